@@ -1,0 +1,89 @@
+"""A weight: packed blocks, their format and the logical shape. Only ops look inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sp.arrays import Bytes, Floats, Ints
+from sp.errors import ConfigError
+from sp.quant.base import BlockFormat
+from sp.quant.f32 import F32
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor as it lies in the file.
+
+    Attributes
+    ----------
+    name : str
+        The tensor's name in the file.
+    format : BlockFormat
+        How a row is packed.
+    shape : tuple of int
+        Logical shape, fastest axis last: ``(out, in)`` for a matrix.
+    data : uint8 array of shape ``shape[:-1] + (row_bytes,)``
+        The packed rows; usually a view of a memory-mapped file.
+
+    Raises
+    ------
+    ConfigError
+        When `data` has not the shape that `shape` and `format` ask for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import Q8_0, Weight
+    >>> w = Weight.from_floats("w", np.ones((4, 64), np.float32), Q8_0)
+    >>> w.data.shape, w.dense().shape, w.rows(np.array([3, 0])).shape
+    ((4, 68), (4, 64), (2, 64))
+    """
+
+    name: str
+    format: BlockFormat
+    shape: tuple[int, ...]
+    data: Bytes = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.shape:
+            raise ConfigError(f"{self.name}: a weight needs at least one axis")
+        expected = (*self.shape[:-1], self.format.row_bytes(self.shape[-1]))
+        if self.data.dtype != np.uint8 or self.data.shape != expected:
+            raise ConfigError(
+                f"{self.name}: {self.format.name} {self.shape} needs uint8 data of shape {expected}; "
+                f"got {self.data.dtype} of shape {self.data.shape}"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Packed size."""
+        return self.format.nbytes(self.shape)
+
+    def dense(self) -> Floats:
+        """All values as float32 of shape `shape`; a view of the bytes when the format is F32."""
+        return self.format.decode(self.data)
+
+    def rows(self, index: Ints) -> Floats:
+        """Values of the rows `index` names (any shape) along the first axis, e.g. of an embedding table.
+
+        Returns float32 of shape ``index.shape + shape[1:]``. ConfigError for a row that does not exist.
+        """
+        index = np.asarray(index)
+        if len(self.shape) < 2:
+            raise ConfigError(f"{self.name}: a weight of one axis has no rows to pick")
+        if index.size and (index.min() < 0 or index.max() >= self.shape[0]):
+            raise ConfigError(f"{self.name}: row {index.min()}..{index.max()} asked of {self.shape[0]} rows")
+        return self.format.decode(self.data[index])
+
+    def decoded(self) -> Weight:
+        """The same weight in F32, for models small enough to decode once."""
+        if self.format is F32:
+            return self
+        return Weight(self.name, F32, self.shape, self.dense().view(np.uint8))
+
+    @classmethod
+    def from_floats(cls, name: str, values: Floats, fmt: BlockFormat) -> Weight:
+        """Pack float32 `values` of at least one axis into `fmt`."""
+        return cls(name, fmt, tuple(int(size) for size in np.shape(values)), fmt.encode(values))
