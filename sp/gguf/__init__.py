@@ -1,0 +1,10 @@
+"""GGUF files: a bounded reader, a streaming writer, and what a file says about text (tokenizer, template)."""
+
+from __future__ import annotations
+
+from sp.gguf.header import TensorInfo
+from sp.gguf.keys import Value
+from sp.gguf.reader import GGUFFile
+from sp.gguf.writer import GGUFWriter
+
+__all__ = ["GGUFFile", "GGUFWriter", "TensorInfo", "Value"]

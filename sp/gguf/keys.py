@@ -1,0 +1,84 @@
+"""The GGUF value types, tensor types and the limits a reader holds every file to.
+
+Source: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Names and sizes of
+tensor types come from the `gguf` package, so that tensors `sp` cannot decode are still listed by name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+
+Array = npt.NDArray[Any]
+Value = bool | int | float | str | list[str] | list[int] | list[float] | list[bool] | Array
+"""What a metadata key may hold. A reader gives scalars, NumPy arrays and lists of str."""
+
+
+class ValueType(IntEnum):
+    """Type ids of metadata values."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+DTYPES: Mapping[int, np.dtype[Any]] = {
+    ValueType.UINT8: np.dtype("<u1"),
+    ValueType.INT8: np.dtype("<i1"),
+    ValueType.UINT16: np.dtype("<u2"),
+    ValueType.INT16: np.dtype("<i2"),
+    ValueType.UINT32: np.dtype("<u4"),
+    ValueType.INT32: np.dtype("<i4"),
+    ValueType.FLOAT32: np.dtype("<f4"),
+    ValueType.BOOL: np.dtype("?"),
+    ValueType.UINT64: np.dtype("<u8"),
+    ValueType.INT64: np.dtype("<i8"),
+    ValueType.FLOAT64: np.dtype("<f8"),
+}
+"""NumPy type of every fixed-size value type."""
+
+STRUCTS: Mapping[int, struct.Struct] = {
+    kind: struct.Struct("<" + code)
+    for kind, code in zip((ValueType(i) for i in (0, 1, 2, 3, 4, 5, 6, 10, 11, 12)), "BbHhIifQqd", strict=True)
+}
+"""How a scalar of every number type is packed."""
+
+TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
+    int(kind): (kind.name, block_size, block_bytes) for kind, (block_size, block_bytes) in GGML_QUANT_SIZES.items()
+}
+"""ggml type id -> (name, values in a block, bytes in a block)."""
+
+# Limits. The largest real vocabulary known (262K tokens, 515K merges) needs a header of some 16 MiB.
+MAX_HEADER = 64 << 20  # bytes from the magic to the last tensor info
+MAX_STRING = 1 << 20  # bytes of one string value
+MAX_KEY = (1 << 16) - 1  # bytes; the specification's own limit
+MAX_TENSOR_NAME = 63  # bytes; ggml keeps 64 with the terminating zero
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_STRINGS = 1 << 21  # strings in all arrays of one file
+MAX_ARRAY = 1 << 22  # elements of one array of numbers
+MAX_ALIGNMENT = 1 << 20
+MAX_DIMS = 4
+MAX_DIM = (1 << 31) - 1
+MAX_ELEMENTS = 1 << 40  # of one tensor
+MAX_SHARDS = 1000

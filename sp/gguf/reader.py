@@ -1,0 +1,222 @@
+"""Open a GGUF model, whole or in shards: metadata, a table of tensors, and weights as views of the mapped file."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+import numpy as np
+
+from sp.errors import GGUFError
+from sp.gguf.header import Header, TensorInfo, parse_header
+from sp.gguf.keys import MAX_SHARDS, MAX_TENSORS, Value
+from sp.quant import FORMATS, Weight
+
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file of the model."""
+
+    path: Path
+    header: Header
+    map: mmap.mmap
+
+
+class GGUFFile:
+    """A model file opened for reading; a context manager.
+
+    Do not change or shorten the file while it is open: weights are views of the mapped file, and reading a
+    page that is gone ends the process (SIGBUS). The header is read with `pread` and is safe from that.
+
+    Attributes
+    ----------
+    path : Path
+        The file that was opened; of a sharded model, its first shard.
+    paths : tuple of Path
+        Every file of the model.
+    version : int
+        2 or 3.
+    metadata : mapping of str to value
+        Scalars as int, float, bool or str; arrays of numbers as NumPy arrays, of strings as lists of str,
+        decoded when first asked for.
+    tensors : mapping of str to TensorInfo
+        In file order.
+    nbytes : int
+        Size of the file or files.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np
+    >>> from sp.gguf.writer import GGUFWriter
+    >>> from sp.quant import F32
+    >>> path = Path(tempfile.mkdtemp()) / "tiny.gguf"
+    >>> writer = GGUFWriter(path, {"general.architecture": "qwen3"})
+    >>> writer.add("w", (2, 3), F32, F32.encode(np.ones((2, 3), np.float32)))
+    >>> _ = writer.write()
+    >>> with GGUFFile.open(path) as file:
+    ...     file.architecture, file.tensors["w"].shape, float(file.weight("w").dense().sum())
+    ('qwen3', (2, 3), 6.0)
+    """
+
+    def __init__(self, parts: tuple[_Part, ...]) -> None:
+        first = parts[0]
+        self.path = first.path
+        self.paths = tuple(part.path for part in parts)
+        self.version = first.header.version
+        self.metadata: Mapping[str, Value] = first.header.metadata
+        self.nbytes = sum(part.header.size for part in parts)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_all_tensors(parts))
+        self._parts = parts
+
+    @classmethod
+    def open(cls, path: str | Path) -> GGUFFile:
+        """Open `path`; for one shard of a model (`...-00001-of-00003.gguf`) all shards beside it.
+
+        Raises
+        ------
+        GGUFError
+            When the file cannot be read, is damaged or hostile, or a shard is missing.
+        """
+        parts: list[_Part] = []
+        try:
+            for index, shard in enumerate(_shard_paths(Path(path))):
+                parts.append(_open_part(shard, index))
+                if index == 0 and _split(parts[0], "split.count") <= 1:
+                    break  # only named like a shard
+            _check_split(parts)
+            return cls(tuple(parts))
+        except BaseException:
+            for part in parts:
+                part.map.close()
+            raise
+
+    @property
+    def architecture(self) -> str:
+        """The architecture's name, e.g. ``"qwen3"``; GGUFError when the file does not say."""
+        name = self.metadata.get("general.architecture")
+        if not isinstance(name, str) or not name:
+            raise GGUFError(f"{self.path}: key 'general.architecture' is missing; this is no model file")
+        return name
+
+    def weight(self, name: str) -> Weight:
+        """The tensor `name`, packed, as a read-only view of the mapped file.
+
+        Raises
+        ------
+        GGUFError
+            When there is no such tensor or `sp` has no decoder for its type.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            near = get_close_matches(name, self.tensors, n=2)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see `sp inspect` for its tensors"
+            raise GGUFError(f"{self.path}: no tensor {name!r}; {hint}")
+        fmt = FORMATS.get(info.ggml_type)
+        if fmt is None:
+            known = ", ".join(sorted(fmt.name for fmt in FORMATS.values()))
+            raise GGUFError(
+                f"{self.path}: unsupported type {info.type_name} in tensor {name}: "
+                f"use a file whose tensors are all among {known}"
+            )
+        part = self._parts[info.shard]
+        if part.map.closed:
+            raise GGUFError(f"{part.path}: tensor {name} asked of a file that is closed; open it again")
+        data = np.frombuffer(part.map, np.uint8, info.nbytes, info.offset)
+        return Weight(name, fmt, info.shape, data.reshape(*info.shape[:-1], fmt.row_bytes(info.shape[-1])))
+
+    def close(self) -> None:
+        """Unmap the file; weights that are still in use keep their bytes mapped until they go."""
+        for part in self._parts:
+            with suppress(BufferError):
+                part.map.close()
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open_part(path: Path, shard: int) -> _Part:
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for its writer
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    except FileNotFoundError:
+        raise GGUFError(f"{path}: no such file; check the path") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise GGUFError(f"{path}: cannot be opened ({reason}); give a readable .gguf file") from None
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise GGUFError(f"{path}: is a directory; give the .gguf file inside it")
+        if not stat.S_ISREG(status.st_mode):
+            raise GGUFError(f"{path}: is not a regular file; give a .gguf file")
+        header = parse_header(fd, status.st_size, str(path), shard)
+        return _Part(path, header, mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise GGUFError(f"{path}: cannot be read ({error}); check the disk and the file") from None
+    finally:
+        os.close(fd)
+
+
+def _shard_paths(path: Path) -> list[Path]:
+    """All shard names of the model `path` belongs to, in its own folder; just `path` for a whole file."""
+    match = _SHARD_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    if not 1 <= count <= MAX_SHARDS or not 1 <= int(match["number"]) <= count:
+        raise GGUFError(f"{path}: shard number or count out of range; at most {MAX_SHARDS} shards are read")
+    return [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+
+
+def _split(part: _Part, key: str) -> int:
+    value = part.header.metadata.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise GGUFError(f"{part.path}: key {key!r} is not an integer; make the shards again")
+    return value
+
+
+def _check_split(parts: list[_Part]) -> None:
+    """Each shard must agree with its name on which one it is of how many."""
+    claimed = _split(parts[0], "split.count")
+    if claimed <= 1 and len(parts) == 1:
+        return
+    if claimed != len(parts):
+        raise GGUFError(
+            f"{parts[0].path}: is one of {claimed} shards but its name says {len(parts)}; "
+            "name shards ...-00001-of-000NN.gguf and keep them in one folder"
+        )
+    for index, part in enumerate(parts):
+        if _split(part, "split.no") != index or _split(part, "split.count") != claimed:
+            raise GGUFError(f"{part.path}: says it is another shard than its name; put the right files together")
+    total = sum(len(part.header.tensors) for part in parts)
+    if "split.tensors.count" in parts[0].header.metadata:
+        expected = _split(parts[0], "split.tensors.count")
+        if total != expected:
+            raise GGUFError(f"{parts[0].path}: shards hold {total} tensors, not {expected}; get them all again")
+
+
+def _all_tensors(parts: tuple[_Part, ...]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for part in parts:
+        for info in part.header.tensors:
+            if info.name in tensors:
+                raise GGUFError(f"{part.path}: tensor {info.name!r} is in two shards; put the right files together")
+            tensors[info.name] = info
+    if len(tensors) > MAX_TENSORS:
+        raise GGUFError(f"{parts[0].path}: holds {len(tensors)} tensors, more than {MAX_TENSORS}")
+    return tensors
