@@ -11,12 +11,29 @@ from sp.quant.base import BlockFormat
 from sp.quant.bf16 import BF16
 from sp.quant.f16 import F16
 from sp.quant.f32 import F32
+from sp.quant.q4_0 import Q4_0
+from sp.quant.q4_k import Q4_K
+from sp.quant.q5_k import Q5_K
+from sp.quant.q6_k import Q6_K
 from sp.quant.q8_0 import Q8_0
 from sp.quant.weight import Weight
 
-__all__ = ["BF16", "F16", "F32", "FORMATS", "Q8_0", "BlockFormat", "Weight", "format_by_name"]
+__all__ = [
+    "BF16",
+    "F16",
+    "F32",
+    "FORMATS",
+    "Q4_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q8_0",
+    "BlockFormat",
+    "Weight",
+    "format_by_name",
+]
 
-FORMATS: dict[int, BlockFormat] = {fmt.ggml_type: fmt for fmt in (F32, F16, BF16, Q8_0)}
+FORMATS: dict[int, BlockFormat] = {fmt.ggml_type: fmt for fmt in (F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K)}
 """Every supported format by its ggml type id."""
 
 

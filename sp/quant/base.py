@@ -75,9 +75,7 @@ class BlockFormat:
         """
         n = int(n)  # a NumPy int32 would wrap
         if n < 0 or n % self.block_size:
-            raise ConfigError(
-                f"{self.name}: a row of {n} values is not a multiple of the block of {self.block_size}"
-            )
+            raise ConfigError(f"{self.name}: a row of {n} values is not a multiple of the block of {self.block_size}")
         return n // self.block_size * self.block_bytes
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
@@ -98,9 +96,7 @@ def checked_bytes(name: str, block_bytes: int, data: Bytes) -> Bytes:
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim == 0:
         raise ConfigError(f"{name}: packed data must be a uint8 array with at least one axis")
     if data.shape[-1] % block_bytes:
-        raise ConfigError(
-            f"{name}: a row of {data.shape[-1]} bytes is not a multiple of the block of {block_bytes}"
-        )
+        raise ConfigError(f"{name}: a row of {data.shape[-1]} bytes is not a multiple of the block of {block_bytes}")
     return np.ascontiguousarray(data)
 
 
@@ -109,34 +105,32 @@ def checked_values(name: str, block_size: int, values: npt.ArrayLike) -> Floats:
     array = np.ascontiguousarray(values, dtype=np.float32)
     if np.ndim(values) == 0 or array.shape[-1] % block_size:
         shape = np.shape(values)
-        raise ConfigError(
-            f"{name}: shape {shape} has no last axis that is a multiple of the block of {block_size}"
-        )
+        raise ConfigError(f"{name}: shape {shape} has no last axis that is a multiple of the block of {block_size}")
     return array
 
 
 def require_finite(name: str, values: Floats) -> None:
     """ConfigError on NaN or Inf: a packed block has no code for them, and one would spoil its whole scale."""
     if not np.isfinite(values).all():
-        raise ConfigError(
-            f"{name}: values hold NaN or Inf, which this format cannot store; mend the weights first"
-        )
+        raise ConfigError(f"{name}: values hold NaN or Inf, which this format cannot store; mend the weights first")
 
 
 def fp16_scales(name: str, scales: Floats) -> npt.NDArray[np.float16]:
     """Round block scales to the fp16 they are stored in; ConfigError when one would become Inf."""
-    if (
-        scales.size and float(np.abs(scales).max()) >= FP16_MAX + 16
-    ):  # midway to the next binade rounds to Inf
-        raise ConfigError(
-            f"{name}: values are too large: a block scale exceeds {FP16_MAX:.0f}, the largest fp16"
-        )
+    # 65520, midway to the next binade, rounds to Inf; written so that NaN fails too
+    if scales.size and not float(np.abs(scales).max()) < FP16_MAX + 16:
+        raise ConfigError(f"{name}: values are too large: a block scale exceeds {FP16_MAX:.0f}, the largest fp16")
     return scales.astype("<f2")
 
 
-def slab_decoder(
-    name: str, block_size: int, block_bytes: int, kernel: BlockDecoder
-) -> Callable[[Bytes], Floats]:
+def inverse_or_zero(scales: Floats) -> Floats:
+    """``1 / scales``, and 0 where that would overflow; a scale this small is stored as the fp16 zero anyway."""
+    inverse = np.zeros_like(scales)
+    np.divide(np.float32(1), scales, out=inverse, where=np.abs(scales) >= np.finfo(np.float32).tiny)
+    return inverse
+
+
+def slab_decoder(name: str, block_size: int, block_bytes: int, kernel: BlockDecoder) -> Callable[[Bytes], Floats]:
     """Wrap `kernel` into a `BlockFormat.decode` over the last axis."""
     step = SLAB // block_size
 
@@ -153,9 +147,7 @@ def slab_decoder(
     return decode
 
 
-def slab_encoder(
-    name: str, block_size: int, block_bytes: int, kernel: BlockEncoder
-) -> Callable[[Floats], Bytes]:
+def slab_encoder(name: str, block_size: int, block_bytes: int, kernel: BlockEncoder) -> Callable[[Floats], Bytes]:
     """Wrap `kernel` into a `BlockFormat.encode` over the last axis."""
     step = SLAB // block_size
 

@@ -9,21 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Bytes, Floats
-from sp.quant.base import BlockFormat, fp16_scales, slab_decoder, slab_encoder
-
-_TINY = np.float32(2.0**-126)  # 1 / d must stay finite; a d this small is stored as the fp16 zero anyway
+from sp.quant.base import BlockFormat, fp16_scales, inverse_or_zero, slab_decoder, slab_encoder
 
 
 def _encode_blocks(values: Floats, out: Bytes) -> None:
     d = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
     out[:, :2] = fp16_scales("Q8_0", d).view(np.uint8)
-    inverse = np.zeros_like(d)
-    np.divide(np.float32(1), d, out=inverse, where=d >= _TINY)
-    scaled = values * inverse
+    scaled = values * inverse_or_zero(d)
     whole = np.trunc(scaled)
-    scaled -= (
-        whole  # exact, so the comparison with a half is too; adding a half first would misround 0.49999997
-    )
+    scaled -= whole  # exact, so the comparison with a half is too; adding a half first would misround 0.49999997
     whole += scaled >= np.float32(0.5)
     whole -= scaled <= np.float32(-0.5)
     out[:, 2:].view(np.int8)[...] = whole
