@@ -1,3 +1,84 @@
-"""Speculative prefill: which tokens of a long prompt must a heavy model really read?"""
+"""Speculative prefill: which tokens of a long prompt must a heavy model really read?
+
+Importing this package touches no device and loads no model code; the public names below are imported when
+they are first used.
+
+Examples
+--------
+>>> import sp
+>>> pipeline = sp.load()  # the embedded pair
+>>> prompt = sp.Prompt.from_document(
+...     "The grass is green. The special magic number for quiet-lantern is 8301947. The sky is blue.",
+...     "What is the special magic number for quiet-lantern?",
+...     pipeline.target.template,
+... )
+>>> pipeline.run(prompt, sp.RunOptions()).decision.activated
+False
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sp.pipeline import Pipeline, RunOptions
+    from sp.prompt import Prompt
+    from sp.scoring import Importance, Scorer, register_scorer
+    from sp.selection import Selection, Selector, register_selector
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Importance",
+    "Pipeline",
+    "Prompt",
+    "RunOptions",
+    "Scorer",
+    "Selection",
+    "Selector",
+    "__version__",
+    "load",
+    "register_scorer",
+    "register_selector",
+]
+
+HOMES = {
+    "Pipeline": "sp.pipeline",
+    "RunOptions": "sp.pipeline",
+    "Prompt": "sp.prompt",
+    "Importance": "sp.scoring",
+    "Scorer": "sp.scoring",
+    "register_scorer": "sp.scoring",
+    "Selection": "sp.selection",
+    "Selector": "sp.selection",
+    "register_selector": "sp.selection",
+}
+
+
+def load(target: str | Path | None = None, drafter: str | Path | None = None) -> Pipeline:
+    """Open a target and a drafter; the embedded pair where a path is left out.
+
+    Parameters
+    ----------
+    target, drafter : path, optional
+        GGUF files.
+
+    Raises
+    ------
+    SpError
+        A file is missing, damaged, or no model `sp` can run.
+    """
+    from sp import pipeline
+
+    return pipeline.Pipeline(
+        pipeline.load(target or pipeline.embedded("target")),
+        pipeline.load(drafter or pipeline.embedded("drafter")),
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
+    raise AttributeError(f"module 'sp' has no attribute {name!r}")

@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
-    {"errors", "config", "arrays", "trace"},
+    {"errors", "arrays"},
+    {"config", "trace"},
     {"quant"},
     {"gguf"},
     {"kernels"},

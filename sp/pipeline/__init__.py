@@ -1,0 +1,19 @@
+"""From a prompt to an answer: options, stages, the decision whether to compress, and the run itself."""
+
+from sp.pipeline.load import Loaded, embedded, load
+from sp.pipeline.options import RunOptions
+from sp.pipeline.plan import Decision, break_even, decide
+from sp.pipeline.run import Answer, Pipeline, RunResult
+
+__all__ = [
+    "Answer",
+    "Decision",
+    "Loaded",
+    "Pipeline",
+    "RunOptions",
+    "RunResult",
+    "break_even",
+    "decide",
+    "embedded",
+    "load",
+]

@@ -1,0 +1,235 @@
+"""The command line: parse, call, print. Errors are one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from sp import __version__
+from sp.config import check_type
+from sp.errors import ConfigError, PromptError, SpError
+
+app = typer.Typer(
+    name="sp",
+    help="Speculative prefill: a small drafter decides which tokens of a long prompt a heavy model reads.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Any]:
+    """A bar on stderr while a stage runs; nothing where stderr is no terminal."""
+    columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One indented JSON object on stdout."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file, or PromptError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}; check the path given to --prompt-file") from None
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
+
+
+def overrides(settings: list[str], group: str) -> dict[str, object]:
+    """Options of `group` among `group.name=value` settings; values are read as YAML."""
+    options = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        owner, dot, name = key.partition(".")
+        if not (equals and dot and name) or owner not in ("scorer", "selector"):
+            raise ConfigError(f"--set takes scorer.NAME=VALUE or selector.NAME=VALUE, not {setting!r}")
+        if owner == group:
+            options[name] = yaml.safe_load(value)
+    return options
+
+
+@app.callback(invoke_without_command=True)
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Options that belong to no command."""
+    if version:
+        print(f"sp {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="Long text to read; the embedded sample if left out.")
+    ] = None,
+    question: Annotated[str | None, typer.Option(help="What to ask about the text.")] = None,
+    needle: Annotated[str | None, typer.Option(help="Piece of the text that holds the answer; report only.")] = None,
+    answer_prefix: Annotated[str, typer.Option(help="Text the answer must begin with.")] = "",
+    target: Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")] = None,
+    keep_ratio: Annotated[float, typer.Option(help="Share of the prompt's tokens the target reads, in (0, 1].")] = 0.05,
+    scorer: Annotated[str, typer.Option(help="What makes a token important: tail, lookahead, ...")] = "lookahead",
+    selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Strategy option, e.g. scorer.queries=16; repeatable.")
+    ] = None,
+    compress: Annotated[str, typer.Option(help="auto (if it is predicted to pay), always or off.")] = "auto",
+    positions: Annotated[str | None, typer.Option(help="Of kept tokens: original (default) or contiguous.")] = None,
+    mapping: Annotated[str, typer.Option(help="Drafter to target: byte_span, or text_rejoin.")] = "byte_span",
+    kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
+    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 64,
+    full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
+    show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
+    seed: Annotated[int, typer.Option(help="For scorers that draw random numbers.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for trace, arrays, picture and highlighted text.")] = Path("sp-run"),
+    as_json: AsJson = False,
+) -> None:
+    """Read a long text speculatively and answer a question about it.
+
+    With no arguments: the embedded pair of small models, the embedded document and its question.
+
+    [bold]Examples[/bold]
+
+      sp run
+
+      sp run --keep-ratio 0.1 --scorer tail --set scorer.queries=16
+
+      sp run --prompt-file book.txt --question "What is the special magic number for quiet-lantern?"
+
+      sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
+    """
+    from sp.pipeline import Pipeline, RunOptions, embedded, load
+    from sp.pipeline.options import Compress, KVType, Mapping, Positions
+    from sp.prompt import Prompt
+    from sp.scoring import SCORERS
+    from sp.selection import SELECTORS
+    from sp.studies import run_report
+    from sp.studies.kept_text import as_text
+    from sp.studies.sample import sample
+
+    where = positions or ("contiguous" if mapping == "text_rejoin" else "original")
+    options = RunOptions(
+        keep_ratio=keep_ratio,
+        scorer=SCORERS.build(scorer, overrides(settings or [], "scorer")),
+        selector=SELECTORS.build(selector, overrides(settings or [], "selector")),
+        compress=check_type(compress, Compress, "--compress"),
+        positions=check_type(where, Positions, "--positions"),
+        mapping=check_type(mapping, Mapping, "--mapping"),
+        kv=check_type(kv, KVType, "--kv"),
+        rotate=rotate,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+    )
+    expected: list[str] | None = None
+    if prompt_file is None:
+        document, example = sample()
+        if question is None:
+            question, needle, expected = example.question, needle or example.needle, list(example.answers)
+    else:
+        document = read_text(prompt_file)
+    if question is None:
+        raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
+    pipeline = Pipeline(load(target or embedded("target")), load(drafter or embedded("drafter")))
+    prompt = Prompt.from_document(
+        document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
+    )
+    result = pipeline.run(prompt, options, full=full, reporter=progress_bar)
+    facts = {"sp": __version__, "question": question, "answer": result.answer.text}
+    files = run_report.write_files(result, pipeline, options, out, facts)
+    report = run_report.summary(result, files, expected)
+    if as_json:
+        print_json(report)
+        return
+    console = Console()
+    console.print(as_text(result, None if show_kept else 1600))
+    console.print()
+    console.print(run_report.stage_table(result))
+    run_report.print_outcome(console, report, result)
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A GGUF file, or the first of its shards.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a GGUF file holds: architecture, tensors by type, bytes, tokenizer, template, warnings.
+
+    [bold]Example[/bold]
+
+      sp inspect Qwen3.6-27B-Q4_K_M.gguf
+    """
+    from sp.gguf.inspect import inspect_file, render
+
+    info = inspect_file(file)
+    if as_json:
+        print_json(info)
+    else:
+        Console().print(render(info))
+
+
+@app.command()
+def synth(
+    shape: Annotated[str, typer.Option(help="Named shape: qwen3.6-27b, qwen3-0.6b, tiny-..., retriever-...")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="GGUF file to write.")],
+    type_: Annotated[str, typer.Option("--type", help="q4_k_m, q8_0, bf16, f16 or f32.")] = "q4_k_m",
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model with random weights in a real shape (for speed), or a constructed retriever (for tests).
+
+    [bold]Examples[/bold]
+
+      sp synth --shape qwen3.6-27b --type q4_k_m -o target.gguf
+
+      sp synth --shape retriever-qwen3 --type f16 -o retriever.gguf
+    """
+    raise NotImplementedError
+
+
+def main() -> None:
+    """Entry point of the `sp` command."""
+    try:
+        status = app(standalone_mode=False)
+    except SpError as error:
+        print(f"sp: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except click.ClickException as error:
+        print(f"sp: error: {error.format_message()}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError:
+        print(
+            "sp: error: out of memory; use a shorter prompt, a lower --keep-ratio or smaller models",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("sp: interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The options of one run, checked once, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sp.errors import ConfigError
+from sp.scoring import SCORERS, Scorer
+from sp.selection import SELECTORS, Selector, check_keep_ratio
+
+Compress = Literal["auto", "always", "off"]
+Positions = Literal["original", "contiguous"]
+Mapping = Literal["byte_span", "text_rejoin"]
+KVType = Literal["f32", "f16", "q4_0"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a prompt is compressed and answered.
+
+    Parameters
+    ----------
+    keep_ratio : float
+        Share of the prompt's tokens the target reads, in (0, 1].
+    scorer, selector : Scorer, Selector
+        Strategies; build them by name with `SCORERS.build` and `SELECTORS.build`.
+    compress : {"auto", "always", "off"}
+        `auto` compresses when the predicted cost is lower than that of the full prefill.
+    positions : {"original", "contiguous"}
+        Where kept tokens stand: where they stood in the prompt, or 0, 1, 2, ...
+    mapping : {"byte_span", "text_rejoin"}
+        `byte_span` keeps the target tokens that share bytes with what the drafter found important;
+        `text_rejoin` joins the kept text and encodes it anew, which implies contiguous positions
+        (cross-family speculative prefill, arXiv 2603.02631).
+    kv : {"f16", "q4_0", "f32"}
+        Format of the target's cached keys and values.
+    rotate : bool
+        Hadamard rotation of cached keys and values, as llama.cpp applies to quantised caches.
+    max_new_tokens : int
+        Longest answer.
+    seed : int
+        For scorers that draw random numbers.
+    """
+
+    keep_ratio: float = 0.05
+    scorer: Scorer = field(default_factory=lambda: SCORERS.build("lookahead"))
+    selector: Selector = field(default_factory=lambda: SELECTORS.build("top_chunks"))
+    compress: Compress = "auto"
+    positions: Positions = "original"
+    mapping: Mapping = "byte_span"
+    kv: KVType = "f16"
+    rotate: bool = False
+    max_new_tokens: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_keep_ratio(self.keep_ratio)
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if self.mapping == "text_rejoin" and self.positions == "original":
+            raise ConfigError("text_rejoin loses the original positions; use it with positions contiguous")

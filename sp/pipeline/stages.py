@@ -1,0 +1,125 @@
+"""The stages of a run as plain functions; each takes what it needs and returns what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sp.arrays import Bools, Floats, Ints
+from sp.decode.greedy import greedy
+from sp.errors import PromptError
+from sp.gguf import Tokenizer
+from sp.models import Cache, prefill
+from sp.pipeline.load import Loaded
+from sp.pipeline.options import Mapping, Positions, RunOptions
+from sp.prompt import TokenisedPrompt, merge_spans, transfer_scores
+from sp.scoring import Importance, ScoreRequest
+from sp.selection import Selection, SelectionRequest
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What the target reads: ids and positions (m,), and the position of the first generated token."""
+
+    ids: Ints
+    positions: Ints
+    next_position: int
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """The target after its prefill: logits (vocab,) of the last token, and the cache to decode from."""
+
+    logits: Floats
+    cache: Cache
+
+
+def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
+    """PromptError if the prompt and the answer do not fit the target's context."""
+    context = loaded.model.config.context
+    if tokens + new_tokens > context:
+        raise PromptError(
+            f"the prompt has {tokens} tokens and the answer up to {new_tokens}, but {loaded.path.name} has a "
+            f"context of {context}; shorten the prompt or lower --max-new-tokens"
+        )
+
+
+def score(drafter: Loaded, prompt: TokenisedPrompt, options: RunOptions, progress: Progress | None) -> Importance:
+    """Importance of each token of the prompt in the drafter's vocabulary."""
+    request = ScoreRequest(
+        model=drafter.model,
+        ids=prompt.ids,
+        positions=np.arange(len(prompt), dtype=np.int64),
+        question=prompt.mask("question"),
+        needle=prompt.mask("needle"),
+        eos_ids=drafter.tokenizer.eos_ids,
+        seed=options.seed,
+        progress=progress,
+    )
+    return options.scorer.score(request)
+
+
+def select(
+    importance: Importance, drafted: TokenisedPrompt, prompt: TokenisedPrompt, options: RunOptions
+) -> tuple[Floats, Selection]:
+    """Scores carried to the target's tokens, and the target tokens to keep."""
+    scores = transfer_scores(importance.scores, drafted.bytes, prompt.bytes)
+    request = SelectionRequest(scores, prompt.mask("protected"), options.keep_ratio)
+    return scores, options.selector.select(request)
+
+
+def compress(
+    prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, positions: Positions, mapping: Mapping
+) -> Compressed:
+    """The kept tokens and where they stand."""
+    if mapping == "text_rejoin":
+        ids = tokenizer.encode(rejoin(prompt, kept)).ids
+        return Compressed(ids, np.arange(len(ids)), len(ids))
+    index = kept.nonzero()[0]
+    if positions == "original":
+        return Compressed(prompt.ids[index], index, len(prompt))
+    return Compressed(prompt.ids[index], np.arange(len(index)), len(index))
+
+
+def rejoin(prompt: TokenisedPrompt, kept: Bools) -> str:
+    """Kept text joined in order, each piece first widened to whitespace so that no word is cut."""
+    raw = prompt.prompt.text.encode()
+    pieces = [widen(raw, int(start), int(end)) for start, end in merge_spans(prompt.bytes[kept])]
+    return b"".join(raw[start:end] for start, end in merge_spans(np.array(pieces, np.int64))).decode()
+
+
+def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:
+    """Move both ends outward to the nearest whitespace, by at most `reach` bytes and never into a character."""
+    spaces = b" \n\t\r"
+    low, high = max(0, start - reach), min(len(raw), end + reach)
+    while start > low and raw[start - 1] not in spaces:
+        start -= 1
+    while end < high and raw[end] not in spaces:
+        end += 1
+    while start > 0 and raw[start] & 0xC0 == 0x80:
+        start -= 1
+    while end < len(raw) and raw[end] & 0xC0 == 0x80:
+        end += 1
+    return start, end
+
+
+def prefill_target(target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None) -> Prefilled:
+    """Run the target over the given tokens."""
+    cache = target.model.new_cache(len(given.ids) + options.max_new_tokens, options.kv, rotate=options.rotate)
+    return Prefilled(prefill(target.model, given.ids, given.positions, cache, progress=progress), cache)
+
+
+def decode(target: Loaded, state: Prefilled, position: int, options: RunOptions) -> list[int]:
+    """Greedy answer, at positions from `position` on."""
+    return greedy(
+        target.model,
+        state.logits,
+        position,
+        state.cache,
+        eos_ids=target.tokenizer.eos_ids,
+        max_new_tokens=options.max_new_tokens,
+    )

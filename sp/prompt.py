@@ -1,0 +1,178 @@
+"""Prompt text with named byte spans, and the mapping of token scores between two tokenizers by bytes.
+
+Spans are byte ranges of the UTF-8 text because bytes are what two vocabularies have in common.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sp.arrays import Bools, Floats, Ints
+from sp.errors import PromptError
+from sp.gguf.template import render_chat
+from sp.gguf.tokenizer import Tokenizer
+
+SpanKind = Literal["protected", "question", "needle"]
+
+DOCUMENT_MARK = "\n\n"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes `[start, end)` of the prompt that mean something to selection or to the report."""
+
+    kind: SpanKind
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Text as the model will see it, and what its parts are.
+
+    Parameters
+    ----------
+    text : str
+        The rendered prompt, chat markup included.
+    spans : tuple of Span
+        `protected` text is always kept (chat markup, question, answer prefix); `question` and `needle`
+        are what scorers and reports ask for.
+    """
+
+    text: str
+    spans: tuple[Span, ...] = ()
+
+    @classmethod
+    def from_document(
+        cls,
+        document: str,
+        question: str,
+        template: str | None,
+        *,
+        needle: str | None = None,
+        answer_prefix: str = "",
+    ) -> Prompt:
+        """Render `document` and `question` as one user turn; everything but the document is protected.
+
+        Parameters
+        ----------
+        document, question : str
+            The long text and what is asked of it; both non-empty.
+        template : str or None
+            A chat template (Jinja); None asks for plain text: document, blank line, question, newline.
+        needle : str, optional
+            The piece of the document that holds the answer, for reports only; scorers never see it.
+        answer_prefix : str
+            Text after the generation prompt with which the answer must begin.
+
+        Raises
+        ------
+        PromptError
+            If the document or the question is empty, the template does not show them verbatim, or the
+            needle is not in the document.
+
+        Examples
+        --------
+        >>> prompt = Prompt.from_document("The cat sat.", "Who sat?", None)
+        >>> prompt.text
+        'The cat sat.\\n\\nWho sat?\\n'
+        """
+        document, question = document.strip(), question.strip()
+        if not document:
+            raise PromptError("the prompt is empty; give a text with --prompt-file")
+        if not question:
+            raise PromptError("the question is missing; give one with --question")
+        user = f"{document}{DOCUMENT_MARK}{question}"
+        text = render_chat(template, [{"role": "user", "content": user}]) if template else f"{user}\n"
+        at = text.find(user)
+        if at < 0:
+            raise PromptError("the chat template changes the user's text, so its parts cannot be located")
+        start = len(text[:at].encode())
+        end = start + len(document.encode())
+        asked = end + len(DOCUMENT_MARK)
+        text += answer_prefix
+        spans = [
+            Span("protected", 0, start),
+            Span("protected", end, len(text.encode())),
+            Span("question", asked, asked + len(question.encode())),
+        ]
+        if needle is not None:
+            found = document.find(needle)
+            if found < 0 or not needle:
+                raise PromptError("the needle is not a part of the prompt text")
+            first = start + len(document[:found].encode())
+            spans.append(Span("needle", first, first + len(needle.encode())))
+        return cls(text, tuple(span for span in spans if span.end > span.start))
+
+    def tokenise(self, tokenizer: Tokenizer) -> TokenisedPrompt:
+        """Encode the text; PromptError if nothing is left."""
+        encoding = tokenizer.encode(self.text)
+        if len(encoding.ids) == 0:
+            raise PromptError("the prompt is empty; give a text with --prompt-file")
+        return TokenisedPrompt(self, encoding.ids, encoding.spans)
+
+
+@dataclass(frozen=True)
+class TokenisedPrompt:
+    """A prompt in one vocabulary: ids (n,) and the byte range (n, 2) each token covers."""
+
+    prompt: Prompt
+    ids: Ints
+    bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def mask(self, kind: SpanKind) -> Bools:
+        """Tokens that share at least one byte with a span of `kind`, shape (n,)."""
+        starts, ends = self.bytes[:, 0], self.bytes[:, 1]
+        hit = np.zeros(len(self.ids), bool)
+        for span in self.prompt.spans:
+            if span.kind == kind:
+                hit |= (starts < span.end) & (ends > span.start)
+        return hit
+
+
+def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
+    """Carry token scores from one tokenisation of a text to another.
+
+    A target token takes the highest score among the source tokens it shares a byte with, so an important
+    source token marks every target token that covers a part of it.
+
+    Parameters
+    ----------
+    scores : array (n,)
+        Score of each source token.
+    source : array (n, 2)
+        Byte ranges of the source tokens; they tile the text.
+    target : array (m, 2)
+        Byte ranges of the target tokens of the same text.
+
+    Returns
+    -------
+    array (m,)
+
+    Examples
+    --------
+    >>> source = np.array([[0, 2], [2, 4]])
+    >>> transfer_scores(np.array([1, 5], np.float32), source, np.array([[0, 1], [1, 3], [3, 4]])).tolist()
+    [1.0, 5.0, 5.0]
+    """
+    first = np.searchsorted(source[:, 1], target[:, 0], side="right")
+    last = np.searchsorted(source[:, 0], target[:, 1], side="left")
+    # reduceat takes the maximum over [first, last); a sentinel keeps an end index of n legal.
+    padded = np.append(scores, -np.inf).astype(np.float32)
+    bounds = np.stack([first, np.maximum(last, first + 1)], axis=1).ravel()
+    return np.asarray(np.maximum.reduceat(padded, np.minimum(bounds, len(scores)))[::2], np.float32)
+
+
+def merge_spans(spans: Ints) -> Ints:
+    """Join byte ranges (n, 2), sorted by start, that touch or overlap; shape (m, 2)."""
+    if len(spans) == 0:
+        return spans.reshape(0, 2)
+    breaks = np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1
+    groups = np.split(spans, breaks)
+    return np.array([[group[0, 0], group[:, 1].max()] for group in groups], np.int64)

@@ -1,0 +1,86 @@
+"""What a selector is: a frozen dataclass with one pure method from importances to the tokens to keep."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import ceil
+
+from sp.arrays import Bools, Floats, Ints
+from sp.config import Registry
+from sp.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SelectionRequest:
+    """Importances of a prompt's tokens and what must be kept whatever they say.
+
+    Parameters
+    ----------
+    scores : array (n,)
+    protected : boolean array (n,)
+        Tokens that are always kept, counted inside the budget.
+    keep_ratio : float
+        Share of the prompt's tokens to keep, in (0, 1].
+    """
+
+    scores: Floats
+    protected: Bools
+    keep_ratio: float
+
+    def __post_init__(self) -> None:
+        check_keep_ratio(self.keep_ratio)
+
+    @property
+    def budget(self) -> int:
+        """Tokens that may be kept in all: ceil(keep_ratio * n)."""
+        return ceil(round(self.keep_ratio * len(self.scores), 6))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The tokens kept, and why.
+
+    Parameters
+    ----------
+    kept : boolean array (n,)
+    forced : boolean array (n,)
+        The part of `kept` that constraints asked for, whatever the scores.
+    chunk_scores : array (chunks,)
+        Score of each chunk the rule compared.
+    chunk_size : int
+        Tokens in a chunk.
+    """
+
+    kept: Bools
+    forced: Bools
+    chunk_scores: Floats
+    chunk_size: int
+
+    @property
+    def indices(self) -> Ints:
+        """Kept positions, ascending."""
+        return self.kept.nonzero()[0]
+
+    @property
+    def keep_ratio(self) -> float:
+        """Share of tokens really kept."""
+        return float(self.kept.mean())
+
+
+class Selector(ABC):
+    """Base of all selectors; subclasses are frozen dataclasses, registered under a name."""
+
+    @abstractmethod
+    def select(self, request: SelectionRequest) -> Selection:
+        """Tokens to keep; sorted, unique, within the budget, protected ones among them."""
+
+
+SELECTORS: Registry[Selector] = Registry("selector")
+register_selector = SELECTORS.register
+
+
+def check_keep_ratio(keep_ratio: float) -> None:
+    """ConfigError unless 0 < keep_ratio <= 1."""
+    if not 0 < keep_ratio <= 1:
+        raise ConfigError(f"keep_ratio must be above 0 and at most 1, not {keep_ratio:g}")

@@ -1,0 +1,56 @@
+"""What is kept whatever the scores say: protected text first, then the two ends of the prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sp.arrays import Bools
+from sp.errors import PromptError
+
+
+def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
+    """Tokens that must be kept: all protected ones, and sink and tail as far as the budget is not theirs alone.
+
+    Attention sinks sit on the first tokens (StreamingLLM, arXiv 2309.17453) and losing the end of the prompt
+    breaks the answer, so both are kept. They may take at most half of what protected text leaves, or the
+    scores would never be asked at small keep ratios.
+
+    Parameters
+    ----------
+    protected : boolean array (n,)
+    budget : int
+        Tokens that may be kept in all.
+    sink, tail : int
+        Tokens wanted from the start and from the end of the prompt.
+
+    Returns
+    -------
+    boolean array (n,)
+
+    Raises
+    ------
+    PromptError
+        If the protected tokens alone exceed the budget.
+
+    Examples
+    --------
+    >>> forced_tokens(np.zeros(10, bool), budget=4, sink=8, tail=1).nonzero()[0].tolist()
+    [0, 9]
+    """
+    n, needed = len(protected), int(protected.sum())
+    if needed > budget:
+        raise PromptError(
+            f"the protected text (question and chat markup) is {needed} of {n} tokens, but the keep ratio "
+            f"allows {budget}; raise --keep-ratio to at least {np.ceil(1000 * needed / n) / 1000:g}"
+        )
+    forced = protected.copy()
+    free = (budget - needed) // 2
+    ends = np.zeros(n, bool)
+    ends[n - min(tail, n) :] = True
+    ends[: min(sink, n)] = True
+    wanted = ends & ~forced
+    if wanted.sum() > free:
+        scale = free / float(wanted.sum())
+        wanted[int(sink * scale) : n - int(tail * scale)] = False
+        wanted[np.flatnonzero(wanted)[free:]] = False
+    return forced | wanted

@@ -1,0 +1,153 @@
+"""One run as a table, as a JSON object and as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sp.pipeline import Answer, Pipeline, RunOptions, RunResult
+from sp.trace import Trace, write_atomic
+
+
+def stage_rows(answer: Answer) -> list[dict[str, Any]]:
+    """Stages of one pass with their share of its total."""
+    total = answer.trace.seconds or 1.0
+    return [{**stage.as_dict(), "share": stage.seconds / total} for stage in answer.trace.stages]
+
+
+def summary(result: RunResult, files: dict[str, Path], expected: list[str] | None = None) -> dict[str, Any]:
+    """The JSON object of `sp run --json`.
+
+    `keep_ratio` is the realised share of the prompt's tokens; `full_ttft_s` and `full_answer` are None when
+    the full prefill was not run; `correct` is None without a known answer.
+    """
+    full = result.full
+    return {
+        "answer": result.answer.text,
+        "full_answer": full.text if full else None,
+        "correct": None if expected is None else all(value in result.answer.text for value in expected),
+        "activated": result.decision.activated,
+        "reason": result.decision.reason,
+        "break_even_tokens": result.decision.break_even_tokens,
+        "prompt_tokens": len(result.prompt),
+        "kept_tokens": result.kept_tokens,
+        "keep_ratio": result.kept_tokens / len(result.prompt),
+        "needle_recall": result.needle_recall,
+        "ttft_s": result.answer.ttft_s,
+        "full_ttft_s": full.ttft_s if full else None,
+        "speedup": full.ttft_s / result.answer.ttft_s if full else None,
+        "predicted_speedup": result.decision.predicted_speedup,
+        "stages": stage_rows(result.answer),
+        "full_stages": stage_rows(full) if full else None,
+        "peak_bytes": result.peak_bytes,
+        "files": {name: str(path) for name, path in files.items()},
+    }
+
+
+def stage_table(result: RunResult) -> Table:
+    """Stages of the compressed pass and of the full one, with seconds, tokens and share."""
+    table = Table(title="Time to first token and decode, by stage", title_justify="left")
+    for name, justify in (("pass", "left"), ("stage", "left"), ("seconds", "right"), ("tokens", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("share", justify="right")
+    passes = [("compressed" if result.selection is not None else "full", result.answer)]
+    if result.full is not None and result.full is not result.answer:
+        passes.append(("full", result.full))
+    for label, answer in passes:
+        for row in stage_rows(answer):
+            table.add_row(
+                label,
+                row["name"],
+                f"{row['seconds']:.3f}",
+                f"{row['tokens']:,}",
+                f"{100 * row['share']:.1f} %",
+            )
+        table.add_row(label, "[b]first token after[/b]", f"[b]{answer.ttft_s:.3f}[/b]", "", "", end_section=True)
+    return table
+
+
+def why(result: RunResult) -> str:
+    """The why-not report in one line."""
+    decision = result.decision
+    state = "Compression was active" if decision.activated else "Compression was not active"
+    pays = (
+        f"it pays above about {decision.break_even_tokens:,} tokens at this keep ratio"
+        if decision.break_even_tokens
+        else "no prompt length is predicted to pay"
+    )
+    return f"{state}: {decision.reason}; {pays}."
+
+
+def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts: dict[str, Any]) -> Trace:
+    """The trace to save: facts, spans and arrays of the run."""
+    trace = Trace(stages=result.answer.trace.stages, facts=dict(facts))
+    trace.facts |= {
+        "target": pipeline.target.describe(),
+        "drafter": pipeline.drafter.describe() if pipeline.drafter else None,
+        "options": {
+            "keep_ratio": options.keep_ratio,
+            "scorer": repr(options.scorer),
+            "selector": repr(options.selector),
+            "compress": options.compress,
+            "positions": options.positions,
+            "mapping": options.mapping,
+            "kv": options.kv,
+            "rotate": options.rotate,
+            "max_new_tokens": options.max_new_tokens,
+            "seed": options.seed,
+        },
+        "spans": [
+            {"kind": span.kind, "start_byte": span.start, "end_byte": span.end} for span in result.prompt.prompt.spans
+        ],
+        "generated_by_drafter": list(result.importance.generated) if result.importance else [],
+    }
+    trace.arrays = {"token_bytes": result.prompt.bytes, "token_ids": result.prompt.ids}
+    if result.selection is not None and result.scores is not None and result.importance is not None:
+        trace.arrays |= {
+            "scores": result.scores,
+            "drafter_scores": result.importance.scores,
+            "chunk_scores": result.selection.chunk_scores,
+            "kept": result.selection.kept,
+            "forced": result.selection.forced,
+        }
+        if result.importance.by_layer is not None:
+            trace.arrays["by_layer"] = result.importance.by_layer
+    return trace
+
+
+def write_files(
+    result: RunResult, pipeline: Pipeline, options: RunOptions, folder: Path, facts: dict[str, Any]
+) -> dict[str, Path]:
+    """Save trace, arrays, the highlighted text and, if compression was active, the picture."""
+    from sp.studies.kept_text import as_html
+    from sp.studies.plots import importance_figure, save_png
+
+    json_path, arrays_path = run_trace(result, pipeline, options, facts).save(folder)
+    files = {"trace": json_path, "arrays": arrays_path}
+    files["kept_text"] = write_atomic(folder / "kept.html", as_html(result).encode())
+    if result.selection is not None:
+        files["plot"] = save_png(importance_figure(result), folder / "importance.png")
+    return files
+
+
+def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -> None:
+    """Answer, speed-up, why-not report and files, a line each."""
+    verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
+    console.print(f"[b]Answer[/b]  {escape(report['answer'])}{verdict}")
+    if result.full is not None and result.full is not result.answer:
+        console.print(f"[b]Full prefill answers[/b]  {escape(result.full.text)}")
+        console.print(
+            f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s against {report['full_ttft_s']:.2f} s: "
+            f"{report['speedup']:.1f}x, reading {report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens "
+            f"({100 * report['keep_ratio']:.1f} %)"
+        )
+    if report["needle_recall"] is not None:
+        console.print(f"[b]Needle kept[/b]  {100 * report['needle_recall']:.0f} % of its tokens")
+    console.print(why(result))
+    console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
+    for name, path in report["files"].items():
+        console.print(f"[b]{name}[/b]  {escape(path)}", soft_wrap=True)

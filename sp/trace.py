@@ -1,0 +1,104 @@
+"""What a run did: seconds and tokens of each stage, arrays worth plotting, and facts; saved as JSON + safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass
+class Stage:
+    """One stage of a run; `tokens` may be filled in while it runs."""
+
+    name: str
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "seconds": self.seconds, "tokens": self.tokens}
+
+
+@dataclass
+class Trace:
+    """Record of one run, filled by the stages as they go.
+
+    Examples
+    --------
+    >>> trace = Trace()
+    >>> with trace.stage("score", tokens=128):
+    ...     pass
+    >>> [stage.name for stage in trace.stages]
+    ['score']
+    """
+
+    stages: list[Stage] = field(default_factory=list)
+    arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str, tokens: int = 0) -> Iterator[Stage]:
+        """Time the body with a monotonic clock and append it as a stage."""
+        stage, start = Stage(name, tokens), time.perf_counter()
+        yield stage
+        stage.seconds = time.perf_counter() - start
+        self.stages.append(stage)
+
+    @property
+    def seconds(self) -> float:
+        """Sum of all stages."""
+        return sum(stage.seconds for stage in self.stages)
+
+    def save(self, folder: Path) -> tuple[Path, Path]:
+        """Write `trace.json` and `trace.safetensors` into `folder`, each complete or not at all."""
+        from safetensors.numpy import save
+
+        facts = {"stages": [stage.as_dict() for stage in self.stages], **self.facts}
+        arrays = {name: np.ascontiguousarray(value) for name, value in self.arrays.items()}
+        return (
+            write_atomic(folder / "trace.json", dump_json(facts)),
+            write_atomic(folder / "trace.safetensors", save(arrays)),
+        )
+
+
+def dump_json(value: Mapping[str, Any]) -> bytes:
+    """JSON bytes with a final newline; NumPy scalars become plain numbers."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, np.generic):
+            return item.item()
+        if isinstance(item, np.ndarray):
+            return item.tolist()
+        if isinstance(item, Path):
+            return str(item)
+        raise TypeError(f"{type(item).__name__} does not go into JSON")
+
+    return (json.dumps(value, indent=1, default=plain, ensure_ascii=False) + "\n").encode()
+
+
+def write_atomic(path: Path, data: bytes) -> Path:
+    """Write a file under a temporary name and rename it, so that a killed run leaves no half file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,102 @@
+"""Invariants of every selection, by random search, and the rules of `top_chunks` by hand."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sp.errors import ConfigError, PromptError
+from sp.selection import SELECTORS, Selection, SelectionRequest
+
+
+def request_for(seed: int, n: int, keep: float, protected_share: float) -> SelectionRequest:
+    rng = np.random.default_rng(seed)
+    protected = rng.random(n) < protected_share
+    return SelectionRequest(rng.random(n).astype(np.float32), protected, keep)
+
+
+CASES = {
+    "seed": st.integers(0, 2**32 - 1),
+    "n": st.integers(1, 700),
+    "keep": st.floats(0.01, 1.0),
+    "share": st.sampled_from([0.0, 0.01, 0.1]),
+    "chunk": st.integers(1, 64),
+    "neighbours": st.integers(0, 3),
+    "ends": st.integers(0, 100),
+}
+
+
+def select(request: SelectionRequest, chunk: int, neighbours: int, ends: int) -> Selection:
+    options: dict[str, object] = {"chunk_size": chunk, "neighbours": neighbours, "sink": ends, "tail": ends}
+    return SELECTORS.build("top_chunks", options).select(request)
+
+
+@settings(max_examples=300, deadline=None)
+@given(**CASES)
+def test_invariants(seed: int, n: int, keep: float, share: float, chunk: int, neighbours: int, ends: int) -> None:
+    request = request_for(seed, n, keep, share)
+    if request.protected.sum() > request.budget:
+        with pytest.raises(PromptError, match="raise --keep-ratio"):
+            select(request, chunk, neighbours, ends)
+        return
+    selection = select(request, chunk, neighbours, ends)
+    assert (np.diff(selection.indices) > 0).all()
+    assert selection.kept.sum() <= request.budget
+    assert selection.kept[request.protected].all()
+    assert selection.kept[selection.forced].all()
+    if keep == 1:
+        assert selection.kept.all()
+    # A whole chunk and its neighbours are all that may be left unspent.
+    assert request.budget - selection.kept.sum() < chunk
+    more = SelectionRequest(request.scores, request.protected, min(1.0, keep * 1.3))
+    wider = select(more, chunk, neighbours, ends)
+    assert wider.kept[selection.kept].all(), "a larger keep ratio dropped what a smaller one kept"
+
+
+def test_keep_one_is_the_identity() -> None:
+    assert select(request_for(0, 1000, 1.0, 0.0), 32, 1, 32).kept.all()
+
+
+def test_best_chunks_are_taken_first_with_their_neighbours() -> None:
+    scores = np.zeros(320, np.float32)
+    scores[5 * 32 : 6 * 32] = 2
+    scores[8 * 32 : 9 * 32] = 1
+    request = SelectionRequest(scores, np.zeros(320, bool), 0.4)  # four chunks
+    assert sorted(set(select(request, 32, 1, 0).indices // 32)) == [4, 5, 6, 8]
+    assert sorted(set(select(request, 32, 0, 0).indices // 32)) == [0, 1, 5, 8]
+
+
+def test_ends_leave_half_of_the_free_budget_to_the_scores() -> None:
+    scores = np.zeros(1000, np.float32)
+    scores[500:532] = 1
+    selection = select(SelectionRequest(scores, np.zeros(1000, bool), 0.08), 32, 0, 512)
+    assert selection.forced.sum() == 40
+    assert selection.kept[512:532].all()
+
+
+def test_the_needed_keep_ratio_is_named() -> None:
+    protected = np.zeros(100, bool)
+    protected[-20:] = True
+    with pytest.raises(PromptError, match="at least 0.2") as caught:
+        select(SelectionRequest(np.zeros(100, np.float32), protected, 0.1), 32, 0, 0)
+    assert "\n" not in str(caught.value)
+    assert select(SelectionRequest(np.zeros(100, np.float32), protected, 0.2), 32, 0, 0).kept[protected].all()
+
+
+@pytest.mark.parametrize("keep", [0.0, -0.1, 1.5, float("nan")])
+def test_keep_ratio_out_of_range_is_refused(keep: float) -> None:
+    with pytest.raises(ConfigError, match="keep_ratio"):
+        request_for(0, 10, keep, 0)
+
+
+@pytest.mark.parametrize("name", list(SELECTORS))
+def test_every_selector_keeps_within_budget_and_is_rebuilt_equal(name: str) -> None:
+    request = request_for(3, 500, 0.2, 0.02)
+    first, second = SELECTORS.build(name).select(request), SELECTORS.build(name).select(request)
+    np.testing.assert_array_equal(first.kept, second.kept)
+    assert first.kept.sum() <= ceil(0.2 * 500)
+    assert first.kept[request.protected].all()
