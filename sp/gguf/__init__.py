@@ -5,6 +5,7 @@ from __future__ import annotations
 from sp.gguf.header import TensorInfo
 from sp.gguf.keys import Value
 from sp.gguf.reader import GGUFFile
+from sp.gguf.tokenizer import Encoding, Tokenizer
 from sp.gguf.writer import GGUFWriter
 
-__all__ = ["GGUFFile", "GGUFWriter", "TensorInfo", "Value"]
+__all__ = ["Encoding", "GGUFFile", "GGUFWriter", "TensorInfo", "Tokenizer", "Value"]
