@@ -45,5 +45,5 @@ def format_by_name(name: str) -> BlockFormat:
     """
     known = {fmt.name: fmt for fmt in FORMATS.values()}
     if name.upper() not in known:
-        raise unknown_name("weight format", name, known)
+        raise unknown_name("weight format", name.upper(), known)
     return known[name.upper()]

@@ -1,0 +1,98 @@
+"""Decoders agree with the `gguf` package to the last bit, whatever the bytes."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from sp.arrays import Bytes, Floats
+from sp.quant import BF16, F16, F32, FORMATS, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+from sp.quant.base import SLAB
+
+SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+PACKED = [Q8_0, Q4_0, Q4_K, Q5_K, Q6_K]
+packed = pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
+
+
+def reference(fmt: BlockFormat, blocks: Bytes) -> Floats:
+    raw = blocks.view({"F32": np.float32, "F16": np.float16}.get(fmt.name, np.uint8))
+    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(fmt.ggml_type)).astype(np.float32)
+
+
+def assert_same_bits(fmt: BlockFormat, blocks: Bytes) -> None:
+    ours, theirs = fmt.decode(blocks), reference(fmt, blocks)
+    assert ours.dtype == np.float32
+    np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def random_blocks(fmt: BlockFormat, n: int, seed: int) -> Bytes:
+    """Random bytes with every fp16 scale made finite by clearing its top exponent bit."""
+    blocks = np.random.default_rng(seed).integers(0, 256, (n, fmt.block_bytes), dtype=np.uint8)
+    for at in SCALES[fmt.name]:
+        blocks[:, at + 1] &= 0xBF
+    return blocks
+
+
+@packed
+def test_random_blocks(fmt: BlockFormat) -> None:
+    blocks = random_blocks(fmt, 6000, 1)
+    for at in set(range(fmt.block_bytes)) - {at + 1 for at in SCALES[fmt.name]}:
+        assert len(np.unique(blocks[:, at])) == 256, "the draw must cover every value of every byte"
+    assert_same_bits(fmt, blocks)
+
+
+@packed
+def test_every_value_of_every_byte(fmt: BlockFormat) -> None:
+    base = random_blocks(fmt, 1, 2)[0]
+    high_bytes = {at + 1 for at in SCALES[fmt.name]}
+    for at in range(fmt.block_bytes):
+        blocks = np.repeat(base[None], 256, axis=0)
+        blocks[:, at] = np.arange(256)
+        if at in high_bytes:
+            blocks = blocks[(np.arange(256) & 0x7C) != 0x7C]  # those would be Inf and NaN
+        assert_same_bits(fmt, blocks)
+
+
+@packed
+@pytest.mark.parametrize("bits", [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x83FF, 0x0400, 0xBC00, 0x7BFF, 0xFBFF])
+def test_edge_scales(fmt: BlockFormat, bits: int) -> None:
+    """Zero, smallest and largest subnormal, smallest normal, negative and largest fp16 scales."""
+    for at in SCALES[fmt.name]:
+        blocks = random_blocks(fmt, 64, 3)
+        blocks[:, at : at + 2] = np.array([bits], "<u2").view(np.uint8)
+        assert_same_bits(fmt, blocks)
+
+
+@pytest.mark.parametrize("fmt", [F16, BF16], ids=lambda fmt: fmt.name)
+def test_every_finite_half(fmt: BlockFormat) -> None:
+    codes = np.arange(1 << 16, dtype="<u2").view(np.uint8)
+    keep = np.isfinite(reference(fmt, codes))
+    assert_same_bits(fmt, codes.reshape(-1, 2)[keep].reshape(-1))
+    assert not np.isfinite(fmt.decode(codes)[~keep]).any()
+
+
+def test_f32_decodes_without_a_copy() -> None:
+    data = np.random.default_rng(4).integers(0, 256, (3, 40), dtype=np.uint8)
+    assert np.shares_memory(F32.decode(data), data)
+    assert F32.decode(data).shape == (3, 10)
+    np.testing.assert_array_equal(F32.decode(data).view(np.uint8), data)
+
+
+@packed
+def test_leading_axes_slabs_and_strides(fmt: BlockFormat) -> None:
+    """Crossing slabs, keeping axes and reading a strided view change nothing."""
+    n = 2 * SLAB // fmt.block_size + 6
+    blocks = random_blocks(fmt, n, 5)
+    one_by_one = np.concatenate([fmt.decode(block) for block in blocks[-8:]])
+    whole = fmt.decode(blocks.reshape(2, n // 2, fmt.block_bytes))
+    assert whole.shape == (2, n // 2, fmt.block_size)
+    np.testing.assert_array_equal(whole.reshape(-1)[-8 * fmt.block_size :], one_by_one)
+    np.testing.assert_array_equal(fmt.decode(blocks[::2]), whole.reshape(n, -1)[::2])
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
+def test_empty(fmt: BlockFormat) -> None:
+    assert fmt.decode(np.empty((0, 2 * fmt.block_bytes), np.uint8)).shape == (0, 2 * fmt.block_size)
+    assert fmt.decode(np.empty((3, 0), np.uint8)).shape == (3, 0)
+    assert fmt.encode(np.empty((0, 2 * fmt.block_size), np.float32)).shape == (0, 2 * fmt.block_bytes)
