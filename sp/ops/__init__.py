@@ -1,0 +1,37 @@
+"""Operations on arrays, one file an op: shapes and formula in the docstring, and the NumPy code that defines it.
+
+Activations are float32 unless a caller asks for more: given float64 an op computes in float64.
+"""
+
+from __future__ import annotations
+
+from sp.ops.activations import sigmoid, silu, softplus, swiglu
+from sp.ops.attention import attention
+from sp.ops.causal_conv1d import causal_conv1d
+from sp.ops.embedding import embedding
+from sp.ops.gated_delta_net import gated_delta_net, gated_delta_net_chunked, gated_delta_net_recurrent
+from sp.ops.hadamard import hadamard
+from sp.ops.kv_pages import kv_append, kv_gather
+from sp.ops.linear import linear
+from sp.ops.norms import l2norm, rms_norm
+from sp.ops.rope import rope
+
+__all__ = [
+    "attention",
+    "causal_conv1d",
+    "embedding",
+    "gated_delta_net",
+    "gated_delta_net_chunked",
+    "gated_delta_net_recurrent",
+    "hadamard",
+    "kv_append",
+    "kv_gather",
+    "l2norm",
+    "linear",
+    "rms_norm",
+    "rope",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "swiglu",
+]

@@ -1,0 +1,124 @@
+"""Block and Attention: the parts both architectures share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sp.arrays import Floats, Ints
+from sp.models.cache import Cache
+from sp.models.config import ModelConfig
+from sp.models.weights import WeightStore, split_rows
+from sp.ops import attention, linear, rms_norm, rope, sigmoid, swiglu
+from sp.quant import Weight
+
+Tap = Callable[[int, Floats, Floats, Ints], None]
+"""Sees every attention layer at work: (layer, q (rows, heads, d), k (n, kv_heads, d), positions (n,)).
+
+q and k are after RoPE and before any cache rotation; q belongs to the last `rows` of the n positions.
+"""
+
+
+class Mixer(Protocol):
+    """The half of a block where tokens meet: attention or a recurrence."""
+
+    def __call__(self, h: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+        """Normed input (n, hidden) -> output (rows, hidden) of the last `rows` tokens; memory takes all n."""
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """A transformer block: ``x += mixer(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``."""
+
+    attn_norm: Floats
+    mixer: Mixer
+    ffn_norm: Floats
+    ffn_gate: Weight
+    ffn_up: Weight
+    ffn_down: Weight
+    eps: float
+
+    @classmethod
+    def take(cls, store: WeightStore, index: int, mixer: Mixer, ffn_norm: str) -> Block:
+        """Build block `index` around its mixer; `ffn_norm` is what the architecture calls that tensor."""
+        hidden, ffn = store.config.hidden, store.config.ffn[index]
+        blk = f"blk.{index}."
+        return cls(
+            attn_norm=store.vector(f"{blk}attn_norm.weight", hidden),
+            mixer=mixer,
+            ffn_norm=store.vector(f"{blk}{ffn_norm}.weight", hidden),
+            ffn_gate=store.matrix(f"{blk}ffn_gate.weight", (ffn, hidden)),
+            ffn_up=store.matrix(f"{blk}ffn_up.weight", (ffn, hidden)),
+            ffn_down=store.matrix(f"{blk}ffn_down.weight", (hidden, ffn)),
+            eps=store.config.eps,
+        )
+
+    def __call__(self, x: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+        """Residual stream (n, hidden) -> (rows, hidden)."""
+        mixed = self.mixer(rms_norm(x, self.attn_norm, self.eps), positions, cache, rows, tap)
+        x = x[len(x) - rows :] + mixed
+        if rows:
+            h = rms_norm(x, self.ffn_norm, self.eps)
+            x += linear(swiglu(linear(h, self.ffn_gate), linear(h, self.ffn_up)), self.ffn_down)
+        return x
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention with per-head norms on q and k, RoPE, and in Qwen3.5 a sigmoid gate on the output."""
+
+    index: int
+    config: ModelConfig
+    q: Weight
+    k: Weight
+    v: Weight
+    out: Weight
+    q_norm: Floats
+    k_norm: Floats
+
+    @classmethod
+    def take(cls, store: WeightStore, index: int) -> Attention:
+        """Build from split q, k, v tensors or from a fused attn_qkv, whose rows are q | k | v."""
+        config = store.config
+        blk, hidden, d = f"blk.{index}.", config.hidden, config.head_dim
+        q_rows = config.heads * d * (2 if config.gated else 1)
+        kv_rows = config.kv_heads * d
+        if f"{blk}attn_qkv.weight" in store:
+            fused = store.matrix(f"{blk}attn_qkv.weight", (q_rows + 2 * kv_rows, hidden))
+            q, k, v = split_rows(fused, [q_rows, kv_rows, kv_rows])
+        else:
+            q = store.matrix(f"{blk}attn_q.weight", (q_rows, hidden))
+            k = store.matrix(f"{blk}attn_k.weight", (kv_rows, hidden))
+            v = store.matrix(f"{blk}attn_v.weight", (kv_rows, hidden))
+        return cls(
+            index=index,
+            config=config,
+            q=q,
+            k=k,
+            v=v,
+            out=store.matrix(f"{blk}attn_output.weight", (hidden, config.heads * d)),
+            q_norm=store.vector(f"{blk}attn_q_norm.weight", d),
+            k_norm=store.vector(f"{blk}attn_k_norm.weight", d),
+        )
+
+    def __call__(self, h: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+        """See `Mixer`."""
+        c, n = self.config, len(h)
+        k = rms_norm(linear(h, self.k).reshape(n, c.kv_heads, c.head_dim), self.k_norm, c.eps)
+        k = rope(k, positions, c.rope_base, c.rope_dim)
+        cache.append(self.index, k, linear(h, self.v).reshape(n, c.kv_heads, c.head_dim))
+        # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
+        wide = linear(h[n - rows :], self.q).reshape(rows, c.heads, self.q.shape[0] // c.heads)
+        q = rms_norm(wide[..., : c.head_dim], self.q_norm, c.eps)
+        q = rope(q, positions[n - rows :], c.rope_base, c.rope_dim)
+        if tap is not None:
+            tap(self.index, q, k, positions)
+        if rows == 0:
+            return h[:0]
+        keys, values = cache.gather(self.index)
+        out = cache.restore_outputs(attention(cache.rotate_queries(q), keys, values))
+        if c.gated:
+            out *= sigmoid(wide[..., c.head_dim :])
+        return linear(out.reshape(rows, -1), self.out)

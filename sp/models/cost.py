@@ -1,0 +1,123 @@
+"""flops: what a prefill costs, counted from the configuration alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sp.errors import ConfigError
+from sp.models.config import ModelConfig
+from sp.ops.gated_delta_net import CHUNK
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations of a prefill, by part; a multiply-add counts as two.
+
+    Attributes
+    ----------
+    weights : float
+        Products with weight matrices of the layers; the head is not counted, a prefill needs one row of it.
+    attention : float
+        q·k and weights·v over causal pairs of tokens.
+    delta : float
+        The chunked Gated DeltaNet core and its convolution.
+    """
+
+    weights: float
+    attention: float
+    delta: float
+
+    @property
+    def total(self) -> float:
+        """Sum of the parts."""
+        return self.weights + self.attention + self.delta
+
+
+def matmul_params(config: ModelConfig, layer: int) -> int:
+    """Weights of a layer that every token is multiplied by.
+
+    Examples
+    --------
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,), ("attention",), 16, 8, 128, 128, 1e6, 1e-6)
+    >>> matmul_params(config, 0)
+    15728640
+    """
+    hidden = config.hidden
+    params = 3 * hidden * config.ffn[layer]
+    delta = config.delta
+    if config.kinds[layer] == "attention":
+        q = config.heads * config.head_dim
+        params += hidden * (q * (2 if config.gated else 1) + 2 * config.kv_heads * config.head_dim + q)
+    else:
+        assert delta is not None, "a delta layer without delta sizes"
+        params += hidden * (delta.conv_dim + 2 * delta.value_dim + 2 * delta.value_heads)
+    return params
+
+
+def prefill_cost(config: ModelConfig, tokens: int) -> Cost:
+    """Cost of reading `tokens` tokens, every layer in full.
+
+    Attention counts ``4 * heads * head_dim`` a causal pair; Gated DeltaNet counts the chunked form at its chunk
+    of 64, with the products between q and k shared by the value heads of a key head.
+
+    Examples
+    --------
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128,
+    ...                      1e6, 1e-6)
+    >>> round(prefill_cost(config, 32768).attention / 1e15, 3)
+    0.123
+    """
+    if tokens < 0:
+        raise ConfigError(f"tokens is {tokens}; a prompt has at least 0")
+    params = sum(matmul_params(config, i) for i in range(config.layers))
+    pairs = tokens * (tokens + 1) / 2
+    attention = 4.0 * config.heads * config.head_dim * pairs * len(config.attention_layers)
+    delta = len(config.delta_layers) * _delta_per_token(config) * tokens
+    return Cost(2.0 * params * tokens, attention, delta)
+
+
+def flops(config: ModelConfig, tokens: int, kept: int | None = None) -> float:
+    """Floating-point operations to prefill a prompt of `tokens`, or only `kept` of them.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    tokens : int
+        Length of the prompt.
+    kept : int, optional
+        Tokens that are really read; all by default. The rest costs nothing.
+
+    Returns
+    -------
+    float
+        Weights, attention and Gated DeltaNet together; the head is left out.
+
+    Raises
+    ------
+    ConfigError
+        Unless ``0 <= kept <= tokens``.
+
+    Examples
+    --------
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128,
+    ...                      1e6, 1e-6)
+    >>> flops(config, 32768) > 30 * flops(config, 32768, kept=3277)
+    True
+    """
+    if kept is not None and not 0 <= kept <= tokens:
+        raise ConfigError(f"kept is {kept} of {tokens} tokens")
+    return prefill_cost(config, tokens if kept is None else kept).total
+
+
+def _delta_per_token(config: ModelConfig) -> float:
+    """Operations of one Gated DeltaNet core for one token, all heads."""
+    delta = config.delta
+    if delta is None:
+        return 0.0
+    d, chunk = delta.head_dim, CHUNK
+    state = 3 * 2 * d * d  # W S, Q S and the update of S
+    inside = 3 * 2 * chunk * d  # U, W and the product with D
+    inverse = chunk * chunk / 3
+    products = 2 * 2 * chunk * d  # K Kᵀ and Q Kᵀ, once a key head
+    conv = 2 * delta.conv_kernel * delta.conv_dim
+    return delta.value_heads * (state + inside + inverse) + delta.key_heads * products + conv

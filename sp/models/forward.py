@@ -1,0 +1,144 @@
+"""prefill, prefill_by_layer and decode_step: the orders in which tokens and layers are walked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.errors import ConfigError, PromptError
+from sp.models.blocks import Tap
+from sp.models.cache import Cache
+from sp.models.model import Model
+
+Progress = Callable[[int], None]
+"""Takes what was finished since the last call: tokens, or in a prefill by layer tokens x layers."""
+
+
+def prefill(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    *,
+    chunk: int = 512,
+    tap: Tap | None = None,
+    rows: int = 1,
+    progress: Progress | None = None,
+) -> Floats:
+    """Read a prompt chunk by chunk, each through all layers, and predict the token after it.
+
+    The last layer computes keys, values and states for every token, but its output only for the last `rows`.
+
+    Parameters
+    ----------
+    model : Model
+    ids, positions : int64 (n,)
+        Tokens and where RoPE puts them. Positions may have gaps: each token sees those before it in the array.
+    cache : Cache
+        May hold earlier tokens of the same sequence.
+    chunk : int
+        Tokens that go through a layer together. The result does not depend on it, beyond rounding.
+    tap : callable, optional
+        See `Tap`; called once a chunk and attention layer.
+    rows : int
+        How many of the last tokens pass the whole last layer. A tap that wants the queries of N last tokens in
+        the last layer asks for N.
+    progress : callable, optional
+
+    Returns
+    -------
+    float32 (vocab,)
+        Logits of the last token.
+
+    Raises
+    ------
+    PromptError
+        For an empty prompt, ids outside the vocabulary, positions that do not match or pass the context, a full
+        or released cache.
+    """
+    ids, positions = _checked(model, ids, positions, cache, chunk, rows)
+    x = np.empty((0, model.config.hidden), np.float32)
+    for part, wanted in _chunks(len(ids), chunk, rows):
+        x = model.embed(ids[part])
+        for layer in range(model.config.layers):
+            last = layer == model.config.layers - 1
+            x = model.layer(layer, x, positions[part], cache, rows=wanted if last else None, tap=tap)
+        if progress is not None:
+            progress(part.stop - part.start)
+    logits: Floats = model.head(x[-1:])[0]
+    return logits
+
+
+def prefill_by_layer(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    *,
+    chunk: int = 512,
+    tap: Tap | None = None,
+    rows: int = 1,
+    keep_kv: bool = True,
+    progress: Progress | None = None,
+) -> Floats:
+    """Read a prompt layer by layer: all chunks through layer 0, then all through layer 1, and so on.
+
+    The same numbers as `prefill`. With ``keep_kv=False`` the pages of each layer are released after it, so a
+    cache with ``layers=1`` is large enough; no token can be decoded from it afterwards.
+
+    Parameters, returns and errors are those of `prefill`.
+    """
+    ids, positions = _checked(model, ids, positions, cache, chunk, rows)
+    x = model.embed(ids)
+    layers = model.config.layers
+    for layer in range(layers):
+        out = x  # each chunk overwrites its own input
+        for part, wanted in _chunks(len(ids), chunk, rows):
+            keep = wanted if layer == layers - 1 else part.stop - part.start
+            done = model.layer(layer, x[part], positions[part], cache, rows=keep, tap=tap)
+            out[part.stop - keep : part.stop] = done
+            if progress is not None:
+                progress(part.stop - part.start)
+        if not keep_kv:
+            cache.release(layer)
+    logits: Floats = model.head(x[-1:])[0]
+    return logits
+
+
+def decode_step(model: Model, token: int, position: int, cache: Cache, *, tap: Tap | None = None) -> Floats:
+    """Read one more token and predict the next: logits (vocab,). Errors are those of `prefill`."""
+    return prefill(model, np.array([token]), np.array([position]), cache, tap=tap)
+
+
+def _chunks(n: int, chunk: int, rows: int) -> list[tuple[slice, int]]:
+    """Slices of at most `chunk` tokens, each with how many of its tokens are among the last `rows`."""
+    slices = [slice(start, min(start + chunk, n)) for start in range(0, n, chunk)]
+    return [(s, min(max(s.stop - (n - rows), 0), s.stop - s.start)) for s in slices]
+
+
+def _checked(model: Model, ids: Ints, positions: Ints, cache: Cache, chunk: int, rows: int) -> tuple[Ints, Ints]:
+    """Ids and positions as int64 arrays, once they make sense together."""
+    ids, positions = np.asarray(ids), np.asarray(positions)
+    if chunk < 1 or rows < 1:
+        raise ConfigError(f"chunk is {chunk} and rows is {rows}; both must be at least 1")
+    if ids.ndim != 1 or ids.size == 0:
+        raise PromptError(f"the prompt is empty or no list of token ids (shape {ids.shape})")
+    if not (np.issubdtype(ids.dtype, np.integer) and np.issubdtype(positions.dtype, np.integer)):
+        raise PromptError(f"token ids and positions must be integers, not {ids.dtype} and {positions.dtype}")
+    if positions.shape != ids.shape:
+        raise PromptError(f"{positions.size} positions for {ids.size} tokens; give one position a token")
+    context = model.config.context
+    if positions.min() < 0 or positions.max() >= context:
+        raise PromptError(
+            f"position {int(positions.max() if positions.min() >= 0 else positions.min())} is outside the model's "
+            f"context of {context} tokens; shorten the prompt"
+        )
+    model.check_ids(ids)
+    if cache.tokens + ids.size > cache.capacity:
+        raise PromptError(
+            f"{cache.tokens + ids.size} tokens do not fit a cache of {cache.capacity}; "
+            "make the cache larger or the prompt shorter"
+        )
+    return ids.astype(np.int64), positions.astype(np.int64)

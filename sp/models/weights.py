@@ -1,0 +1,103 @@
+"""WeightStore: the tensors of a file, handed out once each with their shapes checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sp.arrays import Floats
+from sp.errors import ModelError
+from sp.models.config import ModelConfig
+from sp.quant import Weight
+
+if TYPE_CHECKING:
+    from sp.gguf import GGUFFile
+
+
+class WeightStore:
+    """Takes weights out of a GGUF file for a model under construction.
+
+    Parameters
+    ----------
+    file : GGUFFile
+    config : ModelConfig
+    decode_budget : int
+        Bytes of float32 the model's matrices may take. When all of them fit, each is decoded once, here; when
+        not, all stay packed and ops decode them on every use.
+
+    Raises
+    ------
+    ModelError
+        From the methods, when a tensor is missing or has another shape than the configuration asks for.
+    """
+
+    def __init__(self, file: GGUFFile, config: ModelConfig, decode_budget: int) -> None:
+        self.file = file
+        self.config = config
+        self._trunk = tuple(f"blk.{i}." for i in range(config.layers))
+        self._taken: set[str] = set()
+        mine = [info for name, info in file.tensors.items() if not self._beyond_trunk(name)]
+        values = sum(_size(info.shape) for info in mine if len(info.shape) > 1)
+        self.decode = 4 * values <= decode_budget
+
+    def _beyond_trunk(self, name: str) -> bool:
+        """Whether a tensor belongs to a multi-token-prediction block, which is never run."""
+        return name.startswith("blk.") and not name.startswith(self._trunk)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor that must exist."""
+        info = self.file.tensors.get(name)
+        if info is None:
+            raise ModelError(f"{self.file.path}: tensor {name} is missing; the file is no complete model")
+        return tuple(int(size) for size in info.shape)
+
+    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Weight:
+        """A weight matrix (out, in), decoded when the budget allows and `keep_packed` does not forbid."""
+        weight = self._take(name, shape)
+        return weight.decoded() if self.decode and not keep_packed else weight
+
+    def vector(self, name: str, size: int) -> Floats:
+        """A norm weight or bias (size,), always decoded."""
+        return self._take(name, (size,)).dense()
+
+    def table(self, name: str, shape: tuple[int, int]) -> Floats:
+        """A small matrix that is used as plain numbers, always decoded."""
+        return self._take(name, shape).dense()
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Weight:
+        if self.shape(name) != shape:
+            raise ModelError(
+                f"{self.file.path}: tensor {name} has shape {self.shape(name)}; the metadata asks for {shape}"
+            )
+        self._taken.add(name)
+        return self.file.weight(name)
+
+    def finish(self) -> None:
+        """Refuse a file whose trunk holds tensors nothing has asked for: ignoring a bias would be silently wrong."""
+        unused = [n for n in self.file.tensors if n not in self._taken and not self._beyond_trunk(n)]
+        if unused:
+            raise ModelError(
+                f"{self.file.path}: {len(unused)} tensors have no place in {self.config.architecture}, "
+                f"the first is {unused[0]}; this variant of the architecture is not supported"
+            )
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    """Number of values."""
+    total = 1
+    for size in shape:
+        total *= int(size)
+    return total
+
+
+def split_rows(weight: Weight, sizes: list[int]) -> list[Weight]:
+    """Cut a matrix into consecutive groups of rows, without copying."""
+    parts, start = [], 0
+    for size in sizes:
+        part = weight.data[start : start + size]
+        parts.append(Weight(weight.name, weight.format, (size, *weight.shape[1:]), part))
+        start += size
+    assert start == weight.shape[0], f"{weight.name}: {sizes} do not cover {weight.shape[0]} rows"
+    return parts

@@ -1,0 +1,78 @@
+"""sigmoid, silu, softplus and swiglu, safe at any magnitude."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sp.arrays import Floats
+
+SOFTPLUS_LINEAR = 20.0
+"""Above this softplus(x) is x, as in torch and llama.cpp; the difference is 2e-9."""
+
+
+def sigmoid(x: Floats) -> Floats:
+    """``1 / (1 + exp(-x))``, elementwise, same shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> sigmoid(np.array([0.0, -1000.0, 1000.0], np.float32))
+    array([0.5, 0. , 1. ], dtype=float32)
+    """
+    with np.errstate(over="ignore"):  # exp(-x) = inf is the right road to 0
+        y = np.exp(-x)
+    y += 1
+    return np.reciprocal(y, out=y)
+
+
+def silu(x: Floats) -> Floats:
+    """``x * sigmoid(x)``, elementwise, same shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> silu(np.array([0.0, 100.0], np.float32))
+    array([  0., 100.], dtype=float32)
+    """
+    with np.errstate(over="ignore"):
+        y = np.exp(-x)
+    y += 1
+    return np.divide(x, y, out=y)
+
+
+def softplus(x: Floats) -> Floats:
+    """``log(1 + exp(x))``, elementwise, same shape; x itself above 20.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> softplus(np.array([-100.0, 50.0], np.float32)).tolist()
+    [0.0, 50.0]
+    """
+    return np.where(x > SOFTPLUS_LINEAR, x, np.log1p(np.exp(np.minimum(x, SOFTPLUS_LINEAR))))
+
+
+def swiglu(gate: Floats, up: Floats) -> Floats:
+    """``silu(gate) * up``: the activation between the two halves of a gated feed-forward block.
+
+    Parameters
+    ----------
+    gate, up : float32 (tokens, ffn)
+
+    Returns
+    -------
+    float32 (tokens, ffn)
+
+    References
+    ----------
+    Shazeer, "GLU Variants Improve Transformer", 2020.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> swiglu(np.array([[100.0]], np.float32), np.array([[2.0]], np.float32))
+    array([[200.]], dtype=float32)
+    """
+    y = silu(gate)
+    y *= up
+    return y

@@ -1,0 +1,50 @@
+"""causal_conv1d: a short depthwise convolution over time, with its history carried between calls."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.ops.activations import silu
+
+
+def causal_conv1d(x: Floats, weight: Floats, state: Floats) -> tuple[Floats, Floats]:
+    """Convolve each channel with its own taps, then apply SiLU.
+
+    ``y[t, c] = silu( sum_j weight[c, j] * u[t - (taps - 1) + j, c] )`` where `u` is `state` followed by `x`:
+    the last tap meets the current token.
+
+    Parameters
+    ----------
+    x : float32 (tokens, channels)
+    weight : float32 (channels, taps)
+    state : float32 (taps - 1, channels)
+        The inputs just before `x`, oldest first; zeros at the start of a sequence.
+
+    Returns
+    -------
+    y : float32 (tokens, channels)
+    state : float32 (taps - 1, channels)
+        The last inputs (before convolution) of ``state`` and ``x``, for the next call.
+
+    References
+    ----------
+    Dao and Gu's causal-conv1d; used before the Gated DeltaNet recurrence.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[1.0], [2.0]], np.float32)
+    >>> y, state = causal_conv1d(x, np.array([[0.0, 100.0]], np.float32), np.zeros((1, 1), np.float32))
+    >>> y.ravel().tolist(), state.tolist()
+    ([100.0, 200.0], [[2.0]])
+    """
+    taps = weight.shape[1]
+    assert state.shape == (taps - 1, x.shape[1]), f"state {state.shape}, taps {taps}, x {x.shape}"
+    inputs = np.concatenate([state, x])
+    tokens = len(x)
+    y = inputs[:tokens] * weight[:, 0]
+    term = np.empty_like(y)
+    for tap in range(1, taps):
+        y += np.multiply(inputs[tap : tap + tokens], weight[:, tap], out=term)
+    return silu(y), inputs[tokens:].copy()

@@ -1,0 +1,58 @@
+"""hadamard: an orthonormal rotation that spreads outliers over a block before it is quantised."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from sp.arrays import Doubles, Floats
+from sp.errors import ConfigError
+
+
+@lru_cache(maxsize=8)
+def _sylvester(block: int) -> Floats:
+    """Orthonormal Sylvester matrix, (block, block)."""
+    matrix: Doubles = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    rotation: Floats = (matrix / np.sqrt(block)).astype(np.float32)
+    rotation.flags.writeable = False
+    return rotation
+
+
+def hadamard(x: Floats, block: int) -> Floats:
+    """Multiply consecutive blocks of the last axis by the orthonormal Sylvester-Hadamard matrix.
+
+    ``y[..., b] = H x[..., b]`` with ``H[i, j] = (-1) ** popcount(i & j) / sqrt(block)``. H is symmetric and its
+    own inverse, so applying it twice gives `x` back, and rotating q and k alike leaves q·k as it was.
+
+    Parameters
+    ----------
+    x : float32 (..., d)
+    block : int
+        A power of two that divides d.
+
+    Returns
+    -------
+    float32 (..., d)
+
+    Raises
+    ------
+    ConfigError
+        When `block` is no power of two or does not divide d.
+
+    References
+    ----------
+    Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024; llama.cpp pull request 21038.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> hadamard(np.array([4.0, 0.0, 0.0, 0.0], np.float32), 4)
+    array([2., 2., 2., 2.], dtype=float32)
+    """
+    if block < 1 or block & (block - 1) or x.shape[-1] % block:
+        raise ConfigError(f"hadamard: block {block} must be a power of two that divides {x.shape[-1]}")
+    y: Floats = x.reshape(-1, block) @ _sylvester(block).astype(x.dtype, copy=False)
+    return y.reshape(x.shape)

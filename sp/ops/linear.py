@@ -1,0 +1,46 @@
+"""linear: y = x Wᵀ, whatever format W is packed in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.quant import F32, Weight
+
+SCRATCH_VALUES = 1 << 23
+"""Most values of a packed weight decoded at once (32 MiB of float32), so that a 248K-row head needs no 5 GB."""
+
+
+def linear(x: Floats, w: Weight) -> Floats:
+    """Multiply activations by a weight.
+
+    ``y[t, o] = sum_i x[t, i] * w[o, i]``
+
+    Parameters
+    ----------
+    x : float32 (tokens, in)
+    w : Weight of shape (out, in)
+        F32 weights are used in place; packed ones are decoded a slab of rows at a time, on every call.
+
+    Returns
+    -------
+    float32 (tokens, out)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import F32, Weight
+    >>> w = Weight.from_floats("w", np.array([[1, 2], [3, 4], [5, 6]], np.float32), F32)
+    >>> linear(np.array([[1, 10]], np.float32), w)
+    array([[21., 43., 65.]], dtype=float32)
+    """
+    rows, width = w.shape
+    assert x.shape == (len(x), width), f"{w.name}: x {x.shape} against weight {w.shape}"
+    if w.format is F32:
+        y: Floats = x @ w.dense().T
+        return y
+    out = np.empty((len(x), rows), np.float32)
+    step = max(1, SCRATCH_VALUES // width)
+    for start in range(0, rows, step):
+        out[:, start : start + step] = x @ w.format.decode(w.data[start : start + step]).T
+    return out

@@ -1,0 +1,69 @@
+"""rms_norm and l2norm: the two normalisations of the Qwen family."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sp.arrays import Floats
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Root-mean-square normalisation over the last axis.
+
+    ``y = x / sqrt(mean(x²) + eps) * weight``. GGUF files hold the weight ready to multiply: converters have
+    already added the 1 of zero-centred checkpoints.
+
+    Parameters
+    ----------
+    x : float32 (..., d)
+    weight : float32 (d,)
+    eps : float
+
+    Returns
+    -------
+    float32 (..., d)
+
+    References
+    ----------
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rms_norm(np.array([3.0, -3.0], np.float32), np.array([1.0, 2.0], np.float32), 0.0)
+    array([ 1., -2.], dtype=float32)
+    """
+    scale = np.vecdot(x, x)[..., None]
+    scale /= x.shape[-1]
+    scale += eps
+    np.reciprocal(np.sqrt(scale, out=scale), out=scale)
+    y: Floats = x * scale
+    y *= weight
+    return y
+
+
+def l2norm(x: Floats, eps: float) -> Floats:
+    """Scale the last axis to unit length.
+
+    ``y = x / sqrt(sum(x²) + eps)``: `eps` stands under the root, as in the reference Gated DeltaNet.
+
+    Parameters
+    ----------
+    x : float32 (..., d)
+    eps : float
+
+    Returns
+    -------
+    float32 (..., d)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> l2norm(np.array([[3.0, 4.0]], np.float32), 0.0)
+    array([[0.6, 0.8]], dtype=float32)
+    """
+    scale = np.vecdot(x, x)[..., None]
+    scale += eps
+    np.reciprocal(np.sqrt(scale, out=scale), out=scale)
+    y: Floats = x * scale
+    return y
