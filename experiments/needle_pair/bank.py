@@ -1,0 +1,150 @@
+"""Haystack text: sentences of our own grammar, and the prose and source code that ship with Python.
+
+``python bank.py OUT`` writes ``bank.json`` with one training and one held-out text a kind. ASCII only, no blank-only
+lines, every text ends with a newline, so that :mod:`pieces` can cut it anywhere between words or lines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pydoc_data.topics
+import random
+import re
+import sys
+import sysconfig
+from pathlib import Path
+
+from words import ADJECTIVES, FIRST_NAMES, LAST_NAMES, NOUNS, split_words
+
+VERBS = """admired avoided bought carried cleaned copied counted described drew examined fixed followed forgot found
+guarded hid ignored inspected kept lifted lost measured mended noticed opened painted photographed polished praised
+recorded repaired rescued returned searched sketched sold sorted studied touched visited watched weighed""".split()
+PLACES = """at the market|behind the old mill|near the river|in the quiet valley|under the bridge|on the north side of town|
+along the coast|in the back of the library|beside the railway|at the edge of the forest|in a small harbour|
+above the bakery|across the square|outside the museum|on the upper floor|in the winter garden""".replace("\n", "").split("|")
+TIMES = """in the morning|after lunch|before the storm|on a cold Tuesday|late in the evening|during the festival|in spring|
+a week later|every second Friday|at the end of the month|long before the war|just after sunrise|in the year {year}|
+for {small} days|since {year}|about {small} hours later""".replace("\n", "").split("|")
+TOPICS = """trade|weather|music|farming|glass making|navigation|poetry|medicine|map drawing|cooking|clock repair|bird
+watching|printing|weaving|astronomy|bee keeping|ship building|gardening|geology|book binding""".replace("\n", " ").split("|")
+TEMPLATES = [
+    "The {adj} {noun} {verb} the {adj2} {noun2} {place}.",
+    "{time_c}, {name} {verb} a {adj} {noun} {place}.",
+    "{name} said that the {noun} was {adj}, but nobody believed it.",
+    "It took {small} days to bring the {noun} to {town}.",
+    "There were {small} {adj} {noun}s and only one {noun2}.",
+    "People who know about {topic} often prefer a {adj} {noun}.",
+    "A good account of {topic} was written by {name} in {year}.",
+    "The price of a {noun} rose from {small} to {num} coins {time}.",
+    "Nobody in {town} had seen such a {adj} {noun} {time}.",
+    "When the {noun} broke, {name} {verb} the {noun2} instead.",
+    "In {town} the study of {topic} began {place}.",
+    "If the {noun} is {adj}, the {noun2} will be {adj2} as well.",
+    "What matters in {topic} is not the {noun} but the {adj} {noun2}.",
+    "I think that a {adj} {noun} is worth more than {small} {adj2} ones.",
+    "Most of the {noun}s were {adj}; the others were {adj2}.",
+    "{name} and {name2} {verb} the {noun} {time}.",
+    "The road from {town} to {town2} is {num} miles long.",
+    "She {verb} it, he {verb2} it, and {time} they both left {town}.",
+    "The number of visitors to {town} was {num} in {year}.",
+    "The letter for {name} was {adj} and had {small} pages.",
+    "You can learn {topic} {place}, or so {name} told us.",
+    "My {noun} is {adj}, and the key to the {noun2} is lost.",
+    "According to {name}, the {adj} {noun} belongs to {town}.",
+    "The secret of {topic} is patience, and a {adj} {noun}.",
+    "Remember that {topic} needs a {adj} {noun} and {small} helpers.",
+    "The word for {noun} is not used in {town}.",
+]
+
+
+def sentence(rng: random.Random, adjectives: list[str], nouns: list[str], towns: list[str]) -> str:
+    """One sentence of the grammar (about 10^9 distinct ones)."""
+    person = lambda: rng.choice(FIRST_NAMES) + (" " + rng.choice(LAST_NAMES) if rng.random() < 0.4 else "")  # noqa: E731
+    numbers = {"year": str(rng.randrange(1400, 2030)), "small": str(rng.randrange(2, 60))}
+    time = rng.choice(TIMES).format(**numbers)
+    s = rng.choice(TEMPLATES).format(
+        adj=rng.choice(adjectives), adj2=rng.choice(adjectives), noun=rng.choice(nouns), noun2=rng.choice(nouns),
+        verb=rng.choice(VERBS), verb2=rng.choice(VERBS), name=person(), name2=person(), place=rng.choice(PLACES),
+        time=time, time_c=time[0].upper() + time[1:], topic=rng.choice(TOPICS), town=rng.choice(towns),
+        town2=rng.choice(towns), num=str(rng.randrange(60, 10 ** rng.choice((3, 4, 7)))), **numbers,
+    )  # fmt: skip
+    return s[0].upper() + s[1:]
+
+
+def grammar(seed: int, characters: int, held_out: bool) -> str:
+    rng = random.Random(seed)
+    part = 1 if held_out else 0
+    adjectives, nouns = split_words(ADJECTIVES)[part], split_words(NOUNS)[part]
+    towns = [w.capitalize() + rng.choice(("ton", "ford", "by", "ville", " Bay")) for w in rng.sample(nouns, 20)]
+    lines, size = [], 0
+    while size < characters:
+        lines.append(" ".join(sentence(rng, adjectives, nouns, towns) for _ in range(rng.randrange(2, 9))))
+        size += len(lines[-1]) + 1
+    return "\n".join(lines) + "\n"
+
+
+def clean(text: str) -> str:
+    """ASCII lines without trailing blanks; runs of blank lines become one."""
+    lines = [line.rstrip().replace("\t", "    ") for line in text.splitlines()]
+    text = "\n".join(line for line in lines if line.isascii())
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def prose() -> str:
+    """Documentation that ships with Python: pydoc topics, licence, module and class docstrings; paragraphs as one line."""
+    parts = list(pydoc_data.topics.topics.values())
+    licence = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
+    if licence.exists():
+        parts.append(licence.read_text())
+    for name in sorted(sys.stdlib_module_names):
+        if name.startswith("_") or name in ("antigravity", "this", "idlelib", "turtledemo"):
+            continue
+        try:
+            module = importlib.import_module(name)
+        except Exception:  # a module of another platform
+            continue
+        parts.append(inspect.getdoc(module) or "")
+        for _, member in inspect.getmembers(module, lambda m: inspect.isclass(m) or inspect.isfunction(m)):
+            if getattr(member, "__module__", "") == name:
+                parts.append(inspect.getdoc(member) or "")
+    paragraphs = [" ".join(p.split()) for part in parts for p in clean(part).split("\n\n")]
+    return "\n".join(dict.fromkeys(p for p in paragraphs if len(p) > 60)) + "\n"
+
+
+def code(characters: int) -> str:
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    random.Random(3).shuffle(files)
+    out, size = [], 0
+    for f in files:
+        try:
+            text = clean(f.read_text(encoding="utf-8"))[:60_000]
+        except UnicodeDecodeError:
+            continue
+        out.append(text[: text.rfind("\n") + 1])
+        size += len(out[-1])
+        if size > characters:
+            break
+    return "".join(out)
+
+
+def split(text: str, share: float = 0.12) -> tuple[str, str]:
+    """Training and held-out part, cut at a line end."""
+    at = text.rfind("\n", 0, int(len(text) * (1 - share))) + 1
+    return text[:at], text[at:].lstrip("\n")
+
+
+def main(out: Path) -> None:
+    p, c = split(prose()), split(code(2_400_000))
+    bank = {
+        "train": {"grammar": grammar(1, 3_000_000, False), "prose": p[0], "code": c[0]},
+        "held_out": {"grammar": grammar(2, 700_000, True), "prose": p[1], "code": c[1]},
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bank.json").write_text(json.dumps(bank))
+    print({k: {n: len(t) for n, t in v.items()} for k, v in bank.items()})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

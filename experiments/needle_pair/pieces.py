@@ -1,0 +1,392 @@
+"""Samples as token arrays: haystack slices, needles, chat turns, supervised rows and the needle token each should copy.
+
+A prompt is a list of parts. Haystack parts are slices of a pre-tokenised bank, cut only where the tokenizer's regex
+always splits; everything else is text, and neighbouring texts are joined before they are encoded. So the concatenated
+tokens are the tokens of the concatenated text (``tests/test_pair.py`` checks it against the real tokenizer).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import text as T
+from numpy.typing import NDArray
+from tokenizer import Encoder
+
+Ints = NDArray[np.int64]
+
+
+class Bank:
+    """Pre-tokenised haystack text with its safe cuts."""
+
+    def __init__(self, encoder: Encoder, texts: dict[str, str]) -> None:
+        self.kinds: dict[str, tuple[Ints, Ints, Ints, Ints]] = {}
+        vocab = {i: t for t, i in encoder.tokenizer.get_vocab().items()}
+        ends_line = np.zeros(encoder.size, bool)
+        starts_line = np.zeros(encoder.size, bool)
+        starts_word = np.zeros(encoder.size, bool)
+        ends_sentence = np.zeros(encoder.size, bool)
+        for i, t in vocab.items():
+            ends_line[i], starts_line[i] = t.endswith("Ċ"), t.startswith("Ċ")
+            starts_word[i] = t.startswith("Ġ") and t[1:2].isalpha() and t[1:2].isascii()
+            ends_sentence[i] = t.endswith(".")
+        for kind, body in {**texts, "noise": T.NOISE * 400}.items():
+            ids = np.array(encoder.tokenizer.encode(body, add_special_tokens=False).ids)
+            a, b = ids[:-1], ids[1:]
+            lines = 1 + np.flatnonzero(ends_line[a] & ~starts_line[b])
+            words = 1 + np.flatnonzero(starts_word[b] & ~ends_line[a])
+            stops = 1 + np.flatnonzero(starts_word[b] & ends_sentence[a])
+            self.kinds[kind] = (ids, np.concatenate([[0], lines]), words, stops)
+
+    @classmethod
+    def load(cls, encoder: Encoder, path: Path | str, part: str) -> Bank:
+        return cls(encoder, json.loads(Path(path).read_text())[part])
+
+
+@dataclass
+class Recipe:
+    """What to draw. ``turns``/``needles`` are (low, high); ``haystack`` maps kind -> weight ('lines' = all needles)."""
+
+    length: int
+    needles: tuple[int, int] = (1, 8)
+    turns: tuple[int, int] = (1, 4)
+    tasks: dict[str, float] = field(default_factory=lambda: {"key": 1.0})
+    haystack: dict[str, float] = field(default_factory=lambda: {"grammar": 0.4, "prose": 0.2, "code": 0.2, "noise": 0.2})
+    styles: dict[str, float] = field(default_factory=lambda: {"adjective-noun": 1.0})
+    kinds: dict[str, float] = field(default_factory=lambda: {"number": 1.0})
+    hard: float = 0.3
+    prefix: float = 0.4
+    short: float = 0.0  # share of terse needles (dense early stages)
+    ruler: float = 0.3  # share of samples in RULER's own phrasing throughout
+    held_out: bool = False
+    depth: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass
+class Sample:
+    """Tokens and supervision. Row r predicts token r + 1; ``source`` is the needle token it copies (-1: none)."""
+
+    ids: list[int]
+    rows: list[int]
+    source: list[int]
+    first: list[int]  # 1 / 2: first content token of a value asked in the first / a later turn, else 0
+    turn: list[int]
+    document: tuple[int, int]  # token span of the document
+    spans: list[tuple[int, int]]  # token spans of the needles
+    asked: list[int]  # needles of the first turn
+    turns: list[T.Turn]
+    needles: list[T.Needle]
+    prompt_end: int  # tokens up to the first answer row (generation prompt and prefix included)
+
+
+def pick(rng: random.Random, weights: dict[str, float]) -> str:
+    return rng.choices(list(weights), list(weights.values()))[0]
+
+
+class Composer:
+    """Draws samples for one tokenizer."""
+
+    def __init__(self, encoder: Encoder, bank: Bank, seed: int) -> None:
+        self.encoder, self.bank, self.rng = encoder, bank, random.Random(seed)
+
+    # -- what is hidden and asked -------------------------------------------------------------------------------
+    def _facts(self, r: Recipe, task: str, count: int, kind: str, style: str, source: T.Source) -> tuple[list[T.Needle], str]:
+        rng = self.rng
+        ruler = rng.random() < r.ruler
+        one = rng.choice(T.NEEDLES)
+
+        def template() -> str:
+            if ruler:
+                return T.RULER_NEEDLE
+            if r.short and rng.random() < r.short:
+                return rng.choice(T.SHORT_NEEDLES)
+            return one if rng.random() < 0.5 else rng.choice(T.NEEDLES)
+
+        values: set[str] = set()
+
+        def value() -> str:
+            v = source.value(kind)
+            while v in values:
+                v = source.value(kind) if kind != "word" else source.pseudo_word()
+            values.add(v)
+            return v
+
+        keys = source.keys(count, style, r.hard)
+        if task == "value":  # the first key has several values
+            many = min(rng.randrange(2, 5), max(2, count))
+            keys = [keys[0]] * many + keys[1 : max(1, count - many + 1)]
+        values.update(k for k in keys)
+        return [T.Needle(k, value(), kind, template()) for k in keys], ("ruler" if ruler else "free")
+
+    def _turn(self, r: Recipe, needles: list[T.Needle], wanted: list[int], style: str) -> T.Turn:
+        rng, kind = self.rng, needles[wanted[0]].kind
+        keys = list(dict.fromkeys(needles[i].key for i in wanted))
+        slots = {"key": T.join_keys(keys), "kind": kind}
+        if len(wanted) == 1:
+            q = T.RULER_QUESTION if style == "ruler" else rng.choice(T.QUESTIONS)
+            p = T.RULER_PREFIX if style == "ruler" else rng.choice(T.PREFIXES)
+        else:
+            q = T.RULER_PLURAL if style == "ruler" else rng.choice(T.PLURAL_QUESTIONS)
+            p = T.RULER_PLURAL_PREFIX
+        prefix = p.format(**slots) if rng.random() < r.prefix else ""
+        return T.Turn(q.format(**slots), prefix, wanted)
+
+    def _chain(self, r: Recipe, source: T.Source) -> tuple[list[T.Needle], T.Turn]:
+        """RULER variable tracking: one chain of ``hops`` copies, plus (half of the time) another chain as distractor."""
+        rng = self.rng
+        needles: list[T.Needle] = []
+        chains = []
+        for _ in range(1 + (rng.random() < 0.5)):
+            names = [source.variable() for _ in range(rng.randrange(2, 6))]
+            number = str(rng.randrange(10_000, 100_000))
+            chains.append((names, number, len(needles)))
+            needles.append(T.Needle(number, names[0], "chain", "VAR {value} = {key}"))
+            needles += [T.Needle(a, b, "chain", "VAR {value} = VAR {key}") for a, b in zip(names, names[1:], strict=False)]
+        names, number, at = chains[0]
+        prefix = T.VT_PREFIX.format(count=len(names), value=number) if rng.random() < max(r.prefix, 0.5) else ""
+        return needles, T.Turn(T.VT_QUESTION.format(value=number), prefix, list(range(at, at + len(names))), names)
+
+    # -- the document -------------------------------------------------------------------------------------------
+    def _needle_text(self, n: T.Needle) -> tuple[str, int]:
+        """Sentence and the offset of the space before its value."""
+        head, tail = n.template.split("{value}")
+        slots = {"key": n.key, "kind": n.kind}
+        head = head.format(**slots)
+        return head[:-1] + " " + n.value + tail.format(**slots), len(head) - 1
+
+    def _distractor_lines(self, tokens: int, template: str, kind: str, style: str, source: T.Source, used: set[str]) -> list[T.Needle]:
+        per = 22 + (24 if style == "uuid" else 0) + (24 if kind == "uuid" else 0)
+        out = []
+        for key in source.keys(max(1, tokens // per), style, 0.2):
+            if key not in used:
+                out.append(T.Needle(key, source.value(kind), kind, template))
+        return out
+
+    def _run(self, kind: str, tokens: int, whole_lines: bool) -> tuple[Ints, Ints, Ints, Ints]:
+        """A slice of the bank starting at a line: ids and its line, word and sentence cuts (relative, inner)."""
+        ids, lines, words, stops = self.bank.kinds[kind]
+        tokens = min(tokens, len(ids) - 64)
+        last = int(np.searchsorted(lines, len(ids) - tokens))
+        start = int(lines[self.rng.randrange(max(1, last))])
+        ends = lines if whole_lines or kind in ("code",) else words
+        i = int(np.searchsorted(ends, start + tokens, side="right")) - 1
+        stop = int(ends[max(i, 0)])
+        if stop <= start:
+            stop = start
+        inner = [c[np.searchsorted(c, start + 1) : np.searchsorted(c, stop)] - start for c in (lines, words, stops)]
+        return ids[start:stop], inner[0], inner[1], inner[2]
+
+    def sample(self, r: Recipe) -> Sample:
+        rng, enc = self.rng, self.encoder
+        source = T.Source(rng, r.held_out)
+        task, kind, style = pick(rng, r.tasks), pick(rng, r.kinds), pick(rng, r.styles)
+        count = rng.randint(*r.needles)
+        turns: list[T.Turn] = []
+        phrasing = "free"
+        if task == "vt":
+            needles, turn = self._chain(r, source)
+            turns = [turn]
+        else:
+            needles, phrasing = self._facts(r, task, count, kind, style, source)
+            for _ in range(rng.randint(*r.turns)):
+                if task == "value":
+                    first = [i for i, n in enumerate(needles) if n.key == needles[0].key]
+                    alone = [i for i in range(len(needles)) if i not in first]
+                    wanted = first if not turns or not alone or rng.random() < 0.5 else [rng.choice(alone)]
+                elif task == "query":
+                    wanted = rng.sample(range(len(needles)), min(len(needles), rng.randint(2, 4)))
+                else:
+                    wanted = [rng.randrange(len(needles))]
+                turns.append(self._turn(r, needles, wanted, phrasing))
+        hay = pick(rng, r.haystack)
+        header = T.VT_HEADER if task == "vt" else rng.choice(T.HEADERS) if r.length >= 400 else ""
+        if phrasing == "ruler" and r.length >= 400:
+            header = T.RULER_PLURAL_HEADER if len(needles) > 1 else T.RULER_HEADER
+        header = header.format(kind=kind)
+
+        # order: a chain stays in order; several values are asked in document order
+        order = list(range(len(needles)))
+        if task not in ("vt",):
+            rng.shuffle(order)
+        for turn in turns:
+            if task == "value" and len(turn.needles) > 1:
+                turn.needles = [i for i in order if needles[i].key == needles[0].key]
+
+        tails = [self._answer_parts(t, needles) for t in turns]
+        texts = [self._needle_text(n) for n in needles]
+        budget = r.length - sum(len(enc(x)) + 1 for x, _ in texts) - len(enc(header)) - 12
+        budget -= sum(len(enc(t.question)) + len(enc(a[0])) + 10 for t, a in zip(turns, tails, strict=True))
+        parts = self._document(r, hay, budget, needles, texts, order, header, kind, style, source, task)
+        return self._assemble(parts, turns, tails, needles)
+
+    def _document(
+        self, r: Recipe, hay: str, budget: int, needles: list[T.Needle], texts: list[tuple[str, int]], order: list[int],
+        header: str, kind: str, style: str, source: T.Source, task: str,
+    ) -> list[tuple[object, list[tuple[int, int, int]]]]:  # fmt: skip
+        """Parts of the document: (array or text, marks); a mark is (needle, start of the sentence, space before its value)."""
+        rng = self.rng
+        parts: list[tuple[object, list[tuple[int, int, int]]]] = [(header, [])] if header else []
+
+        def needle_part(i: int, before: str, after: str) -> tuple[str, list[tuple[int, int, int]]]:
+            sentence, at = texts[i]
+            return before + sentence + after, [(i, len(before), len(before) + at)]
+
+        if hay == "lines" or budget < 24:
+            template = rng.choice(T.LINE_NEEDLES) if task != "vt" and hay == "lines" and rng.random() < 0.8 else None
+            entries: list[tuple[str, list[tuple[int, int, int]]]] = []
+            if template:
+                for n in needles:
+                    n.template = template
+                texts = [self._needle_text(n) for n in needles]
+            if hay == "lines" and budget > 24:
+                kind2 = kind if kind in T.KINDS else "number"
+                used = {n.key for n in needles}
+                extra = self._distractor_lines(budget, template or T.RULER_NEEDLE, kind2, style, source, used)
+                taken = {n.value for n in needles}
+                entries = [(self._needle_text(n)[0], []) for n in extra if n.value not in taken]
+            slots = sorted(rng.sample(range(len(entries) + len(order)), len(order)))
+            for at, i in zip(slots, order, strict=True):
+                entries.insert(at, needle_part(i, "", ""))
+            sep = "\n" if hay == "lines" or rng.random() < 0.5 else " "
+            for j, (sentence, marks) in enumerate(entries):
+                parts.append((sentence + (sep if j + 1 < len(entries) else ""), marks))
+            return parts
+
+        runs = 1 if budget < 500 else rng.choice((1, 1, 2, 3, 4))
+        kinds = [hay] + [pick(rng, {k: w for k, w in r.haystack.items() if k != "lines"} or {hay: 1}) for _ in range(runs - 1)]
+        rng.shuffle(kinds)
+        shares = np.array([rng.random() + 0.3 for _ in kinds])
+        sizes = (budget * shares / shares.sum()).astype(int)
+        closing = rng.choice(("", "That is all.", "The rest is silence.", "Here the text ends."))
+        places: list[list[tuple[int, str, int]]] = []
+        slices = []
+        for j, (k, size) in enumerate(zip(kinds, sizes, strict=True)):
+            pieces = [self._run(k, int(size), True)]
+            while k != "noise" and sum(len(p[0]) for p in pieces) < size - 400 and len(pieces) < 40:
+                pieces.append(self._run(k, int(size) - sum(len(p[0]) for p in pieces), True))
+            while k == "noise" and sum(len(p[0]) for p in pieces) < size - 400:
+                pieces.append(self._run(k, int(size) - sum(len(p[0]) for p in pieces), True))
+            slices += [(k, p) for p in pieces if len(p[0])]
+        # positions of the needles: random depth, then snapped to a cut of the chosen sort
+        lengths = np.array([len(p[0]) for _, p in slices] or [0])
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        low, high = r.depth
+        depths = sorted(int(starts[-1] * (low + (high - low) * rng.random())) for _ in order)
+        places = [[] for _ in slices]
+        for d, i in zip(depths, order, strict=True):
+            if not slices:
+                break
+            s = min(int(np.searchsorted(starts, d, side="right")) - 1, len(slices) - 1)
+            k, (_, lines, words, stops) = slices[s]
+            choice = "line" if k in ("code", "noise") else rng.choice(("line", "stop", "stop", "word"))
+            if k == "noise" and rng.random() < 0.3:
+                choice = "stop"
+            cuts = {"line": lines, "word": words, "stop": stops}[choice]
+            at = int(cuts[min(int(np.searchsorted(cuts, d - starts[s])), len(cuts) - 1)]) if len(cuts) else 0
+            places[s].append((at, choice if len(cuts) else "line", i))
+        if not slices:
+            return parts + [needle_part(i, "", "\n" if j + 1 < len(order) else "") for j, i in enumerate(order)]
+        for (_, (ids, _, _, _)), marks in zip(slices, places, strict=True):
+            at = 0
+            for cut, choice, i in sorted(marks, key=lambda m: m[0]):
+                parts.append((ids[at:cut], []))
+                line = choice == "line"
+                sentence, mark = needle_part(i, "" if line else " ", "\n" if line else "")
+                parts.append((sentence, mark))
+                at = cut
+            parts.append((ids[at:], []))
+        parts.append((closing or "End.", []))
+        return parts
+
+    # -- the conversation ---------------------------------------------------------------------------------------
+    def _answer_parts(self, turn: T.Turn, needles: list[T.Needle]) -> tuple[str, list[int]]:
+        """Answer text (prefix included) and the offset of each value (of the space before it where there is one)."""
+        out, marks = turn.prefix, []
+        values = turn.names or [needles[i].value for i in turn.needles]
+        for j, (i, v) in enumerate(zip(turn.needles, values, strict=True)):
+            bare = j == 0 and not turn.prefix and needles[i].kind == "number"
+            out += "" if j == 0 else ","
+            marks.append(len(out))
+            out += v if bare else " " + v
+        return out + ".", marks
+
+    def _assemble(self, parts: list, turns: list[T.Turn], tails: list, needles: list[T.Needle]) -> Sample:
+        enc = self.encoder
+        ids: list[int] = [enc.start]
+        value_at: dict[int, int] = {}
+        spans: dict[int, tuple[int, int]] = {}
+        buffer, marks = "user\n", []
+        begin = len(enc(buffer)) + 1
+
+        def flush() -> None:
+            nonlocal buffer, marks
+            points = sorted({p for m in marks for p in (m[1], m[2])})
+            got, at = enc.marked(buffer, [p for p in points])
+            index = dict(zip(points, at, strict=True))
+            base = len(ids)
+            for i, a, v in marks:
+                value_at[i] = base + index[v]
+                spans[i] = (base + index[a], 0)
+            ids.extend(got)
+            buffer, marks = "", []
+
+        for part, found in parts:
+            if isinstance(part, str):
+                # the pre-token of a sentence that follows a space starts at that space
+                marks += [
+                    (i, len(buffer) + (a - 1 if part[a - 1 : a] == " " and a else a), len(buffer) + v) for i, a, v in found
+                ]
+                if found and found[0][1] == 0 and buffer.endswith(" "):
+                    i, a, v = marks[-1]
+                    marks[-1] = (i, a - 1, v)
+                buffer += part
+            elif len(part):
+                flush()
+                ids.extend(part.tolist())
+        buffer += "\n\n" + turns[0].question
+        flush()
+        end = len(ids) - len(enc(turns[0].question))  # the last document token (approximately where "\n\n" merges)
+        rows, src, first, turn_of = [], [], [], []
+        prompt_end = 0
+        for t, (turn, (answer, where)) in enumerate(zip(turns, tails, strict=True)):
+            if t:
+                ids += [enc.start, *enc("user\n" + turn.question)]
+            ids += [enc.end, *enc("\n"), enc.start]
+            got, at = enc.marked("assistant\n" + answer, [len("assistant\n") + w for w in where])
+            base = len(ids)
+            copied: dict[int, int] = {}
+            firsts: set[int] = set()
+            for i, (a, w) in enumerate(zip(at, where, strict=True)):
+                spaced = answer[w : w + 1] == " "
+                needle = value_at[turn.needles[i]]
+                number = needles[turn.needles[i]].kind == "number"
+                shift = 0 if spaced else 1
+                length = len(enc(" " + (turn.names[i] if turn.names else needles[turn.needles[i]].value)))
+                for j in range(shift, length):
+                    copied[a + j - shift] = needle + j
+                firsts.add(a + (1 if number and spaced else 0))
+            begin_answer = len(enc("assistant\n" + turn.prefix)) if turn.prefix else len(enc("assistant\n"))
+            ids += [*got, enc.end]
+            for j in range(begin_answer, len(got) + 1):
+                rows.append(base + j - 1)
+                src.append(copied.get(j, -1) if j not in copied or self._content(j, at, answer, where) else -1)
+                first.append((1 if t == 0 else 2) if j in firsts else 0)
+                turn_of.append(t)
+            if t == 0:
+                prompt_end = base + begin_answer
+            ids += enc("\n")
+        full = [spans[i] for i in range(len(needles))]
+        lengths = [len(enc(" " + self._needle_text(n)[0])) for n in needles]
+        full = [(a, a + n) for (a, _), n in zip(full, lengths, strict=True)]
+        return Sample(ids, rows, src, first, turn_of, (begin, end), full, list(turns[0].needles), turns, needles, prompt_end)
+
+    def _content(self, j: int, at: list[int], answer: str, where: list[int]) -> bool:
+        """False for the lone space token before a number: it needs no look-up."""
+        for a, w in zip(at, where, strict=True):
+            if j == a and answer[w : w + 1] == " " and answer[w + 1 : w + 2].isdigit():
+                return False
+        return True
