@@ -1,0 +1,321 @@
+"""A Jinja2 environment for templates that came inside a model file, and so from a stranger.
+
+Jinja's immutable sandbox keeps a template away from Python's internals (CVE-2024-34359, CVE-2026-5760 were
+templates without it) but not from the processor and the memory: two nested loops or twenty doublings of a string
+stall it. Here every operation that touches or makes data draws on one budget. What the sandbox lets be hooked
+(calls, arithmetic, filters, tests) is hooked; the rest (loops, output, slices, ``~``, literals, comparisons) is
+rewritten in the syntax tree into calls of filters whose names no template can spell.
+"""
+
+# ruff: noqa: N802  # Jinja's visitor finds its methods by the names of the node classes
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jinja2 import Undefined, nodes, pass_context
+from jinja2.exceptions import SecurityError, TemplateAssertionError, TemplateError
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+CHARS_PER_UNIT = 64  # a step of work and the handling of 64 characters take about as long
+MAX_INT_BITS = 4096
+
+_TEXT_FILTERS = ("capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "upper")
+_FILTERS = (
+    *("abs", "count", "d", "default", "dictsort", "first", "float", "int", "items", "last", "length", "list", "map"),
+    *("max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "unique"),
+)
+_TYPE_TESTS = (
+    *("boolean", "callable", "defined", "false", "float", "integer", "iterable", "mapping", "none", "number"),
+    *("sameas", "sequence", "string", "true", "undefined"),
+)
+_NUMBER_TESTS = ("divisibleby", "even", "odd")
+_COMPARISONS = (
+    *("==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt", "greaterthan", "ge"),
+    "in",
+)
+_METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(
+        {
+            *("capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdigit", "isspace", "join"),
+            *("islower", "isupper", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace"),
+            *("rfind", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase"),
+            *("title", "upper"),
+        }
+    ),
+    dict: frozenset({"get", "items", "keys", "values"}),
+    list: frozenset({"count", "index"}),
+    tuple: frozenset({"count", "index"}),
+}
+_NUMBERS = (int, float)
+_ATOMS = (int, float, type(None), Undefined)
+_PLAIN = (*_ATOMS, str, list, tuple, dict, range)
+_OWN_ATTRIBUTES = (LoopContext, Namespace, Undefined)  # Jinja's own objects, made to be looked into
+_NODES = (
+    *(nodes.Template, nodes.Output, nodes.For, nodes.If, nodes.Macro, nodes.Assign, nodes.AssignBlock, nodes.With),
+    *(nodes.Break, nodes.Continue, nodes.Scope, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef),
+    *(nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test),
+    *(nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand),
+    *(nodes.BinExpr, nodes.UnaryExpr),
+)
+_LOOP, _EMIT, _TOUCH, _CONCAT, _SLICE = "sp loop", "sp emit", "sp touch", "sp concat", "sp slice"
+
+
+class Budget:
+    """Work a template may still do, in units of one step or `CHARS_PER_UNIT` characters.
+
+    It bounds time and memory alike: nothing is built before its size is paid for, and containers pay for all
+    they hold each time they are made, compared or printed, so sharing cannot make a small one large.
+    """
+
+    def __init__(self, units: int) -> None:
+        self.left = units
+
+    def pay(self, units: int) -> None:
+        """Take `units`; SecurityError when they are not there."""
+        self.left -= units
+        if self.left < 0:
+            raise SecurityError("it does more work than any chat template needs")
+
+    def pay_for(self, value: Any) -> Any:
+        """Take the cost of `value` with all it contains, and hand it back."""
+        pending = [value]
+        while pending:
+            item = pending.pop()
+            kind = type(item)
+            if isinstance(item, str):
+                self.pay(1 + len(item) // CHARS_PER_UNIT)
+            elif kind in (list, tuple):
+                self.pay(1 + len(item))
+                pending += item
+            elif kind is dict:
+                self.pay(1 + 2 * len(item))
+                pending += item.keys()
+                pending += item.values()
+            elif isinstance(item, int) and item.bit_length() > MAX_INT_BITS:
+                raise SecurityError(f"an integer has more than {MAX_INT_BITS} bits")
+            elif item is not value and not isinstance(item, _ATOMS):
+                raise SecurityError(f"a list or dict holds a {kind.__name__}")
+            else:
+                self.pay(1)
+        return value
+
+    def pay_for_text(self, value: Any) -> Any:
+        """`pay_for` what is about to be printed: only plain values have a bounded text."""
+        if not isinstance(value, _PLAIN):
+            raise SecurityError(f"it asks for the text of a {type(value).__name__}")
+        return self.pay_for(value)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """One rendering's environment: the options of Hugging Face's chat templates, and a budget.
+
+    Parameters
+    ----------
+    budget : Budget
+        Spent by the rendering; compile and render one template with one environment.
+    """
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=["jinja2.ext.loopcontrols"])
+        self.budget = budget
+        self.globals = {
+            "range": self.globals["range"],
+            "dict": dict,
+            "namespace": Namespace,
+            "raise_exception": _raise_exception,
+        }
+        emit = pass_context(lambda context, value: budget.pay_for_text(value))  # a context: not folded when compiled
+        filters = {name: self._charged(self.filters[name]) for name in _FILTERS}
+        texts = {name: self._charged(self.filters[name], _PLAIN) for name in _TEXT_FILTERS}
+        own = {"join": self._join, "replace": self._replace, "tojson": self._to_json}
+        hooks = {_LOOP: self._loop, _EMIT: emit, _TOUCH: budget.pay_for, _CONCAT: self._concat, _SLICE: self._slice}
+        self.filters = {**filters, **texts, **own, **hooks}
+        compared = {name: self._charged(self.tests[name], _PLAIN) for name in _COMPARISONS}
+        counted = {name: self._charged(self.tests[name], _NUMBERS) for name in _NUMBER_TESTS}
+        self.tests = {**{name: self.tests[name] for name in _TYPE_TESTS}, **compared, **counted}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        pending: list[nodes.Node] = [tree]
+        while pending:
+            node = pending.pop()
+            if not isinstance(node, _NODES) or (isinstance(node, nodes.For) and node.recursive):
+                what = f"a chat template may not use {type(node).__name__}"
+                raise TemplateAssertionError(what, node.lineno)
+            pending.extend(node.iter_child_nodes())
+        _Instrument().visit(tree)
+        tree.set_environment(self)
+        return tree
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if not super().is_safe_attribute(obj, attr, value):
+            return False
+        known = next((names for kind, names in _METHODS.items() if isinstance(obj, kind)), ())
+        return attr in known or isinstance(obj, _OWN_ATTRIBUTES)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if not isinstance(argument, str | int):
+            self.budget.pay_for(argument)  # a tuple is hashed whole at every look-up
+        return super().getitem(obj, argument)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """No wrapper: ``format`` is not among the methods a string has here, a width could be any number."""
+        return None
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        self, receiver = __self, getattr(__obj, "__self__", None)
+        self.budget.pay(1)
+        if isinstance(receiver, str | list | tuple):  # its methods read it all
+            self.budget.pay_for(receiver)
+        if not isinstance(__obj, Macro):  # a macro only hands its arguments on
+            for value in (*args, *kwargs.values()):
+                self.budget.pay_for(value)
+        if isinstance(receiver, str) and __obj.__name__ == "replace":
+            self._pay_for_replace(receiver, *args)
+        elif isinstance(receiver, str) and __obj.__name__ == "join":
+            self._pay_for_join(receiver, *args)
+        return self.budget.pay_for(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        pay, pay_for = self.budget.pay, self.budget.pay_for
+        numbers = isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS)
+        if operator == "*" and not numbers:
+            times, unit = (left, right) if isinstance(left, int) else (right, left)
+            before = self.budget.left
+            pay_for(unit)
+            pay((before - self.budget.left) * max(times if isinstance(times, int) else 0, 0))
+        elif operator == "**" and not (numbers and abs(left) <= 1 << 32 and abs(right) <= 64):
+            raise SecurityError("a power is too large")
+        elif operator == "%" and not numbers:
+            raise SecurityError("text is formatted with %")
+        return pay_for(super().call_binop(context, operator, left, right))
+
+    def _charged(self, function: Any, only: tuple[type, ...] = ()) -> Callable[..., Any]:
+        """`function`, paying for its plain arguments and its result; arguments must be among `only` if given."""
+
+        @functools.wraps(function)  # keeps the mark that says which context it wants first
+        def charged(*args: Any, **kwargs: Any) -> Any:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, _PLAIN):
+                    self.budget.pay_for(value)
+                if only and not isinstance(value, only):
+                    raise SecurityError(f"{function.__name__} of a {type(value).__name__}")
+            return self.budget.pay_for(function(*args, **kwargs))
+
+        return charged
+
+    def _loop(self, values: Any) -> Iterator[Any]:
+        for value in values:
+            self.budget.pay(1)
+            yield value
+
+    def _concat(self, values: list[Any]) -> str:
+        return "".join([str(self.budget.pay_for_text(value)) for value in values])
+
+    def _slice(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        return self.budget.pay_for(value[start:stop:step])
+
+    def _join(self, values: Any, separator: str = "", attribute: str | int | None = None) -> str:
+        items = list(self._loop(values))
+        if attribute is not None:
+            items = [self.getitem(item, attribute) for item in items]
+        self._pay_for_join(separator, items)
+        return str(separator).join([str(self.budget.pay_for_text(item)) for item in items])
+
+    def _pay_for_join(self, separator: str, items: Any) -> None:
+        if not isinstance(items, str | list | tuple):
+            raise SecurityError(f"it joins a {type(items).__name__}")
+        self.budget.pay(len(items) * (1 + len(separator) // CHARS_PER_UNIT))
+
+    def _replace(self, text: Any, old: str, new: str, count: int = -1) -> str:
+        plain = str(self.budget.pay_for_text(text))
+        self._pay_for_replace(plain, old, new, count)
+        return plain.replace(old, new, count)
+
+    def _pay_for_replace(self, text: str, old: str, new: str, count: int = -1) -> None:
+        self.budget.pay(1 + len(text) // CHARS_PER_UNIT)
+        self.budget.pay(text.count(old) * len(new) // CHARS_PER_UNIT)
+
+    def _to_json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """JSON without HTML escapes, as in Hugging Face's templates."""
+        if not (indent is None or 0 <= indent <= 16) or sum(map(len, separators or ())) > 32:
+            raise SecurityError("tojson with an odd indent or separators")
+        text = json.dumps(
+            self.budget.pay_for_text(value),
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+        self.budget.pay_for(text)
+        return text
+
+
+class _Instrument(NodeTransformer):
+    """Rewrites what the sandbox has no hook for into calls of the budget's filters."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        assert isinstance(node.iter, nodes.Expr), type(node.iter)
+        node.iter = _filtered(node.iter, _LOOP)
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        texts = [nodes.Const(n.data, lineno=n.lineno) if isinstance(n, nodes.TemplateData) else n for n in node.nodes]
+        node.nodes = [_filtered(text, _EMIT) for text in texts]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        return _filtered(node.node, _SLICE, [bound or nodes.Const(None, lineno=node.lineno) for bound in bounds])
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, _TOUCH)
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, _TOUCH)
+        return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _TOUCH)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _TOUCH)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _TOUCH) if node.ctx == "load" else node
+
+
+def _filtered(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+    return nodes.Filter(node, name, args or [], [], None, None, lineno=node.lineno)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
