@@ -5,7 +5,8 @@ from __future__ import annotations
 from sp.gguf.header import TensorInfo
 from sp.gguf.keys import Value
 from sp.gguf.reader import GGUFFile
+from sp.gguf.template import chat_template, render_chat
 from sp.gguf.tokenizer import Encoding, Tokenizer
 from sp.gguf.writer import GGUFWriter
 
-__all__ = ["Encoding", "GGUFFile", "GGUFWriter", "TensorInfo", "Tokenizer", "Value"]
+__all__ = ["Encoding", "GGUFFile", "GGUFWriter", "TensorInfo", "Tokenizer", "Value", "chat_template", "render_chat"]

@@ -13,24 +13,26 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jinja2 import Undefined, nodes, pass_context
+from jinja2 import Environment, Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateAssertionError, TemplateError
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-CHARS_PER_UNIT = 64  # a step of work and the handling of 64 characters take about as long
+CHARS_PER_UNIT = 64  # a step of work and the handling of 64 characters take about as long: a microsecond
+UNITS_PER_CALL = 8
+UNITS_PER_NODE = 40  # to compile a node of the syntax tree
 MAX_INT_BITS = 4096
 
-_TEXT_FILTERS = ("capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "upper")
-_FILTERS = (
-    *("abs", "count", "d", "default", "dictsort", "first", "float", "int", "items", "last", "length", "list", "map"),
-    *("max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "unique"),
-)
+# Filters by what they cost: constant, one step an item as it is drawn, all they are given, and all of its text.
+_CONSTANT = ("count", "d", "default", "first", "items", "last", "length", "list", "reverse")
+_DRAWING = ("map", "reject", "rejectattr", "select", "selectattr")
+_WHOLE = ("abs", "dictsort", "float", "int", "max", "min", "sort", "unique")
+_TEXT = ("capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "upper")
 _TYPE_TESTS = (
     *("boolean", "callable", "defined", "false", "float", "integer", "iterable", "mapping", "none", "number"),
     *("sameas", "sequence", "string", "true", "undefined"),
@@ -55,7 +57,10 @@ _METHODS: dict[type, frozenset[str]] = {
 }
 _NUMBERS = (int, float)
 _ATOMS = (int, float, type(None), Undefined)
+_LEAVES = (*_ATOMS, Namespace)
 _PLAIN = (*_ATOMS, str, list, tuple, dict, range)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_CONTEXTS = (Environment, Context, nodes.EvalContext)
 _OWN_ATTRIBUTES = (LoopContext, Namespace, Undefined)  # Jinja's own objects, made to be looked into
 _NODES = (
     *(nodes.Template, nodes.Output, nodes.For, nodes.If, nodes.Macro, nodes.Assign, nodes.AssignBlock, nodes.With),
@@ -83,7 +88,7 @@ class Budget:
         if self.left < 0:
             raise SecurityError("it does more work than any chat template needs")
 
-    def pay_for(self, value: Any) -> Any:
+    def pay_for(self, value: Any, leaves: tuple[type, ...] = _LEAVES) -> Any:
         """Take the cost of `value` with all it contains, and hand it back."""
         pending = [value]
         while pending:
@@ -91,7 +96,9 @@ class Budget:
             kind = type(item)
             if isinstance(item, str):
                 self.pay(1 + len(item) // CHARS_PER_UNIT)
-            elif kind in (list, tuple):
+            elif kind is range:
+                self.pay(1 + len(item))
+            elif kind in (list, tuple, *_VIEWS):
                 self.pay(1 + len(item))
                 pending += item
             elif kind is dict:
@@ -100,7 +107,7 @@ class Budget:
                 pending += item.values()
             elif isinstance(item, int) and item.bit_length() > MAX_INT_BITS:
                 raise SecurityError(f"an integer has more than {MAX_INT_BITS} bits")
-            elif item is not value and not isinstance(item, _ATOMS):
+            elif item is not value and not isinstance(item, leaves):
                 raise SecurityError(f"a list or dict holds a {kind.__name__}")
             else:
                 self.pay(1)
@@ -110,7 +117,7 @@ class Budget:
         """`pay_for` what is about to be printed: only plain values have a bounded text."""
         if not isinstance(value, _PLAIN):
             raise SecurityError(f"it asks for the text of a {type(value).__name__}")
-        return self.pay_for(value)
+        return self.pay_for(value, _ATOMS)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -134,13 +141,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "raise_exception": _raise_exception,
         }
         emit = pass_context(lambda context, value: budget.pay_for_text(value))  # a context: not folded when compiled
-        filters = {name: self._charged(self.filters[name]) for name in _FILTERS}
-        texts = {name: self._charged(self.filters[name], _PLAIN) for name in _TEXT_FILTERS}
+        constant = {name: self._charged(self.filters[name], "result") for name in _CONSTANT}
+        drawing = {name: self._charged(self.filters[name], "items") for name in _DRAWING}
+        whole = {name: self._charged(self.filters[name], "all") for name in _WHOLE}
+        texts = {name: self._charged(self.filters[name], "all", _PLAIN) for name in _TEXT}
         own = {"join": self._join, "replace": self._replace, "tojson": self._to_json}
         hooks = {_LOOP: self._loop, _EMIT: emit, _TOUCH: budget.pay_for, _CONCAT: self._concat, _SLICE: self._slice}
-        self.filters = {**filters, **texts, **own, **hooks}
-        compared = {name: self._charged(self.tests[name], _PLAIN) for name in _COMPARISONS}
-        counted = {name: self._charged(self.tests[name], _NUMBERS) for name in _NUMBER_TESTS}
+        self.filters = {**constant, **drawing, **whole, **texts, **own, **hooks}
+        compared = {name: self._charged(self.tests[name], "all", _PLAIN) for name in _COMPARISONS}
+        counted = {name: self._charged(self.tests[name], "all", _NUMBERS) for name in _NUMBER_TESTS}
         self.tests = {**{name: self.tests[name] for name in _TYPE_TESTS}, **compared, **counted}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -148,6 +157,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         pending: list[nodes.Node] = [tree]
         while pending:
             node = pending.pop()
+            self.budget.pay(UNITS_PER_NODE)
             if not isinstance(node, _NODES) or (isinstance(node, nodes.For) and node.recursive):
                 what = f"a chat template may not use {type(node).__name__}"
                 raise TemplateAssertionError(what, node.lineno)
@@ -162,6 +172,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         known = next((names for kind, names in _METHODS.items() if isinstance(obj, kind)), ())
         return attr in known or isinstance(obj, _OWN_ATTRIBUTES)
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuse at once; Jinja would hand out an undefined value, which prints as nothing."""
+        raise SecurityError(f"it reaches for attribute {attribute!r} of a {type(obj).__name__}")
+
     def getitem(self, obj: Any, argument: Any) -> Any:
         if not isinstance(argument, str | int):
             self.budget.pay_for(argument)  # a tuple is hashed whole at every look-up
@@ -173,7 +187,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         self, receiver = __self, getattr(__obj, "__self__", None)
-        self.budget.pay(1)
+        self.budget.pay(UNITS_PER_CALL)
         if isinstance(receiver, str | list | tuple):  # its methods read it all
             self.budget.pay_for(receiver)
         if not isinstance(__obj, Macro):  # a macro only hands its arguments on
@@ -199,17 +213,25 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise SecurityError("text is formatted with %")
         return pay_for(super().call_binop(context, operator, left, right))
 
-    def _charged(self, function: Any, only: tuple[type, ...] = ()) -> Callable[..., Any]:
-        """`function`, paying for its plain arguments and its result; arguments must be among `only` if given."""
+    def _charged(self, function: Any, pay: str, only: tuple[type, ...] = ()) -> Callable[..., Any]:
+        """`function`, paying for its result and, as `pay` says, for its arguments or the items it draws from them.
+
+        With `only`, arguments must be of these types.
+        """
+
+        def admit(value: Any) -> Any:
+            if only and not isinstance(value, only):
+                raise SecurityError(f"{function.__name__} of a {type(value).__name__}")
+            if pay == "all" and isinstance(value, _PLAIN):
+                return self.budget.pay_for(value, _ATOMS if only else _LEAVES)
+            drawn = pay != "result" and isinstance(value, Iterable) and not isinstance(value, str | Undefined)
+            return self._loop(value) if drawn else value
 
         @functools.wraps(function)  # keeps the mark that says which context it wants first
         def charged(*args: Any, **kwargs: Any) -> Any:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, _PLAIN):
-                    self.budget.pay_for(value)
-                if only and not isinstance(value, only):
-                    raise SecurityError(f"{function.__name__} of a {type(value).__name__}")
-            return self.budget.pay_for(function(*args, **kwargs))
+            admitted = [arg if isinstance(arg, _CONTEXTS) else admit(arg) for arg in args]
+            result = function(*admitted, **{name: admit(arg) for name, arg in kwargs.items()})
+            return self.budget.pay_for(result)
 
         return charged
 
