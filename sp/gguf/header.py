@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from sp.errors import GGUFError
 from sp.gguf import keys as k
-from sp.gguf.keys import Value, ValueType
+from sp.gguf.keys import DAMAGED, Value, ValueType
+from sp.gguf.metadata import ArrayRef, Metadata
 
-DAMAGED = "the file is damaged or hostile: get it again and compare its checksum"
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # length, name, type, value
@@ -61,58 +59,6 @@ class TensorInfo:
         for size in self.shape:
             count *= size
         return count
-
-
-@dataclass(frozen=True, slots=True)
-class _ArrayRef:
-    """An array not decoded yet: `count` elements of `kind` at `start` of the header."""
-
-    kind: int
-    count: int
-    start: int
-
-
-class Metadata(Mapping[str, Value]):
-    """Key-value pairs of a header; arrays are decoded when first asked for."""
-
-    def __init__(self, path: str, header: bytearray, entries: dict[str, Value | _ArrayRef]) -> None:
-        self._path = path
-        self._header = header
-        self._entries = entries
-
-    def __getitem__(self, key: str) -> Value:
-        value = self._entries[key]
-        if isinstance(value, _ArrayRef):
-            value = self._decode(key, value)
-            self._entries[key] = value
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def _decode(self, key: str, ref: _ArrayRef) -> Value:
-        if ref.kind == ValueType.STRING:
-            return self._strings(key, ref)
-        if ref.kind == ValueType.BOOL:
-            raw = np.frombuffer(self._header, np.uint8, ref.count, ref.start)
-            return raw.astype(np.bool_)
-        return np.frombuffer(self._header, k.DTYPES[ref.kind], ref.count, ref.start).copy()
-
-    def _strings(self, key: str, ref: _ArrayRef) -> list[str]:
-        header, length_at, pos = self._header, _U64.unpack_from, ref.start
-        texts = []
-        try:
-            for _ in range(ref.count):
-                end = pos + 8 + length_at(header, pos)[0]
-                texts.append(header[pos + 8 : end].decode())
-                pos = end
-        except UnicodeDecodeError as error:
-            where = f"string {len(texts)} of key {key!r}"
-            raise GGUFError(f"{self._path}: {where} is not UTF-8 ({error.reason}); {DAMAGED}") from None
-        return texts
 
 
 @dataclass(frozen=True)
@@ -247,8 +193,8 @@ def _count(cursor: _Cursor, what: str, limit: int, record: int) -> int:
     return count
 
 
-def _key_values(cursor: _Cursor, n_keys: int) -> tuple[dict[str, Value | _ArrayRef], dict[str, int]]:
-    entries: dict[str, Value | _ArrayRef] = {}
+def _key_values(cursor: _Cursor, n_keys: int) -> tuple[dict[str, Value | ArrayRef], dict[str, int]]:
+    entries: dict[str, Value | ArrayRef] = {}
     kinds: dict[str, int] = {}
     strings_left = k.MAX_STRINGS
     for index in range(n_keys):
@@ -258,7 +204,7 @@ def _key_values(cursor: _Cursor, n_keys: int) -> tuple[dict[str, Value | _ArrayR
             raise cursor.fail(f"{what} appears twice")
         kind = cursor.u32(what)
         value = _array(cursor, what, strings_left) if kind == ValueType.ARRAY else _scalar(cursor, kind, what)
-        if isinstance(value, _ArrayRef) and value.kind == ValueType.STRING:
+        if isinstance(value, ArrayRef) and value.kind == ValueType.STRING:
             strings_left -= value.count
         entries[key], kinds[key] = value, kind
     return entries, kinds
@@ -279,7 +225,7 @@ def _scalar(cursor: _Cursor, kind: int, what: str) -> Value:
     return value
 
 
-def _array(cursor: _Cursor, what: str, strings_left: int) -> _ArrayRef:
+def _array(cursor: _Cursor, what: str, strings_left: int) -> ArrayRef:
     kind = cursor.u32(f"element type of {what}")
     count = cursor.u64(f"length of {what}")
     if kind == ValueType.ARRAY:
@@ -289,13 +235,13 @@ def _array(cursor: _Cursor, what: str, strings_left: int) -> _ArrayRef:
             raise cursor.fail(f"{what} claims {count} strings in the {cursor.left} bytes left")
         start = cursor.pos
         cursor.skip_strings(count, what)
-        return _ArrayRef(kind, count, start)
+        return ArrayRef(kind, count, start)
     if kind not in k.DTYPES:
         raise cursor.fail(f"{what} has unknown element type {kind}")
     nbytes = count * k.DTYPES[kind].itemsize
     if count > k.MAX_ARRAY or nbytes > cursor.left:
         raise cursor.fail(f"{what} claims {count} elements in the {cursor.left} bytes left")
-    return _ArrayRef(kind, count, cursor.take(nbytes, what))
+    return ArrayRef(kind, count, cursor.take(nbytes, what))
 
 
 def _alignment(cursor: _Cursor, entries: Mapping[str, object], kinds: Mapping[str, int]) -> int:

@@ -18,6 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+DAMAGED = "the file is damaged or hostile: get it again and compare its checksum"
 
 Array = npt.NDArray[Any]
 Value = bool | int | float | str | list[str] | list[int] | list[float] | list[bool] | Array

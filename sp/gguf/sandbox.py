@@ -23,10 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-CHARS_PER_UNIT = 64  # a step of work and the handling of 64 characters take about as long: a microsecond
-UNITS_PER_CALL = 8
-UNITS_PER_NODE = 40  # to compile a node of the syntax tree
-MAX_INT_BITS = 4096
+from sp.gguf.budget import ATOMS, CHARS_PER_UNIT, LEAVES, NUMBERS, PLAIN, UNITS_PER_CALL, UNITS_PER_NODE, Budget
 
 # Filters by what they cost: constant, one step an item as it is drawn, all they are given, and all of its text.
 _CONSTANT = ("count", "d", "default", "first", "items", "last", "length", "list", "reverse")
@@ -55,11 +52,6 @@ _METHODS: dict[type, frozenset[str]] = {
     list: frozenset({"count", "index"}),
     tuple: frozenset({"count", "index"}),
 }
-_NUMBERS = (int, float)
-_ATOMS = (int, float, type(None), Undefined)
-_LEAVES = (*_ATOMS, Namespace)
-_PLAIN = (*_ATOMS, str, list, tuple, dict, range)
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTEXTS = (Environment, Context, nodes.EvalContext)
 _OWN_ATTRIBUTES = (LoopContext, Namespace, Undefined)  # Jinja's own objects, made to be looked into
 _NODES = (
@@ -70,54 +62,6 @@ _NODES = (
     *(nodes.BinExpr, nodes.UnaryExpr),
 )
 _LOOP, _EMIT, _TOUCH, _CONCAT, _SLICE = "sp loop", "sp emit", "sp touch", "sp concat", "sp slice"
-
-
-class Budget:
-    """Work a template may still do, in units of one step or `CHARS_PER_UNIT` characters.
-
-    It bounds time and memory alike: nothing is built before its size is paid for, and containers pay for all
-    they hold each time they are made, compared or printed, so sharing cannot make a small one large.
-    """
-
-    def __init__(self, units: int) -> None:
-        self.left = units
-
-    def pay(self, units: int) -> None:
-        """Take `units`; SecurityError when they are not there."""
-        self.left -= units
-        if self.left < 0:
-            raise SecurityError("it does more work than any chat template needs")
-
-    def pay_for(self, value: Any, leaves: tuple[type, ...] = _LEAVES) -> Any:
-        """Take the cost of `value` with all it contains, and hand it back."""
-        pending = [value]
-        while pending:
-            item = pending.pop()
-            kind = type(item)
-            if isinstance(item, str):
-                self.pay(1 + len(item) // CHARS_PER_UNIT)
-            elif kind is range:
-                self.pay(1 + len(item))
-            elif kind in (list, tuple, *_VIEWS):
-                self.pay(1 + len(item))
-                pending += item
-            elif kind is dict:
-                self.pay(1 + 2 * len(item))
-                pending += item.keys()
-                pending += item.values()
-            elif isinstance(item, int) and item.bit_length() > MAX_INT_BITS:
-                raise SecurityError(f"an integer has more than {MAX_INT_BITS} bits")
-            elif item is not value and not isinstance(item, leaves):
-                raise SecurityError(f"a list or dict holds a {kind.__name__}")
-            else:
-                self.pay(1)
-        return value
-
-    def pay_for_text(self, value: Any) -> Any:
-        """`pay_for` what is about to be printed: only plain values have a bounded text."""
-        if not isinstance(value, _PLAIN):
-            raise SecurityError(f"it asks for the text of a {type(value).__name__}")
-        return self.pay_for(value, _ATOMS)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -144,12 +88,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         constant = {name: self._charged(self.filters[name], "result") for name in _CONSTANT}
         drawing = {name: self._charged(self.filters[name], "items") for name in _DRAWING}
         whole = {name: self._charged(self.filters[name], "all") for name in _WHOLE}
-        texts = {name: self._charged(self.filters[name], "all", _PLAIN) for name in _TEXT}
+        texts = {name: self._charged(self.filters[name], "all", PLAIN) for name in _TEXT}
         own = {"join": self._join, "replace": self._replace, "tojson": self._to_json}
         hooks = {_LOOP: self._loop, _EMIT: emit, _TOUCH: budget.pay_for, _CONCAT: self._concat, _SLICE: self._slice}
         self.filters = {**constant, **drawing, **whole, **texts, **own, **hooks}
-        compared = {name: self._charged(self.tests[name], "all", _PLAIN) for name in _COMPARISONS}
-        counted = {name: self._charged(self.tests[name], "all", _NUMBERS) for name in _NUMBER_TESTS}
+        compared = {name: self._charged(self.tests[name], "all", PLAIN) for name in _COMPARISONS}
+        counted = {name: self._charged(self.tests[name], "all", NUMBERS) for name in _NUMBER_TESTS}
         self.tests = {**{name: self.tests[name] for name in _TYPE_TESTS}, **compared, **counted}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -201,7 +145,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         pay, pay_for = self.budget.pay, self.budget.pay_for
-        numbers = isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS)
+        numbers = isinstance(left, NUMBERS) and isinstance(right, NUMBERS)
         if operator == "*" and not numbers:
             times, unit = (left, right) if isinstance(left, int) else (right, left)
             before = self.budget.left
@@ -222,8 +166,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         def admit(value: Any) -> Any:
             if only and not isinstance(value, only):
                 raise SecurityError(f"{function.__name__} of a {type(value).__name__}")
-            if pay == "all" and isinstance(value, _PLAIN):
-                return self.budget.pay_for(value, _ATOMS if only else _LEAVES)
+            if pay == "all" and isinstance(value, PLAIN):
+                return self.budget.pay_for(value, ATOMS if only else LEAVES)
             drawn = pay != "result" and isinstance(value, Iterable) and not isinstance(value, str | Undefined)
             return self._loop(value) if drawn else value
 

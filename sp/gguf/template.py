@@ -7,8 +7,9 @@ from typing import Any
 from jinja2.exceptions import TemplateSyntaxError
 
 from sp.errors import GGUFError
+from sp.gguf.budget import Budget
 from sp.gguf.reader import GGUFFile
-from sp.gguf.sandbox import BoundedEnvironment, Budget
+from sp.gguf.sandbox import BoundedEnvironment
 
 KEY = "tokenizer.chat_template"
 MAX_TEMPLATE = 1 << 16  # characters; the longest of the known chat templates has some 20 thousand

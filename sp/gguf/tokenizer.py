@@ -3,8 +3,7 @@
 The drafter and the target have different vocabularies, so what one keeps is told to the other in bytes of the
 text. Spans come from the bytes each token stands for, never from character offsets, which are ambiguous when a
 character is split over several tokens.
-
-Pre-tokenizer patterns are those of the Qwen2 and Qwen3.5 tokenizers. As in llama.cpp there is no NFC step.
+As in llama.cpp there is no NFC step, so the bytes of the text are never changed.
 """
 
 from __future__ import annotations
@@ -13,28 +12,17 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from sp.arrays import Ints
 from sp.errors import GGUFError, PromptError
 from sp.gguf.keys import Value
 from sp.gguf.reader import GGUFFile
+from sp.gguf.vocabulary import ADDED, CONTROL, PATTERNS, USER_DEFINED, Vocabulary, read_vocabulary, token_bytes
 
-PATTERNS: Mapping[str, str] = {
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-"""Pre-tokenizer regex by the name in ``tokenizer.ggml.pre``."""
-
-CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
-MAX_VOCAB = 1 << 20
-MAX_ADDED_BYTES = 1 << 20  # text of all special tokens; bounds the automaton that finds them
 # Tokens that end a turn or a document whatever eos_token_id says; llama.cpp's end-of-generation set.
 END_NAMES = frozenset(
     {
@@ -77,6 +65,7 @@ class Tokenizer:
 
     Examples
     --------
+    >>> from sp.gguf.vocabulary import byte_alphabet
     >>> alphabet = [chr(c) for c in byte_alphabet()]
     >>> tokenizer = Tokenizer.from_metadata({
     ...     "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
@@ -90,24 +79,17 @@ class Tokenizer:
     'hi é<|im_end|>'
     """
 
-    def __init__(
-        self,
-        tokens: list[str],
-        token_types: list[int],
-        merges: list[tuple[str, str]],
-        pre: str,
-        ids: Mapping[str, int],
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        tokens, types, ids = vocabulary.tokens, vocabulary.types, vocabulary.ids
         self.vocab_size = len(tokens)
-        self.pre = pre
         self.eos_id, self.bos_id, self.pad_id = (ids.get(name) for name in ("eos", "bos", "padding"))
-        self.special_ids = frozenset(i for i, kind in enumerate(token_types) if kind == CONTROL)
-        named_ends = {i for i, kind in enumerate(token_types) if kind in (3, 4) and tokens[i] in END_NAMES}
+        self.special_ids = frozenset(i for i, kind in enumerate(types) if kind == CONTROL)
+        named_ends = {i for i, kind in enumerate(types) if kind in ADDED and tokens[i] in END_NAMES}
         self.eos_ids = frozenset(named_ends | {ids[name] for name in ("eos", "eot", "eom") if name in ids})
-        self._tokens, self._types, self._merges = tokens, token_types, merges
-        self._bytes = _token_bytes(tokens, token_types)
+        self._vocabulary = vocabulary
+        self._bytes = token_bytes(tokens, types)
         self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(tokens))
-        self._backend = _backend(tokens, token_types, merges, pre)
+        self._backend = _backend(vocabulary)
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Tokenizer:
@@ -123,20 +105,14 @@ class Tokenizer:
         GGUFError
             On a missing or malformed key, an unknown tokenizer model or pre-tokenizer.
         """
-        checked = _Checked(metadata, source)
-        tokens = checked.tokens()
-        return cls(
-            tokens,
-            checked.token_types(len(tokens)),
-            checked.merges(tokens),
-            checked.pattern_name(),
-            checked.token_ids(len(tokens)),
-        )
+        return cls(read_vocabulary(metadata, source))
 
     @cached_property
     def sha256(self) -> str:
         """Digest of vocabulary, token types, merges and pre-tokenizer: equal digests tokenize alike."""
-        parts = (self.pre, *self._tokens, *map(str, self._types), *(f"{a} {b}" for a, b in self._merges))
+        vocabulary = self._vocabulary
+        merges = (f"{left} {right}" for left, right in vocabulary.merges)
+        parts = (vocabulary.pre, *vocabulary.tokens, *map(str, vocabulary.types), *merges)
         digest = hashlib.sha256()
         for part in parts:
             raw = part.encode()
@@ -190,140 +166,13 @@ class Tokenizer:
         return self.token_bytes(token).decode(errors="replace")
 
 
-def byte_alphabet() -> list[int]:
-    """Code point that stands for each of the 256 bytes in a byte-level vocabulary (GPT-2's table).
-
-    >>> chr(byte_alphabet()[ord(" ")]), chr(byte_alphabet()[ord("a")])
-    ('Ġ', 'a')
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [byte if byte in printable else next(others) for byte in range(256)]
-
-
-def _token_bytes(tokens: list[str], token_types: list[int]) -> list[bytes]:
-    """Bytes of every token: byte-level for ordinary ones, plain UTF-8 for special and odd ones."""
-    table = dict.fromkeys(range(256), 0xFFFF)  # what is outside the alphabet must fail to encode
-    table |= {code: byte for byte, code in enumerate(byte_alphabet())}
-    ordinary = [t if kind not in (CONTROL, USER_DEFINED) else "" for t, kind in zip(tokens, token_types, strict=True)]
-    try:  # one pass over the whole vocabulary: a quarter of a million small ones are slow
-        joined = "".join(ordinary).translate(table).encode("latin-1")
-    except UnicodeEncodeError:
-        return [_odd_bytes(t, table, kind) for t, kind in zip(tokens, token_types, strict=True)]
-    ends = np.cumsum(np.fromiter(map(len, ordinary), np.int64, len(ordinary))).tolist()
-    return [
-        joined[end - len(t) : end] if t else token.encode()
-        for token, t, end in zip(tokens, ordinary, ends, strict=True)
-    ]
-
-
-def _odd_bytes(token: str, table: Mapping[int, int], kind: int) -> bytes:
-    if kind not in (CONTROL, USER_DEFINED):
-        try:
-            return token.translate(table).encode("latin-1")
-        except UnicodeEncodeError:
-            pass
-    return token.encode()
-
-
-def _backend(tokens: list[str], token_types: list[int], merges: list[tuple[str, str]], pre: str) -> Backend:
-    vocab = {token: index for index, token in enumerate(tokens)}
-    backend = Backend(models.BPE(vocab=vocab, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PATTERNS[pre]), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
+def _backend(vocabulary: Vocabulary) -> Backend:
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    backend = Backend(models.BPE(vocab=ids, merges=vocabulary.merges))
+    split = pre_tokenizers.Split(Regex(PATTERNS[vocabulary.pre]), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     for kind, add in ((CONTROL, backend.add_special_tokens), (USER_DEFINED, backend.add_tokens)):
-        special = kind == CONTROL
-        add(
-            [
-                AddedToken(token, normalized=False, special=special)
-                for token, token_type in zip(tokens, token_types, strict=True)
-                if token_type == kind and token
-            ]
-        )
+        texts = (t for t, token_kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if token_kind == kind)
+        add([AddedToken(text, normalized=False, special=kind == CONTROL) for text in texts if text])
     return backend
-
-
-class _Checked:
-    """Reads the tokenizer keys of untrusted metadata."""
-
-    def __init__(self, metadata: Mapping[str, Value], source: str) -> None:
-        self._metadata, self._source = metadata, source
-
-    def _fail(self, problem: str, advice: str = "convert the model again with a current tool") -> GGUFError:
-        return GGUFError(f"{self._source}: {problem}; {advice}")
-
-    def _get(self, name: str, kind: type, expected: str) -> Any:
-        key = f"tokenizer.ggml.{name}"
-        value = self._metadata.get(key)
-        if value is None:
-            raise self._fail(f"key {key!r} is missing, so there is no tokenizer")
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self._fail(f"key {key!r} is not {expected}")
-        return value
-
-    def pattern_name(self) -> str:
-        """Which pre-tokenizer, after a look at the tokenizer's model."""
-        model = self._get("model", str, "a string")
-        if model != "gpt2":
-            raise self._fail(f"tokenizer model {model[:40]!r} is not supported", "use a model with byte-level BPE")
-        pre: str = self._get("pre", str, "a string")
-        if pre not in PATTERNS:
-            known = ", ".join(PATTERNS)
-            raise self._fail(f"pre-tokenizer {pre[:40]!r} is not supported", f"use a model with one of: {known}")
-        return pre
-
-    def tokens(self) -> list[str]:
-        self.pattern_name()  # tell of a foreign tokenizer before finding fault with its tokens
-        tokens = self._strings("tokens")
-        if not 1 <= len(tokens) <= MAX_VOCAB:
-            raise self._fail(f"the vocabulary has {len(tokens)} tokens, not 1 to {MAX_VOCAB}")
-        if len(set(tokens)) != len(tokens):
-            seen: set[str] = set()
-            twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-            raise self._fail(f"token {twice[:40]!r} is in the vocabulary twice")
-        return tokens
-
-    def token_types(self, count: int) -> list[int]:
-        """Type of each token; all normal when the file does not say."""
-        if "tokenizer.ggml.token_type" not in self._metadata:
-            return [1] * count
-        value = np.asarray(self._metadata["tokenizer.ggml.token_type"])
-        if value.ndim != 1 or value.dtype.kind not in "iu" or len(value) != count:
-            raise self._fail(f"key 'tokenizer.ggml.token_type' is not {count} integers")
-        types: list[int] = value.tolist()
-        added = sum(len(t) for t, kind in zip(self._strings("tokens"), types, strict=True) if kind in (3, 4))
-        if added > MAX_ADDED_BYTES:
-            raise self._fail(f"special tokens take {added} characters, more than {MAX_ADDED_BYTES}")
-        return types
-
-    def merges(self, tokens: list[str]) -> list[tuple[str, str]]:
-        known = set(tokens)
-        merges = []
-        for index, merge in enumerate(self._strings("merges")):
-            at = merge.find(" ", 1)
-            left, right = merge[:at], merge[at + 1 :]
-            if at < 0 or left not in known or right not in known or left + right not in known:
-                raise self._fail(f"merge {index}, {merge[:40]!r}, does not join two tokens into a third")
-            merges.append((left, right))
-        return merges
-
-    def token_ids(self, count: int) -> dict[str, int]:
-        """The special token ids the file names, e.g. ``{"eos": 151645}``."""
-        ids: dict[str, int] = {}
-        for name in ("eos", "eot", "eom", "bos", "padding"):
-            if f"tokenizer.ggml.{name}_token_id" in self._metadata:
-                ids[name] = self._get(f"{name}_token_id", int, "an integer")
-                if not 0 <= ids[name] < count:
-                    raise self._fail(f"{name}_token_id {ids[name]} is outside the vocabulary of {count}")
-        return ids
-
-    def _strings(self, name: str) -> list[str]:
-        value: list[Any] = self._get(name, list, "an array of strings")
-        if not all(isinstance(item, str) for item in value):
-            raise self._fail(f"key 'tokenizer.ggml.{name}' is not an array of strings")
-        return value
