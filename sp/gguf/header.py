@@ -22,7 +22,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # length, name, type, value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # length, name, n_dims, one dim, type, offset
-_READ_STEP = 1 << 20
+_READ_STEP = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)

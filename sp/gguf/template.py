@@ -8,6 +8,7 @@ from jinja2.exceptions import TemplateSyntaxError
 
 from sp.errors import GGUFError
 from sp.gguf.budget import Budget
+from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.sandbox import BoundedEnvironment
 
@@ -77,9 +78,9 @@ def _run(template: str, variables: dict[str, Any] | None) -> str:
         return compiled.render(variables) if variables is not None else ""
     except Exception as error:  # whatever a stranger's program ends in is the file's fault
         line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = plain(f"{type(error).__name__}: {error}", 300)
         raise GGUFError(
-            f"chat template fails{line}: {reason[:300]}; use another file, or give the prompt as plain text"
+            f"chat template fails{line}: {reason}; use another file, or give the prompt as plain text"
         ) from None
 
 

@@ -8,7 +8,6 @@ As in llama.cpp there is no NFC step, so the bytes of the text are never changed
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,14 +109,7 @@ class Tokenizer:
     @cached_property
     def sha256(self) -> str:
         """Digest of vocabulary, token types, merges and pre-tokenizer: equal digests tokenize alike."""
-        vocabulary = self._vocabulary
-        merges = (f"{left} {right}" for left, right in vocabulary.merges)
-        parts = (vocabulary.pre, *vocabulary.tokens, *map(str, vocabulary.types), *merges)
-        digest = hashlib.sha256()
-        for part in parts:
-            raw = part.encode()
-            digest.update(len(raw).to_bytes(8, "little") + raw)
-        return digest.hexdigest()
+        return self._vocabulary.sha256
 
     def encode(self, text: str) -> Encoding:
         """Tokens of `text`, special tokens recognised, none added.

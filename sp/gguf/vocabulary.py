@@ -5,6 +5,7 @@ Keys are llama.cpp's (``tokenizer.ggml.*``). Pre-tokenizer patterns are those of
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,16 @@ class Vocabulary:
     merges: list[tuple[str, str]]
     pre: str
     ids: Mapping[str, int]
+
+    @property
+    def sha256(self) -> str:
+        """Digest of all that decides how text is cut: equal digests tokenize alike."""
+        merges = (f"{left} {right}" for left, right in self.merges)
+        digest = hashlib.sha256()
+        for part in (self.pre, *self.tokens, *map(str, self.types), *merges):
+            raw = part.encode()
+            digest.update(len(raw).to_bytes(8, "little") + raw)
+        return digest.hexdigest()
 
 
 def read_vocabulary(metadata: Mapping[str, Value], source: str) -> Vocabulary:

@@ -1,0 +1,289 @@
+"""What is in a model file, said in a dict for programs and in tables for people."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gguf.constants import LlamaFileType
+
+from sp.errors import GGUFError
+from sp.gguf.expected import ARCHITECTURES, MAX_BLOCKS, integer, missing_tensors
+from sp.gguf.metadata import plain
+from sp.gguf.reader import GGUFFile
+from sp.gguf.template import chat_template, check_template
+from sp.gguf.vocabulary import CONTROL, Vocabulary, read_vocabulary
+from sp.quant import FORMATS
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_HASH_STEP = 1 << 22
+
+
+def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
+    """Describe a GGUF file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file, or any shard of a sharded model.
+    sha256 : bool
+        Also hash every file, which reads all of it.
+
+    Returns
+    -------
+    dict
+        JSON-able. Sizes are in bytes; what the file does not say is None. ``warnings`` is a list of one-line
+        strings, empty for a file that `sp` can run.
+
+    Raises
+    ------
+    GGUFError
+        When the file is not a sound GGUF file.
+    """
+    with GGUFFile.open(path) as file:
+        template, warnings = _template(file)
+        vocabulary, problem = _vocabulary(file)
+        return {
+            "path": str(file.path),
+            "bytes": file.nbytes,
+            "shards": len(file.paths),
+            "sha256": [_digest(part) for part in file.paths] if sha256 else None,
+            "version": file.version,
+            **_model(file),
+            "tensors": len(file.tensors),
+            "tensors_by_type": _by_type(file),
+            "tokenizer": _tokenizer(file, vocabulary),
+            "chat_template": template,
+            "warnings": [*_warnings(file), *_vocabulary_warnings(file, vocabulary, problem), *warnings],
+        }
+
+
+def render(info: dict[str, Any]) -> RenderableType:
+    """Tables of what `inspect_file` found, for a `rich` console."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for name, value in _facts(info):
+        facts.add_row(name, Text(value))
+    types = Table("type", box=None, pad_edge=False, header_style="bold", title_justify="left")
+    for name in ("tensors", "size", "share", "decoded by sp"):
+        types.add_column(name, justify="right")
+    total = sum(row["bytes"] for row in info["tensors_by_type"])
+    for row in info["tensors_by_type"]:
+        share = f"{row['bytes'] / total:.1%}"
+        types.add_row(row["type"], str(row["count"]), _size(row["bytes"]), share, "yes" if row["supported"] else "NO")
+    parts: list[RenderableType] = [facts]
+    if info["tensors_by_type"]:
+        parts += ["", types]
+    if info["warnings"]:
+        parts += ["", *(Text(f"warning: {warning}", style="yellow") for warning in info["warnings"])]
+    return Group(*parts)
+
+
+def _model(file: GGUFFile) -> dict[str, Any]:
+    architecture = _text(file, "general.architecture")
+    file_type = integer(file.metadata, "general.file_type")
+    keys = {
+        "layers": "block_count",
+        "hidden": "embedding_length",
+        "heads": "attention.head_count",
+        "kv_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "context": "context_length",
+    }
+    return {
+        "architecture": architecture,
+        "name": _text(file, "general.name"),
+        "file_type": LlamaFileType(file_type).name if file_type in set(LlamaFileType) else None,
+        "parameters": sum(info.elements for info in file.tensors.values()),
+        **{name: _count(file, f"{architecture}.{key}") for name, key in keys.items()},
+    }
+
+
+def _text(file: GGUFFile, key: str) -> str | None:
+    value = file.metadata.get(key)
+    return plain(value) if isinstance(value, str) else None
+
+
+def _count(file: GGUFFile, key: str) -> int | list[int] | None:
+    """An integer, or one for every layer."""
+    value = file.metadata.get(key)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value) <= MAX_BLOCKS:
+        numbers: list[int] = value.tolist()
+        return numbers if len(set(numbers)) > 1 else (numbers[0] if numbers else None)
+    return integer(file.metadata, key)
+
+
+def _by_type(file: GGUFFile) -> list[dict[str, Any]]:
+    """One row a tensor type, largest first."""
+    rows: dict[str, dict[str, Any]] = {}
+    for info in file.tensors.values():
+        supported = info.ggml_type in FORMATS
+        row = rows.setdefault(info.type_name, {"type": info.type_name, "count": 0, "bytes": 0, "supported": supported})
+        row["count"] += 1
+        row["bytes"] += info.nbytes
+    return sorted(rows.values(), key=lambda row: -row["bytes"])
+
+
+def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
+    """The vocabulary, or why there is none."""
+    try:
+        return read_vocabulary(file.metadata, str(file.path)), None
+    except GGUFError as error:
+        return None, str(error).removeprefix(f"{file.path}: ")
+
+
+def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] | None:
+    model = _text(file, "tokenizer.ggml.model")
+    if model is None:
+        return None
+    add_bos = file.metadata.get("tokenizer.ggml.add_bos_token")
+    found: dict[str, Any] = {
+        "model": model,
+        "pre": _text(file, "tokenizer.ggml.pre"),
+        "vocab": _length(file, "tokenizer.ggml.tokens"),
+        "merges": _length(file, "tokenizer.ggml.merges"),
+        "specials": None,
+        "eos": integer(file.metadata, "tokenizer.ggml.eos_token_id"),
+        "add_bos": add_bos if isinstance(add_bos, bool) else None,
+        "sha256": None,
+    }
+    if vocabulary is not None:
+        found |= {"specials": vocabulary.types.count(CONTROL), "sha256": vocabulary.sha256}
+    return found
+
+
+def _length(file: GGUFFile, key: str) -> int | None:
+    value = file.metadata.get(key)
+    return len(value) if isinstance(value, list | np.ndarray) else None
+
+
+def _template(file: GGUFFile) -> tuple[dict[str, Any], list[str]]:
+    """Facts of the chat template, and warnings."""
+    absent = {"present": False, "sha256": None, "chars": None, "first_line": None}
+    try:
+        template = chat_template(file)
+        if template is None:
+            return absent, ["no chat template: give one, or a prompt as plain text"]
+    except GGUFError as error:
+        return absent, [str(error).removeprefix(f"{file.path}: ")]
+    first_line = template.lstrip().split("\n", 1)[0]
+    facts = {
+        "present": True,
+        "sha256": hashlib.sha256(template.encode()).hexdigest(),
+        "chars": len(template),
+        "first_line": plain(first_line, 100),
+    }
+    try:
+        check_template(template)
+    except GGUFError as error:
+        return facts, [str(error)]
+    return facts, []
+
+
+def _warnings(file: GGUFFile) -> Iterator[str]:
+    """What keeps the model from running, or may surprise."""
+    architecture = _text(file, "general.architecture")
+    unsupported = [row for row in _by_type(file) if not row["supported"]]
+    for row in unsupported:
+        example = next(name for name, info in file.tensors.items() if info.type_name == row["type"])
+        yield f"{row['count']} tensors of type {row['type']}, which sp cannot decode, e.g. {example}"
+    if not file.tensors:
+        yield "no tensors: a vocabulary only, or metadata only"
+        return
+    if architecture not in ARCHITECTURES:
+        yield f"architecture {architecture!r} is not one that sp runs ({', '.join(ARCHITECTURES)})"
+        return
+    if integer(file.metadata, f"{architecture}.context_length") is None:
+        yield f"key '{architecture}.context_length' is absent, so the longest prompt is unknown"
+    blocks = integer(file.metadata, f"{architecture}.block_count")
+    if blocks is None:
+        yield f"key '{architecture}.block_count' is absent, so this is no complete model"
+        return
+    extra = integer(file.metadata, f"{architecture}.nextn_predict_layers") or 0
+    if extra > 0:
+        first = f"blk.{blocks - extra}"
+        yield f"{extra} multi-token-prediction block(s) from {first} on will be skipped"
+    missing = missing_tensors(architecture, file.metadata, file.tensors)
+    if missing:
+        shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        yield f"{len(missing)} expected tensors are missing: {shown}"
+
+
+def _vocabulary_warnings(file: GGUFFile, vocabulary: Vocabulary | None, problem: str | None) -> Iterator[str]:
+    if vocabulary is None:
+        yield f"no usable tokenizer: {problem}"
+        return
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None and embedding.shape[0] != len(vocabulary.tokens):
+        yield f"vocabulary of {len(vocabulary.tokens)} tokens but {embedding.shape[0]} embedding rows"
+    if "eos" not in vocabulary.ids:
+        yield "no end-of-sequence token id: an answer may not know where to stop"
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_HASH_STEP):
+                digest.update(piece)
+    except OSError as error:
+        raise GGUFError(f"{path}: cannot be read ({error.strerror}); check the disk") from None
+    return digest.hexdigest()
+
+
+def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Rows of the first table."""
+    yield "file", info["path"] + (f" and {info['shards'] - 1} more shards" if info["shards"] > 1 else "")
+    yield "size", f"{_size(info['bytes'])} ({info['bytes']:,} bytes), GGUF v{info['version']}"
+    for digest in info["sha256"] or ():
+        yield "sha256", digest
+    yield "model", " · ".join(filter(None, (info["architecture"], info["name"], info["file_type"]))) or "unknown"
+    yield "parameters", f"{_thousands(info['parameters'])} in {info['tensors']} tensors"
+    labels = ("layers", "hidden", "heads", "kv_heads", "head_dim", "context")
+    known = [f"{name} {info[name]}" for name in labels if info[name] is not None]
+    if known:
+        yield "shape", " · ".join(known)
+    tokenizer = info["tokenizer"]
+    if tokenizer is not None:
+        shown = [f"{name} {value}" for name, value in tokenizer.items() if value is not None and name != "sha256"]
+        yield "tokenizer", " · ".join(shown)
+    template = info["chat_template"]
+    if template["present"]:
+        yield "template", f"{template['chars']} characters, sha256 {template['sha256'][:12]}: {template['first_line']}"
+
+
+def _size(count: int) -> str:
+    """Bytes in binary units.
+
+    >>> _size(16_536_406_016)
+    '15.40 GiB'
+    """
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.2f} {unit}"
+    return f"{size / 1024:.2f} TiB"
+
+
+def _thousands(count: int) -> str:
+    """A count in the units models are named by.
+
+    >>> _thousands(26_895_998_464), _thousands(596_049_920)
+    ('26.90 B', '596.0 M')
+    """
+    if count >= 10**9:
+        return f"{count / 10**9:.2f} B"
+    return f"{count / 10**6:.1f} M" if count >= 10**6 else f"{count:,}"
