@@ -94,7 +94,8 @@ class _Cursor:
         if end > k.MAX_HEADER:
             raise self.fail(f"header is longer than {k.MAX_HEADER >> 20} MiB, at {what}")
         while len(self.buffer) < end:
-            want = min(self.size, max(end, 2 * len(self.buffer), _READ_STEP)) - len(self.buffer)
+            ahead = max(end, 2 * len(self.buffer), _READ_STEP)
+            want = min(self.size, k.MAX_HEADER, ahead) - len(self.buffer)
             piece = os.pread(self.fd, want, len(self.buffer))
             if not piece:
                 raise self.fail(f"shrank to {len(self.buffer)} bytes while it was read")

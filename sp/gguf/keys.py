@@ -70,13 +70,13 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
 """ggml type id -> (name, values in a block, bytes in a block)."""
 
 # Limits. The largest real vocabulary known (262K tokens, 515K merges) needs a header of some 16 MiB.
-MAX_HEADER = 64 << 20  # bytes from the magic to the last tensor info
+MAX_HEADER = 48 << 20  # bytes from the magic to the last tensor info
 MAX_STRING = 1 << 20  # bytes of one string value
 MAX_KEY = (1 << 16) - 1  # bytes; the specification's own limit
 MAX_TENSOR_NAME = 63  # bytes; ggml keeps 64 with the terminating zero
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_STRINGS = 1 << 21  # strings in all arrays of one file
+MAX_STRINGS = 1 << 20  # strings in all arrays of one file
 MAX_ARRAY = 1 << 22  # elements of one array of numbers
 MAX_ALIGNMENT = 1 << 20
 MAX_DIMS = 4

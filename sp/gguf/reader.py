@@ -76,7 +76,7 @@ class GGUFFile:
         self.metadata: Mapping[str, Value] = first.header.metadata
         self.nbytes = sum(part.header.size for part in parts)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_all_tensors(parts))
-        self._parts = parts
+        self._maps = tuple(part.map for part in parts)
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
@@ -128,17 +128,17 @@ class GGUFFile:
                 f"{self.path}: unsupported type {info.type_name} in tensor {name}: "
                 f"use a file whose tensors are all among {known}"
             )
-        part = self._parts[info.shard]
-        if part.map.closed:
-            raise GGUFError(f"{part.path}: tensor {name} asked of a file that is closed; open it again")
-        data = np.frombuffer(part.map, np.uint8, info.nbytes, info.offset)
+        view = self._maps[info.shard]
+        if view.closed:
+            raise GGUFError(f"{self.paths[info.shard]}: tensor {name} asked of a closed file; open it again")
+        data = np.frombuffer(view, np.uint8, info.nbytes, info.offset)
         return Weight(name, fmt, info.shape, data.reshape(*info.shape[:-1], fmt.row_bytes(info.shape[-1])))
 
     def close(self) -> None:
         """Unmap the file; weights that are still in use keep their bytes mapped until they go."""
-        for part in self._parts:
+        for view in self._maps:
             with suppress(BufferError):
-                part.map.close()
+                view.close()
 
     def __enter__(self) -> GGUFFile:
         return self
