@@ -15,7 +15,7 @@ from sp.gguf.keys import Value, ValueType
 _BY_DTYPE: Mapping[Any, ValueType] = {dtype: ValueType(kind) for kind, dtype in k.DTYPES.items()}
 
 # llama.cpp reads these with one exact type; a Python value alone would not tell it.
-_BY_SUFFIX: Mapping[str, ValueType] = {
+_SCALARS: Mapping[str, ValueType] = {
     "split.no": ValueType.UINT16,
     "split.count": ValueType.UINT16,
     "split.tensors.count": ValueType.INT32,
@@ -23,6 +23,8 @@ _BY_SUFFIX: Mapping[str, ValueType] = {
     ".rope.scaling.factor": ValueType.FLOAT32,
     ".attention.layer_norm_rms_epsilon": ValueType.FLOAT32,
     ".attention.layer_norm_epsilon": ValueType.FLOAT32,
+}
+_ELEMENTS: Mapping[str, ValueType] = {
     "tokenizer.ggml.tokens": ValueType.STRING,
     "tokenizer.ggml.merges": ValueType.STRING,
     "tokenizer.ggml.token_type": ValueType.INT32,
@@ -64,10 +66,12 @@ def encode_key_value(key: str, value: Value) -> bytes:
         raise GGUFError(f"cannot write key {key[:40]!r}: it must be 1 to {k.MAX_KEY} printable bytes")
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    fixed = next((kind for suffix, kind in _BY_SUFFIX.items() if key.endswith(suffix)), None)
     if isinstance(value, list | tuple | np.ndarray):
-        kind, body = _array(key, value, fixed)
+        kind, body = _array(key, value, _ELEMENTS.get(key))
         return raw_key + struct.pack("<IIQ", ValueType.ARRAY, kind, len(value)) + body
+    if key in _ELEMENTS:
+        raise GGUFError(f"cannot write key {key!r}: it holds a list, not a {type(value).__name__}")
+    fixed = next((kind for suffix, kind in _SCALARS.items() if key.endswith(suffix)), None)
     kind = fixed if fixed is not None else _scalar_type(key, value)
     return raw_key + struct.pack("<I", kind) + _scalar(key, kind, value)
 
