@@ -64,7 +64,7 @@ def collate(items: list[dict], length: int, rows: int, lm_rows: int, lm_weight: 
         k = len(r)
         out["rows"][j, :k], out["labels"][j, :k] = r, ids[r + 1]
         out["source"][j, :k], out["first"][j, :k] = it["source"][:rows], it["first"][:rows]
-        out["weight"][j, :k] = np.where(it["first"][:rows] > 0, 2.0, 1.0)
+        out["weight"][j, :k] = np.choose(1 + np.minimum(it["first"][:rows], 1), (0.1, 1.0, 2.0))
         if lm_rows:
             lm = np.array([rng.randrange(n - 1) for _ in range(lm_rows)])
             out["rows"][j, rows:], out["labels"][j, rows:] = lm, ids[lm + 1]

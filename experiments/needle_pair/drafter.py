@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from layers import GGUFModule, attend, attend_rows, matrix, pointer_loss, rope, row_logits, take
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import embedding, silu
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Drafter(GGUFModule):
     ) -> tuple[Tensor, Tensor]:
         """Logits (B, K, vocab) at ``rows`` and the pointer loss. ``taps`` collects (B, heads, K, L) attention of every layer."""
         c = self.config
-        x = self.w("token_embd.weight")[ids].float()
+        x = embedding(ids, self.w("token_embd.weight")).float()
         pointer = x.new_zeros(())
         for i in range(c.layers):
             b, last = f"blk.{i}.", i == c.layers - 1
@@ -100,7 +100,7 @@ class Drafter(GGUFModule):
                 logits = row_logits(q, k, rows)
                 o = attend_rows(logits, v)
                 if source is not None:
-                    pointer = pointer_loss(logits[:, list(c.pointer_heads)], source)
+                    pointer = pointer_loss(torch.stack([logits[:, j] for j in c.pointer_heads], 1), source)
             else:
                 o = attend(q, k, v)
                 logits = row_logits(take(q, rows), k, rows) if taps is not None else None

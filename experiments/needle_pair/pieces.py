@@ -64,6 +64,7 @@ class Recipe:
     ruler: float = 0.3  # share of samples in RULER's own phrasing throughout
     held_out: bool = False
     depth: tuple[float, float] = (0.0, 1.0)
+    tail: int = 0  # rows before the answer that are also shown the needle (drafter: its last prompt tokens score)
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Sample:
     ids: list[int]
     rows: list[int]
     source: list[int]
-    first: list[int]  # 1 / 2: first content token of a value asked in the first / a later turn, else 0
+    first: list[int]  # 1 / 2: first content token of a value asked in the first / a later turn; -1: a tail row; else 0
     turn: list[int]
     document: tuple[int, int]  # token span of the document
     spans: list[tuple[int, int]]  # token spans of the needles
@@ -192,7 +193,7 @@ class Composer:
             turns = [turn]
         else:
             needles, phrasing = self._facts(r, task, count, kind, style, source)
-            for _ in range(rng.randint(*r.turns)):
+            for _ in range(min(rng.randint(*r.turns), len(needles) // 2 + 2)):
                 if task == "value":
                     first = [i for i, n in enumerate(needles) if n.key == needles[0].key]
                     alone = [i for i in range(len(needles)) if i not in first]
@@ -221,7 +222,7 @@ class Composer:
         budget = r.length - sum(len(enc(x)) + 1 for x, _ in texts) - len(enc(header)) - 12
         budget -= sum(len(enc(t.question)) + len(enc(a[0])) + 10 for t, a in zip(turns, tails, strict=True))
         parts = self._document(r, hay, budget, needles, texts, order, header, kind, style, source, task)
-        return self._assemble(parts, turns, tails, needles)
+        return self._assemble(parts, turns, tails, needles, r.tail)
 
     def _document(
         self, r: Recipe, hay: str, budget: int, needles: list[T.Needle], texts: list[tuple[str, int]], order: list[int],
@@ -314,7 +315,7 @@ class Composer:
             out += v if bare else " " + v
         return out + ".", marks
 
-    def _assemble(self, parts: list, turns: list[T.Turn], tails: list, needles: list[T.Needle]) -> Sample:
+    def _assemble(self, parts: list, turns: list[T.Turn], tails: list, needles: list[T.Needle], tail: int) -> Sample:
         enc = self.encoder
         ids: list[int] = [enc.start]
         value_at: dict[int, int] = {}
@@ -371,6 +372,12 @@ class Composer:
                 firsts.add(a + (1 if number and spaced else 0))
             begin_answer = len(enc("assistant\n" + turn.prefix)) if turn.prefix else len(enc("assistant\n"))
             ids += [*got, enc.end]
+            one = turn.needles[self.rng.randrange(len(turn.needles))] if tail else 0
+            for j in range(base + begin_answer - 1 - tail, base + begin_answer - 1):
+                rows.append(j)
+                src.append(value_at[one] + (needles[one].kind == "number"))
+                first.append(-1)
+                turn_of.append(t)
             for j in range(begin_answer, len(got) + 1):
                 rows.append(base + j - 1)
                 src.append(copied.get(j, -1) if j not in copied or self._content(j, at, answer, where) else -1)

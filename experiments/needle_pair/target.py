@@ -9,7 +9,7 @@ import torch
 from gdn import gated_delta_net
 from layers import EPS, GGUFModule, attend, attend_rows, matrix, pointer_loss, rope, row_logits, take
 from torch import Tensor
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import embedding, pad, silu, softplus
 from torch.utils.checkpoint import checkpoint
 
 
@@ -53,11 +53,33 @@ class TargetConfig:
         return self.hidden * (full * attention + (self.layers - full) * delta)
 
 
+def delta_mix(
+    u: Tensor, z: Tensor, b: Tensor, a: Tensor, conv: Tensor, dt_bias: Tensor, a_log: Tensor, gain: Tensor, hk: int, hv: int
+) -> Tensor:
+    """A Gated DeltaNet layer between its projections: convolution, gates, delta rule, gated norm; (B, L, hv * d)."""
+    d = gain.shape[0]
+    taps = conv.shape[1]
+    g = -a_log.exp() * softplus(a.float() + dt_bias)
+    length = u.shape[1]
+    up = pad(u, (0, 0, taps - 1, 0))
+    y = up[:, :length].float() * conv[:, 0]
+    for j in range(1, taps):
+        y = y + up[:, j : j + length].float() * conv[:, j]
+    q, k, v = silu(y).split([hk * d, hk * d, hv * d], -1)
+    q, k = q.unflatten(-1, (hk, d)), k.unflatten(-1, (hk, d))
+    q = q * (torch.rsqrt(q.square().sum(-1, keepdim=True) + EPS) * d**-0.5)
+    k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + EPS)
+    o = gated_delta_net(q, k, v.unflatten(-1, (hv, d)), b.float().sigmoid(), g)
+    o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + EPS) * gain
+    return (o * silu(z.float()).unflatten(-1, (hv, d))).flatten(2).to(u.dtype)
+
+
 class Target(GGUFModule):
     def __init__(self, config: TargetConfig, compute: torch.dtype = torch.bfloat16) -> None:
         super().__init__(compute)
         c = self.config = config
         self.checkpointing = False
+        self.mix = delta_mix  # may be replaced by its compiled form
         out = (2 * c.layers) ** -0.5
         self.add("token_embd.weight", torch.randn(c.vocab, c.hidden) * 0.3)
         self.add("output_norm.weight", torch.ones(c.hidden))
@@ -92,23 +114,13 @@ class Target(GGUFModule):
 
     def delta_net(self, i: int, h: Tensor) -> Tensor:
         c, b = self.config, f"blk.{i}."
-        u = self.linear(h, b + "attn_qkv.weight")
-        z = self.linear(h, b + "attn_gate.weight").unflatten(-1, (c.value_heads, c.state))
-        beta = self.linear(h, b + "ssm_beta.weight").float().sigmoid()
-        dt = softplus(self.linear(h, b + "ssm_alpha.weight").float() + self.w(b + "ssm_dt.bias"))
-        g = -self.w(b + "ssm_a_log").exp() * dt
-        w = self.w(b + "ssm_conv1d.weight").to(u.dtype)
-        up = pad(u, (0, 0, c.conv - 1, 0))
-        length = u.shape[1]
-        y = sum(up[:, j : j + length] * w[:, j] for j in range(c.conv))
-        y = silu(y).float()
-        q, k, v = y.split([c.key_dim, c.key_dim, c.inner], -1)
-        q, k = (t.unflatten(-1, (c.key_heads, c.state)) for t in (q, k))
-        q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + EPS) * c.state**-0.5
-        k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + EPS)
-        o = gated_delta_net(q, k, v.unflatten(-1, (c.value_heads, c.state)), beta, g)
-        o = self.norm(o, b + "ssm_norm.weight").to(z.dtype) * silu(z)
-        return self.linear(o.flatten(2), b + "ssm_out.weight")
+        o = self.mix(
+            self.linear(h, b + "attn_qkv.weight"), self.linear(h, b + "attn_gate.weight"),
+            self.linear(h, b + "ssm_beta.weight"), self.linear(h, b + "ssm_alpha.weight"),
+            self.w(b + "ssm_conv1d.weight"), self.w(b + "ssm_dt.bias"), self.w(b + "ssm_a_log"),
+            self.w(b + "ssm_norm.weight"), c.key_heads, c.value_heads,
+        )  # fmt: skip
+        return self.linear(o, b + "ssm_out.weight")
 
     def attention(
         self, i: int, h: Tensor, positions: Tensor, rows: Tensor, source: Tensor | None, last: bool
@@ -146,7 +158,7 @@ class Target(GGUFModule):
 
     def forward(self, ids: Tensor, positions: Tensor, rows: Tensor, source: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits (B, K, vocab) at ``rows`` and the pointer loss; the sequence length must be a multiple of 64."""
-        x = self.w("token_embd.weight")[ids].float()
+        x = embedding(ids, self.w("token_embd.weight")).float()
         pointer = x.new_zeros(())
         for i in range(self.config.layers):
             if self.checkpointing and self.training:

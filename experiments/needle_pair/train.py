@@ -66,7 +66,7 @@ class Stepper:
         with torch.no_grad():
             right = (logits.argmax(-1) == b["labels"]).float()
             answers = torch.zeros_like(right)
-            answers[:, : s.rows] = (b["weight"][:, : s.rows] > 0).float()
+            answers[:, : s.rows] = (b["weight"][:, : s.rows] >= 1).float()
             f1, f2 = (b["first"] == 1).float(), (b["first"] == 2).float()
             values = [
                 loss, pointer, norm, (right * answers).sum(), answers.sum(),
@@ -125,6 +125,7 @@ def main() -> None:
     feed = Feed(role, args.data, stages, args.workers, seed)  # before CUDA
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.enable_cudnn_sdp(False)
     args.out.mkdir(parents=True, exist_ok=True)
     model = build(role, torch.bfloat16 if args.device == "cuda" else torch.float32)
     if args.init:
@@ -132,6 +133,9 @@ def main() -> None:
             for k, v in load_file(args.init).items():
                 model.p[k.replace(".", "/")].copy_(v.float())
     model.to(args.device).train()
+    if role == "target" and args.device == "cuda":  # fuses the element-wise work: about half of a step
+        torch._dynamo.config.cache_size_limit = 64
+        model.mix = torch.compile(model.mix, dynamic=False)
     rate = torch.tensor(1e-3, device=args.device)
     optimiser = torch.optim.AdamW(
         model.groups(cfg.get("weight_decay", 0.1)), lr=rate, betas=(0.9, 0.95), fused=args.device == "cuda",
