@@ -196,7 +196,7 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
     unsupported = [row for row in _by_type(file) if not row["supported"]]
     for row in unsupported:
         example = next(name for name, info in file.tensors.items() if info.type_name == row["type"])
-        yield f"{row['count']} tensors of type {row['type']}, which sp cannot decode, e.g. {example}"
+        yield f"{row['count']} tensor(s) of type {row['type']}, which sp cannot decode, e.g. {example}"
     if not file.tensors:
         yield "no tensors: a vocabulary only, or metadata only"
         return

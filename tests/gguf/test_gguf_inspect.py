@@ -1,0 +1,239 @@
+"""`inspect_file` says what a file holds and what stands in the way of running it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_gguf import build, string, tensor, u32
+from rich.console import Console
+
+from sp.errors import GGUFError
+from sp.gguf import GGUFFile, GGUFWriter, Tokenizer
+from sp.gguf.inspect import inspect_file, render
+from sp.quant import F32, Q8_0
+
+TEMPLATE = "{% for m in messages %}\n<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+with GGUFFile.open(Path(__file__).with_name("tiny-bpe.gguf")) as _file:
+    VOCABULARY = dict(_file.metadata)
+HIDDEN, FFN, VOCAB = 64, 96, 600
+KEYS: dict[str, Any] = {
+    **VOCABULARY,
+    "general.name": "tiny",
+    "general.file_type": 7,
+    "tokenizer.chat_template": TEMPLATE,
+    "qwen3.block_count": 2,
+    "qwen3.context_length": 4096,
+    "qwen3.embedding_length": HIDDEN,
+    "qwen3.attention.head_count": 4,
+    "qwen3.attention.head_count_kv": np.array([2, 2], np.int32),
+    "qwen3.attention.key_length": 32,
+}
+ATTENTION = {"attn_q": (128, HIDDEN), "attn_k": (64, HIDDEN), "attn_v": (64, HIDDEN), "attn_output": (HIDDEN, 128)}
+FEED_FORWARD = {"ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN)}
+NORMS = {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "attn_q_norm": (32,), "attn_k_norm": (32,)}
+DELTA = {
+    **{"attn_qkv": (96, HIDDEN), "attn_gate": (32, HIDDEN), "ssm_conv1d": (96, 4), "ssm_alpha": (1, HIDDEN)},
+    **{"ssm_beta": (1, HIDDEN), "ssm_norm": (32,), "ssm_out": (HIDDEN, 32)},
+}
+
+
+def qwen3_tensors() -> dict[str, tuple[int, ...]]:
+    block = {**ATTENTION, **FEED_FORWARD, **NORMS}
+    blocks = {f"blk.{i}.{name}.weight": shape for i in (0, 1) for name, shape in block.items()}
+    return {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,), **blocks}
+
+
+def qwen35_tensors(blocks: int) -> dict[str, tuple[int, ...]]:
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    for i in range(blocks):
+        norms = {"attn_norm": (HIDDEN,), "post_attention_norm": (HIDDEN,)}
+        heads = {"attn_q_norm": (32,), "attn_k_norm": (32,)}
+        attends = i % 4 == 3 or i >= 8
+        mixer = {**ATTENTION, **heads} if attends else DELTA
+        tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in {**norms, **FEED_FORWARD, **mixer}.items()}
+        if not attends:
+            tensors |= {f"blk.{i}.ssm_dt.bias": (1,), f"blk.{i}.ssm_a": (1,)}
+    return tensors
+
+
+def write(path: Path, keys: dict[str, Any], tensors: dict[str, tuple[int, ...]]) -> Path:
+    writer = GGUFWriter(path, keys)
+    for name, shape in tensors.items():
+        fmt = Q8_0 if len(shape) == 2 and shape[1] % 32 == 0 else F32
+        writer.add(name, shape, fmt, np.zeros(fmt.nbytes(shape), np.uint8))
+    return writer.write()
+
+
+def without(keys: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key not in names}
+
+
+def test_a_whole_model(tmp_path: Path) -> None:
+    tensors = qwen3_tensors()
+    path = write(tmp_path / "m.gguf", KEYS, tensors)
+    info = inspect_file(path, sha256=True)
+    assert json.loads(json.dumps(info)) == info
+    elements = sum(int(np.prod(shape)) for shape in tensors.values())
+    small = sum(int(np.prod(shape)) for shape in tensors.values() if len(shape) == 1)
+    expected = {
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "version": 3,
+        "shards": 1,
+        "sha256": [hashlib.sha256(path.read_bytes()).hexdigest()],
+        "architecture": "qwen3",
+        "name": "tiny",
+        "file_type": "MOSTLY_Q8_0",
+        "parameters": elements,
+        "layers": 2,
+        "hidden": HIDDEN,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 32,
+        "context": 4096,
+        "tensors": len(tensors),
+        "warnings": [],
+    }
+    assert {key: info[key] for key in expected} == expected
+    assert info["tensors_by_type"] == [
+        {"type": "Q8_0", "count": 15, "bytes": (elements - small) // 32 * 34, "supported": True},
+        {"type": "F32", "count": 9, "bytes": 4 * small, "supported": True},
+    ]
+    assert info["tokenizer"] == {
+        "model": "gpt2",
+        "pre": "qwen2",
+        "vocab": 600,
+        "merges": len(VOCABULARY["tokenizer.ggml.merges"]),
+        "specials": 3,
+        "eos": VOCABULARY["tokenizer.ggml.eos_token_id"],
+        "add_bos": False,
+        "sha256": Tokenizer.from_metadata(VOCABULARY).sha256,
+    }
+    assert info["chat_template"] == {
+        "present": True,
+        "sha256": hashlib.sha256(TEMPLATE.encode()).hexdigest(),
+        "chars": len(TEMPLATE),
+        "first_line": "{% for m in messages %}",
+    }
+
+
+def test_hash_only_when_asked_for(tmp_path: Path) -> None:
+    assert inspect_file(write(tmp_path / "m.gguf", KEYS, {}))["sha256"] is None
+
+
+def test_a_whole_hybrid_model_with_a_prediction_block(tmp_path: Path) -> None:
+    keys = {key.replace("qwen3.", "qwen35."): value for key, value in KEYS.items()}
+    keys |= {"general.architecture": "qwen35", "qwen35.block_count": 9, "qwen35.full_attention_interval": 4}
+    whole = qwen35_tensors(9)
+    info = inspect_file(write(tmp_path / "m.gguf", {**keys, "qwen35.nextn_predict_layers": 1}, whole))
+    assert info["warnings"] == ["1 multi-token-prediction block(s) from blk.8 on will be skipped"]
+    info = inspect_file(write(tmp_path / "m.gguf", keys, qwen35_tensors(8)))
+    assert info["warnings"][0].startswith("14 expected tensors are missing: blk.8.attn_norm.weight, ")
+    flags = {"qwen35.attention.recurrent_layers": [True] * 8 + [False], "qwen35.block_count": 9}
+    info = inspect_file(write(tmp_path / "m.gguf", {**keys, **flags}, whole))
+    assert "blk.3.attn_qkv.weight" in info["warnings"][0]  # the flags overrule the interval
+
+
+def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
+    tensors = qwen3_tensors()
+    for part in "qkv":
+        del tensors[f"blk.1.attn_{part}.weight"]
+    tensors["blk.1.attn_qkv.weight"] = (256, HIDDEN)
+    assert inspect_file(write(tmp_path / "m.gguf", KEYS, tensors))["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "dropped", "warning"),
+    [
+        (
+            KEYS,
+            ("blk.1.ffn_up.weight", "output_norm.weight"),
+            "2 expected tensors are missing: output_norm.weight, blk.1",
+        ),
+        (without(KEYS, "qwen3.context_length"), (), "'qwen3.context_length' is absent"),
+        (without(KEYS, "qwen3.block_count"), (), "'qwen3.block_count' is absent"),
+        ({**KEYS, "qwen3.block_count": "2"}, (), "'qwen3.block_count' is absent"),
+        (without(KEYS, "tokenizer.chat_template"), (), "no chat template"),
+        ({**KEYS, "tokenizer.chat_template": 5}, (), "'tokenizer.chat_template' is not a string"),
+        ({**KEYS, "tokenizer.chat_template": "{% include 'x' %}"}, (), "may not use Include"),
+        ({**KEYS, "tokenizer.chat_template": "{{ 1 | nosuch }}"}, (), "No filter named 'nosuch'"),
+        (without(KEYS, "tokenizer.ggml.model"), (), "no usable tokenizer: key 'tokenizer.ggml.model' is missing"),
+        ({**KEYS, "tokenizer.ggml.pre": "kimi-k2"}, (), "no usable tokenizer: pre-tokenizer 'kimi-k2'"),
+        (without(KEYS, "tokenizer.ggml.eos_token_id"), (), "no end-of-sequence token id"),
+        ({**KEYS, "general.architecture": "llama"}, (), "architecture 'llama' is not one that sp runs"),
+        (without(KEYS, "general.architecture"), (), "architecture None is not one"),
+    ],
+)
+def test_warnings(tmp_path: Path, keys: dict[str, Any], dropped: tuple[str, ...], warning: str) -> None:
+    tensors = {name: shape for name, shape in qwen3_tensors().items() if name not in dropped}
+    info = inspect_file(write(tmp_path / "m.gguf", keys, tensors))
+    assert len(info["warnings"]) == 1, info["warnings"]
+    assert warning in info["warnings"][0]
+
+
+def test_vocabulary_of_another_size(tmp_path: Path) -> None:
+    info = inspect_file(write(tmp_path / "m.gguf", KEYS, {**qwen3_tensors(), "token_embd.weight": (640, HIDDEN)}))
+    assert info["warnings"] == ["vocabulary of 600 tokens but 640 embedding rows"]
+
+
+def test_types_sp_cannot_decode(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(build([string("general.architecture", "qwen3")], [tensor("a.weight", [256], 17)], bytes(96)))
+    info = inspect_file(path)
+    assert info["tensors_by_type"] == [{"type": "IQ2_XS", "count": 1, "bytes": 74, "supported": False}]
+    assert info["warnings"][0] == "1 tensor(s) of type IQ2_XS, which sp cannot decode, e.g. a.weight"
+
+
+def test_vocabulary_only(tmp_path: Path) -> None:
+    info = inspect_file(write(tmp_path / "m.gguf", KEYS, {}))
+    assert info["warnings"] == ["no tensors: a vocabulary only, or metadata only"]
+    assert info["parameters"] == 0
+    assert info["tensors_by_type"] == []
+
+
+def test_per_layer_counts(tmp_path: Path) -> None:
+    keys = {**KEYS, "qwen3.attention.head_count_kv": [0, 2], "qwen3.attention.head_count": np.array([], np.int32)}
+    info = inspect_file(write(tmp_path / "m.gguf", keys, {}))
+    assert info["kv_heads"] == [0, 2]
+    assert info["heads"] is None
+
+
+def test_a_file_that_is_no_gguf_file(tmp_path: Path) -> None:
+    with pytest.raises(GGUFError):
+        inspect_file(tmp_path)
+
+
+def shown(info: dict[str, Any]) -> str:
+    console = Console(width=120, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(render(info))
+    return console.export_text()
+
+
+def test_render(tmp_path: Path) -> None:
+    text = shown(inspect_file(write(tmp_path / "m.gguf", without(KEYS, "tokenizer.chat_template"), qwen3_tensors())))
+    for part in (
+        "qwen3 · tiny · MOSTLY_Q8_0",
+        "layers 2 · hidden 64",
+        "KiB",
+        "Q8_0",
+        "yes",
+        "warning: no chat template",
+    ):
+        assert part in text
+    assert "100.0%" not in text  # two types share the bytes
+
+
+def test_a_name_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    name = "[bold red]x\x1b[2J\x07\nnew line " + "y" * 5000
+    path.write_bytes(build([string("general.architecture", "qwen3"), string("general.name", name), u32("a", 1)]))
+    info = inspect_file(path)
+    assert info["name"].isprintable()
+    assert len(info["name"]) <= 200
+    assert "[bold red]x\ufffd[2J" in shown(info)
