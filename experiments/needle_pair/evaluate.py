@@ -42,10 +42,11 @@ class Drawer:
     def __call__(self, job: tuple[dict, int, int]) -> Sample:
         recipe, length, seed = job
         composer = Composer(self.encoder, self.bank, seed)
-        while True:
+        for attempt in range(400):
             s = composer.sample(Recipe(length=length, held_out=True, **recipe))
-            if 0.8 * length <= len(s.ids) <= length + 64:
+            if 0.85 * length <= len(s.ids) <= length + (16 if attempt < 200 else 0.1 * length):
                 return s
+        raise RuntimeError(f"no sample of {length} tokens for {recipe}")
 
 
 def padded(items: list[dict], pad: int, device: str) -> dict[str, torch.Tensor]:

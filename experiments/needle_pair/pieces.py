@@ -160,9 +160,10 @@ class Composer:
         return head[:-1] + " " + n.value + tail.format(**slots), len(head) - 1
 
     def _distractor_lines(self, tokens: int, template: str, kind: str, style: str, source: T.Source, used: set[str]) -> list[T.Needle]:
-        per = 22 + (24 if style == "uuid" else 0) + (24 if kind == "uuid" else 0)
+        trial = [T.Needle(k, source.value(kind), kind, template) for k in source.keys(4, style, 0.0)]
+        per = sum(len(self.encoder(self._needle_text(n)[0])) + 1 for n in trial) / len(trial)
         out = []
-        for key in source.keys(max(1, tokens // per), style, 0.2):
+        for key in source.keys(max(1, int(tokens / per)), style, 0.2):
             if key not in used:
                 out.append(T.Needle(key, source.value(kind), kind, template))
         return out

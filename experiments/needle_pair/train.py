@@ -129,9 +129,14 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     model = build(role, torch.bfloat16 if args.device == "cuda" else torch.float32)
     if args.init:
-        with torch.no_grad():
-            for k, v in load_file(args.init).items():
-                model.p[k.replace(".", "/")].copy_(v.float())
+        if args.init.suffix == ".gguf":
+            from export import load_quantised
+
+            load_quantised(model, args.init)
+        else:
+            with torch.no_grad():
+                for k, v in load_file(args.init).items():
+                    model.p[k.replace(".", "/")].copy_(v.float())
     model.to(args.device).train()
     if role == "target" and args.device == "cuda":  # fuses the element-wise work: about half of a step
         torch._dynamo.config.cache_size_limit = 64
