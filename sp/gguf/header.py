@@ -1,9 +1,8 @@
 """The header of a GGUF file, parsed with every count, length and offset checked before it is used.
 
-A file is untrusted input. All arithmetic is in Python integers, which cannot wrap; every claim of a count is
-held against the bytes that are left before anything is allocated or looped over. The bytes are read with
-`pread` rather than through a memory map, so a file that shrinks meanwhile is an error and not a SIGBUS.
-The classes of attack: CVE-2024-21802, CVE-2025-53630, CVE-2026-27940, CVE-2026-33298.
+A file is untrusted input. All arithmetic is in Python integers, which cannot wrap; every claim of a count is held
+against the bytes that are left before anything is allocated or looped over. The classes of attack: CVE-2024-21802,
+CVE-2025-53630, CVE-2026-27940, CVE-2026-33298.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sp.errors import GGUFError
 from sp.gguf import keys as k
-from sp.gguf.keys import DAMAGED, Value, ValueType
+from sp.gguf.cursor import Cursor, short
+from sp.gguf.keys import Value, ValueType
 from sp.gguf.metadata import ArrayRef, Metadata
 
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # length, name, type, value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # length, name, n_dims, one dim, type, offset
-_READ_STEP = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,86 +68,9 @@ class Header:
     size: int
 
 
-class _Cursor:
-    """Reads forward through the header, fetching bytes as they are needed."""
-
-    def __init__(self, fd: int, size: int, path: str) -> None:
-        self.fd, self.size, self.path = fd, size, path
-        self.buffer = bytearray()
-        self.pos = 0
-
-    def fail(self, problem: str, advice: str = DAMAGED) -> GGUFError:
-        return GGUFError(f"{self.path}: {problem}; {advice}")
-
-    @property
-    def left(self) -> int:
-        return self.size - self.pos
-
-    def fetch(self, end: int, what: str) -> None:
-        """Make the bytes up to `end` available."""
-        if end > self.size:
-            raise self.fail(f"truncated: {what} at byte {self.pos} runs past the end ({self.size} bytes)")
-        if end > k.MAX_HEADER:
-            raise self.fail(f"header is longer than {k.MAX_HEADER >> 20} MiB, at {what}")
-        while len(self.buffer) < end:
-            ahead = max(end, 2 * len(self.buffer), _READ_STEP)
-            want = min(self.size, k.MAX_HEADER, ahead) - len(self.buffer)
-            piece = os.pread(self.fd, want, len(self.buffer))
-            if not piece:
-                raise self.fail(f"shrank to {len(self.buffer)} bytes while it was read")
-            self.buffer += piece
-
-    def take(self, count: int, what: str) -> int:
-        """Step over `count` bytes and say where they start."""
-        start, self.pos = self.pos, self.pos + count
-        if self.pos > len(self.buffer):
-            self.pos = start
-            self.fetch(start + count, what)
-            self.pos = start + count
-        return start
-
-    def u32(self, what: str) -> int:
-        return int(_U32.unpack_from(self.buffer, self.take(4, what))[0])
-
-    def u64(self, what: str) -> int:
-        return int(_U64.unpack_from(self.buffer, self.take(8, what))[0])
-
-    def text(self, limit: int, what: str) -> str:
-        """A length-prefixed UTF-8 string of at most `limit` bytes."""
-        length = self.u64(what)
-        if length > limit:
-            raise self.fail(f"{what} claims {length} bytes at byte {self.pos - 8}, more than {limit}")
-        start = self.take(length, what)
-        try:
-            return self.buffer[start : start + length].decode()
-        except UnicodeDecodeError as error:
-            raise self.fail(f"{what} at byte {start} is not UTF-8 ({error.reason})") from None
-
-    def name(self, limit: int, what: str) -> str:
-        """A string that names something: not empty, no control characters."""
-        name = self.text(limit, what)
-        if not name or not name.isprintable():
-            raise self.fail(f"{what} {_short(name)} is empty or holds unprintable characters")
-        return name
-
-    def skip_strings(self, count: int, what: str) -> None:
-        """Step over `count` strings, checking each length; the inner loop of opening a large vocabulary."""
-        pos, available, length_at, buffer = self.pos, len(self.buffer), _U64.unpack_from, self.buffer
-        for index in range(count):
-            if pos + 8 > available:
-                self.pos = min(pos, self.size)
-                self.fetch(pos + 8, f"string {index} of {what}")
-                available = len(buffer)
-            length = length_at(buffer, pos)[0]
-            if length > k.MAX_STRING:
-                raise self.fail(f"string {index} of {what} claims {length} bytes, more than {k.MAX_STRING}")
-            pos += 8 + length
-        self.take(pos - self.pos, f"the last string of {what}")
-
-
 def parse_header(fd: int, size: int, path: str, shard: int = 0) -> Header:
     """Parse and check the header of the open file `fd` of `size` bytes; GGUFError on anything amiss."""
-    cursor = _Cursor(fd, size, path)
+    cursor = Cursor(fd, size, path)
     version = _preamble(cursor)
     n_tensors = _count(cursor, "tensor count", k.MAX_TENSORS, _MIN_TENSOR_RECORD)
     n_keys = _count(cursor, "key count", k.MAX_KEYS, _MIN_KEY_RECORD)
@@ -163,11 +82,7 @@ def parse_header(fd: int, size: int, path: str, shard: int = 0) -> Header:
     return Header(version, alignment, Metadata(path, cursor.buffer, entries), tensors, size)
 
 
-def _short(name: str) -> str:
-    return repr(name if len(name) <= 80 else name[:77] + "...")
-
-
-def _preamble(cursor: _Cursor) -> int:
+def _preamble(cursor: Cursor) -> int:
     """Magic and version, with a message of its own for each usual mistake."""
     if cursor.size == 0:
         raise cursor.fail("is empty (0 bytes)", "get the file again")
@@ -187,20 +102,20 @@ def _preamble(cursor: _Cursor) -> int:
     return version
 
 
-def _count(cursor: _Cursor, what: str, limit: int, record: int) -> int:
+def _count(cursor: Cursor, what: str, limit: int, record: int) -> int:
     count = cursor.u64(what)
     if count > limit or count * record > cursor.left:
         raise cursor.fail(f"{what} {count} is over {limit} or needs more than the {cursor.left} bytes left")
     return count
 
 
-def _key_values(cursor: _Cursor, n_keys: int) -> tuple[dict[str, Value | ArrayRef], dict[str, int]]:
+def _key_values(cursor: Cursor, n_keys: int) -> tuple[dict[str, Value | ArrayRef], dict[str, int]]:
     entries: dict[str, Value | ArrayRef] = {}
     kinds: dict[str, int] = {}
     strings_left = k.MAX_STRINGS
     for index in range(n_keys):
         key = cursor.name(k.MAX_KEY, f"name of key {index}")
-        what = f"key {_short(key)}"
+        what = f"key {short(key)}"
         if key in entries:
             raise cursor.fail(f"{what} appears twice")
         kind = cursor.u32(what)
@@ -211,7 +126,7 @@ def _key_values(cursor: _Cursor, n_keys: int) -> tuple[dict[str, Value | ArrayRe
     return entries, kinds
 
 
-def _scalar(cursor: _Cursor, kind: int, what: str) -> Value:
+def _scalar(cursor: Cursor, kind: int, what: str) -> Value:
     if kind == ValueType.STRING:
         return cursor.text(k.MAX_STRING, what)
     if kind == ValueType.BOOL:
@@ -226,7 +141,7 @@ def _scalar(cursor: _Cursor, kind: int, what: str) -> Value:
     return value
 
 
-def _array(cursor: _Cursor, what: str, strings_left: int) -> ArrayRef:
+def _array(cursor: Cursor, what: str, strings_left: int) -> ArrayRef:
     kind = cursor.u32(f"element type of {what}")
     count = cursor.u64(f"length of {what}")
     if kind == ValueType.ARRAY:
@@ -245,7 +160,7 @@ def _array(cursor: _Cursor, what: str, strings_left: int) -> ArrayRef:
     return ArrayRef(kind, count, cursor.take(nbytes, what))
 
 
-def _alignment(cursor: _Cursor, entries: Mapping[str, object], kinds: Mapping[str, int]) -> int:
+def _alignment(cursor: Cursor, entries: Mapping[str, object], kinds: Mapping[str, int]) -> int:
     value = entries.get("general.alignment", k.DEFAULT_ALIGNMENT)
     if kinds.get("general.alignment", ValueType.UINT32) != ValueType.UINT32 or not isinstance(value, int):
         raise cursor.fail("general.alignment is not a uint32")
@@ -254,7 +169,7 @@ def _alignment(cursor: _Cursor, entries: Mapping[str, object], kinds: Mapping[st
     return value
 
 
-def _tensor_info(cursor: _Cursor, index: int) -> TensorInfo:
+def _tensor_info(cursor: Cursor, index: int) -> TensorInfo:
     """One record; its offset still counts from the start of the data."""
     name = cursor.name(k.MAX_TENSOR_NAME, f"name of tensor {index}")
     what = f"tensor {name!r}"
@@ -279,7 +194,7 @@ def _tensor_info(cursor: _Cursor, index: int) -> TensorInfo:
 
 
 def _place(
-    cursor: _Cursor, infos: list[TensorInfo], data_start: int, alignment: int, shard: int
+    cursor: Cursor, infos: list[TensorInfo], data_start: int, alignment: int, shard: int
 ) -> tuple[TensorInfo, ...]:
     """Check that tensors are aligned, inside the file, apart from each other and named once."""
     data_bytes = cursor.size - data_start

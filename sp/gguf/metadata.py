@@ -63,6 +63,8 @@ class Metadata(Mapping[str, Value]):
             return self._strings(key, ref)
         if ref.kind == ValueType.BOOL:
             raw = np.frombuffer(self._header, np.uint8, ref.count, ref.start)
+            if raw.max(initial=0) > 1:
+                raise GGUFError(f"{self._path}: key {key!r} holds bools that are not 0 or 1; {DAMAGED}")
             return raw.astype(np.bool_)
         return np.frombuffer(self._header, DTYPES[ref.kind], ref.count, ref.start).copy()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from raw_gguf import I32, STRING, U8, U16, U32, array, build, key, string, tensor, text, u32
+from raw_gguf import BOOL, I32, STRING, U8, U16, U32, array, build, key, string, tensor, text, u32
 
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile, GGUFWriter
@@ -70,6 +70,13 @@ def test_array_of_strings_that_are_not_utf8_fails_only_when_read(tmp_path: Path)
         assert file.metadata["x"] == 1
         with pytest.raises(GGUFError, match="string 1 of key 'raw' is not UTF-8"):
             file.metadata["raw"]
+
+
+def test_bools_are_0_or_1(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(build([array("flags", BOOL, 3, b"\x00\x01\x02")]))
+    with GGUFFile.open(path) as file, pytest.raises(GGUFError, match="'flags' holds bools that are not 0 or 1"):
+        file.metadata["flags"]
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 64, 4096])
