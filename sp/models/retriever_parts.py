@@ -1,0 +1,236 @@
+"""The parts of a constructed retriever: a residual stream of slots, and the layers that move codes between them.
+
+Every token has a unit-norm code. The residual stream is a row of slots of one code each, then a constant. A layer
+here reads a slot (or the constant), moves what it read along the sequence, and writes it into another slot.
+`energy` is the squared norm of the stream where a layer reads it; RMSNorm scales the stream by
+``sqrt(hidden / energy)``, and the readers undo exactly that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sp.arrays import Doubles, Ints
+
+CONSTANT_DIMS = 32  # one block of Q8_0 or Q4_0, so that the constant does not coarsen the codes beside it
+OPEN = 16.0  # sigmoid(16) = 1 - 1e-7: an open gate
+OFFSET_FREQUENCY = 1e-3  # offset heads use the RoPE pairs that turn faster than this, in rad a token
+STILL = 0.35  # a pair that turns by less over the whole context counts as position-free, in rad
+OFFSET_LOGIT = 150.0
+MATCH_LOGIT = 200.0
+
+Tensors = dict[str, Doubles]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The residual stream: named slots of `code_dim` values, then the constant.
+
+    Examples
+    --------
+    >>> stream = Residual(48, ("current", "previous_1"))
+    >>> stream.hidden, stream.read("previous_1", energy=2.0).shape
+    (128, (48, 128))
+    """
+
+    code_dim: int
+    slots: tuple[str, ...]
+
+    @property
+    def _constant_start(self) -> int:
+        return -(-len(self.slots) * self.code_dim // 32) * 32
+
+    @property
+    def hidden(self) -> int:
+        """Width; a multiple of 32, as block formats want."""
+        return self._constant_start + CONSTANT_DIMS
+
+    def embedding(self, codes: Doubles) -> Doubles:
+        """What a token brings: its code in the first slot, and the constant (squared norm 1 each)."""
+        table = np.zeros((len(codes), self.hidden))
+        table[:, : self.code_dim] = codes
+        table[:, self._constant_start :] = CONSTANT_DIMS**-0.5
+        return table
+
+    def read(self, slot: str, energy: float) -> Doubles:
+        """Rows (code_dim, hidden) that give the slot's code from the normed stream."""
+        start = self.slots.index(slot) * self.code_dim
+        rows = np.zeros((self.code_dim, self.hidden))
+        rows[:, start : start + self.code_dim] = np.eye(self.code_dim) * math.sqrt(energy / self.hidden)
+        return rows
+
+    def read_constant(self, energy: float) -> Doubles:
+        """A row (1, hidden) that gives 1 from the normed stream, whatever the token."""
+        row = np.zeros((1, self.hidden))
+        row[:, self._constant_start :] = math.sqrt(energy / self.hidden / CONSTANT_DIMS)
+        return row
+
+    def write(self, slot: str, columns: Doubles) -> Doubles:
+        """Columns (code_dim, n) as columns (hidden, n) that add into the slot."""
+        start = self.slots.index(slot) * self.code_dim
+        out = np.zeros((self.hidden, columns.shape[1]))
+        out[start : start + self.code_dim] = columns
+        return out
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Shape of the attention layers.
+
+    Examples
+    --------
+    >>> heads = Heads(4, 2, head_dim=128, rope_dim=128, rope_base=1e9, gated=False)
+    >>> len(heads.still_dims(131072)), len(heads.still_dims(4096))
+    (48, 70)
+    """
+
+    count: int
+    kv_count: int
+    head_dim: int
+    rope_dim: int
+    rope_base: float
+    gated: bool
+
+    @property
+    def frequencies(self) -> Doubles:
+        """RoPE frequencies (rope_dim / 2,), fastest first, in rad a token."""
+        return self.rope_base ** (-np.arange(0, self.rope_dim, 2) / self.rope_dim)
+
+    def still_dims(self, context: int) -> Ints:
+        """Dimensions of a head that position leaves alone: the slowest pairs, and all past `rope_dim`."""
+        pairs = np.flatnonzero(self.frequencies * context < STILL)
+        return np.concatenate([pairs, pairs + self.rope_dim // 2, np.arange(self.rope_dim, self.head_dim)])
+
+    def tensors(self, stream: Residual, energy: float, q: Doubles, k: Doubles, out: Doubles, logit: float) -> Tensors:
+        """Tensors of an attention layer whose values are the codes of the first slot.
+
+        The norms bring queries and keys to length sqrt(head_dim), so their gains alone set the largest logit.
+
+        Parameters
+        ----------
+        stream, energy
+            As in `offset_layer`.
+        q : float64 (count, head_dim, hidden)
+        k : float64 (kv_count, head_dim, hidden)
+        out : float64 (hidden, count, code_dim)
+        logit : float
+            Where query and key agree.
+        """
+        hidden, m = stream.hidden, stream.code_dim
+        if self.gated:
+            gate = np.broadcast_to(OPEN * stream.read_constant(energy), q.shape)
+            q = np.concatenate([q, gate], axis=1)  # per head: query rows, then gate rows
+        values = np.zeros((self.kv_count, self.head_dim, hidden))
+        values[:, :m] = stream.read(stream.slots[0], energy)
+        output = np.zeros((hidden, self.count, self.head_dim))
+        output[..., :m] = out
+        gain = np.full(self.head_dim, math.sqrt(logit / math.sqrt(self.head_dim)))
+        return {
+            "attn_q.weight": q.reshape(-1, hidden),
+            "attn_k.weight": k.reshape(-1, hidden),
+            "attn_v.weight": values.reshape(-1, hidden),
+            "attn_output.weight": output.reshape(hidden, -1),
+            "attn_q_norm.weight": gain,
+            "attn_k_norm.weight": gain,
+        }
+
+
+def offset_layer(
+    stream: Residual, energy: float, heads: Heads, writes: Mapping[int, str], rng: np.random.Generator
+) -> Tensors:
+    """Attention whose head h looks exactly h + 1 positions back; `writes` names the slot each lag goes to.
+
+    Queries and keys are constants, so the logit is a function of distance alone: with the query turned back by
+    the lag it is ``sum_j a_j cos(theta_j (distance - lag))``, which only the right distance maximises. Weights
+    ``a_j`` fall as ``sqrt(theta_j)``: the fast pairs part neighbours, the slower ones part far positions.
+    Each kv head has phases of its own.
+
+    Parameters
+    ----------
+    stream : Residual
+    energy : float
+        Squared norm of the stream that enters the layer.
+    heads : Heads
+    writes : mapping of int to str
+        Lag, 1 to ``heads.count``, to slot. Heads of other lags look too, but write nothing.
+    rng : Generator
+        Draws the phases.
+
+    Returns
+    -------
+    dict of str to float64 array
+        Tensors by GGUF name, without the ``blk.N.`` prefix.
+    """
+    theta = heads.frequencies[heads.frequencies > OFFSET_FREQUENCY]
+    amplitude = np.sqrt(heads.head_dim * np.sqrt(theta) / np.sqrt(theta).sum())
+    phases = rng.uniform(-np.pi, np.pi, (heads.kv_count, len(theta)))
+
+    def turned(phase: Doubles) -> Doubles:
+        vector = np.zeros(heads.head_dim)
+        vector[: len(theta)] = amplitude * np.cos(phase)
+        vector[heads.rope_dim // 2 :][: len(theta)] = amplitude * np.sin(phase)
+        return vector[:, None] * stream.read_constant(energy)
+
+    group = heads.count // heads.kv_count
+    q = np.stack([turned(phases[h // group] - theta * (h + 1)) for h in range(heads.count)])
+    k = np.stack([turned(phase) for phase in phases])
+    out = np.zeros((stream.hidden, heads.count, stream.code_dim))
+    for lag, slot in writes.items():
+        out[:, lag - 1] = stream.write(slot, np.eye(stream.code_dim))
+    return heads.tensors(stream, energy, q, k, out, OFFSET_LOGIT)
+
+
+def match_layer(
+    stream: Residual,
+    energy: float,
+    heads: Heads,
+    previous: Sequence[str],
+    output: tuple[str, float],
+    context: int,
+    rng: np.random.Generator,
+) -> Tensors:
+    """Attention from the last n tokens to every place where the same n tokens came just before; copies what followed.
+
+    The query holds the current and the previous n - 1 codes, the key the previous n, each through one projection
+    per kv head (orthonormal as far as the room goes) into the dimensions that position leaves alone. All heads
+    do the same and share the output.
+
+    Parameters
+    ----------
+    stream, energy, heads
+        As in `offset_layer`.
+    previous : sequence of str
+        Slots of the n tokens before, nearest first.
+    output : (str, float)
+        Slot and size of the answer's code.
+    context : int
+        Positions over which a dimension has to keep still.
+    rng : Generator
+        Draws the projections.
+
+    Returns
+    -------
+    dict of str to float64 array
+        As in `offset_layer`.
+    """
+    dims = heads.still_dims(context)
+    n, m = len(previous), stream.code_dim
+    group = heads.count // heads.kv_count
+    q: list[Doubles] = []
+    k: list[Doubles] = []
+    for _ in range(heads.kv_count):
+        shape = (max(n * m, len(dims)), min(n * m, len(dims)))
+        basis = np.linalg.qr(rng.standard_normal(shape))[0]
+        projection = (basis.T if n * m >= len(dims) else basis).reshape(len(dims), n, m)
+        for slots, into in (((stream.slots[0], *previous[:-1]), q), (previous, k)):
+            rows = np.zeros((heads.head_dim, stream.hidden))
+            rows[dims] = sum(projection[:, i] @ stream.read(slot, energy) for i, slot in enumerate(slots))
+            into.append(rows)
+    slot, factor = output
+    out = np.zeros((stream.hidden, heads.count, m))
+    out[:] = stream.write(slot, np.eye(m) * factor / heads.count)[:, None]
+    return heads.tensors(stream, energy, np.repeat(q, group, axis=0), np.stack(k), out, MATCH_LOGIT)
