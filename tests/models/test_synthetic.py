@@ -1,0 +1,328 @@
+"""Synthetic models: exact plans for the published shapes, valid random blocks, files that open, tokenise and run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from sp.arrays import Ints
+from sp.errors import ConfigError, GGUFError
+from sp.gguf import GGUFFile, Tokenizer
+from sp.gguf.template import chat_template, render_chat
+from sp.models import load_model, prefill
+from sp.models.config import ModelConfig
+from sp.models.file_type import FILE_TYPES, tensor_format
+from sp.models.random_blocks import random_blocks
+from sp.models.shapes import find_shape, list_shapes, tensor_plan
+from sp.models.synthetic import write_synthetic
+from sp.models.synthetic_vocab import tokenizer_metadata
+from sp.quant import F32, FORMATS, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+
+TINY = [name for name in list_shapes() if name.startswith("tiny-")]
+# The 32 of 64 layers that get more bits.
+MORE = {*range(8), *range(10, 56, 3), *range(56, 64)}
+
+
+def plan_bytes(shape: str, file_type: str) -> int:
+    return sum(fmt.nbytes(size) for _, size, fmt in tensor_plan(shape, file_type))
+
+
+# The plan
+
+
+def test_27b_is_the_published_file() -> None:
+    """851 tensors and 16 536 406 016 bytes: the size a published Q4_K_M file of this model has."""
+    plan = tensor_plan("qwen3.6-27b", "q4_k_m")
+    assert Counter(fmt.name for *_, fmt in plan) == {"Q4_K": 433, "Q6_K": 65, "F32": 353}
+    assert plan_bytes("qwen3.6-27b", "q4_k_m") == 16_536_406_016
+    assert sum(prod(size) for _, size, _ in plan) == 26_895_998_464
+    assert len({name for name, *_ in plan}) == len(plan) == 851
+
+
+def test_27b_mixed_types_by_layer() -> None:
+    chosen: dict[str, set[int]] = {}
+    for name, _, fmt in tensor_plan("qwen3.6-27b", "q4_k_m"):
+        if name.startswith("blk.") and fmt is Q6_K:
+            _, layer, kind = name.split(".", 2)
+            chosen.setdefault(kind, set()).add(int(layer))
+    assert chosen == {
+        "ffn_down.weight": MORE,
+        "attn_v.weight": {3, 7, 19, 31, 43, 55, 59, 63},
+        "attn_qkv.weight": {i for i in MORE if i % 4 != 3},
+    }
+    formats = {name: fmt.name for name, _, fmt in tensor_plan("qwen3.6-27b", "q4_k_m")}
+    assert (formats["output.weight"], formats["token_embd.weight"]) == ("Q6_K", "Q4_K")
+    assert (formats["blk.0.ssm_alpha.weight"], formats["blk.0.ssm_conv1d.weight"]) == ("Q4_K", "F32")
+
+
+def test_27b_shapes() -> None:
+    sizes = {name: size for name, size, _ in tensor_plan("qwen3.6-27b", "bf16")}
+    attention = {
+        "attn_norm.weight": (5120,),
+        "post_attention_norm.weight": (5120,),
+        "attn_q.weight": (12288, 5120),
+        "attn_k.weight": (1024, 5120),
+        "attn_v.weight": (1024, 5120),
+        "attn_output.weight": (5120, 6144),
+        "attn_q_norm.weight": (256,),
+        "attn_k_norm.weight": (256,),
+        "ffn_gate.weight": (17408, 5120),
+        "ffn_up.weight": (17408, 5120),
+        "ffn_down.weight": (5120, 17408),
+    }
+    delta = {
+        "attn_norm.weight": (5120,),
+        "post_attention_norm.weight": (5120,),
+        "attn_qkv.weight": (10240, 5120),
+        "attn_gate.weight": (6144, 5120),
+        "ssm_conv1d.weight": (10240, 4),
+        "ssm_alpha.weight": (48, 5120),
+        "ssm_beta.weight": (48, 5120),
+        "ssm_dt.bias": (48,),
+        "ssm_a": (48,),
+        "ssm_norm.weight": (128,),
+        "ssm_out.weight": (5120, 6144),
+        "ffn_gate.weight": (17408, 5120),
+        "ffn_up.weight": (17408, 5120),
+        "ffn_down.weight": (5120, 17408),
+    }
+    expected = {"token_embd.weight": (248320, 5120), "output.weight": (248320, 5120), "output_norm.weight": (5120,)}
+    for i in range(64):
+        layer = attention if i % 4 == 3 else delta
+        expected |= {f"blk.{i}.{name}": size for name, size in layer.items()}
+    assert sizes == expected
+
+
+def test_0_6b_is_the_published_model() -> None:
+    plan = tensor_plan("qwen3-0.6b", "bf16")
+    sizes = {name: size for name, size, _ in plan}
+    assert len(plan) == 310
+    assert sum(prod(size) for size in sizes.values()) == 596_049_920
+    assert "output.weight" not in sizes
+    assert sizes["token_embd.weight"] == (151936, 1024)
+    assert sizes["blk.27.attn_q.weight"] == (2048, 1024)
+    assert sizes["blk.0.attn_k.weight"] == (1024, 1024)
+    assert sizes["blk.0.attn_output.weight"] == (1024, 2048)
+    assert sizes["blk.0.ffn_norm.weight"] == (1024,)
+    formats = {name: fmt.name for name, _, fmt in tensor_plan("qwen3-0.6b", "q4_k_m")}
+    assert formats["token_embd.weight"] == "Q6_K", "a tied embedding takes the format of the output"
+    assert [round(plan_bytes("qwen3-0.6b", kind) / 1e5) for kind in ("bf16", "q8_0", "q4_k_m")] == [11922, 6335, 3908]
+
+
+@pytest.mark.parametrize("shape", list_shapes())
+@pytest.mark.parametrize("file_type", FILE_TYPES)
+def test_every_plan_is_whole_blocks_and_keeps_vectors(shape: str, file_type: str) -> None:
+    for name, size, fmt in tensor_plan(shape, file_type):
+        assert fmt.row_bytes(size[-1]) > 0
+        vector = len(size) == 1 or "conv1d" in name
+        assert (fmt is F32) == (vector or file_type == "f32")
+        if not vector and file_type != "q4_k_m":
+            assert fmt.name.lower() == file_type
+
+
+def test_rows_that_are_no_whole_blocks_fall_back() -> None:
+    def pick(file_type: str, n: int) -> str:
+        return tensor_format(file_type, "blk.0.attn_q.weight", (8, n), layers=4, tied=False).name
+
+    assert [pick("q4_k_m", n) for n in (512, 384, 100)] == ["Q4_K", "Q8_0", "F16"]
+    assert [pick("q8_0", n) for n in (96, 100)] == ["Q8_0", "F16"]
+
+
+def test_unknown_names_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^unknown shape 'qwen3.6-27B'; did you mean 'qwen3.6-27b'.*[^\n]$"):
+        tensor_plan("qwen3.6-27B", "q4_k_m")
+    with pytest.raises(ConfigError, match=r"^unknown file type 'q4_k'; did you mean 'q4_k_m'.*[^\n]$"):
+        write_synthetic(tmp_path / "x.gguf", "tiny-qwen3", "q4_k")
+    with pytest.raises(ConfigError, match=r"^seed -1 is negative"):
+        write_synthetic(tmp_path / "x.gguf", "tiny-qwen3", "f16", seed=-1)
+    assert not list(tmp_path.iterdir())
+
+
+# Random blocks
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("std", [0.00758, 0.5])
+def test_random_blocks_have_the_spread_asked_for(fmt: BlockFormat, std: float) -> None:
+    blocks = random_blocks(np.random.default_rng(1), fmt, (1 << 19) // fmt.block_size, std)
+    values = fmt.decode(blocks).astype(np.float64)
+    assert np.isfinite(values).all()
+    assert values.std() == pytest.approx(std, rel=0.01)
+    assert abs(values.mean()) < 0.01 * std
+    assert np.abs(values).max() < 5 * std
+
+
+@pytest.mark.parametrize("fmt", [Q4_K, Q5_K, Q6_K, Q8_0], ids=lambda fmt: fmt.name)
+def test_random_blocks_differ_in_codes_and_scales(fmt: BlockFormat) -> None:
+    blocks = random_blocks(np.random.default_rng(2), fmt, 4096, 0.02)
+    assert len(np.unique(blocks, axis=0)) == len(blocks)
+    at = {"Q6_K": 208}.get(fmt.name, 0)
+    scales = blocks[:, at : at + 2].copy().view("<f2")[:, 0]
+    assert len(np.unique(scales)) > 80  # of 256 drawn from; fp16 is coarse where those of Q6_K lie
+    assert scales.max() / scales.min() == pytest.approx(1.25 / 0.75, rel=0.02)
+    spread = fmt.decode(blocks).reshape(-1, 16).std(axis=1)
+    assert spread.min() > 0
+
+
+def test_random_affine_blocks_have_no_mean_of_their_own() -> None:
+    """Minima follow the scales sub-block by sub-block; a drifting mean would add up over a row."""
+    for fmt in (Q4_K, Q5_K):
+        values = fmt.decode(random_blocks(np.random.default_rng(3), fmt, 8192, 1.0)).reshape(-1, 32)
+        assert values.mean(axis=1).std() == pytest.approx(32**-0.5, rel=0.05)
+
+
+# Vocabulary
+
+
+@pytest.mark.parametrize(
+    ("shape", "ids"),
+    [
+        ("qwen3-0.6b", {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645, "<think>": 151667}),
+        (
+            "qwen3.6-27b",
+            {
+                "<|endoftext|>": 248044,
+                "<|im_start|>": 248045,
+                "<|im_end|>": 248046,
+                "<|vision_pad|>": 248055,
+                "<tool_call>": 248058,
+                "<|fim_pad|>": 248063,
+                "</think>": 248069,
+            },
+        ),
+    ],
+)
+def test_published_special_ids(shape: str, ids: dict[str, int]) -> None:
+    found = find_shape(shape)
+    keys = tokenizer_metadata("qwen2", found.text_tokens, found.config.vocab)
+    tokens = keys["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    assert len(tokens) == len(set(tokens)) == found.config.vocab
+    assert {name: tokens.index(name) for name in ids} == ids
+    assert keys["tokenizer.ggml.eos_token_id"] == ids["<|im_end|>"]
+
+
+def test_vocabulary_that_cannot_be_made() -> None:
+    for text_tokens, vocab in ((200, 1000), (900, 920), (10**6, 2 * 10**6)):
+        with pytest.raises(ConfigError, match="no synthetic vocabulary"):
+            tokenizer_metadata("qwen2", text_tokens, vocab)
+
+
+# Files
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Both tiny shapes in every file type."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    return {
+        (shape, kind): write_synthetic(folder / f"{shape}-{kind}.gguf", shape, kind)
+        for shape in TINY
+        for kind in FILE_TYPES
+    }
+
+
+@pytest.mark.parametrize("file_type", FILE_TYPES)
+@pytest.mark.parametrize("shape", TINY)
+def test_file_holds_the_plan(tiny: dict[tuple[str, str], Path], shape: str, file_type: str) -> None:
+    plan = tensor_plan(shape, file_type)
+    reader = GGUFReader(tiny[shape, file_type])
+    held = {t.name: (tuple(int(n) for n in t.shape[::-1]), t.tensor_type.name, int(t.n_bytes)) for t in reader.tensors}
+    assert held == {name: (size, fmt.name, fmt.nbytes(size)) for name, size, fmt in plan}
+    with GGUFFile.open(tiny[shape, file_type]) as file:
+        assert file.metadata["general.file_type"] == FILE_TYPES[file_type]
+        config = ModelConfig.from_gguf(file)
+        assert config.eps == pytest.approx(1e-6)  # kept as float32 in the file
+        assert replace(config, eps=1e-6) == find_shape(shape).config
+        for name, size, _ in plan:
+            values = file.weight(name).dense()
+            assert np.isfinite(values).all(), name
+            if len(size) == 2 and "conv1d" not in name:
+                few = values.size < 1 << 14  # six rows of one block each, each with a scale of its own
+                assert values.std() == pytest.approx(size[-1] ** -0.5, rel=0.3 if few else 0.05), name
+                assert len(np.unique(values[:64], axis=0)) == min(64, size[0]), f"{name} repeats rows"
+            elif name.endswith("norm.weight"):
+                assert values.mean() == pytest.approx(1, abs=0.1), name
+            elif name.endswith("ssm_a"):
+                assert ((values >= -16) & (values <= -1)).all()
+
+
+def test_27b_metadata() -> None:
+    keys = find_shape("qwen3.6-27b").metadata()
+    expected = {
+        "block_count": 64,
+        "context_length": 262144,
+        "embedding_length": 5120,
+        "feed_forward_length": 17408,
+        "attention.head_count": 24,
+        "attention.head_count_kv": 4,
+        "attention.key_length": 256,
+        "attention.value_length": 256,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 1e7,
+        "rope.dimension_count": 64,
+        "rope.dimension_sections": [11, 11, 10, 0],
+        "full_attention_interval": 4,
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 128,
+        "ssm.group_count": 16,
+        "ssm.time_step_rank": 48,
+        "ssm.inner_size": 6144,
+    }
+    plain = {key: np.asarray(value).tolist() for key, value in keys.items()}
+    assert {key.removeprefix("qwen35."): value for key, value in plain.items() if key[0] == "q"} == expected
+    assert plain["general.architecture"] == "qwen35"
+
+
+@pytest.mark.parametrize("shape", TINY)
+def test_same_seed_same_bytes(tiny: dict[tuple[str, str], Path], tmp_path: Path, shape: str) -> None:
+    first = tiny[shape, "q4_k_m"].read_bytes()
+    assert write_synthetic(tmp_path / "a.gguf", shape, "q4_k_m").read_bytes() == first
+    other = write_synthetic(tmp_path / "b.gguf", shape, "q4_k_m", seed=1).read_bytes()
+    assert len(other) == len(first)
+    assert np.mean(np.frombuffer(other, np.uint8) != np.frombuffer(first, np.uint8)) > 0.5
+
+
+def test_progress_counts_the_tensor_data(tmp_path: Path) -> None:
+    seen: list[int] = []
+    write_synthetic(tmp_path / "x.gguf", "tiny-qwen35", "q8_0", progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == plan_bytes("tiny-qwen35", "q8_0")
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match=r"no-such-folder.*[^\n]$"):
+        write_synthetic(tmp_path / "no-such-folder" / "x.gguf", "tiny-qwen3", "f16")
+
+
+@pytest.mark.parametrize("shape", TINY)
+def test_opens_tokenises_and_renders(tiny: dict[tuple[str, str], Path], shape: str) -> None:
+    with GGUFFile.open(tiny[shape, "q4_k_m"]) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+        template = chat_template(file)
+    assert template is not None
+    assert tokenizer.vocab_size == find_shape(shape).config.vocab
+    text = render_chat(template, [{"role": "user", "content": "The quiet harbour, 8301947 — naïve 猫\n"}])
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    encoding = tokenizer.encode(text)
+    assert tokenizer.decode(encoding.ids) == text
+    assert tokenizer.eos_ids >= {find_shape(shape).text_tokens + 2}
+    assert list(encoding.ids).count(find_shape(shape).text_tokens + 1) == 2, "one <|im_start|> a message"
+    words = tokenizer.encode("the quiet harbour keeps its boats safe from the winter storms")
+    assert len(words) < 0.7 * 61, "merges apply"
+
+
+@pytest.mark.parametrize("file_type", ["q4_k_m", "f32"])
+@pytest.mark.parametrize("shape", TINY)
+def test_forward_pass_is_finite(tiny: dict[tuple[str, str], Path], shape: str, file_type: str) -> None:
+    model = load_model(tiny[shape, file_type])
+    ids: Ints = np.random.default_rng(4).integers(0, model.config.vocab, 200)
+    logits = prefill(model, ids, np.arange(200), model.new_cache(200))
+    assert np.isfinite(logits).all()
+    assert 0.1 < logits.std() < 10
