@@ -74,7 +74,7 @@ def load(target: str | Path | None = None, drafter: str | Path | None = None) ->
 
     return pipeline.Pipeline(
         pipeline.load(target or pipeline.embedded("target")),
-        pipeline.load(drafter or pipeline.embedded("drafter")),
+        pipeline.load(drafter or pipeline.embedded("drafter"), extrapolate=True),
     )
 
 

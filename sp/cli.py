@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 import yaml
 from rich.console import Console
@@ -17,16 +18,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from sp import __version__
 from sp.config import check_type
-from sp.errors import ConfigError, PromptError, SpError
+from sp.errors import ConfigError, PromptError, SpError, unknown_name
 
 app = typer.Typer(
     name="sp",
     help="Speculative prefill: a small drafter decides which tokens of a long prompt a heavy model reads.",
-    no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+UsageError: Any = typer.BadParameter.__bases__[0]
+"""What Typer raises for a wrong command line; its module differs between Typer versions."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -152,7 +156,7 @@ def run(
         document = read_text(prompt_file)
     if question is None:
         raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
-    pipeline = Pipeline(load(target or embedded("target")), load(drafter or embedded("drafter")))
+    pipeline = Pipeline(load(target or embedded("target")), load(drafter or embedded("drafter"), extrapolate=True))
     prompt = Prompt.from_document(
         document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
     )
@@ -194,7 +198,10 @@ def inspect(
 def synth(
     shape: Annotated[str, typer.Option(help="Named shape: qwen3.6-27b, qwen3-0.6b, tiny-..., retriever-...")],
     out: Annotated[Path, typer.Option("-o", "--out", help="GGUF file to write.")],
-    type_: Annotated[str, typer.Option("--type", help="q4_k_m, q8_0, bf16, f16 or f32.")] = "q4_k_m",
+    type_: Annotated[
+        str | None,
+        typer.Option("--type", help="q4_k_m (default of random weights), q8_0, bf16, f16 (of retrievers), f32."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -206,7 +213,26 @@ def synth(
 
       sp synth --shape retriever-qwen3 --type f16 -o retriever.gguf
     """
-    raise NotImplementedError
+    from sp.models.retriever import RETRIEVER_SHAPES, write_retriever
+    from sp.models.shapes import list_shapes, tensor_plan
+    from sp.models.synthetic import write_synthetic
+
+    if shape not in RETRIEVER_SHAPES and shape not in list_shapes():
+        raise unknown_name("shape", shape, [*list_shapes(), *RETRIEVER_SHAPES])
+    start = time.perf_counter()
+    if shape in RETRIEVER_SHAPES:
+        type_ = type_ or "f16"
+        write_retriever(out, shape, type_, seed=seed)
+    else:
+        type_ = type_ or "q4_k_m"
+        total = sum(fmt.row_bytes(dims[-1]) * prod(dims[:-1]) for _, dims, fmt in tensor_plan(shape, type_))
+        with progress_bar("writing", total) as progress:
+            write_synthetic(out, shape, type_, seed, progress)
+    seconds, size = time.perf_counter() - start, out.stat().st_size
+    if as_json:
+        print_json({"file": str(out), "bytes": size, "seconds": seconds, "shape": shape, "type": type_, "seed": seed})
+    else:
+        print(f"{out}: {size:,} bytes in {seconds:.1f} s ({size / seconds / 1e6:.0f} MB/s)")
 
 
 def main() -> None:
@@ -216,8 +242,8 @@ def main() -> None:
     except SpError as error:
         print(f"sp: error: {error}", file=sys.stderr)
         sys.exit(2)
-    except click.ClickException as error:
-        print(f"sp: error: {error.format_message()}", file=sys.stderr)
+    except UsageError as error:
+        print(f"sp: error: {' '.join(error.format_message().split()).rstrip('.')} (see sp --help)", file=sys.stderr)
         sys.exit(2)
     except MemoryError:
         print(

@@ -38,7 +38,7 @@ def attention_probs(q: Floats, k: Floats, limit: Ints) -> Floats:
     s, kv_heads, _ = k.shape
     group = heads // kv_heads
     grouped = q.reshape(n, kv_heads, group, head_dim).transpose(1, 2, 0, 3).reshape(kv_heads, group * n, head_dim)
-    scores = np.matmul(grouped, k.transpose(1, 2, 0))
+    scores: Floats = np.matmul(grouped, k.transpose(1, 2, 0))
     scores *= np.float32(1.0 / np.sqrt(head_dim))
     scores = scores.reshape(heads, n, s)
     scores[:, np.arange(s)[None, :] > limit[:, None]] = -np.inf

@@ -8,27 +8,45 @@ from pathlib import Path
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile, Tokenizer, chat_template
-from sp.models import Model, load_model
+from sp.models import Model, ModelConfig, load_model
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf"}
+LONGEST_DRAFT = 1 << 20
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """One model of the pair."""
+    """One model of the pair.
 
-    path: Path
-    nbytes: int
+    Parameters
+    ----------
+    file : GGUFFile
+        Stays open: weights that stay packed are views of it.
+    model : Model
+    tokenizer : Tokenizer
+    template : str or None
+        Chat template, if the file has one.
+    context : int
+        Longest prompt the file says the model was made for.
+    """
+
+    file: GGUFFile
     model: Model
     tokenizer: Tokenizer
     template: str | None
+    context: int
+
+    @property
+    def path(self) -> Path:
+        """Where the model came from."""
+        return self.file.path
 
     def describe(self) -> dict[str, object]:
         """Facts for the trace."""
         config = self.model.config
         return {
             "file": self.path.name,
-            "bytes": self.nbytes,
+            "bytes": self.file.nbytes,
             "architecture": config.architecture,
             "layers": config.layers,
             "hidden": config.hidden,
@@ -42,8 +60,16 @@ def embedded(role: str) -> Path:
     return Path(str(files("sp") / "assets" / EMBEDDED[role]))
 
 
-def load(path: str | Path) -> Loaded:
+def load(path: str | Path, *, extrapolate: bool = False) -> Loaded:
     """Open a GGUF file as a model with its tokenizer.
+
+    Parameters
+    ----------
+    path : path
+        The file, or the first of its shards.
+    extrapolate : bool
+        Allow positions beyond the file's context, as a drafter needs whose context is shorter than the
+        target's: its scores only have to rank, and are known to survive plain extrapolation of RoPE.
 
     Raises
     ------
@@ -54,10 +80,11 @@ def load(path: str | Path) -> Loaded:
     """
     file = GGUFFile.open(path)
     tokenizer = Tokenizer.from_gguf(file)
-    model = load_model(file)
+    context = ModelConfig.from_gguf(file).context
+    model = load_model(file, context=max(context, LONGEST_DRAFT) if extrapolate else None)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
             f"{model.config.vocab} rows; the file is inconsistent, get another one"
         )
-    return Loaded(Path(path), file.nbytes, model, tokenizer, chat_template(file))
+    return Loaded(file, model, tokenizer, chat_template(file), context)

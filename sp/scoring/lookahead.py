@@ -60,9 +60,10 @@ class LookaheadScorer(Scorer):
         captured: dict[int, list[Floats]] = {}
 
         def keep_last(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
+            q = q[-1:]  # empty in the last layer of all chunks but the last
             if self.rotary == "none":
-                q = unrotate(q[-1:], positions[-1:], model)
-            captured.setdefault(layer, []).append(q[-1:])
+                q = unrotate(q, positions[len(positions) - len(q) :], model)
+            captured.setdefault(layer, []).append(q)
 
         def keep_only_last(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
             keep_last(layer, q, k, positions)

@@ -43,14 +43,12 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
             f"the protected text (question and chat markup) is {needed} of {n} tokens, but the keep ratio "
             f"allows {budget}; raise --keep-ratio to at least {np.ceil(1000 * needed / n) / 1000:g}"
         )
-    forced = protected.copy()
     free = (budget - needed) // 2
-    ends = np.zeros(n, bool)
-    ends[n - min(tail, n) :] = True
-    ends[: min(sink, n)] = True
-    wanted = ends & ~forced
-    if wanted.sum() > free:
-        scale = free / float(wanted.sum())
-        wanted[int(sink * scale) : n - int(tail * scale)] = False
-        wanted[np.flatnonzero(wanted)[free:]] = False
-    return forced | wanted
+    # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
+    order = np.full(n, np.inf)
+    order[n - min(tail, n) :] = np.arange(min(tail, n))[::-1] / max(tail, 1)
+    order[: min(sink, n)] = np.minimum(order[: min(sink, n)], np.arange(min(sink, n)) / max(sink, 1))
+    order[protected] = np.inf
+    forced = protected.copy()
+    forced[np.argsort(order, kind="stable")[: min(free, int(np.isfinite(order).sum()))]] = True
+    return forced

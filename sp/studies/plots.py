@@ -23,8 +23,8 @@ BIN = 8
 def save_png(figure: Figure, path: Path, dpi: int = 160) -> Path:
     """Write the figure as PNG, complete or not at all."""
     buffer = BytesIO()
-    figure.set_dpi(dpi)
-    FigureCanvasAgg(figure).print_png(buffer)
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, dpi=dpi, format="png")
     return write_atomic(path, buffer.getvalue())
 
 

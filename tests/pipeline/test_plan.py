@@ -1,0 +1,54 @@
+"""The decision whether to compress follows predicted cost, and always says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sp.models import ModelConfig
+from sp.models.cost import flops
+from sp.pipeline.plan import break_even, decide, speedup
+
+DRAFTER = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128, 1e6, 1e-6)
+TARGET = replace(DRAFTER, hidden=5120, ffn=(17408,) * 64, kinds=("attention",) * 64, heads=40, context=262144)
+
+
+def test_speedup_is_full_cost_over_drafter_and_selection() -> None:
+    want = flops(TARGET, 10000) / (flops(DRAFTER, 10000) + flops(TARGET, 500))
+    assert speedup(TARGET, DRAFTER, 10000, 0.05) == pytest.approx(want)
+    assert want > 5
+
+
+def test_break_even_is_where_the_speedup_passes_one() -> None:
+    # A drafter with much attention and a keep ratio close to one: pays nowhere.
+    assert break_even(TARGET, TARGET, 0.5) is None
+    # As many tokens as are always kept are needed at least.
+    length = break_even(TARGET, DRAFTER, 0.1, fixed_tokens=60)
+    assert length is not None
+    assert length >= 600
+    assert speedup(TARGET, DRAFTER, length, 0.1) > 1
+    # Heavy target attention against a target-sized drafter without it: a true crossing.
+    lean = replace(TARGET, heads=1, kv_heads=1)
+    crossing = break_even(TARGET, lean, 0.3)
+    assert crossing is not None
+    assert speedup(TARGET, lean, crossing, 0.3) > 1 > speedup(TARGET, lean, int(crossing * 0.98), 0.3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "activated", "reason"),
+    [
+        ({}, True, "less prefill work"),
+        ({"drafter": None}, False, "no drafter"),
+        ({"compress": "off"}, False, "switched off"),
+        ({"keep_ratio": 1.0}, False, "every token is kept"),
+        ({"keep_ratio": 1.0, "compress": "always"}, True, "asked for"),
+        ({"tokens": 100}, False, "below the break-even of"),
+        ({"drafter": TARGET}, False, "more than it saves"),
+    ],
+)
+def test_every_decision_names_its_reason(changes: dict[str, object], activated: bool, reason: str) -> None:
+    given = {"drafter": DRAFTER, "tokens": 10000, "protected": 60, "keep_ratio": 0.05, "compress": "auto"} | changes
+    decision = decide(TARGET, **given)  # type: ignore[arg-type]
+    assert decision.activated is activated
+    assert reason in decision.reason

@@ -1,0 +1,83 @@
+"""Spans are exact in bytes, and scores cross tokenizers by the bytes they share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp.errors import PromptError
+from sp.prompt import Prompt, merge_spans, transfer_scores
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def text_of(prompt: Prompt, kind: str) -> list[str]:
+    raw = prompt.text.encode()
+    return [raw[span.start : span.end].decode() for span in prompt.spans if span.kind == kind]
+
+
+def test_parts_of_a_chat_prompt_are_located_in_bytes() -> None:
+    document = "Grüße. Der Schlüssel ist 42. 漢字 und mehr."
+    prompt = Prompt.from_document(
+        document, "Wie heißt er?", CHATML, needle="Schlüssel ist 42", answer_prefix=" Er heißt"
+    )
+    assert prompt.text.endswith("<|im_start|>assistant\n Er heißt")
+    assert text_of(prompt, "question") == ["Wie heißt er?"]
+    assert text_of(prompt, "needle") == ["Schlüssel ist 42"]
+    protected = text_of(prompt, "protected")
+    assert protected[0] == "<|im_start|>user\n"
+    assert protected[1].startswith("\n\nWie heißt er?<|im_end|>")
+    assert protected[0] + document + protected[1] == prompt.text
+
+
+def test_a_question_that_repeats_a_piece_of_the_document_is_still_found_at_the_end() -> None:
+    prompt = Prompt.from_document("Who sat? The cat.", "Who sat?", CHATML)
+    span = next(span for span in prompt.spans if span.kind == "question")
+    assert span.start > prompt.text.index("The cat.")
+
+
+@pytest.mark.parametrize(
+    ("document", "question", "template", "needle", "message"),
+    [
+        ("", "Who?", None, None, "the prompt is empty"),
+        ("  \n ", "Who?", None, None, "the prompt is empty"),
+        ("Text.", " ", None, None, "the question is missing"),
+        ("Text.", "Who?", None, "absent", "needle is not a part"),
+        ("Text.", "Who?", "{{ messages[0].content | upper }}", None, "changes the user's text"),
+    ],
+)
+def test_unusable_prompts(document: str, question: str, template: str | None, needle: str | None, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        Prompt.from_document(document, question, template, needle=needle)
+
+
+def cuts(draw: st.DrawFn, length: int) -> np.ndarray:
+    inner = draw(st.sets(st.integers(1, length - 1), max_size=length - 1)) if length > 1 else set()
+    edges = [0, *sorted(inner), length]
+    return np.array(list(zip(edges, edges[1:], strict=False)), np.int64)
+
+
+@given(st.data(), st.integers(1, 60))
+def test_transfer_equals_the_brute_force_maximum(data: st.DataObject, length: int) -> None:
+    source = data.draw(st.composite(lambda draw: cuts(draw, length))())
+    target = data.draw(st.composite(lambda draw: cuts(draw, length))())
+    scores = np.random.default_rng(length).standard_normal(len(source)).astype(np.float32)
+    want = [max(s for s, (a, b) in zip(scores, source, strict=True) if a < end and b > start) for start, end in target]
+    np.testing.assert_array_equal(transfer_scores(scores, source, target), np.array(want, np.float32))
+
+
+def test_transfer_to_the_same_tokens_is_the_identity() -> None:
+    spans = np.array([[0, 3], [3, 4], [4, 9]])
+    scores = np.array([0.5, -1.0, 2.0], np.float32)
+    np.testing.assert_array_equal(transfer_scores(scores, spans, spans), scores)
+
+
+def test_merge_spans_joins_what_touches() -> None:
+    spans = np.array([[0, 2], [2, 5], [7, 9], [8, 8], [10, 11]])
+    np.testing.assert_array_equal(merge_spans(spans), [[0, 5], [7, 9], [10, 11]])
+    assert merge_spans(np.empty((0, 2), np.int64)).shape == (0, 2)
