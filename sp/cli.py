@@ -69,7 +69,10 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
         if not (equals and dot and name) or owner not in ("scorer", "selector"):
             raise ConfigError(f"--set takes scorer.NAME=VALUE or selector.NAME=VALUE, not {setting!r}")
         if owner == group:
-            options[name] = yaml.safe_load(value)
+            try:
+                options[name] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise ConfigError(f"--set {key}: {value!r} is not a YAML value") from None
     return options
 
 
@@ -238,7 +241,7 @@ def synth(
 def main() -> None:
     """Entry point of the `sp` command."""
     try:
-        status = app(standalone_mode=False)
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except SpError as error:
         print(f"sp: error: {error}", file=sys.stderr)
         sys.exit(2)

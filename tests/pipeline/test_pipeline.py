@@ -1,0 +1,172 @@
+"""The whole way from text to answer on constructed retrievers, whose right answers are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from retriever_files import TextTask, text_task
+
+from sp.errors import ModelError, PromptError
+from sp.gguf import GGUFFile, GGUFWriter
+from sp.models import prefill
+from sp.pipeline import Pipeline, RunOptions, RunResult, load
+from sp.pipeline.stages import compress, rejoin, widen
+from sp.prompt import Prompt
+from sp.scoring import SCORERS
+from sp.selection import SELECTORS
+
+SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})
+OPTIONS = RunOptions(keep_ratio=0.15, selector=SELECTOR, compress="always", max_new_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
+    return Pipeline(load(retriever_target), load(retriever_drafter, extrapolate=True))
+
+
+@pytest.fixture(scope="module")
+def task() -> TextTask:
+    return text_task(3000, needles=10, seed=4)
+
+
+def prompt_of(task: TextTask, pair: Pipeline) -> Prompt:
+    return Prompt.from_document(task.document, task.question, pair.target.template, needle=task.needle)
+
+
+def run(pair: Pipeline, task: TextTask, **changes: object) -> RunResult:
+    return pair.run(prompt_of(task, pair), replace(OPTIONS, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scorer", ["tail", "lookahead"])
+def test_the_compressed_answer_is_right_and_reads_little(pair: Pipeline, task: TextTask, scorer: str) -> None:
+    result = run(pair, task, scorer=SCORERS.build(scorer))
+    assert result.decision.activated
+    assert result.answer.text == task.answer
+    assert result.full is not None
+    assert result.full.text == task.answer
+    assert result.needle_recall == 1
+    assert result.kept_tokens <= 0.15 * len(result.prompt) + 1
+    names = [stage.name for stage in result.answer.trace.stages]
+    assert names == ["tokenise", "tokenise for drafter", "score", "select", "compress", "target prefill", "decode"]
+    assert 0 < result.answer.ttft_s < sum(stage.seconds for stage in result.answer.trace.stages)
+
+
+def test_dropping_the_needle_loses_the_answer(pair: Pipeline, task: TextTask) -> None:
+    class Blind(type(SCORERS.build("oracle"))):  # type: ignore[misc]
+        def score(self, request):  # type: ignore[no-untyped-def]
+            found = super().score(request)
+            return type(found)(-found.scores)
+
+    result = run(pair, task, scorer=Blind())
+    assert result.needle_recall == 0
+    assert result.answer.text != task.answer
+
+
+def test_the_oracle_control_always_suffices_and_random_rarely_does(pair: Pipeline) -> None:
+    found = {"oracle": 0, "random": 0}
+    for seed in range(6):
+        task = text_task(3000, needles=10, seed=50 + seed)
+        for name in found:
+            found[name] += run(pair, task, scorer=SCORERS.build(name), seed=seed).answer.text == task.answer
+    assert found["oracle"] == 6
+    assert found["random"] <= 3
+
+
+def test_keep_ratio_one_gives_the_logits_of_a_plain_prefill(pair: Pipeline, task: TextTask) -> None:
+    tokenised = prompt_of(task, pair).tokenise(pair.target.tokenizer)
+    everything = np.ones(len(tokenised), bool)
+    given = compress(tokenised, everything, pair.target.tokenizer, "original", "byte_span")
+    model = pair.target.model
+    plain = prefill(model, tokenised.ids, np.arange(len(tokenised)), model.new_cache(len(tokenised)))
+    kept = prefill(model, given.ids, given.positions, model.new_cache(len(tokenised)))
+    np.testing.assert_array_equal(plain, kept)
+    result = run(pair, task, keep_ratio=1.0)
+    assert result.kept_tokens == len(result.prompt)
+    assert result.full is not None
+    assert result.answer.tokens == result.full.tokens
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": "contiguous"},
+        {"positions": "contiguous", "mapping": "text_rejoin"},
+        {"kv": "q4_0"},
+        {"kv": "q4_0", "rotate": True},
+        {"kv": "f32"},
+    ],
+    ids=str,
+)
+def test_variants_answer_too(pair: Pipeline, task: TextTask, changes: dict[str, object]) -> None:
+    assert run(pair, task, **changes).answer.text == task.answer
+
+
+def test_kept_tokens_keep_their_positions_and_decoding_goes_on_after_the_prompt(pair: Pipeline, task: TextTask) -> None:
+    tokenised = prompt_of(task, pair).tokenise(pair.target.tokenizer)
+    kept = np.zeros(len(tokenised), bool)
+    kept[[3, 10, 11, len(tokenised) - 1]] = True
+    original = compress(tokenised, kept, pair.target.tokenizer, "original", "byte_span")
+    np.testing.assert_array_equal(original.positions, [3, 10, 11, len(tokenised) - 1])
+    assert original.next_position == len(tokenised)
+    contiguous = compress(tokenised, kept, pair.target.tokenizer, "contiguous", "byte_span")
+    np.testing.assert_array_equal(contiguous.positions, [0, 1, 2, 3])
+    np.testing.assert_array_equal(contiguous.ids, original.ids)
+    assert contiguous.next_position == 4
+
+
+def test_rejoined_text_cuts_no_word(pair: Pipeline) -> None:
+    prompt = Prompt.from_document("alpha beta gamma delta épsilon zeta", "Who is qtx?", pair.target.template)
+    tokenised = prompt.tokenise(pair.target.tokenizer)
+    raw = prompt.text.encode()
+    kept = np.zeros(len(tokenised), bool)
+    for word in ("mma", "psil"):
+        at = raw.index(word.encode())
+        kept |= (tokenised.bytes[:, 0] < at + len(word)) & (tokenised.bytes[:, 1] > at)
+    assert rejoin(tokenised, kept) == "gammaépsilon"
+    start = raw.index(b"psil") - 1  # inside the two bytes of é
+    assert raw[slice(*widen(raw, start, start + 3, reach=0))].decode().startswith("é")
+
+
+def test_short_prompts_are_read_whole_and_the_report_says_why(pair: Pipeline) -> None:
+    task = text_task(120, needles=2, seed=1)
+    result = run(pair, task, compress="auto", keep_ratio=0.05)
+    assert not result.decision.activated
+    assert result.decision.reason
+    assert result.kept_tokens == len(result.prompt)
+    assert result.full is result.answer
+
+
+def test_a_prompt_past_the_context_is_refused(retriever_drafter: Path) -> None:
+    loaded = load(retriever_drafter)
+    small = replace(loaded, model=_with_context(loaded, 100))
+    prompt = Prompt.from_document("word " * 60, "Who is qtx?", loaded.template)
+    with pytest.raises(PromptError, match="context of 100; shorten the prompt"):
+        Pipeline(small).run(prompt, OPTIONS)
+
+
+def _with_context(loaded, context: int):  # type: ignore[no-untyped-def]
+    from sp.models import load_model
+
+    return load_model(loaded.file, context=context)
+
+
+def test_protected_text_that_does_not_fit_names_the_ratio_that_does(pair: Pipeline, task: TextTask) -> None:
+    with pytest.raises(PromptError, match="raise --keep-ratio to at least"):
+        run(pair, task, keep_ratio=0.005)
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused(retriever_drafter: Path, tmp_path: Path) -> None:
+    file = GGUFFile.open(retriever_drafter)
+    tokens = [*file.metadata["tokenizer.ggml.tokens"], "[EXTRA]"]  # type: ignore[misc]
+    types = [*np.asarray(file.metadata["tokenizer.ggml.token_type"]).tolist(), 5]
+    changed = {**file.metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    writer = GGUFWriter(tmp_path / "broken.gguf", changed)
+    for name in file.tensors:
+        weight = file.weight(name)
+        writer.add(name, weight.shape, weight.format, weight.data)
+    writer.write()
+    with pytest.raises(ModelError):
+        load(tmp_path / "broken.gguf")

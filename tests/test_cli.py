@@ -1,0 +1,191 @@
+"""The command line: what it prints and writes, and one line with exit status 2 for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from retriever_files import text_task
+
+from sp import cli
+
+KEYS = {
+    "answer", "activated", "reason", "prompt_tokens", "kept_tokens", "keep_ratio", "ttft_s", "full_ttft_s",
+    "stages", "peak_bytes", "files",
+}  # fmt: skip
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["sp", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(text_task(2500, needles=6, seed=8).document, "utf-8")
+    return path
+
+
+@pytest.fixture
+def models(retriever_target: Path, retriever_drafter: Path) -> list[str]:
+    return ["--target", str(retriever_target), "--drafter", str(retriever_drafter)]
+
+
+def test_run_as_json_has_the_documented_keys_and_files(
+    text: Path, models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, out = text_task(2500, needles=6, seed=8), tmp_path / "out"
+    status = call(
+        monkeypatch, "run", *models, "--prompt-file", text, "--question", task.question, "--needle", task.needle,
+        "--keep-ratio", 0.2, "--compress", "always", "--out", out, "--json", "--set", "selector.sink=8",
+    )  # fmt: skip
+    assert status == 0
+    run = json.loads(capsys.readouterr().out)
+    assert run.keys() >= KEYS
+    assert run["answer"] == run["full_answer"] == task.answer
+    assert run["needle_recall"] == 1
+    assert {stage["name"] for stage in run["stages"]} >= {"score", "select", "target prefill"}
+    assert sum(stage["share"] for stage in run["stages"]) == pytest.approx(1)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "importance.png", "kept.html", "trace.json", "trace.safetensors",
+    ]  # fmt: skip
+    assert (out / "importance.png").read_bytes().startswith(b"\x89PNG")
+    trace = json.loads((out / "trace.json").read_text())
+    assert trace["options"]["keep_ratio"] == 0.2
+    assert {span["kind"] for span in trace["spans"]} == {"protected", "question", "needle"}
+    from safetensors.numpy import load_file
+
+    arrays = load_file(out / "trace.safetensors")
+    assert arrays["kept"].sum() == run["kept_tokens"]
+    assert len(arrays["scores"]) == run["prompt_tokens"]
+    page = (out / "kept.html").read_text()
+    assert f'class="needle">{task.needle}' in page or task.needle in page
+
+
+def test_run_prints_stages_answer_and_reason(
+    text: Path, models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = text_task(2500, needles=6, seed=8)
+    arguments = ["--prompt-file", text, "--question", task.question, "--keep-ratio", 0.2, "--out", tmp_path / "out"]
+    assert call(monkeypatch, "run", *models, *arguments, "--compress", "always") == 0
+    shown = capsys.readouterr().out
+    for piece in ("target prefill", "seconds", "share", task.answer, "Compression was active", "Peak memory"):
+        assert piece in shown
+    assert call(monkeypatch, "run", *models, *arguments, "--compress", "off") == 0
+    shown = capsys.readouterr().out
+    assert "Compression was not active: compression is switched off" in shown
+    assert not (tmp_path / "out" / "importance.png").exists() or "plot" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep-ratio", "0"], "keep_ratio must be above 0"),
+        (["--keep-ratio", "1.5"], "at most 1, not 1.5"),
+        (["--keep-ratio", "nan"], "keep_ratio must be"),
+        (["--keep-ratio", "abc"], "--keep-ratio"),
+        (["--scorer", "tial"], "did you mean 'tail'"),
+        (["--selector", "top_chunk"], "did you mean 'top_chunks'"),
+        (["--set", "scorer.querys=3"], "did you mean 'queries'"),
+        (["--set", "queries=3"], "scorer.NAME=VALUE"),
+        (["--set", "scorer.queries=["], "--set scorer.queries"),
+        (["--kv", "q5_0"], "Known: f16, f32, q4_0"),
+        (["--positions", "original", "--mapping", "text_rejoin"], "positions contiguous"),
+        (["--max-new-tokens", "0"], "max_new_tokens"),
+        (["--prompt-file", "{folder}/absent.txt", "--question", "Q?"], "No such file"),
+        (["--prompt-file", "{folder}", "--question", "Q?"], "cannot read"),
+        (["--prompt-file", "{text}"], "question is missing"),
+        (["--prompt-file", "{text}", "--question", " "], "question is missing"),
+        (["--prompt-file", "{empty}", "--question", "Q?"], "prompt is empty"),
+        (["--prompt-file", "{binary}", "--question", "Q?"], "not UTF-8"),
+        (["--prompt-file", "{text}", "--question", "Q?", "--needle", "absent"], "needle is not a part"),
+        (["--prompt-file", "{text}", "--question", "Q?", "--target", "{text}"], "GGUF"),
+        (["--prompt-file", "{text}", "--question", "Q?", "--target", "{truncated}"], "truncated.gguf"),
+        (["--prompt-file", "{text}", "--question", "Q?", "--drafter", "{folder}/no.gguf"], "no such file"),
+        (["--prompt-file", "{text}", "--question", "Q?", "--keep-ratio", "0.001", "--compress", "always"], "raise --keep"),
+        (["--prompt-file", "{text}", "--question", "Q?", "--max-new-tokens", "9999999"], "context of"),
+        (["--prompt-file", "{text}", "--question", "Q?", "--scorer", "oracle", "--compress", "always"], "known needle"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str],
+    message: str,
+    text: Path,
+    models: list[str],
+    retriever_drafter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "truncated.gguf").write_bytes(retriever_drafter.read_bytes()[:5000])
+    names = {
+        "folder": tmp_path, "text": text, "empty": tmp_path / "empty.txt", "binary": tmp_path / "binary.txt",
+        "truncated": tmp_path / "truncated.gguf",
+    }  # fmt: skip
+    filled = [argument.format(**names) for argument in arguments]
+    out = tmp_path / "out"
+    assert call(monkeypatch, "run", *models, "--out", out, "--keep-ratio", "0.3", *filled) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("sp: error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert not out.exists(), "a refused run wrote something"
+
+
+def test_inspect_and_synth_round_trip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    assert call(monkeypatch, "synth", "--shape", "tiny-qwen35", "--type", "q4_k_m", "-o", path, "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["bytes"] == path.stat().st_size
+    assert call(monkeypatch, "inspect", path, "--json") == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["architecture"] == "qwen35"
+    assert {row["type"] for row in info["tensors_by_type"]} == {"Q4_K", "Q6_K", "F32"}
+    assert call(monkeypatch, "inspect", path) == 0
+    assert "Q4_K" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["synth", "--shape", "qwen3-0.7b", "-o", "x.gguf"], "did you mean 'qwen3-0.6b'"),
+        (["synth", "--shape", "tiny-qwen3", "--type", "q9", "-o", "x.gguf"], "q8_0"),
+        (["synth", "--shape", "tiny-qwen3", "-o", "absent/folder/x.gguf"], "absent"),
+        (["inspect", "absent.gguf"], "no such file"),
+        (["inspect", "."], "sp: error"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_other_commands_refuse_in_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch) == 0
+    assert "Speculative prefill" in capsys.readouterr().out
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("sp ")
+    for command in ("run", "inspect", "synth"):
+        assert call(monkeypatch, command, "--help") == 0
+        assert "Example" in capsys.readouterr().out
