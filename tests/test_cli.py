@@ -106,7 +106,7 @@ def test_run_prints_stages_answer_and_reason(
         (["--prompt-file", "{text}", "--question", "Q?", "--target", "{text}"], "GGUF"),
         (["--prompt-file", "{text}", "--question", "Q?", "--target", "{truncated}"], "truncated.gguf"),
         (["--prompt-file", "{text}", "--question", "Q?", "--drafter", "{folder}/no.gguf"], "no such file"),
-        (["--prompt-file", "{text}", "--question", "Q?", "--keep-ratio", "0.001", "--compress", "always"], "raise --keep"),
+        (["--prompt-file", "{text}", "--question", "Q?", "--keep-ratio", "0.001", "--compress", "always"], "raise --"),
         (["--prompt-file", "{text}", "--question", "Q?", "--max-new-tokens", "9999999"], "context of"),
         (["--prompt-file", "{text}", "--question", "Q?", "--scorer", "oracle", "--compress", "always"], "known needle"),
         (["--nonsense"], "--nonsense"),

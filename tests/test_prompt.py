@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,7 +61,7 @@ def test_unusable_prompts(document: str, question: str, template: str | None, ne
 def cuts(draw: st.DrawFn, length: int) -> np.ndarray:
     inner = draw(st.sets(st.integers(1, length - 1), max_size=length - 1)) if length > 1 else set()
     edges = [0, *sorted(inner), length]
-    return np.array(list(zip(edges, edges[1:], strict=False)), np.int64)
+    return np.array(list(pairwise(edges)), np.int64)
 
 
 @given(st.data(), st.integers(1, 60))

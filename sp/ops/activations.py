@@ -46,7 +46,7 @@ def softplus(x: Floats) -> Floats:
     Examples
     --------
     >>> import numpy as np
-    >>> softplus(np.array([-100.0, 50.0], np.float32)).tolist()
+    >>> softplus(np.array([-200.0, 50.0], np.float32)).tolist()
     [0.0, 50.0]
     """
     return np.where(x > SOFTPLUS_LINEAR, x, np.log1p(np.exp(np.minimum(x, SOFTPLUS_LINEAR))))

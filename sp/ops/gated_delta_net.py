@@ -70,7 +70,7 @@ def gated_delta_net_recurrent(
     --------
     >>> import numpy as np
     >>> one = np.ones((2, 1, 1), np.float32)
-    >>> gated_delta_net_recurrent(one, one, one, 0 * one[0], one[0], 0 * one[:1])[0].ravel().tolist()
+    >>> gated_delta_net_recurrent(one, one, one, 0 * one[:, 0], one[:, 0], 0 * one[:1])[0].ravel().tolist()
     [1.0, 1.0]
     """
     tokens, key_heads, key_dim, value_heads = _check(q, k, v, g, beta, state)
@@ -107,7 +107,7 @@ def gated_delta_net_chunked(
     --------
     >>> import numpy as np
     >>> one = np.ones((2, 1, 1), np.float32)
-    >>> gated_delta_net_chunked(one, one, one, 0 * one[0], one[0], 0 * one[:1])[0].ravel().tolist()
+    >>> gated_delta_net_chunked(one, one, one, 0 * one[:, 0], one[:, 0], 0 * one[:1])[0].ravel().tolist()
     [1.0, 1.0]
     """
     tokens, _, _, _ = _check(q, k, v, g, beta, state)

@@ -81,7 +81,7 @@ def test_ends_leave_half_of_the_free_budget_to_the_scores() -> None:
 def test_the_needed_keep_ratio_is_named() -> None:
     protected = np.zeros(100, bool)
     protected[-20:] = True
-    with pytest.raises(PromptError, match="at least 0.2") as caught:
+    with pytest.raises(PromptError, match=r"at least 0\.2") as caught:
         select(SelectionRequest(np.zeros(100, np.float32), protected, 0.1), 32, 0, 0)
     assert "\n" not in str(caught.value)
     assert select(SelectionRequest(np.zeros(100, np.float32), protected, 0.2), 32, 0, 0).kept[protected].all()
