@@ -211,7 +211,7 @@ def _delta(keys: _Keys) -> DeltaConfig:
     )
     if config.value_heads % config.key_heads:
         raise keys.error(
-            "ssm.time_step_rank", f"is {config.value_heads}, no multiple of the {config.key_heads} key heads"
+            "ssm.group_count", f"is {config.key_heads}, which does not divide {config.value_heads} value heads"
         )
     inner = keys.count("ssm.inner_size")
     if inner != config.value_dim:

@@ -29,12 +29,21 @@ class Model:
     Attributes
     ----------
     config : ModelConfig
+    nbytes : int
+        Bytes of all weights as they are held: float32 where decoded, packed (a view of the file) where not.
     """
 
     def __init__(
-        self, config: ModelConfig, blocks: list[Block], embed: Weight, output_norm: Floats, output: Weight
+        self,
+        config: ModelConfig,
+        blocks: list[Block],
+        embed: Weight,
+        output_norm: Floats,
+        output: Weight,
+        nbytes: int,
     ) -> None:
         self.config = config
+        self.nbytes = nbytes
         self._blocks = blocks
         self._embed = embed
         self._output_norm = output_norm
@@ -145,4 +154,4 @@ def load_model(file: GGUFFile | str | Path, *, decode_budget: int = 1 << 30, con
     norm = store.vector("output_norm.weight", config.hidden)
     blocks = [BLOCKS[config.architecture](store, index) for index in range(config.layers)]
     store.finish()
-    return Model(config, blocks, embed, norm, output)
+    return Model(config, blocks, embed, norm, output, store.nbytes)

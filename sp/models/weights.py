@@ -24,6 +24,11 @@ class WeightStore:
         Bytes of float32 the model's matrices may take. When all of them fit, each is decoded once, here; when
         not, all stay packed and ops decode them on every use.
 
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the weights handed out so far, as they are held.
+
     Raises
     ------
     ModelError
@@ -33,15 +38,16 @@ class WeightStore:
     def __init__(self, file: GGUFFile, config: ModelConfig, decode_budget: int) -> None:
         self.file = file
         self.config = config
-        self._trunk = tuple(f"blk.{i}." for i in range(config.layers))
         self._taken: set[str] = set()
         mine = [info for name, info in file.tensors.items() if not self._beyond_trunk(name)]
         values = sum(_size(info.shape) for info in mine if len(info.shape) > 1)
         self.decode = 4 * values <= decode_budget
+        self.nbytes = 0
 
     def _beyond_trunk(self, name: str) -> bool:
         """Whether a tensor belongs to a multi-token-prediction block, which is never run."""
-        return name.startswith("blk.") and not name.startswith(self._trunk)
+        block, _, rest = name.removeprefix("blk.").partition(".")
+        return name.startswith("blk.") and block.isdecimal() and rest != "" and int(block) >= self.config.layers
 
     def __contains__(self, name: str) -> bool:
         return name in self.file.tensors
@@ -56,15 +62,23 @@ class WeightStore:
     def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Weight:
         """A weight matrix (out, in), decoded when the budget allows and `keep_packed` does not forbid."""
         weight = self._take(name, shape)
-        return weight.decoded() if self.decode and not keep_packed else weight
+        if self.decode and not keep_packed:
+            weight = weight.decoded()
+        self.nbytes += weight.nbytes
+        return weight
 
     def vector(self, name: str, size: int) -> Floats:
         """A norm weight or bias (size,), always decoded."""
-        return self._take(name, (size,)).dense()
+        return self._numbers(name, (size,))
 
     def table(self, name: str, shape: tuple[int, int]) -> Floats:
         """A small matrix that is used as plain numbers, always decoded."""
-        return self._take(name, shape).dense()
+        return self._numbers(name, shape)
+
+    def _numbers(self, name: str, shape: tuple[int, ...]) -> Floats:
+        values = self._take(name, shape).dense()
+        self.nbytes += values.nbytes
+        return values
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Weight:
         if self.shape(name) != shape:

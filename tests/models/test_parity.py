@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_models import rewritten
 
-from sp.gguf import GGUFFile, GGUFWriter
+from sp.gguf import GGUFFile
 from sp.models import decode_step, load_model, prefill, prefill_by_layer
-from sp.quant import F32
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ARCHITECTURES = ["qwen3", "qwen35"]
@@ -62,18 +62,6 @@ def test_positions_with_gaps(case) -> None:
     found = all_logits(model, ids, positions, model.new_cache(n, "f32"))
     assert relative(found, expected["gapped_logits"]) < TOLERANCE
     assert relative(found, expected["logits"]) > 100 * TOLERANCE, "positions must matter for this test to mean much"
-
-
-def rewritten(source: Path, target: Path, tensors: dict[str, np.ndarray], **keys) -> Path:
-    """A copy of `source` with tensors added, replaced, or dropped (None), and metadata keys likewise."""
-    with GGUFFile.open(source) as file:
-        values = {name: file.weight(name).dense().copy() for name in file.tensors} | tensors
-        metadata = {k: v for k, v in (dict(file.metadata) | keys).items() if v is not None}
-    writer = GGUFWriter(target, metadata)
-    for name, value in values.items():
-        if value is not None:
-            writer.add(name, value.shape, F32, F32.encode(value))
-    return writer.write()
 
 
 def last_logits(path: Path, expected) -> np.ndarray:
