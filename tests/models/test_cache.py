@@ -1,0 +1,184 @@
+"""Cache: pages are taken in order, re-used after release, and rotation changes rounding only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sp.errors import ConfigError, PromptError
+from sp.models import Cache, DeltaConfig, ModelConfig
+from sp.ops import attention
+from sp.quant import F16, Q4_0
+
+HEADS, D = 2, 64
+DENSE = ModelConfig("qwen3", 32, 9, 4096, (8,) * 3, ("attention",) * 3, 4, HEADS, D, D, 1e6, 1e-6)
+HYBRID = ModelConfig(
+    "qwen35", 32, 9, 4096, (8,) * 4, ("delta", "attention", "delta", "attention"), 4, HEADS, D, 16, 1e7, 1e-6,
+    gated=True, delta=DeltaConfig(key_heads=2, value_heads=6, head_dim=16, conv_kernel=4),
+)  # fmt: skip
+
+
+def tokens(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random keys and values (n, HEADS, D)."""
+    k, v = np.random.default_rng(seed).standard_normal((2, n, HEADS, D)).astype(np.float32)
+    return k, v
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "q4_0"])
+def test_append_in_odd_pieces_equals_one_append(kv) -> None:
+    k, v = tokens(300)
+    once, pieces = Cache(DENSE, 300, kv), Cache(DENSE, 300, kv)
+    once.append(1, k, v)
+    start = 0
+    for size in (1, 126, 2, 0, 130, 41):
+        pieces.append(1, k[start : start + size], v[start : start + size])
+        start += size
+        assert pieces.length(1) == start
+    for a, b in zip(once.gather(1), pieces.gather(1), strict=True):
+        assert a.shape == (300, HEADS, D)
+        np.testing.assert_array_equal(a, b)
+    assert once.pages_in_use == pieces.pages_in_use == 3
+
+
+def test_formats_store_what_they_say() -> None:
+    k, v = tokens(130)
+    found = {}
+    for kv in ("f32", "f16", "q4_0"):
+        cache = Cache(DENSE, 130, kv)
+        cache.append(0, k, v)
+        found[kv] = cache.gather(0)
+    np.testing.assert_array_equal(found["f32"], (k, v))
+    np.testing.assert_array_equal(found["f16"], [F16.decode(F16.encode(a)) for a in (k, v)])
+    np.testing.assert_array_equal(found["q4_0"], [Q4_0.decode(Q4_0.encode(a)) for a in (k, v)])
+
+
+def test_layers_interleaved_keep_their_own_block_tables() -> None:
+    cache = Cache(DENSE, 256, "f32")
+    stored = {layer: tokens(256, layer) for layer in range(3)}
+    for start in range(0, 256, 64):
+        for layer, (k, v) in stored.items():
+            cache.append(layer, k[start : start + 64], v[start : start + 64])
+    tables = [cache.block_table(layer) for layer in range(3)]
+    assert tables == [(0, 3), (1, 4), (2, 5)], "pages are lent in the order they are asked for"
+    for layer, (k, v) in stored.items():
+        np.testing.assert_array_equal(cache.gather(layer), (k, v))
+
+
+def test_released_pages_serve_the_next_layer() -> None:
+    cache = Cache(DENSE, 300, "f16", layers=1)
+    tables = []
+    for layer in range(3):
+        k, v = tokens(300, layer)
+        cache.append(layer, k, v)
+        np.testing.assert_array_equal(cache.gather(layer)[0], F16.decode(F16.encode(k)))
+        tables.append(cache.block_table(layer))
+        cache.release(layer)
+    assert tables[0] == tables[1] == tables[2]
+    assert (cache.peak_pages, cache.pages_in_use) == (3, 0)
+    with pytest.raises(PromptError, match="released"):
+        cache.append(0, *tokens(1))
+    with pytest.raises(PromptError, match="reset"):
+        _ = cache.tokens
+    cache.reset()
+    cache.append(0, *tokens(1))
+    assert cache.length(0) == 1
+
+
+def test_release_returns_pages_in_any_order_without_mixing_layers() -> None:
+    cache = Cache(DENSE, 256, "f32")
+    for layer in range(3):
+        cache.append(layer, *tokens(200, layer))
+    cache.release(1)
+    assert cache.pages_in_use == 4
+    for layer in (0, 2):
+        np.testing.assert_array_equal(cache.gather(layer), tokens(200, layer))
+
+
+def test_past_capacity_or_pool_is_a_clear_error_and_changes_nothing() -> None:
+    cache = Cache(DENSE, 100, "f32")
+    cache.append(0, *tokens(90))
+    with pytest.raises(PromptError, match="101 tokens do not fit a cache of 100"):
+        cache.append(0, *tokens(11))
+    assert cache.length(0) == 90
+    one = Cache(DENSE, 100, "f32", layers=1)
+    one.append(0, *tokens(90))
+    with pytest.raises(PromptError, match="free"):
+        one.append(1, *tokens(1))
+    assert one.length(1) == 0
+
+
+def test_reset_forgets_tokens_pages_and_states() -> None:
+    cache = Cache(HYBRID, 200, "f32")
+    cache.append(1, *tokens(150))
+    cache.state(0).recurrent += 1
+    cache.state(2).conv += 1
+    cache.state(2).tokens = 150
+    cache.reset()
+    assert cache.tokens == cache.pages_in_use == 0
+    assert not cache.state(0).recurrent.any()
+    assert not cache.state(2).conv.any()
+
+
+def test_sizes_in_bytes() -> None:
+    cache = Cache(HYBRID, 1000, "q4_0")
+    pages, page = 2 * 8, 2 * 128 * HEADS * (D // 32 * 18)
+    states = 2 * 4 * (6 * 16 * 16 + 3 * (2 * 2 + 6) * 16)
+    assert cache.nbytes == pages * page + states
+    assert cache.peak_nbytes == states
+    cache.append(3, *tokens(129))
+    assert cache.peak_nbytes == 2 * page + states
+    assert cache.state(0).recurrent.shape == (6, 16, 16)
+    assert cache.state(0).conv.shape == (3, 160)
+
+
+@pytest.mark.parametrize("d", [64, 192])
+def test_rotation_leaves_f32_attention_as_it_was(d) -> None:
+    """192 = 64 x 3: the key block is the largest power of two that divides it."""
+    config = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, d, d, 1e6, 1e-6)
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((50, 4, d)).astype(np.float32)
+    k, v = rng.standard_normal((2, 200, HEADS, d)).astype(np.float32)
+    cache = Cache(config, 200, "f32", rotate=True)
+    cache.append(0, k, v)
+    keys, values = cache.gather(0)
+    assert np.abs(keys - k).max() > 0.5, "keys are stored rotated"
+    found = cache.restore_outputs(attention(cache.rotate_queries(q), keys, values))
+    np.testing.assert_allclose(found, attention(q, k, v), atol=3e-6)
+    np.testing.assert_allclose(cache.keys(0), k, atol=3e-6)
+    logits = np.einsum("nkgd,tkd->nkgt", q.reshape(50, HEADS, 2, d), k)
+    turned = np.einsum("nkgd,tkd->nkgt", cache.rotate_queries(q).reshape(50, HEADS, 2, d), keys)
+    np.testing.assert_allclose(turned, logits, atol=1e-4)
+
+
+def test_rotation_saves_4_bit_keys_with_outlier_channels() -> None:
+    rng = np.random.default_rng(3)
+    q = rng.standard_normal((20, 4, D)).astype(np.float32)
+    k, v = tokens(400, 4)
+    k[..., [5, 40]] *= 30  # a few channels dominate, as in Qwen3 keys
+    q[..., [5, 40]] /= 30
+    exact = attention(q, k, v)
+    error = {}
+    for rotate in (False, True):
+        cache = Cache(DENSE, 400, "q4_0", rotate=rotate)
+        cache.append(0, k, v)
+        keys, values = cache.gather(0)
+        found = cache.restore_outputs(attention(cache.rotate_queries(q), keys, values))
+        # Keys alone, so that the error of 4-bit values does not hide the difference.
+        logits = [np.einsum("nhd,td->nht", a, b[:, 0]) for a, b in ((cache.rotate_queries(q), keys), (q, k))]
+        error[rotate] = (np.abs(logits[0] - logits[1]).mean(), np.abs(found - exact).mean())
+    assert error[True][0] < 0.6 * error[False][0]
+    assert error[True][1] < error[False][1]
+
+
+def test_senseless_caches_are_refused() -> None:
+    odd = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, 48, 48, 1e6, 1e-6)
+    with pytest.raises(ConfigError, match="did you mean 'f16'"):
+        Cache(DENSE, 10, "fp16")
+    with pytest.raises(ConfigError, match="at least 1"):
+        Cache(DENSE, 0)
+    with pytest.raises(ConfigError, match="48"):
+        Cache(odd, 10, "q4_0")
+    with pytest.raises(ConfigError, match="multiple of 64"):
+        Cache(odd, 10, "f16", rotate=True)
+    with pytest.raises(ConfigError, match="layers is 0"):
+        Cache(DENSE, 10, layers=0)
