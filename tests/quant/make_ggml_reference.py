@@ -18,12 +18,22 @@ import numpy as np
 from quant_samples import samples
 
 from sp.quant import Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
+from sp.quant.kquant import search_affine
+
+
+def decided_by_the_last_step(top: int, first: float, steps: int) -> np.ndarray:
+    """Two blocks of sub-blocks for which the last trial of the search wins: one in a thousand, so drawn on purpose."""
+    columns = np.random.default_rng(16).exponential(size=(32, 100_000)).astype(np.float32)
+    last = search_affine(columns, top, first, steps).scale != search_affine(columns, top, first, steps - 1).scale
+    return columns.T[last][:16].reshape(512)
 
 
 def main(library: str) -> None:
     """Write the fixture next to this script."""
     lib = ctypes.CDLL(library)
-    values = np.concatenate([case[None] for case in samples(512, seed=13).values()])
+    cases = [*samples(512, seed=13).values()]
+    cases += [decided_by_the_last_step(15, -1.0, 20), decided_by_the_last_step(31, -0.5, 15)]
+    values = np.stack(cases)
     arrays = {"values": values}
     for fmt in (Q8_0, Q4_0, Q4_K, Q5_K, Q6_K):
         out = np.zeros((len(values), fmt.row_bytes(values.shape[1])), np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import gguf
 import numpy as np
@@ -95,6 +96,19 @@ def test_slabs_and_axes(fmt: BlockFormat) -> None:
     np.testing.assert_array_equal(whole.reshape(-1)[-5 * fmt.block_bytes :], np.concatenate(tail))
     fortran = np.asfortranarray(values.reshape(2, -1))
     np.testing.assert_array_equal(fmt.encode(fortran), whole)
+
+
+@every
+def test_scratch_memory_is_bounded(fmt: BlockFormat) -> None:
+    """A tensor of 8 MiB takes little more than its result, in both directions."""
+    values = np.random.default_rng(15).standard_normal(1 << 21).astype(np.float32)
+    packed = fmt.encode(values)  # also warms caches that are not scratch
+    for call, argument, result in ((fmt.encode, values, packed.nbytes), (fmt.decode, packed, values.nbytes)):
+        tracemalloc.start()
+        call(argument)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < result + (4 << 20)
 
 
 @every
