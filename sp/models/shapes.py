@@ -171,9 +171,9 @@ def _feed_forward(c: ModelConfig, layer: int) -> TensorShapes:
 
 
 def _qwen3(hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
-    kinds: tuple[LayerKind, ...] = ("attention",) * layers
+    kinds: list[LayerKind] = ["attention"] * layers
     return ModelConfig(
-        "qwen3", hidden, vocab, 40960, (ffn,) * layers, kinds, heads, kv_heads, head_dim, head_dim, 1e6, 1e-6
+        "qwen3", hidden, vocab, 40960, (ffn,) * layers, tuple(kinds), heads, kv_heads, head_dim, head_dim, 1e6, 1e-6
     )
 
 
