@@ -63,8 +63,6 @@ class GatedDelta:
         g = self.a * softplus(linear(h, self.alpha) + self.dt_bias)
         out, state.recurrent = gated_delta_net(q, k, v, g, sigmoid(linear(h, self.beta)), state.recurrent)
         state.tokens += n
-        if rows == 0:
-            return h[:0]
         last = rms_norm(out[n - rows :], self.norm, self.eps).reshape(rows, c.value_dim)
         last *= silu(linear(h[n - rows :], self.gate))
         return linear(last, self.out)

@@ -131,9 +131,20 @@ def test_sizes_in_bytes() -> None:
     assert cache.state(0).conv.shape == (3, 160)
 
 
+@pytest.mark.parametrize(("d", "block"), [(64, 64), (128, 128), (192, 64), (256, 256)])
+def test_rotation_spreads_a_key_over_the_largest_power_of_two_and_a_value_over_64(d, block) -> None:
+    config = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, d, d, 1e6, 1e-6)
+    cache = Cache(config, 1, "f32", rotate=True)
+    spike = np.zeros((1, HEADS, d), np.float32)
+    spike[..., 3] = 1
+    cache.append(0, spike, spike)
+    for stored, width in zip(cache.gather(0), (block, 64), strict=True):
+        np.testing.assert_allclose(np.abs(stored[..., :width]), width**-0.5, rtol=1e-6)
+        assert not stored[..., width:].any()
+
+
 @pytest.mark.parametrize("d", [64, 192])
 def test_rotation_leaves_f32_attention_as_it_was(d) -> None:
-    """192 = 64 x 3: the key block is the largest power of two that divides it."""
     config = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, d, d, 1e6, 1e-6)
     rng = np.random.default_rng(0)
     q = rng.standard_normal((50, 4, d)).astype(np.float32)

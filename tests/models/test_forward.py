@@ -225,7 +225,7 @@ BAD_PROMPTS = [
 def test_bad_prompts_are_refused_before_anything_is_read(walk, ids, positions, message, model) -> None:
     cache = model.new_cache(8, "f32")
     with pytest.raises(PromptError, match=message):
-        walk(model, np.array(ids), np.array(positions), cache)
+        walk(model, np.array(ids), np.array(positions), cache, chunk=1)
     assert cache.tokens == 0
 
 

@@ -69,10 +69,19 @@ def test_a_late_rise_past_the_headroom_rescales_what_was_summed(monkeypatch) -> 
     """Each tile's scores pass the row reference by more than float32 could hold without rescaling."""
     monkeypatch.setattr(MODULE, "KEY_TOKENS", 4)
     kv = 24
-    k = np.repeat(np.arange(kv) // 4 * 100.0, 1)[:, None, None].astype(np.float32)
+    k = (np.arange(kv) // 4 * 100.0)[:, None, None].astype(np.float32)
     v = np.random.default_rng(0).standard_normal((kv, 1, 1)).astype(np.float32)
     q = np.array([1.0, -1.0], np.float32).reshape(1, 2, 1)
     np.testing.assert_allclose(attention(q, k, v), reference(q, k, v), atol=1e-6)
+
+
+def test_tiles_after_a_rise_count_as_much_as_the_tile_that_rose(monkeypatch) -> None:
+    monkeypatch.setattr(MODULE, "KEY_TOKENS", 4)
+    k = np.repeat([0.0, 100.0, 100.0, 99.0, 300.0, 299.0], 4)[:, None, None].astype(np.float32)
+    v = np.random.default_rng(0).standard_normal((24, 1, 1)).astype(np.float32)
+    for seen in (12, 16, 20, 24):
+        q = np.ones((1, 1, 1), np.float32)
+        np.testing.assert_allclose(attention(q, k[:seen], v[:seen]), reference(q, k[:seen], v[:seen]), atol=1e-5)
 
 
 def test_future_keys_have_no_influence() -> None:
