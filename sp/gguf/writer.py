@@ -105,7 +105,7 @@ class GGUFWriter:
         Parameters
         ----------
         progress : callable, optional
-            Called after every piece with the bytes of tensor data written so far.
+            Called after every piece with its bytes.
 
         Raises
         ------
@@ -116,9 +116,8 @@ class GGUFWriter:
         try:
             with open(temporary, "xb") as out:
                 out.write(self._header())
-                written = 0
                 for tensor in self._tensors.values():
-                    written = self._write_tensor(out, tensor, written, progress)
+                    self._write_tensor(out, tensor, progress)
             os.replace(temporary, self.path)
         except OSError as error:
             raise GGUFError(f"{self.path}: cannot be written ({error.strerror or error})") from error
@@ -142,7 +141,7 @@ class GGUFWriter:
     def _padding(self, size: int) -> int:
         return -size % self._alignment
 
-    def _write_tensor(self, out: BinaryIO, tensor: _Tensor, before: int, progress: Callable[[int], None] | None) -> int:
+    def _write_tensor(self, out: BinaryIO, tensor: _Tensor, progress: Callable[[int], None] | None) -> None:
         done = 0
         for piece in _pieces(tensor.data):
             self._check_piece(tensor.name, piece)
@@ -151,14 +150,13 @@ class GGUFWriter:
                 break
             out.write(np.ascontiguousarray(piece).reshape(-1).data)
             if progress is not None:
-                progress(before + done)
+                progress(piece.size)
         if done != tensor.nbytes:
             raise GGUFError(
                 f"{self.path}: tensor {tensor.name!r} needs {tensor.nbytes} bytes, its data gave "
                 f"{'more' if done > tensor.nbytes else done}"
             )
         out.write(bytes(self._padding(tensor.nbytes)))
-        return before + done
 
     def _check_piece(self, name: str, piece: Bytes) -> None:
         if not isinstance(piece, np.ndarray) or piece.dtype != np.uint8:

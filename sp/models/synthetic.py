@@ -50,7 +50,7 @@ def write_synthetic(
     seed : int
         Not negative. The same seed gives the same bytes.
     progress : callable, optional
-        Called with the bytes of tensor data written so far; the total is that of `tensor_plan`.
+        Called with the bytes of each piece of tensor data written; the total is that of `tensor_plan`.
 
     Returns
     -------

@@ -292,8 +292,8 @@ def test_same_seed_same_bytes(tiny: dict[tuple[str, str], Path], tmp_path: Path,
 def test_progress_counts_the_tensor_data(tmp_path: Path) -> None:
     seen: list[int] = []
     write_synthetic(tmp_path / "x.gguf", "tiny-qwen35", "q8_0", progress=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == plan_bytes("tiny-qwen35", "q8_0")
+    assert len(seen) > 1
+    assert sum(seen) == plan_bytes("tiny-qwen35", "q8_0")
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
