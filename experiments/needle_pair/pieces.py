@@ -288,8 +288,15 @@ class Composer:
             if k == "noise" and rng.random() < 0.3:
                 choice = "stop"
             cuts = {"line": lines, "word": words, "stop": stops}[choice]
-            at = int(cuts[min(int(np.searchsorted(cuts, d - starts[s])), len(cuts) - 1)]) if len(cuts) else 0
-            places[s].append((at, choice if len(cuts) else "line", i))
+            before = places[s][-1] if places[s] else (0, choice, -1)
+            at = int(np.searchsorted(cuts, max(d - starts[s], before[0])))
+            if at < len(cuts):
+                at = int(cuts[at])
+            elif places[s]:  # keep the order of the needles: join the one before
+                at, choice = before[:2]
+            else:
+                at, choice = (int(cuts[-1]), choice) if len(cuts) else (0, "line")
+            places[s].append((at, choice, i))
         if not slices:
             return parts + [needle_part(i, "", "\n" if j + 1 < len(order) else "") for j, i in enumerate(order)]
         for (_, (ids, _, _, _)), marks in zip(slices, places, strict=True):
