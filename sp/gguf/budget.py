@@ -9,8 +9,6 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 CHARS_PER_UNIT = 64  # a step of work and the handling of 64 characters take about as long: a microsecond
-UNITS_PER_CALL = 8
-UNITS_PER_NODE = 40  # to compile a node of the syntax tree
 MAX_INT_BITS = 4096
 
 NUMBERS = (int, float)

@@ -1,13 +1,10 @@
 """A Jinja2 environment for templates that came inside a model file, and so from a stranger.
 
-Jinja's immutable sandbox keeps a template away from Python's internals (CVE-2024-34359, CVE-2026-5760 were
-templates without it) but not from the processor and the memory: two nested loops or twenty doublings of a string
-stall it. Here every operation that touches or makes data draws on one budget. What the sandbox lets be hooked
-(calls, arithmetic, filters, tests) is hooked; the rest (loops, output, slices, ``~``, literals, comparisons) is
-rewritten in the syntax tree into calls of filters whose names no template can spell.
+Jinja's immutable sandbox keeps a template away from Python's internals (CVE-2024-34359, CVE-2026-5760 were templates
+without it) but not from the processor and the memory: two nested loops or twenty doublings of a string stall it. Here
+every operation that touches or makes data draws on one budget. What the sandbox lets be hooked (calls, arithmetic,
+filters, tests) is hooked here; `sp.gguf.instrument` rewrites the rest.
 """
-
-# ruff: noqa: N802  # Jinja's visitor finds its methods by the names of the node classes
 
 from __future__ import annotations
 
@@ -21,9 +18,13 @@ from jinja2.exceptions import SecurityError, TemplateAssertionError, TemplateErr
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
-from sp.gguf.budget import ATOMS, CHARS_PER_UNIT, LEAVES, NUMBERS, PLAIN, UNITS_PER_CALL, UNITS_PER_NODE, Budget
+from sp.gguf.budget import ATOMS, CHARS_PER_UNIT, LEAVES, NUMBERS, PLAIN, Budget
+from sp.gguf.instrument import CONCAT, EMIT, LOOP, PAY, SLICE, TOUCH, Instrument
+
+UNITS_PER_CALL = 8
+UNITS_PER_NODE = 80  # to compile a node of the syntax tree
+MAX_OPTION = 1000  # characters of an attribute path and the like, which are taken apart for every item
 
 # Filters by what they cost: constant, one step an item as it is drawn, all they are given, and all of its text.
 _CONSTANT = ("count", "d", "default", "first", "items", "last", "length", "list", "reverse")
@@ -61,7 +62,6 @@ _NODES = (
     *(nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand),
     *(nodes.BinExpr, nodes.UnaryExpr),
 )
-_LOOP, _EMIT, _TOUCH, _CONCAT, _SLICE = "sp loop", "sp emit", "sp touch", "sp concat", "sp slice"
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -84,13 +84,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "namespace": Namespace,
             "raise_exception": _raise_exception,
         }
-        emit = pass_context(lambda context, value: budget.pay_for_text(value))  # a context: not folded when compiled
+        # filters that want a context are not folded away by the compiler
+        emit = pass_context(lambda context, value: budget.pay_for_text(value))
+        pay = pass_context(lambda context, units: self._pay(units))
         constant = {name: self._charged(self.filters[name], "result") for name in _CONSTANT}
         drawing = {name: self._charged(self.filters[name], "items") for name in _DRAWING}
         whole = {name: self._charged(self.filters[name], "all") for name in _WHOLE}
         texts = {name: self._charged(self.filters[name], "all", PLAIN) for name in _TEXT}
         own = {"join": self._join, "replace": self._replace, "tojson": self._to_json}
-        hooks = {_LOOP: self._loop, _EMIT: emit, _TOUCH: budget.pay_for, _CONCAT: self._concat, _SLICE: self._slice}
+        hooks = {LOOP: self._loop, PAY: pay, EMIT: emit, TOUCH: budget.pay_for}
+        hooks |= {CONCAT: self._concat, SLICE: self._slice}
         self.filters = {**constant, **drawing, **whole, **texts, **own, **hooks}
         compared = {name: self._charged(self.tests[name], "all", PLAIN) for name in _COMPARISONS}
         counted = {name: self._charged(self.tests[name], "all", NUMBERS) for name in _NUMBER_TESTS}
@@ -106,7 +109,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 what = f"a chat template may not use {type(node).__name__}"
                 raise TemplateAssertionError(what, node.lineno)
             pending.extend(node.iter_child_nodes())
-        _Instrument().visit(tree)
+        Instrument().visit(tree)
         tree.set_environment(self)
         return tree
 
@@ -144,18 +147,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.budget.pay_for(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        pay, pay_for = self.budget.pay, self.budget.pay_for
         numbers = isinstance(left, NUMBERS) and isinstance(right, NUMBERS)
         if operator == "*" and not numbers:
-            times, unit = (left, right) if isinstance(left, int) else (right, left)
-            before = self.budget.left
-            pay_for(unit)
-            pay((before - self.budget.left) * max(times if isinstance(times, int) else 0, 0))
+            self._pay_for_repeat(*((left, right) if isinstance(right, int) else (right, left)))
         elif operator == "**" and not (numbers and abs(left) <= 1 << 32 and abs(right) <= 64):
             raise SecurityError("a power is too large")
         elif operator == "%" and not numbers:
             raise SecurityError("text is formatted with %")
-        return pay_for(super().call_binop(context, operator, left, right))
+        return self.budget.pay_for(super().call_binop(context, operator, left, right))
+
+    def _pay_for_repeat(self, unit: Any, times: Any) -> None:
+        if isinstance(unit, str) and isinstance(times, int):
+            self.budget.pay(len(unit) * max(times, 0) // CHARS_PER_UNIT)
+        elif isinstance(unit, list | tuple) and isinstance(times, int):
+            before = self.budget.left
+            self.budget.pay_for(unit)
+            self.budget.pay((before - self.budget.left) * max(times, 0))
 
     def _charged(self, function: Any, pay: str, only: tuple[type, ...] = ()) -> Callable[..., Any]:
         """`function`, paying for its result and, as `pay` says, for its arguments or the items it draws from them.
@@ -173,15 +180,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(function)  # keeps the mark that says which context it wants first
         def charged(*args: Any, **kwargs: Any) -> Any:
-            admitted = [arg if isinstance(arg, _CONTEXTS) else admit(arg) for arg in args]
+            contexts = sum(isinstance(arg, _CONTEXTS) for arg in args[:1])
+            options = (*args[contexts + 1 :], *kwargs.values())
+            if not only and any(isinstance(option, str) and len(option) > MAX_OPTION for option in options):
+                raise SecurityError(f"{function.__name__} with an option of over {MAX_OPTION} characters")
+            admitted = [*args[:contexts], *map(admit, args[contexts:])]
             result = function(*admitted, **{name: admit(arg) for name, arg in kwargs.items()})
             return self.budget.pay_for(result)
 
         return charged
 
-    def _loop(self, values: Any) -> Iterator[Any]:
+    def _pay(self, units: int) -> str:
+        self.budget.pay(units)
+        return ""
+
+    def _loop(self, values: Any, units: int = 1) -> Iterator[Any]:
         for value in values:
-            self.budget.pay(1)
+            self.budget.pay(units)
             yield value
 
     def _concat(self, values: list[Any]) -> str:
@@ -231,56 +246,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         )
         self.budget.pay_for(text)
         return text
-
-
-class _Instrument(NodeTransformer):
-    """Rewrites what the sandbox has no hook for into calls of the budget's filters."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        assert isinstance(node.iter, nodes.Expr), type(node.iter)
-        node.iter = _filtered(node.iter, _LOOP)
-        return node
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
-        self.generic_visit(node)
-        texts = [nodes.Const(n.data, lineno=n.lineno) if isinstance(n, nodes.TemplateData) else n for n in node.nodes]
-        node.nodes = [_filtered(text, _EMIT) for text in texts]
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        if not isinstance(node.arg, nodes.Slice):
-            return node
-        bounds = (node.arg.start, node.arg.stop, node.arg.step)
-        return _filtered(node.node, _SLICE, [bound or nodes.Const(None, lineno=node.lineno) for bound in bounds])
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        node.expr = _filtered(node.expr, _TOUCH)
-        for operand in node.ops:
-            operand.expr = _filtered(operand.expr, _TOUCH)
-        return node
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, _TOUCH)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, _TOUCH)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, _TOUCH) if node.ctx == "load" else node
-
-
-def _filtered(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
-    return nodes.Filter(node, name, args or [], [], None, None, lineno=node.lineno)
 
 
 def _raise_exception(message: str) -> None:

@@ -27,25 +27,40 @@ ESCAPES = {
 }
 ENDLESS = {
     "nested loops": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+    "nested loops over a list": "{% set l = [0] * 100000 %}{% for i in l %}{% for j in l %}{% endfor %}{% endfor %}",
     "huge range": "{% for i in range(10 ** 9) %}{% endfor %}",
     "recursive loop": "{% for x in [[1]] recursive %}{{ loop(x) }}{% endfor %}",
     "macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
     "{{ f(60) }}",
-    "find": _LONG + "{% set x = a.find('b') %}{% endfor %}",
+    "method": _LONG + "{% set x = a.isalpha() %}{% endfor %}",
     "trim": _LONG + "{% set x = a | trim %}{% endfor %}",
     "in": _LONG + "{% if 'b' in a %}{% endif %}{% endfor %}",
     "in test": _LONG + "{% set x = 'b' is in a %}{% endfor %}",
     "equal": "{% set b = 'a' * 10000000 %}" + _LONG + "{% if a == b %}{% endif %}{% endfor %}",
     "in values": "{% set d = dict(a=[0] * 1000) %}{% set x = [0] * 999 + [1] %}{% for i in range(100000) %}"
     "{% if x in d.values() %}{% endif %}{% endfor %}",
-    "list index": "{% set l = [0] * 100000 %}{% for i in range(100000) %}{{ l.count(1) }}{% endfor %}",
+    "list index": "{% set l = [0] * 20000 %}{% for i in range(100000) %}{{ l.count(1) }}{% endfor %}",
     "loop.changed": "{% set a = [0] * 200000 %}{% set b = [0] * 200000 %}"
     "{% for i in range(100000) %}{{ loop.changed(a) }}{{ loop.changed(b) }}{% endfor %}",
     "hash of a deep tuple": "{% set ns = namespace(t=(1,)) %}{% for i in range(15) %}{% set ns.t = (ns.t, ns.t) %}"
     "{% endfor %}{% set d = {} %}{% for i in range(100000) %}{{ d[ns.t] }}{% endfor %}",
-    "selected by nothing": "{% for i in range(100000) %}"
-    "{% set x = range(100000) | select('undefined') | list %}{% endfor %}",
+    "slices dropped": _LONG + "{% set x = a[1:] %}{% endfor %}",
+    "selected by nothing": "{% set l = [0] * 20000 %}{% for i in l %}"
+    "{% set x = l | select('undefined') | list %}{% endfor %}",
+    "long attribute path": "{% set l = [0] * 20000 %}{{ l | map(attribute='x.' * 1000000) | list }}",
+    "long loop body": "{% set l = [0] * 1000 %}{% for i in l %}{% for j in l %}{% if "
+    + "a.b and " * 3000
+    + "a %}{% endif %}"
+    "{% endfor %}{% endfor %}",
+    "long literal": "{% set l = [0] * 1000 %}{% for i in l %}{% for j in l %}{% set x = [" + "a," * 8000 + "a] %}"
+    "{% endfor %}{% endfor %}",
+    "long loop test": "{% set l = [0] * 20000 %}{% for i in l %}{% for j in l if " + "a or " * 5000 + "a %}{% endfor %}"
+    "{% endfor %}",
+    "long macro": "{% macro f() %}{% if " + "not a.b and " * 3000 + "a %}{% endif %}{% endmacro %}"
+    "{% for i in range(100000) %}{{ f() }}{% endfor %}",
+    "hash in a literal": "{% set ns = namespace(t=(1,)) %}{% for i in range(14) %}{% set ns.t = (ns.t, ns.t) %}"
+    "{% endfor %}{% for i in range(100000) %}{% set d = {ns.t: 1} %}{% endfor %}",
     "chain of maps": "{% set ns = namespace(g=range(100000)) %}{% for i in range(900) %}"
     "{% set ns.g = ns.g | map('int') %}{% endfor %}{{ ns.g | list | length }}",
     "sort": "{% for i in range(1000) %}{{ (range(100000) | list) | sort | first }}{% endfor %}",
@@ -61,7 +76,7 @@ GROWING = {
     "doubled by a block": _START + "{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}{% endfor %}",
     "doubled list": _START + "{% set ns.c = [ns.c, ns.c] %}{% endfor %}{{ ns.c }}",
     "doubled dict": _START + "{% set ns.c = {'a': ns.c, 'b': ns.c} %}{% endfor %}{{ ns.c | tojson }}",
-    "doubled tuple": _START + "{% set ns.c = (ns.c, ns.c) %}{% endfor %}{{ {ns.c: 1} }}",
+    "doubled tuple": _START + "{% set ns.n = (ns.n, ns.n) %}{% endfor %}{{ {ns.n: 1} }}",
     "doubled namespace": _START + "{% set ns.n = namespace(a=ns.n, b=ns.n) %}{% endfor %}{{ ns.n }}",
     "doubled namespace as string": _START + "{% set ns.n = namespace(a=ns.n, b=ns.n) %}{% endfor %}{{ ns.n | string }}",
     "doubled namespace in a list": _START + "{% set ns.n = namespace(a=ns.n, b=ns.n) %}{% endfor %}{{ [ns.n] }}",
