@@ -8,8 +8,9 @@ import numpy as np
 
 from sp.arrays import Floats
 
-QUERY_ROWS = 1024  # score rows a tile: query tokens times the query heads that share a kv head
-KEY_TOKENS = 512  # keys a tile; 1024 x 512 scores are 2 MiB and stay in cache between the passes
+QUERY_ROWS = 1024  # most score rows of a tile: query tokens times the query heads that share a kv head
+TILE_SCORES = 1024 * 512  # most scores of a tile: 2 MiB, which stay in cache between the passes
+KEY_TOKENS = 512  # fewest keys of a tile; with few queries, as in decoding, a tile takes more
 HEADROOM = 64.0  # a score may pass its row's reference by 2**64 before the accumulator is rescaled
 
 
@@ -72,9 +73,10 @@ def _query_tile(q: Floats, k: Floats, v: Floats) -> Floats:
     q = (q * q.dtype.type(math.log2(math.e) / math.sqrt(d))).reshape(rows, d)
     reference = total = np.empty((rows, 1), q.dtype)
     out = np.empty((rows, d), q.dtype)
-    scratch = np.empty(rows * min(KEY_TOKENS, len(k)), q.dtype)
-    for start in range(0, len(k), KEY_TOKENS):
-        keys = slice(start, min(start + KEY_TOKENS, len(k)))
+    step = min(max(KEY_TOKENS, TILE_SCORES // rows), len(k))
+    scratch = np.empty(rows * step, q.dtype)
+    for start in range(0, len(k), step):
+        keys = slice(start, min(start + step, len(k)))
         width = keys.stop - start
         score = np.matmul(q, k[keys].T, out=scratch[: rows * width].reshape(rows, width))
         if keys.stop - 1 > first:

@@ -7,6 +7,8 @@ import numpy as np
 from sp.arrays import Floats
 from sp.ops.activations import silu
 
+SLAB_TOKENS = 32  # tokens worked on at once, so that the passes over them stay in cache
+
 
 def causal_conv1d(x: Floats, weight: Floats, state: Floats) -> tuple[Floats, Floats]:
     """Convolve each channel with its own taps, then apply SiLU.
@@ -42,9 +44,12 @@ def causal_conv1d(x: Floats, weight: Floats, state: Floats) -> tuple[Floats, Flo
     taps = weight.shape[1]
     assert state.shape == (taps - 1, x.shape[1]), f"state {state.shape}, taps {taps}, x {x.shape}"
     inputs = np.concatenate([state, x])
-    tokens = len(x)
-    y = inputs[:tokens] * weight[:, 0]
-    term = np.empty_like(y)
-    for tap in range(1, taps):
-        y += np.multiply(inputs[tap : tap + tokens], weight[:, tap], out=term)
-    return silu(y), inputs[tokens:].copy()
+    by_tap = np.ascontiguousarray(weight.T)  # (taps, channels)
+    y = np.empty_like(x)
+    for start in range(0, len(x), SLAB_TOKENS):
+        part = y[start : start + SLAB_TOKENS]
+        total = np.zeros_like(part)
+        for tap in range(taps):
+            total += inputs[start + tap : start + tap + len(part)] * by_tap[tap]
+        part[...] = silu(total)
+    return y, inputs[len(x) :].copy()

@@ -30,6 +30,12 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return out
 
 
+def tile_keys(monkeypatch, keys: int) -> None:
+    """Cut every tile after `keys` keys."""
+    monkeypatch.setattr(MODULE, "KEY_TOKENS", keys)
+    monkeypatch.setattr(MODULE, "TILE_SCORES", keys)
+
+
 def random_qkv(n: int, kv_tokens: int, heads: int, kv_heads: int, d: int, scale: float = 1.0):
     """Random float32 q, k, v."""
     rng = np.random.default_rng([n, kv_tokens, heads, d])
@@ -45,7 +51,7 @@ SHAPES = [(1, 1, 1, 1, 1), (5, 5, 3, 1, 8), (1, 83, 6, 2, 16), (37, 61, 4, 4, 24
 @pytest.mark.parametrize("tiles", [(1024, 512), (12, 16), (7, 5), (1, 1)])
 def test_equals_the_definition_for_any_tiling(n, kv_tokens, heads, kv_heads, d, tiles, monkeypatch) -> None:
     monkeypatch.setattr(MODULE, "QUERY_ROWS", tiles[0])
-    monkeypatch.setattr(MODULE, "KEY_TOKENS", tiles[1])
+    tile_keys(monkeypatch, tiles[1])
     q, k, v = random_qkv(n, kv_tokens, heads, kv_heads, d)
     found = attention(q, k, v)
     assert found.dtype == np.float32
@@ -56,7 +62,7 @@ def test_equals_the_definition_for_any_tiling(n, kv_tokens, heads, kv_heads, d, 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 300.0])
 def test_scores_of_any_size_rising_and_falling(scale, monkeypatch) -> None:
     """Scores hundreds apart, whose maximum comes late in some rows and early in others."""
-    monkeypatch.setattr(MODULE, "KEY_TOKENS", 16)
+    tile_keys(monkeypatch, 16)
     q, k, v = random_qkv(40, 90, 2, 1, 8)
     k *= (np.linspace(-1, 1, 90) ** 3)[:, None, None].astype(np.float32)
     q *= np.float32(scale)
@@ -67,7 +73,7 @@ def test_scores_of_any_size_rising_and_falling(scale, monkeypatch) -> None:
 
 def test_a_late_rise_past_the_headroom_rescales_what_was_summed(monkeypatch) -> None:
     """Each tile's scores pass the row reference by more than float32 could hold without rescaling."""
-    monkeypatch.setattr(MODULE, "KEY_TOKENS", 4)
+    tile_keys(monkeypatch, 4)
     kv = 24
     k = (np.arange(kv) // 4 * 100.0)[:, None, None].astype(np.float32)
     v = np.random.default_rng(0).standard_normal((kv, 1, 1)).astype(np.float32)
@@ -76,7 +82,7 @@ def test_a_late_rise_past_the_headroom_rescales_what_was_summed(monkeypatch) -> 
 
 
 def test_tiles_after_a_rise_count_as_much_as_the_tile_that_rose(monkeypatch) -> None:
-    monkeypatch.setattr(MODULE, "KEY_TOKENS", 4)
+    tile_keys(monkeypatch, 4)
     k = np.repeat([0.0, 100.0, 100.0, 99.0, 300.0, 299.0], 4)[:, None, None].astype(np.float32)
     v = np.random.default_rng(0).standard_normal((24, 1, 1)).astype(np.float32)
     for seen in (12, 16, 20, 24):
