@@ -70,6 +70,32 @@ def right(model, items: list[dict], pad: int, device: str) -> list[bool]:  # noq
     return [bool((best[j, : len(it["rows"])] == it["ids"][it["rows"] + 1]).all()) for j, it in enumerate(items)]
 
 
+@torch.no_grad()
+def found(model, samples: list[Sample], encoder: Encoder, device: str, size: int, limit: int = 56) -> list[float]:  # noqa: ANN001
+    """Greedy generation; the share of reference values in the output in any order (RULER's string_match_all)."""
+    out = []
+    for i in range(0, len(samples), size):
+        group = samples[i : i + size]
+        grown = [list(s.ids[: s.prompt_end]) for s in group]
+        done = [False] * len(group)
+        for _ in range(limit):
+            items = [{"ids": np.array(g), "positions": np.arange(len(g)), "rows": np.array([len(g) - 1])} for g in grown]
+            b = padded(items, encoder.end_of_text, device)
+            nxt = model(b["ids"], b["positions"], b["rows"])[0][:, 0].argmax(-1).tolist()
+            for j, t in enumerate(nxt):
+                done[j] = done[j] or t == encoder.end
+                if not done[j]:
+                    grown[j].append(t)
+            if all(done):
+                break
+        for s, g in zip(group, grown, strict=True):
+            text = encoder.decode(g[s.prompt_end :]).lower()
+            turn = s.turns[0]
+            wanted = turn.names or [s.needles[k].value for k in turn.needles]
+            out.append(sum(w.lower() in text for w in wanted) / len(wanted))
+    return out
+
+
 def importance(taps: list[torch.Tensor], prompt: int) -> torch.Tensor:
     """Max over layers and heads, mean over queries, mean-pooled: (B, prompt)."""
     top = torch.stack([t[..., :prompt].amax(1) for t in taps]).amax(0)
@@ -136,6 +162,7 @@ def main() -> None:
     only = {int(x) for x in args.lengths.split(",") if x}
     drawn = {}
     for role in args.roles.split(","):
+        torch.set_num_threads(2 if args.device == "cuda" else torch.get_num_threads())
         drawer = Drawer(role, args.data)
         with mp.Pool(args.workers, initializer=_set, initargs=(drawer,)) as pool:
             for c, case in enumerate(plan["cases"]):
@@ -185,6 +212,10 @@ def main() -> None:
                 "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "torch": torch.__version__,
                 "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
             }  # fmt: skip
+            if case.get("generate"):
+                share = found(model, samples, encoder, args.device, size)
+                record["values_found"] = {"mean": round(float(np.mean(share)), 4), "all": sum(x == 1 for x in share), "n": len(share)}
+                print("  generated:", record["values_found"], flush=True)
             if role == "drafter" and case.get("recall", True) and not case.get("keep"):
                 got = [recall(model, s, args.device, rng) for s in samples]
                 record["recall"] = {k: [sum(g[k] for g in got), len(got), *wilson(sum(g[k] for g in got), len(got))] for k in got[0]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 import text as T
 from numpy.typing import NDArray
 from tokenizer import Encoder
+from words import ADJECTIVES, NOUNS, split_words
 
 Ints = NDArray[np.int64]
 
@@ -25,6 +27,9 @@ class Bank:
 
     def __init__(self, encoder: Encoder, texts: dict[str, str]) -> None:
         self.kinds: dict[str, tuple[Ints, Ints, Ints, Ints]] = {}
+        held_out = set(split_words(NOUNS)[1]) | set(split_words(ADJECTIVES)[1])
+        found = set(re.findall(r"\b[a-z]{4,10}\b", texts["prose"])) - held_out
+        self.words = sorted(found)  # values of kind word in training
         vocab = {i: t for t, i in encoder.tokenizer.get_vocab().items()}
         ends_line = np.zeros(encoder.size, bool)
         starts_line = np.zeros(encoder.size, bool)
@@ -184,7 +189,7 @@ class Composer:
 
     def sample(self, r: Recipe) -> Sample:
         rng, enc = self.rng, self.encoder
-        source = T.Source(rng, r.held_out)
+        source = T.Source(rng, r.held_out, None if r.held_out else self.bank.words)
         task, kind, style = pick(rng, r.tasks), pick(rng, r.kinds), pick(rng, r.styles)
         count = rng.randint(*r.needles)
         turns: list[T.Turn] = []

@@ -101,8 +101,9 @@ class Turn:
 class Source:
     """Random keys and values; ``held_out`` draws words that training never uses."""
 
-    def __init__(self, rng: random.Random, held_out: bool = False) -> None:
+    def __init__(self, rng: random.Random, held_out: bool = False, extra: list[str] | None = None) -> None:
         self.rng = rng
+        self.extra = extra or []
         part = 1 if held_out else 0
         self.adjectives = split_words(ADJECTIVES)[part]
         self.nouns = split_words(NOUNS)[part]
@@ -150,6 +151,9 @@ class Source:
             return str(self.rng.randrange(1_000_000, 10_000_000))
         if kind == "word":
             r = self.rng
+            x = r.random()
+            if self.extra and x < 0.75:  # many spellings, so that copying is learned and not a list of words
+                return r.choice(self.extra) if x < 0.45 else "".join(r.choices(string.ascii_lowercase, k=r.randrange(3, 9)))
             return r.choice(self.nouns) if r.random() < 0.6 else self.pseudo_word()
         return self.uuid()
 
