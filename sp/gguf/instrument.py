@@ -1,6 +1,6 @@
 """Rewrites a template's syntax tree so that what Jinja's sandbox has no hook for is paid for too.
 
-Loops, macros, output, slices, ``~``, comparisons, tuples and dict keys become, or pass through, filters whose names no
+Loops, macros, output, slices, ``~``, comparisons and dict keys become, or pass through, filters whose names no
 template can spell. A pass through a loop or a macro costs by its size.
 """
 
@@ -58,10 +58,6 @@ class Instrument(NodeTransformer):
         self.generic_visit(node)
         node.key = _filtered(node.key, TOUCH)  # a tuple is hashed whole
         return node
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, TOUCH) if node.ctx == "load" else node
 
 
 def _size(node: nodes.Node) -> int:

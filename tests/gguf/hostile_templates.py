@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _START = "{% set ns = namespace(s='xxxxxxxx', c=[1], n=1) %}{% for i in range(60) %}"
 _LONG = "{% set a = 'a' * 10000000 %}{% for i in range(100000) %}"
+_NESTED = "{% set l = [0] * 1000 %}{% for i in l %}{% for j in l %}"
 _TEXT = "{% set a = 'a' * 100000 %}"
 
 ESCAPES = {
@@ -48,16 +49,14 @@ ENDLESS = {
     "slices dropped": _LONG + "{% set x = a[1:] %}{% endfor %}",
     "selected by nothing": "{% set l = [0] * 20000 %}{% for i in l %}"
     "{% set x = l | select('undefined') | list %}{% endfor %}",
-    "long attribute path": "{% set l = [0] * 20000 %}{{ l | map(attribute='x.' * 1000000) | list }}",
-    "long loop body": "{% set l = [0] * 1000 %}{% for i in l %}{% for j in l %}{% if "
-    + "a.b and " * 3000
-    + "a %}{% endif %}"
-    "{% endfor %}{% endfor %}",
-    "long literal": "{% set l = [0] * 1000 %}{% for i in l %}{% for j in l %}{% set x = [" + "a," * 8000 + "a] %}"
-    "{% endfor %}{% endfor %}",
-    "long loop test": "{% set l = [0] * 20000 %}{% for i in l %}{% for j in l if " + "a or " * 5000 + "a %}{% endfor %}"
+    "long attribute path": "{% set l = [0] * 20000 %}{{ l | map(attribute='x.' * 1000000, default='z') | list }}",
+    "long loop body": _NESTED + "{% if messages.b %}{% endif %}" * 1000 + "{% endfor %}{% endfor %}",
+    "long literal": _NESTED + "{% set x = [" + "a," * 2000 + "a] %}{% endfor %}{% endfor %}",
+    "long loop test": "{% set l = [0] * 1000 %}{% for i in l %}{% for j in l if ["
+    + "a," * 2000
+    + "a] and 0 %}{% endfor %}"
     "{% endfor %}",
-    "long macro": "{% macro f() %}{% if " + "not a.b and " * 3000 + "a %}{% endif %}{% endmacro %}"
+    "long macro": "{% macro f() %}" + "{% if messages.b %}{% endif %}" * 1000 + "{% endmacro %}"
     "{% for i in range(100000) %}{{ f() }}{% endfor %}",
     "hash in a literal": "{% set ns = namespace(t=(1,)) %}{% for i in range(14) %}{% set ns.t = (ns.t, ns.t) %}"
     "{% endfor %}{% for i in range(100000) %}{% set d = {ns.t: 1} %}{% endfor %}",
