@@ -77,7 +77,7 @@ def prefill_by_layer(
     positions: Ints,
     cache: Cache,
     *,
-    chunk: int = 512,
+    chunk: int = 2048,
     tap: Tap | None = None,
     rows: int = 1,
     keep_kv: bool = True,

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from sp.arrays import Floats
+from sp.ops.threads import run_parallel
 
 QUERY_ROWS = 1024  # most score rows of a tile: query tokens times the query heads that share a kv head
 TILE_SCORES = 1024 * 512  # most scores of a tile: 2 MiB, which stay in cache between the passes
@@ -56,12 +57,14 @@ def attention(q: Floats, k: Floats, v: Floats) -> Floats:
     group = heads // kv_heads
     out = np.empty_like(q)
     step = max(1, QUERY_ROWS // group)
-    for kv_head in range(kv_heads):
-        mine = slice(kv_head * group, (kv_head + 1) * group)
-        for start in range(0, n, step):
-            stop = min(start + step, n)
-            seen = kv_tokens - n + stop  # keys the last query of this tile sees
-            out[start:stop, mine] = _query_tile(q[start:stop, mine], k[:seen, kv_head], v[:seen, kv_head])
+
+    def attend(tile: tuple[int, int]) -> None:
+        kv_head, start = tile
+        mine, stop = slice(kv_head * group, (kv_head + 1) * group), min(start + step, n)
+        seen = kv_tokens - n + stop  # keys the last query of this tile sees
+        out[start:stop, mine] = _query_tile(q[start:stop, mine], k[:seen, kv_head], v[:seen, kv_head])
+
+    run_parallel(attend, [(kv_head, start) for start in range(0, n, step) for kv_head in range(kv_heads)])
     return out
 
 

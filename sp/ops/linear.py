@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats
+from sp.ops.threads import run_parallel
 from sp.quant import F32, Weight
 
 SCRATCH_VALUES = 1 << 23
 """Most values of a packed weight decoded at once (32 MiB of float32), so that a 248K-row head needs no 5 GB."""
+
+TOKENS = 256
+"""Rows of activations a thread takes at a time."""
 
 
 def linear(x: Floats, w: Weight) -> Floats:
@@ -36,11 +40,15 @@ def linear(x: Floats, w: Weight) -> Floats:
     """
     rows, width = w.shape
     assert x.shape == (len(x), width), f"{w.name}: x {x.shape} against weight {w.shape}"
-    if w.format is F32:
-        y: Floats = x @ w.dense().T
-        return y
-    out = np.empty((len(x), rows), np.float32)
-    step = max(1, SCRATCH_VALUES // width)
+    out = np.empty((len(x), rows), x.dtype)
+    step = max(1, rows if w.format is F32 else SCRATCH_VALUES // width)
     for start in range(0, rows, step):
-        out[:, start : start + step] = x @ w.format.decode(w.data[start : start + step]).T
+        some = slice(start, start + step)
+        weight = (w.dense() if w.format is F32 else w.format.decode(w.data[some])).T
+
+        def multiply(first: int, some: slice = some, weight: Floats = weight) -> None:
+            tokens = slice(first, first + TOKENS)
+            out[tokens, some] = x[tokens] @ weight
+
+        run_parallel(multiply, range(0, len(x), TOKENS))
     return out

@@ -44,7 +44,7 @@ class RunOptions:
     """
 
     keep_ratio: float = 0.05
-    scorer: Scorer = field(default_factory=lambda: SCORERS.build("lookahead"))
+    scorer: Scorer = field(default_factory=lambda: SCORERS.build("tail"))
     selector: Selector = field(default_factory=lambda: SELECTORS.build("top_chunks"))
     compress: Compress = "auto"
     positions: Positions = "original"
