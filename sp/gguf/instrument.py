@@ -12,7 +12,7 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 LOOP, PAY, EMIT, TOUCH, CONCAT, SLICE = "sp loop", "sp pay", "sp emit", "sp touch", "sp concat", "sp slice"
-NODES_PER_UNIT = 4  # executed in a microsecond, the common ones
+NODES_PER_UNIT = 2  # executed in a microsecond
 
 
 class Instrument(NodeTransformer):
