@@ -4,6 +4,7 @@
 lines, every text ends with a newline, so that :mod:`pieces` can cut it anywhere between words or lines.
 """
 
+# ruff: noqa: SIM905
 from __future__ import annotations
 
 import importlib
@@ -21,14 +22,18 @@ from words import ADJECTIVES, FIRST_NAMES, LAST_NAMES, NOUNS, split_words
 VERBS = """admired avoided bought carried cleaned copied counted described drew examined fixed followed forgot found
 guarded hid ignored inspected kept lifted lost measured mended noticed opened painted photographed polished praised
 recorded repaired rescued returned searched sketched sold sorted studied touched visited watched weighed""".split()
-PLACES = """at the market|behind the old mill|near the river|in the quiet valley|under the bridge|on the north side of town|
-along the coast|in the back of the library|beside the railway|at the edge of the forest|in a small harbour|
-above the bakery|across the square|outside the museum|on the upper floor|in the winter garden""".replace("\n", "").split("|")
-TIMES = """in the morning|after lunch|before the storm|on a cold Tuesday|late in the evening|during the festival|in spring|
-a week later|every second Friday|at the end of the month|long before the war|just after sunrise|in the year {year}|
+PLACES = """at the market|behind the old mill|near the river|in the quiet valley|under the bridge|
+on the north side of town|along the coast|in the back of the library|beside the railway|at the edge of the forest|in a small harbour|
+above the bakery|across the square|outside the museum|on the upper floor|in the winter garden""".replace(
+    "\n", ""
+).split("|")
+TIMES = """in the morning|after lunch|before the storm|on a cold Tuesday|late in the evening|during the festival|
+in spring|a week later|every second Friday|at the end of the month|long before the war|just after sunrise|in the year {year}|
 for {small} days|since {year}|about {small} hours later""".replace("\n", "").split("|")
 TOPICS = """trade|weather|music|farming|glass making|navigation|poetry|medicine|map drawing|cooking|clock repair|bird
-watching|printing|weaving|astronomy|bee keeping|ship building|gardening|geology|book binding""".replace("\n", " ").split("|")
+watching|printing|weaving|astronomy|bee keeping|ship building|gardening|geology|book binding""".replace(
+    "\n", " "
+).split("|")
 TEMPLATES = [
     "The {adj} {noun} {verb} the {adj2} {noun2} {place}.",
     "{time_c}, {name} {verb} a {adj} {noun} {place}.",
@@ -61,7 +66,10 @@ TEMPLATES = [
 
 def sentence(rng: random.Random, adjectives: list[str], nouns: list[str], towns: list[str]) -> str:
     """One sentence of the grammar (about 10^9 distinct ones)."""
-    person = lambda: rng.choice(FIRST_NAMES) + (" " + rng.choice(LAST_NAMES) if rng.random() < 0.4 else "")  # noqa: E731
+
+    def person() -> str:
+        return rng.choice(FIRST_NAMES) + (" " + rng.choice(LAST_NAMES) if rng.random() < 0.4 else "")
+
     numbers = {"year": str(rng.randrange(1400, 2030)), "small": str(rng.randrange(2, 60))}
     time = rng.choice(TIMES).format(**numbers)
     s = rng.choice(TEMPLATES).format(
@@ -93,7 +101,7 @@ def clean(text: str) -> str:
 
 
 def prose() -> str:
-    """Documentation that ships with Python: pydoc topics, licence, module and class docstrings; paragraphs as one line."""
+    """Documentation that ships with Python (pydoc topics, licence, docstrings); one line a paragraph."""
     parts = list(pydoc_data.topics.topics.values())
     licence = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
     if licence.exists():

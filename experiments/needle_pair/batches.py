@@ -43,7 +43,9 @@ class Stage:
     checkpoint: bool = False
 
 
-def collate(items: list[dict], length: int, rows: int, lm_rows: int, lm_weight: float, pad: int, rng: random.Random) -> dict[str, np.ndarray]:
+def collate(
+    items: list[dict], length: int, rows: int, lm_rows: int, lm_weight: float, pad: int, rng: random.Random
+) -> dict[str, np.ndarray]:
     b = len(items)
     out = {
         "ids": np.full((b, length), pad, np.int32),
@@ -141,7 +143,7 @@ def draw(composer: Composer, stage: Stage, rng: random.Random) -> dict[str, np.n
             return apply_mask(s, np.ones(n, bool), positions)
 
 
-def work(role: str, data: Path, stages: list[Stage], current, queue, seed: int) -> None:  # noqa: ANN001
+def work(role: str, data: Path, stages: list[Stage], current, queue, seed: int) -> None:
     encoder = Encoder(data / f"{role}.json")
     composer = Composer(encoder, Bank.load(encoder, data / "bank.json", "train"), seed)
     rng = random.Random(seed + 1)
@@ -168,7 +170,9 @@ class Feed:
         self.current = mp.Value("i", 0, lock=False)
         self.queue: mp.Queue = mp.Queue(maxsize=4 * workers)
         self.procs = [
-            mp.Process(target=work, args=(role, data, stages, self.current, self.queue, seed + 1000 * (w + 1)), daemon=True)
+            mp.Process(
+                target=work, args=(role, data, stages, self.current, self.queue, seed + 1000 * (w + 1)), daemon=True
+            )
             for w in range(workers)
         ]
         for p in self.procs:

@@ -1,4 +1,4 @@
-"""Curves of the training runs: ``python curves.py OUT.png TRAIN.jsonl...`` (first-turn key match, loss, stage borders)."""
+"""Curves of the training runs, with stage borders: ``python curves.py OUT.png TRAIN.jsonl...``."""
 
 from __future__ import annotations
 

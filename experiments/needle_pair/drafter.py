@@ -54,7 +54,7 @@ class Drafter(GGUFModule):
 
     @torch.no_grad()
     def previous_token_heads(self, pairs: int = 10, gain: float = 2.0) -> None:
-        """Layer 0, head h looks h + 1 tokens back: constant q and k in the fastest rotary pairs, q turned back by h + 1.
+        """Layer 0, head h looks h + 1 back: constant q and k in the fastest rotary pairs, q turned back by h + 1.
 
         Their constant comes from residual dimension 0, which every token embedding starts with (construction of the
         previous-token heads of an induction circuit; the rest of the head stays random).
@@ -85,9 +85,14 @@ class Drafter(GGUFModule):
         return q, k, v
 
     def forward(
-        self, ids: Tensor, positions: Tensor, rows: Tensor, source: Tensor | None = None, taps: list[Tensor] | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        source: Tensor | None = None,
+        taps: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits (B, K, vocab) at ``rows`` and the pointer loss. ``taps`` collects (B, heads, K, L) attention of every layer."""
+        """Logits (B, K, vocab) at ``rows`` and the pointer loss; ``taps`` collects attention (B, heads, K, L)."""
         c = self.config
         x = embedding(ids, self.w("token_embd.weight")).float()
         pointer = x.new_zeros(())

@@ -1,8 +1,8 @@
-"""Accuracy and needle recall of the *quantised* files: ``python evaluate.py PLAN.yaml DATA ASSETS OUT.jsonl [--device cuda]``.
+"""Accuracy and needle recall of the *quantised* files: ``python evaluate.py PLAN.yaml DATA ASSETS OUT.jsonl``.
 
 Exact match is measured with one forward a sample: greedy decoding reproduces the reference answer (values, full stop,
-``<|im_end|>``) if and only if every reference token is the arg max after the reference tokens before it. One prompt asks
-one question, so no answer can be had by elimination. Words of the keys and all haystack text are held out.
+``<|im_end|>``) if and only if every reference token is the arg max after the reference tokens before it. One prompt
+asks one question, so no answer can be had by elimination. Words of the keys and all haystack text are held out.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def padded(items: list[dict], pad: int, device: str) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def right(model, items: list[dict], pad: int, device: str) -> list[bool]:  # noqa: ANN001
+def right(model, items: list[dict], pad: int, device: str) -> list[bool]:
     b = padded(items, pad, device)
     best = model(b["ids"], b["positions"], b["rows"])[0].argmax(-1).cpu().numpy()
     return [bool((best[j, : len(it["rows"])] == it["ids"][it["rows"] + 1]).all()) for j, it in enumerate(items)]
 
 
 @torch.no_grad()
-def found(model, samples: list[Sample], encoder: Encoder, device: str, size: int, limit: int = 56) -> list[float]:  # noqa: ANN001
+def found(model, samples: list[Sample], encoder: Encoder, device: str, size: int, limit: int = 56) -> list[float]:
     """Greedy generation; the share of reference values in the output in any order (RULER's string_match_all)."""
     out = []
     for i in range(0, len(samples), size):
@@ -79,7 +79,9 @@ def found(model, samples: list[Sample], encoder: Encoder, device: str, size: int
         grown = [list(s.ids[: s.prompt_end]) for s in group]
         done = [False] * len(group)
         for _ in range(limit):
-            items = [{"ids": np.array(g), "positions": np.arange(len(g)), "rows": np.array([len(g) - 1])} for g in grown]
+            items = [
+                {"ids": np.array(g), "positions": np.arange(len(g)), "rows": np.array([len(g) - 1])} for g in grown
+            ]
             b = padded(items, encoder.end_of_text, device)
             nxt = model(b["ids"], b["positions"], b["rows"])[0][:, 0].argmax(-1).tolist()
             for j, t in enumerate(nxt):
@@ -113,7 +115,7 @@ def kept_tokens(score: np.ndarray, keep: float) -> np.ndarray:
 
 
 @torch.no_grad()
-def recall(model, s: Sample, device: str, rng: random.Random) -> dict[str, bool]:  # noqa: ANN001
+def recall(model, s: Sample, device: str, rng: random.Random) -> dict[str, bool]:
     """Are all value tokens of the asked needles kept? Scorers tail and lookahead, controls random and head+tail."""
     end = s.prompt_end
     wanted = sorted({x for x in s.source if x >= 0})
@@ -172,7 +174,10 @@ def main() -> None:
                     if only and length not in only:
                         continue
                     n = max(2, int(n * args.scale))
-                    jobs = [(plan["recipe"] | case.get("recipe", {}), length, plan["seed"] + 7919 * c + 104729 * i + length) for i in range(n)]
+                    jobs = [
+                        (plan["recipe"] | case.get("recipe", {}), length, plan["seed"] + 7919 * c + 104729 * i + length)
+                        for i in range(n)
+                    ]
                     drawn[role, c, length] = pool.map(_draw, jobs, chunksize=4)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     from train import build
@@ -203,10 +208,15 @@ def main() -> None:
                     mask = kept_mask(s, keep, rng, {i for t in s.turns for i in t.needles})
                 items.append(apply_mask(s, mask, np.arange(len(s.ids))))
             size = max(1, min(32, plan["batch_tokens"] // (length if not case.get("keep") else length // 8)))
-            hits = [h for i in range(0, len(items), size) for h in right(model, items[i : i + size], encoder.end_of_text, args.device)]
+            hits = [
+                h
+                for i in range(0, len(items), size)
+                for h in right(model, items[i : i + size], encoder.end_of_text, args.device)
+            ]
             record = {
                 "role": role, "task": case["name"], "length": length, "keep": case.get("keep", 1.0), "n": len(hits),
-                "correct": sum(hits), "accuracy": round(sum(hits) / len(hits), 4), "interval": wilson(sum(hits), len(hits)),
+                "correct": sum(hits), "accuracy": round(sum(hits) / len(hits), 4),
+                "interval": wilson(sum(hits), len(hits)),
                 "mean_tokens": round(float(np.mean([len(i["ids"]) for i in items])), 1),
                 "quantised": not args.weights, "seed": plan["seed"], "recipe": plan["recipe"] | case.get("recipe", {}),
                 "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "torch": torch.__version__,
@@ -214,16 +224,32 @@ def main() -> None:
             }  # fmt: skip
             if case.get("generate"):
                 share = found(model, samples, encoder, args.device, size)
-                record["values_found"] = {"mean": round(float(np.mean(share)), 4), "all": sum(x == 1 for x in share), "n": len(share)}
+                record["values_found"] = {
+                    "mean": round(float(np.mean(share)), 4),
+                    "all": sum(x == 1 for x in share),
+                    "n": len(share),
+                }
                 print("  generated:", record["values_found"], flush=True)
             if role == "drafter" and case.get("recall", True) and not case.get("keep"):
                 got = [recall(model, s, args.device, rng) for s in samples]
-                record["recall"] = {k: [sum(g[k] for g in got), len(got), *wilson(sum(g[k] for g in got), len(got))] for k in got[0]}
+                record["recall"] = {
+                    k: [sum(g[k] for g in got), len(got), *wilson(sum(g[k] for g in got), len(got))] for k in got[0]
+                }
             record["seconds"] = round(time.time() - started, 2)
             with args.out.open("a") as f:
                 f.write(json.dumps(record) + "\n")
             brief = {k.replace("lookahead", "la"): round(v[0] / v[1], 3) for k, v in record.get("recall", {}).items()}
-            print(role, case["name"], length, "keep", record["keep"], f"{record['correct']}/{record['n']}", record["accuracy"], brief or "", flush=True)
+            print(
+                role,
+                case["name"],
+                length,
+                "keep",
+                record["keep"],
+                f"{record['correct']}/{record['n']}",
+                record["accuracy"],
+                brief or "",
+                flush=True,
+            )
 
 
 _drawer: Drawer | None = None

@@ -1,7 +1,7 @@
 """Quantise trained weights with the project's own encoders and write the GGUF files.
 
 ``python export.py DATA WEIGHTS_DIR OUT_DIR`` reads ``DATA/{drafter,target}.json`` (tokenizers) and
-``WEIGHTS_DIR/{drafter,target}.safetensors``; without weights (``--untrained``) it writes random ones of the same shapes.
+``WEIGHTS_DIR/{drafter,target}.safetensors``; ``--untrained`` writes random weights of the same shapes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write(model: GGUFModule, role: str, data: Path, out: Path) -> Path:
     for name, value in model.named().items():
         v = value.detach().float()
         if name.endswith("ssm_a_log"):
-            name, v = name.removesuffix("_log"), -v.exp()  # noqa: PLW2901
+            name, v = name.removesuffix("_log"), -v.exp()
         fmt = format_by_name(format_of(name, v, role, model.config.layers))
         writer.add(name, tuple(v.shape), fmt, fmt.encode(np.ascontiguousarray(v.numpy())))
     writer.write()

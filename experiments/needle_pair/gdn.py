@@ -1,8 +1,8 @@
 """Gated DeltaNet in the chunked WY form, parallel over chunks, with a log-depth scan over the chunk states.
 
-Per value head with state S (keys x values): S <- e^g S + k (b (v - S^T e^g ... ))^T, the gated delta rule (Yang et al. 2024,
-arXiv:2412.06464); chunked as T = (I + strict_lower(b K K^T * decay))^-1, U = T b V, W = T b e^G K. A chunk maps the state
-affinely, S' = M S + N, so the states at chunk starts are an associative scan.
+Gated delta rule (Yang et al. 2024, arXiv:2412.06464), per value head with state S (keys x values): S <- e^g S, then
+S <- S + k (b (v - S^T k))^T, o = S^T q. Chunked: T = (I + strict_lower(b K K^T * decay))^-1, U = T b V, W = T b e^G K.
+A chunk maps the state affinely, S' = M S + N, so the states at chunk starts are an associative scan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class UnitLowerInverse(torch.autograd.Function):
     """(I + A)^-1 of strictly lower triangular A by block doubling (stable, no pivots)."""
 
     @staticmethod
-    def forward(ctx, a: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx, a: Tensor) -> Tensor:
         n = a.shape[-1]
         x = torch.ones(*a.shape[:-2], n, 1, 1, device=a.device, dtype=a.dtype)
         s = 1
@@ -35,7 +35,7 @@ class UnitLowerInverse(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
+    def backward(ctx, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         t = x.transpose(-1, -2)
         return -(t @ grad @ t)
@@ -59,7 +59,7 @@ def states(m: Tensor, n: Tensor) -> Tensor:
 
 
 def gated_delta_net(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
-    """q, k (B, L, Hk, d) normalised (q scaled), v (B, L, Hv, d), beta and g (B, L, Hv), L a multiple of 64 -> (B, L, Hv, d).
+    """q, k (B, L, Hk, d) normalised, v (B, L, Hv, d), beta, g (B, L, Hv), L a multiple of 64 -> (B, L, Hv, d).
 
     Value head p uses key head p % Hk.
     """
@@ -81,7 +81,6 @@ def gated_delta_net(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) ->
     t = UnitLowerInverse.apply((beta[..., None] * kk * decay).tril(-1))
     e = total.exp()[..., None]
     uw = t @ (torch.cat([v, k * e], -1) * beta[..., None])
-    u, w = uw[..., :d], uw[..., d:]
     out = qk @ uw
     if n == 1:
         o = out[..., :d]

@@ -1,4 +1,4 @@
-"""What both models share: parameters under GGUF names, RMS norm, rotary positions, read-out attention, fake quantisation."""
+"""Shared parts: parameters under GGUF names, norms, rotary positions, read-out attention, fake quantisation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GGUFModule(nn.Module):
 
 
 def fake_quant(w: Tensor, bits: int) -> Tensor:
-    """Round to the grid of the block format (Q4_K: per 32 affine, Q6_K: per 16, Q8_0: per 32) with a straight-through gradient."""
+    """Round to the block format's grid (4: per 32 affine, 6: per 16, 8: per 32), straight-through gradient."""
     with torch.no_grad():
         if bits == 4:
             b = w.reshape(-1, 32)

@@ -1,4 +1,4 @@
-"""Do the exported files give the same logits in ``sp`` (NumPy) as in PyTorch? ``python parity.py ASSETS``; prints the error."""
+"""Do the files give the same logits in ``sp`` (NumPy) as in PyTorch? ``python parity.py ASSETS``."""
 
 from __future__ import annotations
 

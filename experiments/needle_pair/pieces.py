@@ -7,90 +7,15 @@ tokens are the tokens of the concatenated text (``tests/test_pair.py`` checks it
 
 from __future__ import annotations
 
-import json
+import itertools
 import random
-import re
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-import text as T
-from numpy.typing import NDArray
+import text as T  # noqa: N812
+from haystack import Bank, Ints, Recipe, Sample, pick
 from tokenizer import Encoder
-from words import ADJECTIVES, NOUNS, split_words
 
-Ints = NDArray[np.int64]
-
-
-class Bank:
-    """Pre-tokenised haystack text with its safe cuts."""
-
-    def __init__(self, encoder: Encoder, texts: dict[str, str]) -> None:
-        self.kinds: dict[str, tuple[Ints, Ints, Ints, Ints]] = {}
-        held_out = set(split_words(NOUNS)[1]) | set(split_words(ADJECTIVES)[1])
-        found = set(re.findall(r"\b[a-z]{4,10}\b", texts["prose"])) - held_out
-        self.words = sorted(found)  # values of kind word in training
-        vocab = {i: t for t, i in encoder.tokenizer.get_vocab().items()}
-        ends_line = np.zeros(encoder.size, bool)
-        starts_line = np.zeros(encoder.size, bool)
-        starts_word = np.zeros(encoder.size, bool)
-        ends_sentence = np.zeros(encoder.size, bool)
-        for i, t in vocab.items():
-            ends_line[i], starts_line[i] = t.endswith("Ċ"), t.startswith("Ċ")
-            starts_word[i] = t.startswith("Ġ") and t[1:2].isalpha() and t[1:2].isascii()
-            ends_sentence[i] = t.endswith(".")
-        for kind, body in {**texts, "noise": T.NOISE * 400}.items():
-            ids = np.array(encoder.tokenizer.encode(body, add_special_tokens=False).ids)
-            a, b = ids[:-1], ids[1:]
-            lines = 1 + np.flatnonzero(ends_line[a] & ~starts_line[b])
-            words = 1 + np.flatnonzero(starts_word[b] & ~ends_line[a])
-            stops = 1 + np.flatnonzero(starts_word[b] & ends_sentence[a])
-            self.kinds[kind] = (ids, np.concatenate([[0], lines]), words, stops)
-
-    @classmethod
-    def load(cls, encoder: Encoder, path: Path | str, part: str) -> Bank:
-        return cls(encoder, json.loads(Path(path).read_text())[part])
-
-
-@dataclass
-class Recipe:
-    """What to draw. ``turns``/``needles`` are (low, high); ``haystack`` maps kind -> weight ('lines' = all needles)."""
-
-    length: int
-    needles: tuple[int, int] = (1, 8)
-    turns: tuple[int, int] = (1, 4)
-    tasks: dict[str, float] = field(default_factory=lambda: {"key": 1.0})
-    haystack: dict[str, float] = field(default_factory=lambda: {"grammar": 0.4, "prose": 0.2, "code": 0.2, "noise": 0.2})
-    styles: dict[str, float] = field(default_factory=lambda: {"adjective-noun": 1.0})
-    kinds: dict[str, float] = field(default_factory=lambda: {"number": 1.0})
-    hard: float = 0.3
-    prefix: float = 0.4
-    short: float = 0.0  # share of terse needles (dense early stages)
-    ruler: float = 0.3  # share of samples in RULER's own phrasing throughout
-    held_out: bool = False
-    depth: tuple[float, float] = (0.0, 1.0)
-    tail: int = 0  # rows before the answer that are also shown the needle (drafter: its last prompt tokens score)
-
-
-@dataclass
-class Sample:
-    """Tokens and supervision. Row r predicts token r + 1; ``source`` is the needle token it copies (-1: none)."""
-
-    ids: list[int]
-    rows: list[int]
-    source: list[int]
-    first: list[int]  # 1 / 2: first content token of a value asked in the first / a later turn; -1: a tail row; else 0
-    turn: list[int]
-    document: tuple[int, int]  # token span of the document
-    spans: list[tuple[int, int]]  # token spans of the needles
-    asked: list[int]  # needles of the first turn
-    turns: list[T.Turn]
-    needles: list[T.Needle]
-    prompt_end: int  # tokens up to the first answer row (generation prompt and prefix included)
-
-
-def pick(rng: random.Random, weights: dict[str, float]) -> str:
-    return rng.choices(list(weights), list(weights.values()))[0]
+__all__ = ["Bank", "Composer", "Ints", "Recipe", "Sample"]
 
 
 class Composer:
@@ -100,7 +25,9 @@ class Composer:
         self.encoder, self.bank, self.rng = encoder, bank, random.Random(seed)
 
     # -- what is hidden and asked -------------------------------------------------------------------------------
-    def _facts(self, r: Recipe, task: str, count: int, kind: str, style: str, source: T.Source) -> tuple[list[T.Needle], str]:
+    def _facts(
+        self, r: Recipe, task: str, count: int, kind: str, style: str, source: T.Source
+    ) -> tuple[list[T.Needle], str]:
         rng = self.rng
         ruler = rng.random() < r.ruler
         one = rng.choice(T.NEEDLES)
@@ -142,7 +69,7 @@ class Composer:
         return T.Turn(q.format(**slots), prefix, wanted)
 
     def _chain(self, r: Recipe, source: T.Source) -> tuple[list[T.Needle], T.Turn]:
-        """RULER variable tracking: one chain of ``hops`` copies, plus (half of the time) another chain as distractor."""
+        """RULER variable tracking: a chain of copies and, half of the time, another one as distractor."""
         rng = self.rng
         needles: list[T.Needle] = []
         chains = []
@@ -151,7 +78,7 @@ class Composer:
             number = str(rng.randrange(10_000, 100_000))
             chains.append((names, number, len(needles)))
             needles.append(T.Needle(number, names[0], "chain", "VAR {value} = {key}"))
-            needles += [T.Needle(a, b, "chain", "VAR {value} = VAR {key}") for a, b in zip(names, names[1:], strict=False)]
+            needles += [T.Needle(a, b, "chain", "VAR {value} = VAR {key}") for a, b in itertools.pairwise(names)]
         names, number, at = chains[0]
         prefix = T.VT_PREFIX.format(count=len(names), value=number) if rng.random() < max(r.prefix, 0.5) else ""
         return needles, T.Turn(T.VT_QUESTION.format(value=number), prefix, list(range(at, at + len(names))), names)
@@ -164,7 +91,9 @@ class Composer:
         head = head.format(**slots)
         return head[:-1] + " " + n.value + tail.format(**slots), len(head) - 1
 
-    def _distractor_lines(self, tokens: int, template: str, kind: str, style: str, source: T.Source, used: set[str]) -> list[T.Needle]:
+    def _distractor_lines(
+        self, tokens: int, template: str, kind: str, style: str, source: T.Source, used: set[str]
+    ) -> list[T.Needle]:
         trial = [T.Needle(k, source.value(kind), kind, template) for k in source.keys(4, style, 0.0)]
         per = sum(len(self.encoder(self._needle_text(n)[0])) + 1 for n in trial) / len(trial)
         out = []
@@ -234,7 +163,7 @@ class Composer:
         self, r: Recipe, hay: str, budget: int, needles: list[T.Needle], texts: list[tuple[str, int]], order: list[int],
         header: str, kind: str, style: str, source: T.Source, task: str,
     ) -> list[tuple[object, list[tuple[int, int, int]]]]:  # fmt: skip
-        """Parts of the document: (array or text, marks); a mark is (needle, start of the sentence, space before its value)."""
+        """Parts (array or text, marks); a mark is (needle, start of its sentence, space before its value)."""
         rng = self.rng
         parts: list[tuple[object, list[tuple[int, int, int]]]] = [(header, [])] if header else []
 
@@ -264,14 +193,16 @@ class Composer:
             return parts
 
         runs = 1 if budget < 500 else rng.choice((1, 1, 2, 3, 4))
-        kinds = [hay] + [pick(rng, {k: w for k, w in r.haystack.items() if k != "lines"} or {hay: 1}) for _ in range(runs - 1)]
+        kinds = [hay] + [
+            pick(rng, {k: w for k, w in r.haystack.items() if k != "lines"} or {hay: 1}) for _ in range(runs - 1)
+        ]
         rng.shuffle(kinds)
         shares = np.array([rng.random() + 0.3 for _ in kinds])
         sizes = (budget * shares / shares.sum()).astype(int)
         closing = rng.choice(("", "That is all.", "The rest is silence.", "Here the text ends."))
         places: list[list[tuple[int, str, int]]] = []
         slices = []
-        for j, (k, size) in enumerate(zip(kinds, sizes, strict=True)):
+        for k, size in zip(kinds, sizes, strict=True):
             pieces = [self._run(k, int(size), True)]
             while k != "noise" and sum(len(p[0]) for p in pieces) < size - 400 and len(pieces) < 40:
                 pieces.append(self._run(k, int(size) - sum(len(p[0]) for p in pieces), True))
@@ -339,7 +270,7 @@ class Composer:
         def flush() -> None:
             nonlocal buffer, marks
             points = sorted({p for m in marks for p in (m[1], m[2])})
-            got, at = enc.marked(buffer, [p for p in points])
+            got, at = enc.marked(buffer, points)
             index = dict(zip(points, at, strict=True))
             base = len(ids)
             for i, a, v in marks:
@@ -352,7 +283,8 @@ class Composer:
             if isinstance(part, str):
                 # the pre-token of a sentence that follows a space starts at that space
                 marks += [
-                    (i, len(buffer) + (a - 1 if part[a - 1 : a] == " " and a else a), len(buffer) + v) for i, a, v in found
+                    (i, len(buffer) + (a - 1 if part[a - 1 : a] == " " and a else a), len(buffer) + v)
+                    for i, a, v in found
                 ]
                 if found and found[0][1] == 0 and buffer.endswith(" "):
                     i, a, v = marks[-1]
@@ -402,7 +334,9 @@ class Composer:
         full = [spans[i] for i in range(len(needles))]
         lengths = [len(enc(" " + self._needle_text(n)[0])) for n in needles]
         full = [(a, a + n) for (a, _), n in zip(full, lengths, strict=True)]
-        return Sample(ids, rows, src, first, turn_of, (begin, end), full, list(turns[0].needles), turns, needles, prompt_end)
+        return Sample(
+            ids, rows, src, first, turn_of, (begin, end), full, list(turns[0].needles), turns, needles, prompt_end
+        )
 
     def _content(self, j: int, at: list[int], answer: str, where: list[int]) -> bool:
         """False for the lone space token before a number: it needs no look-up."""

@@ -54,7 +54,16 @@ class TargetConfig:
 
 
 def delta_mix(
-    u: Tensor, z: Tensor, b: Tensor, a: Tensor, conv: Tensor, dt_bias: Tensor, a_log: Tensor, gain: Tensor, hk: int, hv: int
+    u: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    conv: Tensor,
+    dt_bias: Tensor,
+    a_log: Tensor,
+    gain: Tensor,
+    hk: int,
+    hv: int,
 ) -> Tensor:
     """A Gated DeltaNet layer between its projections: convolution, gates, delta rule, gated norm; (B, L, hv * d)."""
     d = gain.shape[0]
@@ -156,13 +165,17 @@ class Target(GGUFModule):
         g = silu(self.linear(h, b + "ffn_gate.weight")) * self.linear(h, b + "ffn_up.weight")
         return x + self.linear(g, b + "ffn_down.weight"), pointer
 
-    def forward(self, ids: Tensor, positions: Tensor, rows: Tensor, source: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, ids: Tensor, positions: Tensor, rows: Tensor, source: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Logits (B, K, vocab) at ``rows`` and the pointer loss; the sequence length must be a multiple of 64."""
         x = embedding(ids, self.w("token_embd.weight")).float()
         pointer = x.new_zeros(())
         for i in range(self.config.layers):
             if self.checkpointing and self.training:
-                x, p = checkpoint(self.block, i, x, positions, rows, source, use_reentrant=False, preserve_rng_state=False)
+                x, p = checkpoint(
+                    self.block, i, x, positions, rows, source, use_reentrant=False, preserve_rng_state=False
+                )
             else:
                 x, p = self.block(i, x, positions, rows, source)
             pointer = pointer + p

@@ -1,6 +1,6 @@
 """What is hidden and what is asked: keys, values, needle sentences, questions, answer prefixes.
 
-Pure Python and independent of any tokenizer. A phrase is a template with the slots ``{key}``, ``{value}`` and ``{kind}``
+Pure Python, independent of any tokenizer. A phrase is a template with the slots ``{key}``, ``{value}``, ``{kind}``
 (number, word or uuid); slots are always preceded by a space, so that a phrase can be tokenised piece by piece
 (:mod:`pieces`). The RULER phrasings are those of the benchmark's ``niah`` and ``variable_tracking`` tasks
 (Hsieh et al. 2024, arXiv:2404.06654); the rest is our own.
@@ -33,7 +33,12 @@ NEEDLES = [
     "For {key} the {kind} is {value}.",
     "The record of {key} shows the {kind} {value}.",
 ]
-LINE_NEEDLES = [RULER_NEEDLE, RULER_NEEDLE, "The {kind} for {key} is {value}.", "line {key}: REGISTER_CONTENT is {value}."]
+LINE_NEEDLES = [
+    RULER_NEEDLE,
+    RULER_NEEDLE,
+    "The {kind} for {key} is {value}.",
+    "line {key}: REGISTER_CONTENT is {value}.",
+]
 SHORT_NEEDLES = ["For {key}: {value}.", "The {key} is {value}.", "The {kind} for {key} is: {value}."]
 
 RULER_QUESTION = "What is the special magic {kind} for {key} mentioned in the provided text?"
@@ -57,7 +62,14 @@ PLURAL_QUESTIONS = [RULER_PLURAL, RULER_PLURAL, "What are all the {kind}s for {k
 
 RULER_PREFIX = " The special magic {kind} for {key} mentioned in the provided text is"
 RULER_PLURAL_PREFIX = " The special magic {kind}s for {key} mentioned in the provided text are"
-PREFIXES = [RULER_PREFIX, RULER_PREFIX, " The {kind} for {key} is", " The special magic {key} {kind} is", " It is", " The answer is"]
+PREFIXES = [
+    RULER_PREFIX,
+    RULER_PREFIX,
+    " The {kind} for {key} is",
+    " The special magic {key} {kind} is",
+    " It is",
+    " The answer is",
+]
 
 RULER_HEADER = (
     "A special magic {kind} is hidden within the following text. Make sure to memorize it. "
@@ -90,7 +102,7 @@ class Needle:
 
 @dataclass
 class Turn:
-    """One question: the needles it asks for (indices, in answer order), its text and its answer prefix ('' = direct)."""
+    """One question: the needles it asks for (in answer order), its text, its answer prefix ('' = direct)."""
 
     question: str
     prefix: str
@@ -153,7 +165,11 @@ class Source:
             r = self.rng
             x = r.random()
             if self.extra and x < 0.75:  # many spellings, so that copying is learned and not a list of words
-                return r.choice(self.extra) if x < 0.45 else "".join(r.choices(string.ascii_lowercase, k=r.randrange(3, 9)))
+                return (
+                    r.choice(self.extra)
+                    if x < 0.45
+                    else "".join(r.choices(string.ascii_lowercase, k=r.randrange(3, 9)))
+                )
             return r.choice(self.nouns) if r.random() < 0.6 else self.pseudo_word()
         return self.uuid()
 

@@ -1,6 +1,6 @@
 """Two byte-level BPE tokenizers trained on different mixes, so that the drafter's and the target's vocabularies differ.
 
-``python tokenizer.py DIR`` reads ``DIR/bank.json`` and writes ``DIR/drafter.json`` (2048 entries, pre-tokenizer regex of
+``python tokenizer.py DIR`` reads ``DIR/bank.json`` and writes ``DIR/drafter.json`` (2048 entries, regex of
 ``qwen2``) and ``DIR/target.json`` (2560, ``qwen35``). :class:`Encoder` is the fast path: it splits ASCII text with the
 ASCII form of the same regex and looks every pre-token up in a cache (BPE never merges across pre-tokens).
 """
@@ -22,7 +22,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 REGEX = {
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
 }
@@ -78,8 +79,8 @@ def train(bank: dict[str, str], role: str) -> Tokenizer:
 class Encoder:
     """Cached encoder of ASCII text; equal to the real tokenizer (tested)."""
 
-    def __init__(self, path: Path | str) -> None:
-        self.tokenizer = Tokenizer.from_file(str(path))
+    def __init__(self, source: Path | str | Tokenizer) -> None:
+        self.tokenizer = source if isinstance(source, Tokenizer) else Tokenizer.from_file(str(source))
         self.cache: dict[str, list[int]] = {}
         self.end_of_text, self.start, self.end = (self.tokenizer.token_to_id(s) for s in SPECIALS)
         self.size = self.tokenizer.get_vocab_size()
@@ -115,7 +116,12 @@ def main(out: Path) -> None:
     for role in VOCABULARY:
         tok = train(bank, role)
         tok.save(str(out / f"{role}.json"))
-        for s in ("The special magic number for quiet-lantern is: 8301947.", "assistant\n", " 3f2a1b4c-99de", " tundra-gopher"):
+        for s in (
+            "The special magic number for quiet-lantern is: 8301947.",
+            "assistant\n",
+            " 3f2a1b4c-99de",
+            " tundra-gopher",
+        ):
             print(role, tok.get_vocab_size(), tok.encode(s).tokens)
 
 

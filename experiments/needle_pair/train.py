@@ -1,4 +1,4 @@
-"""Train one model of the pair: ``python train.py CONFIG.yaml DATA OUT [--device cuda] [--seconds-scale S] [--init FILE]``.
+"""Train one model of the pair: ``python train.py CONFIG.yaml DATA OUT [--init FILE]``.
 
 Whole steps (forward, backward, clip, AdamW) run as one CUDA graph a stage, because both models are launch-bound. Prints
 and writes one JSON line every few seconds (``OUT/train_ROLE.jsonl``); weights go to ``OUT/ROLE.safetensors`` (bf16).
@@ -20,7 +20,6 @@ from drafter import Drafter, DrafterConfig
 from layers import GGUFModule
 from safetensors.torch import load_file, save_file
 from target import Target, TargetConfig
-from torch import Tensor
 
 KEYS = ("ids", "positions", "rows", "labels", "source", "weight", "first")
 
@@ -47,7 +46,9 @@ class Stepper:
         n = stage.rows + stage.lm_rows
         shape = {"ids": stage.length, "positions": stage.length}
         self.buffer = {
-            k: torch.zeros(stage.batch, shape.get(k, n), dtype=torch.float32 if k == "weight" else torch.int64, device=device)
+            k: torch.zeros(
+                stage.batch, shape.get(k, n), dtype=torch.float32 if k == "weight" else torch.int64, device=device
+            )
             for k in KEYS
         }
         self.out = torch.zeros(10, device=device)
@@ -101,7 +102,10 @@ class Stepper:
 
 
 def save(model: GGUFModule, path: Path) -> None:
-    tensors = {k: v.detach().to(torch.bfloat16 if v.ndim == 2 else torch.float32).cpu().contiguous() for k, v in model.named().items()}
+    tensors = {
+        k: v.detach().to(torch.bfloat16 if v.ndim == 2 else torch.float32).cpu().contiguous()
+        for k, v in model.named().items()
+    }
     tmp = path.with_suffix(".tmp")
     save_file(tensors, tmp)
     os.replace(tmp, path)
@@ -157,7 +161,8 @@ def main() -> None:
         log.write(line + "\n")
         log.flush()
 
-    emit({"role": role, "config": cfg, "torch": torch.__version__, "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+    emit({"role": role, "config": cfg, "torch": torch.__version__,
+          "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
           "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "init": str(args.init or "")})  # fmt: skip
     for i, stage in enumerate(stages):
         feed.current.value = i
@@ -192,7 +197,8 @@ def main() -> None:
                 emit({"stage": stage.name, "step": step, "tokens": tokens, "seconds": round(time.time() - started, 1),
                       "loss": round(o[0] / n, 4), "pointer": round(o[1] / n, 4), "grad": round(o[2] / n, 3),
                       "answer_acc": round(o[3] / max(o[4], 1), 4), "first_acc": round(best, 4),
-                      "later_acc": round(o[7] / max(o[8], 1), 4), "lr": round(rate.item(), 6), "waited": round(waited, 1)})  # fmt: skip
+                      "later_acc": round(o[7] / max(o[8], 1), 4), "lr": round(rate.item(), 6),
+                      "waited": round(waited, 1)})  # fmt: skip
                 last = time.time()
                 if not math.isfinite(o[0]):
                     raise SystemExit("loss is not finite")
@@ -205,7 +211,6 @@ def main() -> None:
         save(model, args.out / f"{role}.safetensors")
     feed.stop()
     emit({"done": role, "steps": step, "tokens": tokens, "seconds": round(time.time() - started, 1)})
-
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The lists are our own. Held-out words never appear in a training key or value, s
 model in its spelling, not only in its combination.
 """
 
+# ruff: noqa: SIM905
 from __future__ import annotations
 
 import random

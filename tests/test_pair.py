@@ -1,0 +1,197 @@
+"""The embedded pair: its files, its generators, and that it truly retrieves (a handful of fresh prompts on a CPU)."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+HERE = Path(__file__).resolve().parent.parent / "experiments" / "needle_pair"
+sys.path.insert(0, str(HERE))
+
+import bank as bank_module  # noqa: E402
+import text as phrases  # noqa: E402
+from pieces import Bank, Composer, Recipe, Sample  # noqa: E402
+from tokenizer import REGEX, SPECIALS, Encoder  # noqa: E402
+
+from sp.gguf import GGUFFile  # noqa: E402
+from sp.models import decode_step, load_model, prefill, prefill_by_layer  # noqa: E402
+
+ASSETS = Path(str(files("sp") / "assets"))
+ROLES = ("drafter", "target")
+MIXED = {
+    "tasks": {"key": 0.5, "value": 0.2, "query": 0.15, "vt": 0.15},
+    "haystack": {"grammar": 0.3, "code": 0.3, "noise": 0.2, "lines": 0.2},
+    "styles": {"adjective-noun": 0.4, "pseudo": 0.2, "name": 0.2, "uuid": 0.2},
+    "kinds": {"number": 0.5, "word": 0.3, "uuid": 0.2},
+}
+
+
+def real_tokenizer(role: str) -> Tokenizer:
+    """The tokenizer of a file, built here from its metadata alone."""
+    with GGUFFile.open(ASSETS / f"{role}.gguf") as file:
+        meta = file.metadata
+        tokens, merges = list(meta["tokenizer.ggml.tokens"]), list(meta["tokenizer.ggml.merges"])
+        regex = REGEX[str(meta["tokenizer.ggml.pre"])]
+    vocab = {t: i for i, t in enumerate(tokens)}
+    tok = Tokenizer(models.BPE(vocab, [tuple(m.split(" ", 1)) for m in merges]))
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(regex), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tok.decoder = decoders.ByteLevel()
+    tok.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
+    return tok
+
+
+@pytest.fixture(scope="module")
+def composers() -> dict[str, Composer]:
+    texts = {"grammar": bank_module.grammar(7, 120_000, True), "code": bank_module.code(150_000)}
+    texts["prose"] = texts["grammar"]
+    encoders = {role: Encoder(real_tokenizer(role)) for role in ROLES}
+    return {role: Composer(e, Bank(e, texts), 5) for role, e in encoders.items()}
+
+
+def test_files_fit_and_the_target_is_ten_times_heavier() -> None:
+    sizes, weights = {}, {}
+    for role in ROLES:
+        with GGUFFile.open(ASSETS / f"{role}.gguf") as file:
+            sizes[role] = file.nbytes
+            weights[role] = sum(
+                int(np.prod(t.shape))
+                for name, t in file.tensors.items()
+                if len(t.shape) == 2 and name.startswith("blk.") and "conv" not in name
+            )
+            assert file.architecture == {"drafter": "qwen3", "target": "qwen35"}[role]
+            assert {t.type_name for t in file.tensors.values()} == (
+                {"F32", "Q8_0"} if role == "drafter" else {"F32", "Q4_K", "Q6_K"}
+            )
+    assert sum(sizes.values()) < 24_000_000
+    assert weights["target"] >= 10 * weights["drafter"], weights
+
+
+def test_the_two_vocabularies_differ() -> None:
+    a, b = (real_tokenizer(role) for role in ROLES)
+    shared = set(a.get_vocab()) & set(b.get_vocab())
+    assert len(shared) < 0.9 * a.get_vocab_size()
+    assert any(a.token_to_id(t) != b.token_to_id(t) for t in shared)
+    sentence = (ASSETS / "sample.txt").read_text()[:4000]
+    assert len(a.encode(sentence).ids) != len(b.encode(sentence).ids)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_composed_tokens_are_the_tokens_of_the_text(role: str, composers: dict[str, Composer]) -> None:
+    composer, tok = composers[role], composers[role].encoder.tokenizer
+    for _ in range(40):
+        s = composer.sample(Recipe(1024, needles=(1, 6), turns=(1, 3), short=0.3, **MIXED))
+        assert tok.encode(composer.encoder.decode(s.ids)).ids == s.ids
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_supervised_value_token_points_at_its_copy_in_the_needle(
+    role: str, composers: dict[str, Composer]
+) -> None:
+    composer = composers[role]
+    for _ in range(40):
+        s = composer.sample(Recipe(800, needles=(2, 6), turns=(1, 3), **MIXED))
+        pairs = [(row, src) for row, src in zip(s.rows, s.source, strict=True) if src >= 0]
+        assert pairs
+        for row, src in pairs:
+            assert s.ids[src] == s.ids[row + 1]
+            assert any(a <= src < z for a, z in s.spans), "the source lies in a needle"
+
+
+def test_a_needle_is_there_once_and_only_its_key_is_in_the_question(composers: dict[str, Composer]) -> None:
+    composer = composers["target"]
+    recipe = Recipe(1500, needles=(1, 5), turns=(1, 1), hard=0.5, held_out=True)
+    for _ in range(30):
+        s = composer.sample(recipe)
+        document = composer.encoder.decode(s.ids[s.document[0] : s.document[1]])
+        asked = s.needles[s.asked[0]]
+        assert document.count(asked.value) == 1
+        assert asked.key in s.turns[0].question
+        assert asked.value not in s.turns[0].question + s.turns[0].prefix
+        keys = [n.key for n in s.needles]
+        assert len(set(keys)) == len(keys)
+        assert len({n.value for n in s.needles}) == len(s.needles)
+
+
+def test_hard_negatives_share_half_of_the_key() -> None:
+    source = phrases.Source(random.Random(3))
+    for style in ("adjective-noun", "uuid"):
+        key = source.key(style)
+        other = source.near(key, style)
+        assert other != key
+        assert set(other.split("-")) & set(key.split("-"))
+
+
+def test_held_out_words_are_never_drawn_in_training() -> None:
+    train, held_out = (phrases.Source(random.Random(0), part) for part in (False, True))
+    assert not set(train.nouns) & set(held_out.nouns)
+    assert not set(train.adjectives) & set(held_out.adjectives)
+
+
+def fresh(composer: Composer, count: int, length: int) -> list[Sample]:
+    recipe = Recipe(length, needles=(1, 3), turns=(1, 1), held_out=True, prefix=0.5)
+    return [composer.sample(recipe) for _ in range(count)]
+
+
+def test_the_target_answers_fresh_prompts(composers: dict[str, Composer]) -> None:
+    model, composer = load_model(ASSETS / "target.gguf"), composers["target"]
+    right = 0
+    for s in fresh(composer, 4, 2048):
+        prompt = np.array(s.ids[: s.prompt_end])
+        cache = model.new_cache(len(prompt) + 16)
+        logits = prefill(model, prompt, np.arange(len(prompt)), cache)
+        out: list[int] = []
+        while len(out) < 14:
+            token = int(logits.argmax())
+            if token == composer.encoder.end:
+                break
+            logits = decode_step(model, token, len(prompt) + len(out), cache)
+            out.append(token)
+        right += composer.encoder.decode(out).strip() == s.needles[s.asked[0]].value + "."
+    assert right >= 3, "measured accuracy is above 0.99; two misses in four would be a broken file"
+
+
+def test_the_drafter_looks_at_the_needle(composers: dict[str, Composer]) -> None:
+    """The last prompt token's strongest attention outside the question falls on the asked needle."""
+    model, composer = load_model(ASSETS / "drafter.gguf"), composers["drafter"]
+    hits = 0
+    for s in fresh(composer, 6, 2048):
+        prompt = np.array(s.ids[: s.prompt_end])
+        best = np.zeros(len(prompt), np.float32)
+
+        def tap(layer: int, q: np.ndarray, k: np.ndarray, positions: np.ndarray, best: np.ndarray = best) -> None:
+            if layer < model.config.layers - 1:
+                return
+            per = q.shape[1] // k.shape[1]
+            logits = np.einsum("hd,nhd->hn", q[-1], np.repeat(k, per, axis=1)) / np.sqrt(q.shape[-1])
+            p = np.exp(logits - logits.max(axis=1, keepdims=True))
+            np.maximum(best, (p / p.sum(axis=1, keepdims=True)).max(axis=0), out=best)
+
+        prefill_by_layer(model, prompt, np.arange(len(prompt)), model.new_cache(len(prompt)), chunk=4096, tap=tap)
+        start, stop = s.spans[s.asked[0]]
+        hits += start <= int(best[: s.document[1]].argmax()) < stop
+    assert hits >= 5, "measured needle recall is 1.0"
+
+
+def test_the_sample_document_holds_its_needle_once() -> None:
+    meta = json.loads((ASSETS / "sample.json").read_text())
+    document = (ASSETS / "sample.txt").read_text()
+    assert document.count(meta["needle"]) == 1
+    for answer in meta["answers"]:
+        assert document.count(answer) == 1
+        assert answer in meta["needle"]
+        assert answer not in meta["question"]
+    tokens = len(real_tokenizer("target").encode(document + "\n\n" + meta["question"]).ids)
+    assert 7900 <= tokens <= 8190
+    assert document.index(meta["needle"]) > len(document) / 2
