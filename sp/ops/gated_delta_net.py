@@ -19,6 +19,7 @@ import math
 import numpy as np
 
 from sp.arrays import Floats
+from sp.ops.threads import run_parallel
 
 CHUNK = 64  # tokens solved together; the work inside a chunk grows with its square
 SLAB_CHUNKS = 16  # chunks prepared at once, which bounds the scratch memory of a long prompt
@@ -110,14 +111,22 @@ def gated_delta_net_chunked(
     >>> gated_delta_net_chunked(one, one, one, 0 * one[:, 0], one[:, 0], 0 * one[:1])[0].ravel().tolist()
     [1.0, 1.0]
     """
-    tokens, _, _, _ = _check(q, k, v, g, beta, state)
-    state = state.copy()
+    tokens, key_heads, _, _ = _check(q, k, v, g, beta, state)
+    after = np.empty_like(state)
     out = np.empty_like(v)
     slab = CHUNK * SLAB_CHUNKS
-    for start in range(0, tokens, slab):
-        part = slice(start, start + slab)
-        out[part] = _slab(q[part], k[part], v[part], g[part], beta[part], state)
-    return out, state
+
+    def run(head: int) -> None:
+        one, readers = slice(head, head + 1), slice(head, None, key_heads)  # a key head, its value heads
+        S = state[readers].copy()  # contiguous, for _slab moves it on in place
+        for start in range(0, tokens, slab):
+            part = slice(start, start + slab)
+            values = v[part, readers], g[part, readers], beta[part, readers]
+            out[part, readers] = _slab(q[part, one], k[part, one], *values, S)
+        after[readers] = S
+
+    run_parallel(run, range(key_heads))
+    return out, after
 
 
 def _check(q: Floats, k: Floats, v: Floats, g: Floats, beta: Floats, state: Floats) -> tuple[int, int, int, int]:
