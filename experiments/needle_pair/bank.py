@@ -23,13 +23,14 @@ VERBS = """admired avoided bought carried cleaned copied counted described drew 
 guarded hid ignored inspected kept lifted lost measured mended noticed opened painted photographed polished praised
 recorded repaired rescued returned searched sketched sold sorted studied touched visited watched weighed""".split()
 PLACES = """at the market|behind the old mill|near the river|in the quiet valley|under the bridge|
-on the north side of town|along the coast|in the back of the library|beside the railway|at the edge of the forest|in a small harbour|
+on the north side of town|along the coast|in the back of the library|beside the railway|at the edge of the forest|
+in a small harbour|
 above the bakery|across the square|outside the museum|on the upper floor|in the winter garden""".replace(
     "\n", ""
 ).split("|")
 TIMES = """in the morning|after lunch|before the storm|on a cold Tuesday|late in the evening|during the festival|
-in spring|a week later|every second Friday|at the end of the month|long before the war|just after sunrise|in the year {year}|
-for {small} days|since {year}|about {small} hours later""".replace("\n", "").split("|")
+in spring|a week later|every second Friday|at the end of the month|long before the war|just after sunrise|
+in the year {year}|for {small} days|since {year}|about {small} hours later""".replace("\n", "").split("|")
 TOPICS = """trade|weather|music|farming|glass making|navigation|poetry|medicine|map drawing|cooking|clock repair|bird
 watching|printing|weaving|astronomy|bee keeping|ship building|gardening|geology|book binding""".replace(
     "\n", " "

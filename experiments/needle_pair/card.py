@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+
 def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -45,9 +46,8 @@ def training(results: Path) -> str:
         points = [r for r in rows(path) if "first_acc" in r]
         stages = ", ".join(dict.fromkeys(p["stage"] for p in points))
         last = points[-1]
-        out.append(
-            f"| {path.stem} | {stages} | {last['step']} | {size} |")
-        )
+        size = f"{last['tokens'] / 1e6:.0f} M | {last['seconds']:.0f}"
+        out.append(f"| {path.stem} | {stages} | {last['step']} | {size} |")
     return "\n".join(out)
 
 
@@ -66,8 +66,9 @@ def main(results: Path, assets: Path) -> None:
     text = "### Target\n\n" + accuracy_table(target)
     text += (
         "\n\n### Drafter: exact match and needle recall\n\nRecall: all value tokens of the asked needles lie in kept "
-        "chunks (chunk 32, max over layers and heads, mean over 8 queries, pool 13, nothing forced). `tail`: last 8 prompt tokens; "
-        "`lookahead`: last prompt token + 7 generated; `random` and `head_tail` are controls.\n\n"
+        "chunks (chunk 32, max over layers and heads, mean over 8 queries, pool 13, nothing forced). "
+        "`tail`: last 8 prompt tokens; `lookahead`: last prompt token + 7 generated; "
+        "`random` and `head_tail` are controls.\n\n"
     )
     text += recall_table(drafter)
     template = (Path(__file__).parent / "card_template.md").read_text()
