@@ -16,7 +16,15 @@ def _encode_blocks(values: Floats, out: Bytes) -> None:
 
 
 def _decode_blocks(blocks: Bytes, out: Floats) -> None:
-    out[...] = blocks.view("<f2")
+    """Widen in integers, several times faster than NumPy's cast: move sign, exponent and fraction, mend the bias."""
+    half = blocks.view("<i2")
+    wide = out.view(np.int32)
+    np.left_shift(half, 13, out=wide, dtype=np.int32)
+    wide &= np.int32(-0x70002000)  # 0x8fffe000: the sign's copies above the exponent go
+    if (wide & 0x0F800000 == 0x0F800000).any():  # Inf or NaN, whose exponent does not scale
+        out[...] = blocks.view("<f2")
+    else:
+        out *= np.float32(2.0**112)  # exact, subnormals included
 
 
 F16 = BlockFormat("F16", 1, 1, 2, slab_encoder("F16", 1, 2, _encode_blocks), slab_decoder("F16", 1, 2, _decode_blocks))
