@@ -1,4 +1,8 @@
-"""Run `sp run --json` with keep ratio 0.1 and hold it to its bars: under 60 s, 2 GB, 3x faster, same right answer."""
+"""Hold `sp run --json` at keep ratio 0.1 to its bars: under 60 s, 2 GB, 3x faster, the same right answer.
+
+Three runs, because other work on the machine shows in the times; every run must answer right and stay within time and
+memory, and the median speed-up must reach 3.
+"""
 
 import json
 import subprocess
@@ -6,8 +10,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
-with tempfile.TemporaryDirectory() as folder:
+
+def run(folder: str) -> tuple[dict, float]:
+    """The JSON object of one run and the seconds it took from start to end."""
     start = time.perf_counter()
     done = subprocess.run(
         [Path(sys.executable).with_name("sp"), "run", "--keep-ratio", "0.1", "--json", "--out", folder],
@@ -15,26 +22,32 @@ with tempfile.TemporaryDirectory() as folder:
         text=True,
         check=False,
     )
-    seconds = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(f"sp run failed with status {done.returncode}: {done.stderr}")
-    run = json.loads(done.stdout)
-    present = all(Path(path).stat().st_size > 0 for path in run["files"].values())
+    return json.loads(done.stdout), time.perf_counter() - start
 
-bars = {
-    "files written": present and "plot" in run["files"],
-    "under 60 s": seconds < 60,
-    "under 2 GB": run["peak_bytes"] < 2e9,
-    "compressed": run["activated"] and run["kept_tokens"] <= 0.1 * run["prompt_tokens"] + 1,
-    "prompt of about 8K tokens": 7500 <= run["prompt_tokens"] <= 8700,
-    "3x faster to the first token": run["speedup"] >= 3,
-    "same right answer": run["correct"] and run["answer"] == run["full_answer"],
-}
-print(
-    f"{seconds:.1f} s, {run['peak_bytes'] / 1e6:.0f} MB, first token {run['ttft_s']:.2f} s against "
-    f"{run['full_ttft_s']:.2f} s ({run['speedup']:.2f}x), kept {run['kept_tokens']} of {run['prompt_tokens']}, "
-    f"answer {run['answer']!r}"
-)
-missed = [name for name, met in bars.items() if not met]
+
+speedups, missed = [], []
+for _ in range(3):
+    with tempfile.TemporaryDirectory() as folder:
+        result, seconds = run(folder)
+        present = all(Path(path).stat().st_size > 0 for path in result["files"].values())
+    speedups.append(result["speedup"])
+    bars = {
+        "files written": present and "plot" in result["files"],
+        "under 60 s": seconds < 60,
+        "under 2 GB": result["peak_bytes"] < 2e9,
+        "compressed": result["activated"] and result["kept_tokens"] <= 0.1 * result["prompt_tokens"] + 1,
+        "prompt of about 8K tokens": 7500 <= result["prompt_tokens"] <= 8700,
+        "same right answer": result["correct"] and result["answer"] == result["full_answer"],
+    }
+    missed += [name for name, met in bars.items() if not met]
+    print(
+        f"{seconds:.1f} s, {result['peak_bytes'] / 1e6:.0f} MB, first token {result['ttft_s']:.2f} s against "
+        f"{result['full_ttft_s']:.2f} s ({result['speedup']:.2f}x), kept {result['kept_tokens']} of "
+        f"{result['prompt_tokens']}, answer {result['answer']!r}"
+    )
+if median(speedups) < 3:
+    missed.append(f"3x faster to the first token (median of {speedups})")
 if missed:
     raise SystemExit(f"missed: {', '.join(missed)}")

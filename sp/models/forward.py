@@ -22,7 +22,7 @@ def prefill(
     positions: Ints,
     cache: Cache,
     *,
-    chunk: int = 512,
+    chunk: int = 1024,
     tap: Tap | None = None,
     rows: int = 1,
     progress: Progress | None = None,

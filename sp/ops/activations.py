@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats
+from sp.ops.threads import run_parallel, token_slices
 
 SOFTPLUS_LINEAR = 20.0
 """Above this softplus(x) is x, as in torch and llama.cpp; the difference is 2e-9."""
@@ -73,6 +74,10 @@ def swiglu(gate: Floats, up: Floats) -> Floats:
     >>> swiglu(np.array([[100.0]], np.float32), np.array([[2.0]], np.float32))
     array([[200.]], dtype=float32)
     """
-    y = silu(gate)
-    y *= up
+    y = np.empty_like(gate)
+
+    def activate(tokens: slice) -> None:
+        np.multiply(silu(gate[tokens]), up[tokens], out=y[tokens])
+
+    run_parallel(activate, token_slices(len(gate)))
     return y

@@ -64,7 +64,9 @@ def attention(q: Floats, k: Floats, v: Floats) -> Floats:
         seen = kv_tokens - n + stop  # keys the last query of this tile sees
         out[start:stop, mine] = _query_tile(q[start:stop, mine], k[:seen, kv_head], v[:seen, kv_head])
 
-    run_parallel(attend, [(kv_head, start) for start in range(0, n, step) for kv_head in range(kv_heads)])
+    # Longest rows first, so that no core is left with a long tile at the end.
+    starts = range(0, n, step)[::-1]
+    run_parallel(attend, [(kv_head, start) for start in starts for kv_head in range(kv_heads)])
     return out
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.ops.activations import silu
+from sp.ops.threads import run_parallel
 
 SLAB_TOKENS = 32  # tokens worked on at once, so that the passes over them stay in cache
 
@@ -46,10 +47,13 @@ def causal_conv1d(x: Floats, weight: Floats, state: Floats) -> tuple[Floats, Flo
     inputs = np.concatenate([state, x])
     by_tap = np.ascontiguousarray(weight.T)  # (taps, channels)
     y = np.empty_like(x)
-    for start in range(0, len(x), SLAB_TOKENS):
+
+    def convolve(start: int) -> None:
         part = y[start : start + SLAB_TOKENS]
         total = np.zeros_like(part)
         for tap in range(taps):
             total += inputs[start + tap : start + tap + len(part)] * by_tap[tap]
         part[...] = silu(total)
+
+    run_parallel(convolve, range(0, len(x), SLAB_TOKENS))
     return y, inputs[len(x) :].copy()

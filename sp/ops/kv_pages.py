@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Bytes, Floats, Ints
+from sp.ops.threads import run_parallel, token_slices
 from sp.quant import BlockFormat
 
 
@@ -64,6 +65,12 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
     """
     page_tokens = pages.shape[1]
     assert tokens <= len(table) * page_tokens, f"{tokens} tokens in {len(table)} pages of {page_tokens}"
-    blocks = -(-tokens // page_tokens)
-    packed = pages[table[:blocks]].reshape(blocks * page_tokens, *pages.shape[2:])
-    return fmt.decode(packed[:tokens])
+    head_dim = pages.shape[3] // fmt.block_bytes * fmt.block_size
+    out = np.empty((tokens, pages.shape[2], head_dim), np.float32)
+
+    def unpack(part: slice) -> None:
+        slots = np.arange(part.start, part.stop)
+        out[part] = fmt.decode(pages[table[slots // page_tokens], slots % page_tokens])
+
+    run_parallel(unpack, token_slices(tokens, 1024))
+    return out

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats
-from sp.ops.threads import run_parallel
+from sp.ops.threads import run_parallel, token_slices
 from sp.quant import F32, Weight
 
 SCRATCH_VALUES = 1 << 23
 """Most values of a packed weight decoded at once (32 MiB of float32), so that a 248K-row head needs no 5 GB."""
-
-TOKENS = 256
-"""Rows of activations a thread takes at a time."""
 
 
 def linear(x: Floats, w: Weight) -> Floats:
@@ -46,9 +43,8 @@ def linear(x: Floats, w: Weight) -> Floats:
         some = slice(start, start + step)
         weight = (w.dense() if w.format is F32 else w.format.decode(w.data[some])).T
 
-        def multiply(first: int, some: slice = some, weight: Floats = weight) -> None:
-            tokens = slice(first, first + TOKENS)
-            out[tokens, some] = x[tokens] @ weight
+        def multiply(tokens: slice, some: slice = some, weight: Floats = weight) -> None:
+            np.matmul(x[tokens], weight, out=out[tokens, some])
 
-        run_parallel(multiply, range(0, len(x), TOKENS))
+        run_parallel(multiply, token_slices(len(x)))
     return out

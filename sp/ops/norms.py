@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats
+from sp.ops.threads import run_parallel, token_slices
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
@@ -33,12 +34,17 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     >>> rms_norm(np.array([3.0, -3.0], np.float32), np.array([1.0, 2.0], np.float32), 0.0)
     array([ 1., -2.], dtype=float32)
     """
-    scale = np.vecdot(x, x)[..., None]
-    scale /= x.shape[-1]
-    scale += eps
-    np.reciprocal(np.sqrt(scale, out=scale), out=scale)
-    y: Floats = x * scale
-    y *= weight
+    y = np.empty_like(x)
+
+    def normalise(part: slice) -> None:
+        scale = np.vecdot(x[part], x[part])[..., None]
+        scale /= x.shape[-1]
+        scale += eps
+        np.reciprocal(np.sqrt(scale, out=scale), out=scale)
+        np.multiply(x[part], scale, out=y[part])
+        y[part] *= weight
+
+    run_parallel(normalise, token_slices(len(x)) if x.ndim > 1 else [slice(None)])
     return y
 
 

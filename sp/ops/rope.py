@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats, Ints
+from sp.ops.threads import run_parallel, token_slices
 
 
 def rope(x: Floats, positions: Ints, base: float, rope_dim: int) -> Floats:
@@ -47,14 +48,18 @@ def rope(x: Floats, positions: Ints, base: float, rope_dim: int) -> Floats:
     assert rope_dim in range(2, x.shape[2] + 1, 2), f"rope_dim {rope_dim}, head_dim {x.shape[2]}"
     half = rope_dim // 2
     frequency = float(base) ** (-np.arange(half, dtype=np.float64) * 2 / rope_dim)
-    angle = np.asarray(positions, np.int64)[:, None] * frequency  # (tokens, half)
-    cos = np.cos(angle).astype(x.dtype)[:, None]
-    sin = np.sin(angle).astype(x.dtype)[:, None]
-    a, b = x[..., :half], x[..., half:rope_dim]
     y = np.empty_like(x)
-    y[..., rope_dim:] = x[..., rope_dim:]
-    np.multiply(a, cos, out=y[..., :half])
-    y[..., :half] -= b * sin
-    np.multiply(a, sin, out=y[..., half:rope_dim])
-    y[..., half:rope_dim] += b * cos
+
+    def rotate(tokens: slice) -> None:
+        angle = np.asarray(positions[tokens], np.int64)[:, None] * frequency  # (tokens, half)
+        cos = np.cos(angle).astype(x.dtype)[:, None]
+        sin = np.sin(angle).astype(x.dtype)[:, None]
+        a, b, part = x[tokens, :, :half], x[tokens, :, half:rope_dim], y[tokens]
+        part[..., rope_dim:] = x[tokens, :, rope_dim:]
+        np.multiply(a, cos, out=part[..., :half])
+        part[..., :half] -= b * sin
+        np.multiply(a, sin, out=part[..., half:rope_dim])
+        part[..., half:rope_dim] += b * cos
+
+    run_parallel(rotate, token_slices(len(x)))
     return y
