@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     pipeline = sp.load()
+    pipeline.warm_up()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     records = []
     for _, scorer, keep in ROWS:

@@ -163,6 +163,8 @@ def run(
     prompt = Prompt.from_document(
         document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
     )
+    if full:
+        pipeline.warm_up()
     result = pipeline.run(prompt, options, full=full, reporter=progress_bar)
     facts = {"sp": __version__, "question": question, "answer": result.answer.text}
     files = run_report.write_files(result, pipeline, options, out, facts)

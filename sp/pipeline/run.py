@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sp.arrays import Bools, Floats
+from sp.models import prefill
 from sp.pipeline import stages
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
@@ -82,6 +83,17 @@ class Pipeline:
 
     target: Loaded
     drafter: Loaded | None = None
+
+    def warm_up(self, tokens: int = 1024) -> None:
+        """Run both models over `tokens` tokens, so that one-time costs fall on no measured pass.
+
+        Threads start, weights and heap are paged in. Whichever pass came first would pay for them otherwise.
+        """
+        for loaded in (self.target, self.drafter):
+            if loaded is not None:
+                n = min(tokens, loaded.context)
+                ids = np.arange(n, dtype=np.int64) % loaded.model.config.vocab
+                prefill(loaded.model, ids, np.arange(n, dtype=np.int64), loaded.model.new_cache(n))
 
     def run(self, prompt: Prompt, options: RunOptions, *, full: bool = True, reporter: Reporter = silent) -> RunResult:
         """Answer the prompt, compressed if that pays, and with `full` also by a full prefill.

@@ -170,3 +170,9 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(retriever_drafter: Pa
     writer.write()
     with pytest.raises(ModelError):
         load(tmp_path / "broken.gguf")
+
+
+def test_warming_up_changes_no_answer(pair: Pipeline, task: TextTask) -> None:
+    before = run(pair, task, keep_ratio=0.2).answer.tokens
+    pair.warm_up(64)
+    assert run(pair, task, keep_ratio=0.2).answer.tokens == before
