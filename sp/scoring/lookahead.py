@@ -3,56 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.models import decode_step, prefill_by_layer
 from sp.ops.attention_probs import attention_probs
-from sp.scoring.base import Importance, Scorer, ScoreRequest, register_scorer
-from sp.scoring.reduction import Fold, Reduction
-from sp.scoring.tail import Rotary, check_queries, unrotate
+from sp.scoring.attention import AttentionScorer, unrotate
+from sp.scoring.base import Importance, ScoreRequest, register_scorer
+from sp.scoring.reduction import Fold
 
 
 @register_scorer("lookahead")
 @dataclass(frozen=True)
-class LookaheadScorer(Scorer):
+class LookaheadScorer(AttentionScorer):
     """Attention of the last prompt token and of `queries` - 1 greedily generated tokens.
 
     The softmax runs over prompt keys only. Keys of every attention layer stay cached until the last query
-    is known, because the queries exist only after the whole prompt has been read.
-
-    Parameters
-    ----------
-    queries : int
-        Query tokens in all; 1 means the last prompt token alone. Generation stops early at an
-        end-of-generation token, whose query still counts.
-    rotary : {"post", "none"}
-        Score with rotary embedding (as the drafter attends) or without it (position-free relevance).
-    order, heads, pool_queries, pool, edges
-        See `Reduction`; `pool_queries` is its `queries`.
+    is known, because the queries exist only after the whole prompt has been read. Generation stops early at an
+    end-of-generation token, whose query still counts; one query means the last prompt token alone.
 
     Notes
     -----
     Source: SpecPrefill (arXiv 2502.02789), whose "LAH" variant generates 8 tokens.
     """
-
-    queries: int = 8
-    rotary: Rotary = "post"
-    order: str = "pool,heads,queries"
-    heads: Literal["max", "mean"] = "max"
-    pool_queries: Literal["mean", "max"] = "mean"
-    pool: int = 13
-    edges: Literal["renormalise", "zero"] = "renormalise"
-
-    def __post_init__(self) -> None:
-        check_queries(self.queries)
-        self.reduction()
-
-    def reduction(self) -> Reduction:
-        """The reduction these options describe."""
-        return Reduction(self.order, self.heads, self.pool_queries, self.pool, self.edges)
 
     def score(self, request: ScoreRequest) -> Importance:
         """Prefill, generate the look-ahead, then reduce each layer's attention from its cached keys."""
