@@ -164,7 +164,7 @@ def run(
         document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
     )
     if full:
-        pipeline.warm_up()
+        pipeline.warm_up(min(1024, len(prompt.text) // 32))  # about an eighth of the prompt
     result = pipeline.run(prompt, options, full=full, reporter=progress_bar)
     facts = {"sp": __version__, "question": question, "answer": result.answer.text}
     files = run_report.write_files(result, pipeline, options, out, facts)

@@ -91,7 +91,7 @@ class Pipeline:
         """
         for loaded in (self.target, self.drafter):
             if loaded is not None:
-                n = min(tokens, loaded.context)
+                n = max(1, min(tokens, loaded.context))
                 ids = np.arange(n, dtype=np.int64) % loaded.model.config.vocab
                 prefill(loaded.model, ids, np.arange(n, dtype=np.int64), loaded.model.new_cache(n))
 
