@@ -180,7 +180,7 @@ def main() -> None:
                     ]
                     drawn[role, c, length] = pool.map(_draw, jobs, chunksize=4)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    from train import build
+    from models import build
 
     for role in args.roles.split(","):
         encoder = Encoder(args.data / f"{role}.json")

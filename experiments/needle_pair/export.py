@@ -12,15 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from layers import GGUFModule
-from rule import q4_k_m
+from models import build, formats
 from safetensors.torch import load_file
 from tokenizer import CHAT_TEMPLATE, SPECIALS, VOCABULARY
 from tokenizers import Tokenizer
-from train import build
 
 from sp.gguf.reader import GGUFFile
 from sp.gguf.writer import GGUFWriter
-from sp.quant import format_by_name
 
 CONTEXT = 163_840
 
@@ -70,20 +68,14 @@ def shape_metadata(model: GGUFModule, role: str) -> dict:
     return meta | {f"{arch}.{k}": v for k, v in keys.items()}
 
 
-def format_of(name: str, value: torch.Tensor, role: str, layers: int) -> str:
-    if value.ndim == 1 or "conv1d" in name:
-        return "F32"
-    return "Q8_0" if role == "drafter" else q4_k_m(name, layers)
-
-
 def write(model: GGUFModule, role: str, data: Path, out: Path) -> Path:
     path = out / f"{role}.gguf"
     writer = GGUFWriter(path, shape_metadata(model, role) | vocabulary_metadata(data / f"{role}.json", role))
+    packed = formats(model, role)
     for name, value in model.named().items():
-        v = value.detach().float()
+        v, fmt = value.detach().float(), packed[name]
         if name.endswith("ssm_a_log"):
             name, v = name.removesuffix("_log"), -v.exp()
-        fmt = format_by_name(format_of(name, v, role, model.config.layers))
         writer.add(name, tuple(v.shape), fmt, fmt.encode(np.ascontiguousarray(v.numpy())))
     writer.write()
     return path

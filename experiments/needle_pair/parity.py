@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from export import load_quantised
-from train import build
+from models import build
 
 from sp.models import load_model, prefill
 

@@ -16,26 +16,20 @@ from pathlib import Path
 import torch
 import yaml
 from batches import Feed, Stage
-from drafter import Drafter, DrafterConfig
+from export import load_quantised
 from layers import GGUFModule
+from models import build, formats
 from safetensors.torch import load_file, save_file
-from target import Target, TargetConfig
 
 KEYS = ("ids", "positions", "rows", "labels", "source", "weight", "first")
 
 
-def build(role: str, compute: torch.dtype) -> GGUFModule:
-    return Drafter(DrafterConfig(), compute) if role == "drafter" else Target(TargetConfig(), compute)
+BITS = {"Q8_0": 8, "Q6_K": 6, "Q4_K": 4}
 
 
 def quantised_bits(model: GGUFModule, role: str) -> dict[str, int]:
-    """Bits of every matrix in the shipped file: the drafter is Q8_0, the target follows the Q4_K_M rule."""
-    names = [k for k, v in model.named().items() if v.ndim == 2 and "conv" not in k]
-    if role == "drafter":
-        return dict.fromkeys(names, 8)
-    from rule import q4_k_m
-
-    return {n: 6 if q4_k_m(n, model.config.layers) == "Q6_K" else 4 for n in names}
+    """Bits of every matrix in the shipped file."""
+    return {name: BITS[fmt.name] for name, fmt in formats(model, role).items() if fmt.name in BITS}
 
 
 class Stepper:
@@ -134,8 +128,6 @@ def main() -> None:
     model = build(role, torch.bfloat16 if args.device == "cuda" else torch.float32)
     if args.init:
         if args.init.suffix == ".gguf":
-            from export import load_quantised
-
             load_quantised(model, args.init)
         else:
             with torch.no_grad():
