@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sp import __version__
-from sp.config import check_type
+from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError, SpError, unknown_name
 
 app = typer.Typer(
@@ -129,7 +129,6 @@ def run(
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
     from sp.pipeline import Pipeline, RunOptions, embedded, load
-    from sp.pipeline.options import Compress, KVType, Mapping, Positions
     from sp.prompt import Prompt
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
@@ -138,18 +137,19 @@ def run(
     from sp.studies.sample import sample
 
     where = positions or ("contiguous" if mapping == "text_rejoin" else "original")
-    options = RunOptions(
-        keep_ratio=keep_ratio,
-        scorer=SCORERS.build(scorer, overrides(settings or [], "scorer")),
-        selector=SELECTORS.build(selector, overrides(settings or [], "selector")),
-        compress=check_type(compress, Compress, "--compress"),
-        positions=check_type(where, Positions, "--positions"),
-        mapping=check_type(mapping, Mapping, "--mapping"),
-        kv=check_type(kv, KVType, "--kv"),
-        rotate=rotate,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-    )
+    given = {
+        "keep_ratio": keep_ratio,
+        "scorer": SCORERS.build(scorer, overrides(settings or [], "scorer")),
+        "selector": SELECTORS.build(selector, overrides(settings or [], "selector")),
+        "compress": compress,
+        "positions": where,
+        "mapping": mapping,
+        "kv": kv,
+        "rotate": rotate,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+    }
+    options = from_mapping(RunOptions, given, "sp run")
     expected: list[str] | None = None
     if prompt_file is None:
         document, example = sample()

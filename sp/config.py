@@ -81,6 +81,24 @@ def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
     return cls(**checked)
 
 
+def check_fields(instance: object, where: str) -> None:
+    """ConfigError unless every field of a dataclass instance has its annotated type; for use in `__post_init__`.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Pool:
+    ...     mode: typing.Literal["max", "mean"] = "max"
+    ...     def __post_init__(self) -> None:
+    ...         check_fields(self, "pool")
+    >>> Pool("men")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: unknown pool: mode 'men'; did you mean 'mean'? Known: max, mean
+    """
+    for name, expected in get_type_hints(type(instance)).items():
+        check_type(getattr(instance, name), expected, f"{where}: {name}")
+
+
 class Registry(Generic[T]):
     """Names of strategies, each bound to a class that is built fresh for every run.
 

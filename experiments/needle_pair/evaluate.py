@@ -180,19 +180,15 @@ def main() -> None:
                     ]
                     drawn[role, c, length] = pool.map(_draw, jobs, chunksize=4)
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    from export import load_quantised, load_weights
     from models import build
 
     for role in args.roles.split(","):
         encoder = Encoder(args.data / f"{role}.json")
         model = build(role, torch.bfloat16 if args.device == "cuda" else torch.float32)
         if args.weights:
-            from safetensors.torch import load_file
-
-            for k, v in load_file(args.weights / f"{role}.safetensors").items():
-                model.p[k.replace(".", "/")].data.copy_(v.float())
+            load_weights(model, args.weights / f"{role}.safetensors")
         else:
-            from export import load_quantised
-
             load_quantised(model, args.assets / f"{role}.gguf")
         model.to(args.device).eval()
         for (r, c, length), samples in drawn.items():

@@ -81,6 +81,14 @@ def write(model: GGUFModule, role: str, data: Path, out: Path) -> Path:
     return path
 
 
+def load_weights(model: GGUFModule, path: Path) -> GGUFModule:
+    """Put the weights of a training checkpoint into the PyTorch model."""
+    with torch.no_grad():
+        for name, value in load_file(path).items():
+            model.p[name.replace(".", "/")].copy_(value.float())
+    return model
+
+
 def load_quantised(model: GGUFModule, path: Path) -> GGUFModule:
     """Put the decoded weights of a GGUF file back into the PyTorch model."""
     with GGUFFile.open(path) as file, torch.no_grad():
@@ -105,9 +113,7 @@ def main() -> None:
         torch.manual_seed(0)
         model = build(role, torch.float32)
         if not args.untrained:
-            with torch.no_grad():
-                for k, v in load_file(args.weights / f"{role}.safetensors").items():
-                    model.p[k.replace(".", "/")].copy_(v.float())
+            load_weights(model, args.weights / f"{role}.safetensors")
         path = write(model, role, args.data, args.out)
         print(path, path.stat().st_size)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 import yaml
 from batches import Feed, Stage
-from export import load_quantised
+from export import load_quantised, load_weights
 from layers import GGUFModule
 from models import build, formats
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 KEYS = ("ids", "positions", "rows", "labels", "source", "weight", "first")
 
@@ -130,9 +130,7 @@ def main() -> None:
         if args.init.suffix == ".gguf":
             load_quantised(model, args.init)
         else:
-            with torch.no_grad():
-                for k, v in load_file(args.init).items():
-                    model.p[k.replace(".", "/")].copy_(v.float())
+            load_weights(model, args.init)
     model.to(args.device).train()
     if role == "target" and args.device == "cuda":  # fuses the element-wise work: about half of a step
         torch._dynamo.config.cache_size_limit = 64

@@ -26,15 +26,12 @@ class Loaded:
     tokenizer : Tokenizer
     template : str or None
         Chat template, if the file has one.
-    context : int
-        Longest prompt the file says the model was made for.
     """
 
     file: GGUFFile
     model: Model
     tokenizer: Tokenizer
     template: str | None
-    context: int
 
     @property
     def path(self) -> Path:
@@ -87,4 +84,4 @@ def load(path: str | Path, *, extrapolate: bool = False) -> Loaded:
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
             f"{model.config.vocab} rows; the file is inconsistent, get another one"
         )
-    return Loaded(file, model, tokenizer, chat_template(file), context)
+    return Loaded(file, model, tokenizer, chat_template(file))

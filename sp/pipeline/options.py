@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.scoring import SCORERS, Scorer
 from sp.selection import SELECTORS, Selector, check_keep_ratio
@@ -55,6 +56,7 @@ class RunOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, "options")
         check_keep_ratio(self.keep_ratio)
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")

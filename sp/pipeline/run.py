@@ -16,7 +16,7 @@ from sp.pipeline.options import RunOptions
 from sp.pipeline.plan import Decision, decide
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import Importance
-from sp.selection import Selection
+from sp.selection import Selection, check_budget, token_budget
 from sp.trace import Trace, peak_bytes
 
 Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
@@ -91,7 +91,7 @@ class Pipeline:
         """
         for loaded in (self.target, self.drafter):
             if loaded is not None:
-                n = max(1, min(tokens, loaded.context))
+                n = max(1, min(tokens, loaded.model.config.context))
                 ids = np.arange(n, dtype=np.int64) % loaded.model.config.vocab
                 prefill(loaded.model, ids, np.arange(n, dtype=np.int64), loaded.model.new_cache(n))
 
@@ -135,6 +135,7 @@ class Pipeline:
     ) -> tuple[Importance, Floats, Selection]:
         """Score with the drafter and select target tokens."""
         assert self.drafter is not None, "choose needs a drafter"
+        check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
         with trace.stage("tokenise for drafter") as stage:
             drafted = tokenised.prompt.tokenise(self.drafter.tokenizer)
             stage.tokens = len(drafted)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sp.arrays import Floats, Ints
+from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.models import Model
 from sp.ops.rope import rope
@@ -38,10 +39,9 @@ class AttentionScorer(Scorer):
     edges: Literal["renormalise", "zero"] = "renormalise"
 
     def __post_init__(self) -> None:
+        check_fields(self, "attention scorer")
         if self.queries < 1:
             raise ConfigError(f"queries must be at least 1, not {self.queries}")
-        if self.rotary not in ("post", "none"):
-            raise ConfigError(f"rotary must be post or none, not {self.rotary!r}")
         self.reduction()
 
     def reduction(self) -> Reduction:

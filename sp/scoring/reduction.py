@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from sp.arrays import Floats
+from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.scoring.base import HEATMAP_CHUNK, chunk_means
 
@@ -68,6 +69,7 @@ class Reduction:
     edges: Literal["renormalise", "zero"] = "renormalise"
 
     def __post_init__(self) -> None:
+        check_fields(self, "reduction")
         if sorted(self.order.split(",")) != sorted(STEPS):
             raise ConfigError(f"order must be a permutation of {','.join(STEPS)}, not {self.order!r}")
         if self.pool < 1 or self.pool % 2 == 0:

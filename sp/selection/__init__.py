@@ -8,14 +8,18 @@ from sp.selection.base import (
     Selector,
     check_keep_ratio,
     register_selector,
+    token_budget,
 )
+from sp.selection.constraints import check_budget
 
 __all__ = [
     "SELECTORS",
     "Selection",
     "SelectionRequest",
     "Selector",
+    "check_budget",
     "check_keep_ratio",
     "register_selector",
+    "token_budget",
     "top_chunks",
 ]

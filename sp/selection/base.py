@@ -33,8 +33,8 @@ class SelectionRequest:
 
     @property
     def budget(self) -> int:
-        """Tokens that may be kept in all: ceil(keep_ratio * n)."""
-        return ceil(round(self.keep_ratio * len(self.scores), 6))
+        """Tokens that may be kept in all."""
+        return token_budget(self.keep_ratio, len(self.scores))
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ class Selector(ABC):
 
 SELECTORS: Registry[Selector] = Registry("selector")
 register_selector = SELECTORS.register
+
+
+def token_budget(keep_ratio: float, tokens: int) -> int:
+    """Tokens of a prompt that may be kept: ceil(keep_ratio * tokens)."""
+    return ceil(round(keep_ratio * tokens, 6))
 
 
 def check_keep_ratio(keep_ratio: float) -> None:

@@ -8,6 +8,16 @@ from sp.arrays import Bools
 from sp.errors import PromptError
 
 
+def check_budget(protected: Bools, budget: int) -> None:
+    """PromptError if the protected tokens alone exceed the budget; callers ask before they score."""
+    n, needed = len(protected), int(protected.sum())
+    if needed > budget:
+        raise PromptError(
+            f"the protected text (question and chat markup) is {needed} of {n} tokens, but the keep ratio "
+            f"allows {budget}; raise --keep-ratio to at least {np.ceil(1000 * needed / n) / 1000:g}"
+        )
+
+
 def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     """Tokens that must be kept: all protected ones, and sink and tail as far as the budget is not theirs alone.
 
@@ -37,12 +47,8 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     >>> forced_tokens(np.zeros(10, bool), budget=4, sink=8, tail=1).nonzero()[0].tolist()
     [0, 9]
     """
+    check_budget(protected, budget)
     n, needed = len(protected), int(protected.sum())
-    if needed > budget:
-        raise PromptError(
-            f"the protected text (question and chat markup) is {needed} of {n} tokens, but the keep ratio "
-            f"allows {budget}; raise --keep-ratio to at least {np.ceil(1000 * needed / n) / 1000:g}"
-        )
     free = (budget - needed) // 2
     # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
     order = np.full(n, np.inf)

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from sp.arrays import Bools, Floats
 from sp.pipeline import RunResult
-from sp.scoring import chunk_means
 from sp.trace import write_atomic
 
 INK, KEPT, NEEDLE, QUESTION = "#1f2933", "#f08c00", "#2f9e44", "#1c7ed6"
@@ -65,8 +64,8 @@ def importance_figure(result: RunResult) -> Figure:
     grid[0].set_ylabel("importance\n(max of 8 tokens)")
     size = result.selection.chunk_size
     centres = np.minimum(np.arange(len(result.selection.chunk_scores)) * size + size / 2, tokens)
-    means = chunk_means(result.scores, size)
-    grid[0].step(centres, np.maximum(means, floor * 0.5), where="mid", color=KEPT, linewidth=1.0, alpha=0.8)
+    means = np.maximum(result.selection.chunk_scores, floor * 0.5)
+    grid[0].step(centres, means, where="mid", color=KEPT, linewidth=1.0, alpha=0.8)
 
     grid[1].set_yticks([])
     grid[1].set_ylabel("kept", rotation=0, ha="right", va="center")

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from retriever_files import TextTask, text_task
 
-from sp.errors import ModelError, PromptError
+from sp.errors import ConfigError, ModelError, PromptError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import prefill
 from sp.pipeline import Pipeline, RunOptions, RunResult, load
 from sp.pipeline.stages import compress, rejoin, widen
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
+from sp.scoring.reduction import Reduction
 from sp.selection import SELECTORS
 
 SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})
@@ -151,6 +152,23 @@ def _with_context(loaded, context: int):  # type: ignore[no-untyped-def]
     from sp.models import load_model
 
     return load_model(loaded.file, context=context)
+
+
+def test_protected_text_that_does_not_fit_is_refused_before_anything_is_scored(pair: Pipeline, task: TextTask) -> None:
+    class Never(type(SCORERS.build("random"))):  # type: ignore[misc]
+        def score(self, request):  # type: ignore[no-untyped-def]
+            raise AssertionError("the drafter was asked")
+
+    with pytest.raises(PromptError, match="raise --keep-ratio to at least"):
+        run(pair, task, keep_ratio=0.005, scorer=Never())
+
+
+def test_options_with_unknown_names_are_refused_from_python_too() -> None:
+    for changes in ({"kv": "q5_0"}, {"positions": "orignal"}, {"compress": "maybe"}, {"keep_ratio": "0.1"}):
+        with pytest.raises(ConfigError):
+            replace(OPTIONS, **changes)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        Reduction(heads="maxx")  # type: ignore[arg-type]
 
 
 def test_protected_text_that_does_not_fit_names_the_ratio_that_does(pair: Pipeline, task: TextTask) -> None:
