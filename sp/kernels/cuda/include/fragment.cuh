@@ -1,0 +1,117 @@
+// Packed weights in fragment order: one thread's plane words -> the A registers of mma.m16n8k16 (and of wgmma m64k16).
+//
+//   tile      64 rows x 64 k, tiles ordered [row_tile][k_tile]; thread t = 32 * warp + lane of 128, g = lane / 4, c = lane % 4
+//   k16-step  s = 0..3 of a tile; registers a[j]: row 16 * warp + g + 8 * (j & 1), k = 16 s + 2 c + 8 * (j >> 1), +1 in the high half
+//   planes    quant planes of a tile, each [thread][16, 8 or 4 bytes], except where a tile has several of them: [part][thread][16 bytes]
+//   scales    as words of 2 bf16 for (row, group of 32 k): see `a_fragment`
+//
+// Formats are named by their ggml type ids, as in sp.quant; `Fragment<FORMAT>` serves a kernel built for one format.
+// Source of the unpacking: the "magic number" that ors an integer into the fraction of a float, as in Kim, Henry, Fahim,
+// Hassan Awadalla, "Who Says Elephants Can't Run", 2022, here on bf16, whose fraction holds 7 bits.
+// Arches: 80+ (fma.rn.bf16x2).
+#pragma once
+#include "types.cuh"
+
+enum FormatId { F16 = 1, Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
+
+enum TileSize {
+    TILE_ROWS = 64,
+    TILE_K = 64,
+    TILE_THREADS = 128,
+    TILE_SCALE_WORDS = 2 * TILE_ROWS  // expanded scales of a tile: [2 groups of 32 k][64 rows]
+};
+
+// Bytes of a 64 x 64 tile in each plane (0: no such plane), and what its scales look like.
+template <int F>
+struct Fragment {
+    static constexpr bool nibbles = F == Q4_K || F == Q5_K || F == Q6_K || F == Q4_0;
+    static constexpr bool affine = F == Q4_K || F == Q5_K || F == Q4_0;  // x = q * s - m; the others have x = q * s
+    static constexpr bool plain = F == BF16 || F == F16;                 // no scales
+    static constexpr int low_bytes = nibbles ? 2048 : F == Q8_0 ? 4096 : 8192;
+    static constexpr int high_bytes = F == Q6_K ? 1024 : F == Q5_K ? 512 : 0;
+    static constexpr int low_parts = low_bytes / (16 * TILE_THREADS);  // 16-byte words a thread holds of the low plane
+};
+
+// What a thread holds of a tile.
+template <int F>
+struct Quants {
+    uint4 low[Fragment<F>::low_parts];
+    u32 high[2];  // Q6_K: both, Q5_K: the first
+};
+
+// Loads the words of thread t from the tile's place in the planes (global or shared memory, 16-byte aligned).
+template <int F>
+SP_DEVICE void load_quants(Quants<F>& q, const void* low, const void* high, int t) {
+#pragma unroll
+    for (int p = 0; p < Fragment<F>::low_parts; ++p) q.low[p] = static_cast<const uint4*>(low)[p * TILE_THREADS + t];
+    if constexpr (F == Q6_K) {
+        uint2 h = static_cast<const uint2*>(high)[t];
+        q.high[0] = h.x, q.high[1] = h.y;
+    }
+    if constexpr (F == Q5_K) q.high[0] = static_cast<const u32*>(high)[t];
+}
+
+SP_DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+SP_DEVICE u32 low_half_twice(u32 word) { return __byte_perm(word, 0, 0x1010); }
+SP_DEVICE u32 high_half_twice(u32 word) { return __byte_perm(word, 0, 0x3232); }
+
+SP_DEVICE u32 word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// x shifted right by a constant, or left when it is negative.
+SP_DEVICE u32 shifted(u32 x, int right) { return right >= 0 ? x >> right : x << -right; }
+
+enum Bf16Pair : u32 {
+    BF16_ONE = 0x3F803F80u,
+    BF16_MINUS_ZERO = 0x80008000u,  // the addend that leaves a product as it is
+    BF16_128 = 0x43004300u          // or-ing q < 128 into it gives 128 + q
+};
+
+// The integer q of register j in k16-step s, exact in bf16 (at most 8 significant bits): the raw code of affine formats,
+// q - 32 for Q6_K, the signed byte for Q8_0. `s` and `j` must be compile-time constants after unrolling.
+template <int F>
+SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
+    static_assert(!Fragment<F>::plain, "BF16 and F16 hold no integers");
+    if constexpr (F == Q8_0) {  // byte b = q + 128: 128 + (b & 127), then -128 when its top bit is set, -256 when not
+        u32 word = word_of(q.low[s >> 1], 2 * (s & 1) + (j >> 1));
+        u32 b = __byte_perm(word, 0, j & 1 ? 0x4342 : 0x4140);
+        return fma_bf16x2((b & 0x007F007Fu) | BF16_128, BF16_ONE, (b & 0x00800080u) ^ 0xC380C380u);
+    } else {
+        u32 b = ((word_of(q.low[0], s) >> (4 * j)) & 0x000F000Fu) | BF16_128;
+        if constexpr (F == Q6_K) b |= shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4) & 0x00300030u;
+        if constexpr (F == Q5_K) b |= shifted(q.high[0], 4 * s + j - 4) & 0x00100010u;
+        return fma_bf16x2(b, BF16_ONE, F == Q6_K ? 0xC320C320u : 0xC300C300u);  // -160, -128
+    }
+}
+
+// The four A registers of k16-step s: values rounded once to bf16.
+//
+// `scale0`, `scale8`: the expanded-scale word of (row g, group s / 2) and of (row g + 8, group s / 2) of this warp's 16 rows:
+//   Q4_K Q5_K Q4_0  low half s, high half -m; x = q * s - m with the raw code q
+//   Q6_K            low half the scale of the first 16 k of the group, high half of the second; x = (q - 32) * s
+//   Q8_0            low half s; x = q * s
+//   BF16 F16        not read
+template <int F>
+SP_DEVICE void a_fragment(u32 (&a)[4], const Quants<F>& q, int s, u32 scale0, u32 scale8) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        if constexpr (F == BF16) {
+            a[j] = word_of(q.low[s], j);
+        } else if constexpr (F == F16) {
+            float low, high;
+            asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+                : "=f"(low), "=f"(high)
+                : "r"(word_of(q.low[s], j)));
+            a[j] = pack_bf16(low, high);
+        } else {
+            u32 word = j & 1 ? scale8 : scale0;
+            u32 scale = F == Q6_K && (s & 1) ? high_half_twice(word) : low_half_twice(word);
+            u32 shift = Fragment<F>::affine ? high_half_twice(word) : BF16_MINUS_ZERO;
+            a[j] = fma_bf16x2(integer_pair<F>(q, s, j), scale, shift);
+        }
+    }
+}
