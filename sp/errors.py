@@ -26,6 +26,10 @@ class PromptError(SpError):
     """The prompt cannot be used: empty, too long for the context, or its protected spans do not fit."""
 
 
+class DeviceError(SpError):
+    """The GPU, its driver or its compiler cannot do what was asked, or a kernel was launched wrongly."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """Build the error for a name that is not registered, with the nearest names offered.
 

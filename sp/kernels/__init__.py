@@ -1,0 +1,8 @@
+"""CUDA kernels: sources, their typed declarations, compilation and launch. Imports no CuPy until a device is used."""
+
+from __future__ import annotations
+
+from sp.kernels.device import device_errors, import_cupy, is_device
+from sp.kernels.path import current_path, forced_path
+
+__all__ = ["current_path", "device_errors", "forced_path", "import_cupy", "is_device"]

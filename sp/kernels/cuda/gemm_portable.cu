@@ -1,0 +1,278 @@
+// y[t, o] = sum_k x[t, k] W[o, k] for many tokens, W packed: prefill's matrix product without Hopper's own instructions.
+//
+//   x       bf16 (tokens, k), 16-byte aligned; k % 64 == 0; any tokens >= 1
+//   W       fragment order (fragment.cuh): quant planes `low`, `high`; `scales` = expanded words, [row_tile][k_tile][2][64]
+//   y       MODE 0: bf16 (tokens, rows) stored; MODE 1: f32 stored, or added to y when `add`; rows % 8 == 0
+//           MODE 2: bf16 silu(x Wᵀ) * (x Vᵀ), V in low2, high2, scales2 and of W's shape and format: the gated unit of an MLP
+//   launch  1-D grid of ceil(rows / BLOCK_ROWS) * ceil(tokens / BLOCK_TOKENS) blocks of 32 * WARPS_M * WARPS_N threads,
+//           STAGES * BLOCK_TOKENS * 128 bytes of dynamic shared memory
+//   arches  80+ (cp.async, ldmatrix, mma.m16n8k16)
+//
+// A warp owns 16 * SLICES rows x 8 * COLUMNS tokens. W is the A operand: its quants go from global memory straight into
+// registers a tile ahead, since fragment order has each thread's words side by side, and become bf16 between the products.
+// With WARPS_N = 1 each weight is so unpacked once a block. x is the B operand, through a ring of STAGES tiles of
+// (BLOCK_TOKENS, 64 k) filled by cp.async; 16-byte chunk j of row r lies at j ^ (r % 8), so that neither the copies nor ldmatrix
+// meet a bank twice. One barrier a tile, two products before its end, so that the first fragments of the next tile are there
+// when it begins. Ideas: multi-stage cp.async pipelines as in CUTLASS's sm_80 mainloop; weights unpacked in registers as in
+// Frantar, Castro, Chen, Hoefler, Alistarh, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
+#include "fragment.cuh"
+#include "mma.cuh"
+
+namespace {
+
+constexpr bool PAIRED = MODE == 2;
+constexpr int WARPS = WARPS_M * WARPS_N;
+constexpr int THREADS = 32 * WARPS;
+constexpr int WARP_ROWS = 16 * SLICES / (PAIRED ? 2 : 1);  // rows of y; a pair of weights shares the slices
+constexpr int BLOCK_ROWS = WARP_ROWS * WARPS_M;
+constexpr int WARP_TOKENS = 8 * COLUMNS;
+constexpr int BLOCK_TOKENS = WARP_TOKENS * WARPS_N;
+constexpr int STAGE_BYTES = BLOCK_TOKENS * 128;
+constexpr int STEPS = 4;                 // k16-steps a tile
+constexpr int PAIRS = COLUMNS / 2;       // ldmatrix.x4 a step: B of 16 tokens each
+constexpr int AHEAD = COLUMNS >= 16 ? 2 : 1;  // ldmatrix.x4 issued ahead of the product that reads it
+constexpr int BAND = 16;                 // token tiles walked together, so that their x and the weights stay in L2
+constexpr int STAGED_ROW = 16 * SLICES + 4;   // floats; rows 4 banks apart make the epilogue's transposition conflict-free
+
+static_assert(64 % WARP_ROWS == 0, "a warp's rows lie in one tile");
+static_assert(WARPS * 16 * STAGED_ROW * 4 <= STAGES * STAGE_BYTES, "the epilogue is staged in the ring");
+
+using Format = Fragment<FORMAT>;
+
+SP_DEVICE uint4 load_words4(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+SP_DEVICE uint2 load_words2(const void* p) {
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+
+SP_DEVICE u32 load_word(const void* p) {
+    u32 v;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
+// Where this thread's words of one weight lie in the tile that is loaded next.
+struct Source {
+    const u8 *low, *high, *scales;
+
+    SP_DEVICE void start(const u8* low0, const u8* high0, const u8* scales0, i64 tile, int slice, int lane) {
+        low = low0 + tile * Format::low_bytes + (32 * slice + lane) * 16;
+        high = high0 + tile * Format::high_bytes + (32 * slice + lane) * (Format::high_bytes / TILE_THREADS);
+        scales = scales0 + (tile * TILE_SCALE_WORDS + 16 * slice + lane / 4) * 4;
+    }
+    SP_DEVICE void advance(bool more) {
+        low += more ? Format::low_bytes : 0;
+        high += more ? Format::high_bytes : 0;
+        scales += more ? TILE_SCALE_WORDS * 4 : 0;
+    }
+    SP_DEVICE void load_part(Quants<FORMAT>& q, int slice, int part) const {
+        q.low[part] = load_words4(low + (part * TILE_THREADS + 32 * slice) * 16);
+    }
+    SP_DEVICE void load_high(Quants<FORMAT>& q, int slice) const {
+        if constexpr (FORMAT == Q6_K) {
+            uint2 h = load_words2(high + 32 * slice * 8);
+            q.high[0] = h.x, q.high[1] = h.y;
+        }
+        if constexpr (FORMAT == Q5_K) q.high[0] = load_word(high + 32 * slice * 4);
+    }
+    SP_DEVICE void load_scales(u32 (&words)[2], int slice, int group) const {
+        words[0] = load_word(scales + (group * TILE_ROWS + 16 * slice) * 4);
+        words[1] = load_word(scales + (group * TILE_ROWS + 16 * slice + 8) * 4);
+    }
+};
+
+SP_DEVICE f32 silu(f32 v) { return v / (1.0f + __expf(-v)); }
+
+}  // namespace
+
+#if MODE == 1
+typedef f32 Out;
+#else
+typedef u16 Out;
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gemm_portable(
+    const u16* __restrict__ x, const u8* __restrict__ low, const u8* __restrict__ high, const u8* __restrict__ scales,
+#if MODE == 2
+    const u8* __restrict__ low2, const u8* __restrict__ high2, const u8* __restrict__ scales2,
+#endif
+    Out* __restrict__ y, int tokens, int rows, int k
+#if MODE == 1
+    , int add
+#endif
+) {
+    extern __shared__ __align__(128) u8 ring[];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
+    const int k_tiles = k / TILE_K, row_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+
+    // Bands of BAND token tiles; within one, all token tiles of a block of rows, then the next rows.
+    const int row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, token_blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    const int band = blockIdx.x / (BAND * row_blocks), within = blockIdx.x % (BAND * row_blocks);
+    const int width = min(BAND, token_blocks - band * BAND);
+    const int token0 = (band * BAND + within % width) * BLOCK_TOKENS;
+    const int row0 = within / width * BLOCK_ROWS + warp_m * WARP_ROWS;
+
+    // ---- x: this thread copies chunk threadIdx % 8 of every (THREADS / 8)-th row
+    const int copy_row = threadIdx.x / 8;
+    const u8* copy_from = reinterpret_cast<const u8*>(x) + (i64(token0 + copy_row) * k + threadIdx.x % 8 * 8) * 2;
+    const u32 ring_base = shared_address(ring);
+    const u32 copy_to = ring_base + copy_row * 128 + ((threadIdx.x % 8) ^ (copy_row % 8)) * 16;
+    const i64 copy_stride = i64(THREADS / 8) * k * 2;
+    auto copy_tile = [&](int stage, bool wanted) {
+        if (wanted) {
+#pragma unroll
+            for (int i = 0; i < BLOCK_TOKENS * 8 / THREADS; ++i) {
+                const bool valid = token0 + copy_row + i * (THREADS / 8) < tokens;
+                cp_async_16(copy_to + stage * STAGE_BYTES + i * (THREADS / 8) * 128,
+                            valid ? copy_from + i * copy_stride : reinterpret_cast<const u8*>(x), valid);
+            }
+            copy_from += 128;
+        }
+        cp_async_commit();
+    };
+#pragma unroll
+    for (int s = 0; s < STAGES; ++s) copy_tile(s, s < k_tiles);
+
+    // ---- W: rows past the end are read from the last tile and never stored
+    constexpr int SOURCES = PAIRED ? 2 : 1;
+    constexpr int SHARE = SLICES / SOURCES;  // slices from each source
+    Source source[SOURCES];
+    {
+        const i64 tile = i64(min(row0 / TILE_ROWS, row_tiles - 1)) * k_tiles;
+        const int slice = row0 % TILE_ROWS / 16;
+        source[0].start(low, high, scales, tile, slice, lane);
+#if MODE == 2
+        source[1].start(low2, high2, scales2, tile, slice, lane);
+#endif
+    }
+    Quants<FORMAT> quants[SLICES], later[SLICES];  // `later` only for formats whose tile is one 16-byte word a thread
+    u32 scale_words[2][SLICES][2] = {};            // [group of 32 k][slice][row g, row g + 8]
+    auto load_part = [&](Quants<FORMAT>(&q)[SLICES], int part) {
+#pragma unroll
+        for (int m = 0; m < SLICES; ++m) source[m / SHARE].load_part(q[m], m % SHARE, part);
+    };
+    auto load_high = [&](Quants<FORMAT>(&q)[SLICES]) {
+#pragma unroll
+        for (int m = 0; m < SLICES; ++m) source[m / SHARE].load_high(q[m], m % SHARE);
+    };
+    auto load_scales = [&](int group) {
+        if constexpr (!Format::plain) {
+#pragma unroll
+            for (int m = 0; m < SLICES; ++m) source[m / SHARE].load_scales(scale_words[group][m], m % SHARE, group);
+        }
+    };
+#pragma unroll
+    for (int p = 0; p < Format::low_parts; ++p) load_part(quants, p);
+    load_high(quants);
+    load_scales(0);
+    load_scales(1);
+
+    // ---- B fragments: lane l gives row l % 8 (+ 8 from lane 16 on) and the k half l / 8 % 2 of an ldmatrix.x4
+    const u32 b_from = (warp_n * WARP_TOKENS + lane % 8 + lane / 16 * 8) * 128 + ((lane / 8 % 2) ^ (lane % 8)) * 16;
+    u32 b[4][4];
+    auto load_b = [&](u32 stage_base, int i) {  // i = PAIRS * step + pair
+        ldmatrix_x4(b[i % 4], stage_base + (b_from ^ (i / PAIRS * 32)) + i % PAIRS * 16 * 128);
+    };
+
+    u32 a[2][SLICES][4];
+    f32 sum[SLICES][COLUMNS][4] = {};
+    cp_async_wait<STAGES - 1>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) load_b(ring_base, i);
+#pragma unroll
+    for (int m = 0; m < SLICES; ++m) a_fragment<FORMAT>(a[0][m], quants[m], 0, scale_words[0][m][0], scale_words[0][m][1]);
+
+    int stage = 0;
+#pragma unroll 1
+    for (int tile = 0; tile < k_tiles; ++tile) {
+        const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+            if (s == 0) {
+#pragma unroll
+                for (int i = 0; i < SOURCES; ++i) source[i].advance(tile + 1 < k_tiles);
+            }
+            // What step s's fragments were made of is free: load the same of the next tile. One-word formats load into `later`.
+            if constexpr (Format::low_parts == 1) {
+                if (s == 0) load_part(later, 0), load_high(later);
+                if (s == 3) {
+#pragma unroll
+                    for (int m = 0; m < SLICES; ++m) quants[m] = later[m];
+                }
+            } else {
+#pragma unroll
+                for (int p = 0; p < Format::low_parts; ++p)
+                    if (s == (p + 1) * STEPS / Format::low_parts - 1) load_part(quants, p);
+            }
+            if (s % 2 == 1) load_scales(s / 2);
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; ++pair) {
+                const int ahead = PAIRS * s + pair + AHEAD;
+                if (ahead == PAIRS * STEPS) {  // all of this tile is in registers: the next one must be there, this one may go
+                    cp_async_wait<STAGES - 2>();
+                    __syncthreads();
+                    copy_tile(stage, tile + STAGES < k_tiles);
+                }
+                load_b(ring_base + (ahead < PAIRS * STEPS ? stage : next_stage) * STAGE_BYTES, ahead % (PAIRS * STEPS));
+                if (pair % (PAIRS / SLICES) == 0) {
+                    const int m = pair / (PAIRS / SLICES), t = (s + 1) % STEPS;
+                    a_fragment<FORMAT>(a[t % 2][m], quants[m], t, scale_words[t / 2][m][0], scale_words[t / 2][m][1]);
+                }
+                const int now = (PAIRS * s + pair) % 4;
+#pragma unroll
+                for (int m = 0; m < SLICES; ++m) {
+                    mma_bf16(sum[m][2 * pair], a[s % 2][m], b[now][0], b[now][1]);
+                    mma_bf16(sum[m][2 * pair + 1], a[s % 2][m], b[now][2], b[now][3]);
+                }
+            }
+        }
+        stage = next_stage;
+    }
+
+    // ---- 16 tokens at a time through shared memory, so that stores run along the rows of y
+    cp_async_wait<0>();
+    __syncthreads();
+    f32* staged = reinterpret_cast<f32*>(ring) + warp * 16 * STAGED_ROW;
+    constexpr int LANES = WARP_ROWS / 4;  // that share a token, four rows each
+    const int my_row = row0 + lane % LANES * 4;
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+#pragma unroll
+        for (int m = 0; m < SHARE; ++m) {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                f32 v = sum[m][2 * pair + e / 4][e % 4];
+                if constexpr (PAIRED) v = silu(v) * sum[m + SHARE][2 * pair + e / 4][e % 4];
+                staged[(e / 4 * 8 + lane % 4 * 2 + e % 2) * STAGED_ROW + 16 * m + e / 2 % 2 * 8 + lane / 4] = v;
+            }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 16 * LANES / 32; ++i) {
+            const int at = i * (32 / LANES) + lane / LANES;
+            const int token = token0 + warp_n * WARP_TOKENS + pair * 16 + at;
+            float4 v = *reinterpret_cast<const float4*>(staged + at * STAGED_ROW + lane % LANES * 4);
+            if (token < tokens && my_row < rows) {
+                Out* to = y + i64(token) * rows + my_row;
+#if MODE == 1
+                if (add) {
+                    const float4 old = *reinterpret_cast<const float4*>(to);
+                    v.x += old.x, v.y += old.y, v.z += old.z, v.w += old.w;
+                }
+                *reinterpret_cast<float4*>(to) = v;
+#else
+                *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+#endif
+            }
+        }
+        __syncwarp();
+    }
+}

@@ -1,0 +1,98 @@
+"""The GPU in use: whether an array lives on one, what it can do, and its errors in words a user can act on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sp.errors import DeviceError
+
+INSTALL = "install it with `pip install 'sp[cuda13]'` (driver 580 or newer) or `pip install 'sp[cuda12]'`"
+
+
+def is_device(array: object) -> bool:
+    """Whether an op given this array launches kernels: everything but a NumPy array does."""
+    return not isinstance(array, np.ndarray)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: ``SP_CACHE_DIR``, else ``sp`` in the user's cache folder."""
+    named = os.environ.get("SP_CACHE_DIR")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sp"
+
+
+@cache
+def import_cupy() -> Any:
+    """The ``cupy`` module, or DeviceError. Imported late: `sp` works without it on NumPy arrays."""
+    if "SP_CACHE_DIR" in os.environ:  # CuPy makes its own folder while it is imported
+        os.environ.setdefault("CUPY_CACHE_DIR", str(cache_folder() / "cupy"))
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"{error.name} is missing; {INSTALL}") from None
+    except OSError as error:
+        raise DeviceError(f"CuPy cannot start: {error}; name a writable folder in SP_CACHE_DIR") from None
+    except ImportError as error:
+        raise DeviceError(f"CuPy cannot start: {str(error).strip().splitlines()[-1]}; {INSTALL}") from None
+    return cupy
+
+
+@cache
+def capability(device: int) -> tuple[int, int]:
+    """Compute capability of a device, e.g. ``(9, 0)``."""
+    with device_errors():
+        properties = import_cupy().cuda.runtime.getDeviceProperties(device)
+    return int(properties["major"]), int(properties["minor"])
+
+
+def current_device() -> int:
+    """Number of the device that new arrays and launches use, or DeviceError where there is none."""
+    try:
+        return int(import_cupy().cuda.runtime.getDevice())
+    except RuntimeError as error:
+        raise DeviceError(explain(error) or str(error)) from error
+
+
+def require_device() -> tuple[int, int]:
+    """Compute capability of the current device; DeviceError if kernels cannot run on it."""
+    major, minor = capability(current_device())
+    if major < 8:
+        raise DeviceError(f"this card has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer")
+    return major, minor
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Turn what CuPy and CUDA raise inside the block into DeviceError."""
+    try:
+        yield
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        raise DeviceError(message) from error
+
+
+def explain(error: BaseException) -> str | None:
+    """One line on what a CUDA failure means and how to mend it; None for any other exception."""
+    name = type(error).__name__
+    text = " ".join(str(error).split())
+    if name == "OutOfMemoryError":
+        return f"the GPU's memory is full ({text}); use a shorter prompt, a lower --keep-ratio or smaller models"
+    if name not in ("CUDARuntimeError", "CUDADriverError", "NVRTCError"):
+        return None
+    if "InsufficientDriver" in text:
+        return (
+            "no NVIDIA driver, or one too old for this CuPy; install a newer one, or sp[cuda12] in place of sp[cuda13]"
+        )
+    if "NoDevice" in text or "NO_DEVICE" in text:
+        return "no CUDA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"
+    if "MemoryAllocation" in text or "OUT_OF_MEMORY" in text:
+        return f"the GPU's memory is full ({text}); close other programs that use the card"
+    return f"CUDA failed: {text}; run again with SP_KERNEL_DEBUG=1 to see in which kernel"

@@ -1,0 +1,57 @@
+"""One self-contained text a kernel source: its includes put in place, so that the text alone decides the cubin."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+CUDA = Path(__file__).parent / "cuda"
+INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
+
+
+@cache
+def flatten(source: str) -> str:
+    """Read a kernel source with every ``#include "x.cuh"`` replaced by the file, once each.
+
+    ``#line`` directives keep file names and line numbers in compiler messages and profiles. An include must not stand
+    inside ``#if``: only its first appearance counts. Includes in angle brackets are left to the compiler.
+
+    Parameters
+    ----------
+    source : str
+        File name under ``sp/kernels/cuda``, e.g. ``"rms_norm.cu"``.
+
+    Returns
+    -------
+    str
+        The text that is compiled, cached and hashed.
+    """
+    seen: set[Path] = set()
+
+    def expand(path: Path) -> list[str]:
+        seen.add(path)
+        name = path.relative_to(CUDA).as_posix()
+        lines = [f'#line 1 "{name}"']
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            found = INCLUDE.match(line)
+            if found:
+                target = locate(found[1])
+                if target not in seen:
+                    lines += [*expand(target), f'#line {number + 1} "{name}"']
+                else:
+                    lines.append("")
+            else:
+                lines.append("" if ONCE.match(line) else line)
+        return lines
+
+    return "\n".join(expand(CUDA / source)) + "\n"
+
+
+def locate(name: str) -> Path:
+    """The file that ``#include "name"`` means."""
+    for folder in (CUDA / "include", CUDA):
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(f'#include "{name}": no such file in {CUDA / "include"}')

@@ -1,0 +1,74 @@
+"""From a source and its defines to a loaded function: flatten, compile or find the cubin on disk, load once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sp.errors import DeviceError
+from sp.kernels import nvrtc
+from sp.kernels.device import cache_folder, device_errors, import_cupy, require_device
+from sp.kernels.flatten import flatten
+from sp.kernels.nvrtc import Define
+
+
+def device_arch(arches: str, capability: tuple[int, int]) -> str:
+    """The ``sm_`` number a kernel for `arches` (``"80+"`` or ``"90a"``) is compiled for on this device."""
+    major, minor = capability
+    if arches == "90a":
+        if capability != (9, 0):
+            raise DeviceError(f"needs compute capability 9.0, this card has {major}.{minor}; use the portable path")
+        return "90a"
+    return f"{major}{minor}"
+
+
+def cubin_path(source: str, options: tuple[str, ...]) -> Path:
+    """Name of the cached cubin; every input of the compilation is hashed into it."""
+    key = "\0".join((*map(str, nvrtc.version()), *options, flatten(source)))
+    digest = hashlib.sha256(key.encode()).hexdigest()[:24]
+    return cache_folder() / "kernels" / f"{Path(source).stem}-{digest}.cubin"
+
+
+def build(source: str, options: tuple[str, ...]) -> Path:
+    """The cubin's path, compiled first if it is not in the cache."""
+    path = cubin_path(source, options)
+    if not path.exists():
+        cubin = nvrtc.compile_cubin(flatten(source), source, options).cubin
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                file.write(cubin)
+            os.replace(name, path)  # whole or not at all, also with several processes
+        except OSError as error:
+            raise DeviceError(
+                f"cannot write compiled kernels to {path.parent}: {error.strerror}; name another folder in SP_CACHE_DIR"
+            ) from None
+    return path
+
+
+@cache
+def _module(path: str, device: int) -> Any:
+    return import_cupy().RawModule(path=path)
+
+
+def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, shared: int, device: int) -> Any:
+    """A function of the device's own, ready to launch with `shared` bytes of dynamic shared memory."""
+    try:
+        options = nvrtc.compile_options(defines, device_arch(arches, require_device()))
+    except DeviceError as error:
+        raise DeviceError(f"kernel {entry}: {error}") from None
+    path = build(source, options)
+    try:
+        with device_errors():
+            function = _module(str(path), device).get_function(entry)
+            if shared:  # beyond 48 KiB it must be asked for
+                function.max_dynamic_shared_size_bytes = shared
+    except DeviceError as error:
+        raise DeviceError(f"kernel {entry} with {shared} bytes of shared memory cannot be loaded: {error}") from None
+    return function

@@ -1,0 +1,125 @@
+"""Declared kernels and their typed launch. CuPy checks nothing: a Python float would arrive in a ``float`` as 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sp.errors import DeviceError
+from sp.kernels import jit
+from sp.kernels.device import current_device, device_errors, import_cupy
+from sp.kernels.nvrtc import Define
+from sp.kernels.signature import Checker, checker
+
+Defines = Mapping[str, Define]
+PerVariant = int | Callable[[Defines], int]
+
+_launched: set[str] = set()
+_debug = os.environ.get("SP_KERNEL_DEBUG", "0") not in ("", "0")
+
+
+def launched_sources() -> tuple[str, ...]:
+    """Sources of every kernel this process has launched; what its measurements rest on."""
+    return tuple(sorted(_launched))
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """An ``extern "C"`` entry, declared once for running, building ahead and the GPU-less check.
+
+    Parameters
+    ----------
+    source : str
+        File under ``sp/kernels/cuda``.
+    entry : str
+        Name of the ``__global__`` function.
+    args : tuple of str
+        C signature, see `sp.kernels.signature.checker`.
+    threads : int or callable
+        Block size along x; a callable is given the defines.
+    variants : tuple of mappings
+        The ``-D`` sets that ship. Others may be launched as well; only these are checked and built ahead.
+    arches : {"80+", "90a"}
+        Every card from compute capability 8.0, or 9.0 alone with its architecture-specific instructions.
+    smem : int or callable
+        Dynamic shared memory in bytes; a callable is given the defines.
+    """
+
+    source: str
+    entry: str
+    args: tuple[str, ...]
+    threads: PerVariant
+    variants: tuple[Defines, ...] = ({},)
+    arches: str = "80+"
+    smem: PerVariant = 0
+    _checkers: tuple[Checker, ...] = field(init=False, repr=False)
+    _loaded: dict[Any, tuple[Any, tuple[int], int]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.arches not in ("80+", "90a"):
+            raise ValueError(f"kernel {self.entry}: arches must be '80+' or '90a', not {self.arches!r}")
+        object.__setattr__(self, "_checkers", tuple(checker(self.entry, text) for text in self.args))
+
+    def shared_bytes(self, defines: Defines) -> int:
+        """Dynamic shared memory of a variant."""
+        return self.smem(defines) if callable(self.smem) else self.smem
+
+    def block(self, defines: Defines) -> int:
+        """Threads of a block of a variant."""
+        return self.threads(defines) if callable(self.threads) else self.threads
+
+    def launch(self, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
+        """Start the kernel on the current stream; a grid with a zero in it returns at once.
+
+        Parameters
+        ----------
+        grid : tuple of int
+            Blocks along x, y, z; missing ones are 1.
+        *values
+            One an argument, in the declared order.
+        defines : mapping, optional
+            The ``-D`` set; the first declared variant if left out.
+
+        Raises
+        ------
+        DeviceError
+            If a value does not fit its declaration, naming kernel, argument and what was expected.
+        """
+        if len(values) != len(self._checkers):
+            raise DeviceError(f"kernel {self.entry}: takes {len(self._checkers)} arguments, got {len(values)}")
+        device = current_device()
+        arguments = tuple([check(value, device) for check, value in zip(self._checkers, values, strict=True)])
+        if min(grid) < 1:
+            if min(grid) < 0:
+                raise DeviceError(f"kernel {self.entry}: negative grid {grid}")
+            return
+        if max(grid[1:], default=1) > 65535 or grid[0] > 2**31 - 1:
+            raise DeviceError(f"kernel {self.entry}: grid {grid} is over the limit (2147483647, 65535, 65535)")
+        function, block, shared = self._function(self.variants[0] if defines is None else defines, device)
+        _launched.add(self.source)
+        if _debug:
+            self._launch_debug(function, grid, block, arguments, shared)
+        else:
+            function(grid, block, arguments, shared_mem=shared)
+
+    def _function(self, defines: Defines, device: int) -> tuple[Any, tuple[int], int]:
+        key = (device, *defines.items())
+        found = self._loaded.get(key)
+        if found is None:
+            shared = self.shared_bytes(defines)
+            function = jit.load(self.source, self.entry, defines, self.arches, shared, device)
+            found = self._loaded[key] = function, (self.block(defines),), shared
+        return found
+
+    def _launch_debug(self, function: Any, grid: Any, block: Any, arguments: Any, shared: int) -> None:
+        """Wait for the kernel, so that a failure names it and not a later one."""
+        try:
+            with device_errors():
+                function(grid, block, arguments, shared_mem=shared)
+                import_cupy().cuda.get_current_stream().synchronize()
+        except DeviceError as error:
+            raise DeviceError(
+                f"kernel {self.entry}, grid {grid}, block {block}, {shared} shared bytes: {error}"
+            ) from None

@@ -1,0 +1,44 @@
+"""Which of the two forms of a kernel runs: sm_90a (wgmma, bulk copies) or portable (sm_80 and newer)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from sp.errors import DeviceError, unknown_name
+from sp.kernels.device import capability, current_device
+
+PATHS = ("sm_90a", "portable")
+_forced: ContextVar[str | None] = ContextVar("forced_path", default=None)
+
+
+def native_path() -> str:
+    """The faster path of the current device."""
+    return "sm_90a" if capability(current_device()) == (9, 0) else "portable"
+
+
+def current_path() -> str:
+    """The path ops take now: the forced one, else the device's own."""
+    return _forced.get() or native_path()
+
+
+@contextmanager
+def forced_path(path: str) -> Iterator[None]:
+    """Make ops take one path inside the block, e.g. to test or time the portable kernels on a newer card.
+
+    Examples
+    --------
+    >>> with forced_path("portable"):
+    ...     current_path()
+    'portable'
+    """
+    if path not in PATHS:
+        raise unknown_name("kernel path", path, PATHS)
+    if path == "sm_90a" and native_path() != path:
+        raise DeviceError("the sm_90a path needs a card of compute capability 9.0 (H100, H200, GH200); use 'portable'")
+    token = _forced.set(path)
+    try:
+        yield
+    finally:
+        _forced.reset(token)

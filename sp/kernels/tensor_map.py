@@ -1,0 +1,97 @@
+"""TMA descriptors: how the copy engine sees an array, encoded by the driver on the host and passed to kernels by value."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from sp.errors import DeviceError
+
+TYPES = {"uint8": 0, "int8": 0, "uint16": 1, "uint32": 2, "int32": 3, "float16": 6, "float32": 7}
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+KEPT = 4096  # descriptors; 128 bytes each
+_maps: OrderedDict[tuple[Any, ...], np.ndarray] = OrderedDict()
+
+
+def tensor_map(
+    array: Any, dims: tuple[int, ...], strides_bytes: tuple[int, ...], box: tuple[int, ...], swizzle: int = 128
+) -> np.ndarray:
+    """Descriptor of a strided tensor in device memory.
+
+    Boxes that reach past `dims` are filled with zeros when loaded and cut when stored.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+        Its address and element type are used, its shape is not; it must outlive every launch that uses the map.
+    dims : tuple of int
+        Extents in elements, fastest axis first, 1 to 5 of them.
+    strides_bytes : tuple of int
+        Distance between neighbours along each axis but the first; multiples of 16.
+    box : tuple of int
+        Extents of what one copy moves, at most 256 each; the first in bytes is a multiple of 16, and at most `swizzle`
+        bytes when there is one.
+    swizzle : {0, 32, 64, 128}
+        Row length of the shared-memory swizzle in bytes; 0 is none.
+
+    Returns
+    -------
+    numpy.ndarray
+        One element of 128 bytes, for a ``map`` argument. The same object again for the same address and shape.
+    """
+    key = (array.data.ptr, array.dtype.name, dims, strides_bytes, box, swizzle)
+    found = _maps.get(key)
+    if found is None:
+        found = _maps[key] = _encode(*key)
+        if len(_maps) > KEPT:
+            _maps.popitem(last=False)
+    return found
+
+
+def _encode(
+    address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int
+) -> np.ndarray:
+    what = f"tensor map of {dtype} {dims}, strides {strides}, box {box}, swizzle {swizzle}"
+    rank = len(dims)
+    if not (1 <= rank <= 5 and len(box) == rank and len(strides) == rank - 1):
+        raise DeviceError(f"{what}: 1 to 5 dims, as many box extents, one stride fewer")
+    if dtype not in TYPES or swizzle not in SWIZZLES:
+        raise DeviceError(f"{what}: types {', '.join(TYPES)}; swizzles {', '.join(map(str, SWIZZLES))}")
+    inner = box[0] * np.dtype(dtype).itemsize
+    if inner % 16 or (swizzle and inner > swizzle) or not all(1 <= side <= 256 for side in box):
+        raise DeviceError(f"{what}: the box's first extent is {inner} bytes (multiple of 16, within the swizzle)")
+    if address % 16 or any(stride % 16 or not 0 < stride < 1 << 40 for stride in strides):
+        raise DeviceError(f"{what}: address {address:#x} and strides must be multiples of 16 bytes")
+    buffer = np.zeros(192, np.uint8)  # the driver wants 64-byte alignment, NumPy promises 16
+    start = -buffer.ctypes.data % 64
+    status = _encoder()(
+        ctypes.c_void_p(buffer.ctypes.data + start),
+        TYPES[dtype],
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*dims),
+        (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,  # no interleave
+        SWIZZLES[swizzle],
+        2,  # L2 promotion to 128 bytes
+        0,  # out of bounds reads as zero
+    )
+    if status:
+        raise DeviceError(f"{what}: cuTensorMapEncodeTiled failed with status {status}")
+    return buffer[start : start + 128].view(np.dtype([("words", "<u8", (16,))])).copy()
+
+
+@cache
+def _encoder() -> Any:
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except (OSError, AttributeError):
+        raise DeviceError("tensor maps need an NVIDIA driver of CUDA 12.0 or newer") from None
+    function.restype = ctypes.c_int
+    return function
