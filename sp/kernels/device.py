@@ -88,9 +88,7 @@ def explain(error: BaseException) -> str | None:
     if name not in ("CUDARuntimeError", "CUDADriverError", "NVRTCError"):
         return None
     if "InsufficientDriver" in text:
-        return (
-            "no NVIDIA driver, or one too old for this CuPy; install a newer one, or sp[cuda12] in place of sp[cuda13]"
-        )
+        return "no NVIDIA driver, or one too old for this CuPy; install a newer one, or sp[cuda12] for sp[cuda13]"
     if "NoDevice" in text or "NO_DEVICE" in text:
         return "no CUDA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"
     if "MemoryAllocation" in text or "OUT_OF_MEMORY" in text:

@@ -120,6 +120,5 @@ class Kernel:
                 function(grid, block, arguments, shared_mem=shared)
                 import_cupy().cuda.get_current_stream().synchronize()
         except DeviceError as error:
-            raise DeviceError(
-                f"kernel {self.entry}, grid {grid}, block {block}, {shared} shared bytes: {error}"
-            ) from None
+            where = f"kernel {self.entry}, grid {grid}, block {block}, {shared} shared bytes"
+            raise DeviceError(f"{where}: {error}") from None

@@ -14,9 +14,8 @@ def kernels() -> dict[str, Kernel]:
     found: dict[str, Kernel] = {}
     for family in FAMILIES:
         for value in vars(family).values():
-            if isinstance(value, Kernel):
-                if found.setdefault(value.entry, value) is not value:
-                    raise ValueError(f"two kernels are called {value.entry}")
+            if isinstance(value, Kernel) and found.setdefault(value.entry, value) is not value:
+                raise ValueError(f"two kernels are called {value.entry}")
     return found
 
 

@@ -76,7 +76,7 @@ def _scalar_checker(where: str, kind: type[np.generic]) -> Checker:
                 raise DeviceError(f"{where}: {value} does not fit {kind.__name__}")
         elif not isinstance(value, (int, float, np.integer, np.floating)):
             raise DeviceError(f"{where}: expected a number, got {describe(value)}")
-        return kind(value)  # type: ignore[call-arg]
+        return kind(value)
 
     return check
 

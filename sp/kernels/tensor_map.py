@@ -1,4 +1,4 @@
-"""TMA descriptors: how the copy engine sees an array, encoded by the driver on the host and passed to kernels by value."""
+"""TMA descriptors: how the copy engine sees an array; encoded by the driver, passed to kernels by value."""
 
 from __future__ import annotations
 
