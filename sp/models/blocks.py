@@ -10,7 +10,9 @@ from sp.arrays import Floats, Ints
 from sp.models.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.weights import WeightStore, split_rows
-from sp.ops import attention, linear, rms_norm, rope, sigmoid, swiglu
+from sp.ops.gate_output import gate_output
+from sp.ops.head_norm_rope import head_norm_rope
+from sp.ops.project import Norm, gated_project, project, project_add
 from sp.quant import Weight
 
 Tap = Callable[[int, Floats, Floats, Ints], None]
@@ -23,14 +25,17 @@ q and k are after RoPE and before any cache rotation; q belongs to the last `row
 class Mixer(Protocol):
     """The half of a block where tokens meet: attention or a recurrence."""
 
-    def __call__(self, h: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
-        """Normed input (n, hidden) -> output (rows, hidden) of the last `rows` tokens; memory takes all n."""
+    def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+        """Residual stream (n, hidden) -> the stream (rows, hidden) of the last `rows` tokens; memory takes all n."""
         ...
 
 
 @dataclass(frozen=True)
 class Block:
-    """A transformer block: ``x += mixer(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``."""
+    """A transformer block: ``x += mixer(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``.
+
+    On the device the residual stream given is overwritten by the one returned; on the CPU it is left alone.
+    """
 
     attn_norm: Floats
     mixer: Mixer
@@ -57,11 +62,10 @@ class Block:
 
     def __call__(self, x: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """Residual stream (n, hidden) -> (rows, hidden)."""
-        mixed = self.mixer(rms_norm(x, self.attn_norm, self.eps), positions, cache, rows, tap)
-        x = x[len(x) - rows :] + mixed
+        x = self.mixer(x, (self.attn_norm, self.eps), positions, cache, rows, tap)
         if rows:
-            h = rms_norm(x, self.ffn_norm, self.eps)
-            x += linear(swiglu(linear(h, self.ffn_gate), linear(h, self.ffn_up)), self.ffn_down)
+            h = gated_project(x, self.ffn_gate, self.ffn_up, (self.ffn_norm, self.eps))
+            x = project_add(x, h, self.ffn_down)
         return x
 
 
@@ -103,22 +107,23 @@ class Attention:
             k_norm=store.vector(f"{blk}attn_k_norm.weight", d),
         )
 
-    def __call__(self, h: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+    def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """See `Mixer`."""
-        c, n = self.config, len(h)
-        k = rms_norm(linear(h, self.k).reshape(n, c.kv_heads, c.head_dim), self.k_norm, c.eps)
-        k = rope(k, positions, c.rope_base, c.rope_dim)
-        cache.append(self.index, k, linear(h, self.v).reshape(n, c.kv_heads, c.head_dim))
+        c, n = self.config, len(x)
+        last = x[n - rows :]
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
-        wide = linear(h[n - rows :], self.q).reshape(rows, c.heads, self.q.shape[0] // c.heads)
-        q = rms_norm(wide[..., : c.head_dim], self.q_norm, c.eps)
-        q = rope(q, positions[n - rows :], c.rope_base, c.rope_dim)
+        if rows == n:
+            wide, k, v = project(x, (self.q, self.k, self.v), norm)
+        else:
+            (wide,), (k, v) = project(last, (self.q,), norm), project(x, (self.k, self.v), norm)
+        wide = wide.reshape(rows, c.heads, self.q.shape[0] // c.heads)
+        k = k.reshape(n, c.kv_heads, c.head_dim)
+        k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope_base, c.rope_dim)
+        cache.append(self.index, k, v.reshape(n, c.kv_heads, c.head_dim))
+        q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope_base, c.rope_dim)
         if tap is not None:
             tap(self.index, q, k, positions)
         if rows == 0:
-            return h[:0]
-        keys, values = cache.gather(self.index)
-        out = cache.restore_outputs(attention(cache.rotate_queries(q), keys, values))
-        if c.gated:
-            out *= sigmoid(wide[..., c.head_dim :])
-        return linear(out.reshape(rows, -1), self.out)
+            return last
+        out = gate_output(cache.attend(self.index, q), wide if c.gated else None, cache.rotate)
+        return project_add(last, out, self.out)

@@ -168,6 +168,14 @@ class Cache:
         k, _ = self.gather(layer)
         return hadamard(k, self.key_block) if self.rotate else k
 
+    def attend(self, layer: int, q: Floats) -> Floats:
+        """Attention of the last tokens of a layer, q (n, heads, head_dim), over all it holds, with them.
+
+        Returns (n, heads, head_dim): rotated as the values are, if the cache rotates; see `gate_output`.
+        """
+        state = self._layers[layer]
+        return self._pool.attend(q, state.table, state.tokens, self.key_block if self.rotate else 0)
+
     def rotate_queries(self, q: Floats) -> Floats:
         """Queries to meet the keys of `gather`; unchanged unless the cache rotates."""
         return hadamard(q, self.key_block) if self.rotate else q

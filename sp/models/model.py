@@ -17,7 +17,8 @@ from sp.models.config import ModelConfig
 from sp.models.qwen3 import qwen3_block
 from sp.models.qwen35 import qwen35_block
 from sp.models.weights import WeightStore
-from sp.ops import embedding, linear, rms_norm
+from sp.ops.embedding import embedding
+from sp.ops.project import project
 from sp.quant import Weight
 
 BLOCKS: dict[str, Callable[[WeightStore, int], Block]] = {"qwen3": qwen3_block, "qwen35": qwen35_block}
@@ -112,7 +113,8 @@ class Model:
 
     def head(self, x: Floats) -> Floats:
         """Residual stream after the last layer (n, hidden) -> logits (n, vocab)."""
-        return linear(rms_norm(x, self._output_norm, self.config.eps), self._output)
+        (logits,) = project(x, (self._output,), (self._output_norm, self.config.eps))
+        return logits
 
 
 def load_model(file: GGUFFile | str | Path, *, decode_budget: int = 1 << 30, context: int | None = None) -> Model:

@@ -7,6 +7,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import PromptError
 from sp.ops import kv_append, kv_gather
+from sp.ops.paged_attention import paged_attention
 from sp.quant import BlockFormat
 
 
@@ -71,6 +72,10 @@ class PagePool:
         """The first `tokens` tokens of the sequence `table` describes."""
         index = np.array(table, np.int64)
         return kv_gather(self._k, index, tokens, self._fmt), kv_gather(self._v, index, tokens, self._fmt)
+
+    def attend(self, q: Floats, table: list[int], tokens: int, rotate_block: int) -> Floats:
+        """See `paged_attention`; q (n, heads, head_dim) are the last of the `tokens` of the sequence."""
+        return paged_attention(q, self._k, self._v, np.array(table, np.int64), tokens, self._fmt, rotate_block)
 
     @property
     def in_use(self) -> int:

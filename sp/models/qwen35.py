@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sp.arrays import Floats, Ints
 from sp.models.blocks import Attention, Block, Mixer, Tap
 from sp.models.cache import Cache
-from sp.models.config import DeltaConfig
 from sp.models.weights import WeightStore
-from sp.ops import causal_conv1d, gated_delta_net, l2norm, linear, rms_norm, sigmoid, silu, softplus
+from sp.ops.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.project import Norm, project, project_add
 from sp.quant import Weight
 
 
@@ -21,17 +21,12 @@ class GatedDelta:
     """
 
     index: int
-    sizes: DeltaConfig
-    eps: float
     qkv: Weight  # rows q | k | v
     gate: Weight
     alpha: Weight
     beta: Weight
     out: Weight
-    conv: Floats  # (conv_dim, taps), the last tap meets the current token
-    a: Floats  # (value_heads,), not positive
-    dt_bias: Floats
-    norm: Floats  # (head_dim,), shared by all heads
+    params: DeltaParams
 
     @classmethod
     def take(cls, store: WeightStore, index: int) -> GatedDelta:
@@ -40,32 +35,36 @@ class GatedDelta:
         assert c is not None, "a delta layer without delta sizes"
         return cls(
             index=index,
-            sizes=c,
-            eps=store.config.eps,
             qkv=store.matrix(f"{blk}attn_qkv.weight", (c.conv_dim, hidden)),
             gate=store.matrix(f"{blk}attn_gate.weight", (c.value_dim, hidden)),
             alpha=store.matrix(f"{blk}ssm_alpha.weight", (c.value_heads, hidden)),
             beta=store.matrix(f"{blk}ssm_beta.weight", (c.value_heads, hidden)),
             out=store.matrix(f"{blk}ssm_out.weight", (hidden, c.value_dim)),
-            conv=store.table(f"{blk}ssm_conv1d.weight", (c.conv_dim, c.conv_kernel)),
-            a=store.vector(f"{blk}ssm_a", c.value_heads),
-            dt_bias=store.vector(f"{blk}ssm_dt.bias", c.value_heads),
-            norm=store.vector(f"{blk}ssm_norm.weight", c.head_dim),
+            params=DeltaParams(
+                conv=store.table(f"{blk}ssm_conv1d.weight", (c.conv_dim, c.conv_kernel)),
+                a=store.vector(f"{blk}ssm_a", c.value_heads),
+                dt_bias=store.vector(f"{blk}ssm_dt.bias", c.value_heads),
+                norm=store.vector(f"{blk}ssm_norm.weight", c.head_dim),
+                eps=store.config.eps,
+                key_heads=c.key_heads,
+                value_heads=c.value_heads,
+                head_dim=c.head_dim,
+            ),
         )
 
-    def __call__(self, h: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+    def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """See `Mixer`; positions and tap belong to attention layers."""
-        c, n, state = self.sizes, len(h), cache.state(self.index)
-        mixed, state.conv = causal_conv1d(linear(h, self.qkv), self.conv, state.conv)
-        q = l2norm(mixed[:, : c.key_dim].reshape(n, c.key_heads, c.head_dim), self.eps)
-        k = l2norm(mixed[:, c.key_dim : 2 * c.key_dim].reshape(n, c.key_heads, c.head_dim), self.eps)
-        v = mixed[:, 2 * c.key_dim :].reshape(n, c.value_heads, c.head_dim)
-        g = self.a * softplus(linear(h, self.alpha) + self.dt_bias)
-        out, state.recurrent = gated_delta_net(q, k, v, g, sigmoid(linear(h, self.beta)), state.recurrent)
+        n = len(x)
+        last = x[n - rows :]
+        if rows == n:
+            qkv, alpha, beta, z = project(x, (self.qkv, self.alpha, self.beta, self.gate), norm)
+        else:
+            qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm)
+            (z,) = project(last, (self.gate,), norm)
+        state = cache.state(self.index)
+        out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
         state.tokens += n
-        last = rms_norm(out[n - rows :], self.norm, self.eps).reshape(rows, c.value_dim)
-        last *= silu(linear(h[n - rows :], self.gate))
-        return linear(last, self.out)
+        return project_add(last, out, self.out)
 
 
 def qwen35_block(store: WeightStore, index: int) -> Block:
