@@ -66,7 +66,7 @@ def _map_checker(where: str) -> Checker:
 
 def _scalar_checker(where: str, kind: type[np.generic]) -> Checker:
     whole = kind is not np.float32
-    low, high = (int(np.iinfo(kind).min), int(np.iinfo(kind).max)) if whole else (0, 0)
+    low, high = (int(np.iinfo(np.dtype(kind)).min), int(np.iinfo(np.dtype(kind)).max)) if whole else (0, 0)
 
     def check(value: Any, device: int) -> Any:
         if whole:

@@ -1,0 +1,1 @@
+"""Measurements on the GPU: how a kernel is timed and how a result is written down."""

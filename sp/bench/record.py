@@ -1,0 +1,129 @@
+"""Measurements on disk: one JSON object a line in ``results/<gpu>/<bench>.jsonl``, only ever appended to."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sp.errors import ConfigError
+from sp.kernels import import_cupy, nvml, nvrtc
+from sp.kernels.device import current_device, device_errors
+from sp.kernels.hashing import kernel_hash
+from sp.kernels.launch import launched_sources
+
+FIELDS = ("bench", "config", "metrics", "samples", "gpu", "driver", "nvrtc", "cupy", "commit", "kernel_hash", "date")
+
+
+def environment() -> dict[str, Any]:
+    """What a time depends on besides the code: card, clocks, driver, compiler, CuPy."""
+    cupy = import_cupy()
+    with device_errors():
+        device = current_device()
+        name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+        bus = cupy.cuda.runtime.deviceGetPCIBusId(device)
+    return {
+        "gpu": name,
+        "driver": nvml.driver_version(),
+        "clocks_mhz": nvml.clocks_mhz(bus),
+        "nvrtc": ".".join(map(str, nvrtc.version())),
+        "cupy": cupy.__version__,
+    }
+
+
+def make_record(
+    bench: str,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    samples: Sequence[Any],
+    sources: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """One measurement with everything needed to judge it later.
+
+    Parameters
+    ----------
+    bench : str
+        Name of the measurement, which is also the file's.
+    config, metrics : mapping
+        What was measured, and the numbers.
+    samples : sequence
+        Raw samples behind the metrics.
+    sources : iterable of str, optional
+        Kernel sources it rests on; those launched so far in this process if left out.
+    """
+    sources = sorted(set(launched_sources() if sources is None else sources))
+    return {
+        "bench": bench,
+        "config": dict(config),
+        "metrics": dict(metrics),
+        "samples": list(samples),
+        **environment(),
+        "commit": commit(),
+        "kernels": sources,
+        "kernel_hash": kernel_hash(sources),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def append(record: Mapping[str, Any], folder: Path = Path("results")) -> Path:
+    """Add a record to ``folder/<gpu>/<bench>.jsonl`` and return that path."""
+    path = folder / slug(record["gpu"]) / f"{record['bench']}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return path
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a file, oldest first."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}, line {number}: not a JSON object ({error})") from None
+        yield record
+
+
+def newest(path: Path) -> list[dict[str, Any]]:
+    """The last record of every configuration in a file."""
+    last = {json.dumps([record["bench"], record["config"]], sort_keys=True): record for record in read(path)}
+    return list(last.values())
+
+
+def is_current(record: Mapping[str, Any]) -> bool:
+    """Whether a record was measured with the kernels as they are today."""
+    try:
+        return bool(kernel_hash(record["kernels"]) == record["kernel_hash"])
+    except FileNotFoundError:
+        return False
+
+
+def slug(gpu: str) -> str:
+    """Folder name of a card.
+
+    Examples
+    --------
+    >>> slug("NVIDIA GeForce RTX 4090")
+    'nvidia-geforce-rtx-4090'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+def commit() -> str | None:
+    """Commit of the checkout this file lies in, ``+`` appended if sources differ from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    return f"{head}{'+' if git('status', '--porcelain', '--', '.') else ''}" if head else None

@@ -1,0 +1,96 @@
+"""Times of device work by CUDA events: warmed up, inputs out of the L2 cache, launch gaps hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from sp.kernels import import_cupy
+from sp.kernels.device import current_device
+
+
+class Spread(NamedTuple):
+    """Median and quartiles of samples."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """Median and quartiles, by linear interpolation.
+
+    Examples
+    --------
+    >>> spread([1.0, 2.0, 3.0, 4.0, 10.0])
+    Spread(median=3.0, low=2.0, high=4.0)
+    """
+    ordered = sorted(samples)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+    return Spread(at(0.5), at(0.25), at(0.75))
+
+
+def time_kernel(
+    fn: Callable[[], object], repeats: int = 20, flush_l2: bool = True, warmup: int = 3, graph: bool = False
+) -> list[float]:
+    """Milliseconds of each of `repeats` calls of `fn` on the current stream.
+
+    Before each call a buffer larger than the L2 cache is written: `fn` then reads memory, and the host has time to queue
+    it, so that one kernel is timed without its launch.
+
+    Parameters
+    ----------
+    fn : callable
+        Queues device work on the current stream and does not wait for it.
+    repeats : int
+        Samples to take.
+    flush_l2 : bool
+        False keeps whatever `fn` left in the cache.
+    warmup : int
+        Calls before the first sample; kernels are compiled in the first.
+    graph : bool
+        Capture `fn` once as a CUDA graph and time its replays, for work of many short launches.
+
+    Returns
+    -------
+    list of float
+        All samples, in order.
+    """
+    cupy = import_cupy()
+    stream = cupy.cuda.get_current_stream()
+    for _ in range(warmup):
+        fn()
+    stream.synchronize()
+    if graph:
+        with cupy.cuda.Stream(non_blocking=True) as side:
+            side.begin_capture()
+            fn()
+            captured = side.end_capture()
+        fn = captured.launch
+        fn()
+    scratch = _scratch(current_device())
+    pairs = []
+    for number in range(repeats):
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        if flush_l2:
+            scratch.data.memset_async(number & 1, scratch.nbytes)
+        start.record()
+        fn()
+        end.record()
+        pairs.append((start, end))
+    stream.synchronize()
+    return [float(cupy.cuda.get_elapsed_time(start, end)) for start, end in pairs]
+
+
+@cache
+def _scratch(device: int) -> Any:
+    cupy = import_cupy()
+    cached = int(cupy.cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
+    return cupy.empty(4 * cached, cupy.uint8)

@@ -1,0 +1,78 @@
+"""Fixtures of the GPU tests. Without a usable GPU every test here is skipped with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compare import nmse
+
+from sp.errors import DeviceError
+from sp.kernels import forced_path
+from sp.kernels.device import require_device
+from sp.kernels.path import PATHS, native_path
+
+__all__ = ["nmse"]
+
+HERE = Path(__file__).parent
+GUARD = 1024
+POISON = 0xFF  # every byte: a NaN in f16, bf16 and f32, -1 in integers
+
+Guarded = Callable[..., Any]
+
+
+def device_problem() -> str | None:
+    """Why kernels cannot run here; None if they can."""
+    try:
+        require_device()
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = [item for item in items if HERE in item.path.parents]
+    problem = device_problem() if mine else None
+    if problem:
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=problem))
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    """Make device arrays inside a poisoned buffer: ``guarded(shape, dtype, values=None)``.
+
+    The array and 1 KiB on both sides start as NaN, so that a kernel which leaves part of its output unwritten, or reads
+    past its input, shows in the result; a write past either end fails the test when it ends.
+    """
+    import cupy
+
+    made: list[tuple[Any, int, str]] = []
+
+    def make(shape: int | tuple[int, ...], dtype: Any, values: Any = None) -> Any:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        buffer = cupy.full(size + 2 * GUARD, POISON, cupy.uint8)
+        made.append((buffer, size, f"{np.dtype(dtype)} {shape}"))
+        array = buffer[GUARD : GUARD + size].view(dtype).reshape(shape)
+        if values is not None:
+            array[...] = cupy.asarray(values, dtype)
+        return array
+
+    yield make
+    cupy.cuda.get_current_stream().synchronize()
+    for buffer, size, what in made:
+        for side, band in (("before", buffer[:GUARD]), ("after", buffer[GUARD + size :])):
+            touched = np.flatnonzero(band.get() != POISON)
+            assert touched.size == 0, f"{touched.size} bytes written {side} {what}, first at {touched[0]}"
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test on both kernel paths; ops called inside take the one named."""
+    if request.param == "sm_90a" and native_path() != "sm_90a":
+        pytest.skip("the sm_90a path needs compute capability 9.0")
+    with forced_path(request.param):
+        yield request.param
