@@ -135,8 +135,48 @@ SP_DEVICE void tensor_store(const TensorMap* map, const void* source, i32 x, i32
                  : "memory");
 }
 
+// Adds the box to the float32 tensor instead of replacing it.
+SP_DEVICE void tensor_add(const TensorMap* map, const void* source, i32 x, i32 y) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(shared_address(source)), "r"(x), "r"(y)
+                 : "memory");
+}
+
 // Byte offset inside a box of 128-byte rows -> where the 128-byte swizzle puts it (box 1024-byte aligned).
 SP_DEVICE u32 swizzle_128(u32 offset) { return offset ^ ((offset >> 3) & 0x70u); }
+
+// ---- clusters: a kernel marked __cluster_dims__(n, 1, 1)
+
+SP_DEVICE u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Every thread of every block of the cluster.
+SP_DEVICE void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Arrive on the barrier at the same place of another block of the cluster. What it orders is reading: the slot may be overwritten.
+// (A release at cluster scope would order writes too, and cost a full memory barrier.)
+SP_DEVICE void barrier_arrive_at(u64* barrier, u32 rank) {
+    asm volatile(
+        "{\n\t.reg .b32 remote;\n\t"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(shared_address(barrier)),
+        "r"(rank)
+        : "memory");
+}
+
+// One box to the same place of every block in `blocks` (bit i: rank i), counted on each block's own barrier.
+SP_DEVICE void tensor_load_multicast(void* target, const TensorMap* map, u64* barrier, u16 blocks, i32 x, i32 y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(shared_address(target)),
+        "l"(map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(y)
+        : "memory");
+}
 
 // ---- stmatrix: as ldmatrix_x4, the other way
 

@@ -1,0 +1,213 @@
+// Prefill matmul: Y[n, o] = sum_k X[n, k] W[o, k] for bf16 X and a packed W, multiplied as D = W Xᵀ (64 outputs x TOKENS to a warpgroup).
+//
+//   X       bf16 (tokens, k) row-major, by tensor map x_map: box 64 k x TOKENS / CLUSTER tokens, 128-byte swizzle
+//   W       fragment order (fragment.cuh): planes `low`, `high`; `scales` u32 [row_tile][k_tile][2][64] as expand_scales writes them
+//   Y       (tokens, out) row-major, by tensor map y_map: box of 128-byte rows x 64 tokens, 128-byte swizzle;
+//           MODE 0 bf16, 1 float32, 2 float32 that the product is added to
+//
+// A = W comes from registers: each consumer warpgroup reads its own 64 x 64 tile of codes, scales it to bf16 and multiplies it with wgmma,
+// so weights never pass through shared memory as bf16. The codes of k-step i + 1 are scaled while the products of step i run.
+// Launch: 384 threads, one block an SM, persistent: warpgroup 0 loads (one thread), 1 and 2 multiply 128 x TOKENS outputs together.
+// CLUSTER = 2 pairs blocks of neighbouring outputs: each loads half of the X tile for both. Blocks walk tiles with GROUP token blocks
+// side by side, so that what runs at one time shares X and W tiles in L2.
+// Any tokens >= 1; out a multiple of 8; k = 64 k_tiles; planes 256-byte aligned. Arch 90a.
+// Sources: the warp-specialised persistent kernels of CUTLASS (Thakkar et al.), dequantisation in registers as in Marlin (Frantar et al., 2024).
+#include "fragment.cuh"
+#include "hopper.cuh"
+#include "wgmma_bf16.cuh"
+
+using F = Fragment<FORMAT>;
+
+enum Shape {
+    WARPGROUPS = 2,
+    X_BYTES = TOKENS * 128,
+    SCALE_BYTES = F::plain ? 0 : 4 * TILE_SCALE_WORDS,
+    W_BYTES = F::low_bytes + F::high_bytes + SCALE_BYTES,  // of one warpgroup and k-step
+    STAGE_BYTES = X_BYTES + WARPGROUPS * W_BYTES,
+    BOX_BYTES = 64 * 128,                  // 64 tokens of 128 bytes
+    CHUNKS = TOKENS / 64,                  // of a warpgroup's result
+    CHUNK_BOXES = MODE == 0 ? 1 : 2,       // 64 outputs in bf16 or float32
+    SLOTS = MODE == 0 ? CHUNKS : 2,        // chunks a warpgroup can hold on their way out
+    STAGING_BYTES = SLOTS * CHUNK_BOXES * BOX_BYTES,
+    W_OFFSET = STAGES * X_BYTES,
+    STAGING_OFFSET = (W_OFFSET + STAGES * WARPGROUPS * W_BYTES + 1023) / 1024 * 1024,
+    BARRIER_OFFSET = STAGING_OFFSET + WARPGROUPS * STAGING_BYTES
+};
+
+// A place in the ring of stages and the parity of its current round.
+struct Ring {
+    u32 stage = 0, phase = 0;
+    SP_DEVICE void advance() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+};
+
+struct Tile {
+    i32 token, row_tile;
+};
+
+SP_DEVICE Tile tile_of(u32 index, u32 token_blocks, u32 out_blocks, u32 rank) {
+    u32 group = index / (GROUP * out_blocks), first = group * GROUP, size = min(u32(GROUP), token_blocks - first);
+    u32 rest = index - first * out_blocks;
+    return {i32((first + rest % size) * TOKENS), i32((rest / size * CLUSTER + rank) * WARPGROUPS)};
+}
+
+SP_DEVICE void store_chunk(u8* slot, const f32* d, u32 warp, u32 lane) {
+    if constexpr (MODE == 0) {
+        // Matrix i of a stmatrix: outputs 8 (i % 2).. of the warp's 16, tokens 8 (i / 2)..
+        u32 i = lane / 8, token = 8 * (i / 2) + lane % 8;
+        u32 address = shared_address(slot) + token * 128 + (((2 * warp + i % 2) ^ (lane % 8)) << 4);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            u32 r[4];
+#pragma unroll
+            for (int m = 0; m < 4; ++m) r[m] = pack_bf16(d[8 * j + 2 * m], d[8 * j + 2 * m + 1]);
+            stmatrix_x4_trans(address + j * 2048, r);
+        }
+    } else {
+        u32 g = lane / 4, c = lane % 4;
+        u8* box = slot + warp / 2 * BOX_BYTES;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {  // element e: output + 8 (e / 2), token + e % 2
+            u32 out = 16 * (warp % 2) + g + 8 * (e / 2), token = 2 * c + e % 2;
+            u8* place = box + token * 128 + (((out / 4) ^ token) << 4) + out % 4 * 4;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) *reinterpret_cast<f32*>(place + j * 1024) = d[4 * j + e];
+        }
+    }
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+    gemm_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const u8* low, const u8* high,
+              const u32* scales, u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles) {
+    extern __shared__ __align__(1024) u8 shared[];
+    u64* full = reinterpret_cast<u64*>(shared + BARRIER_OFFSET);
+    u64* empty = full + STAGES;
+    u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    if (threadIdx.x == 0) {
+        for (u32 s = 0; s < STAGES; ++s) {
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, 4 * WARPGROUPS * CLUSTER);  // every consumer warp
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_sync();
+
+    u32 tiles = token_blocks * out_blocks, step = gridDim.x / CLUSTER;
+    if (threadIdx.x < 128) {
+        registers_lower<24>();
+        if (threadIdx.x == 0) {
+            Ring ring;
+            for (u32 index = blockIdx.x / CLUSTER; index < tiles; index += step) {
+                Tile tile = tile_of(index, token_blocks, out_blocks, rank);
+                for (u32 k = 0; k < k_tiles; ++k, ring.advance()) {
+                    u64* barrier = full + ring.stage;
+                    u8* x = shared + ring.stage * X_BYTES;
+                    u8* w = shared + W_OFFSET + ring.stage * WARPGROUPS * W_BYTES;
+                    barrier_wait(empty + ring.stage, ring.phase ^ 1);
+                    barrier_expect(barrier, STAGE_BYTES);
+                    if constexpr (CLUSTER > 1) {
+                        constexpr u32 part = TOKENS / CLUSTER;
+                        tensor_load_multicast(x + rank * part * 128, &x_map, barrier, (1 << CLUSTER) - 1, 64 * k,
+                                              tile.token + rank * part);
+                    } else {
+                        tensor_load(x, &x_map, barrier, 64 * k, tile.token);
+                    }
+#pragma unroll
+                    for (u32 g = 0; g < WARPGROUPS; ++g, w += W_BYTES) {
+                        // Past the last row tile any weights do: nothing of that result is stored.
+                        u64 at = u64(min(tile.row_tile + g, row_tiles - 1)) * k_tiles + k;
+                        bulk_load(w, low + at * F::low_bytes, F::low_bytes, barrier);
+                        if constexpr (F::high_bytes > 0)
+                            bulk_load(w + F::low_bytes, high + at * F::high_bytes, F::high_bytes, barrier);
+                        if constexpr (SCALE_BYTES > 0)
+                            bulk_load(w + F::low_bytes + F::high_bytes, scales + at * TILE_SCALE_WORDS, SCALE_BYTES, barrier);
+                    }
+                }
+            }
+        }
+    } else {
+        registers_raise<240>();
+        u32 group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+        u8* staging = shared + STAGING_OFFSET + group * STAGING_BYTES;
+        f32 d[TOKENS / 2];
+        u32 even[4][4], odd[4][4];  // A of this k-step and of the next
+        Ring ring;
+
+        auto fill = [&](u32(&a)[4][4], const Ring& at) {
+            const u8* w = shared + W_OFFSET + (at.stage * WARPGROUPS + group) * W_BYTES;
+            barrier_wait(full + at.stage, at.phase);
+            Quants<FORMAT> q;
+            load_quants<FORMAT>(q, w, w + F::low_bytes, thread);
+            const u32* s = reinterpret_cast<const u32*>(w + F::low_bytes + F::high_bytes) + 16 * warp + lane / 4;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                u32 scale0 = F::plain ? 0 : s[64 * h], scale8 = F::plain ? 0 : s[64 * h + 8];
+                a_fragment<FORMAT>(a[2 * h], q, 2 * h, scale0, scale8);
+                a_fragment<FORMAT>(a[2 * h + 1], q, 2 * h + 1, scale0, scale8);
+            }
+        };
+        auto multiply = [&](const u32(&a)[4][4], u32 stage, u32 accumulate) {
+            u64 b = wgmma_descriptor(shared_address(shared + stage * X_BYTES));
+            wgmma_fence();
+#pragma unroll
+            for (int s = 0; s < 4; ++s) wgmma_bf16(d, a[s], b + 2 * s, s > 0 ? 1 : accumulate);
+            wgmma_commit();
+        };
+        auto release = [&](u32 stage) {
+            if (lane == 0) {
+                if constexpr (CLUSTER == 1) barrier_arrive(empty + stage);
+                if constexpr (CLUSTER > 1)
+                    for (u32 r = 0; r < CLUSTER; ++r) barrier_arrive_at(empty + stage, r);
+            }
+        };
+
+        for (u32 index = blockIdx.x / CLUSTER; index < tiles; index += step) {
+            Tile tile = tile_of(index, token_blocks, out_blocks, rank);
+            u32 last = ring.stage;
+            fill(even, ring);
+            for (u32 k = 0;; k += 2) {
+                multiply(even, ring.stage, k);
+                if (k > 0) {
+                    wgmma_wait<1>();
+                    release(last);
+                }
+                last = ring.stage;
+                ring.advance();
+                if (k + 1 == k_tiles) break;
+                fill(odd, ring);
+                multiply(odd, ring.stage, 1);
+                wgmma_wait<1>();
+                release(last);
+                last = ring.stage;
+                ring.advance();
+                if (k + 2 == k_tiles) break;
+                fill(even, ring);
+            }
+            wgmma_wait<0>();
+            release(last);
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                u8* slot = staging + chunk % SLOTS * CHUNK_BOXES * BOX_BYTES;
+                if (thread == 0) bulk_wait_read<SLOTS - 1>();
+                named_barrier(1 + group, 128);
+                store_chunk(slot, d + 32 * chunk, warp, lane);
+                fence_async_proxy();
+                named_barrier(1 + group, 128);
+                if (thread == 0) {
+                    i32 row = 64 * (tile.row_tile + group), token = tile.token + 64 * chunk;
+                    for (u32 box = 0; box < CHUNK_BOXES; ++box) {
+                        if constexpr (MODE == 2) tensor_add(&y_map, slot + box * BOX_BYTES, row + 32 * box, token);
+                        if constexpr (MODE != 2)
+                            tensor_store(&y_map, slot + box * BOX_BYTES, row + (MODE == 0 ? 64 : 32) * box, token);
+                    }
+                    bulk_commit();
+                }
+            }
+        }
+        if (thread == 0) bulk_wait<0>();
+    }
+    // A block must not leave while its neighbour still loads into it.
+    if constexpr (CLUSTER > 1) cluster_sync();
+}

@@ -1,0 +1,58 @@
+"""The Hopper prefill matmul. Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STAGES, CLUSTER, GROUP."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Defines, Kernel
+
+TILE_BYTES = {1: 8192, 2: 2048, 8: 4096, 12: 2048, 13: 2048 + 512, 14: 2048 + 1024, 30: 8192}
+"""Codes of a 64 x 64 tile by ggml type id."""
+PLAIN = (1, 30)
+MODES = {"bf16": 0, "f32": 1, "add": 2}
+CAPACITY = 227 * 1024
+"""Shared memory a block of an sm_90 card can have."""
+
+
+def stage_bytes(defines: Defines) -> int:
+    """X and W of one k-step."""
+    kind = int(defines["FORMAT"])
+    return int(defines["TOKENS"]) * 128 + 2 * (TILE_BYTES[kind] + (0 if kind in PLAIN else 512))
+
+
+def staging_bytes(defines: Defines) -> int:
+    """Results on their way out."""
+    return 2 * (int(defines["TOKENS"]) // 64 * 8192 if defines["MODE"] == 0 else 4 * 8192)
+
+
+def smem(defines: Defines) -> int:
+    """As laid out by ``enum Shape`` in the source."""
+    stages = int(defines["STAGES"])
+    return -(-stages * stage_bytes(defines) // 1024) * 1024 + staging_bytes(defines) + 16 * stages
+
+
+def variant(kind: int, mode: str, tokens: int, cluster: int = 2, group: int = 4, most_stages: int = 8) -> dict[str, int]:
+    """Defines with as many stages as fit."""
+    defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STAGES": 1, "CLUSTER": cluster, "GROUP": group}
+    while defines["STAGES"] < most_stages and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
+        defines["STAGES"] += 1
+    return defines
+
+
+GEMM_SM90 = Kernel(
+    source="gemm_sm90.cu",
+    entry="gemm_sm90",
+    args=(
+        "map x_map",
+        "map y_map",
+        "const u8* low",
+        "const u8*? high",
+        "const u32*? scales",
+        "u32 token_blocks",
+        "u32 out_blocks",
+        "u32 row_tiles",
+        "u32 k_tiles",
+    ),
+    threads=384,
+    variants=tuple(variant(kind, mode, tokens) for kind in (12, 14, 30) for mode in MODES for tokens in (128, 256)),
+    arches="90a",
+    smem=smem,
+)
