@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,7 +115,10 @@ def slug(gpu: str) -> str:
 
 
 def commit() -> str | None:
-    """Commit of the checkout this file lies in, ``+`` appended if sources differ from it; None outside a checkout."""
+    """Commit of the checkout this file lies in, ``+`` appended if sources differ from it.
+
+    A copy without its git folder names the commit in ``SP_COMMIT``; without that it is None.
+    """
 
     def git(*arguments: str) -> str | None:
         try:
@@ -125,5 +129,7 @@ def commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    if "SP_COMMIT" in os.environ:
+        return os.environ["SP_COMMIT"]
     head = git("rev-parse", "--short=12", "HEAD")
     return f"{head}{'+' if git('status', '--porcelain', '--', '.') else ''}" if head else None

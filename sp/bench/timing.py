@@ -42,8 +42,8 @@ def time_kernel(
 ) -> list[float]:
     """Milliseconds of each of `repeats` calls of `fn` on the current stream.
 
-    Before each call a buffer larger than the L2 cache is written: `fn` then reads memory, and the host has time to queue
-    it, so that one kernel is timed without its launch.
+    Before each call a buffer larger than the L2 cache is written: `fn` then reads memory, and the host has time to
+    queue it, so that one kernel is timed without its launch.
 
     Parameters
     ----------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from sp.kernels.declared import selftest
 from sp.kernels.launch import Kernel
 
-FAMILIES: tuple[ModuleType, ...] = ()
+FAMILIES: tuple[ModuleType, ...] = (selftest,)
 
 
 def kernels() -> dict[str, Kernel]:
