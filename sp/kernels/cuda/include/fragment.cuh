@@ -65,6 +65,13 @@ SP_DEVICE u32 word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.
 // x shifted right by a constant, or left when it is negative.
 SP_DEVICE u32 shifted(u32 x, int right) { return right >= 0 ? x >> right : x << -right; }
 
+// (x & mask) | bits as one instruction; from C the compiler makes two, each with a constant of its own.
+SP_DEVICE u32 masked_or(u32 x, u32 mask, u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(x), "r"(mask), "r"(bits));
+    return d;
+}
+
 enum Bf16Pair : u32 {
     BF16_ONE = 0x3F803F80u,
     BF16_MINUS_ZERO = 0x80008000u,  // the addend that leaves a product as it is
@@ -79,11 +86,11 @@ SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
     if constexpr (F == Q8_0) {  // byte b = q + 128: 128 + (b & 127), then -128 when its top bit is set, -256 when not
         u32 word = word_of(q.low[s >> 1], 2 * (s & 1) + (j >> 1));
         u32 b = __byte_perm(word, 0, j & 1 ? 0x4342 : 0x4140);
-        return fma_bf16x2((b & 0x007F007Fu) | BF16_128, BF16_ONE, (b & 0x00800080u) ^ 0xC380C380u);
+        return fma_bf16x2(masked_or(b, 0x007F007Fu, BF16_128), BF16_ONE, (b & 0x00800080u) ^ 0xC380C380u);
     } else {
-        u32 b = ((word_of(q.low[0], s) >> (4 * j)) & 0x000F000Fu) | BF16_128;
-        if constexpr (F == Q6_K) b |= shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4) & 0x00300030u;
-        if constexpr (F == Q5_K) b |= shifted(q.high[0], 4 * s + j - 4) & 0x00100010u;
+        u32 b = masked_or(word_of(q.low[0], s) >> (4 * j), 0x000F000Fu, BF16_128);
+        if constexpr (F == Q6_K) b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4), 0x00300030u, b);
+        if constexpr (F == Q5_K) b = masked_or(shifted(q.high[0], 4 * s + j - 4), 0x00100010u, b);
         return fma_bf16x2(b, BF16_ONE, F == Q6_K ? 0xC320C320u : 0xC300C300u);  // -160, -128
     }
 }
