@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels.device import INSTALL, import_cupy
@@ -83,9 +83,13 @@ def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool =
     program = nvrtc.createProgram(text, name, [], [])
     try:
         nvrtc.compileProgram(program, arguments)
-        return Compiled(nvrtc.getCUBIN(program), nvrtc.getProgramLog(program))
+        return Compiled(nvrtc.getCUBIN(program), _log(nvrtc, program))
     except nvrtc.NVRTCError as error:
-        log = nvrtc.getProgramLog(program).strip()
+        log = _log(nvrtc, program)
         raise DeviceError(f"{name} does not compile ({' '.join(options[3:])}): {error}\n{log}") from None
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _log(nvrtc: Any, program: Any) -> str:
+    return str(nvrtc.getProgramLog(program)).strip("\0\n ")

@@ -155,10 +155,7 @@ def test_launches_are_captured_by_a_graph(guarded):
 
 def test_timing_and_record():
     size = 1 << 28
-    source, target = (
-        cp.random.bytes(size) if False else cp.arange(size // 4, dtype=cp.int32),
-        cp.empty(size // 4, cp.int32),
-    )
+    source, target = cp.arange(size // 4, dtype=cp.int32), cp.empty(size // 4, cp.int32)
     copy = lambda: target.data.copy_from_device_async(source.data, size, cp.cuda.get_current_stream())  # noqa: E731
     eager, graph = spread(time_kernel(copy)), spread(time_kernel(copy, graph=True))
     assert (target == source).all()
@@ -166,4 +163,4 @@ def test_timing_and_record():
     print(f"device copy {rate:.0f} GB/s eager, {2 * size / graph.median / 1e6:.0f} GB/s in a graph; {environment()}")
     assert 100 < rate < 20_000
     record = make_record("selftest", {}, {"gb_s": rate}, [eager.median], [SCALARS.source])
-    assert record["gpu"] and record["driver"] and record["kernel_hash"]
+    assert None not in (record["driver"], record["nvrtc"], record["kernel_hash"])

@@ -1,0 +1,75 @@
+"""Compilation with no GPU: options reach the compiler, cubins are cached by content. Needs CuPy and NVRTC."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cupy")
+
+from sp.errors import DeviceError
+from sp.kernels import jit, nvrtc
+from sp.kernels.declared.selftest import HOPPER, SCALARS
+from sp.kernels.flatten import flatten
+
+PROBE = """
+extern "C" __global__ void probe(float* x) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    x[0] = VALUE;
+#else
+    x[0] = x[1] * x[2];
+#endif
+}
+"""
+
+
+def compiled(arch, defines=None):
+    return nvrtc.compile_cubin(PROBE, "probe.cu", nvrtc.compile_options(defines or {"VALUE": 1}, arch), report=True)
+
+
+def test_sm_90a_is_what_is_compiled():
+    assert compiled("90a").cubin != compiled("90a", {"VALUE": 2}).cubin
+    assert compiled("90").cubin == compiled("90", {"VALUE": 2}).cubin
+
+
+def test_the_report_has_no_more_than_ptxas_says():
+    log = compiled("80").log
+    assert "Compiling entry function 'probe'" in log
+    assert "warning" not in log
+
+
+def test_a_broken_source_is_one_error_with_file_and_line():
+    with pytest.raises(DeviceError, match=r"selftest\.cu does not compile .*sm_80(.|\n)*k\.cuh\(7\): error"):
+        nvrtc.compile_cubin('#line 7 "k.cuh"\nint x = y;\n', "selftest.cu", nvrtc.compile_options({}, "80"))
+
+
+def test_cubins_are_kept_by_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path))
+    options = nvrtc.compile_options({}, "80")
+    path = jit.build(SCALARS.source, options)
+    assert path.parent == tmp_path / "kernels"
+    assert path.read_bytes()[:4] == b"\x7fELF"
+    stamp = path.stat().st_mtime_ns
+    assert jit.build(SCALARS.source, options) == path
+    assert path.stat().st_mtime_ns == stamp
+    assert jit.cubin_path(SCALARS.source, nvrtc.compile_options({}, "90")) != path
+    monkeypatch.setattr(jit, "flatten", lambda source: flatten(source) + "// edited\n")
+    assert jit.cubin_path(SCALARS.source, options) != path
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_an_unwritable_cache_is_one_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(DeviceError, match="SP_CACHE_DIR"):
+        jit.build(SCALARS.source, nvrtc.compile_options({}, "80"))
+
+
+def test_hopper_helpers_compile():
+    options = nvrtc.compile_options({}, "90a")
+    assert nvrtc.compile_cubin(flatten(HOPPER.source), HOPPER.source, options).cubin
+
+
+def test_an_old_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(nvrtc, "version", lambda: (11, 8))
+    with pytest.raises(DeviceError, match="too old"):
+        nvrtc.compile_cubin(PROBE, "probe.cu", nvrtc.compile_options({}, "80"))
