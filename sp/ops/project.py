@@ -14,7 +14,9 @@ Norm = tuple[Floats, float]
 """Weight (hidden,) and eps of the RMS norm that comes first."""
 
 
-def project(x: Floats, weights: Sequence[Weight], norm: Norm | None = None) -> tuple[Floats, ...]:
+def project(
+    x: Floats, weights: Sequence[Weight], norm: Norm | None = None, f32: Sequence[bool] | None = None
+) -> tuple[Floats, ...]:
     """Multiply the same tokens by several weights: ``y_i = h W_iᵀ`` with ``h = x``, or x normed first.
 
     Parameters
@@ -23,6 +25,8 @@ def project(x: Floats, weights: Sequence[Weight], norm: Norm | None = None) -> t
     weights : Weights of shape (out_i, in)
     norm : (float32 (in,), float), optional
         See `rms_norm`.
+    f32 : sequence of bool, optional
+        On the device: which results are wanted in float32; the others are BF16, as all are by default.
 
     Returns
     -------
