@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +11,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sp import __version__
+from sp.commands.doctor import doctor
+from sp.commands.kernels import kernels_app
+from sp.commands.terminal import AsJson, print_json, progress_bar
 from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError, SpError, unknown_name
 
@@ -31,23 +30,6 @@ app = typer.Typer(
 
 UsageError: Any = typer.BadParameter.__bases__[0]
 """What Typer raises for a wrong command line; its module differs between Typer versions."""
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-
-
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Any]:
-    """A bar on stderr while a stage runs; nothing where stderr is no terminal."""
-    columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)
-
-
-def print_json(value: dict[str, Any]) -> None:
-    """One indented JSON object on stdout."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))
 
 
 def read_text(path: Path) -> str:
@@ -74,6 +56,10 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
             except yaml.YAMLError:
                 raise ConfigError(f"--set {key}: {value!r} is not a YAML value") from None
     return options
+
+
+app.command()(doctor)
+app.add_typer(kernels_app, name="kernels")
 
 
 @app.callback(invoke_without_command=True)

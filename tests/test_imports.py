@@ -26,6 +26,7 @@ ORDER = [
     {"pipeline"},
     {"evals", "bench"},
     {"studies"},
+    {"commands"},
     {"cli"},
     {"__main__"},
 ]

@@ -27,6 +27,12 @@ def device_arch(arches: str, capability: tuple[int, int]) -> str:
     return f"{major}{minor}"
 
 
+def device_arches(capability: tuple[int, int]) -> list[str]:
+    """Every ``sm_`` number that kernels are compiled for on this device."""
+    major, minor = capability
+    return [f"{major}{minor}", *(["90a"] if capability == (9, 0) else [])]
+
+
 def cubin_path(source: str, options: tuple[str, ...]) -> Path:
     """Name of the cached cubin; every input of the compilation is hashed into it."""
     key = "\0".join((*map(str, nvrtc.version()), *options, flatten(source)))

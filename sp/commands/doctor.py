@@ -1,0 +1,34 @@
+"""`sp doctor`: what this machine lacks to run on its GPU."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sp.commands.terminal import AsJson, print_json
+
+MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Examine the GPU, its driver, compiler and headers, and run a short self-test. Exit status 2 if it cannot be used.
+
+    [bold]Example[/bold]
+
+      sp doctor
+    """
+    from sp.kernels.doctor import examine, usable
+
+    console, findings = Console(soft_wrap=True, highlight=False), []
+    for finding in examine():
+        findings.append(finding)
+        if not as_json:
+            console.print(f"{MARKS[finding.state]} {finding.name:<9} {escape(finding.detail)}")
+            if finding.mend:
+                console.print(f"{'':14} -> {escape(finding.mend)}")
+    fit = usable(findings)
+    if as_json:
+        print_json({"usable": fit, "findings": [finding._asdict() for finding in findings]})
+    if not fit:
+        raise typer.Exit(2)

@@ -1,0 +1,175 @@
+"""`sp kernels`: check, list, build and time the CUDA kernels."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sp.commands.terminal import AsJson, print_json, progress_bar
+
+kernels_app = typer.Typer(
+    help="Check, list, build and time the CUDA kernels.", no_args_is_help=True, rich_markup_mode="rich"
+)
+
+Family = Annotated[str | None, typer.Option(help="Only this family; see `sp kernels list`.")]
+
+
+@kernels_app.command("list")
+def list_kernels(family: Family = None, as_json: AsJson = False) -> None:
+    """Show every declared kernel: source, arguments, variants, cards.
+
+    [bold]Example[/bold]
+
+      sp kernels list
+    """
+    from sp.kernels.manifest import family_of, kernels
+
+    found = kernels(family).values()
+    if as_json:
+        keys = ("source", "entry", "args", "arches")
+        rows = [{k: getattr(x, k) for k in keys} | {"variants": [dict(v) for v in x.variants]} for x in found]
+        print_json({"kernels": [row | {"family": family_of(x)} for row, x in zip(rows, found, strict=True)]})
+        return
+    table = Table("family", "kernel", "source", "cards", "variants", "arguments")
+    for kernel in found:
+        cards = "sm_90a" if kernel.arches == "90a" else "sm_80+"
+        arguments = escape(", ".join(kernel.args))
+        table.add_row(family_of(kernel), kernel.entry, kernel.source, cards, str(len(kernel.variants)), arguments)
+    Console().print(table)
+
+
+@kernels_app.command()
+def check(
+    arch: Annotated[str | None, typer.Option(help="Comma-separated, e.g. 80,90a; all if left out.")] = None,
+    family: Family = None,
+    update: Annotated[bool, typer.Option("--update", help="Write the needs found as the new baseline.")] = False,
+    baseline: Annotated[Path | None, typer.Option(help="Baseline file; the repository's if left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile every kernel for every architecture, with no GPU; exit status 1 if one got worse.
+
+    Worse is: it does not compile, a warning, a new spill, over a tenth more registers than the baseline, or more
+    registers or shared memory than the card has.
+
+    [bold]Examples[/bold]
+
+      sp kernels check
+
+      sp kernels check --arch 90a --update
+    """
+    from sp.errors import ConfigError, unknown_name
+    from sp.kernels import check as checks
+    from sp.kernels.baseline import BASELINE, compiler, write_baseline
+    from sp.kernels.manifest import kernels
+    from sp.kernels.resources import ARCHES
+
+    arches, found, file = arch.split(",") if arch else ARCHES, list(kernels(family).values()), baseline or BASELINE
+    for name in arches:
+        if name not in ARCHES:
+            raise unknown_name("architecture", name, ARCHES)
+    if update and (arch or family):
+        raise ConfigError("--update writes the needs of all kernels; leave out --arch and --family")
+    start = time.perf_counter()
+    with progress_bar("compiling", len(checks.plan(found, arches))) as progress:
+        report = checks.check(found, arches, file, progress)
+    seconds = time.perf_counter() - start
+    if update:
+        write_baseline(file, report.rows)
+    if as_json:
+        rows = {name: asdict(need) | {"dynamic": report.dynamic[name]} for name, need in report.rows.items()}
+        facts = {"nvrtc": compiler(), "seconds": seconds, "baseline": str(file)}
+        print_json(facts | {"rows": rows, "problems": report.problems, "remarks": report.remarks})
+    else:
+        console = Console(soft_wrap=True, highlight=False)
+        console.print(_needs(report))
+        for text in report.remarks if not update else []:
+            console.print(f"[yellow]note[/] {escape(text)}")
+        for text in report.problems:
+            console.print(f"[red]fail[/] {escape(text)}")
+        outcome = f"{len(report.problems)} problems" if report.problems else "no problems"
+        console.print(f"{len(report.rows)} kernels, NVRTC {compiler()}, {seconds:.0f} s: {outcome}")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def _needs(report: object) -> Table:
+    """Registers by card, a variant a row."""
+    from sp.kernels.check import Report
+    from sp.kernels.resources import ARCHES
+
+    assert isinstance(report, Report)
+    table = Table(
+        "kernel", "shared", *(f"sm_{arch}" for arch in ARCHES), title="registers a thread (+ bytes of spills)"
+    )
+    cells: dict[str, dict[str, str]] = {}
+    shared: dict[str, int] = {}
+    for name, need in report.rows.items():
+        variant, _, arch = name.rpartition(" sm_")
+        cells.setdefault(variant, {})[arch] = f"{need.registers}" + (f" [red]+{need.spill}[/]" if need.spill else "")
+        shared[variant] = max(shared.get(variant, 0), need.shared + report.dynamic[name])
+    for variant, row in cells.items():
+        table.add_row(variant, f"{shared[variant]:,}", *(row.get(arch, "") for arch in ARCHES))
+    return table
+
+
+@kernels_app.command()
+def build(family: Family = None) -> None:
+    """Compile every shipped variant for the present GPU ahead of its first use.
+
+    [bold]Example[/bold]
+
+      sp kernels build
+    """
+    from sp.kernels.build import build_all
+    from sp.kernels.check import plan
+    from sp.kernels.device import cache_folder, require_device
+    from sp.kernels.jit import device_arches
+    from sp.kernels.manifest import kernels
+
+    jobs = plan(kernels(family).values(), device_arches(require_device()))
+    start = time.perf_counter()
+    with progress_bar("compiling", len(jobs)) as progress:
+        compiled = build_all(jobs, progress)
+    seconds = time.perf_counter() - start
+    print(f"{len(jobs)} modules in {cache_folder() / 'kernels'}, {compiled} compiled now, {seconds:.1f} s")
+
+
+@kernels_app.command()
+def bench(
+    family: Annotated[str | None, typer.Option(help="Only this family of cases.")] = None,
+    repeats: Annotated[int, typer.Option(min=5, help="Samples a case.")] = 20,
+    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the kernels on the present GPU: median and quartiles, bandwidth, arithmetic rate.
+
+    [bold]Example[/bold]
+
+      sp kernels bench --family norms
+    """
+    from sp.bench.cases import run_cases
+    from sp.bench.record import append
+    from sp.kernels.device import require_device
+
+    require_device()
+    table = Table("family", "case", "path", "ms", "quartiles", "GB/s", "TFLOP/s")
+    rows = []
+    for row in run_cases(family, repeats):
+        rows.append(row)
+        if record:
+            append(row, record)
+        config, numbers = row["config"], row["metrics"]
+        spread = f"{numbers['ms_low']:.4f} .. {numbers['ms_high']:.4f}"
+        rates = [f"{numbers[key]:.0f}" if numbers[key] else "" for key in ("gb_s", "tflops")]
+        table.add_row(config["family"], config["case"], config["path"], f"{numbers['ms']:.4f}", spread, *rates)
+    if as_json:
+        print_json({"records": rows})
+    else:
+        Console().print(table)

@@ -1,0 +1,29 @@
+"""What every command prints with: a progress bar on stderr, JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Any]:
+    """A bar on stderr while a stage runs; nothing where stderr is no terminal."""
+    columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One indented JSON object on stdout."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))

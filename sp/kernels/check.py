@@ -1,0 +1,122 @@
+"""Compile every declared kernel for every architecture, with no GPU, and compare needs with a committed baseline."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from sp.errors import DeviceError
+from sp.kernels import nvrtc
+from sp.kernels.baseline import BASELINE, Rows, compare, compiler, read_baseline
+from sp.kernels.flatten import flatten
+from sp.kernels.launch import Kernel
+from sp.kernels.resources import ARCHES, misfits, parse_log, warnings
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compilation, and the entries it is for with their block sizes and dynamic shared bytes."""
+
+    source: str
+    defines: tuple[tuple[str, nvrtc.Define], ...]
+    arch: str
+    entries: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Outcome of a check: needs by row name, problems that fail it, remarks that do not."""
+
+    rows: Rows
+    dynamic: dict[str, int]
+    problems: list[str]
+    remarks: list[str]
+
+
+def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str) -> str:
+    """Name of an entry, variant and architecture in tables and in the baseline.
+
+    Examples
+    --------
+    >>> row_name("rms_norm", [("COLS", 512)], "80")
+    'rms_norm COLS=512 sm_80'
+    """
+    return " ".join([entry, *(f"{name}={value}" for name, value in defines), f"sm_{arch}"])
+
+
+def plan(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[Job]:
+    """Compilations to run: entries of one source with the same defines share one."""
+    arches = tuple(arches)
+    Key = tuple[str, tuple[tuple[str, nvrtc.Define], ...], str]
+    shared: dict[Key, list[tuple[str, int, int]]] = defaultdict(list)
+    for kernel in kernels:
+        for defines in kernel.variants:
+            need = kernel.entry, kernel.block(defines), kernel.shared_bytes(defines)
+            for arch in arches:
+                if arch.endswith("a") == (kernel.arches == "90a"):
+                    shared[kernel.source, tuple(sorted(defines.items())), arch].append(need)
+    return [Job(source, defines, arch, tuple(entries)) for (source, defines, arch), entries in shared.items()]
+
+
+def compile_job(job: Job) -> tuple[Rows, list[str]]:
+    """Needs of a job's entries, and what is wrong with them."""
+    try:
+        options = nvrtc.compile_options(dict(job.defines), job.arch)
+        log = nvrtc.compile_cubin(flatten(job.source), job.source, options, report=True).log
+    except DeviceError as error:
+        return {}, [str(error)]
+    found, rows = parse_log(log), {}
+    problems = [f"{row_name(job.source, job.defines, job.arch)}: {line}" for line in warnings(log)]
+    for entry, threads, dynamic in job.entries:
+        name = row_name(entry, job.defines, job.arch)
+        if entry not in found:
+            problems.append(f"{name}: {job.source} has no such entry with these defines")
+            continue
+        rows[name] = found[entry]
+        problems += [f"{name}: {why}" for why in misfits(found[entry], job.arch, threads, dynamic)]
+    return rows, problems
+
+
+def check(
+    kernels: Iterable[Kernel],
+    arches: Iterable[str] = ARCHES,
+    baseline: Path = BASELINE,
+    progress: Callable[[int], object] = lambda done: None,
+    workers: int | None = None,
+) -> Report:
+    """Compile and compare.
+
+    Parameters
+    ----------
+    kernels : iterable of Kernel
+        Declarations, usually all of the manifest.
+    arches : iterable of str
+        Of `sp.kernels.resources.ARCHES`.
+    baseline : Path
+        JSON file of earlier needs, keyed by the compiler's version; may be missing.
+    progress : callable
+        Given 1 after every compilation.
+    workers : int, optional
+        Processes; as many as cores if left out.
+    """
+    jobs = plan(kernels, arches)
+    rows: Rows = {}
+    problems: list[str] = []
+    with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(compile_job, job) for job in jobs]):
+            found, wrong = future.result()
+            rows |= found
+            problems += wrong
+            progress(1)
+    rows = dict(sorted(rows.items()))
+    dynamic = {row_name(e[0], job.defines, job.arch): e[2] for job in jobs for e in job.entries}
+    known = read_baseline(baseline)
+    worse, remarks = compare(rows, known)
+    if known is None:
+        remarks.append(f"no baseline for NVRTC {compiler()} in {baseline}; write it with --update")
+    return Report(rows, dynamic, sorted(problems) + worse, remarks)
