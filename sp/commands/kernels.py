@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sp.commands.terminal import AsJson, print_json, progress_bar
+from sp.commands.terminal import AsJson, print_json, progress_bar, wide_console
 
 kernels_app = typer.Typer(
     help="Check, list, build and time the CUDA kernels.", no_args_is_help=True, rich_markup_mode="rich"
@@ -23,7 +22,7 @@ Family = Annotated[str | None, typer.Option(help="Only this family; see `sp kern
 
 @kernels_app.command("list")
 def list_kernels(family: Family = None, as_json: AsJson = False) -> None:
-    """Show every declared kernel: source, arguments, variants, cards.
+    """Show every declared kernel: source, cards, number of variants; with --json also arguments and defines.
 
     [bold]Example[/bold]
 
@@ -37,12 +36,11 @@ def list_kernels(family: Family = None, as_json: AsJson = False) -> None:
         rows = [{k: getattr(x, k) for k in keys} | {"variants": [dict(v) for v in x.variants]} for x in found]
         print_json({"kernels": [row | {"family": family_of(x)} for row, x in zip(rows, found, strict=True)]})
         return
-    table = Table("family", "kernel", "source", "cards", "variants", "arguments")
+    table = Table("family", "kernel", "source", "cards", "variants", box=None)
     for kernel in found:
         cards = "sm_90a" if kernel.arches == "90a" else "sm_80+"
-        arguments = escape(", ".join(kernel.args))
-        table.add_row(family_of(kernel), kernel.entry, kernel.source, cards, str(len(kernel.variants)), arguments)
-    Console().print(table)
+        table.add_row(family_of(kernel), kernel.entry, kernel.source, cards, str(len(kernel.variants)))
+    wide_console().print(table)
 
 
 @kernels_app.command()
@@ -87,7 +85,7 @@ def check(
         facts = {"nvrtc": compiler(), "seconds": seconds, "baseline": str(file)}
         print_json(facts | {"rows": rows, "problems": report.problems, "remarks": report.remarks})
     else:
-        console = Console(soft_wrap=True, highlight=False)
+        console = wide_console()
         console.print(_needs(report))
         for text in report.remarks if not update else []:
             console.print(f"[yellow]note[/] {escape(text)}")
@@ -105,9 +103,8 @@ def _needs(report: object) -> Table:
     from sp.kernels.resources import ARCHES
 
     assert isinstance(report, Report)
-    table = Table(
-        "kernel", "shared", *(f"sm_{arch}" for arch in ARCHES), title="registers a thread (+ bytes of spills)"
-    )
+    columns = (f"sm_{arch}" for arch in ARCHES)
+    table = Table("kernel", "shared", *columns, title="registers a thread (+ bytes of spills)", box=None)
     cells: dict[str, dict[str, str]] = {}
     shared: dict[str, int] = {}
     for name, need in report.rows.items():
@@ -159,7 +156,7 @@ def bench(
     from sp.kernels.device import require_device
 
     require_device()
-    table = Table("family", "case", "path", "ms", "quartiles", "GB/s", "TFLOP/s")
+    table = Table("family", "case", "path", "ms", "quartiles", "GB/s", "TFLOP/s", box=None)
     rows = []
     for row in run_cases(family, repeats):
         rows.append(row)
@@ -172,4 +169,4 @@ def bench(
     if as_json:
         print_json({"records": rows})
     else:
-        Console().print(table)
+        wide_console().print(table)

@@ -27,3 +27,9 @@ def progress_bar(what: str, total: int) -> Iterator[Any]:
 def print_json(value: dict[str, Any]) -> None:
     """One indented JSON object on stdout."""
     print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def wide_console() -> Console:
+    """For tables on stdout: a pipe or a log has no width to keep to."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)

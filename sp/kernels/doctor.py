@@ -87,9 +87,8 @@ def _compiler() -> Finding:
 
 def _headers() -> Finding:
     folder = Path(nvrtc.header_folder())
-    text = (
-        (folder / "cuda_runtime_api.h").read_text(errors="replace") if (folder / "cuda_runtime_api.h").exists() else ""
-    )
+    header = folder / "cuda_runtime_api.h"
+    text = header.read_text(errors="replace") if header.exists() else ""
     named = [line.split()[-1] for line in text.splitlines() if line.startswith("#define CUDART_VERSION")]
     major = int(named[0]) // 1000 if named and named[0].isdigit() else None
     if major not in (None, _built_for()):
@@ -103,10 +102,8 @@ def _cache() -> Finding:
     nearest = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
         return Finding("cache", "fail", f"cannot write {folder}", "name a writable folder in SP_CACHE_DIR")
-    files = list(folder.glob("*.cubin"))
-    return Finding(
-        "cache", "ok", f"{folder}: {len(files)} kernels, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB"
-    )
+    sizes = [file.stat().st_size for file in folder.glob("*.cubin")]
+    return Finding("cache", "ok", f"{folder}: {len(sizes)} kernels, {sum(sizes) / 1e6:.1f} MB")
 
 
 def _driver() -> Finding:
