@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 
 from sp.arrays import Floats
+from sp.kernels import is_device
 from sp.models import Cache, Model, decode_step
 
 
@@ -19,6 +21,8 @@ def greedy(
     on_token: Callable[[int], None] | None = None,
 ) -> list[int]:
     """Tokens generated from the logits of the last prompt token.
+
+    On the device every step but the first is the replay of a CUDA graph; see `GraphDecoder`.
 
     Parameters
     ----------
@@ -39,13 +43,25 @@ def greedy(
     list of int
     """
     tokens: list[int] = []
-    while len(tokens) < max_new_tokens:
-        token = int(logits.argmax())
-        if token in eos_ids:
-            break
-        tokens.append(token)
-        if on_token is not None:
-            on_token(token)
-        if len(tokens) < max_new_tokens:
-            logits = decode_step(model, token, position + len(tokens) - 1, cache)
+    with closing(_stream(model, logits, position, cache, max_new_tokens)) as stream:
+        for token in stream:
+            if token in eos_ids:
+                break
+            tokens.append(token)
+            if on_token is not None:
+                on_token(token)
     return tokens
+
+
+def _stream(model: Model, logits: Floats, position: int, cache: Cache, limit: int) -> Generator[int]:
+    """Up to `limit` tokens, each computed when it is asked for."""
+    if is_device(logits):
+        from sp.decode.graph import GraphDecoder
+
+        yield from GraphDecoder(model, cache, logits, position, limit).tokens()
+        return
+    for number in range(limit):
+        token = int(logits.argmax())
+        yield token
+        if number + 1 < limit:
+            logits = decode_step(model, token, position + number, cache)

@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 
 import numpy as np
 
+from sp.arrays import Bytes
 from sp.errors import GGUFError
 from sp.gguf.header import Header, TensorInfo, parse_header
 from sp.gguf.keys import MAX_SHARDS, MAX_TENSORS, Value
@@ -133,6 +134,22 @@ class GGUFFile:
             raise GGUFError(f"{self.paths[info.shard]}: tensor {name} asked of a closed file; open it again")
         data = np.frombuffer(view, np.uint8, info.nbytes, info.offset)
         return Weight(name, fmt, info.shape, data.reshape(*info.shape[:-1], fmt.row_bytes(info.shape[-1])))
+
+    def locate(self, data: Bytes) -> tuple[Path, int]:
+        """The file, and the offset in it, of a view of `weight`'s data, for reading the bytes by another way.
+
+        Raises
+        ------
+        GGUFError
+            When `data` is no view of this file.
+        """
+        address = data.ctypes.data
+        for path, view in zip(self.paths, self._maps, strict=True):
+            if not view.closed:
+                start = np.frombuffer(view, np.uint8).ctypes.data
+                if start <= address and address + data.nbytes <= start + len(view):
+                    return path, address - start
+        raise GGUFError(f"{self.path}: these bytes are no view of the file; was it closed?")
 
     def close(self) -> None:
         """Unmap the file; weights that are still in use keep their bytes mapped until they go."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from sp.arrays import Floats, Ints
 from sp.models.cache import Cache
 from sp.models.config import ModelConfig
-from sp.models.weights import WeightStore, split_rows
+from sp.models.weights import Store, split_rows
 from sp.ops.gate_output import gate_output
 from sp.ops.head_norm_rope import head_norm_rope
 from sp.ops.project import Norm, gated_project, project, project_add
@@ -46,7 +46,7 @@ class Block:
     eps: float
 
     @classmethod
-    def take(cls, store: WeightStore, index: int, mixer: Mixer, ffn_norm: str) -> Block:
+    def take(cls, store: Store, index: int, mixer: Mixer, ffn_norm: str) -> Block:
         """Build block `index` around its mixer; `ffn_norm` is what the architecture calls that tensor."""
         hidden, ffn = store.config.hidden, store.config.ffn[index]
         blk = f"blk.{index}."
@@ -83,7 +83,7 @@ class Attention:
     k_norm: Floats
 
     @classmethod
-    def take(cls, store: WeightStore, index: int) -> Attention:
+    def take(cls, store: Store, index: int) -> Attention:
         """Build from split q, k, v tensors or from a fused attn_qkv, whose rows are q | k | v."""
         config = store.config
         blk, hidden, d = f"blk.{index}.", config.hidden, config.head_dim

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from sp.arrays import Floats
 from sp.errors import ConfigError, PromptError, unknown_name
+from sp.kernels import device_errors, import_cupy
 from sp.models.config import ModelConfig
-from sp.models.pages import PagePool
+from sp.models.device_tables import DeviceTables
+from sp.models.pages import PagePool, Run
 from sp.ops import hadamard
 from sp.quant import F16, F32, Q4_0, BlockFormat
 
 KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
+DEVICE_KV_FORMATS = ("f16", "q4_0")
 PAGE_TOKENS = 128
 VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head size
 
@@ -66,6 +70,8 @@ class Cache:
     layers : int, optional
         Attention layers whose pages fit the pool at once; all of them by default. 1 is enough for a layer by
         layer prefill that keeps nothing.
+    device : {"cpu", "cuda"}
+        Where the model is that reads into it. ``"f32"`` is for the CPU alone.
 
     Raises
     ------
@@ -89,7 +95,10 @@ class Cache:
         *,
         rotate: bool = False,
         layers: int | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
+        if device == "cuda" and kv not in DEVICE_KV_FORMATS and kv in KV_FORMATS:
+            raise ConfigError(f"the GPU caches keys and values as {' or '.join(DEVICE_KV_FORMATS)}, not {kv}")
         if kv not in KV_FORMATS:
             raise unknown_name("KV format", kv, KV_FORMATS)
         if tokens < 1:
@@ -111,23 +120,35 @@ class Cache:
         resident = len(attention) if layers is None else min(layers, len(attention))
         if resident < 1:
             raise ConfigError(f"layers is {layers}; ask for at least 1")
-        pages = resident * -(-self.capacity // PAGE_TOKENS)
-        self._pool = PagePool(pages, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt)
+        blocks = -(-self.capacity // PAGE_TOKENS)
+        self.device = device
+        with device_errors():
+            self._pool = PagePool(resident * blocks, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, device)
+            self._tables = DeviceTables(len(attention), blocks) if device == "cuda" else None
+            self._states = {i: self._new_state() for i in config.delta_layers}
+        self._rows = {layer: row for row, layer in enumerate(attention)}
         self._layers: dict[int, _Layer] = {}
-        self._states: dict[int, DeltaState] = {}
         self.reset()
+
+    def _new_state(self) -> DeltaState:
+        delta = self.config.delta
+        assert delta is not None, "a delta layer without delta sizes"
+        xp = np if self.device == "cpu" else import_cupy()
+        return DeltaState(
+            xp.empty((delta.conv_kernel - 1, delta.conv_dim), np.float32),
+            xp.empty((delta.value_heads, delta.head_dim, delta.head_dim), np.float32),
+        )
 
     def reset(self) -> None:
         """Forget everything: free all pages, zero all states."""
         self._pool.free_all()
         self._layers = {i: _Layer() for i in self.config.attention_layers}
-        delta = self.config.delta
-        if delta is not None:
-            for i in self.config.delta_layers:
-                self._states[i] = DeltaState(
-                    np.zeros((delta.conv_kernel - 1, delta.conv_dim), np.float32),
-                    np.zeros((delta.value_heads, delta.head_dim, delta.head_dim), np.float32),
-                )
+        if self._tables is not None:
+            self._tables.clear()
+        for state in self._states.values():
+            state.conv.fill(0)
+            state.recurrent.fill(0)
+            state.tokens = 0
 
     def append(self, layer: int, k: Floats, v: Floats) -> None:
         """Store the keys and values of the next tokens of an attention layer.
@@ -151,17 +172,49 @@ class Cache:
             raise PromptError(
                 f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
             )
-        needed = -(-total // PAGE_TOKENS) - len(state.table)
-        state.table += self._pool.take(needed)
-        if self.rotate:
-            k, v = hadamard(k, self.key_block), hadamard(v, VALUE_BLOCK)
-        self._pool.write(state.table, state.tokens, k, v)
+        self._grow(layer, total)
+        if self._tables is not None:
+            self._tables.advance(len(k), self._rows[layer])
+        run = self._run(layer)
         state.tokens = total
+        key_block, value_block = (self.key_block, VALUE_BLOCK) if self.rotate else (0, 0)
+        self._pool.write(run, k, v, key_block, value_block)
+
+    def reserve(self, tokens: int) -> None:
+        """Take the pages that `tokens` more tokens need now, so that reading them takes none."""
+        total = self.tokens + tokens
+        if total > self.capacity:
+            raise PromptError(f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger")
+        for layer in self._layers:
+            self._grow(layer, total)
+
+    def count(self, tokens: int) -> None:
+        """Count `tokens` more in every layer, on the host alone: a CUDA graph has read them, and counted for itself."""
+        for layer in self._layers.values():
+            layer.tokens += tokens
+        for state in self._states.values():
+            state.tokens += tokens
+
+    def _grow(self, layer: int, total: int) -> None:
+        """Take the pages a layer needs for `total` tokens."""
+        state = self._layers[layer]
+        held = len(state.table)
+        pages = self._pool.take(-(-total // PAGE_TOKENS) - held) if total > held * PAGE_TOKENS else []
+        state.table += pages
+        if self._tables is not None:
+            self._tables.grow(self._rows[layer], held, pages)
+
+    def _run(self, layer: int) -> Run:
+        """Where the tokens of a layer lie, for the pool's kernels."""
+        state, tables = self._layers[layer], self._tables
+        if tables is None:
+            return Run(np.array(state.table, np.int64), state.tokens)
+        row = self._rows[layer]
+        return Run(tables.tables[row], state.tokens, tables.start(row), tables.total(row))
 
     def gather(self, layer: int) -> tuple[Floats, Floats]:
         """Keys and values of a layer as stored (rotated, if the cache rotates): two (tokens, kv_heads, head_dim)."""
-        state = self._layers[layer]
-        return self._pool.read(state.table, state.tokens)
+        return self._pool.read(self._run(layer))
 
     def keys(self, layer: int) -> Floats:
         """Keys of a layer as they were appended, within rounding: (tokens, kv_heads, head_dim)."""
@@ -173,8 +226,7 @@ class Cache:
 
         Returns (n, heads, head_dim): rotated as the values are, if the cache rotates; see `gate_output`.
         """
-        state = self._layers[layer]
-        return self._pool.attend(q, state.table, state.tokens, self.key_block if self.rotate else 0)
+        return self._pool.attend(q, self._run(layer), self.key_block if self.rotate else 0)
 
     def rotate_queries(self, q: Floats) -> Floats:
         """Queries to meet the keys of `gather`; unchanged unless the cache rotates."""
@@ -194,6 +246,8 @@ class Cache:
             state = self._layers[layer]
             self._pool.give_back(state.table)
             self._layers[layer] = _Layer(released=True)
+            if self._tables is not None:
+                self._tables.clear(self._rows[layer])
 
     def length(self, layer: int) -> int:
         """Tokens a layer has read: stored in its pages, or folded into its recurrent state."""
@@ -224,7 +278,7 @@ class Cache:
     @property
     def state_nbytes(self) -> int:
         """Bytes of recurrent and convolution states."""
-        return sum(s.conv.nbytes + s.recurrent.nbytes for s in self._states.values())
+        return sum(int(s.conv.nbytes + s.recurrent.nbytes) for s in self._states.values())
 
     @property
     def nbytes(self) -> int:

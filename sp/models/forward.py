@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError
+from sp.kernels import import_cupy, is_device
 from sp.models.blocks import Tap
 from sp.models.cache import Cache
 from sp.models.model import Model
+
+CHUNK = {"cpu": 1024, "cuda": 8192}
+CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 8192}
+"""Tokens that go through a layer together: on the CPU what its caches like, on the device what fills it."""
 
 Progress = Callable[[int], None]
 """Takes what was finished since the last call: tokens, or in a prefill by layer tokens x layers."""
@@ -22,7 +28,7 @@ def prefill(
     positions: Ints,
     cache: Cache,
     *,
-    chunk: int = 1024,
+    chunk: int | None = None,
     tap: Tap | None = None,
     rows: int = 1,
     progress: Progress | None = None,
@@ -38,8 +44,9 @@ def prefill(
         Tokens and where RoPE puts them. Positions may have gaps: each token sees those before it in the array.
     cache : Cache
         May hold earlier tokens of the same sequence.
-    chunk : int
-        Tokens that go through a layer together. The result does not depend on it, beyond rounding.
+    chunk : int, optional
+        Tokens that go through a layer together; a good number by default. The result does not depend on it, beyond
+        rounding.
     tap : callable, optional
         See `Tap`; called once a chunk and attention layer.
     rows : int
@@ -50,7 +57,7 @@ def prefill(
     Returns
     -------
     float32 (vocab,)
-        Logits of the last token.
+        Logits of the last token, where the model is. Work on the device may still be under way.
 
     Raises
     ------
@@ -58,15 +65,17 @@ def prefill(
         For an empty prompt, ids outside the vocabulary, positions that do not match or pass the context, a full
         or released cache.
     """
+    chunk = CHUNK[model.device] if chunk is None else chunk
     ids, positions = _checked(model, ids, positions, cache, chunk, rows)
+    ids, positions, pace = model.place(ids), model.place(positions), _Pace(model, progress)
     x = np.empty((0, model.config.hidden), np.float32)
     for part, wanted in _chunks(len(ids), chunk, rows):
         x = model.embed(ids[part])
         for layer in range(model.config.layers):
             last = layer == model.config.layers - 1
             x = model.layer(layer, x, positions[part], cache, rows=wanted if last else None, tap=tap)
-        if progress is not None:
-            progress(part.stop - part.start)
+        pace.done(part.stop - part.start)
+    pace.finish()
     logits: Floats = model.head(x[-1:])[0]
     return logits
 
@@ -77,7 +86,7 @@ def prefill_by_layer(
     positions: Ints,
     cache: Cache,
     *,
-    chunk: int = 2048,
+    chunk: int | None = None,
     tap: Tap | None = None,
     rows: int = 1,
     keep_kv: bool = True,
@@ -90,7 +99,9 @@ def prefill_by_layer(
 
     Parameters, returns and errors are those of `prefill`.
     """
+    chunk = CHUNK_BY_LAYER[model.device] if chunk is None else chunk
     ids, positions = _checked(model, ids, positions, cache, chunk, rows)
+    positions, pace = model.place(positions), _Pace(model, progress)
     x = model.embed(ids)
     layers = model.config.layers
     for layer in range(layers):
@@ -98,11 +109,12 @@ def prefill_by_layer(
         for part, wanted in _chunks(len(ids), chunk, rows):
             keep = wanted if layer == layers - 1 else part.stop - part.start
             done = model.layer(layer, x[part], positions[part], cache, rows=keep, tap=tap)
-            out[part.stop - keep : part.stop] = done
-            if progress is not None:
-                progress(part.stop - part.start)
+            if not is_device(done):  # on the device it is there already
+                out[part.stop - keep : part.stop] = done
+            pace.done(part.stop - part.start)
         if not keep_kv:
             cache.release(layer)
+    pace.finish()
     logits: Floats = model.head(x[-1:])[0]
     return logits
 
@@ -110,6 +122,37 @@ def prefill_by_layer(
 def decode_step(model: Model, token: int, position: int, cache: Cache, *, tap: Tap | None = None) -> Floats:
     """Read one more token and predict the next: logits (vocab,). Errors are those of `prefill`."""
     return prefill(model, np.array([token]), np.array([position]), cache, tap=tap)
+
+
+class _Pace:
+    """Tells of progress when the work is done, not when it is queued; the device stays one piece ahead."""
+
+    def __init__(self, model: Model, progress: Progress | None) -> None:
+        self._stream = import_cupy().cuda.get_current_stream() if progress and model.device == "cuda" else None
+        self._progress = progress
+        self._queued: list[tuple[Any, int]] = []
+
+    def done(self, amount: int) -> None:
+        """One more piece is computed, or on the device queued."""
+        if self._progress is None:
+            return
+        if self._stream is None:
+            self._progress(amount)
+            return
+        self._queued.append((self._stream.record(), amount))
+        if len(self._queued) > 1:
+            self._wait()
+
+    def finish(self) -> None:
+        """Tell of all that is left."""
+        while self._queued:
+            self._wait()
+
+    def _wait(self) -> None:
+        event, amount = self._queued.pop(0)
+        event.synchronize()
+        assert self._progress is not None
+        self._progress(amount)
 
 
 def _chunks(n: int, chunk: int, rows: int) -> list[tuple[slice, int]]:

@@ -5,54 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
+from typing import Literal
 
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError, PromptError
+from sp.errors import ConfigError, PromptError, unknown_name
 from sp.gguf import GGUFFile
-from sp.models.blocks import Block, Tap
+from sp.kernels import import_cupy, is_device
+from sp.models.blocks import Tap
 from sp.models.cache import Cache
 from sp.models.config import ModelConfig
-from sp.models.qwen3 import qwen3_block
-from sp.models.qwen35 import qwen35_block
+from sp.models.trunk import Trunk
 from sp.models.weights import WeightStore
 from sp.ops.embedding import embedding
 from sp.ops.project import project
-from sp.quant import Weight
 
-BLOCKS: dict[str, Callable[[WeightStore, int], Block]] = {"qwen3": qwen3_block, "qwen35": qwen35_block}
+Device = Literal["cpu", "cuda"]
 
 
 class Model:
     """A language model ready to run; `load_model` makes one.
 
+    On the device, arrays go in and come out as CuPy arrays, and the residual stream given to `layer` is
+    overwritten by the one it returns.
+
     Attributes
     ----------
     config : ModelConfig
+    trunk : Trunk
+    device : {"cpu", "cuda"}
     nbytes : int
-        Bytes of all weights as they are held: float32 where decoded, packed (a view of the file) where not.
+        Bytes of all weights as they are held: on the CPU float32 where decoded and packed (a view of the file)
+        where not, on the device packed.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        blocks: list[Block],
-        embed: Weight,
-        output_norm: Floats,
-        output: Weight,
-        nbytes: int,
-    ) -> None:
+    def __init__(self, config: ModelConfig, trunk: Trunk, device: Device, nbytes: int) -> None:
         self.config = config
+        self.trunk = trunk
+        self.device: Device = device
         self.nbytes = nbytes
-        self._blocks = blocks
-        self._embed = embed
-        self._output_norm = output_norm
-        self._output = output
 
     def new_cache(self, tokens: int, kv: str = "f16", *, rotate: bool = False, layers: int | None = None) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options."""
-        return Cache(self.config, tokens, kv, rotate=rotate, layers=layers)
+        return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device)
 
     def embed(self, ids: Ints) -> Floats:
         """Token ids (n,) -> the residual stream (n, hidden) that enters layer 0.
@@ -60,10 +54,18 @@ class Model:
         Raises
         ------
         PromptError
-            For an id outside the vocabulary.
+            For an id outside the vocabulary; ids that are on the device already are not looked at.
         """
-        self.check_ids(ids)
-        return embedding(ids, self._embed)
+        if not is_device(ids):
+            self.check_ids(ids)
+        return embedding(self.place(ids), self.trunk.embed)
+
+    def place(self, values: Ints) -> Ints:
+        """Ids or positions as an array where the model is."""
+        if self.device == "cpu" or is_device(values):
+            return values
+        placed: Ints = import_cupy().asarray(values)
+        return placed
 
     def check_ids(self, ids: Ints) -> None:
         """PromptError for an id outside the vocabulary."""
@@ -109,25 +111,37 @@ class Model:
             raise PromptError(f"{len(positions)} positions for {n} tokens; give one position a token")
         rows = n if rows is None else rows
         assert 0 <= rows <= n, f"rows {rows} of {n}"
-        return self._blocks[index](x, np.asarray(positions, np.int64), cache, rows, tap)
+        return self.trunk.blocks[index](x, self.place(positions), cache, rows, tap)
 
     def head(self, x: Floats) -> Floats:
         """Residual stream after the last layer (n, hidden) -> logits (n, vocab)."""
-        (logits,) = project(x, (self._output,), (self._output_norm, self.config.eps))
+        (logits,) = project(x, (self.trunk.output,), (self.trunk.output_norm, self.config.eps), f32=(True,))
         return logits
 
 
-def load_model(file: GGUFFile | str | Path, *, decode_budget: int = 1 << 30, context: int | None = None) -> Model:
+def load_model(
+    file: GGUFFile | str | Path,
+    *,
+    device: Device = "cpu",
+    decode_budget: int = 1 << 30,
+    context: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Model:
     """Build a model from a GGUF file of architecture `qwen3` or `qwen35`.
 
     Parameters
     ----------
     file : GGUFFile or path
-        Weights that stay packed are views of the open file, so a `GGUFFile` passed in must stay open.
+        Weights that stay packed on the CPU are views of the open file, so a `GGUFFile` passed in must stay open.
+    device : {"cpu", "cuda"}
+        Where it runs. On the device weights lie in the order its kernels read (see `sp.ops.packed`), and the
+        file may be closed afterwards.
     decode_budget : int
-        Bytes of float32 to decode weights into, once; a larger model is decoded on every use instead.
+        On the CPU: bytes of float32 to decode weights into, once; a larger model is decoded on every use instead.
     context : int, optional
         Longest prompt to allow, in place of the file's context length; RoPE is extrapolated past that.
+    progress : callable, optional
+        Called with the bytes of each piece that has reached the device; ``file.nbytes`` in all, nearly.
 
     Returns
     -------
@@ -139,6 +153,8 @@ def load_model(file: GGUFFile | str | Path, *, decode_budget: int = 1 << 30, con
         When the file cannot be read or uses an unsupported tensor type.
     ModelError
         When its metadata and tensors do not describe a supported model.
+    DeviceError
+        When there is no usable device, or too little memory on it.
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
@@ -147,13 +163,14 @@ def load_model(file: GGUFFile | str | Path, *, decode_budget: int = 1 << 30, con
         if context < 1:
             raise ConfigError(f"context is {context}; it must be at least 1")
         config = replace(config, context=context)
-    store = WeightStore(file, config, decode_budget)
-    table = (config.vocab, config.hidden)
-    tied = "output.weight" not in store
-    # Only rows of the embedding are ever read, unless it is the head as well.
-    embed = store.matrix("token_embd.weight", table, keep_packed=not tied)
-    output = embed if tied else store.matrix("output.weight", table)
-    norm = store.vector("output_norm.weight", config.hidden)
-    blocks = [BLOCKS[config.architecture](store, index) for index in range(config.layers)]
+    if device not in ("cpu", "cuda"):
+        raise unknown_name("device", device, ("cpu", "cuda"))
+    store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
+    trunk = Trunk.take(store)
     store.finish()
-    return Model(config, blocks, embed, norm, output, store.nbytes)
+    if device == "cpu":
+        return Model(config, trunk, device, store.nbytes)
+    from sp.models.to_device import trunk_to_device
+
+    trunk, nbytes = trunk_to_device(trunk, file, progress)
+    return Model(config, trunk, device, nbytes)

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, Literal
+
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.errors import PromptError
+from sp.kernels import import_cupy
 from sp.ops import kv_append, kv_gather
 from sp.ops.paged_attention import paged_attention
 from sp.quant import BlockFormat
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tokens of one layer in a pool.
+
+    Attributes
+    ----------
+    table : int64 (blocks,), on the device int32
+        Pages in token order.
+    tokens : int
+        Tokens stored, as the host counts them.
+    start, total : int32 (1,), optional
+        On the device: tokens before the last append, and with it. What kernels read, since a CUDA graph freezes
+        numbers it is given.
+    """
+
+    table: Ints
+    tokens: int
+    start: Any = None
+    total: Any = None
 
 
 class PagePool:
@@ -22,6 +47,7 @@ class PagePool:
         Shape of a page.
     fmt : BlockFormat
         How each head's row of a token is packed.
+    device : {"cpu", "cuda"}
 
     Examples
     --------
@@ -33,10 +59,19 @@ class PagePool:
     (2, 3, True)
     """
 
-    def __init__(self, pages: int, page_tokens: int, kv_heads: int, head_dim: int, fmt: BlockFormat) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        fmt: BlockFormat,
+        device: Literal["cpu", "cuda"] = "cpu",
+    ) -> None:
         shape = (pages, page_tokens, kv_heads, fmt.row_bytes(head_dim))
-        # np.empty: the system commits a page's memory only when it is first written.
-        self._k, self._v = np.empty(shape, np.uint8), np.empty(shape, np.uint8)
+        # On the CPU the system commits a page's memory only when it is first written.
+        xp = np if device == "cpu" else import_cupy()
+        self._k, self._v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
         self._fmt = fmt
         self._free: list[int] = []
         self.peak = 0
@@ -62,20 +97,22 @@ class PagePool:
         self._free += reversed(pages)
         assert len(self._free) <= len(self._k), "a page was returned twice"
 
-    def write(self, table: list[int], start: int, k: Floats, v: Floats) -> None:
-        """Store tokens (tokens, kv_heads, head_dim) at `start` and after of the sequence `table` describes."""
-        index = np.array(table, np.int64)
-        kv_append(self._k, index, start, k, self._fmt)
-        kv_append(self._v, index, start, v, self._fmt)
+    def write(self, run: Run, k: Floats, v: Floats, key_block: int, value_block: int) -> None:
+        """Store the next tokens (tokens, kv_heads, head_dim) of a run, rotated by blocks where those are not 0."""
+        start = run.tokens if run.start is None else run.start
+        kv_append(self._k, run.table, start, k, self._fmt, key_block)
+        kv_append(self._v, run.table, start, v, self._fmt, value_block)
 
-    def read(self, table: list[int], tokens: int) -> tuple[Floats, Floats]:
-        """The first `tokens` tokens of the sequence `table` describes."""
-        index = np.array(table, np.int64)
-        return kv_gather(self._k, index, tokens, self._fmt), kv_gather(self._v, index, tokens, self._fmt)
+    def read(self, run: Run) -> tuple[Floats, Floats]:
+        """Keys and values of a run, as they are stored."""
+        return (
+            kv_gather(self._k, run.table, run.tokens, self._fmt),
+            kv_gather(self._v, run.table, run.tokens, self._fmt),
+        )
 
-    def attend(self, q: Floats, table: list[int], tokens: int, rotate_block: int) -> Floats:
-        """See `paged_attention`; q (n, heads, head_dim) are the last of the `tokens` of the sequence."""
-        return paged_attention(q, self._k, self._v, np.array(table, np.int64), tokens, self._fmt, rotate_block)
+    def attend(self, q: Floats, run: Run, rotate_block: int) -> Floats:
+        """See `paged_attention`; q (n, heads, head_dim) are the last tokens of the run."""
+        return paged_attention(q, self._k, self._v, run.table, run.tokens, self._fmt, rotate_block, run.total)
 
     @property
     def in_use(self) -> int:
@@ -85,7 +122,7 @@ class PagePool:
     @property
     def nbytes(self) -> int:
         """Bytes of the pool."""
-        return self._k.nbytes + self._v.nbytes
+        return int(self._k.nbytes + self._v.nbytes)
 
     @property
     def page_nbytes(self) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sp.models.blocks import Attention, Block
-from sp.models.weights import WeightStore
+from sp.models.weights import Store
 
 
-def qwen3_block(store: WeightStore, index: int) -> Block:
+def qwen3_block(store: Store, index: int) -> Block:
     """Build block `index` of a `qwen3` file.
 
     Attention with RMS norms on every q and k head before RoPE over the whole head, then a SwiGLU feed-forward.

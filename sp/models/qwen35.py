@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sp.arrays import Floats, Ints
 from sp.models.blocks import Attention, Block, Mixer, Tap
 from sp.models.cache import Cache
-from sp.models.weights import WeightStore
+from sp.models.weights import Store
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.project import Norm, project, project_add
 from sp.quant import Weight
@@ -29,7 +29,7 @@ class GatedDelta:
     params: DeltaParams
 
     @classmethod
-    def take(cls, store: WeightStore, index: int) -> GatedDelta:
+    def take(cls, store: Store, index: int) -> GatedDelta:
         """Build layer `index`."""
         c, hidden, blk = store.config.delta, store.config.hidden, f"blk.{index}."
         assert c is not None, "a delta layer without delta sizes"
@@ -57,9 +57,10 @@ class GatedDelta:
         n = len(x)
         last = x[n - rows :]
         if rows == n:
-            qkv, alpha, beta, z = project(x, (self.qkv, self.alpha, self.beta, self.gate), norm)
+            weights = self.qkv, self.alpha, self.beta, self.gate
+            qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
         else:
-            qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm)
+            qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm, f32=(False, True, True))
             (z,) = project(last, (self.gate,), norm)
         state = cache.state(self.index)
         out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
@@ -67,7 +68,7 @@ class GatedDelta:
         return project_add(last, out, self.out)
 
 
-def qwen35_block(store: WeightStore, index: int) -> Block:
+def qwen35_block(store: Store, index: int) -> Block:
     """Build block `index` of a `qwen35` file: attention or Gated DeltaNet, as the configuration says.
 
     The feed-forward norm is called post_attention_norm in these files.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sp.arrays import Floats
 from sp.errors import ModelError
@@ -11,6 +11,26 @@ from sp.quant import Weight
 
 if TYPE_CHECKING:
     from sp.gguf import GGUFFile
+
+
+class Store(Protocol):
+    """Where the parts of a model under construction get their weights, by GGUF name."""
+
+    config: ModelConfig
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Weight:
+        """A weight matrix (out, in)."""
+        ...
+
+    def vector(self, name: str, size: int) -> Floats:
+        """A norm weight or bias (size,)."""
+        ...
+
+    def table(self, name: str, shape: tuple[int, int]) -> Floats:
+        """A small matrix that is used as plain numbers."""
+        ...
 
 
 class WeightStore:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Bytes, Floats, Ints
+from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel, token_slices
 from sp.quant import BlockFormat
 
 
-def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat) -> None:
+def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat, rotate_block: int = 0) -> None:
     """Pack `values` and store them at token `start` and after, in place.
 
     Token ``t`` of a sequence lies in page ``table[t // page_tokens]``, slot ``t % page_tokens``; each head's row
@@ -25,6 +26,8 @@ def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockF
     values : float32 (tokens, kv_heads, head_dim)
     fmt : BlockFormat
         F32, F16, Q4_0, ...; head_dim must be whole blocks.
+    rotate_block : int
+        Where not 0, heads are first rotated in blocks of this size; see `hadamard`.
 
     Examples
     --------
@@ -38,6 +41,8 @@ def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockF
     """
     page_tokens = pages.shape[1]
     assert start + len(values) <= len(table) * page_tokens, f"{start}+{len(values)} past {len(table)} pages"
+    if rotate_block:
+        values = hadamard(values, rotate_block)
     slots = np.arange(start, start + len(values))
     pages[table[slots // page_tokens], slots % page_tokens] = fmt.encode(values)
 

@@ -17,6 +17,7 @@ def paged_attention(
     tokens: int,
     fmt: BlockFormat,
     rotate_block: int = 0,
+    total: Ints | None = None,
 ) -> Floats:
     """Causal attention of the last ``len(q)`` of `tokens` tokens; see `attention` for the formula.
 
@@ -32,6 +33,8 @@ def paged_attention(
         How pages are packed.
     rotate_block : int
         Where keys were cached rotated: the Hadamard block, by which queries are rotated too. 0 where not.
+    total : int32 (1,), optional
+        On the device: `tokens` where a kernel can read it, for CUDA graphs.
 
     Returns
     -------

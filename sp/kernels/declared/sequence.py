@@ -1,0 +1,19 @@
+"""Counters of a sequence on the device, for decoding in CUDA graphs."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Kernel
+
+ADVANCE_COUNTS = Kernel(
+    source="sequence.cu",
+    entry="advance_counts",
+    args=("i32* counts", "i32 layers", "i32 tokens"),
+    threads=64,
+)
+
+NEXT_STEP = Kernel(
+    source="sequence.cu",
+    entry="next_step",
+    args=("const i32* token", "i64* position", "i32* history", "i32* step"),
+    threads=1,
+)
