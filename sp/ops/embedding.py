@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from sp.arrays import Floats, Ints
+from sp.kernels import import_cupy, is_device
+from sp.kernels.declared.packed import GATHER_ROWS
 from sp.quant import Weight
 
 
@@ -14,7 +20,9 @@ def embedding(ids: Ints, w: Weight) -> Floats:
     Parameters
     ----------
     ids : int64 (tokens,)
+        On the device int32, and not looked at by the host: a row outside the table comes out as NaN there.
     w : Weight of shape (vocab, hidden)
+        With the rows of the file, on the device too.
 
     Returns
     -------
@@ -34,4 +42,13 @@ def embedding(ids: Ints, w: Weight) -> Floats:
     array([[0., 0., 1.],
            [1., 0., 0.]], dtype=float32)
     """
+    if is_device(ids):
+        return _gathered(ids, w)
     return w.rows(ids)
+
+
+def _gathered(ids: Any, w: Weight) -> Floats:
+    y: Floats = import_cupy().empty((len(ids), w.shape[1]), np.float32)
+    defines = {"FORMAT": w.format.ggml_type}
+    GATHER_ROWS.launch((len(ids),), ids, w.data, y, w.shape[0], w.shape[1], defines=defines)
+    return y

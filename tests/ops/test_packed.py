@@ -1,0 +1,105 @@
+"""Fragment order in NumPy: every value lies where the tensor cores want it, and comes back bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sp.errors import ModelError
+from sp.ops.fragment_order import SIZES, pack_numpy, plane_offsets, unpack_numpy
+from sp.ops.packed import pack, pack_rows, unpack
+from sp.quant import F32, Q4_K, Q8_0, BlockFormat, format_by_name
+
+NAMES = sorted(SIZES)
+
+
+def raw_rows(fmt: BlockFormat, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
+    """Random bytes: every code, every scale, NaN and Inf among them."""
+    return np.random.default_rng(seed).integers(0, 256, (shape[0], fmt.row_bytes(shape[1])), np.uint8)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(64, 256), (128, 768), (40, 512), (129, 256)])
+def test_round_trip(name: str, shape: tuple[int, int]) -> None:
+    fmt = format_by_name(name)
+    rows = raw_rows(fmt, shape)
+    np.testing.assert_array_equal(unpack_numpy(fmt, pack_numpy(fmt, rows), shape), rows)
+    packed = pack("w", fmt, shape, rows)
+    assert packed.nbytes == packed.offsets.end
+    np.testing.assert_array_equal(unpack(packed).view(np.uint32), fmt.decode(rows).view(np.uint32))
+
+
+def fragment_code(fmt: BlockFormat, planes: dict[str, np.ndarray], k_tiles: int, row: int, k: int) -> int:
+    """The code at (row, k), found by the words of the layout's description, one value at a time."""
+    tile = row // 64 * k_tiles + k // 64
+    warp, r, g = row % 64 // 16, row % 16 // 8, row % 8
+    step, h, c, e = k % 64 // 16, k % 16 // 8, k % 8 // 2, k % 2
+    thread, j = 32 * warp + 4 * g + c, r + 2 * h
+    size = SIZES[fmt.name]
+    low = planes["low"][tile * size.low : (tile + 1) * size.low]
+    if fmt.name in ("BF16", "F16"):
+        return int(low.view(np.uint16).reshape(4, 128, 4, 2)[step, thread, j, e])
+    if fmt.name == "Q8_0":
+        return int(low.reshape(2, 128, 4, 4)[step // 2, thread, 2 * (step % 2) + j // 2, 2 * (j % 2) + e])
+    code = int(low.view(np.uint32).reshape(128, 4)[thread, step]) >> (4 * j + 16 * e) & 15
+    if size.high:
+        high = planes["high"][tile * size.high : (tile + 1) * size.high].view(np.uint32).reshape(128, -1)
+        if fmt.name == "Q6_K":
+            code |= (int(high[thread, step // 2]) >> (2 * (4 * (step % 2) + j) + 16 * e) & 3) << 4
+        else:
+            code |= (int(high[thread, 0]) >> (4 * step + j + 16 * e) & 1) << 4
+    return code
+
+
+def scales(fmt: BlockFormat, planes: dict[str, np.ndarray], width: int, row: int, k: int) -> tuple[float, float]:
+    """Scale and offset of the group of (row, k): value = scale * code - offset."""
+    tile, inside = row // 64, row % 64
+    if fmt.name in ("BF16", "F16"):
+        return 1.0, 0.0
+    if fmt.name in ("Q8_0", "Q4_0"):
+        d = planes["scales"].view(np.float16).reshape(-1, width // 64, 2, 64)[tile, k // 64, k % 64 // 32, inside]
+        return float(d), float(d) * (128 if fmt is Q8_0 else 8)
+    head = planes["scales"].reshape(-1, width // 256, 64, 16)[tile, k // 256, inside]
+    if fmt.name == "Q6_K":
+        d = planes["deltas"].view(np.float16).reshape(-1, width // 256, 64)[tile, k // 256, inside]
+        scale = float(d) * int(head.view(np.int8)[k % 256 // 16])
+        return scale, 32 * scale
+    d, dmin = (float(v) for v in head[:4].view(np.float16))
+    group, s = k % 256 // 32, head[4:].astype(int)
+    if group < 4:
+        return d * (s[group] & 63), dmin * (s[group + 4] & 63)
+    sc, m = s[group + 4] & 15 | s[group - 4] >> 6 << 4, s[group + 4] >> 4 | s[group] >> 6 << 4
+    return d * sc, dmin * m
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_lies_in_its_place(name: str) -> None:
+    fmt, shape = format_by_name(name), (128, 512)
+    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    rows = fmt.encode(values)
+    planes, wanted = pack_numpy(fmt, rows), fmt.decode(rows)
+    for row, k in np.random.default_rng(2).integers(0, shape, (300, 2)):
+        code = fragment_code(fmt, planes, shape[1] // 64, row, k)
+        if name in ("BF16", "F16"):
+            assert code == int(rows.view(np.uint16)[row, k])
+            continue
+        scale, offset = scales(fmt, planes, shape[1], row, k)
+        assert scale * code - offset == pytest.approx(wanted[row, k], rel=1e-5, abs=1e-6)
+
+
+def test_rows_come_in_slices() -> None:
+    rows = raw_rows(Q4_K, (200, 512))
+    whole, sliced = pack("w", Q4_K, (200, 512), rows), pack("w", Q4_K, (200, 512), np.zeros_like(rows))
+    for start in (0, 128):
+        pack_rows(sliced, start, rows[start : start + 128])
+    np.testing.assert_array_equal(sliced.data, whole.data)
+
+
+def test_what_has_no_fragment_order_is_refused() -> None:
+    with pytest.raises(ModelError, match="no kernel reads F32"):
+        plane_offsets("w", F32, (64, 64))
+    with pytest.raises(ModelError, match="whole 64 values"):
+        plane_offsets("w", Q8_0, (64, 96))
+    with pytest.raises(ModelError, match="whole tiles of 64"):
+        pack_rows(pack("w", Q8_0, (128, 64), raw_rows(Q8_0, (128, 64))), 0, raw_rows(Q8_0, (40, 64)))
