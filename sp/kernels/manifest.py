@@ -5,10 +5,34 @@ from __future__ import annotations
 from types import ModuleType
 
 from sp.errors import unknown_name
-from sp.kernels.declared import selftest
+from sp.kernels.declared import (
+    attention_decode,
+    attention_rows,
+    attention_sm90,
+    delta,
+    elementwise,
+    gemm_portable,
+    gemm_sm90,
+    packed,
+    sample,
+    selftest,
+    sequence,
+)
 from sp.kernels.launch import Kernel
 
-FAMILIES: tuple[ModuleType, ...] = (selftest,)
+FAMILIES: tuple[ModuleType, ...] = (
+    attention_decode,
+    attention_rows,
+    attention_sm90,
+    delta,
+    elementwise,
+    gemm_portable,
+    gemm_sm90,
+    packed,
+    sample,
+    selftest,
+    sequence,
+)
 
 
 def kernels(family: str | None = None) -> dict[str, Kernel]:
