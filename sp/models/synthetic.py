@@ -94,7 +94,7 @@ def _data(name: str, shape: tuple[int, ...], fmt: BlockFormat, seed: int) -> Ite
     """Pieces of a tensor; each tensor has its own stream, so its bytes do not depend on the others."""
     rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
     if len(shape) == 1:
-        return [F32.encode(_vector(name, shape[0], rng))]
+        return [F32.encode(random_vector(name, shape[0], rng))]
     return _ahead(_blocks(rng, fmt, prod(shape) // fmt.block_size, shape[-1] ** -0.5))
 
 
@@ -113,7 +113,8 @@ def _ahead(pieces: Iterator[Bytes]) -> Iterator[Bytes]:
             yield piece
 
 
-def _vector(name: str, size: int, rng: np.random.Generator) -> Floats:
+def random_vector(name: str, size: int, rng: np.random.Generator) -> Floats:
+    """A norm, bias or decay vector (size,), drawn as its name asks."""
     if name.endswith("norm.weight"):
         values = 1 + 0.1 * rng.standard_normal(size)
     elif name.endswith("ssm_a"):

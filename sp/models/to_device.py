@@ -82,7 +82,7 @@ def _copied(trunk: Trunk, file: GGUFFile, progress: Callable[[int], None] | None
     )
     if trunk.output is not trunk.embed:
         sources.append(trunk.embed)
-    pieces = [(*file.locate(w.data[rows]), w, rows) for w in sources for rows in _slices(w)]
+    pieces = [(*file.locate(w.data[rows]), w, rows) for w in sources for rows in row_slices(*w.data.shape)]
     pieces.sort(key=lambda piece: piece[:2])
     parts = [Part(path, offset, w.data[rows].nbytes) for path, offset, w, rows in pieces]
     for index, staged in stream_parts(parts, progress):
@@ -108,7 +108,7 @@ def to_bf16(raw: Any) -> Any:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
 
 
-def _slices(w: Weight) -> list[slice]:
+def row_slices(rows: int, row_bytes: int) -> list[slice]:
     """Row ranges of a matrix, whole tiles, of at most SLICE bytes."""
-    step = max(1, SLICE // (w.data.shape[1] * TILE)) * TILE
-    return [slice(start, min(start + step, w.shape[0])) for start in range(0, w.shape[0], step)]
+    step = max(1, SLICE // (row_bytes * TILE)) * TILE
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
