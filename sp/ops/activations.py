@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats
+from sp.kernels import import_cupy, is_device
+from sp.kernels.declared.elementwise import SWIGLU
 from sp.ops.threads import run_parallel, token_slices
 
 SOFTPLUS_LINEAR = 20.0
@@ -59,6 +61,7 @@ def swiglu(gate: Floats, up: Floats) -> Floats:
     Parameters
     ----------
     gate, up : float32 (tokens, ffn)
+        On the device bf16 (uint16), as the result; a multiple of 8 values.
 
     Returns
     -------
@@ -74,6 +77,12 @@ def swiglu(gate: Floats, up: Floats) -> Floats:
     >>> swiglu(np.array([[100.0]], np.float32), np.array([[2.0]], np.float32))
     array([[200.]], dtype=float32)
     """
+    if is_device(gate):
+        assert gate.shape == up.shape, f"gate {gate.shape}, up {up.shape}"
+        assert gate.size % 8 == 0, f"{gate.size} values"
+        out: Floats = import_cupy().empty_like(gate)
+        SWIGLU.launch((-(-gate.size // 2048),), gate, up, out, gate.size // 8)
+        return out
     y = np.empty_like(gate)
 
     def activate(tokens: slice) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats
+from sp.kernels import import_cupy, is_device
+from sp.kernels.declared.elementwise import RMS_NORM
 from sp.ops.threads import run_parallel, token_slices
 
 
-def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Floats:
     """Root-mean-square normalisation over the last axis.
 
     ``y = x / sqrt(mean(x²) + eps) * weight``. GGUF files hold the weight ready to multiply: converters have
@@ -19,6 +21,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     x : float32 (..., d)
     weight : float32 (d,)
     eps : float
+    f32 : bool
+        On the device, where d % 4 == 0 and d <= 8192: keep the result in float32, not bf16 (uint16).
 
     Returns
     -------
@@ -34,6 +38,14 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     >>> rms_norm(np.array([3.0, -3.0], np.float32), np.array([1.0, 2.0], np.float32), 0.0)
     array([ 1., -2.], dtype=float32)
     """
+    if is_device(x):
+        d = x.shape[-1]
+        assert d % 4 == 0, f"rows of {d}"
+        assert d <= 8192, f"rows of {d}"
+        cupy = import_cupy()
+        out: Floats = cupy.empty(x.shape, cupy.float32 if f32 else cupy.uint16)
+        RMS_NORM.launch((x.size // d,), x, weight, *((None, out) if f32 else (out, None)), eps, defines={"COLS": d})
+        return out
     y = np.empty_like(x)
 
     def normalise(part: slice) -> None:

@@ -1,0 +1,20 @@
+"""Row and elementwise kernels between the matrices."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Kernel
+
+RMS_NORM = Kernel(
+    source="rms_norm.cu",
+    entry="rms_norm",
+    args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "f32 eps"),
+    threads=lambda defines: min(256, -(-int(defines["COLS"]) // 128) * 32),
+    variants=tuple({"COLS": cols} for cols in (5120, 1024, 256)),
+)
+
+SWIGLU = Kernel(
+    source="swiglu.cu",
+    entry="swiglu",
+    args=("const u16* gate", "const u16* up", "u16* y", "i64 steps"),
+    threads=256,
+)
