@@ -78,6 +78,16 @@ enum Bf16Pair : u32 {
     BF16_128 = 0x43004300u          // or-ing q < 128 into it gives 128 + q
 };
 
+// 128 + the raw code of register j in k16-step s, exact in bf16. `s` and `j` as below.
+template <int F>
+SP_DEVICE u32 raised_pair(const Quants<F>& q, int s, int j) {
+    static_assert(Fragment<F>::nibbles, "codes of at most 6 bits");
+    u32 b = masked_or(word_of(q.low[0], s) >> (4 * j), 0x000F000Fu, BF16_128);
+    if constexpr (F == Q6_K) b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4), 0x00300030u, b);
+    if constexpr (F == Q5_K) b = masked_or(shifted(q.high[0], 4 * s + j - 4), 0x00100010u, b);
+    return b;
+}
+
 // The integer q of register j in k16-step s, exact in bf16 (at most 8 significant bits): the raw code of affine formats,
 // q - 32 for Q6_K, the signed byte for Q8_0. `s` and `j` must be compile-time constants after unrolling.
 template <int F>
@@ -88,10 +98,7 @@ SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
         u32 b = __byte_perm(word, 0, j & 1 ? 0x4342 : 0x4140);
         return fma_bf16x2(masked_or(b, 0x007F007Fu, BF16_128), BF16_ONE, (b & 0x00800080u) ^ 0xC380C380u);
     } else {
-        u32 b = masked_or(word_of(q.low[0], s) >> (4 * j), 0x000F000Fu, BF16_128);
-        if constexpr (F == Q6_K) b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4), 0x00300030u, b);
-        if constexpr (F == Q5_K) b = masked_or(shifted(q.high[0], 4 * s + j - 4), 0x00100010u, b);
-        return fma_bf16x2(b, BF16_ONE, F == Q6_K ? 0xC320C320u : 0xC300C300u);  // -160, -128
+        return fma_bf16x2(raised_pair<F>(q, s, j), BF16_ONE, F == Q6_K ? 0xC320C320u : 0xC300C300u);  // -160, -128
     }
 }
 
@@ -115,10 +122,7 @@ SP_DEVICE void a_fragment(u32 (&a)[4], const Quants<F>& q, int s, u32 scale0, u3
                 : "r"(word_of(q.low[s], j)));
             a[j] = pack_bf16(low, high);
         } else {
-            u32 word = j & 1 ? scale8 : scale0;
-            u32 scale = F == Q6_K && (s & 1) ? high_half_twice(word) : low_half_twice(word);
-            u32 shift = Fragment<F>::affine ? high_half_twice(word) : BF16_MINUS_ZERO;
-            a[j] = fma_bf16x2(integer_pair<F>(q, s, j), scale, shift);
+            a[j] = scaled_pair<F>(integer_pair<F>(q, s, j), s, j & 1 ? scale8 : scale0);
         }
     }
 }
