@@ -102,6 +102,14 @@ SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
     }
 }
 
+// Integers times scale: a pair of values rounded once to bf16. `word`: the expanded-scale word of the row and of group s / 2.
+template <int F>
+SP_DEVICE u32 scaled_pair(u32 integers, int s, u32 word) {
+    u32 scale = F == Q6_K && (s & 1) ? high_half_twice(word) : low_half_twice(word);
+    u32 shift = Fragment<F>::affine ? high_half_twice(word) : u32(BF16_MINUS_ZERO);
+    return fma_bf16x2(integers, scale, shift);
+}
+
 // The four A registers of k16-step s: values rounded once to bf16.
 //
 // `scale0`, `scale8`: the expanded-scale word of (row g, group s / 2) and of (row g + 8, group s / 2) of this warp's 16 rows:
