@@ -17,7 +17,7 @@ from sp.errors import PromptError
 from sp.kernels import import_cupy
 from sp.kernels.declared.sequence import NEXT_STEP
 from sp.models import Cache, Model
-from sp.ops.sampling import argmax
+from sp.ops.sample import argmax
 
 
 class GraphDecoder:
@@ -129,5 +129,4 @@ class GraphDecoder:
 
     def _choose(self, logits: Any) -> None:
         """The likeliest token of logits (1, vocab) is the next one."""
-        argmax(logits, out=self._token)
-        NEXT_STEP.launch((1,), self._token, self._position, self._history, self._step)
+        NEXT_STEP.launch((1,), argmax(logits), self._token, self._position, self._history, self._step)

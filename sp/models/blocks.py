@@ -10,7 +10,6 @@ from sp.arrays import Floats, Ints
 from sp.models.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.weights import Store, split_rows
-from sp.ops.gate_output import gate_output
 from sp.ops.head_norm_rope import head_norm_rope
 from sp.ops.project import Norm, gated_project, project, project_add
 from sp.quant import Weight
@@ -125,5 +124,4 @@ class Attention:
             tap(self.index, q, k, positions)
         if rows == 0:
             return last
-        out = gate_output(cache.attend(self.index, q), wide if c.gated else None, cache.rotate)
-        return project_add(last, out, self.out)
+        return project_add(last, cache.attend(self.index, q, wide if c.gated else None), self.out)

@@ -221,12 +221,22 @@ class Cache:
         k, _ = self.gather(layer)
         return hadamard(k, self.key_block) if self.rotate else k
 
-    def attend(self, layer: int, q: Floats) -> Floats:
-        """Attention of the last tokens of a layer, q (n, heads, head_dim), over all it holds, with them.
+    def attend(self, layer: int, q: Floats, gate: Floats | None) -> Floats:
+        """Attention of the last tokens of a layer over all it holds, gated; see `attention_output`.
 
-        Returns (n, heads, head_dim): rotated as the values are, if the cache rotates; see `gate_output`.
+        Parameters
+        ----------
+        layer : int
+        q : float32 (n, heads, head_dim)
+            After RoPE, not rotated for the cache.
+        gate : float32 (n, heads, 2 head_dim), optional
+            Query and gate rows as the wide query matrix gives them.
+
+        Returns
+        -------
+        float32 (n, heads * head_dim)
         """
-        return self._pool.attend(q, self._run(layer), self.key_block if self.rotate else 0)
+        return self._pool.attend(q, self._run(layer), self.key_block if self.rotate else 0, gate)
 
     def rotate_queries(self, q: Floats) -> Floats:
         """Queries to meet the keys of `gather`; unchanged unless the cache rotates."""

@@ -11,7 +11,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import PromptError
 from sp.kernels import import_cupy
 from sp.ops import kv_append, kv_gather
-from sp.ops.paged_attention import paged_attention
+from sp.ops.paged_attention import attention_output
 from sp.quant import BlockFormat
 
 
@@ -110,9 +110,10 @@ class PagePool:
             kv_gather(self._v, run.table, run.tokens, self._fmt),
         )
 
-    def attend(self, q: Floats, run: Run, rotate_block: int) -> Floats:
-        """See `paged_attention`; q (n, heads, head_dim) are the last tokens of the run."""
-        return paged_attention(q, self._k, self._v, run.table, run.tokens, self._fmt, rotate_block, run.total)
+    def attend(self, q: Floats, run: Run, rotate_block: int, gate: Floats | None) -> Floats:
+        """See `attention_output`; q (n, heads, head_dim) are the last tokens of the run."""
+        pages = self._k, self._v, run.table, run.tokens, self._fmt
+        return attention_output(q, *pages, rotate_block, run.total, gate)
 
     @property
     def in_use(self) -> int:

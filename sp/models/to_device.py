@@ -85,13 +85,14 @@ def _copied(trunk: Trunk, file: GGUFFile, progress: Callable[[int], None] | None
     pieces = [(*file.locate(w.data[rows]), w, rows) for w in sources for rows in row_slices(*w.data.shape)]
     pieces.sort(key=lambda piece: piece[:2])
     parts = [Part(path, offset, w.data[rows].nbytes) for path, offset, w, rows in pieces]
-    for index, staged in stream_parts(parts, progress):
+    for index, raw in stream_parts(parts, progress):
         _, _, w, rows = pieces[index]
-        raw = staged.reshape(w.data[rows].shape)
+        raw = raw.reshape(w.data[rows].shape)
         if w is trunk.embed:
             table.data[rows] = raw
         if id(w) in placed:
             pack_rows(placed[id(w)], rows.start, raw if w.format is not F32 else to_bf16(raw))
+        del raw  # the last one would hold the staging memory
     cupy.cuda.get_current_stream().synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
     return moved, table.nbytes + sum(int(item.nbytes) for item in placed.values())

@@ -1,11 +1,11 @@
 // What a sequence knows about itself, moved on where a CUDA graph can do it.
 //
 //   advance_counts  for each layer: before = after, after += tokens
-//   next_step       history[step] = token, step += 1, position += 1
+//   next_step       current = history[step] = chosen, step += 1, position += 1
 //
-// Layouts: counts i32 (layers, 2) of tokens before and after the last append; token i32 (1,); position i64 (1,);
-//   history i32 (capacity,); step i32 (1,), below capacity. Launch: advance_counts a thread a layer, next_step one thread.
-// Arches: 80+.
+// Layouts: counts i32 (layers, 2) of tokens before and after the last append; chosen, current i32 (1,);
+//   position i64 (1,); history i32 (capacity,); step i32 (1,), below capacity.
+// Launch: advance_counts a thread a layer, next_step one thread. sm_80 and newer.
 #include "types.cuh"
 
 extern "C" __global__ void advance_counts(i32* counts, i32 layers, i32 tokens) {
@@ -16,8 +16,8 @@ extern "C" __global__ void advance_counts(i32* counts, i32 layers, i32 tokens) {
     counts[2 * layer + 1] = before + tokens;
 }
 
-extern "C" __global__ void next_step(const i32* token, i64* position, i32* history, i32* step) {
-    history[*step] = *token;
+extern "C" __global__ void next_step(const i32* chosen, i32* current, i64* position, i32* history, i32* step) {
+    *current = history[*step] = *chosen;
     *step += 1;
     *position += 1;
 }

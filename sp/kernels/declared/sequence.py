@@ -14,6 +14,6 @@ ADVANCE_COUNTS = Kernel(
 NEXT_STEP = Kernel(
     source="sequence.cu",
     entry="next_step",
-    args=("const i32* token", "i64* position", "i32* history", "i32* step"),
+    args=("const i32* chosen", "i32* current", "i64* position", "i32* history", "i32* step"),
     threads=1,
 )
