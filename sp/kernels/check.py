@@ -38,15 +38,15 @@ class Report:
     remarks: list[str]
 
 
-def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str) -> str:
-    """Name of an entry, variant and architecture in tables and in the baseline.
+def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str = "") -> str:
+    """Name of an entry (or source), variant and architecture in tables and in the baseline.
 
     Examples
     --------
     >>> row_name("rms_norm", [("COLS", 512)], "80")
     'rms_norm COLS=512 sm_80'
     """
-    return " ".join([entry, *(f"{name}={value}" for name, value in defines), f"sm_{arch}"])
+    return " ".join([entry, *(f"{name}={value}" for name, value in defines), *([f"sm_{arch}"] if arch else [])])
 
 
 def plan(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[Job]:
@@ -63,22 +63,22 @@ def plan(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[Job]
     return [Job(source, defines, arch, tuple(entries)) for (source, defines, arch), entries in shared.items()]
 
 
-def compile_job(job: Job) -> tuple[Rows, list[str]]:
-    """Needs of a job's entries, and what is wrong with them."""
+def compile_job(job: Job) -> tuple[Rows, list[tuple[str, str]]]:
+    """Needs of a job's entries, and what is wrong with them as (variant, complaint)."""
+    variant = row_name(job.source, job.defines)
     try:
         options = nvrtc.compile_options(dict(job.defines), job.arch)
         log = nvrtc.compile_cubin(flatten(job.source), job.source, options, report=True).log
-    except DeviceError as error:
-        return {}, [str(error)]
+    except (DeviceError, FileNotFoundError) as error:
+        return {}, [(variant, str(error))]
     found, rows = parse_log(log), {}
-    problems = [f"{row_name(job.source, job.defines, job.arch)}: {line}" for line in warnings(log)]
+    problems = [(variant, line) for line in warnings(log)]
     for entry, threads, dynamic in job.entries:
-        name = row_name(entry, job.defines, job.arch)
-        if entry not in found:
-            problems.append(f"{name}: {job.source} has no such entry with these defines")
-            continue
-        rows[name] = found[entry]
-        problems += [f"{name}: {why}" for why in misfits(found[entry], job.arch, threads, dynamic)]
+        if entry in found:
+            rows[row_name(entry, job.defines, job.arch)] = found[entry]
+            problems += [(variant, f"{entry}: {why}") for why in misfits(found[entry], job.arch, threads, dynamic)]
+        else:
+            problems.append((variant, f"{entry}: no such entry with these defines"))
     return rows, problems
 
 
@@ -106,12 +106,14 @@ def check(
     """
     jobs = plan(kernels, arches)
     rows: Rows = {}
-    problems: list[str] = []
+    complaints: dict[tuple[str, str], list[str]] = defaultdict(list)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(compile_job, job) for job in jobs]):
+        pending = {pool.submit(compile_job, job): job for job in jobs}
+        for future in as_completed(pending):
             found, wrong = future.result()
             rows |= found
-            problems += wrong
+            for complaint in wrong:
+                complaints[complaint].append(f"sm_{pending[future].arch}")
             progress(1)
     rows = dict(sorted(rows.items()))
     dynamic = {row_name(e[0], job.defines, job.arch): e[2] for job in jobs for e in job.entries}
@@ -119,4 +121,5 @@ def check(
     worse, remarks = compare(rows, known)
     if known is None:
         remarks.append(f"no baseline for NVRTC {compiler()} in {baseline}; write it with --update")
-    return Report(rows, dynamic, sorted(problems) + worse, remarks)
+    problems = [f"{where} ({' '.join(sorted(cards))}): {what}" for (where, what), cards in sorted(complaints.items())]
+    return Report(rows, dynamic, problems + worse, remarks)

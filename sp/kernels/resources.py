@@ -15,7 +15,8 @@ STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) by
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 PROPERTIES = re.compile(r"Function properties for (\w+)")
 SERIOUS = re.compile(r"warning|\(C7\d\d\d\)|Potential Performance Loss", re.IGNORECASE)
-HARMLESS = re.compile(r"1444-D")  # CUDA 13's own cuda_fp8.h uses a vector type it deprecates
+HARMLESS = re.compile(r"1444-D|can be suppressed")
+"""CUDA 13's own cuda_fp8.h uses a vector type it deprecates; and the remark that follows every warning."""
 
 
 @dataclass(frozen=True)

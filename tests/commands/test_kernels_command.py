@@ -1,0 +1,84 @@
+"""`sp kernels`: what it prints, and the status it ends with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sp import cli
+from sp.kernels import check as checks
+from sp.kernels.manifest import kernels
+from sp.kernels.resources import Resources
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["sp", "kernels", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code, capsys.readouterr()
+
+
+def test_list(monkeypatch, capsys):
+    status, said = run(monkeypatch, capsys, "list")
+    assert status == 0
+    assert all(name in said.out for name in kernels())
+    status, said = run(monkeypatch, capsys, "list", "--family", "selftest", "--json")
+    (scalars, product, hopper) = json.loads(said.out)["kernels"]
+    assert scalars["args"][0] == "u64* out"
+    assert product["variants"][0] == {"F16": 0, "TRANS": 0}
+    assert (hopper["family"], hopper["arches"]) == ("selftest", "90a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["list", "--family", "selftests"], "did you mean 'selftest'"),
+        (["check", "--arch", "81"], "unknown architecture '81'"),
+        (["check", "--update", "--arch", "80"], "leave out --arch"),
+        (["check", "--arch", "80", "--family", "x"], "unknown family"),
+        (["bench", "--repeats", "1"], "repeats"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(monkeypatch, capsys, arguments, complaint):
+    status, said = run(monkeypatch, capsys, *arguments)
+    assert status == 2
+    assert complaint in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.fixture
+def report(monkeypatch, tmp_path):
+    """A check of two cards that finds what the test wants."""
+    pytest.importorskip("cupy")
+    rows = {"k A=1 sm_80": Resources(40, 0, 0, 16), "k A=1 sm_90": Resources(44, 8, 0, 16)}
+    made = checks.Report(rows, dict.fromkeys(rows, 1024), [], [])
+    monkeypatch.setattr(checks, "check", lambda *given: made)
+    return made
+
+
+def test_check_prints_needs_and_passes(monkeypatch, capsys, report):
+    status, said = run(monkeypatch, capsys, "check")
+    assert status == 0
+    assert "44 +8" in said.out
+    assert "1,040" in said.out
+    assert "no problems" in said.out
+
+
+def test_check_fails_on_a_problem(monkeypatch, capsys, report):
+    report.problems.append("k A=1 sm_90: 8 bytes of spills, 0 before")
+    status, said = run(monkeypatch, capsys, "check")
+    assert status == 1
+    assert "fail k A=1 sm_90: 8 bytes of spills" in said.out
+    status, said = run(monkeypatch, capsys, "check", "--json")
+    told = json.loads(said.out)
+    assert status == 1
+    assert told["problems"] == report.problems
+    assert told["rows"]["k A=1 sm_80"] == {"registers": 40, "spill": 0, "stack": 0, "shared": 16, "dynamic": 1024}
+
+
+def test_update_writes_the_baseline(monkeypatch, capsys, report, tmp_path):
+    status, _ = run(monkeypatch, capsys, "check", "--update", "--baseline", str(tmp_path / "needs.json"))
+    assert status == 0
+    (known,) = json.loads((tmp_path / "needs.json").read_text()).values()
+    assert known == {"k A=1 sm_80": [40, 0, 0, 16], "k A=1 sm_90": [44, 8, 0, 16]}

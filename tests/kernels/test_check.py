@@ -1,0 +1,150 @@
+"""The compile check: what it reads from ptxas, what it calls worse, and that it finds planted faults."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sp.errors import ConfigError
+from sp.kernels import baseline, check, flatten, nvrtc
+from sp.kernels.launch import Kernel
+from sp.kernels.manifest import kernels
+from sp.kernels.resources import ARCHES, Resources, misfits, parse_log, warnings
+
+LOG = """\
+k.cu(3): warning #177-D: variable "x" was declared but never referenced
+Remark: The warnings can be suppressed with "-diag-suppress <warning-number>"
+cuda_fp8.h(9): warning #1444-D: entity "double4" was declared deprecated
+ptxas info    : 0 bytes gmem
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
+ptxas info    : Compiling entry function 'second' for 'sm_80'
+ptxas info    : Function properties for second
+ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem
+ptxas info    : Compile time = 3.127 ms
+ptxas info    : Compiling entry function 'first' for 'sm_80'
+ptxas info    : Function properties for first
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Function properties for helper
+ptxas         .     64 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 10 registers, used 0 barriers, 380 bytes cmem[0]
+"""
+
+
+def test_the_log_is_read_entry_by_entry():
+    assert parse_log(LOG) == {"first": Resources(10, 0, 0, 0), "second": Resources(128, 20, 16, 1024)}
+
+
+def test_warnings_are_told_from_remarks():
+    first, second = warnings(LOG)
+    assert "177-D" in first
+    assert "C7510" in second
+
+
+@pytest.mark.parametrize(
+    ("need", "arch", "threads", "dynamic", "why"),
+    [
+        (Resources(128, 0, 0, 0), "80", 512, 0, ""),
+        (Resources(129, 0, 0, 0), "80", 512, 0, "512 threads x 129 registers"),
+        (Resources(32, 0, 0, 1024), "86", 128, 98 << 10, ""),
+        (Resources(32, 0, 0, 1025), "86", 128, 98 << 10, "sm_86 has 101376"),
+        (Resources(32, 0, 0, 0), "90a", 128, 227 << 10, ""),
+        (Resources(32, 0, 0, 0), "120", 128, 227 << 10, "sm_120 has 101376"),
+    ],
+)
+def test_kernels_that_no_card_could_launch_are_found(need, arch, threads, dynamic, why):
+    found = misfits(need, arch, threads, dynamic)
+    assert [why in text for text in found] == ([True] if why else [])
+
+
+def test_worse_than_the_baseline():
+    known = {"a": Resources(100, 0, 0, 0), "b": Resources(100, 8, 0, 0), "gone": Resources(1, 0, 0, 0)}
+    rows = {"a": Resources(110, 0, 0, 0), "b": Resources(100, 8, 0, 0)}
+    assert baseline.compare(rows, known) == ([], [])
+    rows = {"a": Resources(111, 4, 0, 0), "b": Resources(90, 9, 0, 0), "new": Resources(9, 4, 0, 0)}
+    problems, remarks = baseline.compare(rows, known)
+    assert problems == [
+        "a: 4 bytes of spills, 0 before",
+        "a: 111 registers, 100 before",
+        "b: 9 bytes of spills, 8 before",
+        "new: 4 bytes of spills, 0 before",
+    ]
+    assert remarks == ["new: not in the baseline; add it with --update"]
+    assert baseline.compare({"a": Resources(200, 0, 0, 0)}, None) == ([], [])
+
+
+def test_a_baseline_keeps_other_compilers(tmp_path, monkeypatch):
+    file, row = tmp_path / "data" / "needs.json", {"k A=1 sm_80": Resources(10, 0, 0, 4)}
+    monkeypatch.setattr(baseline, "compiler", lambda: "12.9")
+    assert baseline.read_baseline(file) is None
+    baseline.write_baseline(file, row)
+    monkeypatch.setattr(baseline, "compiler", lambda: "13.5")
+    assert baseline.read_baseline(file) is None
+    baseline.write_baseline(file, {})
+    assert json.loads(file.read_text()) == {"12.9": {"k A=1 sm_80": [10, 0, 0, 4]}, "13.5": {}}
+    monkeypatch.setattr(baseline, "compiler", lambda: "12.9")
+    assert baseline.read_baseline(file) == row
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"13.5": 3}', '{"13.5": {"k": 3}}', '{"13.5": {"k": [1]}}'])
+def test_a_broken_baseline_is_one_error(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(baseline, "compiler", lambda: "13.5")
+    (tmp_path / "needs.json").write_text(text)
+    with pytest.raises(ConfigError, match="baseline"):
+        baseline.read_baseline(tmp_path / "needs.json")
+
+
+def test_entries_of_one_source_share_a_compilation():
+    both = [Kernel("k.cu", name, (), 32, ({"A": 1, "B": 2}, {"B": 2, "A": 3})) for name in ("x", "y")]
+    jobs = check.plan([*both, Kernel("h.cu", "z", (), 128, arches="90a")])
+    assert len(jobs) == 2 * (len(ARCHES) - 1) + 1
+    assert {job.arch for job in jobs if job.source == "h.cu"} == {"90a"}
+    assert all(len(job.entries) == 2 for job in jobs if job.source == "k.cu")
+    assert check.row_name("x", jobs[0].defines, "80") == "x A=1 B=2 sm_80"
+
+
+def test_every_declared_source_is_there_and_every_module_is_in_the_manifest():
+    from sp.kernels.manifest import FAMILIES, family_name
+
+    assert all((flatten.CUDA / kernel.source).is_file() for kernel in kernels().values())
+    modules = {path.stem for path in (flatten.CUDA.parent / "declared").glob("*.py")} - {"__init__"}
+    assert modules == set(map(family_name, FAMILIES))
+
+
+def test_planted_faults_are_found(tmp_path, monkeypatch):
+    pytest.importorskip("cupy")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "k.cu").write_text(
+        'extern "C" __global__ __launch_bounds__(1024, 2) void spills(float* x) {\n'
+        "  float v[64]; int unused;\n"
+        "  for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];\n"
+        "  __syncthreads();\n"
+        "  for (int i = 0; i < 64; ++i) for (int j = 0; j < 64; ++j) x[i * 64 + j] += v[i] * v[j];\n"
+        "}\n"
+    )
+    monkeypatch.setattr(flatten, "CUDA", tmp_path)
+    flatten.flatten.cache_clear()
+    (job,) = check.plan([Kernel("k.cu", "spills", ("f32* x",), 1024, smem=200 << 10)], ["80"])
+    rows, complaints = check.compile_job(job)
+    assert rows["spills sm_80"].spill > 0
+    told = " ".join(text for _, text in complaints)
+    assert "unused" in told
+    assert "shared memory" in told
+    (job,) = check.plan([Kernel("k.cu", "gone", (), 32)], ["80"])
+    assert "no such entry" in check.compile_job(job)[1][-1][1]
+    (tmp_path / "k.cu").write_text("int x = y;")
+    flatten.flatten.cache_clear()
+    assert "does not compile" in check.compile_job(job)[1][0][1]
+    flatten.flatten.cache_clear()
+
+
+def test_a_check_in_processes_reports_progress_and_needs(tmp_path):
+    pytest.importorskip("cupy")
+    done = []
+    chosen = list(kernels("selftest").values())
+    report = check.check(chosen, ["80", "90a"], tmp_path / "none.json", done.append, workers=2)
+    assert sum(done) == len(check.plan(chosen, ["80", "90a"])) == 4
+    assert set(report.rows) == set(report.dynamic)
+    assert report.problems == []
+    assert ".".join(map(str, nvrtc.version())) in report.remarks[0]

@@ -1,0 +1,148 @@
+"""The doctor finds what is planted, says how to mend it, and ends with the right status."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from sp import cli
+from sp.errors import DeviceError
+from sp.kernels import doctor
+
+
+class Machine:
+    """What the doctor asks of the world, all well at first."""
+
+    def __init__(self, monkeypatch, tmp_path):
+        self.wheels = {"cupy-cuda13x": "14.2.0"}
+        self.driver, self.built, self.nvrtc, self.headers = 13000, 13020, (13, 5), 13020
+        self.free, self.compute = 70, (9, 0)
+        runtime = SimpleNamespace(
+            runtimeGetVersion=lambda: self.built,
+            driverGetVersion=lambda: self.driver,
+            memGetInfo=lambda: (self.free << 30, 80 << 30),
+            getDeviceProperties=lambda device: {"name": b"NVIDIA H200", "multiProcessorCount": 132},
+        )
+        cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
+        monkeypatch.setattr(doctor, "import_cupy", lambda: cupy)
+        monkeypatch.setattr(doctor, "current_device", lambda: 0)
+        monkeypatch.setattr(doctor, "require_device", lambda: self.compute)
+        monkeypatch.setattr(doctor, "native_path", lambda: "sm_90a")
+        monkeypatch.setattr(doctor, "_installed", lambda name: self.wheels.get(name))
+        monkeypatch.setattr(doctor.nvml, "driver_version", lambda: "580.1")
+        monkeypatch.setattr(doctor.nvrtc, "version", lambda: self.nvrtc)
+        monkeypatch.setattr(doctor.nvrtc, "header_folder", lambda: self.header_folder(tmp_path))
+        monkeypatch.setattr(doctor, "run_selftest", lambda: iter(["launch", "mma.sync"]))
+        monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
+
+    def header_folder(self, folder):
+        (folder / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {self.headers}\n")
+        return str(folder)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    return Machine(monkeypatch, tmp_path)
+
+
+def states():
+    return {finding.name: finding.state for finding in doctor.examine()}
+
+
+def found(name):
+    return next(finding for finding in doctor.examine() if finding.name == name)
+
+
+def test_a_sound_machine(machine):
+    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "memory", "selftest"]
+    assert states() == dict.fromkeys(names, "ok")
+    assert doctor.usable(list(doctor.examine()))
+    assert found("selftest").detail == "launch, mma.sync"
+
+
+def test_two_wheels_clash(machine):
+    machine.wheels["cupy-cuda12x"] = "14.1.0"
+    assert found("wheels").state == "fail"
+    assert "pip uninstall -y cupy-cuda12x cupy-cuda13x" in found("wheels").mend
+
+
+def test_no_wheel(machine):
+    machine.wheels.clear()
+    assert found("wheels").state == "warn"
+
+
+def test_compiler_and_headers_of_another_major(machine):
+    machine.nvrtc, machine.headers = (12, 9), 12090
+    assert found("compiler").state == found("headers").state == "fail"
+    assert "nvidia-cuda-nvrtc==13.*" in found("compiler").mend
+
+
+def test_no_driver_ends_the_examination(machine):
+    machine.driver = 0
+    assert found("driver").state == "fail"
+    assert "card" not in states()
+
+
+def test_an_old_driver(machine):
+    machine.driver = 12080
+    assert found("driver").state == "fail"
+    assert "sp[cuda12]" in found("driver").mend
+
+
+def test_a_full_card_is_a_warning(machine):
+    machine.free = 3
+    assert found("memory").state == "warn"
+    assert doctor.usable(list(doctor.examine()))
+
+
+def test_a_failed_self_test_and_an_unsupported_card(machine, monkeypatch):
+    def broken():
+        yield "launch"
+        raise DeviceError("wgmma gives 3 wrong values of 512 on this card")
+
+    monkeypatch.setattr(doctor, "run_selftest", broken)
+    assert found("selftest").state == "fail"
+
+    def old():
+        raise DeviceError("this card has compute capability 7.5; the kernels need 8.0 (Ampere) or newer")
+
+    monkeypatch.setattr(doctor, "require_device", old)
+    assert found("card") == doctor.Finding(
+        "card", "fail", "this card has compute capability 7.5", "the kernels need 8.0 (Ampere) or newer"
+    )
+
+
+def test_an_unwritable_cache(machine, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "file"))
+    assert found("cache").state == "fail"
+    assert "SP_CACHE_DIR" in found("cache").mend
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["sp", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code, capsys.readouterr()
+
+
+def test_the_command_prints_and_ends_with_its_status(machine, monkeypatch, capsys):
+    status, said = run(monkeypatch, capsys, "doctor")
+    assert status == 0
+    assert "NVIDIA H200" in said.out
+    machine.driver = 0
+    status, said = run(monkeypatch, capsys, "doctor")
+    assert status == 2
+    assert "fail driver" in said.out
+    assert "-> install one" in said.out
+
+
+def test_the_command_as_json(machine, monkeypatch, capsys):
+    machine.nvrtc = (12, 9)
+    status, said = run(monkeypatch, capsys, "doctor", "--json")
+    told = json.loads(said.out)
+    assert status == 2
+    assert told["usable"] is False
+    assert [f["name"] for f in told["findings"] if f["state"] == "fail"] == ["compiler"]
