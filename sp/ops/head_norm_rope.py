@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
 from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.declared.attention_rows import HEAD_DIMS, HEAD_NORM_ROPE, ROWS_A_BLOCK
+from sp.kernels.device import current_device
 from sp.ops.norms import rms_norm
 from sp.ops.rope import rope
 
@@ -12,9 +22,10 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
 
     Parameters
     ----------
-    x : float32 (tokens, heads, stride)
+    x : float32 (tokens, heads, stride), on the device bf16
         ``stride >= d``; what lies behind the first d values (a gate) is not touched.
     weight : float32 (d,)
+        On the device d is 64, 128 or 256.
     eps : float
     positions : int64 (tokens,)
     base : float
@@ -22,7 +33,8 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
 
     Returns
     -------
-    float32 (tokens, heads, d)
+    float32 (tokens, heads, d), on the device float16
+        Angles are as exact at position 1 000 000 as at 1.
 
     Examples
     --------
@@ -31,4 +43,42 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
     >>> head_norm_rope(x, np.ones(2, np.float32), 0.0, np.array([0]), 1e6, 2)
     array([[[ 1., -1.]]], dtype=float32)
     """
-    return rope(rms_norm(x[..., : len(weight)], weight, eps), positions, base, rope_dim)
+    if not is_device(x):
+        return rope(rms_norm(x[..., : len(weight)], weight, eps), positions, base, rope_dim)
+    tokens, heads, stride = x.shape
+    head_dim = checked_head_dim(len(weight))
+    assert stride >= head_dim, f"x {x.shape}, weight {len(weight)}"
+    assert len(positions) == tokens, f"x {x.shape}, positions {len(positions)}"
+    out: Floats = import_cupy().empty((tokens, heads, head_dim), np.float16)
+    HEAD_NORM_ROPE.launch(
+        (-(-tokens * heads // ROWS_A_BLOCK),),
+        x,
+        weight,
+        positions,
+        turns(base, rope_dim, current_device()),
+        out,
+        tokens * heads,
+        heads,
+        stride,
+        rope_dim // 2,
+        eps,
+        defines={"HEAD_DIM": head_dim},
+    )
+    return out
+
+
+@cache
+def turns(base: float, rope_dim: int, device: int) -> Any:
+    """Fractions of a full turn that one position adds to each pair, in units of 2**-64: cupy int64 (rope_dim / 2,).
+
+    Multiplied by a position modulo 2**64 they lose whole turns exactly, which floats do not.
+    """
+    share = [float(base) ** (-2 * pair / rope_dim) / (2 * math.pi) for pair in range(rope_dim // 2)]
+    return import_cupy().asarray(np.array([round(one * 2.0**64) % 2**64 for one in share], np.uint64).view(np.int64))
+
+
+def checked_head_dim(head_dim: int) -> int:
+    """ConfigError for a head size that the kernels do not take."""
+    if head_dim not in HEAD_DIMS:
+        raise ConfigError(f"heads of {head_dim} values: on the GPU they must be one of {HEAD_DIMS}; use device='cpu'")
+    return head_dim

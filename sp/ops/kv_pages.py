@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from sp.arrays import Bytes, Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.declared.attention_rows import GATHER_THREADS, KV_APPEND, KV_GATHER, ROWS_A_BLOCK
 from sp.ops.hadamard import hadamard
+from sp.ops.head_norm_rope import checked_head_dim
 from sp.ops.threads import run_parallel, token_slices
-from sp.quant import BlockFormat
+from sp.quant import F16, Q4_0, BlockFormat
+
+PAGE_TOKENS = 128
+"""Tokens of a page on the device; on the CPU any number goes."""
 
 
 def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat, rotate_block: int = 0) -> None:
@@ -19,13 +28,14 @@ def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockF
     Parameters
     ----------
     pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
-    table : int64 (blocks,)
+        On the device pages hold 128 tokens.
+    table : int64 (blocks,), on the device int32
         Pages of this sequence, in order; must reach token ``start + tokens``.
-    start : int
-        Tokens stored already.
-    values : float32 (tokens, kv_heads, head_dim)
+    start : int, or on the device int32 (1,)
+        Tokens stored already. A CUDA graph reads the array anew whenever it runs.
+    values : float32 (tokens, kv_heads, head_dim), on the device float16 or bf16
     fmt : BlockFormat
-        F32, F16, Q4_0, ...; head_dim must be whole blocks.
+        F32, F16, Q4_0, ...; head_dim must be whole blocks. On the device F16 or Q4_0.
     rotate_block : int
         Where not 0, heads are first rotated in blocks of this size; see `hadamard`.
 
@@ -39,6 +49,8 @@ def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockF
     >>> kv_gather(pages, np.array([2, 0]), 3, F16).ravel().tolist()
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     """
+    if is_device(pages):
+        return _append_on_device(pages, table, start, values, fmt, rotate_block)
     page_tokens = pages.shape[1]
     assert start + len(values) <= len(table) * page_tokens, f"{start}+{len(values)} past {len(table)} pages"
     if rotate_block:
@@ -59,7 +71,7 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
 
     Returns
     -------
-    float32 (tokens, kv_heads, head_dim)
+    float32 (tokens, kv_heads, head_dim), on the device float16
 
     Examples
     --------
@@ -68,6 +80,9 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
     >>> kv_gather(np.zeros((1, 4, 2, 8), np.uint8), np.array([0]), 3, F32).shape
     (3, 2, 2)
     """
+    if is_device(pages):
+        values: Floats = _unpack(pages, table, tokens, fmt, tokens)
+        return values
     page_tokens = pages.shape[1]
     assert tokens <= len(table) * page_tokens, f"{tokens} tokens in {len(table)} pages of {page_tokens}"
     head_dim = pages.shape[3] // fmt.block_bytes * fmt.block_size
@@ -78,4 +93,58 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
         out[part] = fmt.decode(pages[table[slots // page_tokens], slots % page_tokens])
 
     run_parallel(unpack, token_slices(tokens, 1024))
+    return out
+
+
+def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:
+    """The pages of a sequence on the device in order and as float16: (blocks, 128, kv_heads, head_dim).
+
+    Slots past the last token are zeros.
+    """
+    blocks = -(-tokens // PAGE_TOKENS)
+    rows = _unpack(pages, table, tokens, fmt, blocks * PAGE_TOKENS)
+    return rows.reshape(blocks, PAGE_TOKENS, *rows.shape[1:])
+
+
+def is_packed(fmt: BlockFormat) -> bool:
+    """Whether device pages of this format hold Q4_0 blocks and not float16; ConfigError for any third format."""
+    if fmt not in (F16, Q4_0):
+        raise ConfigError(f"the GPU caches keys and values as F16 or Q4_0, not {fmt.name}")
+    return fmt is Q4_0
+
+
+def page_head_dim(pages: Any, fmt: BlockFormat) -> int:
+    """Head size of device pages."""
+    assert pages.shape[1] == PAGE_TOKENS, f"pages of {pages.shape[1]} tokens; the kernels take {PAGE_TOKENS}"
+    return checked_head_dim(pages.shape[3] // fmt.block_bytes * fmt.block_size)
+
+
+def split_count(count: Any) -> tuple[Any, int]:
+    """A token count for a kernel that adds an array (null for none) and a number."""
+    return (None, int(count)) if isinstance(count, (int, np.integer)) else (count, 0)
+
+
+def _append_on_device(pages: Any, table: Any, start: Any, values: Any, fmt: BlockFormat, rotate_block: int) -> None:
+    tokens, kv_heads, head_dim = values.shape
+    assert pages.shape[2:] == (kv_heads, fmt.row_bytes(head_dim)), f"pages {pages.shape}, values {values.shape}"
+    assert rotate_block in (0, 64, head_dim), f"rotation over {rotate_block} of {head_dim}"
+    defines = {
+        "HEAD_DIM": page_head_dim(pages, fmt),
+        "Q4": int(is_packed(fmt)),
+        "BF16": int(values.dtype == np.uint16),
+        "ROTATE": rotate_block,
+    }
+    rows = tokens * kv_heads
+    start, offset = split_count(start)
+    grid = (-(-rows // ROWS_A_BLOCK),)
+    KV_APPEND.launch(grid, values.view(np.uint16), pages, table, start, offset, rows, kv_heads, defines=defines)
+
+
+def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) -> Any:
+    head_dim, kv_heads = page_head_dim(pages, fmt), pages.shape[2]
+    assert tokens <= len(table) * PAGE_TOKENS, f"{tokens} tokens in {len(table)} pages"
+    out = import_cupy().empty((rows, kv_heads, head_dim), np.float16)
+    grid = (-(-out.size // 8 // GATHER_THREADS),)
+    defines = {"HEAD_DIM": head_dim, "Q4": int(is_packed(fmt))}
+    KV_GATHER.launch(grid, pages, table, out, rows, tokens, kv_heads, defines=defines)
     return out

@@ -1,0 +1,38 @@
+// From attention outputs to what the output matrix reads; and the rotation of queries.
+//
+//   gate_output  y = hadamard_64(out) * sigmoid(gate): the first where UNROTATE, the second where GATED; bf16
+//   rotate_rows  y = hadamard_ROTATE(x) over consecutive blocks; f16
+//
+// Layouts, rows = tokens * heads: gate_output out and y (rows, d) bf16, wide (rows, 2 d) bf16 with the gate in the second
+//   half; rotate_rows x and y (rows, d) f16. Launch: 4 warps a block, a warp a row. 16-byte aligned arrays. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; UNROTATE, GATED; or ROTATE (64 or HEAD_DIM).
+#include "head_row.cuh"
+
+constexpr int WARPS = 4;
+
+#ifdef GATED
+extern "C" __global__ void __launch_bounds__(32 * WARPS) gate_output(const u16* out, const u16* wide, u16* y, i64 rows) {
+    const u32 lane = threadIdx.x % 32;
+    const i64 row = i64(blockIdx.x) * WARPS + threadIdx.x / 32;
+    if (row >= rows) return;
+    HeadRow r = load_bf16(out + row * HEAD_DIM, lane);
+    if (UNROTATE) hadamard<64>(r, lane);
+    if (GATED) {
+        const HeadRow gate = load_bf16(wide + (2 * row + 1) * HEAD_DIM, lane);
+#pragma unroll
+        for (int i = 0; i < E; i++) r.x[i] *= 1.0f / (1.0f + __expf(-gate.x[i]));
+    }
+    store_bf16(y + row * HEAD_DIM, r, lane);
+}
+#endif
+
+#ifdef ROTATE
+extern "C" __global__ void __launch_bounds__(32 * WARPS) rotate_rows(const u16* x, u16* y, i64 rows) {
+    const u32 lane = threadIdx.x % 32;
+    const i64 row = i64(blockIdx.x) * WARPS + threadIdx.x / 32;
+    if (row >= rows) return;
+    HeadRow r = load_f16(x + row * HEAD_DIM, lane);
+    hadamard<ROTATE>(r, lane);
+    store_f16(y + row * HEAD_DIM, r, lane);
+}
+#endif

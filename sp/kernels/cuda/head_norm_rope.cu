@@ -1,0 +1,66 @@
+// What happens to the projected rows of attention before they meet: per-head RMS norm and rotary embedding of q and k,
+// rotation and storage of k and v.
+//
+//   head_norm_rope   y[t, h] = rope(norm(x[t, h, :d]), positions[t]), f16
+//   attention_heads  the same for q; k likewise, then rotated over its largest power of two and stored in its page;
+//                    v rotated over blocks of 64 and stored: everything between the projections and attention in one launch
+//   norm: x / sqrt(mean(x^2) + eps) * weight; rope: NeoX pairs (j, j + half) turned by positions[t] * base^(-j / half)
+//
+// Layouts: x, q (tokens, heads, stride) bf16 with stride >= d (a gate may follow), k, v (tokens, kv_heads, d) bf16,
+//   y (tokens, heads, d) f16, turns i64 (half,) as in head_row.cuh, pages and table as in kv_pages.cu.
+// Launch: 4 warps a block, a warp a (token, head) row. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; for attention_heads Q4 (pages hold Q4_0, not f16) and ROTATE.
+#include "head_row.cuh"
+
+constexpr int WARPS = 4;
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+head_norm_rope(const u16* x, const f32* weight, const i64* positions, const i64* turns, u16* y, i64 rows, i32 heads,
+               i32 stride, i32 half, f32 eps) {
+    __shared__ f32 scratch[WARPS][HEAD_DIM];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const i64 row = i64(blockIdx.x) * WARPS + warp;
+    if (row >= rows) return;
+    HeadRow r = load_bf16(x + row * stride, lane);
+    norm(r, weight, eps, lane);
+    rope(r, positions[row / heads], turns, half, scratch[warp], lane);
+    store_f16(y + row * HEAD_DIM, r, lane);
+}
+
+#ifdef Q4
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, const f32* k_weight, const i64* positions,
+                const i64* turns, u16* q_out, u8* k_pages, u8* v_pages, const i32* table, const i32* start, i32 offset,
+                i32 tokens, i32 heads, i32 kv_heads, i32 stride, i32 half, f32 eps) {
+    __shared__ f32 scratch[WARPS][HEAD_DIM];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const i64 row = i64(blockIdx.x) * WARPS + warp;
+    const int all = heads + 2 * kv_heads;
+    if (row >= i64(tokens) * all) return;
+    const i64 token = row / all;
+    int head = int(row % all);
+    if (head < heads) {
+        HeadRow r = load_bf16(q + (token * heads + head) * stride, lane);
+        norm(r, q_weight, eps, lane);
+        rope(r, positions[token], turns, half, scratch[warp], lane);
+        store_f16(q_out + (token * heads + head) * HEAD_DIM, r, lane);
+        return;
+    }
+    head -= heads;
+    const i32 slot = (start ? *start : 0) + offset + i32(token);
+    const bool key = head < kv_heads;
+    if (!key) head -= kv_heads;
+    HeadRow r = load_bf16((key ? k : v) + (token * kv_heads + head) * HEAD_DIM, lane);
+    if (key) {
+        norm(r, k_weight, eps, lane);
+        rope(r, positions[token], turns, half, scratch[warp], lane);
+        // What a caller that keeps k apart would store: its f16 values.
+#pragma unroll
+        for (int i = 0; i < E; i++) r.x[i] = f32_from_f16(f16_from(r.x[i]));
+        if (ROTATE) hadamard<HEAD_DIM>(r, lane);
+    } else if (ROTATE) {
+        hadamard<64>(r, lane);
+    }
+    store_in_page<Q4>(key ? k_pages : v_pages, table, slot, head, kv_heads, r, scratch[warp], lane);
+}
+#endif

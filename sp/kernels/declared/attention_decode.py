@@ -1,0 +1,75 @@
+"""Attention of few query rows over a long paged cache, split over the cache."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Defines, Kernel
+
+RING = {  # (head_dim, packed pages): warps, units a warp keeps in flight or at work
+    (64, 0): (8, 4),
+    (64, 1): (8, 4),
+    (128, 0): (8, 3),
+    (128, 1): (8, 4),
+    (256, 0): (4, 3),
+    (256, 1): (8, 4),
+}
+"""Chosen so that two states and the ring fit 99 KiB, the shared memory of a block on sm_86, sm_89 and sm_120."""
+SPLIT_TOKENS = 512
+
+
+def variant(head_dim: int, packed: bool, rows: int, rotate: bool, finish: bool) -> dict[str, int]:
+    """Defines for `rows` query rows of a kv head; see ``attention_decode.cu``."""
+    warps, slots = RING[head_dim, int(packed)]
+    return {
+        "HEAD_DIM": head_dim,
+        "Q4": int(packed),
+        "TILES": 1 if rows <= 8 else 2,
+        "WARPS": warps,
+        "SLOTS": slots,
+        "SPLIT_TOKENS": SPLIT_TOKENS,
+        "ROTATE": int(rotate),
+        "FINISH": int(finish),
+    }
+
+
+def state_floats(defines: Defines) -> int:
+    """Floats of one warp's state: outputs, references and totals."""
+    return 128 * (int(defines["HEAD_DIM"]) // 16 + 1) * int(defines["TILES"])
+
+
+def _shared_bytes(defines: Defines) -> int:
+    d, tiles, warps = (int(defines[name]) for name in ("HEAD_DIM", "TILES", "WARPS"))
+    packed = bool(defines["Q4"])
+    pitch = {64: 48, 128: 80, 256: 144}[d] if packed else 2 * d
+    queries = 8 * tiles * (d + 8) * 2 if packed else 0
+    ring = warps * int(defines["SLOTS"]) * 16 * pitch + queries
+    return max(ring, (warps + 1) // 2 * state_floats(defines) * 4, 8 * tiles * d * 4)
+
+
+ATTENTION_DECODE = Kernel(
+    source="attention_decode.cu",
+    entry="attention_decode",
+    args=(
+        "const f16* q",
+        "const u8* k_pages",
+        "const u8* v_pages",
+        "const i32* table",
+        "const i32*? tokens",
+        "i32 more",
+        "const u16*? wide",
+        "u16* out",
+        "f32* partial",
+        "u32* counters",
+        "i32 n",
+        "i32 heads",
+        "i32 kv_heads",
+        "f32 scale",
+    ),
+    threads=lambda defines: 32 * int(defines["WARPS"]),
+    variants=tuple(
+        variant(d, packed, rows, packed, finish=True)
+        for d in (128, 256)
+        for packed in (False, True)
+        for rows in (8, 16)
+    ),
+    smem=_shared_bytes,
+)

@@ -1,0 +1,101 @@
+"""Rows of attention: norm, rotary embedding, rotation, gate, and pages in and out."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Kernel
+
+ROWS_A_BLOCK = 4
+"""Warps of a block, one a row, in all kernels here but kv_gather."""
+GATHER_THREADS = 256
+HEAD_DIMS = (64, 128, 256)
+
+HEAD_NORM_ROPE = Kernel(
+    source="head_norm_rope.cu",
+    entry="head_norm_rope",
+    args=(
+        "const u16* x",
+        "const f32* weight",
+        "const i64* positions",
+        "const i64* turns",
+        "f16* y",
+        "i64 rows",
+        "i32 heads",
+        "i32 stride",
+        "i32 half",
+        "f32 eps",
+    ),
+    threads=32 * ROWS_A_BLOCK,
+    variants=({"HEAD_DIM": 256}, {"HEAD_DIM": 128}),
+)
+
+ATTENTION_HEADS = Kernel(
+    source="head_norm_rope.cu",
+    entry="attention_heads",
+    args=(
+        "const u16* q",
+        "const u16* k",
+        "const u16* v",
+        "const f32* q_weight",
+        "const f32* k_weight",
+        "const i64* positions",
+        "const i64* turns",
+        "f16* q_out",
+        "u8* k_pages",
+        "u8* v_pages",
+        "const i32* table",
+        "const i32*? start",
+        "i32 offset",
+        "i32 tokens",
+        "i32 heads",
+        "i32 kv_heads",
+        "i32 stride",
+        "i32 half",
+        "f32 eps",
+    ),
+    threads=32 * ROWS_A_BLOCK,
+    variants=({"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1}, {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0}),
+)
+
+KV_APPEND = Kernel(
+    source="kv_pages.cu",
+    entry="kv_append",
+    args=(
+        "const u16* values",  # bf16, or f16 seen as its bits
+        "u8* pages",
+        "const i32* table",
+        "const i32*? start",
+        "i32 offset",
+        "i64 rows",
+        "i32 kv_heads",
+    ),
+    threads=32 * ROWS_A_BLOCK,
+    variants=(
+        {"HEAD_DIM": 256, "Q4": 1, "BF16": 1, "ROTATE": 64},
+        {"HEAD_DIM": 256, "Q4": 1, "BF16": 0, "ROTATE": 256},
+        {"HEAD_DIM": 128, "Q4": 0, "BF16": 0, "ROTATE": 0},
+    ),
+)
+
+KV_GATHER = Kernel(
+    source="kv_pages.cu",
+    entry="kv_gather",
+    args=("const u8* pages", "const i32* table", "f16* out", "i64 rows", "i64 tokens", "i32 kv_heads"),
+    threads=GATHER_THREADS,
+    variants=({"HEAD_DIM": 256, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 0}),
+)
+
+GATE_OUTPUT = Kernel(
+    source="gate_output.cu",
+    entry="gate_output",
+    args=("const u16* out", "const u16*? wide", "u16* y", "i64 rows"),
+    threads=32 * ROWS_A_BLOCK,
+    variants=({"HEAD_DIM": 256, "GATED": 1, "UNROTATE": 1}, {"HEAD_DIM": 128, "GATED": 0, "UNROTATE": 1}),
+)
+
+ROTATE_ROWS = Kernel(
+    source="gate_output.cu",
+    entry="rotate_rows",
+    args=("const f16* x", "f16* y", "i64 rows"),
+    threads=32 * ROWS_A_BLOCK,
+    variants=({"HEAD_DIM": 256, "ROTATE": 256}, {"HEAD_DIM": 128, "ROTATE": 128}),
+)

@@ -1,0 +1,92 @@
+"""attention_heads: all that happens to q, k and v between their projections and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Bytes, Floats, Ints
+from sp.kernels import import_cupy, is_device
+from sp.kernels.declared.attention_rows import ATTENTION_HEADS, ROWS_A_BLOCK
+from sp.kernels.device import current_device
+from sp.ops.gate_output import VALUE_BLOCK
+from sp.ops.head_norm_rope import head_norm_rope, turns
+from sp.ops.kv_pages import is_packed, kv_append, page_head_dim, split_count
+from sp.quant import BlockFormat
+
+
+def attention_heads(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    q_norm: Floats,
+    k_norm: Floats,
+    eps: float,
+    positions: Ints,
+    base: float,
+    rope_dim: int,
+    k_pages: Bytes,
+    v_pages: Bytes,
+    table: Ints,
+    start: Any,
+    fmt: BlockFormat,
+    rotate: bool = False,
+) -> Floats:
+    """Norm and turn q and k, store k and v: `head_norm_rope` of both and `kv_append`, on the device in one launch.
+
+    Parameters
+    ----------
+    q : float32 (tokens, heads, stride), on the device bf16
+        Only the first d values of a head are used.
+    k, v : float32 (tokens, kv_heads, d), on the device bf16
+    q_norm, k_norm : float32 (d,)
+    eps, positions, base, rope_dim
+        See `head_norm_rope`.
+    k_pages, v_pages, table, start, fmt
+        See `kv_append`.
+    rotate : bool
+        Store keys rotated by a Hadamard matrix over their d values and values over blocks of 64.
+
+    Returns
+    -------
+    float32 (tokens, heads, d), on the device float16
+        Queries; not rotated by the Hadamard matrix.
+    """
+    tokens, heads, stride = q.shape
+    kv_heads, d = k.shape[1:]
+    if not is_device(q):
+        k = head_norm_rope(k, k_norm, eps, positions, base, rope_dim)
+        kv_append(k_pages, table, start, k, fmt, d & -d if rotate else 0)
+        kv_append(v_pages, table, start, v, fmt, VALUE_BLOCK if rotate else 0)
+        return head_norm_rope(q, q_norm, eps, positions, base, rope_dim)
+    assert k.shape == v.shape == (tokens, kv_heads, d), f"q {q.shape}, k {k.shape}, v {v.shape}"
+    assert stride >= d == page_head_dim(k_pages, fmt), f"q {q.shape}, k {k.shape}, pages {k_pages.shape}"
+    assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
+    assert len(positions) == tokens, f"{len(positions)} positions for {tokens} tokens"
+    out: Floats = import_cupy().empty((tokens, heads, d), np.float16)
+    start, offset = split_count(start)
+    ATTENTION_HEADS.launch(
+        (-(-tokens * (heads + 2 * kv_heads) // ROWS_A_BLOCK),),
+        q,
+        k,
+        v,
+        q_norm,
+        k_norm,
+        positions,
+        turns(base, rope_dim, current_device()),
+        out,
+        k_pages,
+        v_pages,
+        table,
+        start,
+        offset,
+        tokens,
+        heads,
+        kv_heads,
+        stride,
+        rope_dim // 2,
+        eps,
+        defines={"HEAD_DIM": d, "Q4": int(is_packed(fmt)), "ROTATE": int(rotate)},
+    )
+    return out

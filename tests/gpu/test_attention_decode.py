@@ -1,0 +1,102 @@
+"""Split-KV decode attention against float64: any number of queries, prefixes, groups, formats; graphs and reruns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compare import nmse, to_bf16, to_float64
+from paged import PagedCase
+
+cp = pytest.importorskip("cupy")
+
+from sp.ops.attention_decode import decode, zeros  # noqa: E402
+from sp.ops.paged_attention import attention_output, paged_attention  # noqa: E402
+from sp.quant import F16, Q4_0  # noqa: E402
+
+BOUND = 4e-6  # half of it is the rounding of the result to bf16
+
+
+@pytest.fixture(autouse=True)
+def _guarded_outputs(guarded, monkeypatch):
+    """What the op allocates starts as NaN between guard bands; the counters are back at zero in the end."""
+    zeros(0)
+    monkeypatch.setattr(cp, "empty", lambda shape, dtype=float: guarded(shape, dtype))
+    yield
+    assert not zeros(0).any()
+
+
+def queries(rng, n, heads, d):
+    return rng.standard_normal((n, heads, d)).astype(np.float16)
+
+
+@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (12, 2)])
+@pytest.mark.parametrize(
+    ("n", "prefix"), [(1, 0), (1, 1), (1, 127), (1, 2500), (2, 129), (31, 0), (32, 7), (33, 1000), (64, 513)]
+)
+def test_against_float64(fmt, rotate, d, heads, kv_heads, n, prefix):
+    rng = np.random.default_rng(n + prefix)
+    case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt, rotate)
+    q = queries(rng, n, heads, d)
+    want = case.want(q)
+    got = paged_attention(cp.asarray(q), *case.device(), case.tokens, fmt, case.rotate_block)
+    assert got.dtype == np.uint16
+    assert nmse(got, want) < BOUND
+    again = paged_attention(cp.asarray(q), *case.device(), case.tokens, fmt, case.rotate_block)
+    np.testing.assert_array_equal(got.get(), again.get())
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True), (F16, True)])
+@pytest.mark.parametrize(("n", "prefix"), [(1, 4000), (3, 30), (17, 640), (65, 100)])
+def test_finished_outputs(gated, fmt, rotate, n, prefix):
+    rng = np.random.default_rng(n)
+    case = PagedCase.make(rng, prefix + n, 4, 256, fmt, rotate)
+    q, wide = queries(rng, n, 24, 256), to_bf16(rng.standard_normal((n, 24, 512)))
+    got = attention_output(
+        cp.asarray(q), *case.device(), case.tokens, fmt, case.rotate_block, None, cp.asarray(wide) if gated else None
+    )
+    want = case.want_finished(q, to_float64(wide) if gated else None)
+    assert nmse(got.reshape(n, 24, 256), want) < 2 * BOUND
+
+
+def test_one_graph_serves_every_length():
+    rng = np.random.default_rng(0)
+    case = PagedCase.make(rng, 2000, 2, 128, Q4_0)
+    q = queries(rng, 1, 12, 128)
+    device_q, pages, total = cp.asarray(q), case.device(), cp.array([2000], np.int32)
+
+    def run():
+        return decode(device_q, *pages, total, Q4_0)
+
+    run()
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        out = run()
+        graph = stream.end_capture()
+    for tokens in (2000, 1, 513, 129, 1999):
+        total.fill(tokens)
+        cp.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        case.tokens = tokens
+        assert nmse(out, case.want(q)) < BOUND
+
+
+def test_a_loud_early_token_leaves_the_quiet_rest_its_weight():
+    """A score 20.4 powers of two below the first token's still counts: its probability is no f16 subnormal."""
+    d, tokens = 128, 40_000
+    keys, values = np.zeros((tokens, 1, d), np.float16), np.zeros((tokens, 1, d), np.float16)
+    keys[0, 0, 0], values[1:, 0, 1] = 1, 1
+    q = np.zeros((1, 1, d), np.float16)
+    q[0, 0, 0] = 20.4 * np.log(2) * np.sqrt(d)
+    pages = [np.zeros((-(-tokens // 128), 128, 1, d), np.float16) for _ in range(2)]
+    for page, rows in zip(pages, (keys, values), strict=True):
+        page.reshape(-1, 1, d)[:tokens] = rows
+    device = [cp.asarray(page.view(np.uint8)) for page in pages]
+    got = decode(cp.asarray(q), *device, cp.arange(len(pages[0]), dtype=np.int32), tokens, F16)
+    weight = np.exp2(np.float64(q[0, 0, 0]) / np.sqrt(d) / np.log(2))
+    want = (tokens - 1) / (tokens - 1 + weight)
+    assert abs(to_float64(got)[0, 0, 1] / want - 1) < 3e-3

@@ -1,0 +1,155 @@
+"""Norm and RoPE of heads, pages in and out, gate and rotation on the device against their float64 twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compare import nmse, to_bf16, to_float64
+
+cp = pytest.importorskip("cupy")
+
+from sp.errors import ConfigError  # noqa: E402
+from sp.ops import hadamard, kv_append, kv_gather  # noqa: E402
+from sp.ops.attention_heads import attention_heads  # noqa: E402
+from sp.ops.gate_output import gate_output  # noqa: E402
+from sp.ops.head_norm_rope import head_norm_rope  # noqa: E402
+from sp.ops.kv_pages import unpacked_pages  # noqa: E402
+from sp.quant import F16, F32, Q4_0  # noqa: E402
+
+F16_ROUNDING, BF16_ROUNDING = 2e-7, 4e-6
+TOKENS = (1, 2, 31, 33, 129, 1000)
+
+
+@pytest.fixture(autouse=True)
+def _guarded_outputs(guarded, monkeypatch):
+    """What an op allocates starts as NaN between guard bands."""
+    monkeypatch.setattr(cp, "empty", lambda shape, dtype=float: guarded(shape, dtype))
+
+
+def bf16_values(rng, shape):
+    """Random numbers as bf16 on the device, and exactly those in float64."""
+    bits = to_bf16(rng.standard_normal(shape).astype(np.float32))
+    return cp.asarray(bits), to_float64(bits)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(
+    ("heads", "d", "stride", "rope_dim"), [(24, 256, 512, 64), (2, 128, 128, 128), (3, 64, 192, 34)]
+)
+def test_head_norm_rope(tokens, heads, d, stride, rope_dim):
+    rng = np.random.default_rng(tokens)
+    x, exact = bf16_values(rng, (tokens, heads, stride))
+    weight = rng.uniform(0.5, 2, d).astype(np.float32)
+    positions = rng.integers(0, 1_000_000, tokens)
+    want = head_norm_rope(exact, weight.astype(np.float64), 1e-6, positions, 1e7, rope_dim)
+    got = head_norm_rope(x, cp.asarray(weight), 1e-6, cp.asarray(positions), 1e7, rope_dim)
+    assert got.dtype == np.float16
+    assert nmse(got, want) < F16_ROUNDING
+
+
+def test_angles_are_exact_a_million_tokens_in():
+    d, positions = 128, np.array([0, 1, 999_983, 1_000_000])
+    x = np.zeros((4, 1, d), np.float32)
+    x[..., : d // 2] = 1  # out[j] is then the cosine and out[j + 64] the sine of the angle, times sqrt(2)
+    got = head_norm_rope(cp.asarray(to_bf16(x)), cp.ones(d, np.float32), 0.0, cp.asarray(positions), 1e6, d)
+    angle = positions[:, None] * 1e6 ** (-np.arange(64) / 64)
+    want = np.sqrt(2) * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+    assert np.abs(to_float64(got)[:, 0] - want).max() < 1e-3  # half an ulp of f16 at sqrt(2) is 4.9e-4
+
+
+@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 127), (2, 126), (129, 255), (300, 3)])
+def test_append_stores_the_bytes_of_the_format(fmt, d, tokens, start):
+    rng = np.random.default_rng(d + tokens)
+    values, exact = bf16_values(rng, (tokens, 3, d))
+    exact[0, 0, :32] = 0  # a block without a largest value
+    exact[0, 1, :32] = np.resize([1.5, -1.5], 32)  # and one where the first of two decides the sign
+    values = cp.asarray(to_bf16(exact))
+    table = rng.permutation(9)[:6]
+    want = np.full((9, 128, 3, fmt.row_bytes(d)), 0xA5, np.uint8)
+    pages, device_table = cp.asarray(want), cp.asarray(table.astype(np.int32))
+    kv_append(want, table, start, exact.astype(np.float32), fmt)
+    kv_append(pages, device_table, start, values, fmt)
+    np.testing.assert_array_equal(pages.get(), want)
+    kv_append(pages, device_table, cp.array([start], np.int32), values.astype(np.uint16), fmt)
+    np.testing.assert_array_equal(pages.get(), want)
+    end = start + tokens
+    got = to_float64(kv_gather(pages, device_table, end, fmt))
+    np.testing.assert_array_equal(got, kv_gather(want, table, end, fmt).astype(np.float16))
+    whole = to_float64(unpacked_pages(pages, device_table, end, fmt)).reshape(-1, 3, d)
+    np.testing.assert_array_equal(whole[:end], got)
+    assert len(whole) % 128 == 0
+    assert not whole[end:].any()
+
+
+def test_append_rounds_f16_keys_as_the_format_does():
+    keys = np.random.default_rng(0).standard_normal((77, 2, 256)).astype(np.float16)
+    want = np.full((1, 128, 2, Q4_0.row_bytes(256)), 0xA5, np.uint8)
+    pages = cp.asarray(want)
+    kv_append(want, np.array([0]), 9, keys.astype(np.float32), Q4_0)
+    kv_append(pages, cp.zeros(1, np.int32), 9, cp.asarray(keys), Q4_0)
+    np.testing.assert_array_equal(pages.get(), want)
+
+
+@pytest.mark.parametrize(("d", "block"), [(256, 256), (128, 128), (256, 64), (128, 64), (64, 64)])
+def test_rotated_rows_lose_no_more_than_the_twin_s(d, block):
+    rng = np.random.default_rng(d)
+    values, exact = bf16_values(rng, (200, 2, d))
+    exact[..., 5] *= 16  # an outlier channel
+    values = cp.asarray(to_bf16(exact))
+    exact = to_float64(to_bf16(exact))
+    table = np.array([1, 0])
+    twin = np.zeros((2, 128, 2, Q4_0.row_bytes(d)), np.uint8)
+    pages = cp.asarray(twin)
+    kv_append(twin, table, 0, exact.astype(np.float32), Q4_0, block)
+    kv_append(pages, cp.asarray(table.astype(np.int32)), 0, values, Q4_0, block)
+    rotated = hadamard(exact, block)
+    assert nmse(kv_gather(pages.get(), table, 200, Q4_0), rotated) < 1.01 * nmse(
+        kv_gather(twin, table, 200, Q4_0), rotated
+    )
+    assert (pages.get() == twin).mean() > 0.99
+
+
+def test_pages_of_another_format_or_head_size_are_refused():
+    with pytest.raises(ConfigError, match="F16 or Q4_0"):
+        kv_append(cp.zeros((1, 128, 1, 256), np.uint8), cp.zeros(1, np.int32), 0, cp.zeros((1, 1, 64), np.uint16), F32)
+    with pytest.raises(ConfigError, match="heads of 96"):
+        kv_append(cp.zeros((1, 128, 1, 192), np.uint8), cp.zeros(1, np.int32), 0, cp.zeros((1, 1, 96), np.uint16), F16)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("gated", "unrotate"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_gate_output(tokens, gated, unrotate, d):
+    rng = np.random.default_rng(tokens)
+    out, exact_out = bf16_values(rng, (tokens, 6, d))
+    wide, exact_wide = bf16_values(rng, (tokens, 6, 2 * d))
+    want = gate_output(exact_out, exact_wide if gated else None, unrotate)
+    assert nmse(gate_output(out, wide if gated else None, unrotate), want) < BF16_ROUNDING
+
+
+@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
+@pytest.mark.parametrize(("heads", "kv_heads", "d", "wide", "rope_dim"), [(24, 4, 256, 2, 64), (4, 2, 128, 1, 128)])
+@pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 300), (5, 126), (130, 1)])
+def test_attention_heads_is_norm_rope_append_in_one_launch(
+    fmt, rotate, heads, kv_heads, d, wide, rope_dim, tokens, start
+):
+    rng = np.random.default_rng(tokens)
+    q, k, v = (
+        cp.asarray(to_bf16(rng.standard_normal((tokens, h, s))))
+        for h, s in ((heads, wide * d), (kv_heads, d), (kv_heads, d))
+    )
+    q_norm, k_norm = (cp.asarray(rng.uniform(0.5, 2, d).astype(np.float32)) for _ in range(2))
+    positions, table = cp.asarray(rng.integers(0, 200_000, tokens)), cp.asarray(rng.permutation(4).astype(np.int32))
+    rope = (1e-6, positions, 1e7, rope_dim)
+    pages = [cp.full((4, 128, kv_heads, fmt.row_bytes(d)), 0xA5, np.uint8) for _ in range(4)]
+    want_q = head_norm_rope(q, q_norm, *rope)
+    kv_append(pages[0], table, start, head_norm_rope(k, k_norm, *rope), fmt, d if rotate else 0)
+    kv_append(pages[1], table, start, v, fmt, 64 if rotate else 0)
+    got_q = attention_heads(
+        q, k, v, q_norm, k_norm, *rope, pages[2], pages[3], table, cp.array([start], np.int32), fmt, rotate
+    )
+    np.testing.assert_array_equal(got_q.get().view(np.uint16), want_q.get().view(np.uint16))
+    np.testing.assert_array_equal(pages[2].get(), pages[0].get())
+    np.testing.assert_array_equal(pages[3].get(), pages[1].get())
