@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from compare import nmse
 
+from sp.bench.record import append, make_record
 from sp.errors import DeviceError
 from sp.kernels import forced_path
 from sp.kernels.device import require_device
+from sp.kernels.hashing import all_sources
 from sp.kernels.path import PATHS, native_path
 
 __all__ = ["nmse"]
@@ -39,6 +42,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if problem:
         for item in mine:
             item.add_marker(pytest.mark.skip(reason=problem))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", metavar="FOLDER", help="append the outcome of the GPU tests below this folder")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = config.getoption("--record", default=None)
+    if folder:
+        selected = [Path(argument).name for argument in config.args]
+        config.pluginmanager.register(Recorder(Path(folder), selected), "gpu-test-recorder")
+
+
+class Recorder:
+    """Writes one record of how the tests of this folder ended, with the card and a hash of all kernels."""
+
+    def __init__(self, folder: Path, selected: list[str]) -> None:
+        self.folder = folder
+        self.config = {"tests": selected}
+        self.counts: Counter[str] = Counter()
+        self.failures: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if HERE not in (Path(report.fspath).absolute()).parents:
+            return
+        if report.when == "call" or report.outcome != "passed":
+            self.counts[report.outcome] += 1
+        if report.failed:
+            self.failures.append(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.counts["passed"] + self.counts["failed"]:
+            terminalreporter.write_line("no GPU test ran: nothing is recorded")
+            return
+        metrics = {outcome: self.counts[outcome] for outcome in ("passed", "failed", "skipped")}
+        record = make_record("gpu_tests", self.config, metrics, self.failures, all_sources())
+        terminalreporter.write_line(f"recorded in {append(record, self.folder)}: {metrics}")
 
 
 @pytest.fixture
