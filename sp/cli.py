@@ -18,6 +18,7 @@ from sp.commands.kernels import kernels_app
 from sp.commands.terminal import AsJson, print_json, progress_bar
 from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError, SpError, unknown_name
+from sp.kernels import device_errors
 
 app = typer.Typer(
     name="sp",
@@ -229,7 +230,8 @@ def synth(
 def main() -> None:
     """Entry point of the `sp` command."""
     try:
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        with device_errors():
+            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except SpError as error:
         print(f"sp: error: {error}", file=sys.stderr)
         sys.exit(2)

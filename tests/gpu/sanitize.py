@@ -66,9 +66,8 @@ def main() -> int:
                 check=False,
             )
             seconds = time.perf_counter() - start
-            print(
-                f"{tool:<10} {file}: {'clean' if done.returncode == 0 else f'status {done.returncode}'}, {seconds:.0f} s"
-            )
+            outcome = "clean" if done.returncode == 0 else f"status {done.returncode}"
+            print(f"{tool:<10} {file}: {outcome}, {seconds:.0f} s", flush=True)
             if done.returncode:
                 print((done.stdout + done.stderr)[-6000:])
                 worst = max(worst, done.returncode)
