@@ -51,7 +51,6 @@ class GraphDecoder:
         self._graph: Any = None
         self._warm = False
         self._arrived = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * limit), np.int32, limit)
-        self._stream.wait_event(cupy.cuda.get_current_stream().record())
         with self._working():
             self._token = cupy.empty(1, np.int32)
             self._position = cupy.full(1, position - 1, np.int64)
@@ -63,25 +62,29 @@ class GraphDecoder:
         """Each token as soon as the host knows it, up to the limit.
 
         While the host waits for a token the device is at work on the next one, so whoever stops early finds the
-        cache one token further on. Later work on the current stream waits for all that was started here.
+        cache one token further on.
         """
-        cupy = import_cupy()
         waiting = [self._fetch(0)]
-        try:
-            for number in range(self._limit):
-                if number + 1 < self._limit:
-                    self._advance()
-                    waiting.append(self._fetch(number + 1))
-                waiting.pop(0).synchronize()
-                yield int(self._arrived[number])
-        finally:
-            cupy.cuda.get_current_stream().wait_event(self._stream.record())
+        for number in range(self._limit):
+            if number + 1 < self._limit:
+                self._advance()
+                waiting.append(self._fetch(number + 1))
+            waiting.pop(0).synchronize()
+            yield int(self._arrived[number])
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Work goes to the stream of this decoder, and takes memory from its pool."""
-        with self._stream, import_cupy().cuda.using_allocator(self._pool.malloc):
+        """Work goes to the stream of this decoder and takes memory from its pool.
+
+        It runs after what the current stream was given and before what it is given next, since kernels that count
+        their finished blocks share the counters.
+        """
+        cuda = import_cupy().cuda
+        current = cuda.get_current_stream()
+        self._stream.wait_event(current.record())
+        with self._stream, cuda.using_allocator(self._pool.malloc):
             yield
+        current.wait_event(self._stream.record())
 
     def _fetch(self, number: int) -> Any:
         """Copy a token to the host; the event that marks its arrival."""

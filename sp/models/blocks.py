@@ -116,12 +116,15 @@ class Attention:
         else:
             (wide,), (k, v) = project(last, (self.q,), norm), project(x, (self.k, self.v), norm)
         wide = wide.reshape(rows, c.heads, self.q.shape[0] // c.heads)
-        k = k.reshape(n, c.kv_heads, c.head_dim)
-        k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope_base, c.rope_dim)
-        cache.append(self.index, k, v.reshape(n, c.kv_heads, c.head_dim))
-        q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope_base, c.rope_dim)
-        if tap is not None:
-            tap(self.index, q, k, positions)
+        k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
+        if rows == n and tap is None:
+            q = cache.append_heads(self.index, wide, k, v, self.q_norm, self.k_norm, positions)
+        else:
+            k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope_base, c.rope_dim)
+            cache.append(self.index, k, v)
+            q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope_base, c.rope_dim)
+            if tap is not None:
+                tap(self.index, q, k, positions)
         if rows == 0:
             return last
         return project_add(last, cache.attend(self.index, q, wide if c.gated else None), self.out)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import device_errors, import_cupy
 from sp.models.config import ModelConfig
@@ -164,8 +164,35 @@ class Cache:
         PromptError
             Past the capacity, after `release`, or when the pool has no free page.
         """
+        run = self._next(layer, len(k))
+        key_block, value_block = (self.key_block, VALUE_BLOCK) if self.rotate else (0, 0)
+        self._pool.write(run, k, v, key_block, value_block)
+
+    def append_heads(
+        self, layer: int, q: Floats, k: Floats, v: Floats, q_norm: Floats, k_norm: Floats, positions: Ints
+    ) -> Floats:
+        """Norm and turn projected heads, store k and v as `append` does, and return q; see `attention_heads`.
+
+        Parameters
+        ----------
+        layer : int
+        q : float32 (tokens, heads, head_dim or more)
+        k, v : float32 (tokens, kv_heads, head_dim)
+        q_norm, k_norm : float32 (head_dim,)
+        positions : int64 (tokens,)
+
+        Returns
+        -------
+        float32 (tokens, heads, head_dim)
+        """
+        c, run = self.config, self._next(layer, len(k))
+        turn = c.eps, positions, c.rope_base, c.rope_dim
+        return self._pool.write_heads(run, q, k, v, q_norm, k_norm, *turn, self.rotate)
+
+    def _next(self, layer: int, tokens: int) -> Run:
+        """Make room for the next tokens of a layer and count them; the run they are to be written to."""
         state = self._layers[layer]
-        total = state.tokens + len(k)
+        total = state.tokens + tokens
         if state.released:
             raise PromptError(f"layer {layer} of this cache was released; reset() the cache before reading on")
         if total > self.capacity:
@@ -174,11 +201,10 @@ class Cache:
             )
         self._grow(layer, total)
         if self._tables is not None:
-            self._tables.advance(len(k), self._rows[layer])
+            self._tables.advance(tokens, self._rows[layer])
         run = self._run(layer)
         state.tokens = total
-        key_block, value_block = (self.key_block, VALUE_BLOCK) if self.rotate else (0, 0)
-        self._pool.write(run, k, v, key_block, value_block)
+        return run
 
     def reserve(self, tokens: int) -> None:
         """Take the pages that `tokens` more tokens need now, so that reading them takes none."""

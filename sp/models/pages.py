@@ -11,6 +11,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import PromptError
 from sp.kernels import import_cupy
 from sp.ops import kv_append, kv_gather
+from sp.ops.attention_heads import attention_heads
 from sp.ops.paged_attention import attention_output
 from sp.quant import BlockFormat
 
@@ -34,6 +35,11 @@ class Run:
     tokens: int
     start: Any = None
     total: Any = None
+
+    @property
+    def first(self) -> Any:
+        """Where the next tokens go: a number, or on the device an array."""
+        return self.tokens if self.start is None else self.start
 
 
 class PagePool:
@@ -99,9 +105,26 @@ class PagePool:
 
     def write(self, run: Run, k: Floats, v: Floats, key_block: int, value_block: int) -> None:
         """Store the next tokens (tokens, kv_heads, head_dim) of a run, rotated by blocks where those are not 0."""
-        start = run.tokens if run.start is None else run.start
-        kv_append(self._k, run.table, start, k, self._fmt, key_block)
-        kv_append(self._v, run.table, start, v, self._fmt, value_block)
+        kv_append(self._k, run.table, run.first, k, self._fmt, key_block)
+        kv_append(self._v, run.table, run.first, v, self._fmt, value_block)
+
+    def write_heads(
+        self,
+        run: Run,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        q_norm: Floats,
+        k_norm: Floats,
+        eps: float,
+        positions: Ints,
+        base: float,
+        rope_dim: int,
+        rotate: bool,
+    ) -> Floats:
+        """See `attention_heads`; k and v are the next tokens of the run."""
+        pages = self._k, self._v, run.table, run.first, self._fmt
+        return attention_heads(q, k, v, q_norm, k_norm, eps, positions, base, rope_dim, *pages, rotate)
 
     def read(self, run: Run) -> tuple[Floats, Floats]:
         """Keys and values of a run, as they are stored."""

@@ -1,0 +1,44 @@
+"""Models for the device tests, each beside its NumPy twin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+
+from sp.gguf import GGUFFile, Tokenizer
+from sp.models import Model, load_model
+from sp.models.synthetic import write_synthetic
+from sp.pipeline.load import embedded
+from sp.studies.sample import sample
+
+EMBEDDED = ("target", "drafter")
+RANDOM = ("tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen3:bf16", "tiny-qwen35:q8_0")
+NAMES = (*EMBEDDED, *RANDOM)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model twice, and tokens to read."""
+
+    path: Path
+    cpu: Model
+    gpu: Model
+    ids: np.ndarray
+
+
+@cache
+def case(name: str) -> Case:
+    """The embedded model of that role, or a random one called shape:type."""
+    if name in EMBEDDED:
+        path = embedded(name)
+        ids = Tokenizer.from_gguf(GGUFFile.open(path)).encode(sample()[0][:6000]).ids
+    else:
+        shape, _, file_type = name.partition(":")
+        path = write_synthetic(Path(mkdtemp()) / "model.gguf", shape, file_type, seed=3)
+        ids = np.random.default_rng(1).integers(0, 2000, 1200)
+    cpu = load_model(path)
+    return Case(path, cpu, load_model(path, device="cuda"), np.asarray(ids))

@@ -1,0 +1,190 @@
+"""Whole models on the device against the same models in NumPy: logits, every way to walk, both paths, both caches.
+
+The device rounds activations to bf16 and attention operands to f16, the twin computes in float32, so squared errors of
+logits near 1e-4 are what rounding alone gives at these depths; a wrong kernel gives 0.1 to 2.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import cupy
+import numpy as np
+import pytest
+from compare import nmse
+from device_models import EMBEDDED, NAMES, case
+
+from sp.decode.greedy import greedy
+from sp.errors import ConfigError, DeviceError, ModelError
+from sp.gguf import GGUFFile, GGUFWriter
+from sp.models import load_model, prefill, prefill_by_layer
+from sp.models.trunk import mapped
+from sp.ops.packed import unpack
+from sp.pipeline import load
+from sp.pipeline.load import embedded
+from sp.prompt import Prompt
+from sp.quant import Weight
+from sp.studies.sample import sample
+
+BOUND = {"f16": 1e-3, "q4_0": 2e-2}
+N = 700  # no whole number of pages
+CACHES = [("f16", False), ("q4_0", True), ("f16", True), ("q4_0", False)]
+
+
+@cache
+def expected(name: str, kv: str, rotate: bool) -> np.ndarray:
+    """Logits after N tokens, in NumPy."""
+    c = case(name)
+    return prefill(c.cpu, c.ids[:N], np.arange(N), c.cpu.new_cache(N, kv, rotate=rotate))
+
+
+def error(name: str, kv: str = "f16", rotate: bool = False, walk=prefill, **options) -> float:
+    c = case(name)
+    logits = walk(c.gpu, c.ids[:N], np.arange(N), c.gpu.new_cache(N, kv, rotate=rotate), **options)
+    found = nmse(logits, expected(name, kv, rotate))
+    print(f"{name} {kv} rotate={rotate} {walk.__name__} {options}: nmse {found:.2e}")
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("kv", "rotate"), CACHES)
+def test_logits(name, kv, rotate, path) -> None:
+    assert error(name, kv, rotate) < BOUND[kv]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunk", [7, 64, 256])
+def test_chunk_size_does_not_matter(name, chunk) -> None:
+    assert error(name, chunk=chunk) < BOUND["f16"]
+    assert error(name, "q4_0", True, chunk=chunk) < BOUND["q4_0"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunk", [100, 8192])
+def test_by_layer_equals_by_token(name, chunk) -> None:
+    assert error(name, walk=prefill_by_layer, chunk=chunk) < BOUND["f16"]
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_gaps_in_positions_and_the_last_rows(name) -> None:
+    c = case(name)
+    where = np.cumsum(np.random.default_rng(2).integers(1, 9, 300))
+    want = prefill(c.cpu, c.ids[:300], where, c.cpu.new_cache(300, "f16"))
+    for rows in (1, 40, 300):
+        cache = c.gpu.new_cache(300)
+        assert nmse(prefill(c.gpu, c.ids[:300], where, cache, chunk=128, rows=rows), want) < BOUND["f16"]
+        assert cache.tokens == 300
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_tap_sees_what_it_sees_on_the_cpu(name) -> None:
+    c, seen = case(name), {"cpu": [], "gpu": []}
+    for side in seen:
+        model = getattr(c, side)
+        prefill(
+            model, c.ids[:200], np.arange(200), model.new_cache(200), tap=lambda *call, to=seen[side]: to.append(call)
+        )
+    for (layer, q, k, where), (layer_, q_, k_, where_) in zip(seen["gpu"], seen["cpu"], strict=True):
+        assert layer == layer_
+        assert (where.get() == where_).all()
+        assert nmse(q, q_) < BOUND["f16"]
+        assert nmse(k, k_) < BOUND["f16"]
+
+
+def test_caches_can_be_used_again() -> None:
+    c = case("target")
+    cache = c.gpu.new_cache(N)
+    first = prefill(c.gpu, c.ids[:N], np.arange(N), cache).get()
+    assert cache.pages_in_use > 0
+    cache.reset()
+    assert cache.tokens == cache.pages_in_use == 0
+    np.testing.assert_array_equal(prefill(c.gpu, c.ids[:N], np.arange(N), cache).get(), first)
+    one = c.gpu.new_cache(N, layers=1)
+    streamed = prefill_by_layer(c.gpu, c.ids[:N], np.arange(N), one, keep_kv=False)
+    assert nmse(streamed, first) < BOUND["f16"]
+    assert one.peak_pages == -(-N // 128)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_arrive_to_the_bit(name) -> None:
+    file, found, wanted = GGUFFile.open(case(name).path), [], []
+    mapped(load_model(file, decode_budget=0).trunk, lambda leaf: wanted.append(leaf) or leaf)
+
+    def walk(part) -> None:
+        if isinstance(part, (Weight, cupy.ndarray)) or hasattr(part, "offsets"):
+            found.append(part)
+        elif isinstance(part, tuple):
+            for item in part:
+                walk(item)
+        elif hasattr(part, "__dataclass_fields__") and not hasattr(part, "architecture"):
+            for field in part.__dataclass_fields__:
+                walk(getattr(part, field))
+
+    walk(case(name).gpu.trunk)
+    for got, want in zip(found, wanted, strict=True):
+        if isinstance(got, cupy.ndarray):
+            values = got.get()
+        else:
+            values = got.format.decode(got.data.get()) if isinstance(got, Weight) else unpack(got).get()
+        np.testing.assert_array_equal(values, want.dense() if isinstance(want, Weight) else want)
+
+
+@pytest.mark.parametrize(("kv", "rotate"), CACHES[:2])
+def test_the_embedded_target_answers_as_on_the_cpu(kv, rotate) -> None:
+    document, example = sample()
+    answers = {}
+    for device in ("cpu", "cuda"):
+        loaded = load(embedded("target"))
+        model = loaded.model if device == "cpu" else load_model(loaded.file, device=device)
+        ids = Prompt.from_document(document, example.question, loaded.template).tokenise(loaded.tokenizer).ids
+        cache = model.new_cache(len(ids) + 32, kv, rotate=rotate)
+        logits = prefill(model, ids, np.arange(len(ids)), cache)
+        eos = loaded.tokenizer.eos_ids
+        answers[device] = loaded.tokenizer.decode(
+            greedy(model, logits, len(ids), cache, eos_ids=eos, max_new_tokens=32)
+        )
+    assert answers["cuda"] == answers["cpu"]
+    assert all(value in answers["cuda"] for value in example.answers)
+
+
+def test_progress_adds_up_and_comes_when_work_is_done() -> None:
+    c, steps = case("drafter"), []
+    prefill(c.gpu, c.ids[:N], np.arange(N), c.gpu.new_cache(N), chunk=100, progress=steps.append)
+    assert steps == [100] * 7
+    loaded: list[int] = []
+    load_model(case("target").path, device="cuda", progress=loaded.append)
+    assert 0.9 * case("target").path.stat().st_size < sum(loaded) <= case("target").path.stat().st_size
+
+
+def test_what_cannot_run_is_one_clear_error(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="f16 or q4_0, not f32"):
+        case("drafter").gpu.new_cache(10, "f32")
+    with GGUFFile.open(embedded("drafter")) as file:
+        narrow = dict(file.metadata) | {"qwen3.embedding_length": 224}
+        writer = GGUFWriter(tmp_path / "narrow.gguf", narrow)
+        for name in file.tensors:
+            w = file.weight(name)
+            shape = tuple(
+                224 if size == 256 and axis == len(w.shape) - 1 else size for axis, size in enumerate(w.shape)
+            )
+            shape = (
+                (224,)
+                if name in ("output_norm.weight",) or name.endswith(("attn_norm.weight", "ffn_norm.weight"))
+                else shape
+            )
+            shape = (224, shape[1]) if name.endswith(("attn_output.weight", "ffn_down.weight")) else shape
+            values = w.dense()[tuple(slice(0, size) for size in shape)]
+            writer.add(name, shape, w.format, w.format.encode(np.ascontiguousarray(values)))
+    load_model(writer.write())
+    with pytest.raises(ModelError, match="64"):
+        load_model(tmp_path / "narrow.gguf", device="cuda")
+    pool = cupy.get_default_memory_pool()
+    used, limit = pool.used_bytes(), pool.get_limit()
+    try:
+        pool.free_all_blocks()
+        pool.set_limit(size=used + (8 << 20))
+        with pytest.raises(DeviceError, match="do not fit the device"):
+            load_model(embedded("target"), device="cuda")
+    finally:
+        pool.set_limit(size=limit)
+    load_model(embedded("target"), device="cuda")
