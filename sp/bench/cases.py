@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,34 +11,42 @@ from sp.bench.record import make_record
 from sp.bench.timing import spread, time_kernel
 from sp.errors import unknown_name
 from sp.kernels import forced_path
+from sp.kernels.launch import launched_sources, reset_launched
+from sp.kernels.path import PATHS, native_path
 
 
 @dataclass(frozen=True)
 class Case:
     """One thing to time: `run` queues it on the current stream; bytes and flops are what it must move and do."""
 
-    name: str
+    config: Mapping[str, Any]
     path: str
     run: Callable[[], object]
     bytes: float = 0
     flops: float = 0
 
 
-FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {}
+Family = Callable[[], Iterator[Case]]
+FAMILIES: dict[str, Family] = {}
 
 
-def family(name: str) -> Callable[[Callable[[], Iterator[Case]]], Callable[[], Iterator[Case]]]:
-    """Register a function that yields cases; it is called with a device present."""
+def family(name: str) -> Callable[[Family], Family]:
+    """Register a function that yields cases; it is called with a device present. The name is that of its records."""
 
-    def register(make: Callable[[], Iterator[Case]]) -> Callable[[], Iterator[Case]]:
+    def register(make: Family) -> Family:
         FAMILIES[name] = make
         return make
 
     return register
 
 
+def paths() -> tuple[str, ...]:
+    """Paths the present card can take."""
+    return PATHS if native_path() == "sm_90a" else ("portable",)
+
+
 def run_cases(only: str | None = None, repeats: int = 20) -> Iterator[dict[str, Any]]:
-    """Time every case of one family or of all; yields records of the measurement ``kernels``."""
+    """Time every case of one family or of all; yields records."""
     import sp.bench.families  # noqa: F401  (fills the registry; late, since it imports the ops)
 
     if only is not None and only not in FAMILIES:
@@ -49,7 +58,8 @@ def run_cases(only: str | None = None, repeats: int = 20) -> Iterator[dict[str, 
 
 
 def _measure(name: str, case: Case, repeats: int) -> dict[str, Any]:
-    with forced_path(case.path):
+    reset_launched()
+    with forced_path(case.path) if case.path in PATHS else nullcontext():
         samples = time_kernel(case.run, repeats)
     times = spread(samples)
     metrics = {
@@ -59,4 +69,4 @@ def _measure(name: str, case: Case, repeats: int) -> dict[str, Any]:
         "gb_s": case.bytes / times.median / 1e6,
         "tflops": case.flops / times.median / 1e9,
     }
-    return make_record("kernels", {"family": name, "case": case.name, "path": case.path}, metrics, samples)
+    return make_record(name, {**case.config, "path": case.path}, metrics, samples, launched_sources())

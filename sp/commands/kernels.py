@@ -156,7 +156,7 @@ def bench(
     from sp.kernels.device import require_device
 
     require_device()
-    table = Table("family", "case", "path", "ms", "quartiles", "GB/s", "TFLOP/s", box=None)
+    table = Table("bench", "case", "path", "ms", "quartiles", "GB/s", "TFLOP/s", box=None)
     rows = []
     for row in run_cases(family, repeats):
         rows.append(row)
@@ -165,7 +165,8 @@ def bench(
         config, numbers = row["config"], row["metrics"]
         spread = f"{numbers['ms_low']:.4f} .. {numbers['ms_high']:.4f}"
         rates = [f"{numbers[key]:.0f}" if numbers[key] else "" for key in ("gb_s", "tflops")]
-        table.add_row(config["family"], config["case"], config["path"], f"{numbers['ms']:.4f}", spread, *rates)
+        case = " ".join(f"{name}={value}" for name, value in config.items() if name != "path")
+        table.add_row(row["bench"], case, config["path"], f"{numbers['ms']:.4f}", spread, *rates)
     if as_json:
         print_json({"records": rows})
     else:

@@ -21,8 +21,13 @@ _debug = os.environ.get("SP_KERNEL_DEBUG", "0") not in ("", "0")
 
 
 def launched_sources() -> tuple[str, ...]:
-    """Sources of every kernel this process has launched; what its measurements rest on."""
+    """Sources of every kernel launched since the last reset; what a measurement rests on."""
     return tuple(sorted(_launched))
+
+
+def reset_launched() -> None:
+    """Forget which kernels were launched."""
+    _launched.clear()
 
 
 @dataclass(frozen=True, eq=False)

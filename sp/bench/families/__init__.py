@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sp.bench.families import memory
+from sp.bench.families import memory, rows
 
-__all__ = ["memory"]
+__all__ = ["memory", "rows"]

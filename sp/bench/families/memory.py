@@ -19,4 +19,4 @@ def cases() -> Iterator[Case]:
     def copy() -> None:
         target.data.copy_from_device_async(source.data, BYTES, cupy.cuda.get_current_stream())
 
-    yield Case("copy 512 MiB", "portable", copy, bytes=2 * BYTES)
+    yield Case({"copy": BYTES}, "cuda", copy, bytes=2 * BYTES)
