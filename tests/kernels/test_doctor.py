@@ -146,3 +146,12 @@ def test_the_command_as_json(machine, monkeypatch, capsys):
     assert status == 2
     assert told["usable"] is False
     assert [f["name"] for f in told["findings"] if f["state"] == "fail"] == ["compiler"]
+
+
+def test_without_cupy_the_examination_ends_there(machine, monkeypatch):
+    def missing():
+        raise DeviceError("cupy is missing; install it")
+
+    machine.wheels.clear()
+    monkeypatch.setattr(doctor, "import_cupy", missing)
+    assert states() == {"wheels": "warn", "cupy": "fail"}

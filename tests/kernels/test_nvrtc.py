@@ -73,3 +73,18 @@ def test_an_old_compiler_is_named(monkeypatch):
     monkeypatch.setattr(nvrtc, "version", lambda: (11, 8))
     with pytest.raises(DeviceError, match="too old"):
         nvrtc.compile_cubin(PROBE, "probe.cu", nvrtc.compile_options({}, "80"))
+
+
+def test_a_missing_compiler_is_one_error(monkeypatch):
+    class Gone:
+        @staticmethod
+        def getVersion():  # noqa: N802
+            raise ImportError("libnvrtc.so.13: cannot open shared object file")
+
+    stub = type("cupy", (), {"cuda": type("cuda", (), {"nvrtc": Gone})})
+    monkeypatch.setattr(nvrtc, "import_cupy", lambda: stub)
+    nvrtc.version.cache_clear()
+    with pytest.raises(DeviceError, match=r"\(NVRTC\) cannot be loaded.*pip install"):
+        nvrtc.version()
+    monkeypatch.undo()
+    nvrtc.version.cache_clear()
