@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ POISON = 0xFF  # every byte: a NaN in f16, bf16 and f32, -1 in integers
 Guarded = Callable[..., Any]
 
 
+@cache
 def device_problem() -> str | None:
     """Why kernels cannot run here; None if they can."""
     try:
@@ -36,12 +38,21 @@ def device_problem() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mine = [item for item in items if HERE in item.path.parents]
-    problem = device_problem() if mine else None
-    if problem:
-        for item in mine:
-            item.add_marker(pytest.mark.skip(reason=problem))
+class SkippedFile(pytest.File):
+    """Stands for a file of tests that is not even imported."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip(f"no GPU tests: {device_problem()}", allow_module_level=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path, parent: pytest.Collector
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    found = yield
+    if found and file_path.name.startswith("test_") and device_problem():
+        return [SkippedFile.from_parent(parent, path=file_path)]
+    return found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
