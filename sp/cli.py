@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console
 
 from sp import __version__
+from sp.commands.bench import bench_app
 from sp.commands.doctor import doctor
 from sp.commands.kernels import kernels_app
 from sp.commands.terminal import AsJson, print_json, progress_bar
@@ -61,6 +62,7 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
 
 app.command()(doctor)
 app.add_typer(kernels_app, name="kernels")
+app.add_typer(bench_app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

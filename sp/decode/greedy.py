@@ -43,7 +43,7 @@ def greedy(
     list of int
     """
     tokens: list[int] = []
-    with closing(_stream(model, logits, position, cache, max_new_tokens)) as stream:
+    with closing(generate(model, logits, position, cache, limit=max_new_tokens)) as stream:
         for token in stream:
             if token in eos_ids:
                 break
@@ -53,8 +53,8 @@ def greedy(
     return tokens
 
 
-def _stream(model: Model, logits: Floats, position: int, cache: Cache, limit: int) -> Generator[int]:
-    """Up to `limit` tokens, each computed when it is asked for."""
+def generate(model: Model, logits: Floats, position: int, cache: Cache, *, limit: int) -> Generator[int]:
+    """Greedy tokens one by one, up to `limit`; parameters as those of `greedy`."""
     if is_device(logits):
         from sp.decode.graph import GraphDecoder
 

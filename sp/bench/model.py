@@ -1,0 +1,184 @@
+"""Speed of a whole model: prefill of random tokens at several lengths, and greedy decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import mean, median, stdev
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Ints
+from sp.decode.greedy import generate
+from sp.kernels import import_cupy
+from sp.models import Cache, Model, prefill
+
+WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
+SKIPPED = 3  # decoded tokens before the clock starts: one launch by launch, one captured, one replayed
+
+
+@dataclass(frozen=True)
+class Test:
+    """What is timed: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length."""
+
+    prompt: int
+    new: int = 0
+
+    @property
+    def name(self) -> str:
+        """As llama-bench calls it: pp512, tg64, tg64@d4096."""
+        if not self.new:
+            return f"pp{self.prompt}"
+        return f"tg{self.new}" + (f"@d{self.prompt}" if self.prompt else "")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose time is taken."""
+        return self.new or self.prompt
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples of one test.
+
+    Attributes
+    ----------
+    test : Test
+    seconds : tuple of float
+        One a repetition.
+    peak_bytes : int
+        Most device memory held during the test, weights included; 0 on the CPU.
+    """
+
+    test: Test
+    seconds: tuple[float, ...]
+    peak_bytes: int
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second."""
+        return [self.test.tokens / s for s in self.seconds]
+
+    def metrics(self) -> dict[str, float]:
+        """Median, mean and standard deviation of the rate, and the peak."""
+        rates = self.rates
+        return {
+            "tok_s": median(rates),
+            "tok_s_mean": mean(rates),
+            "tok_s_sd": stdev(rates) if len(rates) > 1 else 0.0,
+            "peak_bytes": self.peak_bytes,
+        }
+
+
+def run_tests(
+    model: Model,
+    tests: list[Test],
+    repeats: int,
+    *,
+    kv: str = "f16",
+    rotate: bool = False,
+    chunk: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[Timing]:
+    """Time a model; each test is warmed up, then repeated with other random tokens.
+
+    Parameters
+    ----------
+    model : Model
+    tests : list of Test
+    repeats : int
+    kv, rotate
+        See `Cache`.
+    chunk : int, optional
+        See `prefill`.
+    progress : callable, optional
+        Told of every repetition that is done, by the name of its test.
+
+    Yields
+    ------
+    Timing
+    """
+    rng = np.random.default_rng(0)
+    for test in tests:
+        room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
+        _free(model)
+        cache = model.new_cache(room, kv, rotate=rotate)
+        if not test.new:
+            _prefill(model, cache, rng, min(test.prompt, WARM_TOKENS), chunk)
+        seconds = []
+        for _ in range(repeats):
+            cache.reset()
+            if test.new:
+                seconds.append(_decode(model, cache, rng, test, chunk))
+            else:
+                seconds.append(_prefill(model, cache, rng, test.prompt, chunk))
+            if progress is not None:
+                progress(test.name)
+        yield Timing(test, tuple(seconds), _peak(model))
+
+
+def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
+    return rng.integers(0, model.config.vocab, tokens)
+
+
+def _prefill(model: Model, cache: Cache, rng: np.random.Generator, tokens: int, chunk: int | None) -> float:
+    """Seconds of one prefill, from ids on the host to logits; by CUDA events on the device."""
+    ids, positions = _ids(model, rng, tokens), np.arange(tokens)
+    if model.device == "cpu":
+        start = time.perf_counter()
+        prefill(model, ids, positions, cache, chunk=chunk)
+        return time.perf_counter() - start
+    events = import_cupy().cuda
+    before, after = events.Event(), events.Event()
+    before.record()
+    prefill(model, ids, positions, cache, chunk=chunk)
+    after.record()
+    after.synchronize()
+    return float(events.get_elapsed_time(before, after)) / 1e3
+
+
+def _decode(model: Model, cache: Cache, rng: np.random.Generator, test: Test, chunk: int | None) -> float:
+    """Seconds between the arrivals of the first and the last token that are counted."""
+    read = max(1, test.prompt)
+    logits = prefill(model, _ids(model, rng, read), np.arange(read), cache, chunk=chunk)
+    tokens = generate(model, logits, read, cache, limit=SKIPPED + test.new)
+    for _ in range(SKIPPED):
+        next(tokens)
+    start = time.perf_counter()
+    for _ in tokens:
+        pass
+    return time.perf_counter() - start
+
+
+def _free(model: Model) -> None:
+    """Give memory of the test before back, so that the peak is that of this one."""
+    if model.device == "cuda":
+        import_cupy().get_default_memory_pool().free_all_blocks()
+
+
+def _peak(model: Model) -> int:
+    """Bytes the pool has taken from the device since `_free`; it gives none back meanwhile."""
+    return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0
+
+
+def record_of(
+    timing: Timing, model: str, path: str, kv: str
+) -> tuple[str, dict[str, Any], dict[str, Any], list[float]]:
+    """Bench, configuration, metrics and samples (tokens a second) of a timing, for `make_record`."""
+    metrics: dict[str, Any] = timing.metrics()
+    if timing.test.new:
+        config = {"model": model, "context": timing.test.prompt, "method": "greedy", "budget": 1}
+        return (
+            "decode",
+            config | {"tokens": timing.test.new, "kv": kv, "path": path},
+            metrics | {"acceptance_length": 1.0},
+            timing.rates,
+        )
+    return (
+        "prefill",
+        {"model": model, "prompt_tokens": timing.test.prompt, "kv": kv, "path": path},
+        metrics,
+        timing.rates,
+    )
