@@ -142,8 +142,8 @@ def pack(name: str, fmt: BlockFormat, shape: tuple[int, ...], rows: Any) -> Pack
 def expand_scales(w: PackedWeight) -> Any:
     """Scales as the prefill matrix products read them: uint32 [row tile][input tile][2 groups of 32 inputs][64 rows].
 
-    The halves of a word are BF16: scale and minus the offset (Q4_K, Q5_K; Q4_0 with 8 times the scale as offset), the
-    scales of the first and second 16 inputs (Q6_K), or a scale alone (Q8_0). None for BF16 and F16.
+    The halves of a word are BF16: scale and value of the middle code (Q4_K, Q5_K), the scales of the first and second
+    16 inputs (Q6_K), or a scale alone (Q8_0, Q4_0). None for BF16 and F16.
     """
     if w.format in (BF16, F16):
         return None

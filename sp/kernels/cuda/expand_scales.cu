@@ -26,11 +26,10 @@ extern "C" __global__ void __launch_bounds__(256)
             u32 scale, minimum;
             affine_scale(bytes + 4, j, scale, minimum);
             low = f32_from_f16(u16(header.x)) * f32(scale);
-            high = -(f32_from_f16(u16(header.x >> 16)) * f32(minimum));
+            high = (FORMAT == Q4_K ? 8 : 16) * low - f32_from_f16(u16(header.x >> 16)) * f32(minimum);
         }
     } else {
         low = f32_from_f16(load_u16(scales + 2 * i));
-        if constexpr (FORMAT == Q4_0) high = -8 * low;
     }
     words[i] = pack_bf16(low, high);
 }

@@ -25,7 +25,7 @@ enum TileSize {
 template <int F>
 struct Fragment {
     static constexpr bool nibbles = F == Q4_K || F == Q5_K || F == Q6_K || F == Q4_0;
-    static constexpr bool affine = F == Q4_K || F == Q5_K || F == Q4_0;  // x = q * s - m; the others have x = q * s
+    static constexpr bool affine = F == Q4_K || F == Q5_K;                // x = q * s - m; the others have x = q * s
     static constexpr bool plain = F == BF16 || F == F16;                 // no scales
     static constexpr int low_bytes = nibbles ? 2048 : F == Q8_0 ? 4096 : 8192;
     static constexpr int high_bytes = F == Q6_K ? 1024 : F == Q5_K ? 512 : 0;
@@ -88,8 +88,8 @@ SP_DEVICE u32 raised_pair(const Quants<F>& q, int s, int j) {
     return b;
 }
 
-// The integer q of register j in k16-step s, exact in bf16 (at most 8 significant bits): the raw code of affine formats,
-// q - 32 for Q6_K, the signed byte for Q8_0. `s` and `j` must be compile-time constants after unrolling.
+// The integer of register j in k16-step s, exact in bf16 (at most 8 significant bits): the code less the middle of its range
+// (8, 16 or 32), the signed byte for Q8_0. `s` and `j` must be compile-time constants after unrolling.
 template <int F>
 SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
     static_assert(!Fragment<F>::plain, "BF16 and F16 hold no integers");
@@ -98,7 +98,8 @@ SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
         u32 b = __byte_perm(word, 0, j & 1 ? 0x4342 : 0x4140);
         return fma_bf16x2(masked_or(b, 0x007F007Fu, BF16_128), BF16_ONE, (b & 0x00800080u) ^ 0xC380C380u);
     } else {
-        return fma_bf16x2(raised_pair<F>(q, s, j), BF16_ONE, F == Q6_K ? 0xC320C320u : 0xC300C300u);  // -160, -128
+        constexpr u32 raised_middle = F == Q6_K ? 0xC320C320u : F == Q5_K ? 0xC310C310u : 0xC308C308u;  // -160, -144, -136
+        return fma_bf16x2(raised_pair<F>(q, s, j), BF16_ONE, raised_middle);
     }
 }
 
@@ -113,7 +114,9 @@ SP_DEVICE u32 scaled_pair(u32 integers, int s, u32 word) {
 // The four A registers of k16-step s: values rounded once to bf16.
 //
 // `scale0`, `scale8`: the expanded-scale word of (row g, group s / 2) and of (row g + 8, group s / 2) of this warp's 16 rows:
-//   Q4_K Q5_K Q4_0  low half s, high half -m; x = q * s - m with the raw code q
+//   Q4_K Q5_K       low half s, high half c = 8 s - m (16 s - m); x = (q - 8) * s + c (q - 16). Counted from the middle, the
+//                   products and c are smaller than q * s and m, and so is what rounding s and c to bf16 costs: a fifth of it
+//   Q4_0            low half s, high half 0; x = (q - 8) * s
 //   Q6_K            low half the scale of the first 16 k of the group, high half of the second; x = (q - 32) * s
 //   Q8_0            low half s; x = q * s
 //   BF16 F16        not read
