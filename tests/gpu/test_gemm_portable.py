@@ -1,0 +1,108 @@
+"""The portable prefill matmul against float64 products with the weights exactly as `sp.quant` decodes them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from compare import nmse, to_bf16, to_float64
+
+from sp.errors import DeviceError
+from sp.ops.gemm_portable import gated, gemm
+from sp.ops.packed import PackedWeight, pack
+from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+
+FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
+BOUND = 2e-5
+TOKENS = (1, 2, 31, 32, 33, 65, 127, 128, 129, 255, 256, 257, 1000)
+
+
+@cache
+def weight(fmt: BlockFormat, rows: int, width: int, seed: int = 0) -> tuple[PackedWeight, np.ndarray]:
+    """Random weights with an offset in each row, packed on the device, and their exact values in float64."""
+    import cupy
+
+    rng = np.random.default_rng([seed, rows, width])
+    values = 0.02 * (rng.standard_normal((rows, width)) + rng.uniform(-1, 1, (rows, 1)))
+    data = fmt.encode(values.astype(np.float32))
+    packed = pack(f"{fmt.name} {rows}x{width}", fmt, (rows, width), cupy.asarray(data))
+    return packed, fmt.decode(data).astype(np.float64)
+
+
+def activations(tokens: int, width: int) -> np.ndarray:
+    return to_bf16(np.random.default_rng(tokens).standard_normal((tokens, width)))
+
+
+@pytest.mark.parametrize("mode", ["bf16", "f32", "add"])
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+def test_every_token_count(guarded, fmt, mode):
+    import cupy
+
+    w, exact = weight(fmt, 264, 512)  # the last 64-row tile has 8 rows, the last block of rows is mostly empty
+    for tokens in TOKENS:
+        x = activations(tokens, 512)
+        want = to_float64(x) @ exact.T
+        out = guarded((tokens, 264), np.uint16 if mode == "bf16" else np.float32)
+        if mode == "add":
+            before = np.random.default_rng(1).standard_normal((tokens, 264)).astype(np.float32)
+            out[...] = cupy.asarray(before)
+            want += before
+        gemm(guarded((tokens, 512), np.uint16, x), w, out, mode)
+        assert nmse(out, want) <= BOUND, tokens
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("shape", [(8, 256), (48, 768), (64, 256), (136, 1280), (1000, 2816), (2056, 512)])
+def test_every_shape(guarded, fmt, shape):
+    w, exact = weight(fmt, *shape)
+    x = activations(150, shape[1])
+    out = guarded((150, shape[0]), np.float32)
+    gemm(guarded(x.shape, np.uint16, x), w, out, "f32")
+    assert nmse(out, to_float64(x) @ exact.T) <= BOUND
+
+
+@pytest.mark.parametrize("fmt", [Q8_0, Q4_0, BF16, F16], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("width", [64, 128, 192, 320])
+def test_few_tiles_along_k(guarded, fmt, width):
+    w, exact = weight(fmt, 72, width)
+    x = activations(40, width)
+    out = guarded((40, 72), np.float32)
+    gemm(guarded(x.shape, np.uint16, x), w, out, "f32")
+    assert nmse(out, to_float64(x) @ exact.T) <= BOUND
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("shape", [(1, 264, 512), (129, 264, 512), (300, 1032, 768)])
+def test_gated(guarded, fmt, shape):
+    tokens, rows, width = shape
+    (gate, g), (up, u) = weight(fmt, rows, width), weight(fmt, rows, width, 1)
+    x = activations(tokens, width)
+    out = guarded((tokens, rows), np.uint16)
+    gated(guarded(x.shape, np.uint16, x), gate, up, out)
+    opened = to_float64(x) @ g.T
+    assert nmse(out, opened / (1 + np.exp(-opened)) * (to_float64(x) @ u.T)) <= BOUND
+
+
+def test_many_tiles_repeat_to_the_bit(guarded):
+    """More tiles than the card holds at once, in a whole band and a narrower last one."""
+    w, exact = weight(Q4_K, 1544, 1024)
+    x = guarded((2500, 1024), np.uint16, activations(2500, 1024))
+    first, second = guarded((2500, 1544), np.float32), guarded((2500, 1544), np.float32)
+    gemm(x, w, first, "f32")
+    gemm(x, w, second, "f32")
+    assert nmse(first, to_float64(x) @ exact.T) <= BOUND
+    assert bool((first == second).all())
+
+
+def test_wrong_shapes_are_refused(guarded):
+    w, _ = weight(Q8_0, 64, 256)
+    x, out = guarded((3, 256), np.uint16, activations(3, 256)), guarded((3, 64), np.float32)
+    for bad_x, bad_out, mode in ((x[:, :128], out, "f32"), (x, out[:2], "f32"), (x, out, "f64"), (x, out, "bf16")):
+        with pytest.raises(DeviceError):
+            gemm(bad_x, w, bad_out, mode)
+    odd, _ = weight(Q8_0, 60, 256)
+    with pytest.raises(DeviceError, match="multiple of 8"):
+        gemm(x, odd, guarded((3, 60), np.float32), "f32")
+    with pytest.raises(DeviceError, match="alike"):
+        gated(x, w, odd, guarded((3, 64), np.uint16))
