@@ -25,7 +25,7 @@ enum TileSize {
 template <int F>
 struct Fragment {
     static constexpr bool nibbles = F == Q4_K || F == Q5_K || F == Q6_K || F == Q4_0;
-    static constexpr bool affine = F == Q4_K || F == Q5_K;                // x = q * s - m; the others have x = q * s
+    static constexpr bool affine = F == Q4_K || F == Q5_K;               // x = q * s - m; the others have x = q * s
     static constexpr bool plain = F == BF16 || F == F16;                 // no scales
     static constexpr int low_bytes = nibbles ? 2048 : F == Q8_0 ? 4096 : 8192;
     static constexpr int high_bytes = F == Q6_K ? 1024 : F == Q5_K ? 512 : 0;
