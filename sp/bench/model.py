@@ -13,6 +13,7 @@ import numpy as np
 from sp.arrays import Ints
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy
+from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Cache, Model, prefill
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
@@ -20,7 +21,7 @@ SKIPPED = 3  # decoded tokens before the clock starts: one launch by launch, one
 
 
 @dataclass(frozen=True)
-class Test:
+class Trial:
     """What is timed: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length."""
 
     prompt: int
@@ -45,16 +46,19 @@ class Timing:
 
     Attributes
     ----------
-    test : Test
+    test : Trial
     seconds : tuple of float
         One a repetition.
     peak_bytes : int
         Most device memory held during the test, weights included; 0 on the CPU.
+    sources : tuple of str
+        Kernels it launched, for `make_record`.
     """
 
-    test: Test
+    test: Trial
     seconds: tuple[float, ...]
     peak_bytes: int
+    sources: tuple[str, ...] = ()
 
     @property
     def rates(self) -> list[float]:
@@ -74,7 +78,7 @@ class Timing:
 
 def run_tests(
     model: Model,
-    tests: list[Test],
+    tests: list[Trial],
     repeats: int,
     *,
     kv: str = "f16",
@@ -87,7 +91,7 @@ def run_tests(
     Parameters
     ----------
     model : Model
-    tests : list of Test
+    tests : list of Trial
     repeats : int
     kv, rotate
         See `Cache`.
@@ -104,6 +108,7 @@ def run_tests(
     for test in tests:
         room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
         _free(model)
+        reset_launched()
         cache = model.new_cache(room, kv, rotate=rotate)
         if not test.new:
             _prefill(model, cache, rng, min(test.prompt, WARM_TOKENS), chunk)
@@ -116,7 +121,7 @@ def run_tests(
                 seconds.append(_prefill(model, cache, rng, test.prompt, chunk))
             if progress is not None:
                 progress(test.name)
-        yield Timing(test, tuple(seconds), _peak(model))
+        yield Timing(test, tuple(seconds), _peak(model), launched_sources())
 
 
 def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
@@ -139,7 +144,7 @@ def _prefill(model: Model, cache: Cache, rng: np.random.Generator, tokens: int, 
     return float(events.get_elapsed_time(before, after)) / 1e3
 
 
-def _decode(model: Model, cache: Cache, rng: np.random.Generator, test: Test, chunk: int | None) -> float:
+def _decode(model: Model, cache: Cache, rng: np.random.Generator, test: Trial, chunk: int | None) -> float:
     """Seconds between the arrivals of the first and the last token that are counted."""
     read = max(1, test.prompt)
     logits = prefill(model, _ids(model, rng, read), np.arange(read), cache, chunk=chunk)
@@ -163,22 +168,23 @@ def _peak(model: Model) -> int:
     return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0
 
 
-def record_of(
-    timing: Timing, model: str, path: str, kv: str
-) -> tuple[str, dict[str, Any], dict[str, Any], list[float]]:
-    """Bench, configuration, metrics and samples (tokens a second) of a timing, for `make_record`."""
-    metrics: dict[str, Any] = timing.metrics()
-    if timing.test.new:
-        config = {"model": model, "context": timing.test.prompt, "method": "greedy", "budget": 1}
-        return (
-            "decode",
-            config | {"tokens": timing.test.new, "kv": kv, "path": path},
-            metrics | {"acceptance_length": 1.0},
-            timing.rates,
-        )
-    return (
-        "prefill",
-        {"model": model, "prompt_tokens": timing.test.prompt, "kv": kv, "path": path},
-        metrics,
-        timing.rates,
-    )
+def describe(timing: Timing, model: str, path: str, kv: str) -> dict[str, Any]:
+    """Arguments of `make_record` for a timing; samples are tokens a second."""
+    test, metrics = timing.test, timing.metrics()
+    common = {"model": model, "kv": kv, "path": path}
+    if test.new:
+        config = common | {"context": test.prompt, "tokens": test.new, "method": "greedy", "budget": 1}
+        return {
+            "bench": "decode",
+            "config": config,
+            "metrics": metrics | {"acceptance_length": 1.0},
+            "samples": timing.rates,
+            "sources": timing.sources,
+        }
+    return {
+        "bench": "prefill",
+        "config": common | {"prompt_tokens": test.prompt},
+        "metrics": metrics,
+        "samples": timing.rates,
+        "sources": timing.sources,
+    }

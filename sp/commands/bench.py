@@ -53,7 +53,7 @@ def bench_model(
 
       sp bench model --synthetic qwen3.6-27b -p 8192 --path portable -o md
     """
-    from sp.bench.model import Test, record_of, run_tests
+    from sp.bench.model import Trial, describe, run_tests
     from sp.bench.record import append, make_record
     from sp.kernels import forced_path
     from sp.kernels.path import native_path
@@ -66,15 +66,17 @@ def bench_model(
     if (file is None) == (synthetic is None):
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     lengths, decoded, depths = (_numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
-    tests = [Test(n) for n in lengths if n] + [Test(d, n) for d in depths for n in decoded if n]
+    tests = [Trial(n) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
     where = _device(device)
     model, name, load = _model(file, synthetic, type_, where)
     on_gpu = where == "cuda"
     taken = (path if path != "auto" else native_path()) if on_gpu else "numpy"
-    records, rows = [], []
+    records: list[dict[str, Any]] = []
+    rows = []
     if load is not None and on_gpu:
         seconds, nbytes = load
-        records.append(("load", {"model": name, "file_bytes": nbytes}, {"seconds": seconds}, [seconds]))
+        config, metrics = {"model": name, "file_bytes": nbytes}, {"seconds": seconds}
+        records.append({"bench": "load", "config": config, "metrics": metrics, "samples": [seconds]})
     with forced_path(path) if on_gpu and path != "auto" else nullcontext():
         with progress_bar("measuring", repeats * len(tests)) as advance:
             measured = run_tests(
@@ -83,8 +85,8 @@ def bench_model(
             timings = list(measured)
         profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
     for timing in timings:
-        records.append(record_of(timing, name, taken, kv + (" rotated" if rotate else "")))
-        metrics = records[-1][2]
+        records.append(describe(timing, name, taken, kv + (" rotated" if rotate else "")))
+        metrics = timing.metrics()
         rows.append(
             {
                 "model": name,
@@ -100,7 +102,7 @@ def bench_model(
         )
     if record is not None and on_gpu:
         for entry in records:
-            append(make_record(*entry), record)
+            append(make_record(**entry), record)
     facts = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
     if output == "json":
         samples = [timing.rates for timing in timings]
@@ -128,7 +130,7 @@ def roofline(
 
       sp bench roofline results/nvidia-h200
     """
-    from sp.bench.roofline import draw, points
+    from sp.studies.roofline import draw, points
 
     found = points(results)
     picture = draw(found, out or results / "roofline.png")

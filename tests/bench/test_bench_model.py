@@ -1,0 +1,161 @@
+"""`sp bench model` on the CPU: what is timed, what is printed, what is refused; and the roofline of records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sp.bench.model import SKIPPED, Timing, Trial, describe, run_tests
+from sp.errors import ConfigError
+from sp.models import load_model
+from sp.pipeline.load import embedded
+from sp.studies.roofline import draw, points, roof
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(embedded("drafter"))
+
+
+def test_names_are_those_of_llama_bench() -> None:
+    assert [t.name for t in (Trial(512), Trial(0, 64), Trial(4096, 64))] == ["pp512", "tg64", "tg64@d4096"]
+    assert [t.tokens for t in (Trial(512), Trial(4096, 64))] == [512, 64]
+
+
+def test_every_test_has_its_samples(model) -> None:
+    ticks: list[str] = []
+    tests = [Trial(70), Trial(0, 5), Trial(30, 4)]
+    timings = list(run_tests(model, tests, 3, chunk=32, progress=ticks.append))
+    assert [t.test for t in timings] == tests
+    assert ticks == [t.name for t in tests for _ in range(3)]
+    for timing in timings:
+        assert len(timing.seconds) == len(timing.rates) == 3
+        assert min(timing.seconds) > 0
+        assert timing.peak_bytes == 0
+
+
+def test_only_counted_tokens_are_timed(model, monkeypatch) -> None:
+    import sp.bench.model as bench
+
+    clock = iter([10.0, 14.0])
+    made: list[int] = []
+
+    def slow(model, logits, position, cache, *, limit):
+        for number in range(limit):
+            made.append(number)
+            yield number
+
+    monkeypatch.setattr(bench, "generate", slow)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    (timing,) = run_tests(model, [Trial(0, 8)], 1)
+    assert len(made) == 8 + SKIPPED
+    assert timing.seconds == (4.0,)
+    assert timing.rates == [2.0]
+
+
+def test_metrics_and_records() -> None:
+    timing = Timing(Trial(100), (1.0, 2.0, 4.0), 7, ("a.cu",))
+    metrics = timing.metrics()
+    assert metrics["tok_s"] == 50
+    assert metrics["tok_s_mean"] == pytest.approx(np.mean([100, 50, 25]))
+    assert metrics["tok_s_sd"] == pytest.approx(np.std([100, 50, 25], ddof=1))
+    found = describe(timing, "m", "portable", "f16")
+    assert found["bench"] == "prefill"
+    assert found["config"] == {"model": "m", "kv": "f16", "path": "portable", "prompt_tokens": 100}
+    assert found["samples"] == [100, 50, 25]
+    decode = describe(Timing(Trial(9, 64), (1.0,), 0), "m", "sm_90a", "q4_0")
+    assert decode["bench"] == "decode"
+    assert decode["config"]["context"] == 9
+    assert decode["metrics"]["tok_s_sd"] == 0
+
+
+def sp(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("sp")
+    return subprocess.run([program, "bench", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_each_form() -> None:
+    common = ("model", str(embedded("drafter")), "--device", "cpu", "-p", "64", "-n", "3", "-r", "2")
+    lines = sp(*common, "-o", "md").stdout.splitlines()
+    assert len(lines) == 4
+    assert "| pp64 |" in lines[2]
+    assert "| tg3 |" in lines[3]
+    assert " ± " in lines[2]
+    rows = list(csv.DictReader(io.StringIO(sp(*common, "-o", "csv").stdout)))
+    assert [row["test"] for row in rows] == ["pp64", "tg3"]
+    report = json.loads(sp(*common, "--json").stdout)
+    assert [len(test["samples"]) for test in report["tests"]] == [2, 2]
+    assert report["file_bytes"] == embedded("drafter").stat().st_size
+    assert "pp64" in sp(*common).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model",), "either a GGUF file or --synthetic"),
+        (("model", "x.gguf", "--synthetic", "tiny-qwen3"), "either"),
+        (("model", "x.gguf", "-p", "12,x"), "whole numbers"),
+        (("model", "x.gguf", "-p", "-4"), "not negative"),
+        (("model", "x.gguf", "--path", "fast"), "unknown path"),
+        (("model", "x.gguf", "-o", "xml"), "unknown output"),
+        (("model", "x.gguf", "--device", "tpu"), "unknown device"),
+        (("model", "--synthetic", "tiny-qwen3", "--device", "cpu"), "sp synth"),
+        (("model", "nowhere.gguf", "--device", "cpu"), "no such file"),
+        (("roofline", "nowhere"), "no record"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message) -> None:
+    done = sp(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def record(bench: str, path: str, tflops: float, gb_s: float, **config: object) -> dict:
+    return {
+        "bench": bench,
+        "config": {"path": path, **config},
+        "metrics": {"tflops": tflops, "gb_s": gb_s},
+        "gpu": "Card",
+        "kernels": [],
+        "kernel_hash": "another",
+    }
+
+
+def test_roofline_takes_the_newest_current_records(tmp_path, monkeypatch) -> None:
+    import sp.studies.roofline as roofline
+
+    monkeypatch.setattr(roofline, "is_current", lambda entry: entry["kernel_hash"] == "now")
+    now = {"kernel_hash": "now"}
+    entries = [
+        record("matmul", "portable", 100, 1000, m=1) | now,
+        record("matmul", "portable", 200, 1000, m=1) | now,
+        record("matmul", "portable", 900, 1000, m=2),
+        record("matmul", "cublas", 700, 500),
+        record("memory", "portable", 0, 4000) | now,
+    ]
+    for entry in entries:
+        with (tmp_path / f"{entry['bench']}.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+    found = points(tmp_path)
+    assert sorted(point.tflops for point in found) == [0, 200, 700]
+    assert found[0].intensity == pytest.approx(1e3 * found[0].tflops / found[0].gb_s)
+    assert roof(found) == (4000, 700)
+    picture = draw(found, tmp_path / "roofline.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_of_copies_alone_has_no_roofline(tmp_path, monkeypatch) -> None:
+    import sp.studies.roofline as roofline
+
+    monkeypatch.setattr(roofline, "is_current", lambda entry: True)
+    (tmp_path / "memory.jsonl").write_text(json.dumps(record("memory", "portable", 0, 4000)) + "\n")
+    with pytest.raises(ConfigError, match="no record"):
+        points(tmp_path)
