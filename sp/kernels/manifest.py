@@ -7,6 +7,7 @@ from types import ModuleType
 from sp.errors import unknown_name
 from sp.kernels.declared import (
     attention_decode,
+    attention_portable,
     attention_rows,
     attention_sm90,
     delta,
@@ -23,6 +24,7 @@ from sp.kernels.launch import Kernel
 
 FAMILIES: tuple[ModuleType, ...] = (
     attention_decode,
+    attention_portable,
     attention_rows,
     attention_sm90,
     delta,

@@ -56,10 +56,12 @@ struct State {
         }
     }
 
+    template <bool GLOBAL>
     SP_DEVICE void merge(const float4* from, u32 lane) {
+        const auto load = [&](int i) { return GLOBAL ? __ldcg(from + i * 32 + lane) : from[i * 32 + lane]; };
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            const float4 head = __ldcg(from + t * 32 + lane);
+            const float4 head = load(t);
             const f32 theirs[2] = {head.x, head.y}, sums[2] = {head.z, head.w};
             f32 keep[2], take[2];
 #pragma unroll
@@ -71,7 +73,7 @@ struct State {
             }
 #pragma unroll
             for (int m = 0; m < 4 * GROUPS; m++) {
-                const float4 add = __ldcg(from + ((m + 1) * TILES + t) * 32 + lane);
+                const float4 add = load((m + 1) * TILES + t);
                 o[m][t][0] = o[m][t][0] * keep[0] + add.x * take[0];
                 o[m][t][1] = o[m][t][1] * keep[1] + add.y * take[1];
                 o[m][t][2] = o[m][t][2] * keep[0] + add.z * take[0];
@@ -302,10 +304,7 @@ SP_DEVICE void merge_warps(State& state, u32 warp, u32 lane) {
         __syncthreads();
         if (warp >= half && warp < left) state.store(slots + (warp - half) * QUADS * 32, lane);
         __syncthreads();
-        if (warp + half < left) {
-            const float4* from = slots + warp * QUADS * 32;
-            state.merge(from, lane);
-        }
+        if (warp + half < left) state.merge<false>(slots + warp * QUADS * 32, lane);
     }
     __syncthreads();
 }
@@ -489,7 +488,7 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
         if (!last) return;
         __threadfence();
         state.clear();
-        for (u32 split = warp; split < splits; split += WARPS) state.merge(parts + i64(split) * QUADS * 32, lane);
+        for (u32 split = warp; split < splits; split += WARPS) state.merge<true>(parts + i64(split) * QUADS * 32, lane);
         merge_warps(state, warp, lane);
     }
     finish(state, rows, wide, out, warp, lane);

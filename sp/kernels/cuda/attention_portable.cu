@@ -1,0 +1,309 @@
+// Causal attention of many queries over pages, on mma.sync tensor cores, dense or over lists of key blocks.
+//
+//   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in the lists
+//
+// Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
+//   page table[j / 128]; out bf16 (n, heads, D); lse f32 (heads, n), natural log of the sum of exp(scale * score), or null.
+//   Lists (null means all blocks): block b holds tokens 128 b .. 128 b + 127; query head h and query block i (rows 128 i ..)
+//   read blocks indices[(h * query_blocks + i) * width + 0 .. counts[h * query_blocks + i] - 1], ascending. A row that sees
+//   no key gets zeros and -inf.
+// Launch: heads * ceil(n / QUERIES) blocks of 128 threads, QUERIES = 64 SLICES, longest rows first; scale includes log2(e).
+// Needs: 16-byte aligned arrays, any n >= 1, tokens >= n. Slots past `tokens` may hold NaN. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; Q4; SLICES (16-row slices of a warp); SLOTS of the ring.
+//
+// Four warps share each tile of 64 keys; a warp owns 16 SLICES query rows whole. K and V tiles come through one ring
+// K V K V ... of SLOTS tiles by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read. Tiles
+// are rows of 2 D bytes whose 16-byte chunks are exchanged by row % 8, so that ldmatrix meets no bank twice. Keys are
+// walked from the diagonal down. Scores are kept relative to a row reference as in attention_decode.cu.
+// Dao, "FlashAttention-2", 2023; lazy rescaling as in FlashAttention-4.
+#include "mma.cuh"
+
+constexpr int D = HEAD_DIM, KEYS = 64, PAGE_TOKENS = 128, WARPS = 4, THREADS = 32 * WARPS;
+constexpr int ROWS = 16 * SLICES, QUERIES = WARPS * ROWS;
+constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;
+constexpr int PACKED_ROW = D / 32 * 18, PACKED_PITCH = (D == 256 ? 144 : D == 128 ? 80 : 48);
+constexpr int ROW = Q4 ? PACKED_ROW : PITCH, UNIT = Q4 ? KEYS * PACKED_PITCH : TILE;
+constexpr int CHUNK = !Q4 || D == 256 ? 16 : D == 128 ? 8 : 4;
+constexpr f32 HEADROOM = 14.0f, OFFSET = 10.0f, NEVER = -1e30f;
+
+extern __shared__ __align__(128) u8 shared[];  // queries | Q4: the unpacked tile | ring
+
+SP_DEVICE f32 exp2_fast(f32 x) {
+    f32 y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Byte of 16-byte chunk `chunk` of a tile's row.
+SP_DEVICE u32 place(u32 row, u32 chunk) { return row * PITCH + ((chunk ^ (row & 7)) << 4); }
+
+SP_DEVICE void copy_chunk(u32 target, const u8* source, bool valid) {
+    if (CHUNK == 16) cp_async_16(target, source, valid);
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source), "n"(CHUNK == 16 ? 8 : CHUNK),
+                     "r"(valid ? CHUNK : 0)
+                     : "memory");
+}
+
+// 64 tokens from `rows`, of which `valid` exist and zeros follow, to a unit of the ring.
+SP_DEVICE void load_unit(u32 unit, const u8* rows, u32 token_bytes, int valid) {
+    constexpr int CHUNKS = ROW / CHUNK;
+    if (Q4) {
+#pragma unroll
+        for (int first = 0; first < KEYS * CHUNKS; first += THREADS) {
+            const u32 i = first + threadIdx.x, row = i / CHUNKS, chunk = i % CHUNKS;
+            if (KEYS * CHUNKS % THREADS == 0 || i < KEYS * CHUNKS)
+                copy_chunk(unit + row * PACKED_PITCH + chunk * CHUNK, rows + u64(row) * token_bytes + chunk * CHUNK,
+                           int(row) < valid);
+        }
+        return;
+    }
+    // A thread copies one chunk of every APART-th row, so that addresses step by constants.
+    constexpr int APART = THREADS / (Q4 ? 8 : CHUNKS);
+    const int row = int(threadIdx.x) / CHUNKS, chunk = int(threadIdx.x) % CHUNKS;
+    const u8* source = rows + u32(row) * token_bytes + chunk * 16;
+    const u32 target = unit + place(row, chunk);
+#pragma unroll
+    for (int i = 0; i < KEYS / APART; i++) {
+        cp_async_16((target ^ ((i * APART & 7) << 4)) + i * APART * PITCH, source, row + i * APART < valid);
+        source += APART * token_bytes;
+    }
+}
+
+// Bytes 4i..4i+3 of a Q4_0 block that begins in word `word` of a pair of blocks (nine words, see attention_decode.cu).
+SP_DEVICE u32 codes_of(const u32* pair, int odd, int i) {
+    return odd ? pair[5 + i] : __byte_perm(pair[i], pair[i + 1], 0x5432);
+}
+
+// Codes in the low (or, high, the second) nibbles of four bytes -> d * (code - 8), f16, two to a register.
+SP_DEVICE void decode_four(u32 (&out)[2], u32 bytes, bool high, u32 d) {
+    const u32 nibbles = high ? bytes >> 4 : bytes;
+    const u32 pairs[2] = {__byte_perm(nibbles, 0, 0x4140), __byte_perm(nibbles, 0, 0x4342)};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 codes;
+        asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(codes) : "r"((pairs[i] & 0x000f000fu) | 0x64006400u), "r"(0x64086408u));
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out[i]) : "r"(codes), "r"(d));
+    }
+}
+
+// A packed unit of the ring -> a tile of f16; a thread turns eight bytes into two chunks of eight values.
+SP_DEVICE void unpack(u8* tile, const u8* unit) {
+    constexpr int EIGHTS = D / 16;  // of a row
+    for (u32 i = threadIdx.x; i < KEYS * EIGHTS; i += THREADS) {
+        const u32 row = i / EIGHTS, part = i % EIGHTS, block = part / 2, half = part % 2;
+        const u32* pair = reinterpret_cast<const u32*>(unit + row * PACKED_PITCH) + block / 2 * 9;
+        const bool odd = block % 2;
+        const u32 d = odd ? __byte_perm(pair[4], 0, 0x3232) : __byte_perm(pair[0], 0, 0x1010);
+        const u32 bytes[2] = {codes_of(pair, odd, int(2 * half)), codes_of(pair, odd, int(2 * half + 1))};
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            u32 a[2], b[2];
+            decode_four(a, bytes[0], high, d), decode_four(b, bytes[1], high, d);
+            *reinterpret_cast<uint4*>(tile + place(row, block * 4 + high * 2 + half)) = make_uint4(a[0], a[1], b[0], b[1]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* counts,
+                   const i32* indices, u16* out, f32* lse, i32 n, i32 tokens, i32 heads, i32 kv_heads, i32 width,
+                   f32 scale) {
+    const i32 blocks = (n + QUERIES - 1) / QUERIES;
+    const i32 head = i32(blockIdx.x) % heads, first_query = (blocks - 1 - i32(blockIdx.x) / heads) * QUERIES;
+    const i32 kv_head = head / (heads / kv_heads), before = tokens - n;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int g = int(lane) / 4, c = int(lane) % 4;
+    const i32 limit = min(before + first_query + QUERIES, tokens);  // keys any row of this block may see
+
+    const i32* list = nullptr;
+    i32 steps = (limit + KEYS - 1) / KEYS;
+    if (counts) {
+        const i64 row = i64(head) * ((n + 127) / 128) + first_query / 128;
+        list = indices + row * width;
+        steps = 2 * counts[row];
+    }
+    const auto tile_of = [&](i32 step) { return list ? 2 * list[step / 2] + step % 2 : step; };
+    while (list && steps > 0 && tile_of(steps - 1) * KEYS >= limit) steps--;
+
+    u8* unpacked = shared + QUERIES * PITCH;
+    u8* ring = unpacked + (Q4 ? TILE : 0);
+    const u32 ring_address = shared_address(ring), token_bytes = u32(kv_heads) * ROW;
+    const u16* q_rows = q + (i64(first_query) * heads + head) * D;
+#pragma unroll
+    for (int first = 0; first < QUERIES * D / 8; first += THREADS) {
+        const u32 i = first + threadIdx.x, row = i / (D / 8), chunk = i % (D / 8);
+        const bool exists = first_query + i32(row) < n;
+        cp_async_16(shared_address(shared) + place(row, chunk), q_rows + (exists ? i64(row) * heads * D : 0) + chunk * 8,
+                    exists);
+    }
+    // Units 2 s and 2 s + 1 are K and V of the s-th tile from the last step down.
+    i32 issued = 0, tile_issued = 0, tile_next = steps > 0 ? tile_of(steps - 1) : 0;
+    i32 page = 0, page_next = steps > 0 ? table[tile_next / 2] : 0;
+    const auto issue = [&](int slot) {
+        const i32 step = steps - 1 - issued / 2;
+        if (step >= 0) {
+            const bool values = issued % 2;
+            if (!values) {
+                tile_issued = tile_next, page = page_next;
+                if (step > 0) tile_next = tile_of(step - 1), page_next = table[tile_next / 2];
+            }
+            const i32 token = tile_issued * KEYS;
+            const i64 row = (i64(page) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
+            load_unit(ring_address + slot * UNIT, (values ? v_pages : k_pages) + row * ROW, token_bytes, tokens - token);
+        }
+        cp_async_commit();
+        issued++;
+    };
+    constexpr int AHEAD = Q4 ? SLOTS : SLOTS - 1;  // units issued before the first is used
+#pragma unroll
+    for (int slot = 0; slot < AHEAD; slot++) issue(slot);
+    // Wait for the next unit and make room for a later one; returns the tile to read.
+    int slot = 0;
+    const auto next_unit = [&]() {
+        cp_async_wait<AHEAD - 1>();
+        __syncthreads();
+        const int now = slot;
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        if (!Q4) {
+            issue(now == 0 ? SLOTS - 1 : now - 1);
+            return ring_address + now * UNIT;
+        }
+        unpack(unpacked, ring + now * UNIT);
+        __syncthreads();
+        issue(now);
+        return shared_address(unpacked);
+    };
+
+    f32 o[SLICES][D / 8][4];
+    f32 reference[SLICES][2], total[SLICES][2];
+#pragma unroll
+    for (int m = 0; m < SLICES; m++) {
+        reference[m][0] = reference[m][1] = NEVER, total[m][0] = total[m][1] = 0;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) o[m][j][0] = o[m][j][1] = o[m][j][2] = o[m][j][3] = 0;
+    }
+    // Addresses of this lane's row in ldmatrix: rows of A and of V^T by lane % 16, rows of K by lane % 8 and lane / 16.
+    const u32 a_row = shared_address(shared) + (warp * ROWS + lane % 16) * PITCH;
+    const u32 k_row = (lane % 8 + lane / 16 * 8) * PITCH, v_row = lane % 16 * PITCH;
+    const auto chunk_at = [&](u32 chunk) { return ((chunk ^ (lane & 7)) << 4); };
+
+    for (i32 step = steps - 1; step >= 0; step--) {
+        const i32 token = tile_of(step) * KEYS;
+        const u32 keys = next_unit() + k_row;
+        f32 s[SLICES][KEYS / 8][4];
+#pragma unroll
+        for (int m = 0; m < SLICES; m++)
+#pragma unroll
+            for (int j = 0; j < KEYS / 8; j++) s[m][j][0] = s[m][j][1] = s[m][j][2] = s[m][j][3] = 0;
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            u32 a[SLICES][4];
+#pragma unroll
+            for (int m = 0; m < SLICES; m++) ldmatrix_x4(a[m], a_row + m * 16 * PITCH + chunk_at(2 * k + lane / 16));
+#pragma unroll
+            for (int j = 0; j < KEYS / 16; j++) {
+                u32 b[4];
+                ldmatrix_x4(b, keys + j * 16 * PITCH + chunk_at(2 * k + lane / 8 % 2));
+#pragma unroll
+                for (int m = 0; m < SLICES; m++) {
+                    mma_f16(s[m][2 * j], a[m], b[0], b[1]);
+                    mma_f16(s[m][2 * j + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+        const i32 first_row = before + first_query + i32(warp) * ROWS;
+        if (token + KEYS > first_row + 1) {
+#pragma unroll
+            for (int m = 0; m < SLICES; m++)
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (token + 8 * j + 2 * c + i % 2 > first_row + 16 * m + g + i / 2 * 8)
+                            s[m][j][i] = __int_as_float(0xff800000);
+        }
+        // Probabilities; references move, and outputs are rescaled, only when a score outgrew its reference.
+        bool outgrown = false;
+        f32 high[SLICES][2];
+#pragma unroll
+        for (int m = 0; m < SLICES; m++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                f32 most = s[m][0][2 * e];
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(s[m][j][2 * e], s[m][j][2 * e + 1]));
+                high[m][e] = most * scale;
+                outgrown |= high[m][e] > reference[m][e] + HEADROOM;
+            }
+        if (__any_sync(0xffffffffu, outgrown)) {
+#pragma unroll
+            for (int m = 0; m < SLICES; m++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    f32 most = high[m][e];
+                    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+                    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+                    const f32 now = fmaxf(reference[m][e], most - OFFSET), keep = exp2_fast(reference[m][e] - now);
+                    reference[m][e] = now, total[m][e] *= keep;
+#pragma unroll
+                    for (int j = 0; j < D / 8; j++) o[m][j][2 * e] *= keep, o[m][j][2 * e + 1] *= keep;
+                }
+        }
+        u32 p[SLICES][KEYS / 16][4];
+#pragma unroll
+        for (int m = 0; m < SLICES; m++)
+#pragma unroll
+            for (int j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[m][j][i] = exp2_fast(s[m][j][i] * scale - reference[m][i / 2]);
+                total[m][0] += s[m][j][0] + s[m][j][1], total[m][1] += s[m][j][2] + s[m][j][3];
+                p[m][j / 2][j % 2 * 2] = pack_f16(s[m][j][0], s[m][j][1]);
+                p[m][j / 2][j % 2 * 2 + 1] = pack_f16(s[m][j][2], s[m][j][3]);
+            }
+        const u32 values = next_unit() + v_row;
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++)
+#pragma unroll
+            for (int j = 0; j < D / 16; j++) {
+                u32 b[4];
+                ldmatrix_x4_trans(b, values + k * 16 * PITCH + chunk_at(2 * j + lane / 16));
+#pragma unroll
+                for (int m = 0; m < SLICES; m++) {
+                    mma_f16(o[m][2 * j], p[m][k], b[0], b[1]);
+                    mma_f16(o[m][2 * j + 1], p[m][k], b[2], b[3]);
+                }
+            }
+    }
+    cp_async_wait<0>();
+    if (steps <= 0) __syncthreads();  // queries may still be on their way past another warp's wait
+
+    // Rows back through this warp's own queries, then whole rows to memory.
+    u8* stage = shared + warp * ROWS * PITCH;
+#pragma unroll
+    for (int m = 0; m < SLICES; m++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            f32 sum = total[m][e];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            const f32 inverse = sum > 0 ? 1.0f / sum : 0.0f;
+            const u32 row = 16 * m + g + 8 * e;
+            const i32 query = first_query + i32(warp * ROWS + row);
+            if (lse && c == 0 && query < n)
+                lse[i64(head) * n + query] = sum > 0 ? (reference[m][e] + log2f(sum)) * 0.69314718056f : __int_as_float(0xff800000);
+#pragma unroll
+            for (int j = 0; j < D / 8; j++)
+                *reinterpret_cast<u32*>(stage + place(row, j) + 4 * c) =
+                    pack_bf16(o[m][j][2 * e] * inverse, o[m][j][2 * e + 1] * inverse);
+        }
+    __syncwarp();
+#pragma unroll
+    for (int first = 0; first < ROWS * D / 8; first += 32) {
+        const u32 i = first + lane, row = i / (D / 8), chunk = i % (D / 8);
+        const i32 query = first_query + i32(warp * ROWS + row);
+        if (query < n)
+            *reinterpret_cast<uint4*>(out + (i64(query) * heads + head) * D + chunk * 8) =
+                *reinterpret_cast<const uint4*>(stage + place(row, chunk));
+    }
+}
