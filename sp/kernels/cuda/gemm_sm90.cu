@@ -3,13 +3,14 @@
 //   X       bf16 (tokens, k) row-major, by tensor map x_map: box 64 k x TOKENS / CLUSTER tokens, 128-byte swizzle
 //   W       fragment order (fragment.cuh): planes `low`, `high`; `scales` u32 [row_tile][k_tile][2][64] as expand_scales writes them
 //   Y       (tokens, out) row-major, by tensor map y_map: box of 128-byte rows x 64 tokens, 128-byte swizzle;
-//           MODE 0 bf16, 1 float32, 2 float32 that the product is added to
+//           MODE 0 bf16, 1 float32, 2 float32 that the product is added to, 3 bf16 silu(X Wᵀ) * (X Uᵀ) with a second weight U
 //
 // A = W comes from registers: each consumer warpgroup reads its own 64 x 64 tile of codes, scales it to bf16 and multiplies it with wgmma,
 // so weights never pass through shared memory as bf16. The codes of k-step i + 1 are scaled while the products of step i run.
-// Launch: 384 threads, one block an SM, persistent: warpgroup 0 loads (one thread), 1 and 2 multiply 128 x TOKENS outputs together.
+// Launch: 384 threads, one block an SM, persistent: warpgroup 0 loads (one thread), 1 and 2 multiply 128 x TOKENS outputs together
+// (MODE 3: the same 64 outputs, 1 of W and 2 of U; then they trade halves, as bf16).
 // CLUSTER = 2 pairs blocks of neighbouring outputs: each loads half of the X tile for both. Blocks walk tiles with GROUP token blocks
-// side by side, so that what runs at one time shares X and W tiles in L2.
+// side by side, so that what runs at one time shares X and W tiles in L2. STAGES k-steps are held in shared memory.
 // Any tokens >= 1; out a multiple of 8; k = 64 k_tiles; planes 256-byte aligned. Arch 90a.
 // Sources: the warp-specialised persistent kernels of CUTLASS (Thakkar et al.), dequantisation in registers as in Marlin (Frantar et al., 2024).
 #include "fragment.cuh"
@@ -26,9 +27,10 @@ enum Shape {
     STAGE_BYTES = X_BYTES + WARPGROUPS * W_BYTES,
     BOX_BYTES = 64 * 128,                  // 64 tokens of 128 bytes
     CHUNKS = TOKENS / 64,                  // of a warpgroup's result
-    CHUNK_BOXES = MODE == 0 ? 1 : 2,       // 64 outputs in bf16 or float32
-    SLOTS = MODE == 0 ? CHUNKS : 2,        // chunks a warpgroup can hold on their way out
-    STAGING_BYTES = SLOTS * CHUNK_BOXES * BOX_BYTES,
+    GATED = MODE == 3,
+    CHUNK_BOXES = MODE % 3 == 0 ? 1 : 2,   // 64 outputs in bf16 or float32
+    OUT_TILES = GATED ? 1 : WARPGROUPS,    // row tiles of a block
+    STAGING_BYTES = SLOTS * CHUNK_BOXES * BOX_BYTES,  // SLOTS chunks of a warpgroup can be on their way out
     W_OFFSET = STAGES * X_BYTES,
     STAGING_OFFSET = (W_OFFSET + STAGES * WARPGROUPS * W_BYTES + 1023) / 1024 * 1024,
     BARRIER_OFFSET = STAGING_OFFSET + WARPGROUPS * STAGING_BYTES
@@ -49,20 +51,25 @@ struct Tile {
 SP_DEVICE Tile tile_of(u32 index, u32 token_blocks, u32 out_blocks, u32 rank) {
     u32 group = index / (GROUP * out_blocks), first = group * GROUP, size = min(u32(GROUP), token_blocks - first);
     u32 rest = index - first * out_blocks;
-    return {i32((first + rest % size) * TOKENS), i32((rest / size * CLUSTER + rank) * WARPGROUPS)};
+    return {i32((first + rest % size) * TOKENS), i32((rest / size * CLUSTER + rank) * OUT_TILES)};
 }
 
+// Where matrix 0 of a thread's first stmatrix goes. Matrix i of one: outputs 8 (i % 2).. of the warp's 16, tokens 8 (i / 2)..
+SP_DEVICE u32 bf16_place(const u8* slot, u32 warp, u32 lane) {
+    u32 i = lane / 8;
+    return shared_address(slot) + (8 * (i / 2) + lane % 8) * 128 + (((2 * warp + i % 2) ^ (lane % 8)) << 4);
+}
+
+// A chunk: 64 outputs x 64 tokens of a warpgroup, 32 values a thread.
 SP_DEVICE void store_chunk(u8* slot, const f32* d, u32 warp, u32 lane) {
-    if constexpr (MODE == 0) {
-        // Matrix i of a stmatrix: outputs 8 (i % 2).. of the warp's 16, tokens 8 (i / 2)..
-        u32 i = lane / 8, token = 8 * (i / 2) + lane % 8;
-        u32 address = shared_address(slot) + token * 128 + (((2 * warp + i % 2) ^ (lane % 8)) << 4);
+    if constexpr (CHUNK_BOXES == 1) {
+        u32 place = bf16_place(slot, warp, lane);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             u32 r[4];
 #pragma unroll
             for (int m = 0; m < 4; ++m) r[m] = pack_bf16(d[8 * j + 2 * m], d[8 * j + 2 * m + 1]);
-            stmatrix_x4_trans(address + j * 2048, r);
+            stmatrix_x4_trans(place + j * 2048, r);
         }
     } else {
         u32 g = lane / 4, c = lane % 4;
@@ -77,9 +84,69 @@ SP_DEVICE void store_chunk(u8* slot, const f32* d, u32 warp, u32 lane) {
     }
 }
 
+// MODE 0 to 2: a warpgroup's result, through its staging area.
+SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row, i32 token, u32 group, u32 thread) {
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        u8* slot = staging + chunk % SLOTS * CHUNK_BOXES * BOX_BYTES;
+        if (thread == 0) bulk_wait_read<SLOTS - 1>();
+        named_barrier(1 + group, 128);
+        store_chunk(slot, d + 32 * chunk, thread / 32, thread % 32);
+        fence_async_proxy();
+        named_barrier(1 + group, 128);
+        if (thread == 0) {
+            for (int box = 0; box < CHUNK_BOXES; ++box) {
+                if constexpr (MODE == 2) tensor_add(y_map, slot + box * BOX_BYTES, row + 32 * box, token + 64 * chunk);
+                if constexpr (MODE != 2) tensor_store(y_map, slot + box * BOX_BYTES, row + 32 * box, token + 64 * chunk);
+            }
+            bulk_commit();
+        }
+    }
+}
+
+SP_DEVICE f32 gated(f32 gate, f32 up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+
+// MODE 3: GROUP finishes chunks HALF * Group.. of the tile. `mine` receives the other weight's values of these chunks and then
+// holds the results on their way out; `other` is the same of the other warpgroup.
+template <u32 Group>
+SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* y_map, i32 row, i32 token, u32 thread) {
+    constexpr int half = CHUNKS / 2;
+    if (thread == 0) bulk_wait_read<0>();
+    named_barrier(3, 256);
+    u32* away = reinterpret_cast<u32*>(other) + thread;
+    const f32* given = d + 32 * half * (1 - Group);
+    const f32* kept = d + 32 * half * Group;
+#pragma unroll
+    for (int i = 0; i < 16 * half; ++i) away[i * 128] = pack_bf16(given[2 * i], given[2 * i + 1]);
+    named_barrier(3, 256);
+    const u32* here = reinterpret_cast<const u32*>(mine) + thread;
+    u32 r[half][4][4];
+#pragma unroll
+    for (int i = 0; i < 16 * half; ++i) {
+        u32 own = pack_bf16(kept[2 * i], kept[2 * i + 1]), their = here[i * 128];
+        u32 gate = Group == 0 ? own : their, up = Group == 0 ? their : own;
+        r[i / 16][i / 4 % 4][i % 4] =
+            pack_bf16(gated(low_bf16(gate), low_bf16(up)), gated(high_bf16(gate), high_bf16(up)));
+    }
+    named_barrier(1 + Group, 128);
+#pragma unroll
+    for (int c = 0; c < half; ++c) {
+        u32 place = bf16_place(mine + c * BOX_BYTES, thread / 32, thread % 32);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) stmatrix_x4_trans(place + j * 2048, r[c][j]);
+    }
+    fence_async_proxy();
+    named_barrier(1 + Group, 128);
+    if (thread == 0) {
+        for (int c = 0; c < half; ++c)
+            tensor_store(y_map, mine + c * BOX_BYTES, row, token + 64 * (half * i32(Group) + c));
+        bulk_commit();
+    }
+}
+
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     gemm_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const u8* low, const u8* high,
-              const u32* scales, u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles) {
+              const u32* scales, const u8* low_up, const u8* high_up, const u32* scales_up, u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles) {
     extern __shared__ __align__(1024) u8 shared[];
     u64* full = reinterpret_cast<u64*>(shared + BARRIER_OFFSET);
     u64* empty = full + STAGES;
@@ -117,12 +184,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #pragma unroll
                     for (u32 g = 0; g < WARPGROUPS; ++g, w += W_BYTES) {
                         // Past the last row tile any weights do: nothing of that result is stored.
-                        u64 at = u64(min(tile.row_tile + g, row_tiles - 1)) * k_tiles + k;
-                        bulk_load(w, low + at * F::low_bytes, F::low_bytes, barrier);
+                        u64 at = u64(min(tile.row_tile + (GATED ? 0 : g), row_tiles - 1)) * k_tiles + k;
+                        bool up = GATED && g == 1;
+                        bulk_load(w, (up ? low_up : low) + at * F::low_bytes, F::low_bytes, barrier);
                         if constexpr (F::high_bytes > 0)
-                            bulk_load(w + F::low_bytes, high + at * F::high_bytes, F::high_bytes, barrier);
+                            bulk_load(w + F::low_bytes, (up ? high_up : high) + at * F::high_bytes, F::high_bytes, barrier);
                         if constexpr (SCALE_BYTES > 0)
-                            bulk_load(w + F::low_bytes + F::high_bytes, scales + at * TILE_SCALE_WORDS, SCALE_BYTES, barrier);
+                            bulk_load(w + F::low_bytes + F::high_bytes, (up ? scales_up : scales) + at * TILE_SCALE_WORDS,
+                                      SCALE_BYTES, barrier);
                     }
                 }
             }
@@ -130,7 +199,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     } else {
         registers_raise<240>();
         u32 group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-        u8* staging = shared + STAGING_OFFSET + group * STAGING_BYTES;
         f32 d[TOKENS / 2];
         u32 even[4][4], odd[4][4];  // A of this k-step and of the next
         Ring ring;
@@ -187,23 +255,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
             wgmma_wait<0>();
             release(last);
-#pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                u8* slot = staging + chunk % SLOTS * CHUNK_BOXES * BOX_BYTES;
-                if (thread == 0) bulk_wait_read<SLOTS - 1>();
-                named_barrier(1 + group, 128);
-                store_chunk(slot, d + 32 * chunk, warp, lane);
-                fence_async_proxy();
-                named_barrier(1 + group, 128);
-                if (thread == 0) {
-                    i32 row = 64 * (tile.row_tile + group), token = tile.token + 64 * chunk;
-                    for (u32 box = 0; box < CHUNK_BOXES; ++box) {
-                        if constexpr (MODE == 2) tensor_add(&y_map, slot + box * BOX_BYTES, row + 32 * box, token);
-                        if constexpr (MODE != 2)
-                            tensor_store(&y_map, slot + box * BOX_BYTES, row + (MODE == 0 ? 64 : 32) * box, token);
-                    }
-                    bulk_commit();
-                }
+            if constexpr (GATED) {
+                u8* areas = shared + STAGING_OFFSET;
+                if (group == 0)
+                    finish_gated<0>(d, areas, areas + STAGING_BYTES, &y_map, 64 * tile.row_tile, tile.token, thread);
+                else
+                    finish_gated<1>(d, areas + STAGING_BYTES, areas, &y_map, 64 * tile.row_tile, tile.token, thread);
+            } else {
+                finish(d, shared + STAGING_OFFSET + group * STAGING_BYTES, &y_map, 64 * (tile.row_tile + i32(group)),
+                       tile.token, group, thread);
             }
         }
         if (thread == 0) bulk_wait<0>();

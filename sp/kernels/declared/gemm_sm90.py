@@ -1,4 +1,4 @@
-"""The Hopper prefill matmul. Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STAGES, CLUSTER, GROUP."""
+"""The Hopper prefill matmul. Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STAGES, SLOTS, CLUSTER, GROUP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from sp.kernels.launch import Defines, Kernel
 TILE_BYTES = {1: 8192, 2: 2048, 8: 4096, 12: 2048, 13: 2048 + 512, 14: 2048 + 1024, 30: 8192}
 """Codes of a 64 x 64 tile by ggml type id."""
 PLAIN = (1, 30)
-MODES = {"bf16": 0, "f32": 1, "add": 2}
+MODES = {"bf16": 0, "f32": 1, "add": 2, "gated": 3}
+WIDE = ("f32", "add")
 CAPACITY = 227 * 1024
 """Shared memory a block of an sm_90 card can have."""
 
@@ -19,8 +20,8 @@ def stage_bytes(defines: Defines) -> int:
 
 
 def staging_bytes(defines: Defines) -> int:
-    """Results on their way out."""
-    return 2 * (int(defines["TOKENS"]) // 64 * 8192 if defines["MODE"] == 0 else 4 * 8192)
+    """Results of both warpgroups on their way out."""
+    return 2 * int(defines["SLOTS"]) * 8192 * (2 if defines["MODE"] in (1, 2) else 1)
 
 
 def smem(defines: Defines) -> int:
@@ -29,10 +30,14 @@ def smem(defines: Defines) -> int:
     return -(-stages * stage_bytes(defines) // 1024) * 1024 + staging_bytes(defines) + 16 * stages
 
 
-def variant(kind: int, mode: str, tokens: int, cluster: int = 2, group: int = 4, most_stages: int = 8) -> dict[str, int]:
-    """Defines with as many stages as fit."""
-    defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STAGES": 1, "CLUSTER": cluster, "GROUP": group}
-    while defines["STAGES"] < most_stages and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
+def variant(
+    kind: int, mode: str, tokens: int, cluster: int = 2, group: int = 4, slots: int | None = None, most: int = 8
+) -> dict[str, int]:
+    """Defines with as many stages as fit, up to `most`."""
+    slots = slots or (1 if mode in WIDE else 2)
+    defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STAGES": 1, "SLOTS": slots}
+    defines |= {"CLUSTER": cluster, "GROUP": group}
+    while defines["STAGES"] < most and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
         defines["STAGES"] += 1
     return defines
 
@@ -46,13 +51,16 @@ GEMM_SM90 = Kernel(
         "const u8* low",
         "const u8*? high",
         "const u32*? scales",
+        "const u8*? low_up",
+        "const u8*? high_up",
+        "const u32*? scales_up",
         "u32 token_blocks",
         "u32 out_blocks",
         "u32 row_tiles",
         "u32 k_tiles",
     ),
     threads=384,
-    variants=tuple(variant(kind, mode, tokens) for kind in (12, 14, 30) for mode in MODES for tokens in (128, 256)),
+    variants=tuple(variant(kind, mode, tokens) for kind in TILE_BYTES for mode in MODES for tokens in (128, 256)),
     arches="90a",
     smem=smem,
 )

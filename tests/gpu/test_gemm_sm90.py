@@ -1,0 +1,153 @@
+"""The Hopper matmul against float64 products of the same bf16 inputs with the weights as sp.quant decodes them.
+
+Bound: NMSE 2e-5. Rounding the scales and then the weights to bf16 gives 5e-6 or less (the offsets of Q4_K and Q5_K cancel part
+of the scaled code, so their relative error is the larger), rounding the result to bf16 another 3e-6.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compare import nmse, to_bf16, to_float64
+
+from sp.errors import DeviceError
+from sp.kernels import forced_path
+from sp.ops.gemm_sm90 import gated, gemm
+from sp.ops.packed import PackedWeight, pack
+from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+
+BOUND = 2e-5
+FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
+ROWS = (1, 2, 31, 32, 33, 65, 127, 128, 129, 255, 256, 257, 1000)
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    try:
+        with forced_path("sm_90a"):
+            yield
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+def make_weight(fmt: BlockFormat, out: int, width: int, seed: int) -> tuple[PackedWeight, np.ndarray]:
+    """A packed weight on the device, and its exact values."""
+    import cupy
+
+    values = np.random.default_rng(seed).standard_normal((out, width)).astype(np.float32) * np.float32(0.05)
+    rows = fmt.encode(values)
+    return pack("w", fmt, (out, width), cupy.asarray(rows)), fmt.decode(rows).astype(np.float64)
+
+
+def make_inputs(tokens: int, width: int, seed: int) -> np.ndarray:
+    return to_bf16(np.random.default_rng(seed).standard_normal((tokens, width)).astype(np.float32))
+
+
+def product(guarded, x: np.ndarray, w: PackedWeight, mode: str, base: np.ndarray | None = None):
+    out = guarded((len(x), w.shape[0]), np.uint16 if mode == "bf16" else np.float32, base)
+    gemm(guarded(x.shape, np.uint16, x), w, out, mode)
+    return out
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("out", [192, 72], ids=lambda out: f"out{out}")
+def test_formats(guarded, fmt, out):
+    w, values = make_weight(fmt, out, 512, 1)
+    for tokens, mode in ((129, "bf16"), (300, "f32"), (70, "bf16"), (257, "add")):
+        x = make_inputs(tokens, 512, tokens)
+        base = np.random.default_rng(7).standard_normal((tokens, out)).astype(np.float32) if mode == "add" else None
+        want = to_float64(x) @ values.T + (0 if base is None else base)
+        assert nmse(product(guarded, x, w, mode, base), want) < BOUND, (tokens, mode)
+
+
+@pytest.mark.parametrize("tokens", ROWS)
+def test_rows(guarded, tokens):
+    w, values = make_weight(Q4_K, 200, 768, 2)
+    x = make_inputs(tokens, 768, tokens)
+    want = to_float64(x) @ values.T
+    for mode in ("bf16", "f32"):
+        assert nmse(product(guarded, x, w, mode), want) < BOUND, mode
+    base = np.random.default_rng(3).standard_normal(want.shape).astype(np.float32)
+    assert nmse(product(guarded, x, w, "add", base), want + base) < BOUND
+
+
+@pytest.mark.parametrize("width", [64, 128, 192, 320, 1088])
+@pytest.mark.parametrize("out", [8, 64, 320, 1000])
+def test_shapes(guarded, out, width):
+    """Odd and single tiles along both axes."""
+    w, values = make_weight(Q8_0, out, width, 4)
+    for tokens in (100, 260):
+        x = make_inputs(tokens, width, 5)
+        assert nmse(product(guarded, x, w, "bf16"), to_float64(x) @ values.T) < BOUND
+
+
+@pytest.mark.parametrize("fmt", (Q4_K, Q6_K, BF16), ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("tokens", [1, 100, 129, 520])
+def test_gated(guarded, fmt, tokens):
+    (gate, g), (up, u) = make_weight(fmt, 200, 512, 8), make_weight(fmt, 200, 512, 9)
+    x = make_inputs(tokens, 512, 10)
+    out = guarded((tokens, 200), np.uint16)
+    gated(guarded(x.shape, np.uint16, x), gate, up, out)
+    assert nmse(out, silu(to_float64(x) @ g.T) * (to_float64(x) @ u.T)) < 2 * BOUND
+
+
+def test_large_gate_values(guarded):
+    """Gates far from zero on both sides: exp overflows, the result must not."""
+    import cupy
+
+    weight = np.zeros((64, 64), np.float32)
+    weight[np.arange(64), np.arange(64)] = 1
+    w = pack("w", BF16, (64, 64), cupy.asarray(BF16.encode(weight)))
+    x = to_bf16(np.tile(np.linspace(-200, 200, 64, dtype=np.float32), (130, 1)))
+    out = guarded((130, 64), np.uint16)
+    gated(guarded(x.shape, np.uint16, x), w, w, out)
+    assert nmse(out, silu(to_float64(x)) * to_float64(x)) < BOUND
+
+
+@pytest.mark.parametrize("mode", ["bf16", "f32", "add"])
+@pytest.mark.parametrize("tokens", [100, 2100])
+def test_many_tiles_repeat_to_the_bit(guarded, mode, tokens):
+    """More tiles than the card has blocks, so every block takes several."""
+    w, values = make_weight(Q8_0, 4160, 192, 11)
+    x = make_inputs(tokens, 192, 12)
+    first, second = (product(guarded, x, w, mode, np.zeros((tokens, 4160), np.float32)) for _ in range(2))
+    assert nmse(first, to_float64(x) @ values.T) < BOUND
+    assert bool((first.view(np.uint8) == second.view(np.uint8)).all())
+
+
+def test_scale_exactness(guarded):
+    """With the weights as the kernel rounds them, only the order of float32 sums is left."""
+    from sp.ops.packed import unpack_bf16
+
+    for fmt in FORMATS:
+        w, _ = make_weight(fmt, 192, 512, 13)
+        x = make_inputs(257, 512, 14)
+        want = to_float64(x) @ to_float64(unpack_bf16(w)).T
+        assert nmse(product(guarded, x, w, "f32"), want) < 1e-11, fmt.name
+
+
+def test_nan_rows_stay_apart(guarded):
+    """A NaN in one token reaches that token alone, also past the end of a tile."""
+    w, values = make_weight(Q4_K, 128, 256, 15)
+    x = make_inputs(130, 256, 16)
+    x[129, 3] = 0x7FC0
+    out = to_float64(product(guarded, x, w, "bf16"))
+    assert np.isnan(out[129]).all()
+    assert nmse(out[:129], to_float64(x[:129]) @ values.T) < BOUND
+
+
+def test_refusals(guarded):
+    w, _ = make_weight(Q8_0, 64, 64, 17)
+    x, out = guarded((4, 64), np.uint16), guarded((4, 64), np.float32)
+    with pytest.raises(DeviceError, match="mode must be"):
+        gemm(x, w, out, "f64")
+    with pytest.raises(DeviceError, match="do not fit"):
+        gemm(x, w, out, "bf16")
+    with pytest.raises(DeviceError, match="multiple of 8"):
+        gemm(x, make_weight(Q8_0, 60, 64, 18)[0], guarded((4, 60), np.float32), "f32")
+    with pytest.raises(DeviceError, match="alike"):
+        gated(x, w, make_weight(BF16, 64, 64, 19)[0], guarded((4, 64), np.uint16))
