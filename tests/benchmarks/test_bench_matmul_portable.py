@@ -1,7 +1,7 @@
 """The portable prefill matmul at the 27B shapes, dequantisation inside the time, beside cuBLAS in bf16.
 
-``pytest tests/benchmarks/test_bench_matmul_portable.py --benchmark-enable`` appends records ``matmul``, path ``portable``,
-to ``results/<gpu>/`` (or under the folder named in SP_RESULTS). Each sample reads inputs that L2 does not hold.
+``pytest tests/benchmarks/test_bench_matmul_portable.py --benchmark-enable`` appends records ``matmul`` to
+``results/<gpu>/`` (or under the folder named in SP_RESULTS). Each sample reads inputs that L2 does not hold.
 """
 
 from __future__ import annotations
