@@ -49,10 +49,11 @@ def header_folder() -> str:
 def compile_options(defines: Mapping[str, Define], arch: str) -> tuple[str, ...]:
     """Options that, with the text and the compiler's version, decide a cubin.
 
-    ``-ftz=true`` as CuPy compiles its own kernels: float32 denormals count as zero on the device.
+    ``-ftz=true`` as CuPy compiles its own kernels: float32 denormals count as zero on the device. Without
+    ``-default-device`` NVRTC 13.0 takes generic lambdas for host code.
     """
     named = (f"-D{name}={value}" for name, value in sorted(defines.items()))
-    return ("-std=c++17", "-lineinfo", "-ftz=true", f"-arch=sm_{arch}", *named)
+    return (f"-arch=sm_{arch}", "-std=c++17", "-lineinfo", "-ftz=true", "-default-device", *named)
 
 
 def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool = False) -> Compiled:
@@ -76,7 +77,7 @@ def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool =
     """
     if version() < (12, 0):
         raise DeviceError(f"NVRTC {version()[0]}.{version()[1]} is too old, 12.0 is needed; {INSTALL}")
-    if options[3].endswith("a") and version() < (12, 1):
+    if options[0].endswith("a") and version() < (12, 1):
         raise DeviceError(f"NVRTC {version()[0]}.{version()[1]} cannot compile for sm_90a; {INSTALL}")
     nvrtc = import_cupy().cuda.nvrtc
     arguments = [*options, f"-I{header_folder()}", *(["--ptxas-options=-v"] if report else [])]
@@ -86,7 +87,7 @@ def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool =
         return Compiled(nvrtc.getCUBIN(program), _log(nvrtc, program))
     except nvrtc.NVRTCError as error:
         log = _log(nvrtc, program)
-        raise DeviceError(f"{name} does not compile ({' '.join(options[3:])}): {error}\n{log}") from None
+        raise DeviceError(f"{name} does not compile ({' '.join(options)}): {error}\n{log}") from None
     finally:
         nvrtc.destroyProgram(program)
 
