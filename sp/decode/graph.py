@@ -65,12 +65,15 @@ class GraphDecoder:
         cache one token further on.
         """
         waiting = [self._fetch(0)]
-        for number in range(self._limit):
-            if number + 1 < self._limit:
-                self._advance()
-                waiting.append(self._fetch(number + 1))
-            waiting.pop(0).synchronize()
-            yield int(self._arrived[number])
+        try:
+            for number in range(self._limit):
+                if number + 1 < self._limit:
+                    self._advance()
+                    waiting.append(self._fetch(number + 1))
+                waiting.pop(0).synchronize()
+                yield int(self._arrived[number])
+        finally:
+            self._stream.synchronize()  # nothing may run on in memory that is let go of now
 
     @contextmanager
     def _working(self) -> Iterator[None]:
