@@ -14,8 +14,8 @@ from sp.errors import DeviceError
 from sp.kernels import nvrtc
 from sp.kernels.baseline import BASELINE, Rows, compare, compiler, read_baseline
 from sp.kernels.flatten import flatten
-from sp.kernels.launch import Kernel
-from sp.kernels.resources import ARCHES, misfits, parse_log, warnings
+from sp.kernels.launch import Defines, Kernel
+from sp.kernels.resources import ARCHES, SHARED_LIMIT, misfits, parse_log, warnings
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,26 @@ def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str 
     return " ".join([entry, *(f"{name}={value}" for name, value in defines), *([f"sm_{arch}"] if arch else [])])
 
 
+def fits(kernel: Kernel, defines: Defines, arch: str) -> bool:
+    """Whether a variant is meant for an architecture: both are Hopper's own or neither, and its shared memory is there.
+
+    Ops choose among variants by what the card has; a variant for large shared memory is no fault.
+    """
+    limit = SHARED_LIMIT.get(arch, 227) << 10
+    return arch.endswith("a") == (kernel.arches == "90a") and kernel.shared_bytes(defines) <= limit
+
+
+def unserved(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[str]:
+    """Complaints about kernels none of whose variants fits an architecture they are declared for."""
+    arches = tuple(arches)
+    return [
+        f"{kernel.entry} (sm_{arch}): no variant fits {SHARED_LIMIT[arch]} KiB of shared memory"
+        for kernel in kernels
+        for arch in arches
+        if arch.endswith("a") == (kernel.arches == "90a") and not any(fits(kernel, d, arch) for d in kernel.variants)
+    ]
+
+
 def plan(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[Job]:
     """Compilations to run: entries of one source with the same defines share one."""
     arches = tuple(arches)
@@ -58,7 +78,7 @@ def plan(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[Job]
         for defines in kernel.variants:
             need = kernel.entry, kernel.block(defines), kernel.shared_bytes(defines)
             for arch in arches:
-                if arch.endswith("a") == (kernel.arches == "90a"):
+                if fits(kernel, defines, arch):
                     shared[kernel.source, tuple(sorted(defines.items())), arch].append(need)
     return [Job(source, defines, arch, tuple(entries)) for (source, defines, arch), entries in shared.items()]
 
@@ -104,6 +124,7 @@ def check(
     workers : int, optional
         Processes; as many as cores if left out.
     """
+    kernels, arches = tuple(kernels), tuple(arches)
     jobs = plan(kernels, arches)
     rows: Rows = {}
     complaints: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -122,4 +143,4 @@ def check(
     if known is None:
         remarks.append(f"no baseline for NVRTC {compiler()} in {baseline}; write it with --update")
     problems = [f"{where} ({' '.join(sorted(cards))}): {what}" for (where, what), cards in sorted(complaints.items())]
-    return Report(rows, dynamic, problems + worse, remarks)
+    return Report(rows, dynamic, unserved(kernels, arches) + problems + worse, remarks)
