@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -48,30 +49,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-t", "--tools", default="memcheck,racecheck", help=f"of {', '.join(TOOLS)}")
     parser.add_argument("tests", nargs="*", help="files of tests; all of tests/gpu if left out")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes side by side")
     given, passed_on = parser.parse_known_args()
-    files = given.tests or sorted(str(path) for path in HERE.glob("test_*.py"))
-    environment = os.environ | {"CUDA_LAUNCH_BLOCKING": "1", "PYTHONUNBUFFERED": "1"}
-    worst = 0
-    for tool in given.tools.split(","):
-        if tool not in TOOLS:
-            parser.error(f"unknown tool {tool!r}; there are {', '.join(TOOLS)}")
-        for file in files:
-            command = [sanitizer(), f"--tool={tool}", *OPTIONS, sys.executable, "-c", PYTEST]
-            start = time.perf_counter()
-            done = subprocess.run(
-                [*command, "-q", "-p", "no:cacheprovider", file, *passed_on],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            seconds = time.perf_counter() - start
-            outcome = "clean" if done.returncode == 0 else f"status {done.returncode}"
-            print(f"{tool:<10} {file}: {outcome}, {seconds:.0f} s", flush=True)
-            if done.returncode:
-                print((done.stdout + done.stderr)[-6000:])
-                worst = max(worst, done.returncode)
-    return worst
+    tools, files = given.tools.split(","), given.tests or sorted(str(path) for path in HERE.glob("test_*.py"))
+    if unknown := sorted(set(tools) - set(TOOLS)):
+        parser.error(f"unknown tool {unknown[0]!r}; there are {', '.join(TOOLS)}")
+    with ThreadPoolExecutor(given.jobs) as pool:
+        runs = [pool.submit(sanitize, tool, file, passed_on) for tool in tools for file in files]
+        return max(run.result() for run in runs)
+
+
+def sanitize(tool: str, file: str, arguments: list[str]) -> int:
+    """Run one tool over one file; its exit status."""
+    command = [sanitizer(), f"--tool={tool}", *OPTIONS, sys.executable, "-c", PYTEST]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [*command, "-q", "-p", "no:cacheprovider", file, *arguments],
+        env=os.environ | {"CUDA_LAUNCH_BLOCKING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.perf_counter() - start
+    last = done.stdout.strip().splitlines()[-1:] or [""]
+    outcome = "clean" if done.returncode == 0 else f"status {done.returncode}"
+    print(f"{tool:<10} {file}: {outcome}, {seconds:.0f} s; {last[0]}", flush=True)
+    if done.returncode:
+        print((done.stdout + done.stderr)[-6000:], flush=True)
+    return done.returncode
 
 
 if __name__ == "__main__":
