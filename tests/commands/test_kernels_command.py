@@ -82,3 +82,42 @@ def test_update_writes_the_baseline(monkeypatch, capsys, report, tmp_path):
     assert status == 0
     (known,) = json.loads((tmp_path / "needs.json").read_text()).values()
     assert known == {"k A=1 sm_80": [40, 0, 0, 16], "k A=1 sm_90": [44, 8, 0, 16]}
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """A card on which every kernel takes 2 ms."""
+    from sp.bench import cases
+    from sp.kernels import device
+
+    def run_cases(only, repeats):
+        metrics = {"ms": 2.0, "ms_low": 1.9, "ms_high": 2.1, "gb_s": 4000.4, "tflops": 0.0}
+        config = {"op": only or "copy", "rows": repeats, "path": "portable"}
+        yield {"bench": "rows", "config": config, "metrics": metrics, "gpu": "NVIDIA H200"}
+
+    monkeypatch.setattr(device, "require_device", lambda: (9, 0))
+    monkeypatch.setattr(cases, "run_cases", run_cases)
+
+
+def test_bench_prints_a_line_a_case_and_records_it(monkeypatch, capsys, timed, tmp_path):
+    status, said = run(monkeypatch, capsys, "bench", "--repeats", "7", "--record", str(tmp_path))
+    assert status == 0
+    assert "op=copy rows=7" in said.out
+    assert "4000" in said.out
+    (line,) = (tmp_path / "nvidia-h200" / "rows.jsonl").read_text().splitlines()
+    assert json.loads(line)["metrics"]["ms"] == 2.0
+    status, said = run(monkeypatch, capsys, "bench", "--family", "norms", "--json")
+    assert json.loads(said.out)["records"][0]["config"]["op"] == "norms"
+
+
+def test_build_says_how_much_was_compiled(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("cupy")
+    from sp.kernels import device
+
+    monkeypatch.setattr(device, "require_device", lambda: (9, 0))
+    monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path))
+    for compiled in (4, 0):
+        status, said = run(monkeypatch, capsys, "build", "--family", "selftest")
+        assert status == 0
+        assert f"4 modules in {tmp_path / 'kernels'}, {compiled} compiled now" in said.out
+    assert len(list((tmp_path / "kernels").glob("*.cubin"))) == 4
