@@ -67,7 +67,7 @@ def prefill(
     """
     chunk = CHUNK[model.device] if chunk is None else chunk
     ids, positions = _checked(model, ids, positions, cache, chunk, rows)
-    ids, positions, pace = model.place(ids), model.place(positions), _Pace(model, progress)
+    ids, positions, pace = model.place(ids, np.int32), model.place(positions), _Pace(model, progress)
     x = np.empty((0, model.config.hidden), np.float32)
     for part, wanted in _chunks(len(ids), chunk, rows):
         x = model.embed(ids[part])

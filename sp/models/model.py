@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError, unknown_name
@@ -58,13 +60,13 @@ class Model:
         """
         if not is_device(ids):
             self.check_ids(ids)
-        return embedding(self.place(ids), self.trunk.embed)
+        return embedding(self.place(ids, np.int32), self.trunk.embed)
 
-    def place(self, values: Ints) -> Ints:
-        """Ids or positions as an array where the model is."""
+    def place(self, values: Ints, kind: type[np.integer[Any]] = np.int64) -> Ints:
+        """Positions, or as int32 ids, as an array where the model is; on the CPU as they are."""
         if self.device == "cpu" or is_device(values):
             return values
-        placed: Ints = import_cupy().asarray(values)
+        placed: Ints = import_cupy().asarray(values, kind)
         return placed
 
     def check_ids(self, ids: Ints) -> None:
