@@ -129,8 +129,9 @@ class GraphDecoder:
     def _read(self) -> None:
         """One step: the token through all layers."""
         x = self._model.embed(self._token)
-        for layer in range(self._model.config.layers):
-            x = self._model.layer(layer, x, self._position, self._cache)
+        with self._cache.together(1):
+            for layer in range(self._model.config.layers):
+                x = self._model.layer(layer, x, self._position, self._cache)
         self._choose(self._model.head(x))
 
     def _choose(self, logits: Any) -> None:

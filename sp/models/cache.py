@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -128,6 +130,7 @@ class Cache:
             self._states = {i: self._new_state() for i in config.delta_layers}
         self._rows = {layer: row for row, layer in enumerate(attention)}
         self._layers: dict[int, _Layer] = {}
+        self._together = False
         self.reset()
 
     def _new_state(self) -> DeltaState:
@@ -200,11 +203,22 @@ class Cache:
                 f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
             )
         self._grow(layer, total)
-        if self._tables is not None:
+        if self._tables is not None and not self._together:
             self._tables.advance(tokens, self._rows[layer])
         run = self._run(layer)
         state.tokens = total
         return run
+
+    @contextmanager
+    def together(self, tokens: int) -> Iterator[None]:
+        """Inside, every layer reads the same next `tokens`: counts on the device move at once, not layer by layer."""
+        if self._tables is not None:
+            self._tables.advance(tokens)
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
 
     def reserve(self, tokens: int) -> None:
         """Take the pages that `tokens` more tokens need now, so that reading them takes none."""

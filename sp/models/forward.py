@@ -71,9 +71,10 @@ def prefill(
     x = np.empty((0, model.config.hidden), np.float32)
     for part, wanted in _chunks(len(ids), chunk, rows):
         x = model.embed(ids[part])
-        for layer in range(model.config.layers):
-            last = layer == model.config.layers - 1
-            x = model.layer(layer, x, positions[part], cache, rows=wanted if last else None, tap=tap)
+        with cache.together(len(x)):
+            for layer in range(model.config.layers):
+                last = layer == model.config.layers - 1
+                x = model.layer(layer, x, positions[part], cache, rows=wanted if last else None, tap=tap)
         pace.done(part.stop - part.start)
     pace.finish()
     logits: Floats = model.head(x[-1:])[0]
