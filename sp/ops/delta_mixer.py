@@ -11,10 +11,14 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.declared import delta
 from sp.kernels.device import current_device
 from sp.kernels.path import current_path
+from sp.kernels.tensor_map import tensor_map
 from sp.ops.activations import sigmoid, silu, softplus
 from sp.ops.causal_conv1d import causal_conv1d
 from sp.ops.gated_delta_net import gated_delta_net
 from sp.ops.norms import l2norm, rms_norm
+
+GROUPS = 1
+"""Warpgroups of a block of the scan on Hopper, 64 value columns each."""
 
 
 class State(Protocol):
@@ -145,15 +149,33 @@ def _many(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State,
         *(q, k, alpha, beta, p.a, p.dt_bias, T, P, decay, qkv, state.conv, n, p.key_heads),
         defines={**dim, "REPEAT": p.value_heads // p.key_heads},
     )
-    delta.DELTA_SCAN.launch(
-        (p.head_dim // 64, p.value_heads),
-        *(q, k, values, T, P, decay, state.recurrent, n, p.key_heads, p.value_heads),
-        defines={**dim, "WARPS": 4, "WIDE": int(_wide(current_device()) and current_path() != "portable")},
-    )
+    _scan(q, k, values, T, P, decay, p, state)
     delta.GATED_NORM.launch(
         (-(-rows * p.value_heads // teams),), values[n - rows :], z, p.norm, y, rows * p.value_heads, p.eps, defines=dim
     )
     return y
+
+
+def _scan(q: Any, k: Any, values: Any, T: Any, P: Any, decay: Any, p: DeltaParams, state: State) -> None:
+    """The pass over the chunks: `values` holds V before and O after."""
+    n, key_dim, value_dim = len(q), p.key_heads * p.head_dim, p.value_heads * p.head_dim
+    sizes = n, p.key_heads, p.value_heads
+    if current_path() == "sm_90a" and p.head_dim == 128:
+        box = delta.CHUNK, delta.CHUNK
+        maps = [tensor_map(a, (width, n), (2 * width,), box) for a, width in ((q, key_dim), (k, key_dim))]
+        squares = [tensor_map(a, (delta.CHUNK, a.size // delta.CHUNK), (2 * delta.CHUNK,), box) for a in (T, P)]
+        value_map = tensor_map(values, (value_dim, n), (2 * value_dim,), box)
+        delta.DELTA_SCAN_SM90.launch(
+            (2 // GROUPS, p.value_heads),
+            *(maps[1], maps[0], value_map, *squares, decay, state.recurrent, values, *sizes),
+            defines={"GROUPS": GROUPS, "STAGES": 3},
+        )
+        return
+    delta.DELTA_SCAN.launch(
+        (p.head_dim // 64, p.value_heads),
+        *(q, k, values, T, P, decay, state.recurrent, *sizes),
+        defines={"HEAD_DIM": p.head_dim, "WARPS": 4, "WIDE": int(_wide(current_device()))},
+    )
 
 
 def _check(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State, rows: int) -> None:

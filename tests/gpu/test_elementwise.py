@@ -9,8 +9,8 @@ from compare import nmse, to_bf16, to_float64
 from sp.ops.activations import swiglu
 from sp.ops.norms import rms_norm
 
-BF16 = 4e-6
-"""Squared error of rounding to bf16: at most 2^-18, since no value is off by more than 2^-9 of itself."""
+BF16 = 2.0**-16
+"""Squared error of rounding to bf16: no value is off by more than 2^-8 of itself."""
 
 
 @pytest.fixture

@@ -7,15 +7,16 @@
 //
 // q, k         f16 (tokens, key_heads * HEAD_DIM), unit heads;  alpha, beta f32 (tokens, value_heads)
 // a, dt_bias   f32 (value_heads)
-// T, P         f16 (value_heads, chunks, 64, 64); 16 x 16 blocks above the diagonal are left unwritten
+// T, P         f16 (value_heads, chunks, 64, 64), zero above the diagonal
 // decay        f32 (value_heads, chunks, 2, 64): exp(G), exp(G_end - G)
 // x, history   bf16 (tokens, channels), f32 (3, channels): the last three inputs of the convolution are written to
 //              `history` here, after the kernel that read it; tokens >= 3
 //
-// Grid (chunks, key_heads), 256 threads, value head p = key head + r * key_heads for r < REPEAT. K K^T by warps 0-3,
-// Q K^T by warps 4-7 (mma.m16n8k16 f16, f32 sums); the inverse by forward substitution in f32, one thread a column:
-// entries of T are at most 1, so one rounding to f16 at the end is harmless, while powers of A are not (repeated keys).
-// Missing tokens count as k = b = g = 0. 16-byte aligned rows. sm_80+. Yang et al. 2024, sections on the chunked WY form.
+// Grid (chunks, key_heads), 256 threads, value head p = key head + r * key_heads for r < REPEAT <= 4. Both products by
+// mma.m16n8k16 f16 with f32 sums, a warp one or two of the ten 16 x 16 blocks on and below the diagonal; the inverse by
+// forward substitution in f32, one thread a column: entries of T are at most 1, so one rounding to f16 at the end is
+// harmless, while powers of A are not (repeated keys). Missing tokens count as k = b = g = 0. 16-byte aligned rows.
+// sm_80+. Yang et al. 2024, sections on the chunked WY form.
 #include "gates.cuh"
 #include "mma.cuh"
 
@@ -25,38 +26,15 @@
 
 extern __shared__ __align__(16) u8 shared[];
 
-// sums[j] = rows 16 * block .. +15 of `left` times rows 8 j .. of `right`, transposed; tiles above the diagonal skipped.
-SP_DEVICE void row_products(f32 (&sums)[8][4], u32 left, u32 right, i32 block, i32 lane) {
-#pragma unroll
-    for (int k16 = 0; k16 < HEAD_DIM / 16; ++k16) {
-        u32 a[4];
-        ldmatrix_x4(a, left + ((16 * block + lane % 16) * PITCH + 16 * k16 + 8 * (lane / 16)) * 2);
-#pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            if (pair <= block) {
-                u32 b[4];
-                ldmatrix_x4(b, right + ((16 * pair + 8 * (lane / 16) + lane % 8) * PITCH + 16 * k16 +
-                                        8 * (lane / 8 % 2)) * 2);
-                mma_f16(sums[2 * pair], a, b[0], b[1]);
-                mma_f16(sums[2 * pair + 1], a, b[2], b[3]);
-            }
-        }
-    }
-}
-
-// Column `column` of (I + A)^-1 times b[column]; rows from 16 * first on, the ones before are zero.
-SP_DEVICE void solve_column(const f32* A, const f32* b, u16* T, i32 column, i32 first) {
+// Column `column` of (I + A)^-1 times `strength`; its entries above row First are zero.
+template <int First>
+SP_DEVICE void solve_column(const f32* A, f32 strength, u16* T, i32 column) {
     f32 x[CHUNK];
 #pragma unroll
-    for (int i = 0; i < CHUNK; ++i) {
-        if (i / 16 < first) {
-            x[i] = 0.0f;
-            continue;
-        }
+    for (int i = First; i < CHUNK; ++i) {
         f32 sum[4] = {i == column ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int j = 0; j < i; j += 4) {
-            if (j / 16 < first) continue;
+        for (int j = First; j < i; j += 4) {
             const float4 four = *reinterpret_cast<const float4*>(A + i * A_PITCH + j);
             sum[0] -= four.x * x[j];
             if (j + 1 < i) sum[1] -= four.y * x[j + 1];
@@ -64,11 +42,16 @@ SP_DEVICE void solve_column(const f32* A, const f32* b, u16* T, i32 column, i32 
             if (j + 3 < i) sum[3] -= four.w * x[j + 3];
         }
         x[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        T[i * CHUNK + column] = f16_from(x[i] * strength);
     }
-    const f32 strength = b[column];
 #pragma unroll
-    for (int i = 0; i < CHUNK; ++i)
-        if (i / 16 >= first) T[i * CHUNK + column] = f16_from(x[i] * strength);
+    for (int i = 0; i < First; ++i) T[i * CHUNK + column] = 0;
+}
+
+// Blocks (row, column) of 16 x 16 that a warp computes.
+SP_DEVICE i32 block_of(i32 warp, i32 turn) {
+    const u32 rows = turn == 0 ? 0x12223333u : 0x10000000u, columns = turn == 0 ? 0x02103210u : 0x10000000u;
+    return i32((rows >> 4 * warp & 15u) << 4 | (columns >> 4 * warp & 15u));
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
@@ -86,6 +69,14 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const i32 value_heads = REPEAT * key_heads, start = chunk * CHUNK;
     const i64 stride = i64(key_heads) * HEAD_DIM;
 
+    const i32 own = head + min(warp, REPEAT - 1) * key_heads;
+    f32 raw[2], strength[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const i64 at = i64(min(start + 2 * lane + i, tokens - 1)) * value_heads + own;
+        raw[i] = alpha[at], strength[i] = beta[at];
+    }
+    const f32 rate = a[own], bias = dt_bias[own];
     for (i32 i = thread; i < CHUNK * HEAD_DIM / 8; i += 256) {
         const i32 row = i / (HEAD_DIM / 8), column = i % (HEAD_DIM / 8) * 8;
         const bool valid = start + row < tokens;
@@ -95,14 +86,12 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     }
     cp_async_commit();
     if (warp < REPEAT) {  // gates of one value head: two tokens a lane, running sum over the warp
-        const i32 p = head + warp * key_heads;
         f32 g[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const i32 t = start + 2 * lane + i;
-            const bool valid = t < tokens;
-            g[i] = valid ? a[p] * softplus(alpha[i64(t) * value_heads + p] + dt_bias[p]) : 0.0f;
-            b[warp * CHUNK + 2 * lane + i] = valid ? sigmoid(beta[i64(t) * value_heads + p]) : 0.0f;
+            const bool valid = start + 2 * lane + i < tokens;
+            g[i] = valid ? rate * softplus(raw[i] + bias) : 0.0f;
+            b[warp * CHUNK + 2 * lane + i] = valid ? sigmoid(strength[i]) : 0.0f;
         }
         f32 total = g[0] + g[1];
 #pragma unroll
@@ -110,14 +99,17 @@ extern "C" __global__ void __launch_bounds__(256, 2)
             const f32 before = __shfl_up_sync(~0u, total, offset);
             if (lane >= offset) total += before;
         }
-        const f32 end = __shfl_sync(~0u, total, 31);
-        f32* const out = decay + (i64(p) * chunks + chunk) * 2 * CHUNK + 2 * lane;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const f32 sum = i ? total : total - g[1];
-            G[warp * CHUNK + 2 * lane + i] = sum;
-            out[i] = __expf(sum);
-            out[CHUNK + i] = __expf(end - sum);
+        const f32 end = __shfl_sync(~0u, total, 31), sums[2] = {total - g[1], total};
+        f32* const out = decay + (i64(own) * chunks + chunk) * 2 * CHUNK + 2 * lane;
+        *reinterpret_cast<float2*>(G + warp * CHUNK + 2 * lane) = make_float2(sums[0], sums[1]);
+        *reinterpret_cast<float2*>(out) = make_float2(__expf(sums[0]), __expf(sums[1]));
+        *reinterpret_cast<float2*>(out + CHUNK) = make_float2(__expf(end - sums[0]), __expf(end - sums[1]));
+    } else {  // P is zero in the blocks above the diagonal: 6, 4, 2 steps of 8 columns for rows below 16, 32, 48
+        for (i32 i = thread - 32 * REPEAT; i < REPEAT * 48 * 6; i += 256 - 32 * REPEAT) {
+            const i32 r = i / (48 * 6), row = i / 6 % 48, step = i % 6;
+            if (step < row / 16 * 2) continue;
+            u16* const out = P + (i64(head + r * key_heads) * chunks + chunk) * CHUNK * CHUNK;
+            *reinterpret_cast<uint4*>(out + row * CHUNK + 16 + 8 * step) = make_uint4(0, 0, 0, 0);
         }
     }
     if (chunk == 0) {  // this key head's share of the convolution's memory
@@ -132,36 +124,56 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     cp_async_wait<0>();
     __syncthreads();
 
-    f32 sums[8][4] = {};
-    const i32 block = warp % 4, g = lane / 4, c = lane % 4;
-    row_products(sums, shared_address(warp < 4 ? tile_k : tile_q), shared_address(tile_k), block, lane);
+    const i32 g = lane / 4, c = lane % 4;
     const f32 root = rsqrtf(f32(HEAD_DIM));
-    for (i32 r = 0; r < REPEAT; ++r) {
-        const f32* const sum = G + r * CHUNK;
-        u16* const out = P + (i64(head + r * key_heads) * chunks + chunk) * CHUNK * CHUNK;
+    for (i32 turn = 0; turn < (warp < 6 ? 1 : 2); ++turn) {
+        const i32 row = block_of(warp, turn) / 16 * 16, column = block_of(warp, turn) % 16 * 16;
+        f32 kk[2][4] = {}, qk[2][4] = {};
+        const u32 left = (row + lane % 16) * PITCH * 2 + 16 * (lane / 16);
+        const u32 right = (column + 8 * (lane / 16) + lane % 8) * PITCH * 2 + 16 * (lane / 8 % 2);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const i32 i = 16 * block + g + 8 * half;
-            const f32 own = sum[i], strength = b[r * CHUNK + i];
+        for (int k16 = 0; k16 < HEAD_DIM / 16; ++k16) {
+            u32 ka[4], qa[4], kb[4];
+            ldmatrix_x4(kb, shared_address(tile_k) + right + 32 * k16);
+            ldmatrix_x4(ka, shared_address(tile_k) + left + 32 * k16);
+            ldmatrix_x4(qa, shared_address(tile_q) + left + 32 * k16);
 #pragma unroll
-            for (int tile = 0; tile < 8; ++tile) {
-                if (tile / 2 > block) continue;
-                const i32 j = 8 * tile + 2 * c;
-                const f32 left = j <= i ? sums[tile][2 * half] * __expf(own - sum[j]) : 0.0f;
-                const f32 right = j + 1 <= i ? sums[tile][2 * half + 1] * __expf(own - sum[j + 1]) : 0.0f;
-                if (warp < 4) {
+            for (int tile = 0; tile < 2; ++tile) {
+                mma_f16(kk[tile], ka, kb[2 * tile], kb[2 * tile + 1]);
+                mma_f16(qk[tile], qa, kb[2 * tile], kb[2 * tile + 1]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < REPEAT; ++r) {
+            const f32* const sum = G + r * CHUNK;
+            u16* const out = P + (i64(head + r * key_heads) * chunks + chunk) * CHUNK * CHUNK;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const i32 i = row + g + 8 * half;
+                const f32 here = sum[i], scale = b[r * CHUNK + i];
+#pragma unroll
+                for (int tile = 0; tile < 2; ++tile) {
+                    const i32 j = column + 8 * tile + 2 * c;
+                    const float2 there = *reinterpret_cast<const float2*>(sum + j);
+                    const f32 m0 = j <= i ? __expf(here - there.x) : 0.0f;
+                    const f32 m1 = j + 1 <= i ? __expf(here - there.y) : 0.0f;
                     *reinterpret_cast<float2*>(A + (r * CHUNK + i) * A_PITCH + j) =
-                        make_float2(left * strength, right * strength);
-                } else {
-                    *reinterpret_cast<u32*>(out + i * CHUNK + j) = pack_f16(left * root, right * root);
+                        make_float2(kk[tile][2 * half] * m0 * scale, kk[tile][2 * half + 1] * m1 * scale);
+                    *reinterpret_cast<u32*>(out + i * CHUNK + j) =
+                        pack_f16(qk[tile][2 * half] * m0 * root, qk[tile][2 * half + 1] * m1 * root);
                 }
             }
         }
     }
     __syncthreads();
     if (warp < 2 * REPEAT) {
-        const i32 r = warp / 2, p = head + r * key_heads;
-        solve_column(A + r * CHUNK * A_PITCH, b + r * CHUNK, T + (i64(p) * chunks + chunk) * CHUNK * CHUNK,
-                     warp % 2 * 32 + lane, warp % 2 * 2);
+        const i32 r = warp % REPEAT, column = warp / REPEAT * 32 + lane;
+        const f32* const from = A + r * CHUNK * A_PITCH;
+        u16* const to = T + (i64(head + r * key_heads) * chunks + chunk) * CHUNK * CHUNK;
+        if (warp < REPEAT) {
+            solve_column<0>(from, b[r * CHUNK + column], to, column);
+        } else {
+            solve_column<32>(from, b[r * CHUNK + column], to, column);
+        }
     }
 }

@@ -82,6 +82,28 @@ DELTA_SCAN = Kernel(
     smem=scan_smem,
 )
 
+DELTA_SCAN_SM90 = Kernel(
+    source="delta_scan_sm90.cu",
+    entry="delta_scan_sm90",
+    args=(
+        "map keys",
+        "map queries",
+        "map value_map",
+        "map solver_map",
+        "map within_map",
+        "const f32* decay",
+        "f32* state",
+        "f16* values",
+        "i32 tokens",
+        "i32 key_heads",
+        "i32 value_heads",
+    ),
+    threads=lambda defines: 128 * int(defines["GROUPS"]),
+    variants=({"GROUPS": 1, "STAGES": 3},),
+    arches="90a",
+    smem=lambda defines: int(defines["STAGES"]) * ((6 + int(defines["GROUPS"])) * 8192 + 512 + 16),
+)
+
 GATED_NORM = Kernel(
     source="gated_norm.cu",
     entry="gated_norm",
@@ -112,6 +134,6 @@ DELTA_RECURRENT = Kernel(
         "i32 value_heads",
         "f32 eps",
     ),
-    threads=512,
+    threads=lambda defines: 4 * int(defines["HEAD_DIM"]),
     variants=({"HEAD_DIM": 128, "TOKENS": MOST_TOKENS}, {"HEAD_DIM": 64, "TOKENS": MOST_TOKENS}),
 )
