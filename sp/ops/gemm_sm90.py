@@ -1,4 +1,4 @@
-"""The matrix products of prefill on Hopper: from 17 or so tokens up, where they are bound by arithmetic and not by weights."""
+"""The matrix products of prefill on Hopper (compute capability 9.0)."""
 
 from __future__ import annotations
 

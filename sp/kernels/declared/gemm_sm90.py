@@ -1,4 +1,7 @@
-"""The Hopper prefill matmul. Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STAGES, SLOTS, CLUSTER, GROUP."""
+"""The Hopper prefill matmul.
+
+Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STAGES, SLOTS, CLUSTER, GROUP; see the source.
+"""
 
 from __future__ import annotations
 
