@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sp.bench.families import attention, delta, memory, rows
+from sp.bench.families import attention, delta, matmul, memory, rows
 
-__all__ = ["attention", "delta", "memory", "rows"]
+__all__ = ["attention", "delta", "matmul", "memory", "rows"]

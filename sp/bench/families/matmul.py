@@ -1,0 +1,46 @@
+"""Packed weights times bf16 tokens, dequantisation inside the time; cuBLAS in bf16 beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sp.bench.cases import Case, family, paths
+from sp.kernels import import_cupy
+from sp.models.random_blocks import random_blocks
+from sp.ops.packed import pack
+from sp.ops.project import project
+from sp.quant import BF16, Q4_K, Q6_K, BlockFormat
+
+OUT, IN = 17408, 5120
+TOKENS = (1, 16, 64, 512, 8192)
+
+
+@family("matmul")
+def cases() -> Iterator[Case]:
+    """The widest product of the 27B shape, from one token to a prefill chunk."""
+    cupy = import_cupy()
+    for fmt in (Q4_K, Q6_K, BF16):
+        weight = random_weight(fmt)
+        for tokens in TOKENS:
+            x = cupy.random.randint(0x3C00, 0x4000, (tokens, IN), cupy.uint16)  # bf16 between 1/128 and 2
+            config = {"type": fmt.name, "m": tokens, "n": OUT, "k": IN}
+            moved = weight.data.nbytes + tokens * (OUT + IN) * 2
+            for path in paths():
+                run = partial(project, x, (weight,))
+                yield Case(config, path, run, bytes=moved, flops=2 * tokens * OUT * IN)
+    for tokens in TOKENS:
+        a = cupy.random.standard_normal((tokens, IN), cupy.float32).astype(cupy.float16)
+        b = cupy.random.standard_normal((IN, OUT), cupy.float32).astype(cupy.float16)
+        config = {"type": "F16", "m": tokens, "n": OUT, "k": IN}
+        yield Case(config, "cublas", partial(cupy.matmul, a, b), bytes=b.nbytes, flops=2 * tokens * OUT * IN)
+
+
+def random_weight(fmt: BlockFormat) -> Any:
+    """A packed weight of random blocks on the device; 256 distinct rows, repeated."""
+    blocks = random_blocks(np.random.default_rng(0), fmt, 256 * IN // fmt.block_size, 0.02)
+    rows = import_cupy().asarray(blocks.reshape(256, -1))
+    return pack("bench", fmt, (OUT, IN), import_cupy().tile(rows, (OUT // 256, 1)))
