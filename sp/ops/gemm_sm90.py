@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.declared.gemm_sm90 import GEMM_SM90, MODES, WIDE, variant
+from sp.kernels.declared.gemm_sm90 import GEMM_SM90, WIDE, variant
 from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
 from sp.kernels.tensor_map import tensor_map
@@ -62,28 +62,71 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, mode: str) -> N
         raise DeviceError(f"gemm {w.name}: {rows} outputs are not a multiple of 8")
     if len(x) == 0:
         return
-    defines = _defines(w.format.ggml_type, mode, len(x), w.row_tiles, _processors(current_device()))
-    tokens, cluster = int(defines["TOKENS"]), int(defines["CLUSTER"])
-    blocks, outs = _blocks(defines, len(x), w.row_tiles)
+    device = current_device()
+    plan = plan_of(w.format.ggml_type, mode, len(x), w.row_tiles, w.k_tiles, _processors(device))
+    tokens, cluster = int(plan.defines["TOKENS"]), int(plan.defines["CLUSTER"])
     planes = [plane for v in weights for plane in (v.plane("low"), v.plane("high"), expand_scales(v))]
     GEMM_SM90.launch(
-        (min(blocks * outs, _processors(current_device()) // cluster) * cluster,),
+        (plan.clusters * cluster,),
         tensor_map(x, (width, len(x)), (2 * width,), (64, tokens // cluster)),
         tensor_map(out, (rows, len(x)), (rows * out.itemsize,), (128 // out.itemsize, 64)),
         *planes,
         *[None] * (6 - len(planes)),
-        blocks,
-        outs,
+        plan.token_blocks,
+        plan.out_blocks,
         w.row_tiles,
         w.k_tiles,
-        defines=defines,
+        plan.streamed,
+        *(_workspace(device) if plan.streamed else (None, None)),
+        defines=plan.defines,
     )
 
 
-def _blocks(defines: Defines, tokens: int, row_tiles: int) -> tuple[int, int]:
-    """Tiles of a cluster along tokens and outputs."""
-    tall = int(defines["CLUSTER"]) * (1 if defines["MODE"] == MODES["gated"] else 2)
-    return -(-tokens // int(defines["TOKENS"])), -(-row_tiles // tall)
+class Plan(NamedTuple):
+    """How one product is divided."""
+
+    defines: Defines
+    token_blocks: int
+    out_blocks: int
+    clusters: int
+    streamed: int
+    cost: float
+
+
+STEP = {128: 0.42, 256: 0.64}
+"""Microseconds of a k-step by tokens of a tile."""
+MEND = {128: 8.0, 256: 14.0}
+"""Microseconds that passing on partial sums costs. Both only choose between forms; measured on an H200."""
+
+
+@cache
+def plan_of(kind: int, mode: str, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
+    """The fastest way by a rough model: tiles of 128 or 256 tokens, and whether blocks share the last ones' k-steps.
+
+    Examples
+    --------
+    >>> plan = plan_of(12, "bf16", 8192, 272, 80, 132)
+    >>> plan.defines["TOKENS"], plan.clusters, plan.streamed
+    (256, 66, 0)
+    >>> plan = plan_of(12, "bf16", 100, 80, 80, 132)
+    >>> plan.defines["TOKENS"], plan.clusters, plan.streamed
+    (128, 132, 40)
+    """
+    return min((_plan(kind, mode, size, tokens, row_tiles, k_tiles, processors) for size in STEP), key=lambda p: p.cost)
+
+
+def _plan(kind: int, mode: str, size: int, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
+    defines = variant(kind, mode, size)
+    tall = defines["CLUSTER"] * (1 if mode == "gated" else 2)
+    blocks, outs = -(-tokens // size), -(-row_tiles // tall)
+    tiles, most = blocks * outs, processors // defines["CLUSTER"]
+    rounds, rest = divmod(tiles, most)
+    whole = (rounds + (rest > 0)) * k_tiles * STEP[size]
+    shared = tiles / most * k_tiles * STEP[size] + MEND[size]
+    if whole <= shared:
+        return Plan(defines, blocks, outs, min(tiles, most), 0, whole)
+    streamed = rest + (most if rounds else 0)
+    return Plan(defines, blocks, outs, min(most, streamed * k_tiles), streamed, shared)
 
 
 @cache
@@ -92,5 +135,7 @@ def _processors(device: int) -> int:
 
 
 @cache
-def _defines(kind: int, mode: str, tokens: int, row_tiles: int, processors: int) -> Defines:
-    return variant(kind, mode, 128 if tokens <= 128 else 256)
+def _workspace(device: int) -> tuple[Any, Any]:
+    """Partial sums and flags, kept: a captured graph may go on using them."""
+    cupy, blocks = import_cupy(), _processors(device)
+    return cupy.empty((blocks, 128, 256), "float32"), cupy.zeros((blocks, 2), "uint32")

@@ -12,6 +12,7 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels import forced_path
+from sp.ops import gemm_sm90
 from sp.ops.gemm_sm90 import gated, gemm
 from sp.ops.packed import PackedWeight, pack
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
@@ -117,6 +118,38 @@ def test_many_tiles_repeat_to_the_bit(guarded, mode, tokens):
     first, second = (product(guarded, x, w, mode, np.zeros((tokens, 4160), np.float32)) for _ in range(2))
     assert nmse(first, to_float64(x) @ values.T) < BOUND
     assert bool((first.view(np.uint8) == second.view(np.uint8)).all())
+
+
+@pytest.fixture
+def streaming(monkeypatch):
+    """Every product shares its last tiles' k-steps among the blocks, also where that does not pay."""
+    monkeypatch.setattr(gemm_sm90, "MEND", {128: -1e9, 256: -1e9})
+    gemm_sm90.plan_of.cache_clear()
+    yield
+    gemm_sm90.plan_of.cache_clear()
+
+
+@pytest.mark.parametrize("mode", ["bf16", "f32", "add"])
+@pytest.mark.parametrize(
+    ("tokens", "out", "width"), [(100, 8, 64), (100, 264, 1088), (1100, 1480, 320), (2100, 4160, 192)]
+)
+def test_streamed(guarded, streaming, mode, tokens, out, width):
+    """Tiles shared by two and more blocks, twice: the flags must be as before, and the sums in the same order."""
+    w, values = make_weight(Q8_0, out, width, 20)
+    x = make_inputs(tokens, width, 21)
+    first, second = (product(guarded, x, w, mode, np.zeros((tokens, out), np.float32)) for _ in range(2))
+    assert gemm_sm90.plan_of(8, mode, tokens, w.row_tiles, w.k_tiles, 132).streamed > 0
+    assert nmse(first, to_float64(x) @ values.T) < BOUND
+    assert bool((first.view(np.uint8) == second.view(np.uint8)).all())
+
+
+@pytest.mark.parametrize("tokens", [100, 1100])
+def test_streamed_gated(guarded, streaming, tokens):
+    (gate, g), (up, u) = make_weight(Q4_K, 1480, 512, 22), make_weight(Q4_K, 1480, 512, 23)
+    x = make_inputs(tokens, 512, 24)
+    out = guarded((tokens, 1480), np.uint16)
+    gated(guarded(x.shape, np.uint16, x), gate, up, out)
+    assert nmse(out, silu(to_float64(x) @ g.T) * (to_float64(x) @ u.T)) < 2 * BOUND
 
 
 def test_scale_exactness(guarded):

@@ -11,8 +11,12 @@
 // (MODE 3: the same 64 outputs, 1 of W and 2 of U; then they trade halves, as bf16).
 // CLUSTER = 2 pairs blocks of neighbouring outputs: each loads half of the X tile for both. Blocks walk tiles with GROUP token blocks
 // side by side, so that what runs at one time shares X and W tiles in L2. STAGES k-steps are held in shared memory.
+// The first `streamed` tiles are dealt out in equal numbers of k-steps instead, so that no block waits for the last ones: who has the
+// first k of a tile adds what the others left in `partials` (128 x TOKENS float32 a block), in their order, so that a run repeats to the
+// bit. `flags` (two a block) are 0 before and after a launch. Launches that stream must not overlap, and all blocks must run at once.
 // Any tokens >= 1; out a multiple of 8; k = 64 k_tiles; planes 256-byte aligned. Arch 90a.
-// Sources: the warp-specialised persistent kernels of CUTLASS (Thakkar et al.), dequantisation in registers as in Marlin (Frantar et al., 2024).
+// Sources: the warp-specialised persistent kernels of CUTLASS (Thakkar et al.), dequantisation in registers as in Marlin (Frantar et al., 2024),
+// cutting along k as in Stream-K (Osama et al., 2023).
 #include "fragment.cuh"
 #include "hopper.cuh"
 #include "wgmma_bf16.cuh"
@@ -44,6 +48,30 @@ struct Ring {
     }
 };
 
+// First k-step of a cluster's share, counted through all streamed tiles: equal parts, the first ones one longer where it does not divide.
+SP_DEVICE u32 share_start(u32 cluster, u32 clusters, u32 steps) {
+    return steps / clusters * cluster + min(cluster, steps % clusters);
+}
+
+// The pieces of work of a cluster: its share of the streamed tiles, then every `clusters`th of the others.
+struct Work {
+    u32 at, end, whole;      // the rest of the share, and the next whole tile
+    u32 tile, first, last;   // the piece: k-steps [first, last) of a tile
+
+    SP_DEVICE bool next(u32 tiles, u32 clusters, u32 k_tiles) {
+        if (at < end) {
+            tile = at / k_tiles;
+            first = at - tile * k_tiles;
+            last = min(k_tiles, first + end - at);
+            at += last - first;
+            return true;
+        }
+        tile = whole, first = 0, last = k_tiles;
+        whole += clusters;
+        return tile < tiles;
+    }
+};
+
 struct Tile {
     i32 token, row_tile;
 };
@@ -52,6 +80,30 @@ SP_DEVICE Tile tile_of(u32 index, u32 token_blocks, u32 out_blocks, u32 rank) {
     u32 group = index / (GROUP * out_blocks), first = group * GROUP, size = min(u32(GROUP), token_blocks - first);
     u32 rest = index - first * out_blocks;
     return {i32((first + rest % size) * TOKENS), i32((rest / size * CLUSTER + rank) * OUT_TILES)};
+}
+
+// Leaves a warpgroup's sums of a piece that does not begin its tile. `thread` of 256, `flag` of the block and warpgroup.
+SP_DEVICE void leave_partial(const f32 (&d)[TOKENS / 2], float4* place, u32* flag, u32 group, u32 thread) {
+#pragma unroll
+    for (int i = 0; i < TOKENS / 8; ++i)
+        __stcg(place + i * 256 + thread, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+    named_barrier(1 + group, 128);
+    if (thread % 128 == 0) asm volatile("fence.acq_rel.gpu;\n\tst.relaxed.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
+}
+
+// Adds what leave_partial left, and clears the flag for the next launch.
+SP_DEVICE void add_partial(f32 (&d)[TOKENS / 2], const float4* place, u32* flag, u32 group, u32 thread) {
+    if (thread % 128 == 0) {
+        u32 left = 0;
+        while (!left) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(left) : "l"(flag) : "memory");
+        *flag = 0;
+    }
+    named_barrier(1 + group, 128);
+#pragma unroll
+    for (int i = 0; i < TOKENS / 8; ++i) {
+        float4 v = __ldcg(place + i * 256 + thread);
+        d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+    }
 }
 
 // Where matrix 0 of a thread's first stmatrix goes. Matrix i of one: outputs 8 (i % 2).. of the warp's 16, tokens 8 (i / 2)..
@@ -146,7 +198,7 @@ SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* 
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     gemm_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const u8* low, const u8* high,
-              const u32* scales, const u8* low_up, const u8* high_up, const u32* scales_up, u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles) {
+              const u32* scales, const u8* low_up, const u8* high_up, const u32* scales_up, u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles, u32 streamed, float4* partials, u32* flags) {
     extern __shared__ __align__(1024) u8 shared[];
     u64* full = reinterpret_cast<u64*>(shared + BARRIER_OFFSET);
     u64* empty = full + STAGES;
@@ -161,14 +213,16 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_sync();
 
-    u32 tiles = token_blocks * out_blocks, step = gridDim.x / CLUSTER;
+    u32 tiles = token_blocks * out_blocks, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
     if (threadIdx.x < 128) {
-        registers_lower<24>();
+        registers_lower<40>();
         if (threadIdx.x == 0) {
             Ring ring;
-            for (u32 index = blockIdx.x / CLUSTER; index < tiles; index += step) {
-                Tile tile = tile_of(index, token_blocks, out_blocks, rank);
-                for (u32 k = 0; k < k_tiles; ++k, ring.advance()) {
+            Work work = {share_start(cluster, clusters, streamed * k_tiles),
+                         share_start(cluster + 1, clusters, streamed * k_tiles), streamed + cluster};
+            while (work.next(tiles, clusters, k_tiles)) {
+                Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
+                for (u32 k = work.first; k < work.last; ++k, ring.advance()) {
                     u64* barrier = full + ring.stage;
                     u8* x = shared + ring.stage * X_BYTES;
                     u8* w = shared + W_OFFSET + ring.stage * WARPGROUPS * W_BYTES;
@@ -197,7 +251,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
         }
     } else {
-        registers_raise<240>();
+        registers_raise<232>();
         u32 group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
         f32 d[TOKENS / 2];
         u32 even[4][4], odd[4][4];  // A of this k-step and of the next
@@ -231,8 +285,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
         };
 
-        for (u32 index = blockIdx.x / CLUSTER; index < tiles; index += step) {
-            Tile tile = tile_of(index, token_blocks, out_blocks, rank);
+        Work work = {share_start(cluster, clusters, streamed * k_tiles),
+                     share_start(cluster + 1, clusters, streamed * k_tiles), streamed + cluster};
+        while (work.next(tiles, clusters, k_tiles)) {
+            Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
+            u32 steps = work.last - work.first;
             u32 last = ring.stage;
             fill(even, ring);
             for (u32 k = 0;; k += 2) {
@@ -243,18 +300,27 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 }
                 last = ring.stage;
                 ring.advance();
-                if (k + 1 == k_tiles) break;
+                if (k + 1 == steps) break;
                 fill(odd, ring);
                 multiply(odd, ring.stage, 1);
                 wgmma_wait<1>();
                 release(last);
                 last = ring.stage;
                 ring.advance();
-                if (k + 2 == k_tiles) break;
+                if (k + 2 == steps) break;
                 fill(even, ring);
             }
             wgmma_wait<0>();
             release(last);
+            if (work.first > 0) {
+                leave_partial(d, partials + blockIdx.x * (32 * TOKENS), flags + 2 * blockIdx.x + group, group, threadIdx.x - 128);
+                continue;
+            }
+            for (u32 other = cluster + 1, end = work.last; end < k_tiles; ++other) {
+                u32 block = other * CLUSTER + rank;
+                add_partial(d, partials + block * (32 * TOKENS), flags + 2 * block + group, group, threadIdx.x - 128);
+                end = share_start(other + 1, clusters, streamed * k_tiles) - work.tile * k_tiles;
+            }
             if constexpr (GATED) {
                 u8* areas = shared + STAGING_OFFSET;
                 if (group == 0)

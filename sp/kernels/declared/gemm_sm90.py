@@ -34,10 +34,17 @@ def smem(defines: Defines) -> int:
 
 
 def variant(
-    kind: int, mode: str, tokens: int, cluster: int = 2, group: int = 4, slots: int | None = None, most: int = 8
+    kind: int,
+    mode: str,
+    tokens: int,
+    cluster: int | None = None,
+    group: int = 4,
+    slots: int | None = None,
+    most: int = 8,
 ) -> dict[str, int]:
-    """Defines with as many stages as fit, up to `most`."""
+    """Defines as they ship, with as many stages as fit, up to `most`; the others as measured best."""
     slots = slots or (1 if mode in WIDE else 2)
+    cluster = cluster or (2 if tokens == 256 else 1)
     defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STAGES": 1, "SLOTS": slots}
     defines |= {"CLUSTER": cluster, "GROUP": group}
     while defines["STAGES"] < most and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
@@ -61,9 +68,17 @@ GEMM_SM90 = Kernel(
         "u32 out_blocks",
         "u32 row_tiles",
         "u32 k_tiles",
+        "u32 streamed",
+        "f32*? partials",
+        "u32*? flags",
     ),
     threads=384,
-    variants=tuple(variant(kind, mode, tokens) for kind in TILE_BYTES for mode in MODES for tokens in (128, 256)),
+    variants=tuple(
+        variant(kind, mode, tokens)
+        for kind in TILE_BYTES
+        for mode in (MODES if kind in (12, 14, 30) else ("bf16",))
+        for tokens in (128, 256)
+    ),
     arches="90a",
     smem=smem,
 )
