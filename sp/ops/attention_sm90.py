@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sp.kernels import import_cupy
+from sp.errors import DeviceError
+from sp.kernels import import_cupy, is_device
 from sp.kernels.declared.attention_sm90 import ATTENTION_SM90, variant
 from sp.kernels.device import current_device
+from sp.kernels.signature import describe
 from sp.kernels.tensor_map import tensor_map
 
 BLOCK = 128
@@ -28,10 +30,13 @@ class BlockLists:
         How many blocks are listed; 0 gives zeros.
     indices : cupy int32 (heads, query_blocks, width)
         Their numbers (block b is tokens ``128 b .. 128 b + 127``), ascending; entries past the count are not read.
+    long_blocks : int
+        The last so many query blocks have much longer lists than the others: they start first.
     """
 
     counts: Any
     indices: Any
+    long_blocks: int = 0
 
 
 def prefill(
@@ -81,7 +86,7 @@ def prefill(
     """
     cupy = import_cupy()
     n, heads, d = q.shape
-    k_pages, v_pages = (pages.view(np.float16) if pages.dtype == np.uint8 else pages for pages in (k_pages, v_pages))
+    k_pages, v_pages = _f16_pages(k_pages), _f16_pages(v_pages)
     pool_pages, page_tokens, kv_heads, _ = k_pages.shape
     assert d in HEAD_DIMS, f"head_dim {d}"
     assert page_tokens == BLOCK, f"pages of {page_tokens} tokens"
@@ -121,14 +126,20 @@ def prefill(
         tokens,
         heads,
         group,
-        # All heads side by side when the lists differ in length, so that long ones start first; otherwise the heads of
-        # one kv head, which read the same pages at about the same time.
-        heads if blocks is not None else group,
+        group,
+        0 if blocks is None else min(blocks.long_blocks, query_blocks),
         0 if indices is None else indices.shape[2],
         scale,
         defines=defines,
     )
     return out
+
+
+def _f16_pages(pages: Any) -> Any:
+    """Pages as float16, as a tensor map takes them."""
+    if not (is_device(pages) and pages.flags.c_contiguous and pages.dtype in (np.uint8, np.float16)):
+        raise DeviceError(f"attention: expected contiguous float16 or uint8 pages on the device, got {describe(pages)}")
+    return pages.view(np.float16)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Hopper prefill attention. Defines: D of a head, STAGES of 32 KiB, TURNS taken by the two computing warpgroups."""
+"""Hopper prefill attention. Defines: D of a head, STAGES of 32 KiB in the ring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def smem(defines: Defines) -> int:
 
 def variant(head_dim: int) -> dict[str, int]:
     """Defines with as many stages as fit."""
-    defines = {"D": head_dim, "STAGES": 0, "TURNS": 1}
+    defines = {"D": head_dim, "STAGES": 0}
     return defines | {"STAGES": (CAPACITY - smem(defines)) // STAGE_BYTES}
 
 
@@ -39,6 +39,7 @@ ATTENTION_SM90 = Kernel(
         "i32 heads",
         "i32 group",
         "i32 section",
+        "i32 early",
         "i32 width",
         "f32 scale",
     ),

@@ -1,10 +1,10 @@
 // wgmma of one warpgroup (128 threads), f16 x f16 into float32: D (64, N) += A (64, 16) B (16, N), PTX ISA 9.7.16.
 //
-// Names say N and where A lives: `ss` A in shared memory, `rs` in registers. B is in shared memory: `ss` takes it K-major
-// (rows of B^T, as K in Q K^T), `rs` takes it MN-major (rows of B, as V in P V). Descriptors: hopper.cuh.
+// Names say where A lives: `ss` in shared memory, `rs` in registers; N follows from D. B is in shared memory: `ss`
+// takes it K-major (rows of B^T, as K in Q K^T), `rs` MN-major (rows of B, as V in P V). Descriptors: hopper.cuh.
 // D of thread t, with row = 16 * (t / 32) + (t % 32) / 4 and column = 2 * (t % 4):
 //   d[4j + 0..1] = D[row][8j + column + 0..1], d[4j + 2..3] = D[row + 8][8j + column + 0..1]
-// A in registers is the fragment of mma.cuh, each warp its 16 rows, so two neighbouring groups j of D, packed, are an A.
+// A in registers is the fragment of mma.cuh, 16 rows a warp: two neighbouring groups j of D, packed, are an A.
 // Nothing is complete before wgmma_wait; accumulators_ready then keeps the compiler from reading D ahead of that wait.
 #pragma once
 #include "hopper.cuh"
