@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sp.errors import DeviceError
+from sp.kernels.signature import describe, rows_contiguous
 
 TYPES = {"uint8": 0, "int8": 0, "uint16": 1, "uint32": 2, "int32": 3, "float16": 6, "float32": 7}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
@@ -43,6 +44,8 @@ def tensor_map(
     numpy.ndarray
         One element of 128 bytes, for a ``map`` argument. The same object again for the same address and shape.
     """
+    if not hasattr(array.data, "ptr") or not rows_contiguous(array):
+        raise DeviceError(f"tensor map: expected a device array with contiguous rows, got {describe(array)}")
     key = (array.data.ptr, array.dtype.name, dims, strides_bytes, box, swizzle)
     found = _maps.get(key)
     if found is None:

@@ -137,7 +137,8 @@ def _append_on_device(pages: Any, table: Any, start: Any, values: Any, fmt: Bloc
     rows = tokens * kv_heads
     start, offset = split_count(start)
     grid = (-(-rows // ROWS_A_BLOCK),)
-    KV_APPEND.launch(grid, values.view(np.uint16), pages, table, start, offset, rows, kv_heads, defines=defines)
+    bits = values.view(np.uint16) if values.dtype == np.float16 else values
+    KV_APPEND.launch(grid, bits, pages, table, start, offset, rows, kv_heads, defines=defines)
 
 
 def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) -> Any:
