@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from sp.errors import DeviceError
+from sp.kernels import import_cupy
 from sp.kernels.declared import gemm_portable as declared
+from sp.kernels.device import current_device
+from sp.kernels.launch import Defines
 from sp.ops.packed import PackedWeight, expand_scales
 
 MODES = ("bf16", "f32", "add")
@@ -24,15 +28,13 @@ def gemm(x: Any, w: PackedWeight, out: Any, mode: str) -> None:
         Store as bf16 or float32, or add to what `out` holds.
     """
     tokens = _checked(x, w, out)
-    if mode == "bf16":
-        defines = declared.variant(w.format.ggml_type, "bf16")
-        declared.BF16.launch(_grid(defines, tokens, w), x, *_planes(w), out, tokens, *w.shape, defines=defines)
-    elif mode in MODES:
-        defines = declared.variant(w.format.ggml_type, "f32")
-        grid, add = _grid(defines, tokens, w), int(mode == "add")
-        declared.F32.launch(grid, x, *_planes(w), out, tokens, *w.shape, add, defines=defines)
-    else:
+    if mode not in MODES:
         raise DeviceError(f"gemm {w.name}: mode must be one of {', '.join(MODES)}, not {mode!r}")
+    defines, grid = _variant(w, "bf16" if mode == "bf16" else "f32", tokens)
+    if mode == "bf16":
+        declared.BF16.launch(grid, x, *_planes(w), out, tokens, *w.shape, defines=defines)
+    else:
+        declared.F32.launch(grid, x, *_planes(w), out, tokens, *w.shape, int(mode == "add"), defines=defines)
 
 
 def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
@@ -50,8 +52,7 @@ def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
             f"{gate.name} is {gate.format.name} {gate.shape}, {up.name} is {up.format.name} {up.shape}: "
             "one kernel multiplies by both only when they are alike"
         )
-    defines = declared.variant(gate.format.ggml_type, "gated")
-    grid = _grid(defines, tokens, gate)
+    defines, grid = _variant(gate, "gated", tokens)
     declared.GATED.launch(grid, x, *_planes(gate), *_planes(up), out, tokens, *gate.shape, defines=defines)
 
 
@@ -68,6 +69,24 @@ def _planes(w: PackedWeight) -> tuple[Any, Any, Any]:
     return w.plane("low"), w.plane("high"), expand_scales(w)
 
 
-def _grid(defines: dict[str, int], tokens: int, w: PackedWeight) -> tuple[int]:
-    block_rows, block_tokens = declared.tile(defines)
-    return (-(-w.shape[0] // block_rows) * -(-tokens // block_tokens),)
+def _variant(w: PackedWeight, stored: str, tokens: int) -> tuple[Defines, tuple[int]]:
+    """The tile whose busiest multiprocessor is done first, and the blocks of the launch."""
+    processors = _processors(current_device())
+
+    def time(defines: Defines) -> float:
+        rows, width = declared.tile(defines)
+        return -(-_blocks(defines, tokens, w) // processors) * rows * width
+
+    tall, small = (declared.variant(w.format.ggml_type, stored, shape) for shape in (declared.TALL, declared.SMALL))
+    chosen = tall if time(tall) <= declared.TALL_GAIN * time(small) else small
+    return chosen, (_blocks(chosen, tokens, w),)
+
+
+def _blocks(defines: Defines, tokens: int, w: PackedWeight) -> int:
+    rows, width = declared.tile(defines)
+    return -(-w.shape[0] // rows) * -(-tokens // width)
+
+
+@cache
+def _processors(device: int) -> int:
+    return int(import_cupy().cuda.Device(device).attributes["MultiProcessorCount"])

@@ -9,6 +9,7 @@ import pytest
 from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
+from sp.kernels.declared import gemm_portable as declared
 from sp.ops.gemm_portable import gated, gemm
 from sp.ops.packed import PackedWeight, pack
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
@@ -16,6 +17,13 @@ from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
 BOUND = 2e-5
 TOKENS = (1, 2, 31, 32, 33, 65, 127, 128, 129, 255, 256, 257, 1000)
+
+
+@pytest.fixture(params=["TALL", "SMALL"], autouse=True)
+def shape_of_tiles(request, monkeypatch):
+    """Every test with both shapes, whichever a product of this size would get."""
+    other = {"TALL": "SMALL", "SMALL": "TALL"}[request.param]
+    monkeypatch.setattr(declared, other, getattr(declared, request.param))
 
 
 @cache

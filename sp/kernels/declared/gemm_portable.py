@@ -5,9 +5,13 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, Kernel
 
 STORED = {"bf16": 0, "f32": 1, "gated": 2}
-WIDE = {"SLICES": 2, "COLUMNS": 16, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 3, "BLOCKS": 2}
-"""128 rows x 128 tokens, 48 KiB of shared memory, two blocks a multiprocessor."""
 FORMATS = (12, 13, 14, 8, 2, 30, 1)
+TALL = {"SLICES": 2, "COLUMNS": 16, "WARPS_M": 8, "WARPS_N": 1, "STAGES": 4, "BLOCKS": 1}
+"""256 rows x 128 tokens, 64 KiB of shared memory, one block a multiprocessor: the least traffic."""
+SMALL = {"SLICES": 2, "COLUMNS": 8, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4, "BLOCKS": 3}
+"""128 rows x 64 tokens, 32 KiB, three blocks a multiprocessor: for products that few tall tiles cover."""
+TALL_GAIN = 1.2
+"""Rate of tall tiles over that of small ones where both fill the card, on an H200."""
 
 
 def tile(defines: Defines) -> tuple[int, int]:
@@ -26,9 +30,14 @@ def smem(defines: Defines) -> int:
     return int(defines["STAGES"]) * tile(defines)[1] * 128
 
 
-def variant(kind: int, stored: str) -> dict[str, int]:
-    """Defines for a ggml type id and a way to store y."""
-    return {"FORMAT": kind, "MODE": STORED[stored], **WIDE}
+def variant(kind: int, stored: str, shape: Defines) -> Defines:
+    """Defines for a ggml type id, a way to store y, and TALL or SMALL."""
+    return {"FORMAT": kind, "MODE": STORED[stored], **shape}
+
+
+def shipped(stored: str) -> tuple[Defines, ...]:
+    """Every format in tall tiles, the commonest in small ones too."""
+    return (*(variant(kind, stored, TALL) for kind in FORMATS), variant(FORMATS[0], stored, SMALL))
 
 
 WEIGHT = ("const u8* low", "const u8*? high", "const u32*? scales")
@@ -39,7 +48,7 @@ BF16 = Kernel(
     entry="gemm_portable_bf16",
     args=("const u16* x", *WEIGHT, "u16* y", *SIZES),
     threads=threads,
-    variants=tuple(variant(kind, "bf16") for kind in FORMATS),
+    variants=shipped("bf16"),
     smem=smem,
 )
 
@@ -48,7 +57,7 @@ F32 = Kernel(
     entry="gemm_portable_f32",
     args=("const u16* x", *WEIGHT, "f32* y", *SIZES, "i32 add"),
     threads=threads,
-    variants=tuple(variant(kind, "f32") for kind in FORMATS),
+    variants=shipped("f32"),
     smem=smem,
 )
 
@@ -57,6 +66,6 @@ GATED = Kernel(
     entry="gemm_portable_gated",
     args=("const u16* x", *WEIGHT, *(f"{word}2" for word in WEIGHT), "u16* y", *SIZES),
     threads=threads,
-    variants=tuple(variant(kind, "gated") for kind in FORMATS),
+    variants=shipped("gated"),
     smem=smem,
 )
