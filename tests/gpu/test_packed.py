@@ -88,7 +88,7 @@ def test_operand_of_the_matrix_kernels(name: str) -> None:
     low = (words << 16).view(np.float32).transpose(0, 3, 1, 2).reshape(128, 32).astype(np.float64)
     high = (words & 0xFFFF0000).view(np.float32).transpose(0, 3, 1, 2).reshape(128, 32).astype(np.float64)
     offset = np.repeat(np.abs(high), 32, axis=1) if name in ("Q4_K", "Q5_K", "Q4_0") else 0
-    assert np.all(np.abs(got - wanted) <= 2**-8 * (np.abs(wanted) + offset) * 1.01)
+    assert np.all(np.abs(got - wanted) <= 2**-7 * (np.abs(wanted) + offset) * 1.01)
     if name == "Q6_K":  # the rounding itself: scales as rounded, value rounded once
         scale = np.stack([low, high], axis=-1).reshape(128, 64)
         codes = np.rint(wanted / np.repeat(np.where(scale == 0, 1, scale), 16, axis=1))
@@ -107,6 +107,7 @@ def test_embedding(name: str, guarded) -> None:  # type: ignore[no-untyped-def]
     assert np.isnan(outside).all()
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("name", NAMES)
 def test_packing_is_bound_by_memory(name: str) -> None:
     """Loose: only an order of magnitude would fail; times are recorded by the benchmarks."""

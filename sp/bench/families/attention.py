@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sp.bench.cases import Case, family, paths
+from sp.bench.families.inputs import normal
 from sp.kernels import import_cupy
 from sp.ops.kv_pages import PAGE_TOKENS
 from sp.ops.paged_attention import paged_attention
@@ -21,12 +22,12 @@ SHAPES = ((128, 16, 8), (256, 24, 4))
 @family("attention")
 def cases() -> Iterator[Case]:
     """Dense prefill of 32K tokens on both paths, and one token after 32K."""
-    cupy, tokens = import_cupy(), 32768
+    tokens = 32768
     for head_dim, q_heads, kv_heads in SHAPES:
         k_pages, v_pages, table = pages(tokens, kv_heads, head_dim)
         config = {"head_dim": head_dim, "q_heads": q_heads, "kv_heads": kv_heads, "kv": F16.name, "tokens": tokens}
         for rows in (tokens, 1):
-            q = cupy.random.standard_normal((rows, q_heads, head_dim), np.float32).astype(np.float16)
+            q = normal(rows, q_heads, head_dim).astype(np.float16)
             run = partial(paged_attention, q, k_pages, v_pages, table, tokens, F16)
             pairs = rows * (tokens - (rows - 1) / 2)
             for path in paths() if rows > 1 else ("portable",):
@@ -38,5 +39,5 @@ def pages(tokens: int, kv_heads: int, head_dim: int) -> tuple[Any, Any, Any]:
     """Random keys and values, and a shuffled table."""
     cupy, count = import_cupy(), -(-tokens // PAGE_TOKENS)
     shape = (count, PAGE_TOKENS, kv_heads, head_dim)
-    k, v = (cupy.random.standard_normal(shape, np.float32).astype(np.float16).view(np.uint8) for _ in range(2))
+    k, v = (normal(*shape).astype(np.float16).view(np.uint8) for _ in range(2))
     return k, v, cupy.random.permutation(count).astype(np.int32)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from sp.bench.cases import Case, family, paths
+from sp.bench.families.inputs import bf16, normal
 from sp.kernels import import_cupy
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
 
@@ -41,13 +41,3 @@ def cases() -> Iterator[Case]:
         config = {"tokens": tokens, "value_heads": VALUE_HEADS, "head_dim": HEAD_DIM}
         for path in paths():
             yield Case(config, path, run, bytes=moved, flops=flops)
-
-
-def normal(*shape: int) -> Any:
-    """Normal float32 values on the device."""
-    return import_cupy().random.standard_normal(shape, np.float32)
-
-
-def bf16(*shape: int) -> Any:
-    """Normal values on the device, cut to bf16."""
-    return (normal(*shape).view(np.uint32) >> 16).astype(np.uint16)

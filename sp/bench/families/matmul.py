@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sp.bench.cases import Case, family, paths
+from sp.bench.families.inputs import bf16, normal
 from sp.kernels import import_cupy
 from sp.models.random_blocks import random_blocks
 from sp.ops.packed import pack
@@ -26,15 +27,15 @@ def cases() -> Iterator[Case]:
     for fmt in (Q4_K, Q6_K, BF16):
         weight = random_weight(fmt)
         for tokens in TOKENS:
-            x = cupy.random.randint(0x3C00, 0x4000, (tokens, IN), cupy.uint16)  # bf16 between 1/128 and 2
+            x = bf16(tokens, IN)
             config = {"type": fmt.name, "m": tokens, "n": OUT, "k": IN}
             moved = weight.data.nbytes + tokens * (OUT + IN) * 2
             for path in paths():
                 run = partial(project, x, (weight,))
                 yield Case(config, path, run, bytes=moved, flops=2 * tokens * OUT * IN)
     for tokens in TOKENS:
-        a = cupy.random.standard_normal((tokens, IN), cupy.float32).astype(cupy.float16)
-        b = cupy.random.standard_normal((IN, OUT), cupy.float32).astype(cupy.float16)
+        a = normal(tokens, IN).astype(np.float16)
+        b = normal(IN, OUT).astype(np.float16)
         config = {"type": "F16", "m": tokens, "n": OUT, "k": IN}
         yield Case(config, "cublas", partial(cupy.matmul, a, b), bytes=b.nbytes, flops=2 * tokens * OUT * IN)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sp.bench.cases import Case, family
+from sp.bench.families.inputs import bf16, normal
 from sp.kernels import import_cupy
 from sp.ops.activations import swiglu
 from sp.ops.norms import rms_norm
@@ -17,8 +18,8 @@ def cases() -> Iterator[Case]:
     """Norm and gated activation of the 27B shape."""
     cupy = import_cupy()
     for rows in (64, 8192):
-        x, weight = cupy.random.standard_normal((rows, HIDDEN), cupy.float32), cupy.ones(HIDDEN, cupy.float32)
-        gate, up = cupy.random.randint(0x3C00, 0x4200, (2, rows, FFN), cupy.uint16)
+        x, weight = normal(rows, HIDDEN), cupy.ones(HIDDEN, cupy.float32)
+        gate, up = bf16(rows, FFN), bf16(rows, FFN)
         yield Case(
             {"op": "rms_norm", "rows": rows, "cols": HIDDEN},
             "portable",
