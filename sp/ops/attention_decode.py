@@ -10,6 +10,7 @@ import numpy as np
 from sp.kernels import import_cupy
 from sp.kernels.declared.attention_decode import ATTENTION_DECODE, state_floats, variant
 from sp.kernels.device import current_device
+from sp.kernels.launch import Kernel
 from sp.ops.kv_pages import is_packed, page_head_dim, split_count
 from sp.quant import BlockFormat
 
@@ -33,7 +34,7 @@ def decode(
     Parameters
     ----------
     q : cupy float16 (n, heads, d)
-        Not rotated by the Hadamard matrix yet.
+        Where keys are cached rotated: not rotated yet for Q4_0 pages, rotated for F16.
     k_pages, v_pages : cupy uint8 (pool_pages, 128, kv_heads, row_bytes)
     table : cupy int32 (blocks,)
         Its length bounds `tokens`.
@@ -41,7 +42,7 @@ def decode(
     fmt : BlockFormat
         F16 or Q4_0.
     rotate : bool
-        Whether keys and values are cached rotated. Needs Q4_0.
+        Whether keys and values are cached rotated.
     finish : bool
         Rotate outputs back and apply the gate of `wide`, bf16 (n, heads, 2 d), if there is one.
 
@@ -60,12 +61,13 @@ def decode(
     assert page_head_dim(k_pages, fmt) == head_dim, f"q {q.shape}, pages {k_pages.shape}"
     assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
-    assert packed or not rotate, "rotated float16 pages"
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     rows = n * heads // kv_heads
     defines = variant(head_dim, packed, rows, rotate, finish)
     row_groups = -(-rows // (8 * defines["TILES"]))
-    splits = max(1, resident_blocks(tuple(defines.items()), current_device()) // (kv_heads * row_groups))
+    splits = max(
+        1, resident_blocks(ATTENTION_DECODE, tuple(defines.items()), current_device()) // (kv_heads * row_groups)
+    )
     splits = min(splits, -(-len(table) * 128 // defines["SPLIT_TOKENS"]))
     out = cupy.empty((n, heads, head_dim), np.uint16)
     partial = cupy.empty(splits * kv_heads * row_groups * state_floats(defines), np.float32)
@@ -94,14 +96,14 @@ def decode(
 
 
 @cache
-def resident_blocks(defines: tuple[tuple[str, int], ...], device: int) -> int:
-    """Blocks of a variant that the device runs at once."""
+def resident_blocks(kernel: Kernel, defines: tuple[tuple[str, int], ...], device: int) -> int:
+    """Blocks of a variant that the device runs at once, if the compiler gave it all the registers it may use."""
     properties = import_cupy().cuda.runtime.getDeviceProperties(device)
-    shared = ATTENTION_DECODE.shared_bytes(dict(defines)) + 1024 + 16
-    registers = 256 if dict(defines)["TILES"] > 1 else 168  # a thread, at most
-    by_registers = properties["regsPerMultiprocessor"] // (registers * ATTENTION_DECODE.block(dict(defines)))
-    by_shared = properties["sharedMemPerMultiprocessor"] // shared
-    return int(properties["multiProcessorCount"] * max(1, min(by_registers, by_shared)))
+    threads = kernel.block(dict(defines))
+    registers = min(255, 65536 // threads)
+    fit = properties["sharedMemPerMultiprocessor"] // (kernel.shared_bytes(dict(defines)) + 1024 + 16)
+    fit = min(fit, properties["regsPerMultiprocessor"] // (-(-registers // 8) * 8 * threads))
+    return int(properties["multiProcessorCount"] * max(1, fit))
 
 
 @cache

@@ -13,10 +13,14 @@ from sp.ops.attention import attention
 from sp.ops.gate_output import gate_output
 from sp.ops.hadamard import hadamard
 from sp.ops.kv_pages import PAGE_TOKENS, is_packed, kv_gather, unpacked_pages
-from sp.quant import BlockFormat
+from sp.quant import F16, BlockFormat
 
-DECODE_ROWS = 64
-"""Most queries that go to the kernel split over the cache."""
+FEW_QUERIES = 64
+"""Most queries that go to the kernels which split the cache and read its length on the device."""
+DECODE_ROWS = 16
+"""Most query rows of a kv head that go to the one of these for decoding."""
+WORKSPACE_BYTES = 1 << 30
+"""Most memory for Q4_0 pages unpacked before a prefill; past it the kernel unpacks them itself, which is slower."""
 
 
 def paged_attention(
@@ -70,12 +74,10 @@ def attention_output(
     total: Ints | None = None,
     wide: Floats | None = None,
 ) -> Floats:
-    """`paged_attention`, then `gate_output` with `wide`: (n, heads * d). On the device one launch for few queries."""
-    if is_device(q) and len(q) <= DECODE_ROWS and (is_packed(fmt) or not rotate_block):
-        from sp.ops.attention_decode import decode
-
+    """`paged_attention`, then `gate_output` with `wide`: (n, heads * d). On the device in one go for few queries."""
+    if is_device(q) and len(q) <= FEW_QUERIES:
         count = tokens if total is None else total
-        out: Floats = decode(q, k_pages, v_pages, table, count, fmt, rotate=rotate_block > 0, finish=True, wide=wide)
+        out: Floats = _few(q, k_pages, v_pages, table, count, fmt, rotate_block, finish=True, wide=wide)
         return out.reshape(len(q), q.shape[1] * q.shape[2])
     out = paged_attention(q, k_pages, v_pages, table, tokens, fmt, rotate_block, total)
     return gate_output(out, wide, rotate_block > 0)
@@ -84,31 +86,54 @@ def attention_output(
 def _on_device(
     q: Any, k_pages: Any, v_pages: Any, table: Any, tokens: int, fmt: BlockFormat, rotate_block: int, total: Any
 ) -> Any:
+    if len(q) <= FEW_QUERIES:
+        return _few(q, k_pages, v_pages, table, tokens if total is None else total, fmt, rotate_block)
+    return _prefill(_rotated(q, rotate_block), k_pages, v_pages, table, tokens, fmt)
+
+
+def _rotated(q: Any, block: int) -> Any:
+    if not block:
+        return q
     n, heads, head_dim = q.shape
-    packed = is_packed(fmt)
-    fused = packed and n <= DECODE_ROWS  # that kernel rotates queries itself
-    if rotate_block and not fused:
-        assert rotate_block == head_dim, f"rotation over {rotate_block} of {head_dim}"
-        rotated = import_cupy().empty(q.shape, np.float16)
-        defines = {"HEAD_DIM": head_dim, "ROTATE": rotate_block}
-        ROTATE_ROWS.launch((-(-n * heads // ROWS_A_BLOCK),), q, rotated, n * heads, defines=defines)
-        q = rotated
-    if n <= DECODE_ROWS:
+    assert block == head_dim, f"rotation over {block} of {head_dim}"
+    rotated = import_cupy().empty(q.shape, np.float16)
+    defines = {"HEAD_DIM": head_dim, "ROTATE": block}
+    ROTATE_ROWS.launch((-(-n * heads // ROWS_A_BLOCK),), q, rotated, n * heads, defines=defines)
+    return rotated
+
+
+def _few(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    table: Any,
+    count: Any,
+    fmt: BlockFormat,
+    rotate_block: int,
+    *,
+    finish: bool = False,
+    wide: Any = None,
+) -> Any:
+    rotate = rotate_block > 0
+    if len(q) * q.shape[1] <= DECODE_ROWS * k_pages.shape[2]:
         from sp.ops.attention_decode import decode
 
-        count = tokens if total is None else total
-        return decode(q, k_pages, v_pages, table, count, fmt, rotate=fused and rotate_block > 0)
-    return _prefill(q, k_pages, v_pages, table, tokens, fmt)
+        q = q if is_packed(fmt) else _rotated(q, rotate_block)  # over packed pages the kernel does it
+        return decode(q, k_pages, v_pages, table, count, fmt, rotate=rotate, finish=finish, wide=wide)
+    from sp.ops.attention_split import split
+
+    q = _rotated(q, rotate_block)
+    return split(q, k_pages, v_pages, table, count, fmt, rotate=rotate, finish=finish, wide=wide)
 
 
 def _prefill(q: Any, k_pages: Any, v_pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:
-    head_dim = q.shape[2]
-    if current_path() == "sm_90a" and head_dim in (128, 256):
+    head_dim, pages = q.shape[2], -(-tokens // PAGE_TOKENS)
+    if is_packed(fmt) and 2 * pages * PAGE_TOKENS * k_pages.shape[2] * head_dim * 2 <= WORKSPACE_BYTES:
+        k_pages, v_pages = (unpacked_pages(one, table, tokens, fmt).view(np.uint8) for one in (k_pages, v_pages))
+        table, fmt = import_cupy().arange(pages, dtype=np.int32), F16
+    if fmt is F16 and head_dim in (128, 256) and current_path() == "sm_90a":
         from sp.ops.attention_sm90 import prefill
 
-        if is_packed(fmt):
-            k_pages, v_pages = (unpacked_pages(pages, table, tokens, fmt) for pages in (k_pages, v_pages))
-            table = import_cupy().arange(-(-tokens // PAGE_TOKENS), dtype=np.int32)
         return prefill(q, k_pages, v_pages, table, tokens, head_dim**-0.5)
     from sp.ops.attention_portable import prefill as portable
 

@@ -1,4 +1,4 @@
-"""Split-KV decode attention against float64: any number of queries, prefixes, groups, formats; graphs and reruns."""
+"""Attention split over the cache against float64: numbers of queries, prefixes, groups, formats; graphs and reruns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.ops.attention_decode import decode, zeros  # noqa: E402
+from sp.ops.attention_split import split  # noqa: E402
 from sp.ops.paged_attention import attention_output, paged_attention  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
@@ -49,7 +50,7 @@ def test_against_float64(fmt, rotate, d, heads, kv_heads, n, prefix):
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True), (F16, True)])
-@pytest.mark.parametrize(("n", "prefix"), [(1, 4000), (3, 30), (17, 640), (65, 100)])
+@pytest.mark.parametrize(("n", "prefix"), [(1, 4000), (3, 30), (17, 640), (65, 100), (2, 3000)])
 def test_finished_outputs(gated, fmt, rotate, n, prefix):
     rng = np.random.default_rng(n)
     case = PagedCase.make(rng, prefix + n, 4, 256, fmt, rotate)
@@ -61,14 +62,15 @@ def test_finished_outputs(gated, fmt, rotate, n, prefix):
     assert nmse(got.reshape(n, 24, 256), want) < 2 * BOUND
 
 
-def test_one_graph_serves_every_length():
+@pytest.mark.parametrize(("kernel", "n"), [(decode, 1), (split, 9)])
+def test_one_graph_serves_every_length(kernel, n):
     rng = np.random.default_rng(0)
     case = PagedCase.make(rng, 2000, 2, 128, Q4_0)
-    q = queries(rng, 1, 12, 128)
+    q = queries(rng, n, 12, 128)
     device_q, pages, total = cp.asarray(q), case.device(), cp.array([2000], np.int32)
 
     def run():
-        return decode(device_q, *pages, total, Q4_0)
+        return kernel(device_q, *pages, total, Q4_0)
 
     run()
     stream = cp.cuda.Stream(non_blocking=True)
@@ -76,7 +78,7 @@ def test_one_graph_serves_every_length():
         stream.begin_capture()
         out = run()
         graph = stream.end_capture()
-    for tokens in (2000, 1, 513, 129, 1999):
+    for tokens in (2000, n, 513, 129, 1999):
         total.fill(tokens)
         cp.cuda.Device().synchronize()
         graph.launch(stream)

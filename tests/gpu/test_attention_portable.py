@@ -93,8 +93,9 @@ def test_lists_of_key_blocks(fmt, d, n, prefix, guarded):
 
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(24, 4, 256), (4, 2, 128), (2, 1, 64)])
-@pytest.mark.parametrize(("n", "prefix"), [(65, 0), (130, 1000)])
-def test_the_op_takes_either_path(path, fmt, rotate, heads, kv_heads, d, n, prefix):
+@pytest.mark.parametrize(("n", "prefix", "workspace"), [(65, 0, 1 << 30), (130, 1000, 1 << 30), (130, 1000, 0)])
+def test_the_op_takes_either_path(path, fmt, rotate, heads, kv_heads, d, n, prefix, workspace, monkeypatch):
+    monkeypatch.setattr("sp.ops.paged_attention.WORKSPACE_BYTES", workspace)
     rng = np.random.default_rng(n)
     case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt, rotate)
     q, wide = queries(rng, n, heads, d), to_bf16(rng.standard_normal((n, heads, 2 * d)))

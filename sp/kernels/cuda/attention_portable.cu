@@ -9,7 +9,12 @@
 //   no key gets zeros and -inf.
 // Launch: heads * ceil(n / QUERIES) blocks of 128 threads, QUERIES = 64 SLICES, longest rows first; scale includes log2(e).
 // Needs: 16-byte aligned arrays, any n >= 1, tokens >= n. Slots past `tokens` may hold NaN. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; Q4; SLICES (16-row slices of a warp); SLOTS of the ring.
+// Defines: HEAD_DIM 64, 128, 256; Q4; SLICES (16-row slices of a warp); SLOTS of the ring; SPLIT.
+//
+// attention_split, for few queries over a long cache, the rows of a block are the n * group query rows of a kv head, each split
+// takes a run of tiles, `tokens` is added to the count at tokens_at, and rows go unnormalised to `partial`: f32
+// (kv_heads, splits, rows, D), then (reference, total) of each row, rows = gridDim.z QUERIES; attention_combine.cu sums them.
+// Launch (splits, kv_heads, ceil(n group / QUERIES)); no lists, no lse.
 //
 // Four warps share each tile of 64 keys; a warp owns 16 SLICES query rows whole. K and V tiles come through one ring
 // K V K V ... of SLOTS tiles by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read. Tiles
@@ -17,8 +22,9 @@
 // walked from the diagonal down. Scores are kept relative to a row reference as in attention_decode.cu.
 // Dao, "FlashAttention-2", 2023; lazy rescaling as in FlashAttention-4.
 #include "mma.cuh"
+#include "split_range.cuh"
 
-constexpr int D = HEAD_DIM, KEYS = 64, PAGE_TOKENS = 128, WARPS = 4, THREADS = 32 * WARPS;
+constexpr int D = HEAD_DIM, KEYS = SPLIT_KEYS, PAGE_TOKENS = 128, WARPS = 4, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * SLICES, QUERIES = WARPS * ROWS;
 constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;
 constexpr int PACKED_ROW = D / 32 * 18, PACKED_PITCH = (D == 256 ? 144 : D == 128 ? 80 : 48);
@@ -105,19 +111,40 @@ SP_DEVICE void unpack(u8* tile, const u8* unit) {
     }
 }
 
+#if SPLIT
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* tokens_at, i32 tokens,
+                f32* partial, i32 n, i32 heads, i32 kv_heads, f32 scale) {
+    tokens += tokens_at ? *tokens_at : 0;
+#else
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* counts,
                    const i32* indices, u16* out, f32* lse, i32 n, i32 tokens, i32 heads, i32 kv_heads, i32 width,
                    f32 scale) {
+#endif
+    const i32 group = heads / kv_heads;
+#if SPLIT
+    const i32 kv_head = i32(blockIdx.y), head = kv_head * group, first_query = i32(blockIdx.z) * QUERIES;
+    const SplitRange range = split_range(tokens, i32(blockIdx.x), i32(gridDim.x));
+    if (range.begin >= range.end) return;
+    const i32 limit = min(tokens, range.end);
+#else
     const i32 blocks = (n + QUERIES - 1) / QUERIES;
     const i32 head = i32(blockIdx.x) % heads, first_query = (blocks - 1 - i32(blockIdx.x) / heads) * QUERIES;
-    const i32 kv_head = head / (heads / kv_heads), before = tokens - n;
+    const i32 kv_head = head / group;
+    const i32 limit = min(tokens - n + first_query + QUERIES, tokens);  // keys any row of this block may see
+#endif
+    const i32 before = tokens - n;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = int(lane) / 4, c = int(lane) % 4;
-    const i32 limit = min(before + first_query + QUERIES, tokens);  // keys any row of this block may see
 
-    const i32* list = nullptr;
     i32 steps = (limit + KEYS - 1) / KEYS;
+#if SPLIT
+    const i32 first_tile = range.begin / KEYS;
+    steps -= first_tile;
+    const auto tile_of = [&](i32 step) { return first_tile + step; };
+#else
+    const i32* list = nullptr;
     if (counts) {
         const i64 row = i64(head) * ((n + 127) / 128) + first_query / 128;
         list = indices + row * width;
@@ -125,17 +152,22 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     }
     const auto tile_of = [&](i32 step) { return list ? 2 * list[step / 2] + step % 2 : step; };
     while (list && steps > 0 && tile_of(steps - 1) * KEYS >= limit) steps--;
+#endif
 
     u8* unpacked = shared + QUERIES * PITCH;
     u8* ring = unpacked + (Q4 ? TILE : 0);
     const u32 ring_address = shared_address(ring), token_bytes = u32(kv_heads) * ROW;
-    const u16* q_rows = q + (i64(first_query) * heads + head) * D;
+    // Row of this block -> (query, head) as a row of q and out; -1 past the last.
+    const auto head_row = [&](i32 row) -> i64 {
+        const i32 at = first_query + row;
+        if (SPLIT) return at < n * group ? i64(at / group) * heads + head + at % group : -1;
+        return at < n ? i64(at) * heads + head : -1;
+    };
 #pragma unroll
     for (int first = 0; first < QUERIES * D / 8; first += THREADS) {
         const u32 i = first + threadIdx.x, row = i / (D / 8), chunk = i % (D / 8);
-        const bool exists = first_query + i32(row) < n;
-        cp_async_16(shared_address(shared) + place(row, chunk), q_rows + (exists ? i64(row) * heads * D : 0) + chunk * 8,
-                    exists);
+        const i64 from = head_row(i32(row));
+        cp_async_16(shared_address(shared) + place(row, chunk), q + (from < 0 ? 0 : from) * D + chunk * 8, from >= 0);
     }
     // Units 2 s and 2 s + 1 are K and V of the s-th tile from the last step down.
     i32 issued = 0, tile_issued = 0, tile_next = steps > 0 ? tile_of(steps - 1) : 0;
@@ -212,15 +244,16 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
                 }
             }
         }
-        const i32 first_row = before + first_query + i32(warp) * ROWS;
-        if (token + KEYS > first_row + 1) {
+        const i32 warp_row = first_query + i32(warp) * ROWS;
+        const auto last_key = [&](i32 row) { return before + (SPLIT ? row / group : row); };
+        if (token + KEYS > last_key(warp_row) + 1) {
 #pragma unroll
             for (int m = 0; m < SLICES; m++)
 #pragma unroll
                 for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        if (token + 8 * j + 2 * c + i % 2 > first_row + 16 * m + g + i / 2 * 8)
+                        if (token + 8 * j + 2 * c + i % 2 > last_key(warp_row + 16 * m + g + i / 2 * 8))
                             s[m][j][i] = __int_as_float(0xff800000);
         }
         // Probabilities; references move, and outputs are rescaled, only when a score outgrew its reference.
@@ -278,8 +311,27 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     cp_async_wait<0>();
     if (steps <= 0) __syncthreads();  // queries may still be on their way past another warp's wait
 
+#if SPLIT
+    const i64 rows = i64(gridDim.z) * QUERIES;
+    const i64 state = (i64(kv_head) * gridDim.x + blockIdx.x) * rows + first_query + warp * ROWS;
+    f32* heads_of_rows = partial + i64(kv_heads) * gridDim.x * rows * D;
+#pragma unroll
+    for (int m = 0; m < SLICES; m++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            f32 sum = total[m][e];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            const i64 row = state + 16 * m + g + 8 * e;
+            if (c == 0) reinterpret_cast<float2*>(heads_of_rows)[row] = make_float2(reference[m][e], sum);
+#pragma unroll
+            for (int j = 0; j < D / 8; j++)
+                *reinterpret_cast<float2*>(partial + row * D + 8 * j + 2 * c) = make_float2(o[m][j][2 * e], o[m][j][2 * e + 1]);
+        }
+#else
     // Rows back through this warp's own queries, then whole rows to memory.
     u8* stage = shared + warp * ROWS * PITCH;
+    const i32 warp_first = first_query + i32(warp) * ROWS;
 #pragma unroll
     for (int m = 0; m < SLICES; m++)
 #pragma unroll
@@ -289,7 +341,7 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
             const f32 inverse = sum > 0 ? 1.0f / sum : 0.0f;
             const u32 row = 16 * m + g + 8 * e;
-            const i32 query = first_query + i32(warp * ROWS + row);
+            const i32 query = warp_first + i32(row);
             if (lse && c == 0 && query < n)
                 lse[i64(head) * n + query] = sum > 0 ? (reference[m][e] + log2f(sum)) * 0.69314718056f : __int_as_float(0xff800000);
 #pragma unroll
@@ -301,9 +353,9 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
 #pragma unroll
     for (int first = 0; first < ROWS * D / 8; first += 32) {
         const u32 i = first + lane, row = i / (D / 8), chunk = i % (D / 8);
-        const i32 query = first_query + i32(warp * ROWS + row);
-        if (query < n)
-            *reinterpret_cast<uint4*>(out + (i64(query) * heads + head) * D + chunk * 8) =
-                *reinterpret_cast<const uint4*>(stage + place(row, chunk));
+        const i64 to = head_row(i32(warp * ROWS + row));
+        if (to >= 0)
+            *reinterpret_cast<uint4*>(out + to * D + chunk * 8) = *reinterpret_cast<const uint4*>(stage + place(row, chunk));
     }
+#endif
 }

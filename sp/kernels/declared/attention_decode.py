@@ -32,7 +32,7 @@ def variant(head_dim: int, packed: bool, rows: int, rotate: bool, finish: bool) 
 
 
 def state_floats(defines: Defines) -> int:
-    """Floats of one warp's state: outputs, references and totals."""
+    """Floats of the state of a split: outputs, references and totals."""
     return 128 * (int(defines["HEAD_DIM"]) // 16 + 1) * int(defines["TILES"])
 
 
@@ -40,9 +40,10 @@ def _shared_bytes(defines: Defines) -> int:
     d, tiles, warps = (int(defines[name]) for name in ("HEAD_DIM", "TILES", "WARPS"))
     packed = bool(defines["Q4"])
     pitch = {64: 48, 128: 80, 256: 144}[d] if packed else 2 * d
-    queries = 8 * tiles * (d + 8) * 2 if packed else 0
-    ring = warps * int(defines["SLOTS"]) * 16 * pitch + queries
-    return max(ring, (warps + 1) // 2 * state_floats(defines) * 4, 8 * tiles * d * 4)
+    queries = tiles * d // 16 * 264 if packed else 0
+    ring = warps * int(defines["SLOTS"]) * 16 * pitch
+    states = warps * 32 * d // 16 * 16 + 8 * tiles * d * 4
+    return max(ring + queries, states)
 
 
 ATTENTION_DECODE = Kernel(

@@ -48,6 +48,13 @@ SP_DEVICE void store_bf16(u16* row, const HeadRow& r, u32 lane) {
     reinterpret_cast<HeadWords*>(row)[lane] = words;
 }
 
+// r *= sigmoid of a row of bf16.
+SP_DEVICE void gate(HeadRow& r, const u16* row, u32 lane) {
+    const HeadRow open = load_bf16(row, lane);
+#pragma unroll
+    for (int i = 0; i < E; i++) r.x[i] *= 1.0f / (1.0f + __expf(-open.x[i]));
+}
+
 SP_DEVICE void norm(HeadRow& r, const f32* weight, f32 eps, u32 lane) {
     f32 squares = 0;
 #pragma unroll
