@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sp.models.synthetic import random_vector
 from sp.models.to_device import packed_format, row_slices, to_bf16
 from sp.models.trunk import Trunk
 from sp.ops.packed import allocate, pack_rows
-from sp.quant import F32, BlockFormat, Weight
+from sp.quant import F32, Weight
 
 POOL_BITS = 16
 """Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
@@ -40,7 +41,10 @@ def random_model(shape: str, file_type: str, seed: int = 0) -> Model:
     require_device()
     with device_errors():
         store = RandomStore(shape, file_type, seed)
-        return Model(store.config, Trunk.take(store), "cuda", store.nbytes)
+        trunk = Trunk.take(store)
+        if trunk.output is trunk.embed:
+            trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))
+        return Model(store.config, trunk, "cuda", store.nbytes)
 
 
 class RandomStore:
@@ -64,19 +68,23 @@ class RandomStore:
         return name in self._formats
 
     def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Any:
-        """A matrix; with `keep_packed` in the rows of a file, as an embedding table is kept."""
-        cupy, fmt = import_cupy(), self._formats[name]
-        row_bytes = fmt.row_bytes(shape[1])
-        table = Weight(name, fmt, shape, cupy.empty((shape[0], row_bytes), np.uint8)) if keep_packed else None
-        packed = None if keep_packed else allocate(name, packed_format(fmt), shape)
-        for rows in row_slices(shape[0], row_bytes):
-            raw = self._rows(name, fmt, (rows.stop - rows.start, shape[1]), rows.start)
-            if table is not None:
-                table.data[rows] = raw
-            if packed is not None:
-                pack_rows(packed, rows.start, to_bf16(raw) if fmt is F32 else raw)
-        made = table if packed is None else packed
-        assert made is not None
+        """A matrix, packed; the embedding table in the rows of a file."""
+        if name != "token_embd.weight":
+            return self.packed(name, shape)
+        fmt = self._formats[name]
+        table = Weight(name, fmt, shape, import_cupy().empty((shape[0], fmt.row_bytes(shape[1])), np.uint8))
+        for rows in row_slices(*table.data.shape):
+            table.data[rows] = self._rows(name, (rows.stop - rows.start, shape[1]), rows.start)
+        self.nbytes += table.nbytes
+        return table
+
+    def packed(self, name: str, shape: tuple[int, ...], data: Any = None) -> Any:
+        """A packed matrix of random rows, or of those in `data`."""
+        fmt = self._formats[name]
+        made = allocate(name, packed_format(fmt), shape)
+        for rows in row_slices(shape[0], fmt.row_bytes(shape[1])):
+            raw = self._rows(name, (rows.stop - rows.start, int(shape[1])), rows.start) if data is None else data[rows]
+            pack_rows(made, rows.start, to_bf16(raw) if fmt is F32 else raw)
         self.nbytes += made.nbytes
         return made
 
@@ -93,9 +101,10 @@ class RandomStore:
         self.nbytes += int(placed.nbytes)
         return placed
 
-    def _rows(self, name: str, fmt: BlockFormat, shape: tuple[int, int], first: int) -> Any:
+    def _rows(self, name: str, shape: tuple[int, int], first: int) -> Any:
         """Rows as a file would hold them: blocks of the pool in a pseudo-random order."""
-        cupy, key = import_cupy(), (fmt.name, shape[1])
+        cupy, fmt = import_cupy(), self._formats[name]
+        key = fmt.name, shape[1]
         if key not in self._pools:
             blocks = random_blocks(self._rng, fmt, 1 << POOL_BITS, shape[1] ** -0.5)
             self._pools[key] = cupy.asarray(blocks.reshape(1 << POOL_BITS, fmt.block_bytes))
