@@ -89,9 +89,13 @@ def prefill(
     k_pages, v_pages = _f16_pages(k_pages), _f16_pages(v_pages)
     pool_pages, page_tokens, kv_heads, _ = k_pages.shape
     assert d in HEAD_DIMS, f"head_dim {d}"
+    assert q.dtype == np.float16, f"queries of {q.dtype}"
+    assert q.strides[2] == 2, f"queries with strides {q.strides}"
     assert page_tokens == BLOCK, f"pages of {page_tokens} tokens"
     assert k_pages.shape == v_pages.shape == (pool_pages, BLOCK, kv_heads, d), f"{k_pages.shape}, {v_pages.shape}"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
+    assert out is None or out.shape == q.shape, f"out {out.shape}, q {q.shape}"
+    assert lse is None or lse.shape == (heads, n), f"lse {lse.shape}, q {q.shape}"
     assert n <= tokens <= len(table) * BLOCK, f"{n} queries, {tokens} tokens, {len(table)} pages"
     if out is None:
         out = cupy.empty((n, heads, d), np.uint16)
@@ -126,7 +130,7 @@ def prefill(
         tokens,
         heads,
         group,
-        group,
+        group,  # heads that read the same pages run side by side
         0 if blocks is None else min(blocks.long_blocks, query_blocks),
         0 if indices is None else indices.shape[2],
         scale,
