@@ -9,7 +9,8 @@ from typing import Any
 
 from sp.errors import DeviceError
 from sp.kernels import jit
-from sp.kernels.device import current_device, device_errors, import_cupy
+from sp.kernels.device import capability, current_device, device_errors, import_cupy
+from sp.kernels.early import launch_early
 from sp.kernels.nvrtc import Define
 from sp.kernels.signature import Checker, checker
 
@@ -50,6 +51,9 @@ class Kernel:
         Every card from compute capability 8.0, or 9.0 alone with its architecture-specific instructions.
     smem : int or callable
         Dynamic shared memory in bytes; a callable is given the defines.
+    early : bool
+        Where the card can, start while the kernel before is still finishing; see `sp.kernels.early` for what the
+        kernel must then do.
     """
 
     source: str
@@ -59,6 +63,7 @@ class Kernel:
     variants: tuple[Defines, ...] = ({},)
     arches: str = "80+"
     smem: PerVariant = 0
+    early: bool = False
     _checkers: tuple[Checker, ...] = field(init=False, repr=False)
     _loaded: dict[Any, tuple[Any, tuple[int], int]] = field(init=False, repr=False, default_factory=dict)
 
@@ -106,6 +111,8 @@ class Kernel:
         _launched.add(self.source)
         if _debug:
             self._launch_debug(function, grid, block, arguments, shared)
+        elif self.early and capability(device) >= (9, 0):
+            launch_early(function, grid, block[0], arguments, shared)
         else:
             function(grid, block, arguments, shared_mem=shared)
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from sp.arrays import Floats
+from sp.kernels import import_cupy, is_device
 from sp.ops.activations import swiglu
+from sp.ops.dispatch import decodes, gated_matmul, matmul
+from sp.ops.gemv import ADD, STORE, SWIGLU, gemv
 from sp.ops.linear import linear
 from sp.ops.norms import rms_norm
 from sp.quant import Weight
 
 Norm = tuple[Floats, float]
 """Weight (hidden,) and eps of the RMS norm that comes first."""
+LAUNCH_WEIGHTS = 4
+"""Most weights that one launch of the decode kernel takes."""
 
 
 def project(
@@ -22,7 +31,9 @@ def project(
     Parameters
     ----------
     x : float32 (tokens, in)
+        On the device BF16 (uint16) without `norm`.
     weights : Weights of shape (out_i, in)
+        On the device PackedWeights, as in all ops of this file.
     norm : (float32 (in,), float), optional
         See `rms_norm`.
     f32 : sequence of bool, optional
@@ -40,6 +51,8 @@ def project(
     >>> project(np.array([[3.0, -3.0]], np.float32), (w,), (np.ones(2, np.float32), 0.0))[0]
     array([[ 1., -1.]], dtype=float32)
     """
+    if is_device(x):
+        return _project(x, tuple(weights), norm, f32)
     h = x if norm is None else rms_norm(x, *norm)
     return tuple(linear(h, w) for w in weights)
 
@@ -52,13 +65,20 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     x : float32 (tokens, out)
         The residual stream.
     h : float32 (tokens, in)
+        On the device BF16 (uint16).
     w : Weight of shape (out, in)
 
     Returns
     -------
     float32 (tokens, out)
-        A new array.
+        A new array; on the device x itself, added to in place.
     """
+    if is_device(x):
+        if decodes(len(h), h.shape[1], (w.format.ggml_type,), False, ADD):
+            gemv(h, (w,), (x,), ADD)  # type: ignore[arg-type]
+        else:
+            matmul()(h, w, x, "add")
+        return x
     y = linear(h, w)
     y += x
     return y
@@ -76,5 +96,54 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm) -> Floats:
     Returns
     -------
     float32 (tokens, ffn)
+        On the device BF16 (uint16).
     """
+    if is_device(x):
+        gated: Floats = _gated_project(x, gate, up, norm)
+        return gated
     return swiglu(*project(x, (gate, up), norm))
+
+
+def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[bool] | None) -> tuple[Any, ...]:
+    cupy, tokens = import_cupy(), len(x)
+    wide = (False,) * len(weights) if f32 is None else f32
+    outs = tuple(
+        cupy.empty((tokens, w.shape[0]), np.float32 if is_wide else np.uint16)
+        for w, is_wide in zip(weights, wide, strict=True)
+    )
+    groups = [slice(i, i + LAUNCH_WEIGHTS) for i in range(0, len(weights), LAUNCH_WEIGHTS)]
+    if all(decodes(tokens, x.shape[1], _kinds(weights[group]), norm is not None, STORE) for group in groups):
+        for group in groups:
+            gemv(x, weights[group], outs[group], STORE, norm)
+        return outs
+    h = x if norm is None else rms_norm(x, *norm)
+    for w, out in zip(weights, outs, strict=True):
+        _multiply(h, w, out)
+    return outs
+
+
+def _multiply(h: Any, w: Any, out: Any) -> None:
+    """A prefill product; those kernels write 8 outputs at a time, and a weight is padded to 64."""
+    mode = "f32" if out.dtype.char == "f" else "bf16"
+    rows, width = w.shape
+    if rows % 8 == 0:
+        matmul()(h, w, out, mode)
+        return
+    padded = import_cupy().empty((len(h), -(-rows // 8) * 8), out.dtype)
+    matmul()(h, replace(w, shape=(padded.shape[1], width)), padded, mode)
+    out[...] = padded[:, :rows]
+
+
+def _gated_project(x: Any, gate: Any, up: Any, norm: Norm) -> Any:
+    out = import_cupy().empty((len(x), gate.shape[0]), np.uint16)
+    if decodes(len(x), x.shape[1], _kinds((gate, up)), True, SWIGLU):
+        gemv(x, (gate, up), (out,), SWIGLU, norm)
+    elif gate.format == up.format:
+        gated_matmul()(rms_norm(x, *norm), gate, up, out)
+    else:
+        return swiglu(*project(rms_norm(x, *norm), (gate, up)))
+    return out
+
+
+def _kinds(weights: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(w.format.ggml_type for w in weights)

@@ -1,0 +1,153 @@
+"""The decode kernel against float64: every format, epilogue and number of tokens, with guards and NaN all round.
+
+Bounds on the NMSE. float32 results of BF16 inputs are exact up to float32 sums (1e-7: K-quants also take sums of inputs
+as two bf16, one token goes as 16-bit integers; F16 weights are rounded to BF16, 1e-5). BF16 results add one rounding, a
+norm another before the product: 2e-5 for both.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+from compare import nmse, to_bf16, to_float64
+
+from sp.ops.gemv import ADD, STORE, SWIGLU, fits, gemv
+from sp.ops.packed import PackedWeight, pack
+from sp.quant import format_by_name
+
+NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16"]
+EXACT = {"F16": 1e-5}
+ROUNDED = 2e-5
+EPS = 1e-6
+
+
+@cache
+def weight(name: str, shape: tuple[int, int], seed: int = 0) -> tuple[PackedWeight, np.ndarray]:
+    fmt = format_by_name(name)
+    rows = fmt.encode(np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 0.05)
+    return pack(name, fmt, shape, cupy.asarray(rows)), fmt.decode(rows).astype(np.float64)
+
+
+def inputs(tokens: int, k: int, seed: int = 1) -> np.ndarray:
+    """Normal values, some far out, as real activations have them."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, k)).astype(np.float32)
+    x[:, rng.integers(0, k, 4)] *= 50
+    return x
+
+
+def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    return wide / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + EPS) * weight
+
+
+def product(guarded: Any, x: np.ndarray, w: PackedWeight, dtype: Any) -> Any:
+    out = guarded((len(x), w.shape[0]), dtype)
+    gemv(guarded(x.shape, np.uint16, to_bf16(x)), [w], [out], STORE)
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_formats(name: str, tokens: int, guarded: Any) -> None:
+    w, dense = weight(name, (200, 1280))
+    x = inputs(tokens, 1280)
+    want = to_float64(to_bf16(x)) @ dense.T
+    wide = product(guarded, x, w, np.float32)
+    assert nmse(wide, want) < EXACT.get(name, 1e-7)
+    assert nmse(product(guarded, x, w, np.uint16), want) < ROUNDED
+    assert bool((product(guarded, x, w, np.float32) == wide).all()), "a rerun differs"
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 8, 9, 16])
+def test_tokens(name: str, tokens: int, guarded: Any) -> None:
+    w, dense = weight(name, (200, 1280))
+    x = inputs(tokens, 1280)
+    assert nmse(product(guarded, x, w, np.float32), to_float64(to_bf16(x)) @ dense.T) < 1e-7
+
+
+@pytest.mark.parametrize("shape", [(8, 256), (48, 5120), (5120, 6144), (5120, 17408)])
+def test_shapes(shape: tuple[int, int], guarded: Any) -> None:
+    w, dense = weight("Q4_K", shape)
+    x = inputs(1, shape[1])
+    assert nmse(product(guarded, x, w, np.float32), to_float64(to_bf16(x)) @ dense.T) < 1e-7
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_widths_of_one_tile(tokens: int, guarded: Any) -> None:
+    w, dense = weight("Q8_0", (80, 192))
+    x = inputs(tokens, 192)
+    assert nmse(product(guarded, x, w, np.float32), to_float64(to_bf16(x)) @ dense.T) < 1e-7
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
+def test_residual_add(tokens: int, name: str, guarded: Any) -> None:
+    w, dense = weight(name, (200, 1280))
+    x = inputs(tokens, 1280)
+    residual = np.random.default_rng(2).standard_normal((tokens, 200)).astype(np.float32)
+    stream = guarded(residual.shape, np.float32, residual)
+    gemv(guarded(x.shape, np.uint16, to_bf16(x)), [w], [stream], ADD)
+    assert nmse(stream, residual + to_float64(to_bf16(x)) @ dense.T) < 1e-7
+
+
+@pytest.mark.parametrize("tokens", [1, 6, 16])
+def test_weights_of_several_formats_after_a_norm(tokens: int, guarded: Any) -> None:
+    """As a recurrent layer has them, with small ones whose last tile is mostly padding."""
+    parts = [("Q6_K", (208, 1280)), ("Q4_K", (96, 1280)), ("Q4_K", (48, 1280)), ("Q8_0", (8, 1280))]
+    weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
+    x, norm = inputs(tokens, 1280), np.random.default_rng(3).uniform(0.5, 1.5, 1280).astype(np.float32)
+    outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]
+    given = guarded(x.shape, np.float32, x), (guarded(norm.shape, np.float32, norm), EPS)
+    gemv(given[0], [w for w, _ in weights], outs, STORE, given[1])
+    for (_, dense), out in zip(weights, outs, strict=True):
+        assert nmse(out, normed(x, norm) @ dense.T) < ROUNDED
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 16])
+@pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q6_K", "Q4_K"), ("Q8_0", "Q8_0")])
+def test_swiglu(tokens: int, names: tuple[str, str], guarded: Any) -> None:
+    (gate, g), (up, u) = (weight(name, (200, 1280), seed) for seed, name in enumerate(names))
+    x, norm = inputs(tokens, 1280), np.random.default_rng(3).uniform(0.5, 1.5, 1280).astype(np.float32)
+    out = guarded((tokens, 200), np.uint16)
+    gemv(guarded(x.shape, np.float32, x), [gate, up], [out], SWIGLU, (guarded(norm.shape, np.float32, norm), EPS))
+    a, b = normed(x, norm) @ g.T, normed(x, norm) @ u.T
+    assert nmse(out, a / (1 + np.exp(-a)) * b) < ROUNDED
+
+
+def test_extreme_inputs(guarded: Any) -> None:
+    """Zeros, a single spike and values near the ends of bf16's range."""
+    w, dense = weight("Q4_K", (200, 1280))
+    zeros = product(guarded, np.zeros((1, 1280), np.float32), w, np.float32)
+    assert bool((zeros == 0).all())
+    for size in (1e-30, 1e30):
+        x = np.zeros((1, 1280), np.float32)
+        x[0, 700] = size
+        x[0, 3] = -size / 3
+        assert nmse(product(guarded, x, w, np.float32) / size, to_float64(to_bf16(x)) @ dense.T / size) < 1e-7
+
+
+def test_a_captured_launch_repeats(guarded: Any) -> None:
+    w, _ = weight("Q4_K", (200, 1280))
+    x, out = cupy.asarray(to_bf16(inputs(1, 1280))), cupy.empty((1, 200), np.float32)
+    gemv(x, [w], [out], STORE)
+    want = out.copy()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        gemv(x, [w], [out], STORE)
+        graph = stream.end_capture()
+        out.fill(np.nan)
+        graph.launch()
+        stream.synchronize()
+    assert bool((out == want).all())
+
+
+def test_what_does_not_fit_is_known() -> None:
+    assert fits(1, 17408, (12,), False, ADD)
+    assert not fits(17, 1024, (12,), False, ADD)
+    assert not fits(16, 17408, (12,), False, ADD)
