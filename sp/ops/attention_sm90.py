@@ -12,7 +12,7 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.declared.attention_sm90 import ATTENTION_SM90, variant
 from sp.kernels.device import current_device
-from sp.kernels.signature import describe
+from sp.kernels.signature import describe, rows_contiguous
 from sp.kernels.tensor_map import tensor_map
 
 BLOCK = 128
@@ -86,11 +86,11 @@ def prefill(
     """
     cupy = import_cupy()
     n, heads, d = q.shape
+    if q.dtype != np.float16 or not rows_contiguous(q):
+        raise DeviceError(f"attention: expected float16 queries with contiguous rows, got {describe(q)}, {q.strides}")
     k_pages, v_pages = _f16_pages(k_pages), _f16_pages(v_pages)
     pool_pages, page_tokens, kv_heads, _ = k_pages.shape
     assert d in HEAD_DIMS, f"head_dim {d}"
-    assert q.dtype == np.float16, f"queries of {q.dtype}"
-    assert q.strides[2] == 2, f"queries with strides {q.strides}"
     assert page_tokens == BLOCK, f"pages of {page_tokens} tokens"
     assert k_pages.shape == v_pages.shape == (pool_pages, BLOCK, kv_heads, d), f"{k_pages.shape}, {v_pages.shape}"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
