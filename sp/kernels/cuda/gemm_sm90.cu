@@ -11,7 +11,7 @@
 // (MODE 3: the same 64 outputs, 1 of W and 2 of U; then they trade halves, as bf16).
 // CLUSTER = 2 pairs blocks of neighbouring outputs: each loads half of the X tile for both. Blocks walk tiles with GROUP token blocks
 // side by side, so that what runs at one time shares X and W tiles in L2. STAGES k-steps are held in shared memory.
-// The first `streamed` tiles are dealt out in equal numbers of k-steps instead, so that no block waits for the last ones: who has the
+// STREAM = 1: the first `streamed` tiles are dealt out in equal numbers of k-steps instead, so that no block waits for the last ones: who has the
 // first k of a tile adds what the others left in `partials` (128 x TOKENS float32 a block), in their order, so that a run repeats to the
 // bit. `flags` (two a block) are 0 before and after a launch. Launches that stream must not overlap, and all blocks must run at once.
 // Any tokens >= 1; out a multiple of 8; k = 64 k_tiles; planes 256-byte aligned. Arch 90a.
@@ -59,12 +59,14 @@ struct Work {
     u32 tile, first, last;   // the piece: k-steps [first, last) of a tile
 
     SP_DEVICE bool next(u32 tiles, u32 clusters, u32 k_tiles) {
-        if (at < end) {
-            tile = at / k_tiles;
-            first = at - tile * k_tiles;
-            last = min(k_tiles, first + end - at);
-            at += last - first;
-            return true;
+        if constexpr (STREAM) {  // not decided at run time: without it the compiler knows that all lanes count alike
+            if (at < end) {
+                tile = at / k_tiles;
+                first = at - tile * k_tiles;
+                last = min(k_tiles, first + end - at);
+                at += last - first;
+                return true;
+            }
         }
         tile = whole, first = 0, last = k_tiles;
         whole += clusters;
@@ -312,14 +314,16 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
             wgmma_wait<0>();
             release(last);
-            if (work.first > 0) {
-                leave_partial(d, partials + blockIdx.x * (32 * TOKENS), flags + 2 * blockIdx.x + group, group, threadIdx.x - 128);
-                continue;
-            }
-            for (u32 other = cluster + 1, end = work.last; end < k_tiles; ++other) {
-                u32 block = other * CLUSTER + rank;
-                add_partial(d, partials + block * (32 * TOKENS), flags + 2 * block + group, group, threadIdx.x - 128);
-                end = share_start(other + 1, clusters, streamed * k_tiles) - work.tile * k_tiles;
+            if constexpr (STREAM) {
+                if (work.first > 0) {
+                    leave_partial(d, partials + blockIdx.x * (32 * TOKENS), flags + 2 * blockIdx.x + group, group, threadIdx.x - 128);
+                    continue;
+                }
+                for (u32 other = cluster + 1, end = work.last; end < k_tiles; ++other) {
+                    u32 block = other * CLUSTER + rank;
+                    add_partial(d, partials + block * (32 * TOKENS), flags + 2 * block + group, group, threadIdx.x - 128);
+                    end = share_start(other + 1, clusters, streamed * k_tiles) - work.tile * k_tiles;
+                }
             }
             if constexpr (GATED) {
                 u8* areas = shared + STAGING_OFFSET;

@@ -1,6 +1,7 @@
 """The Hopper prefill matmul.
 
-Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STAGES, SLOTS, CLUSTER, GROUP; see the source.
+Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STREAM, STAGES, SLOTS, CLUSTER, GROUP; see the
+source.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def variant(
     kind: int,
     mode: str,
     tokens: int,
+    stream: int = 0,
     cluster: int | None = None,
     group: int = 4,
     slots: int | None = None,
@@ -45,8 +47,8 @@ def variant(
     """Defines as they ship, with as many stages as fit, up to `most`; the others as measured best."""
     slots = slots or (1 if mode in WIDE else 2)
     cluster = cluster or (2 if tokens == 256 else 1)
-    defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STAGES": 1, "SLOTS": slots}
-    defines |= {"CLUSTER": cluster, "GROUP": group}
+    defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STREAM": stream}
+    defines |= {"STAGES": 1, "SLOTS": slots, "CLUSTER": cluster, "GROUP": group}
     while defines["STAGES"] < most and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
         defines["STAGES"] += 1
     return defines
@@ -74,10 +76,10 @@ GEMM_SM90 = Kernel(
     ),
     threads=384,
     variants=tuple(
-        variant(kind, mode, tokens)
+        variant(kind, mode, tokens, stream)
         for kind in TILE_BYTES
         for mode in (MODES if kind in (12, 14, 30) else ("bf16",))
-        for tokens in (128, 256)
+        for tokens, stream in ((256, 0), (256, 1), (128, 1))
     ),
     arches="90a",
     smem=smem,
