@@ -101,6 +101,7 @@ def prefill(
         out = cupy.empty((n, heads, d), np.uint16)
     if n == 0:
         return out
+    assert q.strides[2] == 2, f"queries with strides {q.strides}"
     query_blocks, group = -(-n // BLOCK), heads // kv_heads
     counts = indices = None
     if blocks is not None:
