@@ -63,7 +63,7 @@ def decode(
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     rows = n * heads // kv_heads
-    defines = variant(head_dim, packed, rows, rotate, finish)
+    defines = variant(head_dim, packed, rows, rotate, finish, roomy=is_roomy(current_device()))
     row_groups = -(-rows // (8 * defines["TILES"]))
     splits = max(
         1, resident_blocks(ATTENTION_DECODE, tuple(defines.items()), current_device()) // (kv_heads * row_groups)
@@ -104,6 +104,13 @@ def resident_blocks(kernel: Kernel, defines: tuple[tuple[str, int], ...], device
     fit = properties["sharedMemPerMultiprocessor"] // (kernel.shared_bytes(dict(defines)) + 1024 + 16)
     fit = min(fit, properties["regsPerMultiprocessor"] // (-(-registers // 8) * 8 * threads))
     return int(properties["multiProcessorCount"] * max(1, fit))
+
+
+@cache
+def is_roomy(device: int) -> bool:
+    """Whether a block may have 224 KiB of shared memory."""
+    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
+    return bool(properties["sharedMemPerBlockOptin"] >= 224 << 10)
 
 
 @cache

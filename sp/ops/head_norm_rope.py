@@ -69,12 +69,22 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
 
 @cache
 def turns(base: float, rope_dim: int, device: int) -> Any:
-    """Fractions of a full turn that one position adds to each pair, in units of 2**-64: cupy int64 (rope_dim / 2,).
+    """`turn_fractions` on the device."""
+    return import_cupy().asarray(turn_fractions(base, rope_dim))
+
+
+def turn_fractions(base: float, rope_dim: int) -> Ints:
+    """Part of a full turn that one position adds to each pair, in units of 2**-64: int64 (rope_dim / 2,).
 
     Multiplied by a position modulo 2**64 they lose whole turns exactly, which floats do not.
+
+    Examples
+    --------
+    >>> turn_fractions(1e6, 2) / 2**64 * 2 * math.pi  # the first pair turns by one radian a position
+    array([1.])
     """
     share = [float(base) ** (-2 * pair / rope_dim) / (2 * math.pi) for pair in range(rope_dim // 2)]
-    return import_cupy().asarray(np.array([round(one * 2.0**64) % 2**64 for one in share], np.uint64).view(np.int64))
+    return np.array([round(one * 2.0**64) for one in share], np.uint64).view(np.int64)
 
 
 def checked_head_dim(head_dim: int) -> int:

@@ -41,6 +41,6 @@ attention_combine(const f32* partial, const u16* wide, u16* out, const i32* toke
 #pragma unroll
     for (int i = 0; i < E; i++) r.x[i] /= total;
     if (FINISH && ROTATE) hadamard<64>(r, lane);
-    if (FINISH && wide) gate(r, wide + (2 * i64(at) + 1) * HEAD_DIM, lane);
+    if (FINISH && wide) gate(r, reinterpret_cast<const HeadWords*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[lane]);
     store_bf16(out + i64(at) * HEAD_DIM, r, lane);
 }

@@ -28,6 +28,7 @@ constexpr int CHUNK = !Q4 || D == 256 ? 16 : D == 128 ? 8 : 4;             // a 
 constexpr int UNIT = 16 * PITCH, ROWS = 8 * TILES;
 constexpr int THREADS = 32 * WARPS, OUTPUTS = 4 * GROUPS;  // fragments of 16 dims
 constexpr int QUADS = 32 * (OUTPUTS + 1);                 // float4 of a split's state of one tile: references and totals, outputs
+constexpr int TABLE_PITCH = D + 8;  // floats from row to row of finished outputs
 constexpr f32 HEADROOM = 14.0f, OFFSET = 10.0f, NEVER = -1e30f;
 
 extern __shared__ __align__(16) u8 shared[];
@@ -85,11 +86,14 @@ SP_DEVICE int output_dim(int m, int g, int half) {
     return Q4 ? m / 4 * 64 + g / 4 * 32 + byte_of(g, m % 4) + 16 * half : m / 4 * 64 + 8 * g + m % 4 * 2 + half;
 }
 
+// Whole lines are asked for: what a row leaves of them belongs to other heads and tokens, which are read at the same time.
 SP_DEVICE void copy_chunk(u32 target, const u8* source, bool valid) {
-    if (CHUNK == 16) cp_async_16(target, source, valid);
+    if (CHUNK == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0)
+                     : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source), "n"(CHUNK == 16 ? 8 : CHUNK),
-                     "r"(valid ? CHUNK : 0)
+        asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(target), "l"(source),
+                     "n"(CHUNK == 16 ? 8 : CHUNK), "r"(valid ? CHUNK : 0)
                      : "memory");
 }
 
@@ -345,9 +349,9 @@ SP_DEVICE void load_queries(u32 (&fragments)[STEPS][TILES][2], const u16* q, con
 // Normalised outputs of fragment quad i of tile t -> their places in the table of rows, dims in order.
 SP_DEVICE void put(f32* rows, int t, int i, const float4& sum, f32 a, f32 b) {
     const int m = i / 32, g = i % 32 / 4, c = i % 4;
-    f32* row = rows + (8 * t + 2 * c) * D;
+    f32* row = rows + (8 * t + 2 * c) * TABLE_PITCH;
     row[output_dim(m, g, 0)] = sum.x * a, row[output_dim(m, g, 1)] = sum.z * a;
-    row[D + output_dim(m, g, 0)] = sum.y * b, row[D + output_dim(m, g, 1)] = sum.w * b;
+    row[TABLE_PITCH + output_dim(m, g, 0)] = sum.y * b, row[TABLE_PITCH + output_dim(m, g, 1)] = sum.w * b;
 }
 
 SP_DEVICE void add(float4& sum, const float4& o, f32 a, f32 b) {
@@ -468,8 +472,9 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
     }
     cp_async_wait<0>();
-    if (FINISH && wide && rows.exists(int(warp)) && lane < D / 64)  // lines of the gate this warp reads in the end
-        asm volatile("prefetch.global.L1 [%0];" ::"l"(wide + (2 * rows.head_row(int(warp)) + 1) * D + lane * 64));
+    const i64 warp_row = rows.exists(int(warp)) ? rows.head_row(int(warp)) : 0;
+    HeadWords open = {};  // the gate of the first row this warp finishes, on its way meanwhile
+    if (FINISH && wide) open = reinterpret_cast<const HeadWords*>(wide + (2 * warp_row + 1) * D)[lane];
 
     // Warps put their outputs on common references and sum them through shared memory, tile by tile.
     const int splits = (total + span - 1) / span;
@@ -536,10 +541,13 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
     for (int row = int(warp); row < ROWS && rows.exists(row); row += WARPS) {
         HeadRow r;
 #pragma unroll
-        for (int i = 0; i < E; i++) r.x[i] = rows_table[row * D + lane * E + i];
-        const i64 at = rows.head_row(row);
+        for (int i = 0; i < E; i++) r.x[i] = rows_table[row * TABLE_PITCH + lane * E + i];
+        const i64 at = row == int(warp) ? warp_row : rows.head_row(row);
         if (FINISH && ROTATE) hadamard<64>(r, lane);
-        if (FINISH && wide) gate(r, wide + (2 * at + 1) * D, lane);
+        if (FINISH && wide) {
+            if (row != int(warp)) open = reinterpret_cast<const HeadWords*>(wide + (2 * at + 1) * D)[lane];
+            gate(r, open);
+        }
         store_bf16(out + at * D, r, lane);
     }
 }

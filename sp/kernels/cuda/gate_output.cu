@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gate_output(const u16* 
     if (row >= rows) return;
     HeadRow r = load_bf16(out + row * HEAD_DIM, lane);
     if (UNROTATE) hadamard<64>(r, lane);
-    if (GATED) gate(r, wide + (2 * row + 1) * HEAD_DIM, lane);
+    if (GATED) gate(r, reinterpret_cast<const HeadWords*>(wide + (2 * row + 1) * HEAD_DIM)[lane]);
     store_bf16(y + row * HEAD_DIM, r, lane);
 }
 #endif

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
 
-RING = {  # (head_dim, packed pages): warps, units a warp keeps in flight or at work
+RING = {  # (head_dim, packed pages): warps, units a warp has at work or on their way
     (64, 0): (8, 4),
     (64, 1): (8, 4),
     (128, 0): (8, 3),
@@ -12,13 +12,16 @@ RING = {  # (head_dim, packed pages): warps, units a warp keeps in flight or at 
     (256, 0): (4, 3),
     (256, 1): (8, 4),
 }
-"""Chosen so that two states and the ring fit 99 KiB, the shared memory of a block on sm_86, sm_89 and sm_120."""
-SPLIT_TOKENS = 512
+"""Chosen so that states and ring fit 99 KiB, the shared memory of a block on sm_86, sm_89 and sm_120."""
+ROOMY_RING = {(256, 0): (8, 3)}
+"""Where a block may have 224 KiB, as on sm_90 and sm_100."""
+SPLIT_TOKENS = 256
 
 
-def variant(head_dim: int, packed: bool, rows: int, rotate: bool, finish: bool) -> dict[str, int]:
+def variant(head_dim: int, packed: bool, rows: int, rotate: bool, finish: bool, roomy: bool = False) -> dict[str, int]:
     """Defines for `rows` query rows of a kv head; see ``attention_decode.cu``."""
-    warps, slots = RING[head_dim, int(packed)]
+    key = head_dim, int(packed)
+    warps, slots = ROOMY_RING[key] if roomy and key in ROOMY_RING else RING[key]
     return {
         "HEAD_DIM": head_dim,
         "Q4": int(packed),
@@ -42,7 +45,7 @@ def _shared_bytes(defines: Defines) -> int:
     pitch = {64: 48, 128: 80, 256: 144}[d] if packed else 2 * d
     queries = tiles * d // 16 * 264 if packed else 0
     ring = warps * int(defines["SLOTS"]) * 16 * pitch
-    states = warps * 32 * d // 16 * 16 + 8 * tiles * d * 4
+    states = warps * 32 * d // 16 * 16 + 8 * tiles * (d + 8) * 4
     return max(ring + queries, states)
 
 
@@ -66,11 +69,9 @@ ATTENTION_DECODE = Kernel(
         "f32 scale",
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
-    variants=tuple(
-        variant(d, packed, rows, packed, finish=True)
-        for d in (128, 256)
-        for packed in (False, True)
-        for rows in (8, 16)
+    variants=(
+        *(variant(d, packed, rows, packed, True) for d in (128, 256) for packed in (False, True) for rows in (8, 16)),
+        *(variant(256, False, rows, False, True, roomy=True) for rows in (8, 16)),
     ),
     smem=_shared_bytes,
 )

@@ -48,11 +48,13 @@ SP_DEVICE void store_bf16(u16* row, const HeadRow& r, u32 lane) {
     reinterpret_cast<HeadWords*>(row)[lane] = words;
 }
 
-// r *= sigmoid of a row of bf16.
-SP_DEVICE void gate(HeadRow& r, const u16* row, u32 lane) {
-    const HeadRow open = load_bf16(row, lane);
+// r *= sigmoid of a lane's part of a row of bf16.
+SP_DEVICE void gate(HeadRow& r, const HeadWords& words) {
 #pragma unroll
-    for (int i = 0; i < E; i++) r.x[i] *= 1.0f / (1.0f + __expf(-open.x[i]));
+    for (int i = 0; i < E; i++) {
+        const f32 open = i % 2 ? high_bf16(words.w[i / 2]) : low_bf16(words.w[i / 2]);
+        r.x[i] *= 1.0f / (1.0f + __expf(-open));
+    }
 }
 
 SP_DEVICE void norm(HeadRow& r, const f32* weight, f32 eps, u32 lane) {
