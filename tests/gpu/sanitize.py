@@ -64,7 +64,7 @@ def sanitize(tool: str, file: str, arguments: list[str]) -> int:
     command = [sanitizer(), f"--tool={tool}", *OPTIONS, sys.executable, "-c", PYTEST]
     start = time.perf_counter()
     done = subprocess.run(
-        [*command, "-q", "-m", "not speed", "-p", "no:cacheprovider", file, *arguments],
+        [*command, "-q", "-m", "not no_sanitizer", "-p", "no:cacheprovider", file, *arguments],
         env=os.environ | {"CUDA_LAUNCH_BLOCKING": "1"},
         capture_output=True,
         text=True,

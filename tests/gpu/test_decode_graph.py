@@ -11,6 +11,7 @@ from sp.decode.greedy import greedy
 from sp.errors import PromptError
 from sp.models import decode_step, prefill
 
+pytestmark = pytest.mark.no_sanitizer  # the captures allocate
 START, NEW = 120, 40  # crosses a page border
 
 

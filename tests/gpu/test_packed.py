@@ -107,7 +107,7 @@ def test_embedding(name: str, guarded) -> None:  # type: ignore[no-untyped-def]
     assert np.isnan(outside).all()
 
 
-@pytest.mark.speed
+@pytest.mark.no_sanitizer
 @pytest.mark.parametrize("name", NAMES)
 def test_packing_is_bound_by_memory(name: str) -> None:
     """Loose: only an order of magnitude would fail; times are recorded by the benchmarks."""

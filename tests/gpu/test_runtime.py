@@ -153,7 +153,7 @@ def test_launches_are_captured_by_a_graph(guarded):
     assert int(out[0]) == 5
 
 
-@pytest.mark.speed
+@pytest.mark.no_sanitizer
 def test_timing_and_record():
     size = 1 << 28
     source, target = cp.arange(size // 4, dtype=cp.int32), cp.empty(size // 4, cp.int32)

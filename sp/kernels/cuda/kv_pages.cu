@@ -10,9 +10,9 @@
 // Defines: HEAD_DIM 64, 128, 256; Q4 (Q4_0 pages, else f16); for kv_append BF16 (values, else f16) and ROTATE. sm_80 and newer.
 #include "head_row.cuh"
 
+#ifdef ROTATE
 constexpr int WARPS = 4;
 
-#ifdef ROTATE
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 kv_append(const u16* values, u8* pages, const i32* table, const i32* start, i32 offset, i64 rows, i32 kv_heads) {
     __shared__ f32 scratch[WARPS][HEAD_DIM];
