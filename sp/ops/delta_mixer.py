@@ -17,9 +17,6 @@ from sp.ops.causal_conv1d import causal_conv1d
 from sp.ops.gated_delta_net import gated_delta_net
 from sp.ops.norms import l2norm, rms_norm
 
-GROUPS = 1
-"""Warpgroups of a block of the scan on Hopper, 64 value columns each."""
-
 
 class State(Protocol):
     """Memory of the layer; both arrays are float32.
@@ -139,10 +136,11 @@ def _many(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State,
     decay = cupy.empty((p.value_heads, chunks, 2, delta.CHUNK), cupy.float32)
     y = cupy.empty((rows, p.value_heads * p.head_dim), cupy.uint16)
 
-    teams = 256 // (p.head_dim // 8)
-    items = -(-n // 16) * (2 * p.key_heads + p.value_heads)
+    items = -(-n // delta.CONV_RUN) * (2 * p.key_heads + p.value_heads)
     delta.CAUSAL_CONV1D.launch(
-        (-(-items // teams),), qkv, p.conv, state.conv, q, k, values, n, p.key_heads, p.value_heads, p.eps, defines=dim
+        (-(-items * p.head_dim // 1024),),
+        *(qkv, p.conv, state.conv, q, k, values, n, p.key_heads, p.value_heads, p.eps),
+        defines={**dim, "RUN": delta.CONV_RUN},
     )
     delta.DELTA_CHUNK.launch(
         (chunks, p.key_heads),
@@ -150,8 +148,9 @@ def _many(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State,
         defines={**dim, "REPEAT": p.value_heads // p.key_heads},
     )
     _scan(q, k, values, T, P, decay, p, state)
+    items = rows * p.value_heads
     delta.GATED_NORM.launch(
-        (-(-rows * p.value_heads // teams),), values[n - rows :], z, p.norm, y, rows * p.value_heads, p.eps, defines=dim
+        (-(-items * p.head_dim // 2048),), values[n - rows :], z, p.norm, y, items, p.eps, defines=dim
     )
     return y
 
@@ -161,14 +160,12 @@ def _scan(q: Any, k: Any, values: Any, T: Any, P: Any, decay: Any, p: DeltaParam
     n, key_dim, value_dim = len(q), p.key_heads * p.head_dim, p.value_heads * p.head_dim
     sizes = n, p.key_heads, p.value_heads
     if current_path() == "sm_90a" and p.head_dim == 128:
-        box = delta.CHUNK, delta.CHUNK
-        maps = [tensor_map(a, (width, n), (2 * width,), box) for a, width in ((q, key_dim), (k, key_dim))]
-        squares = [tensor_map(a, (delta.CHUNK, a.size // delta.CHUNK), (2 * delta.CHUNK,), box) for a in (T, P)]
-        value_map = tensor_map(values, (value_dim, n), (2 * value_dim,), box)
+        c = delta.CHUNK
+        heads = [tensor_map(a, (64, n, 2 * p.key_heads), (2 * key_dim, 128), (64, c, 2)) for a in (k, q)]
+        value_map = tensor_map(values, (value_dim, n), (2 * value_dim,), (64, c))
+        squares = [tensor_map(a, (c, a.size // c), (2 * c,), (c, c)) for a in (T, P)]
         delta.DELTA_SCAN_SM90.launch(
-            (2 // GROUPS, p.value_heads),
-            *(maps[1], maps[0], value_map, *squares, decay, state.recurrent, values, *sizes),
-            defines={"GROUPS": GROUPS, "STAGES": 3},
+            (2, p.value_heads), *heads, value_map, *squares, decay, state.recurrent, n, p.key_heads
         )
         return
     delta.DELTA_SCAN.launch(

@@ -14,10 +14,11 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
-from sp.kernels.declared.sample import ARGMAX, SAMPLE_TOKEN
+from sp.kernels.declared.sample import ARGMAX, BINS, CAPACITY, SAMPLE_BINS, SAMPLE_TOKEN
 from sp.kernels.device import current_device
 
 ARGMAX_BLOCKS = 128
+DRAW_BLOCKS = 64
 UNIT = 2.0**40
 """Weight of the most likely token; sums over any vocabulary stay below 2^63."""
 
@@ -61,11 +62,15 @@ def argmax(logits: Floats) -> Any:
     """
     if not is_device(logits):
         return np.argmax(logits, axis=-1).astype(np.int32)
+    return _argmax(logits, None)
+
+
+def _argmax(logits: Any, bins: Any) -> Any:
     assert logits.size == logits.shape[-1], f"one row of logits, not {logits.shape}"
     cupy = import_cupy()
     token = cupy.empty(1, cupy.int32)
     best = cupy.empty(ARGMAX_BLOCKS, cupy.uint64)
-    ARGMAX.launch((ARGMAX_BLOCKS,), logits, best, _arrivals(current_device()), token, logits.size)
+    ARGMAX.launch((ARGMAX_BLOCKS,), logits, best, _counters(current_device())[:1], token, bins, logits.size)
     return token
 
 
@@ -99,14 +104,11 @@ def sample(logits: Floats, options: Sampling, seed: Any, step: Any) -> Any:
     >>> sample(logits, Sampling(top_k=1), np.zeros(1, np.int64), step).item(), step.item()
     (1, 1)
     """
-    best = argmax(logits)
     if is_device(logits):
-        token = import_cupy().empty_like(best)
-        picked = options.temperature, options.top_k, options.top_p
-        SAMPLE_TOKEN.launch((1,), logits, best, seed, step, token, logits.size, *picked)
-        return token
+        return _sample(logits, options, seed, step)
+    best = argmax(logits)
     row = logits[0]
-    with np.errstate(under="ignore"):
+    with np.errstate(under="ignore", over="ignore"):
         weights = np.exp((row - row[best[0]]) * np.float32(1 / options.temperature), dtype=np.float32) * UNIT
     weights = weights.astype(np.uint64)
     ranked = np.argsort(-row, kind="stable")[: options.top_k or None]
@@ -144,7 +146,20 @@ def philox(seed: int, step: int) -> int:
     return counter[1] << word | counter[0]
 
 
+def _sample(logits: Any, options: Sampling, seed: Any, step: Any) -> Any:
+    cupy = import_cupy()
+    bins, candidates, slices = (cupy.empty(size, cupy.uint64) for size in (2 * BINS, CAPACITY, DRAW_BLOCKS))
+    best = _argmax(logits, bins)
+    token = cupy.empty(1, cupy.int32)
+    if options.top_k or options.top_p < 1:
+        SAMPLE_BINS.launch((ARGMAX_BLOCKS,), logits, best, bins, logits.size, options.temperature)
+    scratch = bins, candidates, slices, _counters(current_device())[4:6]
+    picked = options.temperature, options.top_k, options.top_p
+    SAMPLE_TOKEN.launch((DRAW_BLOCKS,), logits, best, *scratch, seed, step, token, logits.size, *picked)
+    return token
+
+
 @cache
-def _arrivals(device: int) -> Any:
-    """Counter of `ARGMAX`, zero between launches."""
-    return import_cupy().zeros(1, "uint32")
+def _counters(device: int) -> Any:
+    """Arrivals at `ARGMAX`, and from 4 on those at `SAMPLE_TOKEN`; zero between launches, which run in turn."""
+    return import_cupy().zeros(8, "uint32")

@@ -48,6 +48,10 @@ def test_argmax_takes_the_lowest_of_equals(values, guarded) -> None:
         Sampling(0.6, top_k=5),
         Sampling(2.0, top_k=1),
         Sampling(1.0, top_p=1e-9),
+        Sampling(3.0, top_k=8000),
+        Sampling(2.0, top_k=20000),  # more candidates than are sorted
+        Sampling(3.0, top_p=0.9),
+        Sampling(3.0, top_k=30000, top_p=0.9),
     ],
     ids=str,
 )

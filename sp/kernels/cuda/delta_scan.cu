@@ -59,20 +59,33 @@ SP_DEVICE void operand(u32 (&a)[4], const f32 (&low)[4], const f32 (&high)[4]) {
     a[3] = pack_f16_finite(high[2], high[3]);
 }
 
-// sums (16, 64) += a (16, 16 * K16) times the transpose of a (64, 16 * K16) tile; Lower skips blocks above the diagonal.
-template <int K16, bool Lower>
-SP_DEVICE void times_rows(f32 (&sums)[8][4], const u32 (&a)[K16][4], u32 tile, i32 lane) {
+// sums (16, 16 * Pairs) += a (16, 16 * Steps) times what fetch(b, step, pair) loads, 16 x 16 at a time. The next step's
+// fragments are on their way while this one's are multiplied; Lower skips blocks above the diagonal.
+template <int Steps, int Pairs, bool Lower, typename Fetch>
+SP_DEVICE void products(f32 (&sums)[2 * Pairs][4], const u32 (&a)[Steps][4], Fetch fetch) {
+    u32 b[2][Pairs][4];
 #pragma unroll
-    for (int step = 0; step < K16; ++step) {
+    for (int pair = 0; pair < Pairs; ++pair) fetch(b[0][pair], 0, pair);
 #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
+    for (int step = 0; step < Steps; ++step) {
+#pragma unroll
+        for (int pair = 0; pair < Pairs; ++pair)
+            if (step + 1 < Steps && !(Lower && step + 1 > pair)) fetch(b[(step + 1) % 2][pair], step + 1, pair);
+#pragma unroll
+        for (int pair = 0; pair < Pairs; ++pair) {
             if (Lower && step > pair) continue;
-            u32 b[4];
-            ldmatrix_x4(b, tile + place<2 * K16>(16 * pair + 8 * (lane / 16) + lane % 8, 2 * step + lane / 8 % 2));
-            mma_f16(sums[2 * pair], a[step], b[0], b[1]);
-            mma_f16(sums[2 * pair + 1], a[step], b[2], b[3]);
+            mma_f16(sums[2 * pair], a[step], b[step % 2][pair][0], b[step % 2][pair][1]);
+            mma_f16(sums[2 * pair + 1], a[step], b[step % 2][pair][2], b[step % 2][pair][3]);
         }
     }
+}
+
+// The transpose of a tile of 64 rows of 16 * K16 values as right factor.
+template <int K16, bool Lower>
+SP_DEVICE void times_rows(f32 (&sums)[8][4], const u32 (&a)[K16][4], u32 tile, i32 lane) {
+    products<K16, 4, Lower>(sums, a, [&](u32(&b)[4], i32 step, i32 pair) {
+        ldmatrix_x4(b, tile + place<2 * K16>(16 * pair + 8 * (lane / 16) + lane % 8, 2 * step + lane / 8 % 2));
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
@@ -189,26 +202,30 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 f32(&d)[4] = D[2 * step + half];
                 d[0] *= left.x, d[1] *= left.y, d[2] *= left.x, d[3] *= left.y;
             }
-            u32 d[4];
-            operand(d, D[2 * step], D[2 * step + 1]);
-#pragma unroll
-            for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
-                u32 b[4];
-                ldmatrix_x4_trans(b, first + place<HEAD_DIM / 8>(16 * step + lane % 16, 2 * pair + lane / 16));
-                mma_f16(S[2 * pair], d, b[0], b[1]);
-                mma_f16(S[2 * pair + 1], d, b[2], b[3]);
-            }
+            operand(r[step], D[2 * step], D[2 * step + 1]);
         }
+        products<4, HEAD_DIM / 16, false>(S, r, [&](u32(&b)[4], i32 step, i32 pair) {
+            ldmatrix_x4_trans(b, first + place<HEAD_DIM / 8>(16 * step + lane % 16, 2 * pair + lane / 16));
+        });
 
-        u16* const out = values + i64(chunk * CHUNK + g) * value_stride + 16 * warp + 2 * c;
+        // O goes through the place of this warp's columns of V, for stores of 16 bytes.
+        u8* const tile_v = shared + chunk % 2 * FIRST + TILE + SQUARE;
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile) {
-            const u32 low = transpose_8x8(pack_f16_finite(O[tile][0], O[tile][1]));
-            const u32 high = transpose_8x8(pack_f16_finite(O[tile][2], O[tile][3]));
-            if (chunk * CHUNK + 8 * tile + g < tokens) {
-                *reinterpret_cast<u32*>(out + 8 * tile * value_stride) = low;
-                *reinterpret_cast<u32*>(out + 8 * tile * value_stride + 8) = high;
-            }
+            const i32 row = 8 * tile + g;
+            *reinterpret_cast<u32*>(tile_v + place<COLUMNS / 8>(row, 2 * warp) + 4 * c) =
+                transpose_8x8(pack_f16_finite(O[tile][0], O[tile][1]));
+            *reinterpret_cast<u32*>(tile_v + place<COLUMNS / 8>(row, 2 * warp + 1) + 4 * c) =
+                transpose_8x8(pack_f16_finite(O[tile][2], O[tile][3]));
+        }
+        __syncwarp();
+        u16* const out = values + i64(chunk) * CHUNK * value_stride + 16 * warp + lane % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const i32 row = 16 * i + lane / 2;
+            if (chunk * CHUNK + row < tokens)
+                *reinterpret_cast<uint4*>(out + row * value_stride) =
+                    *reinterpret_cast<const uint4*>(tile_v + place<COLUMNS / 8>(row, 2 * warp + lane % 2));
         }
     }
 #pragma unroll

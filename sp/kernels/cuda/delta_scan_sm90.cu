@@ -3,15 +3,17 @@
 // Per chunk of 64 tokens, with e_i = exp(G_i), t_i = exp(G_end - G_i) from delta_chunk.cu:
 //   D = T (V - e K S);   O = e Q S / sqrt(128) + P D;   S <- e_end S + K^T (t D)
 //
-// keys, queries  maps of f16 (tokens, key_heads * 128), boxes of 64 tokens x 64
-// values         f16 (tokens, value_heads * 128), V before, O after; value_map the same, boxes of 64 tokens x 64
+// keys, queries  maps of f16 (key_heads * 2, tokens, 64), boxes of 2 x 64 x 64: one head of a chunk, in two panels
+// value_map      f16 (tokens, value_heads * 128), V before, O after, boxes of 64 x 64
 // T, P           maps of f16 (value_heads * chunks * 64, 64), boxes of 64 x 64, zero above the diagonal
 // decay          f32 (value_heads, chunks, 2, 64);  state f32 (value_heads, 128 keys, 128 values), moved on in place
 //
-// Grid (2 / GROUPS, value_heads), 128 * GROUPS threads. A warpgroup owns 64 value columns of S^T in accumulators;
-// all products are transposed, so that A is always registers (a packed accumulator) and B a tile in shared memory: K
-// and Q K-major for S^T K^T, S^T Q^T, K MN-major for S^T += D^T K. Thread 0 fetches STAGES - 1 chunks ahead; missing tokens
-// arrive as zeros. Only copies of S inside products are f16. 128-byte swizzled tiles. sm_90a.
+// Grid (2, value_heads), 128 + 32 threads. A warpgroup owns 64 value columns of S^T in accumulators; all products are
+// transposed, so that A is always registers (a packed accumulator) and B a tile in shared memory: K and Q K-major for
+// S^T K^T, S^T Q^T, K MN-major for S^T += D^T K. The chain from one state to the next is short of work for the tensor
+// cores, so O is computed in its gaps and written under the next chunk's products. The last warp fetches STAGES
+// chunks ahead; missing tokens arrive as zeros. Only copies of S inside products are f16. 128-byte swizzle. sm_90a.
+// A whole head a block (two warpgroups) was slower: 48 blocks, each bound by its tensor cores.
 // Yang et al. 2024 (chunked form); Shah et al. 2024, FlashAttention-3 (accumulators repacked as A).
 #include "gates.cuh"
 #include "wgmma_f16.cuh"
@@ -23,19 +25,14 @@
 #define SOLVER (4 * PANEL)
 #define WITHIN (5 * PANEL)
 #define VALUES (6 * PANEL)
-#define STAGE ((6 + GROUPS) * PANEL)
-#define DECAYS (STAGES * STAGE)
+#define STAGE (7 * PANEL)
+#define OUTPUTS (STAGES * STAGE)
+#define DECAYS (OUTPUTS + 2 * PANEL)
 #define BARRIERS (DECAYS + STAGES * 512)
 
 extern __shared__ __align__(1024) u8 shared[];
 
 SP_DEVICE u64 moved_by(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
-
-SP_DEVICE u32 transpose_8x8(u32 pair) {
-    u32 out;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
-    return out;
-}
 
 // D (64, 64) += A (64, 16) in registers times B (16, 64) K-major, that is rows of its transpose; D = A B if not `add`.
 SP_DEVICE void wgmma_rows(f32 (&d)[32], const u32* a, u64 b, bool add) {
@@ -53,62 +50,76 @@ SP_DEVICE void operands(u32 (&a)[Count / 2], const f32 (&d)[Count]) {
     for (int i = 0; i < Count / 2; ++i) a[i] = pack_f16_finite(d[2 * i], d[2 * i + 1]);
 }
 
-extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
+extern "C" __global__ void __launch_bounds__(160, 1)
     delta_scan_sm90(const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap queries,
                     const __grid_constant__ TensorMap value_map, const __grid_constant__ TensorMap solver_map,
-                    const __grid_constant__ TensorMap within_map, const f32* __restrict__ decay, f32* state, u16* values,
-                    i32 tokens, i32 key_heads, i32 value_heads) {
+                    const __grid_constant__ TensorMap within_map, const f32* __restrict__ decay, f32* state,
+                    i32 tokens, i32 key_heads) {
     const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const i32 p = blockIdx.y, first = blockIdx.x * 64 * GROUPS;
+    const i32 p = blockIdx.y, first = blockIdx.x * 64;
     const i32 chunks = (tokens + CHUNK - 1) / CHUNK;
     u64* const full = reinterpret_cast<u64*>(shared + BARRIERS);
     u64* const empty = full + STAGES;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 4 * GROUPS);
+        for (int i = 0; i < STAGES; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 4);
         barrier_init_fence();
     }
     __syncthreads();
 
-    const i32 head = p % key_heads * 128;
-    auto fetch = [&](i32 chunk) {
-        if (threadIdx.x != 0 || chunk >= chunks) return;
-        const i32 slot = chunk % STAGES, token = chunk * CHUNK, square = (p * chunks + chunk) * CHUNK;
-        u8* const at = shared + slot * STAGE;
-        u64* const ready = full + slot;
-        barrier_wait(empty + slot, chunk / STAGES % 2 ^ 1);
-        barrier_expect(ready, STAGE + 512);
-        tensor_load(at + KEYS, &keys, ready, head, token);
-        tensor_load(at + KEYS + PANEL, &keys, ready, head + 64, token);
-        for (int i = 0; i < GROUPS; ++i)
-            tensor_load(at + VALUES + i * PANEL, &value_map, ready, p * 128 + first + 64 * i, token);
-        tensor_load(at + SOLVER, &solver_map, ready, 0, square);
-        bulk_load(shared + DECAYS + slot * 512, decay + (i64(p) * chunks + chunk) * 2 * CHUNK, 512, ready);
-        tensor_load(at + QUERIES, &queries, ready, head, token);
-        tensor_load(at + QUERIES + PANEL, &queries, ready, head + 64, token);
-        tensor_load(at + WITHIN, &within_map, ready, 0, square);
-    };
-    for (i32 chunk = 0; chunk < STAGES - 1; ++chunk) fetch(chunk);
+    if (warp == 4) {
+        if (lane != 0) return;
+        const i32 panel = p % key_heads * 2;
+        for (i32 chunk = 0; chunk < chunks; ++chunk) {
+            const i32 slot = chunk % STAGES, token = chunk * CHUNK, square = (p * chunks + chunk) * CHUNK;
+            u8* const at = shared + slot * STAGE;
+            u64* const ready = full + slot;
+            barrier_wait(empty + slot, chunk / STAGES % 2 ^ 1);
+            barrier_expect(ready, STAGE + 512);
+            tensor_load(at + KEYS, &keys, ready, 0, token, panel);
+            tensor_load(at + VALUES, &value_map, ready, p * 128 + first, token);
+            bulk_load(shared + DECAYS + slot * 512, decay + (i64(p) * chunks + chunk) * 2 * CHUNK, 512, ready);
+            tensor_load(at + SOLVER, &solver_map, ready, 0, square);
+            tensor_load(at + QUERIES, &queries, ready, 0, token, panel);
+            tensor_load(at + WITHIN, &within_map, ready, 0, square);
+        }
+        return;
+    }
 
-    const i32 g = lane / 4, c = lane % 4, group = warp / 4, row = warp % 4 * 16;
-    const i64 stride = i64(value_heads) * 128;
-    const i32 column = first + 64 * group + row;
-    f32* const own = state + (i64(p) * 128 + 2 * c) * 128 + column + g;
-    u16* const out = values + g * stride + p * 128 + column + 2 * c;
+    const i32 g = lane / 4, c = lane % 4;
+    f32* const own = state + (i64(p) * 128 + 2 * c) * 128 + first + 16 * warp + g;
     f32 S[64];  // S^T: value columns g, g + 8; keys 8 tile + 2c, + 1
 #pragma unroll
     for (int i = 0; i < 64; ++i) S[i] = own[(i / 4 * 8 + i % 2) * 128 + i / 2 % 2 * 8];
 
+    u32 a[32], done[16] = {};  // S as operands, before its decay; O of the chunk before
+    auto write = [&](i32 chunk) {
+        u8* const target = shared + OUTPUTS + (chunk & 1) * PANEL;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const i32 token = 16 * i + 8 * (lane / 16) + lane % 8, step = 2 * warp + lane / 8 % 2;
+            const u32 four[4] = {done[4 * i], done[4 * i + 1], done[4 * i + 2], done[4 * i + 3]};
+            stmatrix_x4_trans(shared_address(target) + token * 128 + (step ^ (token & 7)) * 16, four);
+        }
+        fence_async_proxy();
+        if (threadIdx.x == 0) bulk_wait_read<0>();  // the store before this one has left the other buffer
+        named_barrier(1, 128);
+        if (threadIdx.x == 0 && chunk >= 0) {
+            tensor_store(&value_map, target, p * 128 + first, chunk * CHUNK);
+            bulk_commit();
+        }
+    };
+    auto decays = [&](i32 chunk) { return reinterpret_cast<const f32*>(shared + DECAYS + chunk % STAGES * 512); };
+    auto take_state = [&](f32 end) {
+        operands(a, S);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) S[i] *= end;
+    };
+    barrier_wait(full, 0);
+    take_state(decays(0)[CHUNK - 1]);
     for (i32 chunk = 0; chunk < chunks; ++chunk) {
         const i32 slot = chunk % STAGES;
         const u32 at = shared_address(shared + slot * STAGE);
-        const f32* const e = reinterpret_cast<const f32*>(shared + DECAYS + slot * 512);
-        u32 a[32];
-        operands(a, S);
-        barrier_wait(full + slot, chunk / STAGES % 2);
-        const f32 end = e[CHUNK - 1];
-#pragma unroll
-        for (int i = 0; i < 64; ++i) S[i] *= end;
-
+        const f32* const e = decays(chunk);
         f32 D[32], O[32];
         const u64 k_rows = wgmma_descriptor(at + KEYS), q_rows = wgmma_descriptor(at + QUERIES);
         wgmma_fence();
@@ -118,13 +129,13 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
 #pragma unroll
         for (int i = 0; i < 8; ++i) wgmma_rows(O, a + 4 * i, moved_by(q_rows, i / 4 * PANEL + i % 4 * 32), i > 0);
         wgmma_commit();
-        fetch(chunk + STAGES - 1);
+        write(chunk - 1);
         u32 v[16];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const i32 token = 16 * i + 8 * (lane / 16) + lane % 8, step = row / 8 + lane / 8 % 2;
+            const i32 token = 16 * i + 8 * (lane / 16) + lane % 8, step = 2 * warp + lane / 8 % 2;
             u32 four[4];
-            ldmatrix_x4_trans(four, at + VALUES + group * PANEL + token * 128 + (step ^ (token & 7)) * 16);
+            ldmatrix_x4_trans(four, at + VALUES + token * 128 + (step ^ (token & 7)) * 16);
 #pragma unroll
             for (int j = 0; j < 4; ++j) v[4 * i + j] = four[j];
         }
@@ -164,30 +175,27 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
             D[4 * i] *= left.x, D[4 * i + 1] *= left.y, D[4 * i + 2] *= left.x, D[4 * i + 3] *= left.y;
         }
         operands(r, D);
+        const bool more = chunk + 1 < chunks;
+        if (more) barrier_wait(full + (chunk + 1) % STAGES, (chunk + 1) / STAGES % 2);
+        const f32 end = more ? decays(chunk + 1)[CHUNK - 1] : 1.0f;
         const u64 p_rows = wgmma_descriptor(at + WITHIN), k_columns = wgmma_descriptor(at + KEYS, 1024, PANEL);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_rows(O, d + 4 * i, moved_by(p_rows, 32 * i), true);
-        wgmma_commit();
-#pragma unroll
         for (int i = 0; i < 4; ++i) wgmma_rs(S, r + 4 * i, moved_by(k_columns, 2048 * i));
         wgmma_commit();
-        wgmma_wait<1>();
-        accumulators_ready(O);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const u32 low = transpose_8x8(pack_f16_finite(O[4 * i], O[4 * i + 1]));
-            const u32 high = transpose_8x8(pack_f16_finite(O[4 * i + 2], O[4 * i + 3]));
-            const i32 token = chunk * CHUNK + 8 * i;
-            if (token + g < tokens) {
-                *reinterpret_cast<u32*>(out + token * stride) = low;
-                *reinterpret_cast<u32*>(out + token * stride + 8) = high;
-            }
-        }
-        wgmma_wait<0>();
+        for (int i = 0; i < 4; ++i) wgmma_rows(O, d + 4 * i, moved_by(p_rows, 32 * i), true);
+        wgmma_commit();
+        wgmma_wait<1>();
         accumulators_ready(S);
+        take_state(end);
+        wgmma_wait<0>();
+        accumulators_ready(O);
         if (lane == 0) barrier_arrive(empty + slot);
+        operands(done, O);
     }
+    write(chunks - 1);
+    if (threadIdx.x == 0) bulk_wait<0>();
 #pragma unroll
     for (int i = 0; i < 64; ++i) own[(i / 4 * 8 + i % 2) * 128 + i / 2 % 2 * 8] = S[i];
 }

@@ -1,49 +1,33 @@
 // Choosing the next token from logits on the device: argmax, and sampling under temperature, top-k and top-p.
 //
 // argmax: the first of the largest. token[0] = min { i : logits[i] = max }.
-//   logits f32 (vocab); best u64 (blocks), scratch; arrivals u32 (1), zero before and after; token i32 (1)
-//   Grid (blocks), 256 threads. Each block packs (ordered bits of the logit, ~id) into a u64 and takes the maximum; the
-//   last block to arrive takes the maximum of those.
+//   logits f32 (vocab); best u64 (blocks), scratch; arrivals u32 (1), zero before and after; token i32 (1);
+//   bins u64 (2 * BINS), null or made zero for sample_bins. Grid (blocks), 256 threads.
 //
-// sample_token: rank tokens by (logit, then lowest id); keep the first top_k (0: all); of these the shortest prefix
-//   whose weight reaches top_p of theirs; draw by weight = floor(2^40 exp((logit - max) / temperature)).
-//   seed, step i64 (1): u = the 64 bits of Philox4x32-10 with key `seed` at counter `step`; the token drawn is the first
-//   in id order whose running sum exceeds floor(u total / 2^64). step is moved on by one. best i32 (1): the argmax.
-//   One block of 1024 threads. The rank of the last kept token is found by its bits, 8 at a time, from counts and sums
-//   of weights by digit. Every sum is an integer, so the outcome does not depend on the order of additions.
+// sample_bins, then sample_token: rank tokens by (logit, then lowest id); keep the first top_k (0: all); of these the
+//   shortest prefix whose weight reaches top_p of theirs; draw by weight = floor(2^40 exp((logit - max) / temperature)).
+//   u = the 64 bits of Philox4x32-10 with key `seed` at counter `step`; the token drawn is the first kept one in id
+//   order at which the running sum exceeds floor(u total / 2^64). seed, step i64 (1); step is moved on by one.
+//   sample_bins: how many tokens, and what weight, lie in each step of (max - logit) / temperature; grid (blocks), 256.
+//   sample_token: candidates are the tokens of all bins up to the one where top_k, or else top_p, must end; the last block to
+//   arrive ranks them by a bitonic sort in shared memory. Without top-k and top-p every block sums a slice instead, and
+//   the last one walks the slice of the draw. More than CAPACITY candidates (a flat distribution) are ranked by their
+//   bits instead, 8 at a time, by one block: right, but slow. candidates u64 (CAPACITY), slices u64 (blocks),
+//   counters u32 (2), zero before and after. Grid (blocks), 1024 threads.
 //
-// Neither synchronises with the host: both may be captured in a CUDA graph. NaN logits lose to numbers. sm_80+.
+// Every sum is an integer, so the outcome does not depend on the order of additions. No host synchronisation: all may be
+// captured in a CUDA graph. NaN logits lose to numbers. sm_80+.
 // Philox: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011. top-p: Holtzman et al. 2020.
-#include "mma.cuh"
-
-#define BLOCK 1024
-#define RUN 8
-
-// Order-preserving bits of a float; NaN below everything.
-SP_DEVICE u32 ordered(f32 value) {
-    if (value != value) return 0u;
-    const u32 bits = __float_as_uint(value);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-SP_DEVICE f32 from_ordered(u32 key) {
-    return key == 0u ? __uint_as_float(0xff800000u)
-                     : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
-
-SP_DEVICE u64 larger(u64 left, u64 right) { return left > right ? left : right; }
-
-SP_DEVICE u64 warp_largest(u64 value) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) value = larger(value, __shfl_xor_sync(~0u, value, offset));
-    return value;
-}
+#include "ranking.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    argmax(const f32* __restrict__ logits, u64* best, u32* arrivals, i32* token, i32 vocab) {
+    argmax(const f32* __restrict__ logits, u64* best, u32* arrivals, i32* token, u64* bins, i32 vocab) {
     __shared__ u64 found[8];
     __shared__ bool last;
+    if (bins)
+        for (i32 i = blockIdx.x * 256 + threadIdx.x; i < 2 * BINS; i += gridDim.x * 256) bins[i] = 0;
     u64 own = 0;
+#pragma unroll 4
     for (i32 i = blockIdx.x * 256 + threadIdx.x; i < vocab; i += gridDim.x * 256)
         own = larger(own, u64(ordered(logits[i])) << 32 | u32(~i));
     own = warp_largest(own);
@@ -64,133 +48,117 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) token[0] = i32(~u32(own));
 }
 
-SP_DEVICE u64 philox(u64 seed, u64 step) {
-    u32 c0 = u32(step), c1 = u32(step >> 32), c2 = 0, c3 = 0, k0 = u32(seed), k1 = u32(seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const u64 left = u64(0xD2511F53u) * c0, right = u64(0xCD9E8D57u) * c2;
-        c0 = u32(right >> 32) ^ c1 ^ k0, c1 = u32(right);
-        c2 = u32(left >> 32) ^ c3 ^ k1, c3 = u32(left);
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-    }
-    return u64(c1) << 32 | c0;
-}
-
-// A set of tokens: keys above `key`, and of those equal to it the first `ties` by id.
-struct Kept {
-    u32 key;
-    u64 ties;
-};
-
-SP_DEVICE u64 weight_of(u32 key, f32 most, f32 inverse) {
-    return u64(expf((from_ordered(key) - most) * inverse) * 1099511627776.0f);
-}
-
-// The shortest prefix of the ranking whose count (ByWeight: summed weight) reaches `target` > 0. The set below `limit`
-// need not be excluded: a target within the set is reached inside it.
-template <bool ByWeight>
-SP_DEVICE Kept shortest(const f32* logits, i32 vocab, u64 target, f32 most, f32 inverse, u64* bins, u64* shared_pair) {
-    u32 prefix = 0;
-    u64 above = 0;  // count or weight of keys over every key with this prefix
-    for (i32 shift = 24; shift >= 0; shift -= 8) {
-        if (threadIdx.x < 256) bins[threadIdx.x] = 0;
-        __syncthreads();
-        for (i32 i = threadIdx.x; i < vocab; i += BLOCK) {
-            const u32 key = ordered(logits[i]);
-            if (shift == 24 || key >> (shift + 8) == prefix)
-                atomicAdd(bins + (key >> shift & 255u), ByWeight ? weight_of(key, most, inverse) : u64(1));
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            i32 digit = 255;
-            while (digit > 0 && above + bins[digit] < target) above += bins[digit--];
-            shared_pair[0] = digit, shared_pair[1] = above;
-        }
-        __syncthreads();
-        prefix = prefix << 8 | u32(shared_pair[0]);
-        above = shared_pair[1];
-        __syncthreads();
-    }
-    const u64 each = ByWeight ? weight_of(prefix, most, inverse) : u64(1);
-    return {prefix, each ? (target - above + each - 1) / each : u64(vocab)};
-}
-
-// Sum over the block of `value`, and into `before` the sum over the threads before this one.
-SP_DEVICE u64 block_scan(u64 value, u64& before, u64* sums) {
-    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u64 running = value;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-        const u64 other = __shfl_up_sync(~0u, running, offset);
-        if (lane >= offset) running += other;
-    }
-    if (lane == 31) sums[warp] = running;
+extern "C" __global__ void __launch_bounds__(256)
+    sample_bins(const f32* __restrict__ logits, const i32* __restrict__ best, u64* bins, i32 vocab, f32 temperature) {
+    __shared__ u64 weights[BINS];
+    __shared__ u32 counts[BINS];
+    for (i32 i = threadIdx.x; i < BINS; i += 256) weights[i] = 0, counts[i] = 0;
+    const Scale scale = {ordered(logits[best[0]]), 1.0f / temperature};
     __syncthreads();
-    u64 total = 0, earlier = 0;
-    for (i32 i = 0; i < BLOCK / 32; ++i) {
-        if (i == warp) earlier = total;
-        total += sums[i];
+    for (i32 i = blockIdx.x * 256 + threadIdx.x; i < vocab; i += gridDim.x * 256) {
+        const u32 key = ordered(logits[i]);
+        const i32 bin = scale.bin(key);
+        if (bin == BINS - 1) continue;  // the rest, whose weight is zero
+        atomicAdd(counts + bin, 1u);
+        atomicAdd(weights + bin, scale.weight(key));
     }
     __syncthreads();
-    before = earlier + running - value;
-    return total;
+    for (i32 i = threadIdx.x; i < BINS - 1; i += 256)
+        if (counts[i]) atomicAdd(bins + i, u64(counts[i])), atomicAdd(bins + BINS + i, weights[i]);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    sample_token(const f32* __restrict__ logits, const i32* __restrict__ best, const i64* __restrict__ seed, i64* step,
-                 i32* token, i32 vocab, f32 temperature, i32 top_k, f32 top_p) {
-    __shared__ u64 bins[256], sums[BLOCK / 32], pair[2];
-    const u32 top = ordered(logits[best[0]]);
-    const f32 most = from_ordered(top), inverse = 1.0f / temperature;
-    Kept kept = {0u, u64(vocab)};
-    if (top_k > 0 && top_k < vocab) kept = shortest<false>(logits, vocab, u64(top_k), most, inverse, bins, pair);
+    sample_token(const f32* __restrict__ logits, const i32* __restrict__ best, const u64* __restrict__ bins,
+                 u64* candidates, u64* slices, u32* counters, const i64* __restrict__ seed, i64* step, i32* token,
+                 i32 vocab, f32 temperature, i32 top_k, f32 top_p) {
+    extern __shared__ u64 ranked[];  // (CAPACITY)
+    __shared__ u64 sums[BLOCK / 32], edge[2];
+    __shared__ u32 flag[2];
+    const Scale scale = {ordered(logits[best[0]]), 1.0f / temperature};
+    const bool all = top_k <= 0 && top_p >= 1.0f;
+    const u64 most = top_k > 0 ? u64(min(top_k, vocab)) : u64(vocab);
+    const i32 thread = threadIdx.x, each = (vocab + gridDim.x - 1) / gridDim.x;
+    const i32 begin = min(vocab, i32(blockIdx.x) * each), end = min(vocab, begin + each);
+    u64 before;
 
-    // Weight of the kept set; with `draw` also the token of `target`. A thread takes RUN neighbours of each tile.
-    auto walk = [&](Kept set, u64 target, bool draw) -> u64 {
-        const u64 each = weight_of(set.key, most, inverse);
-        u64 total = 0, ties = 0;
-        for (i32 tile = 0; tile < vocab; tile += RUN * BLOCK) {
-            const i32 first = tile + i32(threadIdx.x) * RUN;
-            u32 keys[RUN];
-            u64 equals = 0, own = 0, rank, before;
-#pragma unroll
-            for (int j = 0; j < RUN; ++j) {
-                keys[j] = first + j < vocab ? ordered(logits[first + j]) : 0u;
-                equals += first + j < vocab && keys[j] == set.key;
-            }
-            const u64 tile_ties = block_scan(equals, rank, sums);
-            rank += ties;
-            u64 weights[RUN];
-#pragma unroll
-            for (int j = 0; j < RUN; ++j) {
-                const bool equal = first + j < vocab && keys[j] == set.key;
-                weights[j] = keys[j] > set.key ? weight_of(keys[j], most, inverse) : equal && rank < set.ties ? each : 0;
-                rank += equal;
-                own += weights[j];
-            }
-            const u64 sum = block_scan(own, before, sums);
-            before += total;
-            if (draw && before <= target && target < before + own) {
-#pragma unroll
-                for (int j = 0; j < RUN; ++j) {
-                    if (before <= target && target < before + weights[j]) token[0] = first + j;
-                    before += weights[j];
-                }
-            }
-            total += sum, ties += tile_ties;
-            if (draw && target < total) break;
+    u64 count = u64(vocab);
+    if (all) {
+        u64 own = 0;
+        for (i32 i = begin + thread; i < end; i += BLOCK) own += scale.weight(ordered(logits[i]));
+        own = block_scan(own, before, sums);
+        if (thread == 0) slices[blockIdx.x] = own;
+    } else {
+        u64 weight_before;
+        const u64 weight = bins[BINS + thread];
+        const u64 others = block_scan(thread < BINS - 1 ? bins[thread] : 0, before, sums);
+        const u64 own = thread < BINS - 1 ? bins[thread] : u64(vocab) - others;
+        block_scan(weight, weight_before, sums);
+        if (before < most && most <= before + own) flag[0] = thread, edge[0] = weight_before + weight;
+        __syncthreads();
+        if (top_k <= 0) {  // then edge[0] is the weight of all, and top_p can end earlier
+            const u64 wanted = share_of(top_p, edge[0]);
+            __syncthreads();
+            if (weight_before < wanted && wanted <= weight_before + weight) flag[0] = thread;
+            __syncthreads();
         }
-        return total;
-    };
-    u64 total = walk(kept, 0, false);
-    if (top_p < 1.0f) {
-        const u64 wanted = u64(f64(top_p) * f64(total));
-        const Kept nucleus = shortest<true>(logits, vocab, wanted ? wanted : 1, most, inverse, bins, pair);
-        if (nucleus.key > kept.key || (nucleus.key == kept.key && nucleus.ties < kept.ties)) kept = nucleus;
-        total = walk(kept, 0, false);
+        const i32 cut = i32(flag[0]);
+        if (thread == cut) edge[1] = before + own;
+        __syncthreads();
+        count = edge[1];
+        if (count <= CAPACITY) {
+            for (i32 i = begin + thread; i < end; i += BLOCK) {
+                const u32 key = ordered(logits[i]);
+                if (scale.bin(key) <= cut) candidates[atomicAdd(counters + 1, 1u)] = u64(key) << 32 | u32(~i);
+            }
+        }
     }
-    const u64 target = __umul64hi(philox(u64(seed[0]), u64(step[0])), total);
-    walk(kept, target, true);
     __syncthreads();
-    if (threadIdx.x == 0) step[0] += 1;
+    if (thread == 0) {
+        __threadfence();
+        flag[1] = atomicInc(counters, gridDim.x - 1);
+    }
+    __syncthreads();
+    if (flag[1] != gridDim.x - 1) return;
+    __threadfence();
+
+    const u64 random = philox(u64(seed[0]), u64(step[0]));
+    if (all) {
+        const u64 own = thread < gridDim.x ? reinterpret_cast<volatile u64*>(slices)[thread] : 0;
+        const u64 target = __umul64hi(random, block_scan(own, before, sums));
+        __syncthreads();
+        if (thread < gridDim.x && before <= target && target < before + own) flag[0] = thread, edge[0] = before;
+        __syncthreads();
+        const i32 from = min(vocab, i32(flag[0]) * each);
+        draw(logits, from, min(vocab, from + each), Kept{0u, u64(vocab)}, scale, target - edge[0], token, sums);
+    } else if (count <= CAPACITY) {
+        i32 size = 1;
+        while (size < i32(count)) size *= 2;
+        for (i32 i = thread; i < size; i += BLOCK)
+            ranked[i] = i < i32(count) ? reinterpret_cast<volatile u64*>(candidates)[i] : 0;
+        sort_down(ranked, size);
+        i32 kept = i32(count < most ? count : most);
+        if (top_p < 1.0f) {
+            const u64 total = top_k > 0 ? weight_range(ranked, kept, 32, scale, ~0ull, flag, sums) : edge[0];
+            weight_range(ranked, kept, 32, scale, share_of(top_p, total) - 1, flag, sums);
+            kept = i32(flag[0]) + 1;
+        }
+        __syncthreads();
+        for (i32 i = thread; i < size; i += BLOCK)  // by id from now on; the dropped become padding
+            ranked[i] = i < kept ? ranked[i] << 32 | ranked[i] >> 32 : 0;
+        sort_down(ranked, size);
+        const u64 total = weight_range(ranked, kept, 0, scale, ~0ull, flag, sums);
+        weight_range(ranked, kept, 0, scale, __umul64hi(random, total), flag, sums);
+        if (thread == 0) token[0] = i32(~u32(ranked[flag[0]] >> 32)), counters[1] = 0;
+    } else {
+        Kept set = {0u, u64(vocab)};
+        if (top_k > 0) set = shortest<false>(logits, vocab, most, scale, ranked, edge);
+        u64 total = draw(logits, 0, vocab, set, scale, ~0ull, token, sums);
+        if (top_p < 1.0f) {
+            const Kept nucleus = shortest<true>(logits, vocab, share_of(top_p, total), scale, ranked, edge);
+            if (nucleus.key > set.key || (nucleus.key == set.key && nucleus.ties < set.ties)) set = nucleus;
+            total = draw(logits, 0, vocab, set, scale, ~0ull, token, sums);
+        }
+        draw(logits, 0, vocab, set, scale, __umul64hi(random, total), token, sums);
+    }
+    if (thread == 0) step[0] += 1;
 }

@@ -5,13 +5,16 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, Kernel
 
 CHUNK = 64
+CONV_RUN = 16
+"""Tokens a team of `CAUSAL_CONV1D` takes."""
 MOST_TOKENS = 16
 """Tokens that `DELTA_RECURRENT` takes at once."""
 
 
 def chunk_smem(defines: Defines) -> int:
-    """Q and K tiles, then A, G and b of the value heads."""
-    return 2 * CHUNK * (int(defines["HEAD_DIM"]) + 8) * 2 + int(defines["REPEAT"]) * CHUNK * (68 + 2) * 4
+    """Q and K tiles, then A in their place; G and b."""
+    repeat = int(defines["REPEAT"])
+    return max(2 * CHUNK * (int(defines["HEAD_DIM"]) + 8) * 2, repeat * CHUNK * 68 * 4) + 2 * repeat * CHUNK * 4
 
 
 def scan_smem(defines: Defines) -> int:
@@ -36,7 +39,7 @@ CAUSAL_CONV1D = Kernel(
         "f32 eps",
     ),
     threads=256,
-    variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 64}),
+    variants=tuple({"HEAD_DIM": dim, "RUN": CONV_RUN} for dim in (128, 64)),
 )
 
 DELTA_CHUNK = Kernel(
@@ -93,15 +96,13 @@ DELTA_SCAN_SM90 = Kernel(
         "map within_map",
         "const f32* decay",
         "f32* state",
-        "f16* values",
         "i32 tokens",
         "i32 key_heads",
-        "i32 value_heads",
     ),
-    threads=lambda defines: 128 * int(defines["GROUPS"]),
-    variants=({"GROUPS": 1, "STAGES": 3},),
+    threads=160,
+    variants=({"STAGES": 3},),
     arches="90a",
-    smem=lambda defines: int(defines["STAGES"]) * ((6 + int(defines["GROUPS"])) * 8192 + 512 + 16),
+    smem=lambda defines: 2 * 8192 + int(defines["STAGES"]) * (7 * 8192 + 512 + 16),
 )
 
 GATED_NORM = Kernel(

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from sp.kernels.launch import Kernel
 
+BINS = 1024
+CAPACITY = 8192
+"""Tokens that `SAMPLE_TOKEN` ranks by sorting."""
+
 ARGMAX = Kernel(
     source="sample.cu",
     entry="argmax",
-    args=("const f32* logits", "u64* best", "u32* arrivals", "i32* token", "i32 vocab"),
+    args=("const f32* logits", "u64* best", "u32* arrivals", "i32* token", "u64*? bins", "i32 vocab"),
+    threads=256,
+)
+
+SAMPLE_BINS = Kernel(
+    source="sample.cu",
+    entry="sample_bins",
+    args=("const f32* logits", "const i32* best", "u64* bins", "i32 vocab", "f32 temperature"),
     threads=256,
 )
 
@@ -17,6 +28,10 @@ SAMPLE_TOKEN = Kernel(
     args=(
         "const f32* logits",
         "const i32* best",
+        "const u64* bins",
+        "u64* candidates",
+        "u64* slices",
+        "u32* counters",
         "const i64* seed",
         "i64* step",
         "i32* token",
@@ -26,4 +41,5 @@ SAMPLE_TOKEN = Kernel(
         "f32 top_p",
     ),
     threads=1024,
+    smem=8 * CAPACITY,
 )
