@@ -86,7 +86,7 @@ def prefill(
     """
     cupy = import_cupy()
     n, heads, d = q.shape
-    if q.dtype != np.float16 or not rows_contiguous(q):
+    if q.dtype != np.float16 or (n > 0 and not rows_contiguous(q)):  # CuPy gives empty arrays strides of 0
         raise DeviceError(f"attention: expected float16 queries with contiguous rows, got {describe(q)}, {q.strides}")
     k_pages, v_pages = _f16_pages(k_pages), _f16_pages(v_pages)
     pool_pages, page_tokens, kv_heads, _ = k_pages.shape
@@ -101,7 +101,6 @@ def prefill(
         out = cupy.empty((n, heads, d), np.uint16)
     if n == 0:
         return out
-    assert q.strides[2] == 2, f"queries with strides {q.strides}"
     query_blocks, group = -(-n // BLOCK), heads // kv_heads
     counts = indices = None
     if blocks is not None:
