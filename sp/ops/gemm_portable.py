@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from sp.errors import DeviceError
@@ -10,7 +10,7 @@ from sp.kernels import import_cupy
 from sp.kernels.declared import gemm_portable as declared
 from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
-from sp.ops.packed import PackedWeight, expand_scales
+from sp.ops.packed import TILE, PackedWeight, expand_scales
 
 MODES = ("bf16", "f32", "add")
 
@@ -30,11 +30,11 @@ def gemm(x: Any, w: PackedWeight, out: Any, mode: str) -> None:
     tokens = _checked(x, w, out)
     if mode not in MODES:
         raise DeviceError(f"gemm {w.name}: mode must be one of {', '.join(MODES)}, not {mode!r}")
-    defines, grid = _variant(w, "bf16" if mode == "bf16" else "f32", tokens)
+    defines, grid, space = _variant(w, "bf16" if mode == "bf16" else "f32", tokens)
     if mode == "bf16":
-        declared.BF16.launch(grid, x, *_planes(w), out, tokens, *w.shape, defines=defines)
+        declared.BF16.launch(grid, x, *_planes(w), out, *space, tokens, *w.shape, defines=defines)
     else:
-        declared.F32.launch(grid, x, *_planes(w), out, tokens, *w.shape, int(mode == "add"), defines=defines)
+        declared.F32.launch(grid, x, *_planes(w), out, *space, tokens, *w.shape, int(mode == "add"), defines=defines)
 
 
 def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
@@ -52,8 +52,8 @@ def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
             f"{gate.name} is {gate.format.name} {gate.shape}, {up.name} is {up.format.name} {up.shape}: "
             "one kernel multiplies by both only when they are alike"
         )
-    defines, grid = _variant(gate, "gated", tokens)
-    declared.GATED.launch(grid, x, *_planes(gate), *_planes(up), out, tokens, *gate.shape, defines=defines)
+    defines, grid, space = _variant(gate, "gated", tokens)
+    declared.GATED.launch(grid, x, *_planes(gate), *_planes(up), out, *space, tokens, *gate.shape, defines=defines)
 
 
 def _checked(x: Any, w: PackedWeight, out: Any) -> int:
@@ -69,24 +69,39 @@ def _planes(w: PackedWeight) -> tuple[Any, Any, Any]:
     return w.plane("low"), w.plane("high"), expand_scales(w)
 
 
-def _variant(w: PackedWeight, stored: str, tokens: int) -> tuple[Defines, tuple[int]]:
-    """The tile whose busiest multiprocessor is done first, and the blocks of the launch."""
-    processors = _processors(current_device())
-
-    def time(defines: Defines) -> float:
-        rows, width = declared.tile(defines)
-        return -(-_blocks(defines, tokens, w) // processors) * rows * width
-
-    tall, small = (declared.variant(w.format.ggml_type, stored, shape) for shape in (declared.TALL, declared.SMALL))
-    chosen = tall if time(tall) <= declared.TALL_GAIN * time(small) else small
-    return chosen, (_blocks(chosen, tokens, w),)
+def _variant(w: PackedWeight, stored: str, tokens: int) -> tuple[Defines, tuple[int, int], tuple[Any, Any]]:
+    """Defines, grid, and room for parts of k."""
+    device = current_device()
+    defines, parts = _plan(w.format.ggml_type, stored, tokens, w.shape, _processors(device))
+    tiles = declared.tiles(defines, tokens, w.shape[0])
+    if parts == 1:
+        return defines, (tiles, 1), (None, None)
+    cupy, sums = import_cupy(), declared.sums(defines)
+    return defines, (tiles, parts), (cupy.empty(tiles * parts * sums, cupy.float32), _arrivals(device))
 
 
-def _blocks(defines: Defines, tokens: int, w: PackedWeight) -> int:
-    rows, width = declared.tile(defines)
-    return -(-w.shape[0] // rows) * -(-tokens // width)
+@lru_cache(4096)
+def _plan(kind: int, stored: str, tokens: int, shape: tuple[int, int], processors: int) -> tuple[Defines, int]:
+    """The tile and the parts of k whose busiest multiprocessor is done first."""
+    rows, k_tiles = shape[0], shape[1] // TILE
+    best: tuple[float, Defines, int] | None = None
+    for choice in declared.SHAPES:
+        defines = declared.variant(kind, stored, choice)
+        count = declared.tiles(defines, tokens, rows)
+        for parts in range(1, min(declared.MOST_PARTS, k_tiles) + 1):
+            cost = declared.cost(choice, count, k_tiles, parts, processors)
+            if best is None or cost < best[0]:
+                best = cost, defines, parts
+    assert best is not None, "no shapes"
+    return best[1:]
 
 
 @cache
 def _processors(device: int) -> int:
     return int(import_cupy().cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+@cache
+def _arrivals(device: int) -> Any:
+    """Counters of tiles computed in parts, zero between launches."""
+    return import_cupy().zeros(declared.MOST_TILES_IN_PARTS, "uint32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
+from sp.kernels import jit, nvrtc
 from sp.kernels.declared import gemm_portable as declared
+from sp.kernels.device import require_device
+from sp.ops import gemm_portable
 from sp.ops.gemm_portable import gated, gemm
 from sp.ops.packed import PackedWeight, pack
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
@@ -19,11 +23,28 @@ BOUND = 2e-5
 TOKENS = (1, 2, 31, 32, 33, 65, 127, 128, 129, 255, 256, 257, 1000)
 
 
-@pytest.fixture(params=["TALL", "SMALL"], autouse=True)
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """All variants at once, on all cores."""
+    arch = jit.device_arch("80+", require_device())
+    variants = [
+        declared.variant(fmt.ggml_type, stored, shape)
+        for fmt in FORMATS
+        for stored in declared.STORED
+        for shape in declared.SHAPES
+    ]
+    with ThreadPoolExecutor() as pool:
+        options = [nvrtc.compile_options(defines, arch) for defines in variants]
+        list(pool.map(lambda one: jit.build("gemm_portable.cu", one), options))
+
+
+@pytest.fixture(params=declared.SHAPES, ids=["tall", "small", "thin"], autouse=True)
 def shape_of_tiles(request, monkeypatch):
-    """Every test with both shapes, whichever a product of this size would get."""
-    other = {"TALL": "SMALL", "SMALL": "TALL"}[request.param]
-    monkeypatch.setattr(declared, other, getattr(declared, request.param))
+    """Every test with every shape, whichever a product of this size would get."""
+    monkeypatch.setattr(declared, "SHAPES", (request.param,))
+    gemm_portable._plan.cache_clear()
+    yield
+    gemm_portable._plan.cache_clear()
 
 
 @cache
@@ -61,7 +82,7 @@ def test_every_token_count(guarded, fmt, mode):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
-@pytest.mark.parametrize("shape", [(8, 256), (48, 768), (64, 256), (136, 1280), (1000, 2816), (2056, 512)])
+@pytest.mark.parametrize("shape", [(8, 256), (48, 768), (64, 256), (136, 1280), (520, 2816), (2056, 512)])
 def test_every_shape(guarded, fmt, shape):
     w, exact = weight(fmt, *shape)
     x = activations(150, shape[1])
@@ -101,6 +122,20 @@ def test_many_tiles_repeat_to_the_bit(guarded):
     gemm(x, w, second, "f32")
     assert nmse(first, to_float64(x) @ exact.T) <= BOUND
     assert bool((first == second).all())
+
+
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, BF16], ids=lambda fmt: fmt.name)
+def test_parts_of_k_repeat_to_the_bit(guarded, fmt):
+    """Few tiles and a long k: blocks share a tile, whichever comes last adds up, and leaves the counters at zero."""
+    w, exact = weight(fmt, 200, 2816)
+    x = guarded((40, 2816), np.uint16, activations(40, 2816))
+    results = [guarded((40, 200), np.float32) for _ in range(4)]
+    for out in results:
+        gemm(x, w, out, "f32")
+    defines, parts = gemm_portable._plan(fmt.ggml_type, "f32", 40, w.shape, 132)
+    assert parts > 1 or defines["WARPS_M"] == declared.TALL.defines["WARPS_M"]
+    assert nmse(results[0], to_float64(x) @ exact.T) <= BOUND
+    assert all(bool((out == results[0]).all()) for out in results)
 
 
 def test_wrong_shapes_are_refused(guarded):

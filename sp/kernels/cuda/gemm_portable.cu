@@ -4,8 +4,9 @@
 //   W       fragment order (fragment.cuh): quant planes `low`, `high`; `scales` = expanded words, [row_tile][k_tile][2][64]
 //   y       MODE 0: bf16 (tokens, rows) stored; MODE 1: f32 stored, or added to y when `add`; rows % 8 == 0
 //           MODE 2: bf16 silu(x Wᵀ) * (x Vᵀ), V in low2, high2, scales2 and of W's shape and format: the gated unit of an MLP
-//   launch  1-D grid of ceil(rows / BLOCK_ROWS) * ceil(tokens / BLOCK_TOKENS) blocks of 32 * WARPS_M * WARPS_N threads,
-//           STAGES * BLOCK_TOKENS * 128 bytes of dynamic shared memory
+//   launch  grid (ceil(rows / BLOCK_ROWS) * ceil(tokens / BLOCK_TOKENS), parts of k <= k / 64), blocks of 32 * WARPS_M * WARPS_N
+//           threads, STAGES * BLOCK_TOKENS * 128 bytes of dynamic shared memory
+//   partial, arrived  with more than one part: f32 [tile][part][BLOCK_ROWS * BLOCK_TOKENS], and u32 [tile], zero before and after
 //   arches  80+ (cp.async, ldmatrix, mma.m16n8k16)
 //
 // A warp owns 16 * SLICES rows x 8 * COLUMNS tokens. W is the A operand: its quants go from global memory straight into
@@ -16,8 +17,8 @@
 // one __syncthreads a tile.
 // Ideas: multi-stage cp.async pipelines as in CUTLASS's sm_80 mainloop; weights unpacked in registers as in Frantar, Castro,
 // Chen, Hoefler, Alistarh, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
-#include "fragment.cuh"
 #include "mbarrier.cuh"
+#include "quant_source.cuh"
 
 namespace {
 
@@ -40,55 +41,6 @@ static_assert(WARPS * 16 * STAGED_ROW * 4 <= STAGES * STAGE_BYTES, "the epilogue
 
 using Format = Fragment<FORMAT>;
 
-SP_DEVICE uint4 load_words4(const void* p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
-SP_DEVICE uint2 load_words2(const void* p) {
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-
-SP_DEVICE u32 load_word(const void* p) {
-    u32 v;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-}
-
-// Where this thread's words of one weight lie in the tile that is loaded next.
-struct Source {
-    const u8 *low, *high;
-    const u32* scales;
-
-    SP_DEVICE void start(const u8* low0, const u8* high0, const u32* scales0, i64 tile, int slice, int lane) {
-        low = low0 + tile * Format::low_bytes + (32 * slice + lane) * 16;
-        high = high0 + tile * Format::high_bytes + (32 * slice + lane) * (Format::high_bytes / TILE_THREADS);
-        scales = scales0 + tile * TILE_SCALE_WORDS + 16 * slice + lane / 4;
-    }
-    SP_DEVICE void advance(bool more) {
-        low += more ? Format::low_bytes : 0;
-        high += more ? Format::high_bytes : 0;
-        scales += more ? TILE_SCALE_WORDS : 0;
-    }
-    SP_DEVICE void load_part(Quants<FORMAT>& q, int slice, int part) const {
-        q.low[part] = load_words4(low + (part * TILE_THREADS + 32 * slice) * 16);
-    }
-    SP_DEVICE void load_high(Quants<FORMAT>& q, int slice) const {
-        if constexpr (FORMAT == Q6_K) {
-            uint2 h = load_words2(high + 32 * slice * 8);
-            q.high[0] = h.x, q.high[1] = h.y;
-        }
-        if constexpr (FORMAT == Q5_K) q.high[0] = load_word(high + 32 * slice * 4);
-    }
-    SP_DEVICE void load_scales(u32 (&words)[2], int slice, int group) const {
-        words[0] = load_word(scales + group * TILE_ROWS + 16 * slice);
-        words[1] = load_word(scales + group * TILE_ROWS + 16 * slice + 8);
-    }
-};
-
 SP_DEVICE f32 silu(f32 v) { return v / (1.0f + __expf(-v)); }
 
 }  // namespace
@@ -109,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
 #if MODE == 2
     const u8* __restrict__ low2, const u8* __restrict__ high2, const u32* __restrict__ scales2,
 #endif
-    Out* __restrict__ y, int tokens, int rows, int k
+    Out* __restrict__ y, float4* __restrict__ partial, u32* __restrict__ arrived, int tokens, int rows, int k
 #if MODE == 1
     , int add
 #endif
@@ -124,7 +76,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     __syncthreads();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
-    const int k_tiles = k / TILE_K, row_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int row_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, all_k_tiles = k / TILE_K;
+    const int first_k = i64(all_k_tiles) * blockIdx.y / gridDim.y;
+    const int k_tiles = i64(all_k_tiles) * (blockIdx.y + 1) / gridDim.y - first_k;  // of this block
 
     // Bands of BAND token tiles; within one, all token tiles of a block of rows, then the next rows.
     const int row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, token_blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
@@ -140,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
         const i64 row = min(token0 + copy_row + i * (THREADS / 8), tokens - 1);
-        copy_from[i] = reinterpret_cast<const u8*>(x + row * k + threadIdx.x % 8 * 8);
+        copy_from[i] = reinterpret_cast<const u8*>(x + row * k + first_k * TILE_K + threadIdx.x % 8 * 8);
     }
     const u32 ring_base = shared_address(ring);
     const u32 copy_to = ring_base + copy_row * 128 + ((threadIdx.x % 8) ^ (copy_row % 8)) * 16;
@@ -159,9 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     // ---- W: rows past the end are read from the last tile and never stored
     constexpr int SOURCES = PAIRED ? 2 : 1;
     constexpr int SHARE = SLICES / SOURCES;  // slices from each source
-    Source source[SOURCES];
+    QuantSource<FORMAT> source[SOURCES];
     {
-        const i64 tile = i64(min(row0 / TILE_ROWS, row_tiles - 1)) * k_tiles;
+        const i64 tile = i64(min(row0 / TILE_ROWS, row_tiles - 1)) * all_k_tiles + first_k;
         const int slice = row0 % TILE_ROWS / 16;
         source[0].start(low, high, scales, tile, slice, lane);
 #if MODE == 2
@@ -258,6 +212,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
         if (tile > 0 && last_stage == STAGES - 1) empty_parity ^= 1;
         last_stage = stage;
         stage = next_stage;
+    }
+
+    // ---- parts of k: the block that comes last adds all of them, in their order, so that results repeat to the bit
+    if (gridDim.y > 1) {
+        float4* part = partial + (i64(blockIdx.x) * gridDim.y * SLICES * COLUMNS) * THREADS + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < SLICES * COLUMNS; ++i) {
+            const f32(&v)[4] = sum[i / COLUMNS][i % COLUMNS];
+            part[i64(blockIdx.y * SLICES * COLUMNS + i) * THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+        __shared__ bool last;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            last = atomicAdd(arrived + blockIdx.x, 1) == gridDim.y - 1;
+            if (last) arrived[blockIdx.x] = 0;
+        }
+        __syncthreads();
+        if (!last) return;
+        __threadfence();
+#pragma unroll
+        for (int i = 0; i < SLICES * COLUMNS; ++i)
+            for (int e = 0; e < 4; ++e) sum[i / COLUMNS][i % COLUMNS][e] = 0;
+#pragma unroll 1
+        for (int split = 0; split < gridDim.y; ++split, part += SLICES * COLUMNS * THREADS) {
+#pragma unroll
+            for (int i = 0; i < SLICES * COLUMNS; ++i) {
+                const float4 v = __ldcg(part + i * THREADS);
+                f32(&to)[4] = sum[i / COLUMNS][i % COLUMNS];
+                to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
+            }
+        }
     }
 
     // ---- 16 tokens at a time through shared memory, so that stores run along the rows of y

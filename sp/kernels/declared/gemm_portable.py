@@ -2,22 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sp.kernels.launch import Defines, Kernel
 
 STORED = {"bf16": 0, "f32": 1, "gated": 2}
 FORMATS = (12, 13, 14, 8, 2, 30, 1)
-TALL = {"SLICES": 2, "COLUMNS": 16, "WARPS_M": 8, "WARPS_N": 1, "STAGES": 4, "BLOCKS": 1}
-"""256 rows x 128 tokens, 64 KiB of shared memory, one block a multiprocessor: the least traffic."""
-SMALL = {"SLICES": 2, "COLUMNS": 8, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4, "BLOCKS": 3}
-"""128 rows x 64 tokens, 32 KiB, three blocks a multiprocessor: for products that few tall tiles cover."""
-TALL_GAIN = 1.2
-"""Rate of tall tiles over that of small ones where both fill the card, on an H200."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile: 32 rows times WARPS_M, 8 tokens times COLUMNS.
+
+    Attributes
+    ----------
+    defines : mapping
+        BLOCKS of them share a multiprocessor.
+    pace : tuple of float
+        Microseconds a step of 64 k takes where 1, 2, ... BLOCKS of them are at work, on an H200 with Q4_K.
+    """
+
+    defines: Defines
+    pace: tuple[float, ...]
+
+
+TALL = Shape({"SLICES": 2, "COLUMNS": 16, "WARPS_M": 8, "WARPS_N": 1, "STAGES": 4, "BLOCKS": 1}, (1.4,))
+"""256 rows x 128 tokens, 64 KiB of shared memory: the least traffic."""
+SMALL = Shape({"SLICES": 2, "COLUMNS": 8, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4, "BLOCKS": 3}, (0.9, 1.0, 1.3))
+"""128 rows x 64 tokens, 32 KiB."""
+THIN = Shape({"SLICES": 2, "COLUMNS": 4, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4, "BLOCKS": 4}, (0.65, 0.8, 0.92, 1.1))
+"""128 rows x 32 tokens, 16 KiB."""
+SHAPES = (TALL, SMALL, THIN)
+
+MOST_PARTS = 16
+START, PART, PARTIAL = 3.0, 0.3, 0.01
+"""Microseconds to fill and drain a block's pipelines, to add up one part of k at the end, to keep one partial tile."""
+MOST_TILES_IN_PARTS = 1024
+"""More tiles than that fill any card."""
 
 
 def tile(defines: Defines) -> tuple[int, int]:
     """Rows of y and tokens a block computes."""
     slices = int(defines["SLICES"]) // (2 if defines["MODE"] == STORED["gated"] else 1)
     return 16 * slices * int(defines["WARPS_M"]), 8 * int(defines["COLUMNS"]) * int(defines["WARPS_N"])
+
+
+def tiles(defines: Defines, tokens: int, rows: int) -> int:
+    """Tiles of a product."""
+    block_rows, block_tokens = tile(defines)
+    return -(-rows // block_rows) * -(-tokens // block_tokens)
+
+
+def sums(defines: Defines) -> int:
+    """float32 sums a block holds."""
+    return int(defines["SLICES"]) * int(defines["COLUMNS"]) * 4 * threads(defines)
 
 
 def threads(defines: Defines) -> int:
@@ -30,18 +68,28 @@ def smem(defines: Defines) -> int:
     return int(defines["STAGES"]) * tile(defines)[1] * 128
 
 
-def variant(kind: int, stored: str, shape: Defines) -> Defines:
-    """Defines for a ggml type id, a way to store y, and TALL or SMALL."""
-    return {"FORMAT": kind, "MODE": STORED[stored], **shape}
+def variant(kind: int, stored: str, shape: Shape) -> Defines:
+    """Defines for a ggml type id, a way to store y and a shape of tiles."""
+    return {"FORMAT": kind, "MODE": STORED[stored], **shape.defines}
+
+
+def cost(shape: Shape, count: int, k_tiles: int, parts: int, processors: int) -> float:
+    """Microseconds that the busiest multiprocessor needs for `count` tiles, each in `parts` parts of k."""
+    if parts > 1 and (count > MOST_TILES_IN_PARTS or shape is TALL):  # tall tiles are for products with many of them
+        return float("inf")
+    rounds, rest = divmod(-(-count * parts // processors), len(shape.pace))
+    pace = rounds * shape.pace[-1] + (shape.pace[rest - 1] if rest else 0)
+    joining = parts * (PART + PARTIAL * count) if parts > 1 else 0
+    return pace * -(-k_tiles // parts) + START * (rounds + (rest > 0)) + joining
 
 
 def shipped(stored: str) -> tuple[Defines, ...]:
-    """Every format in tall tiles, the commonest in small ones too."""
-    return (*(variant(kind, stored, TALL) for kind in FORMATS), variant(FORMATS[0], stored, SMALL))
+    """Every format in tall tiles, the commonest in the others too."""
+    return (*(variant(kind, stored, TALL) for kind in FORMATS), *(variant(FORMATS[0], stored, s) for s in SHAPES[1:]))
 
 
 WEIGHT = ("const u8* low", "const u8*? high", "const u32*? scales")
-SIZES = ("i32 tokens", "i32 rows", "i32 k")
+SIZES = ("f32*? partial", "u32*? arrived", "i32 tokens", "i32 rows", "i32 k")
 
 BF16 = Kernel(
     source="gemm_portable.cu",
