@@ -74,6 +74,8 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
         A new array; on the device x itself, added to in place.
     """
     if is_device(x):
+        if not len(h):  # the kernels would read a row all the same
+            return x
         if decodes(len(h), h.shape[1], (w.format.ggml_type,), False, ADD):
             gemv(h, (w,), (x,), ADD)  # type: ignore[arg-type]
         else:
@@ -111,6 +113,8 @@ def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[
         cupy.empty((tokens, w.shape[0]), np.float32 if is_wide else np.uint16)
         for w, is_wide in zip(weights, wide, strict=True)
     )
+    if not tokens:
+        return outs
     groups = [slice(i, i + LAUNCH_WEIGHTS) for i in range(0, len(weights), LAUNCH_WEIGHTS)]
     if all(decodes(tokens, x.shape[1], _kinds(weights[group]), norm is not None, STORE) for group in groups):
         for group in groups:
@@ -136,6 +140,8 @@ def _multiply(h: Any, w: Any, out: Any) -> None:
 
 def _gated_project(x: Any, gate: Any, up: Any, norm: Norm) -> Any:
     out = import_cupy().empty((len(x), gate.shape[0]), np.uint16)
+    if not len(x):
+        return out
     if decodes(len(x), x.shape[1], _kinds((gate, up)), True, SWIGLU):
         gemv(x, (gate, up), (out,), SWIGLU, norm)
     elif gate.format == up.format:

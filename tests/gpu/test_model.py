@@ -14,12 +14,14 @@ import pytest
 from compare import nmse
 from device_models import EMBEDDED, NAMES, case
 
+from sp.bench.kernel_times import kernel_times
 from sp.decode.greedy import greedy
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import load_model, prefill, prefill_by_layer
 from sp.models.trunk import mapped
 from sp.ops.packed import unpack
+from sp.ops.project import gated_project, project, project_add
 from sp.pipeline import load
 from sp.pipeline.load import embedded
 from sp.prompt import Prompt
@@ -145,6 +147,26 @@ def test_the_embedded_target_answers_as_on_the_cpu(kv, rotate) -> None:
         )
     assert answers["cuda"] == answers["cpu"]
     assert all(value in answers["cuda"] for value in example.answers)
+
+
+def test_no_rows_need_no_launch() -> None:
+    c = case("target")
+    empty = c.gpu.embed(c.ids[:4])[4:]  # one past the end of its memory, which no kernel may read
+    attention, ffn = c.gpu.trunk.blocks[3].mixer, c.gpu.trunk.blocks[3]
+    norm, cache = (ffn.attn_norm, ffn.eps), c.gpu.new_cache(8)
+    h = cupy.empty((0, attention.out.shape[1]), np.uint16)
+    launches = kernel_times(
+        lambda: (
+            project(empty, (attention.q, attention.k), norm),
+            project_add(empty, h, attention.out),
+            gated_project(empty, ffn.ffn_gate, ffn.ffn_up, norm),
+        ),
+        hold_ms=0,
+    )
+    assert not launches
+    x = c.gpu.layer(3, c.gpu.embed(c.ids[:4]), np.arange(4), cache, rows=0)
+    assert x.shape == (0, c.gpu.config.hidden)
+    assert cache.length(3) == 4
 
 
 def test_progress_adds_up_and_comes_when_work_is_done() -> None:
