@@ -39,6 +39,9 @@ CASES = [(fmt, 8192, *WIDE) for fmt in (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
     (Q4_K, 512, *WIDE),
     (Q4_K, 512, *NARROW),
     (Q4_K, 128, *WIDE),
+    (Q4_K, 64, *WIDE),
+    (Q4_K, 64, *NARROW),
+    (Q4_K, 32, *NARROW),
 ]
 SOURCES = ("gemm_portable.cu", "expand_scales.cu")
 
