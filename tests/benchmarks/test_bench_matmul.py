@@ -3,7 +3,7 @@
 Peers in the same run: cuBLAS in bf16, and unpacking the weight to bf16 followed by cuBLAS.
 ``pytest tests/benchmarks/test_bench_matmul.py --benchmark-enable`` appends records ``matmul`` to ``results/<gpu>/``
 (or under the folder named in SP_RESULTS): m tokens, n outputs, k inputs. Samples read inputs that L2 does not hold.
-Single calls are shorter than the card's power control; `steady` records time calls back to back for half a second.
+Single calls are shorter than the card's power control; records with ``steady`` are of calls back to back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sp.kernels.path import native_path
 from sp.models.random_blocks import random_blocks
 from sp.ops.gemm_sm90 import gated, gemm
 from sp.ops.packed import PackedWeight, pack, unpack_bf16
-from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+from sp.quant import BF16, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
 try:
     HOPPER = native_path() == "sm_90a"
@@ -34,18 +33,18 @@ except DeviceError:
 pytestmark = [pytest.mark.skipif(not HOPPER, reason="needs compute capability 9.0"), pytest.mark.slow]
 
 UP, DOWN, WIDE_HEADS, HEADS = (17408, 5120), (5120, 17408), (10240, 5120), (6144, 5120)
+DRAFTER = ((2048, 1024), (1024, 1024), (1024, 2048), (3072, 1024), (1024, 3072))
+CUBLAS = None
 CASES = [
-    *((Q4_K, m, *UP) for m in (128, 512, 2048, 4096, 8192)),
-    *((fmt, 8192, *UP) for fmt in (Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)),
-    *((Q4_K, m, *DOWN) for m in (128, 512, 2048, 4096, 8192)),
-    (Q6_K, 8192, *DOWN),
-    (Q4_K, 8192, *WIDE_HEADS),
-    (Q4_K, 8192, *HEADS),
-    *((BF16, m, n, k) for m in (2048, 8192) for n, k in ((2048, 1024), (1024, 1024), (1024, 2048))),
-    *((BF16, m, n, k) for m in (2048, 8192) for n, k in ((3072, 1024), (1024, 3072))),
+    *((fmt, m, *UP) for m in (128, 512, 2048, 4096) for fmt in (Q4_K, CUBLAS)),
+    *((fmt, 8192, *UP) for fmt in (Q4_K, CUBLAS, Q5_K, Q6_K, Q8_0, BF16)),
+    *((fmt, 512, *DOWN) for fmt in (Q4_K, CUBLAS)),
+    *((fmt, 8192, *DOWN) for fmt in (Q4_K, CUBLAS, Q6_K)),
+    *((fmt, 8192, *shape) for shape in (WIDE_HEADS, HEADS) for fmt in (Q4_K, CUBLAS)),
+    *((fmt, 8192, *shape) for shape in DRAFTER for fmt in (BF16, CUBLAS)),
 ]
-CUBLAS = sorted({case[1:] for case in CASES})
-STEADY = 0.5
+"""A format or cuBLAS, tokens, outputs, inputs; peers follow at once, so that the card is as warm for both."""
+ROUNDS, ROUND_MS = 5, 100.0
 SOURCES = ("gemm_sm90.cu", "expand_scales.cu")
 
 
@@ -66,25 +65,7 @@ def tokens_of(count: int, width: int) -> Any:
     return (values.view(cupy.uint32) >> 16).astype(cupy.uint16)
 
 
-def steady(run: Callable[[], object], ms: float) -> list[float]:
-    """Milliseconds a call of calls back to back, in five parts, after as long a warm-up."""
-    import cupy
-
-    calls = max(2, int(STEADY / 5 * 1000 / ms))
-    marks = [cupy.cuda.Event() for _ in range(6)]
-    for _ in range(5 * calls):
-        run()
-    for mark in marks:
-        mark.record()
-        for _ in range(calls if mark is not marks[-1] else 0):
-            run()
-    marks[-1].synchronize()
-    return [cupy.cuda.get_elapsed_time(a, b) / calls for a, b in pairwise(marks)]
-
-
-def measure(
-    benchmark: Any, run: Callable[[], object], config: dict[str, Any], sources: tuple[str, ...], long: bool = False
-) -> None:
+def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], sources: tuple[str, ...]) -> None:
     """Time with events, let pytest-benchmark show the same work, and keep the record."""
     import cupy
 
@@ -96,14 +77,45 @@ def measure(
     if not benchmark.enabled:
         return
     samples = time_kernel(run, repeats=15)
-    if long:
-        samples, config = steady(run, spread(samples).median), config | {"steady": True}
     benchmark.pedantic(once, rounds=1)
+    keep(config, samples, sources)
+    benchmark.extra_info.update(config, ms=spread(samples).median)
+
+
+def keep(config: dict[str, Any], samples: list[float], sources: tuple[str, ...]) -> None:
+    """Append the record of milliseconds."""
     ms = spread(samples)
     flops = 2 * config["m"] * config["n"] * config["k"] * config.get("weights", 1)
     metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
-    benchmark.extra_info.update(config | metrics)
     append(make_record("matmul", config, metrics, samples, sources), Path(os.environ.get("SP_RESULTS", "results")))
+
+
+def back_to_back(run: Callable[[], object], calls: int) -> float:
+    """Milliseconds a call."""
+    import cupy
+
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, end)) / calls
+
+
+def cublas(m: int, n: int, k: int) -> Callable[[], object]:
+    """The product of random bf16 matrices, in torch."""
+    torch = torch_products()
+    x, w = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
+    out, wt = torch.empty((m, n), device="cuda", dtype=torch.bfloat16), w.T
+    return lambda: torch.matmul(x, wt, out=out)
+
+
+def ours(fmt: BlockFormat, m: int, n: int, k: int) -> Callable[[], object]:
+    import cupy
+
+    w, x, out = weight(fmt, n, k), tokens_of(m, k), cupy.empty((m, n), cupy.uint16)
+    return lambda: gemm(x, w, out, "bf16")
 
 
 def torch_products() -> Any:
@@ -117,16 +129,37 @@ def torch_products() -> Any:
     return torch
 
 
-@pytest.mark.parametrize(("fmt", "m", "n", "k"), CASES, ids=lambda v: getattr(v, "name", str(v)))
+@pytest.mark.parametrize(
+    ("fmt", "m", "n", "k"), CASES, ids=lambda v: "cublas" if v is CUBLAS else getattr(v, "name", str(v))
+)
 def test_matmul(benchmark, fmt, m, n, k):
-    import cupy
+    if fmt is CUBLAS:
+        measure(benchmark, cublas(m, n, k), {"type": "BF16", "m": m, "n": n, "k": k, "path": "cublas"}, ())
+    else:
+        config = {"type": fmt.name, "m": m, "n": n, "k": k, "path": "sm_90a"}
+        measure(benchmark, ours(fmt, m, n, k), config, SOURCES)
 
-    w, x, out = weight(fmt, n, k), tokens_of(m, k), cupy.empty((m, n), cupy.uint16)
-    config = {"type": fmt.name, "m": m, "n": n, "k": k, "path": "sm_90a"}
-    measure(benchmark, lambda: gemm(x, w, out, "bf16"), config, SOURCES)
+
+def test_steady(benchmark):
+    """In turns with cuBLAS, a tenth of a second each, once the card is warm."""
+    (n, k), m = UP, 8192
+    shape = {"m": m, "n": n, "k": k, "steady": True}
+    runs = {"sm_90a": ours(Q4_K, m, n, k), "cublas": cublas(m, n, k)}
+    if not benchmark.enabled:
+        return
+    calls = {path: max(1, int(ROUND_MS / back_to_back(run, 3))) for path, run in runs.items()}
+    samples: dict[str, list[float]] = {path: [] for path in runs}
+    for number in range(ROUNDS + 2):
+        for path, run in runs.items():
+            ms = back_to_back(run, calls[path])
+            if number >= 2:
+                samples[path].append(ms)
+    keep({"type": "Q4_K", "path": "sm_90a", **shape}, samples["sm_90a"], SOURCES)
+    keep({"type": "BF16", "path": "cublas", **shape}, samples["cublas"], ())
+    benchmark.pedantic(runs["sm_90a"], rounds=1)
 
 
-@pytest.mark.parametrize(("fmt", "n", "k"), [(Q4_K, *DOWN), (Q6_K, *DOWN), (BF16, 1024, 3072)])
+@pytest.mark.parametrize(("fmt", "n", "k"), [(Q4_K, *DOWN), (Q6_K, *DOWN)])
 def test_add(benchmark, fmt, n, k):
     """The down projection into the residual stream."""
     import cupy
@@ -136,7 +169,7 @@ def test_add(benchmark, fmt, n, k):
     measure(benchmark, lambda: gemm(x, w, out, "add"), config, SOURCES)
 
 
-@pytest.mark.parametrize(("fmt", "m", "n", "k"), [(Q4_K, 8192, *UP), (Q4_K, 2048, *UP), (BF16, 8192, 3072, 1024)])
+@pytest.mark.parametrize(("fmt", "m", "n", "k"), [(Q4_K, 8192, *UP), (BF16, 8192, 3072, 1024)])
 @pytest.mark.parametrize("form", ["gated", "gated in three"])
 def test_gated(benchmark, fmt, m, n, k, form):
     """Gate and up projection with SwiGLU in one kernel, and by two products and `swiglu`."""
@@ -157,33 +190,12 @@ def test_gated(benchmark, fmt, m, n, k, form):
     measure(benchmark, run, config, SOURCES if form == "gated" else (*SOURCES, "swiglu.cu"))
 
 
-@pytest.mark.parametrize("long", [False, True], ids=["once", "steady"])
-@pytest.mark.parametrize(("m", "n", "k"), CUBLAS)
-def test_cublas(benchmark, m, n, k, long):
-    torch = torch_products()
-    if long and (m, n, k) != (8192, *UP):
-        pytest.skip("one shape is timed for long")
-    x, w = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
-    out, wt = torch.empty((m, n), device="cuda", dtype=torch.bfloat16), w.T
-    config = {"type": "BF16", "m": m, "n": n, "k": k, "path": "cublas"}
-    measure(benchmark, lambda: torch.matmul(x, wt, out=out), config, (), long)
-
-
-def test_steady(benchmark):
-    import cupy
-
-    (n, k), m = UP, 8192
-    w, x, out = weight(Q4_K, n, k), tokens_of(m, k), cupy.empty((m, n), cupy.uint16)
-    config = {"type": "Q4_K", "m": m, "n": n, "k": k, "path": "sm_90a"}
-    measure(benchmark, lambda: gemm(x, w, out, "bf16"), config, SOURCES, long=True)
-
-
-@pytest.mark.parametrize(("fmt", "m", "n", "k"), [(Q4_K, 8192, *UP), (Q4_K, 2048, *UP)])
-def test_unpack_and_cublas(benchmark, fmt, m, n, k):
+def test_unpack_and_cublas(benchmark):
     """What needs no kernel of ours: unpack the weight to bf16, then cuBLAS."""
     import cupy
 
     torch = torch_products()
+    (n, k), m, fmt = UP, 8192, Q4_K
     w, x = weight(fmt, n, k), torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     out = torch.empty((m, n), device="cuda", dtype=torch.bfloat16)
 

@@ -129,23 +129,25 @@ def streaming(monkeypatch):
     gemm_sm90.plan_of.cache_clear()
 
 
+@pytest.mark.parametrize("fmt", [Q4_0, Q8_0], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("mode", ["bf16", "f32", "add"])
 @pytest.mark.parametrize(
     ("tokens", "out", "width"), [(100, 8, 64), (100, 264, 1088), (1100, 1480, 320), (2100, 4160, 192)]
 )
-def test_streamed(guarded, streaming, mode, tokens, out, width):
+def test_streamed(guarded, streaming, fmt, mode, tokens, out, width):
     """Tiles shared by two and more blocks, twice: the flags must be as before, and the sums in the same order."""
-    w, values = make_weight(Q8_0, out, width, 20)
+    w, values = make_weight(fmt, out, width, 20)
     x = make_inputs(tokens, width, 21)
     first, second = (product(guarded, x, w, mode, np.zeros((tokens, out), np.float32)) for _ in range(2))
-    assert gemm_sm90.plan_of(8, mode, tokens, w.row_tiles, w.k_tiles, 132).streamed > 0
+    assert gemm_sm90.plan_of(fmt.ggml_type, mode, tokens, w.row_tiles, w.k_tiles, 132).streamed > 0
     assert nmse(first, to_float64(x) @ values.T) < BOUND
     assert bool((first.view(np.uint8) == second.view(np.uint8)).all())
 
 
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("tokens", [100, 1100])
-def test_streamed_gated(guarded, streaming, tokens):
-    (gate, g), (up, u) = make_weight(Q4_K, 1480, 512, 22), make_weight(Q4_K, 1480, 512, 23)
+def test_streamed_gated(guarded, streaming, fmt, tokens):
+    (gate, g), (up, u) = make_weight(fmt, 1480, 512, 22), make_weight(fmt, 1480, 512, 23)
     x = make_inputs(tokens, 512, 24)
     out = guarded((tokens, 1480), np.uint16)
     gated(guarded(x.shape, np.uint16, x), gate, up, out)

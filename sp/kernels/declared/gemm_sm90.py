@@ -11,6 +11,8 @@ from sp.kernels.launch import Defines, Kernel
 TILE_BYTES = {1: 8192, 2: 2048, 8: 4096, 12: 2048, 13: 2048 + 512, 14: 2048 + 1024, 30: 8192}
 """Codes of a 64 x 64 tile by ggml type id."""
 PLAIN = (1, 30)
+PAIRED = (2, 12, 13)
+"""Formats for which pairs of blocks share X tiles: measured faster for Q4_K, slower for Q6_K and BF16 (larger W)."""
 MODES = {"bf16": 0, "f32": 1, "add": 2, "gated": 3}
 WIDE = ("f32", "add")
 CAPACITY = 227 * 1024
@@ -44,9 +46,9 @@ def variant(
     slots: int | None = None,
     most: int = 8,
 ) -> dict[str, int]:
-    """Defines as they ship, with as many stages as fit, up to `most`; the others as measured best."""
+    """Defines as they ship, with as many stages as fit, up to `most`; the others as measured on an H200."""
     slots = slots or (1 if mode in WIDE else 2)
-    cluster = cluster or (2 if tokens == 256 else 1)
+    cluster = cluster or (2 if tokens == 256 and kind in PAIRED else 1)
     defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STREAM": stream}
     defines |= {"STAGES": 1, "SLOTS": slots, "CLUSTER": cluster, "GROUP": group}
     while defines["STAGES"] < most and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
