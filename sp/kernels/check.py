@@ -11,9 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from sp.errors import DeviceError
-from sp.kernels import nvrtc
+from sp.kernels import jit, nvrtc
 from sp.kernels.baseline import BASELINE, Rows, compare, compiler, read_baseline
-from sp.kernels.flatten import flatten
 from sp.kernels.launch import Defines, Kernel
 from sp.kernels.resources import ARCHES, SHARED_LIMIT, misfits, parse_log, warnings
 
@@ -88,7 +87,7 @@ def compile_job(job: Job) -> tuple[Rows, list[tuple[str, str]]]:
     variant = row_name(job.source, job.defines)
     try:
         options = nvrtc.compile_options(dict(job.defines), job.arch)
-        log = nvrtc.compile_cubin(flatten(job.source), job.source, options, report=True).log
+        log = jit.compile_log(job.source, options)
     except (DeviceError, FileNotFoundError) as error:
         return {}, [(variant, str(error))]
     found, rows = parse_log(log), {}

@@ -44,18 +44,30 @@ def build(source: str, options: tuple[str, ...]) -> Path:
     """The cubin's path, compiled first if it is not in the cache."""
     path = cubin_path(source, options)
     if not path.exists():
-        cubin = nvrtc.compile_cubin(flatten(source), source, options).cubin
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(cubin)
-            os.replace(name, path)  # whole or not at all, also with several processes
-        except OSError as error:
-            raise DeviceError(
-                f"cannot write compiled kernels to {path.parent}: {error.strerror}; name another folder in SP_CACHE_DIR"
-            ) from None
+        keep(path, nvrtc.compile_cubin(flatten(source), source, options).cubin)
     return path
+
+
+def compile_log(source: str, options: tuple[str, ...]) -> str:
+    """What the compiler and ptxas say about a source; kept in the cache as well."""
+    path = cubin_path(source, options).with_suffix(".log")
+    if not path.exists():
+        keep(path, nvrtc.compile_cubin(flatten(source), source, options, report=True).log.encode())
+    return path.read_text(encoding="utf-8")
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file of the cache, whole or not at all, also with several processes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except OSError as error:
+        raise DeviceError(
+            f"cannot write compiled kernels to {path.parent}: {error.strerror}; name another folder in SP_CACHE_DIR"
+        ) from None
 
 
 @cache

@@ -126,6 +126,7 @@ def test_every_declared_source_is_there_and_every_module_is_in_the_manifest():
 
 def test_planted_faults_are_found(tmp_path, monkeypatch):
     pytest.importorskip("cupy")
+    monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "include").mkdir()
     (tmp_path / "k.cu").write_text(
         'extern "C" __global__ __launch_bounds__(1024, 2) void spills(float* x) {\n'
@@ -150,8 +151,9 @@ def test_planted_faults_are_found(tmp_path, monkeypatch):
     flatten.flatten.cache_clear()
 
 
-def test_a_check_in_processes_reports_progress_and_needs(tmp_path):
+def test_a_check_in_processes_reports_progress_and_needs(tmp_path, monkeypatch):
     pytest.importorskip("cupy")
+    monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
     done = []
     chosen = list(kernels("selftest").values())
     report = check.check(chosen, ["80", "90a"], tmp_path / "none.json", done.append, workers=2)
@@ -159,3 +161,12 @@ def test_a_check_in_processes_reports_progress_and_needs(tmp_path):
     assert set(report.rows) == set(report.dynamic)
     assert report.problems == []
     assert ".".join(map(str, nvrtc.version())) in report.remarks[0]
+
+
+def test_what_is_unchanged_is_not_compiled_again(tmp_path, monkeypatch):
+    pytest.importorskip("cupy")
+    monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path))
+    job = check.plan(kernels("selftest").values(), ["80"])[0]
+    first = check.compile_job(job)
+    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *given, **more: pytest.fail("compiled again"))
+    assert check.compile_job(job) == first
