@@ -14,6 +14,7 @@ from sp.ops.attention_split import split  # noqa: E402
 from sp.ops.paged_attention import attention_output, paged_attention  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
+SHAPES = [(2, 1, 64), (4, 2, 128), (12, 2, 128), (2, 2, 256), (12, 2, 256)]  # query heads, KV heads, head size
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
 
 
@@ -31,8 +32,7 @@ def queries(rng, n, heads, d):
 
 
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
-@pytest.mark.parametrize("d", [64, 128, 256])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (12, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
 @pytest.mark.parametrize(
     ("n", "prefix"), [(1, 0), (1, 1), (1, 127), (1, 2500), (2, 129), (31, 0), (32, 7), (33, 1000), (64, 513)]
 )
