@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sp.models.blocks import Tap
-from sp.models.cache import KV_FORMATS, Cache, DeltaState
+from sp.models.cache import KV_FORMATS, Cache
 from sp.models.config import ARCHITECTURES, DeltaConfig, ModelConfig
 from sp.models.cost import Cost, flops, prefill_cost
+from sp.models.delta_state import DeltaState
 from sp.models.forward import decode_step, prefill, prefill_by_layer
 from sp.models.model import Model, load_model
 

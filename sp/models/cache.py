@@ -11,36 +11,18 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError, unknown_name
-from sp.kernels import device_errors, import_cupy
+from sp.kernels import device_errors
 from sp.models.config import ModelConfig
+from sp.models.delta_state import DeltaState
 from sp.models.device_tables import DeviceTables
 from sp.models.pages import PagePool, Run
 from sp.ops import hadamard
+from sp.ops.gate_output import VALUE_BLOCK
+from sp.ops.kv_pages import PAGE_TOKENS
 from sp.quant import F16, F32, Q4_0, BlockFormat
 
 KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
 DEVICE_KV_FORMATS = ("f16", "q4_0")
-PAGE_TOKENS = 128
-VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head size
-
-
-@dataclass
-class DeltaState:
-    """Memory of one Gated DeltaNet layer: float32 whatever the format of the pages.
-
-    Attributes
-    ----------
-    conv : float32 (conv_kernel - 1, conv_dim)
-        The last inputs of the convolution, oldest first.
-    recurrent : float32 (value_heads, head_dim, head_dim)
-        The state S, key axis before value axis.
-    tokens : int
-        Tokens read so far.
-    """
-
-    conv: Floats
-    recurrent: Floats
-    tokens: int = 0
 
 
 @dataclass
@@ -127,20 +109,11 @@ class Cache:
         with device_errors():
             self._pool = PagePool(resident * blocks, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, device)
             self._tables = DeviceTables(len(attention), blocks) if device == "cuda" else None
-            self._states = {i: self._new_state() for i in config.delta_layers}
+            self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
         self._rows = {layer: row for row, layer in enumerate(attention)}
         self._layers: dict[int, _Layer] = {}
         self._together = False
         self.reset()
-
-    def _new_state(self) -> DeltaState:
-        delta = self.config.delta
-        assert delta is not None, "a delta layer without delta sizes"
-        xp = np if self.device == "cpu" else import_cupy()
-        return DeltaState(
-            xp.empty((delta.conv_kernel - 1, delta.conv_dim), np.float32),
-            xp.empty((delta.value_heads, delta.head_dim, delta.head_dim), np.float32),
-        )
 
     def reset(self) -> None:
         """Forget everything: free all pages, zero all states."""
@@ -149,9 +122,7 @@ class Cache:
         if self._tables is not None:
             self._tables.clear()
         for state in self._states.values():
-            state.conv.fill(0)
-            state.recurrent.fill(0)
-            state.tokens = 0
+            state.clear()
 
     def append(self, layer: int, k: Floats, v: Floats) -> None:
         """Store the keys and values of the next tokens of an attention layer.
@@ -198,10 +169,7 @@ class Cache:
         total = state.tokens + tokens
         if state.released:
             raise PromptError(f"layer {layer} of this cache was released; reset() the cache before reading on")
-        if total > self.capacity:
-            raise PromptError(
-                f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
-            )
+        self._check_room(total)
         self._grow(layer, total)
         if self._tables is not None and not self._together:
             self._tables.advance(tokens, self._rows[layer])
@@ -223,8 +191,7 @@ class Cache:
     def reserve(self, tokens: int) -> None:
         """Take the pages that `tokens` more tokens need now, so that reading them takes none."""
         total = self.tokens + tokens
-        if total > self.capacity:
-            raise PromptError(f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger")
+        self._check_room(total)
         for layer in self._layers:
             self._grow(layer, total)
 
@@ -234,6 +201,12 @@ class Cache:
             layer.tokens += tokens
         for state in self._states.values():
             state.tokens += tokens
+
+    def _check_room(self, total: int) -> None:
+        if total > self.capacity:
+            raise PromptError(
+                f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
+            )
 
     def _grow(self, layer: int, total: int) -> None:
         """Take the pages a layer needs for `total` tokens."""
@@ -278,14 +251,6 @@ class Cache:
         """
         return self._pool.attend(q, self._run(layer), self.key_block if self.rotate else 0, gate)
 
-    def rotate_queries(self, q: Floats) -> Floats:
-        """Queries to meet the keys of `gather`; unchanged unless the cache rotates."""
-        return hadamard(q, self.key_block) if self.rotate else q
-
-    def restore_outputs(self, out: Floats) -> Floats:
-        """Undo the rotation that values bring into attention outputs; unchanged unless the cache rotates."""
-        return hadamard(out, VALUE_BLOCK) if self.rotate else out
-
     def state(self, layer: int) -> DeltaState:
         """The recurrent state of a Gated DeltaNet layer; assign its fields to move it on."""
         return self._states[layer]
@@ -328,7 +293,7 @@ class Cache:
     @property
     def state_nbytes(self) -> int:
         """Bytes of recurrent and convolution states."""
-        return sum(int(s.conv.nbytes + s.recurrent.nbytes) for s in self._states.values())
+        return sum(state.nbytes for state in self._states.values())
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from sp.errors import ConfigError, PromptError
 from sp.models import Cache, DeltaConfig, ModelConfig
-from sp.ops import attention
+from sp.ops import attention, hadamard
 from sp.quant import F16, Q4_0
 
 HEADS, D = 2, 64
@@ -151,13 +151,12 @@ def test_rotation_leaves_f32_attention_as_it_was(d) -> None:
     k, v = rng.standard_normal((2, 200, HEADS, d)).astype(np.float32)
     cache = Cache(config, 200, "f32", rotate=True)
     cache.append(0, k, v)
-    keys, values = cache.gather(0)
+    keys, _ = cache.gather(0)
     assert np.abs(keys - k).max() > 0.5, "keys are stored rotated"
-    found = cache.restore_outputs(attention(cache.rotate_queries(q), keys, values))
-    np.testing.assert_allclose(found, attention(q, k, v), atol=3e-6)
+    np.testing.assert_allclose(cache.attend(0, q, None).reshape(q.shape), attention(q, k, v), atol=3e-6)
     np.testing.assert_allclose(cache.keys(0), k, atol=3e-6)
     logits = np.einsum("nkgd,tkd->nkgt", q.reshape(50, HEADS, 2, d), k)
-    turned = np.einsum("nkgd,tkd->nkgt", cache.rotate_queries(q).reshape(50, HEADS, 2, d), keys)
+    turned = np.einsum("nkgd,tkd->nkgt", hadamard(q, cache.key_block).reshape(50, HEADS, 2, d), keys)
     np.testing.assert_allclose(turned, logits, atol=1e-4)
 
 
@@ -172,10 +171,11 @@ def test_rotation_saves_4_bit_keys_with_outlier_channels() -> None:
     for rotate in (False, True):
         cache = Cache(DENSE, 400, "q4_0", rotate=rotate)
         cache.append(0, k, v)
-        keys, values = cache.gather(0)
-        found = cache.restore_outputs(attention(cache.rotate_queries(q), keys, values))
+        keys, _ = cache.gather(0)
+        found = cache.attend(0, q, None).reshape(q.shape)
         # Keys alone, so that the error of 4-bit values does not hide the difference.
-        logits = [np.einsum("nhd,td->nht", a, b[:, 0]) for a, b in ((cache.rotate_queries(q), keys), (q, k))]
+        turned = hadamard(q, cache.key_block) if rotate else q
+        logits = [np.einsum("nhd,td->nht", a, b[:, 0]) for a, b in ((turned, keys), (q, k))]
         error[rotate] = (np.abs(logits[0] - logits[1]).mean(), np.abs(found - exact).mean())
     assert error[True][0] < 0.6 * error[False][0]
     assert error[True][1] < error[False][1]
