@@ -1,7 +1,7 @@
 """Which kernel multiplies by packed weights: the decode kernel up to so many tokens, a prefill matmul above.
 
-The limits are measured (``results/<gpu>/decode_matmul.jsonl``); where a weight's inputs do not fit the decode kernel's
-shared memory, the matmul takes over earlier.
+The decode kernel reads all weights once for every 8 or so tokens, so its time grows in steps; a matmul's is flat up
+to a hundred tokens. The limits are where the two meet, measured on an H200 at the 27B model's shapes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 from sp.kernels.path import current_path
-from sp.ops.gemv import fits
+from sp.ops.gemv import ADD, STORE, SWIGLU, held
 
-GEMV_TOKENS = {"sm_90a": 16, "portable": 16}
-"""Most tokens for which the decode kernel is the faster one, by path."""
+GEMV_TOKENS = {STORE: 24, SWIGLU: 24, ADD: 16}
+"""Most tokens for which the decode kernel is the faster one, by what is done with the products."""
+HELD_AT_LEAST = 8
+"""Where fewer tokens than this fit in a launch, passes do not pay."""
 
 
 def decodes(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> bool:
     """Whether the decode kernel takes a product of `tokens` rows of `k` inputs with weights of these ggml types."""
-    return tokens <= GEMV_TOKENS[current_path()] and fits(tokens, k, kinds, norm, epilogue)
+    if tokens > GEMV_TOKENS[epilogue]:
+        return False
+    return held(tokens, k, kinds, norm, epilogue) >= min(tokens, HELD_AT_LEAST)
 
 
 def matmul() -> Callable[..., None]:
@@ -40,17 +44,17 @@ def gated_matmul() -> Callable[..., None]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """The table as text for ``sp kernels list --dispatch``: one row a path and kernel.
+    """The table for people: one row an epilogue and kernel.
 
     Examples
     --------
-    >>> sorted(rows()[0])
-    ['kernel', 'path', 'tokens']
+    >>> rows()[0]
+    {'product': 'store', 'tokens': '1..24', 'kernel': 'gemv'}
     """
-    table: list[dict[str, Any]] = []
-    for path, limit in GEMV_TOKENS.items():
-        table.append({"path": path, "tokens": f"1..{limit}", "kernel": "gemv"})
-        table.append(
-            {"path": path, "tokens": f"{limit + 1}..", "kernel": "gemm_sm90" if path == "sm_90a" else "gemm_portable"}
-        )
+    names = {STORE: "store", ADD: "add", SWIGLU: "swiglu"}
+    table = []
+    for epilogue, limit in GEMV_TOKENS.items():
+        name = names[epilogue]
+        table.append({"product": name, "tokens": f"1..{limit}", "kernel": "gemv"})
+        table.append({"product": name, "tokens": f"{limit + 1}..", "kernel": "gemm_sm90 or gemm_portable"})
     return table

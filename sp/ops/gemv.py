@@ -7,25 +7,32 @@ from functools import cache
 from typing import Any
 
 from sp.kernels import import_cupy
-from sp.kernels.declared.gemv import ADD, GEMV, STORE, SWIGLU, bits, variant
+from sp.kernels.declared.gemv import ADD, GEMV, STORE, SWIGLU, Layout, bits, variant
 from sp.kernels.device import current_device
 from sp.ops.packed import PackedWeight
 
-__all__ = ["ADD", "STORE", "SWIGLU", "fits", "gemv"]
+__all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
 
 HELD = (1, 2, 4, 8, 16)
-"""Rows of inputs a variant of the kernel holds."""
+"""Tokens that a variant of the kernel can hold."""
+LAYOUTS: dict[int, tuple[Layout, ...]] = {
+    1: (Layout(8, 3, 1), Layout(8, 2, 1), Layout(8, 1, 1)),
+    2: (Layout(8, 2, 1), Layout(8, 1, 1)),
+    4: (Layout(8, 2, 1), Layout(8, 1, 1)),
+    8: (Layout(8, 2, 1), Layout(8, 1, 1)),
+    16: (Layout(8, 1, 1),),
+}
+"""By tokens held, the fastest layout first; taken is the first that fits."""
 
 
 def gemv(
     x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int, norm: tuple[Any, float] | None = None
 ) -> None:
-    """Fill `outs` with the products of `x` and the weights.
+    """Fill `outs` with the products of `x` and the weights; more tokens than fit go in passes.
 
     Parameters
     ----------
     x : uint16 (tokens, in) of BF16 bits, or float32 (tokens, in) with `norm`
-        At most 16 tokens; `fits` says whether so many fit.
     weights : up to 4 PackedWeights of shape (out_i, in)
     outs : arrays
         STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
@@ -35,8 +42,31 @@ def gemv(
         Weight and eps of an RMS norm of `x` before the product.
     """
     tokens, k = x.shape
+    kinds = tuple(w.format.ggml_type for w in weights)
+    most = held(tokens, k, kinds, norm is not None, epilogue)
+    assert most, f"{k} inputs do not fit in shared memory"
+    for start in range(0, tokens, most):
+        part = slice(start, min(start + most, tokens))
+        _launch(x[part], weights, [out[part] for out in outs], kinds, epilogue, norm)
+
+
+def held(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> int:
+    """How many of so many tokens one launch takes: all, or as many as fit in shared memory, or 0."""
     device = current_device()
-    defines = _variant(tokens, k, tuple(w.format.ggml_type for w in weights), norm is not None, epilogue, device)
+    wanted = next((n for n in HELD if n >= tokens), HELD[-1])
+    for count in reversed(HELD[: HELD.index(wanted) + 1]):
+        if _variant(count, k, kinds, norm, epilogue, device) is not None:
+            return count
+    return 0
+
+
+def _launch(
+    x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], kinds: tuple[int, ...], epilogue: int, norm: Any
+) -> None:
+    tokens, k = x.shape
+    device = current_device()
+    count = next(n for n in HELD if n >= tokens)
+    defines = _variant(count, k, kinds, norm is not None, epilogue, device)
     assert defines is not None, f"{tokens} tokens of {k} inputs do not fit"
     units = sum(-(-w.shape[0] // 16) for w in (weights if epilogue == STORE else weights[:1]))
     arguments: list[Any] = []
@@ -53,7 +83,7 @@ def gemv(
         ]
     weight, eps = norm if norm is not None else (None, 0.0)
     GEMV.launch(
-        (min(_processors(device), -(-units // defines["GROUPS"])),),
+        (min(_attribute("MultiProcessorCount", device), -(-units // defines["GROUPS"])),),
         x if norm is None else None,
         None if norm is None else x,
         weight,
@@ -65,25 +95,20 @@ def gemv(
     )
 
 
-def fits(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> bool:
-    """Whether the device's shared memory holds the inputs and a ring that hides the way to memory."""
-    return tokens <= HELD[-1] and _variant(tokens, k, kinds, norm, epilogue, current_device()) is not None
-
-
 @cache
 def _variant(
-    tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int, device: int
+    count: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int, device: int
 ) -> dict[str, int] | None:
-    """Defines for a launch, None where nothing fits."""
-    held = next(n for n in HELD if n >= tokens)
-    capacity = int(import_cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
-    for groups in (2, 1):
-        defines = variant(k, held, bits(*kinds), norm, epilogue, capacity, groups=groups)
-        if defines["STAGES"] >= 3:
+    """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots."""
+    for layout in LAYOUTS[count]:
+        shared = _attribute("MaxSharedMemoryPerMultiprocessor", device) // layout.blocks - 1024  # a block's reserve
+        capacity = min(shared, _attribute("MaxSharedMemoryPerBlockOptin", device))
+        defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity)
+        if defines["STAGES"] >= 2:
             return defines
-    return defines if defines["STAGES"] == 2 else None
+    return None
 
 
 @cache
-def _processors(device: int) -> int:
-    return int(import_cupy().cuda.Device(device).attributes["MultiProcessorCount"])
+def _attribute(name: str, device: int) -> int:
+    return int(import_cupy().cuda.Device(device).attributes[name])

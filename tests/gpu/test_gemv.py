@@ -2,7 +2,7 @@
 
 Bounds on the NMSE. float32 results of BF16 inputs are exact up to float32 sums (1e-7: K-quants also take sums of inputs
 as two bf16, one token goes as 16-bit integers; F16 weights are rounded to BF16, 1e-5). BF16 results add one rounding, a
-norm another before the product: 2e-5 for both.
+norm another before the product: together 4e-5, since a few large inputs make most of a result.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
 
-from sp.ops.gemv import ADD, STORE, SWIGLU, fits, gemv
+from sp.kernels.declared.gemv import Layout
+from sp.ops import gemv as module
+from sp.ops.gemv import ADD, STORE, SWIGLU, gemv, held
 from sp.ops.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
 NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16"]
 EXACT = {"F16": 1e-5}
-ROUNDED = 2e-5
+ROUNDED = 4e-5
 EPS = 1e-6
 
 
@@ -121,11 +123,11 @@ def test_swiglu(tokens: int, names: tuple[str, str], guarded: Any) -> None:
 
 
 def test_extreme_inputs(guarded: Any) -> None:
-    """Zeros, a single spike and values near the ends of bf16's range."""
+    """Zeros, and a few values far from one; a scale times a value is a normal float32."""
     w, dense = weight("Q4_K", (200, 1280))
     zeros = product(guarded, np.zeros((1, 1280), np.float32), w, np.float32)
     assert bool((zeros == 0).all())
-    for size in (1e-30, 1e30):
+    for size in (1e-20, 1e20):
         x = np.zeros((1, 1280), np.float32)
         x[0, 700] = size
         x[0, 3] = -size / 3
@@ -147,7 +149,48 @@ def test_a_captured_launch_repeats(guarded: Any) -> None:
     assert bool((out == want).all())
 
 
-def test_what_does_not_fit_is_known() -> None:
-    assert fits(1, 17408, (12,), False, ADD)
-    assert not fits(17, 1024, (12,), False, ADD)
-    assert not fits(16, 17408, (12,), False, ADD)
+def test_more_tokens_than_fit_go_in_passes(guarded: Any) -> None:
+    w, dense = weight("Q4_K", (200, 1280))
+    x = inputs(37, 1280)
+    assert nmse(product(guarded, x, w, np.float32), to_float64(to_bf16(x)) @ dense.T) < 1e-7
+
+
+@pytest.mark.parametrize("layout", [Layout(6, 2, 2), Layout(4, 3, 2), Layout(8, 2, 1), Layout(16, 1, 1)])
+def test_layouts(layout: Layout, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several in a row, each launched while the one before is at work, and all to the bit as one alone."""
+    monkeypatch.setitem(module.LAYOUTS, 1, (layout,))
+    module._variant.cache_clear()
+    w, dense = weight("Q4_K", (1536, 1280))
+    x = inputs(1, 1280)
+    want = to_float64(to_bf16(x)) @ dense.T
+    alone = product(guarded, x, w, np.float32)
+    given, outs = guarded(x.shape, np.uint16, to_bf16(x)), [guarded((1, 1536), np.float32) for _ in range(8)]
+    for out in outs:
+        gemv(given, [w], [out], STORE)
+    module._variant.cache_clear()
+    assert nmse(alone, want) < 1e-7
+    assert all(bool((out == alone).all()) for out in outs)
+
+
+def test_a_chain_waits_for_its_inputs(guarded: Any) -> None:
+    """x += f(x) W, again and again: every launch reads what the one before wrote."""
+    (w, dense), (gate, g), (up, u) = (
+        weight("Q4_K", (256, 512)),
+        weight("Q4_K", (512, 256)),
+        weight("Q6_K", (512, 256), 1),
+    )
+    x, norm = inputs(1, 256), np.ones(256, np.float32)
+    stream, scale = guarded(x.shape, np.float32, x), guarded(norm.shape, np.float32, norm)
+    middle, want = guarded((1, 512), np.uint16), x.astype(np.float64)
+    for _ in range(6):
+        gemv(stream, [gate, up], [middle], SWIGLU, (scale, EPS))
+        gemv(middle, [w], [stream], ADD)
+        a, b = normed(want, norm) @ g.T, normed(want, norm) @ u.T
+        want = want + to_float64(to_bf16((a / (1 + np.exp(-a)) * b).astype(np.float32))) @ dense.T
+    assert nmse(stream, want) < ROUNDED
+
+
+def test_what_fits_is_known() -> None:
+    assert held(1, 17408, (12,), False, ADD) == 1
+    assert held(8, 17408, (12,), False, ADD) < 8
+    assert held(100, 1024, (12,), False, ADD) == 16

@@ -1,7 +1,7 @@
 """project, project_add and gated_project on the device, on both paths, across the border of decode and prefill kernels.
 
 Against float64. Bounds on the NMSE: BF16 results and inputs, and weights that prefill rounds to BF16 with their scales,
-make 3e-5.
+make 5e-5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sp.ops.project import gated_project, project, project_add
 from sp.quant import format_by_name
 
 TOKENS = [1, 2, 7, 8, 9, 16, 23, 31, 32, 33, 63, 64, 65, 127, 128, 129]
-BOUND, EPS, K = 3e-5, 1e-6, 512
+BOUND, EPS, K = 5e-5, 1e-6, 512
 
 
 @cache

@@ -1,6 +1,8 @@
-"""The matrix products of decoding. Defines: K, TOKENS, FORMATS, NORM, EPILOGUE, WARPS, GROUPS, STAGES, see gemv.cu."""
+"""The matrix products of decoding. Defines: K, TOKENS, FORMATS, NORM, EPILOGUE, a `Layout` and STAGES, see gemv.cu."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from sp.kernels.launch import Defines, Kernel
 
@@ -10,31 +12,44 @@ SUPER = {12, 13, 14}
 """Formats with super-blocks of 256 values."""
 CAPACITY = 227 * 1024
 """Shared memory a block can have on sm_90 and sm_100; 163 KiB on sm_80, 99 KiB on sm_86, sm_89 and sm_120."""
+MOST_STAGES = 12
 STORE, ADD, SWIGLU = 0, 1, 2
 
 
-def kinds_of(formats: int) -> list[int]:
+class Layout(NamedTuple):
+    """How a block works: `groups` strips at a time, `warps` on each, `blocks` of them on a multiprocessor."""
+
+    warps: int
+    groups: int
+    blocks: int
+
+
+def kinds_of(formats: int) -> set[int]:
     """ggml type ids in the bit set FORMATS."""
-    return [kind for kind in STAGE_BYTES if formats >> kind & 1]
-
-
-def fixed_bytes(defines: Defines) -> int:
-    """Shared memory without the ring, as laid out in the source."""
-    k, tokens, formats = (int(defines[name]) for name in ("K", "TOKENS", "FORMATS"))
-    kinds = kinds_of(formats)
-    super_blocks, many = k // 256, tokens > 1
-    total = tokens * (2 * k + 64 * many) if many or set(kinds) - SUPER else 0
-    total += super_blocks * tokens * 32 if many and {12, 13} & set(kinds) else 0
-    total += super_blocks * tokens * 64 if many and 14 in kinds else 0
-    total += super_blocks * (528 + 32 + 64) + -(-super_blocks // 4) * 16 if not many and set(kinds) & SUPER else 0
-    total += 2 * warps(defines) * tokens * 80
-    total += tokens * -(-k // 128) * 4 if defines["NORM"] else 0
-    return total + 4 * tokens
+    return {kind for kind in STAGE_BYTES if formats >> kind & 1}
 
 
 def warps(defines: Defines) -> int:
     """Warps of a block."""
     return int(defines["WARPS"]) * int(defines["GROUPS"])
+
+
+def fixed_bytes(defines: Defines) -> int:
+    """Shared memory without the ring, as laid out in the source."""
+    k, tokens = int(defines["K"]), int(defines["TOKENS"])
+    kinds = kinds_of(int(defines["FORMATS"]))
+    super_blocks, many = k // 256, tokens > 1
+    sums = tokens * super_blocks * (32 * bool({12, 13} & kinds) + 64 * (14 in kinds))  # of 32 and of 16 inputs
+    total = tokens * (2 * k + 64 * many) if many or kinds - SUPER else 0
+    if many:
+        total += sums
+    elif kinds & SUPER:
+        total += super_blocks * 528 + sums + -(-super_blocks // 4) * 16
+    buffers = 4 if tokens < 8 else 2  # strips whose sums may be under way
+    total += buffers * warps(defines) * tokens * 80 * (2 if defines["EPILOGUE"] == SWIGLU else 1)
+    total += -(-buffers * int(defines["GROUPS"]) * 8 // 16) * 16
+    total += tokens * -(-k // 128) * 4 if defines["NORM"] else 0
+    return total + 4 * tokens
 
 
 def slot_bytes(formats: int) -> int:
@@ -48,26 +63,21 @@ def smem(defines: Defines) -> int:
 
 
 def variant(
-    k: int,
-    tokens: int,
-    formats: int,
-    norm: bool,
-    epilogue: int,
-    capacity: int = CAPACITY,
-    warps: int = 8,
-    groups: int = 2,
+    k: int, tokens: int, formats: int, norm: bool, epilogue: int, layout: Layout, capacity: int = CAPACITY
 ) -> dict[str, int]:
-    """Defines with the deepest ring that fits in `capacity`, at most 12 slots; STAGES < 2 says that nothing fits."""
+    """Defines with the deepest ring that fits in `capacity`; STAGES < 2 says that nothing fits."""
     defines = {
         "K": k,
         "TOKENS": tokens,
         "FORMATS": formats,
         "NORM": int(norm),
         "EPILOGUE": epilogue,
-        "WARPS": warps,
-        "GROUPS": groups,
+        "WARPS": layout.warps,
+        "GROUPS": layout.groups,
+        "BLOCKS": layout.blocks,
     }
-    return defines | {"STAGES": min((capacity - fixed_bytes(defines)) // (warps * groups * slot_bytes(formats)), 12)}
+    stages = (capacity - fixed_bytes(defines)) // (warps(defines) * slot_bytes(formats))
+    return defines | {"STAGES": min(stages, MOST_STAGES)}
 
 
 def bits(*kinds: int) -> int:
@@ -75,7 +85,8 @@ def bits(*kinds: int) -> int:
     return sum({1 << kind for kind in kinds})
 
 
-SMALL = 99 * 1024
+_WIDE, _MANY, _TWO, _SMALL = Layout(8, 3, 1), Layout(8, 2, 1), Layout(6, 2, 2), Layout(8, 1, 1)
+_HALF = 113 * 1024
 
 GEMV = Kernel(
     source="gemv.cu",
@@ -95,14 +106,15 @@ GEMV = Kernel(
     ),
     threads=lambda defines: 32 * warps(defines),
     variants=(
-        variant(5120, 1, bits(12, 14), True, STORE),
-        variant(5120, 1, bits(12), True, SWIGLU),
-        variant(17408, 1, bits(14), False, ADD),
-        variant(6144, 1, bits(12), False, ADD),
-        variant(5120, 8, bits(12), False, ADD),
-        variant(1024, 8, bits(30), True, STORE, SMALL, groups=1),
-        variant(1024, 16, bits(8), True, SWIGLU, SMALL, groups=1),
-        variant(1024, 4, bits(13, 2, 1), False, STORE, SMALL, groups=1),
+        variant(5120, 1, bits(12, 14), True, STORE, _WIDE),
+        variant(5120, 1, bits(12), True, SWIGLU, _WIDE),
+        variant(17408, 1, bits(14), False, ADD, _WIDE),
+        variant(6144, 1, bits(12), False, ADD, _WIDE),
+        variant(5120, 1, bits(12, 14), True, STORE, _TWO, _HALF),
+        variant(5120, 8, bits(12), True, SWIGLU, _MANY),
+        variant(1024, 8, bits(30), True, STORE, _SMALL, 99 * 1024),
+        variant(1024, 16, bits(8), True, SWIGLU, _SMALL, 99 * 1024),
+        variant(512, 4, bits(13, 2, 1), False, STORE, _SMALL, 99 * 1024),
     ),
     smem=smem,
     early=True,

@@ -113,6 +113,7 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
 }
 
 // 256 inputs of a super-block, 4 lane + 128 i + (0..3) in v[i], to shared memory as 16-bit fixed point with their sums.
+template <bool With32, bool With16>
 SP_DEVICE void store_one(u8* x, f32* sums32, f32* sums16, f32* factors, int super, const f32 (&v)[2][4], int lane) {
     f32 largest = 0;
 #pragma unroll
@@ -139,9 +140,9 @@ SP_DEVICE void store_one(u8* x, f32* sums32, f32* sums16, f32* factors, int supe
         *reinterpret_cast<u32*>(to + 32) = second ? __byte_perm(low2, low, 0x7362) : __byte_perm(low, low2, 0x5140);
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        if (lane % 4 == 0) sums16[super * 16 + k / 16] = f32(sum);
+        if (With16 && lane % 4 == 0) sums16[super * 16 + k / 16] = f32(sum);
         sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-        if (lane % 8 == 0) sums32[super * 8 + k / 32] = f32(sum);
+        if (With32 && lane % 8 == 0) sums32[super * 8 + k / 32] = f32(sum);
     }
     if (lane < 4) reinterpret_cast<u32*>(x + super * ONE_BYTES + ONE_ZERO)[lane] = 0;
 }
