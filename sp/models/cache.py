@@ -169,7 +169,6 @@ class Cache:
         total = state.tokens + tokens
         if state.released:
             raise PromptError(f"layer {layer} of this cache was released; reset() the cache before reading on")
-        self._check_room(total)
         self._grow(layer, total)
         if self._tables is not None and not self._together:
             self._tables.advance(tokens, self._rows[layer])
@@ -191,7 +190,6 @@ class Cache:
     def reserve(self, tokens: int) -> None:
         """Take the pages that `tokens` more tokens need now, so that reading them takes none."""
         total = self.tokens + tokens
-        self._check_room(total)
         for layer in self._layers:
             self._grow(layer, total)
 
@@ -202,14 +200,12 @@ class Cache:
         for state in self._states.values():
             state.tokens += tokens
 
-    def _check_room(self, total: int) -> None:
+    def _grow(self, layer: int, total: int) -> None:
+        """Take the pages a layer needs for `total` tokens."""
         if total > self.capacity:
             raise PromptError(
                 f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
             )
-
-    def _grow(self, layer: int, total: int) -> None:
-        """Take the pages a layer needs for `total` tokens."""
         state = self._layers[layer]
         held = len(state.table)
         pages = self._pool.take(-(-total // PAGE_TOKENS) - held) if total > held * PAGE_TOKENS else []
