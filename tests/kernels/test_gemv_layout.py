@@ -1,0 +1,28 @@
+"""The decode kernel's shared memory as Python counts it is what the source lays out."""
+
+from __future__ import annotations
+
+import pytest
+
+from sp.kernels import nvrtc
+from sp.kernels.declared.gemv import ADD, STORE, SWIGLU, Layout, bits, smem, variant
+from sp.kernels.flatten import flatten
+
+CASES = [
+    variant(5120, 1, bits(12, 14), True, STORE, Layout(8, 3, 1)),
+    variant(5120, 1, bits(12), True, SWIGLU, Layout(6, 2, 2), 113 << 10),
+    variant(17408, 1, bits(14), False, ADD, Layout(8, 3, 1)),
+    variant(1280, 1, bits(12, 8), True, STORE, Layout(8, 2, 1)),
+    variant(192, 1, bits(8), False, STORE, Layout(8, 2, 1)),
+    variant(5120, 8, bits(12, 14), True, STORE, Layout(8, 2, 1)),
+    variant(1024, 16, bits(13, 30), True, SWIGLU, Layout(8, 1, 1)),
+    variant(576, 4, bits(2, 1), False, ADD, Layout(8, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("defines", CASES, ids=lambda d: " ".join(f"{k}={v}" for k, v in d.items()))
+def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
+    assert defines["STAGES"] >= 2
+    text = flatten("gemv.cu") + f"\nstatic_assert(FACTOR_AT + 4 * TOKENS == {smem(defines)});\n"
+    text += "static_assert(SLOT * STAGES * ALL_WARPS == X_AT && X_AT % 16 == 0 && PARTIAL_AT % 16 == 0);\n"
+    nvrtc.compile_cubin(text, "gemv.cu", nvrtc.compile_options(defines, "80"))
