@@ -1,20 +1,21 @@
-// y_i[t, o] = sum_k h[t, k] W_i[o, k] for a few tokens t and up to four packed weights: the matrix products of decoding.
+// y_i[t, o] = sum_k h[t, k] W_i[o, k] for a few tokens t and up to four packed weights: the matrix products of
+// decoding.
 //
-//   h    NORM 0: x, bf16 (tokens, K); NORM 1: x / sqrt(mean(x^2) + eps) * norm, x float32 (tokens, K), norm float32 (K).
-//        The factor of a token is applied to its results, so that the inputs are rounded to bf16 once
+//   h    NORM 0: x, bf16 (tokens, K); NORM 1: x / sqrt(mean(x^2) + eps) * norm, both float32, (tokens, K) and (K);
+//        the factor of a token is applied to its results, so that the inputs are rounded to bf16 once
 //   W_i  (rows_i, K) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
-//   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0 in
-//        place; 2 stores bf16 silu(y_0) * y_1 to y_0
-//   grid one block of 32 * WARPS * GROUPS threads a multiprocessor, at most one for GROUPS strips. With BLOCKS = 2 it leaves
-//        room beside it for a block of the next kernel, whose ring then fills while this one still works
+//   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
+//        in place; 2 stores bf16 silu(y_0) * y_1 to y_0
+//   grid one block of 32 * WARPS * GROUPS threads a multiprocessor, at most one for GROUPS strips. With BLOCKS = 2 it
+//        leaves room beside it for a block of the next kernel, whose ring then fills while this one still works
 //
-// Bound by memory: each weight byte is read once, 16 bytes a lane, through a ring of STAGES slots a warp (cp.async) that is
-// filled before the inputs are even read and never waits for the end of a strip. Strips (16 rows of a weight) are dealt to
-// groups of WARPS warps, the stages of a group's strips in turn to its warps. At the end of a strip the warps' sums meet in
-// shared memory and the last to come adds them up, always in the same order: results do not depend on timing.
-// Defines: K, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE, WARPS, GROUPS, BLOCKS, STAGES.
-// Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private slots: ours.
-// Arches: 80+.
+// Bound by memory: each weight byte is read once, 16 bytes a lane, through a ring of STAGES slots a warp (cp.async)
+// that is filled before the inputs are even read and never waits for the end of a strip. Strips (16 rows of a weight)
+// are dealt to groups of WARPS warps, the stages of a group's strips in turn to its warps. At the end of a strip the
+// warps' sums meet in shared memory and the last to come adds them up, always in the same order: results do not depend
+// on timing. Defines: K, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE, WARPS, GROUPS,
+// BLOCKS, STAGES. Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private
+// slots: ours. Arches: 80+.
 #include "gemv_input.cuh"
 #include "gemv_walk.cuh"
 
@@ -35,8 +36,10 @@ SP_DEVICE f32 silu(f32 v) { return v / (1 + __expf(-v)); }
 
 extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
     gemv(const u16* x, const f32* wide, const f32* norm, f32 eps, i32 tokens, i32 count,
-         const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0, const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
-         const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2, const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3) {
+         const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
+         const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
+         const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
+         const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3) {
     const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
                               {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}};
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
@@ -63,9 +66,10 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
     __syncthreads();
     f32* factors = reinterpret_cast<f32*>(shared + FACTOR_AT);
     if constexpr (NORM) {
+        const f32* squares = reinterpret_cast<const f32*>(shared + SQUARES_AT);
         for (int token = warp; token < TOKENS; token += ALL_WARPS) {
             f32 sum = 0;
-            for (int i = lane; i < CHUNKS; i += 32) sum += reinterpret_cast<f32*>(shared + SQUARES_AT)[token * CHUNKS + i];
+            for (int i = lane; i < CHUNKS; i += 32) sum += squares[token * CHUNKS + i];
             sum = warp_sum(sum);
             if (lane == 0) factors[token] = 1 / sqrtf(sum / K + eps);
         }
@@ -74,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
     const Inputs in = inputs_of<TOKENS, PITCH>(shared + X_AT, shared + SUMS32_AT, shared + SUMS16_AT, lane);
 
     OneInputs one = {shared_address(shared + ONE_AT), {}, reinterpret_cast<const f32*>(shared + ONE_SUMS32_AT),
-                     reinterpret_cast<const f32*>(shared + ONE_SUMS16_AT), reinterpret_cast<const f32*>(shared + ONE_FACTORS_AT)};
+                     reinterpret_cast<const f32*>(shared + ONE_SUMS16_AT),
+                     reinterpret_cast<const f32*>(shared + ONE_FACTORS_AT)};
 
     constexpr int OUTPUTS = (TOKENS * 16 + 31) / 32;  // of a lane of the warp that finishes a strip
     Meeting* meetings = reinterpret_cast<Meeting*>(shared + MEETING_AT) + group * BUFFERS;
@@ -146,8 +151,9 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
                     f32 value[PARTS] = {};
 #pragma unroll
                     for (int p = 0; p < PARTS; ++p) {
+                        const f32* parts = sums + p * (WARPS * PARTIAL) + token * 20 + lane % 16;
 #pragma unroll
-                        for (int m = 0; m < WARPS; ++m) value[p] += sums[(p * WARPS + m) * PARTIAL + token * 20 + lane % 16];
+                        for (int m = 0; m < WARPS; ++m) value[p] += parts[m * PARTIAL];
                         if constexpr (NORM) value[p] *= factors[token];
                     }
                     const i64 at = i64(token) * w.rows + o;

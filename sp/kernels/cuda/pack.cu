@@ -42,7 +42,8 @@ SP_DEVICE void store_tile(u8* low, u8* high, int tile) {
     }
 #pragma unroll
     for (int p = 0; p < Fmt::low_parts; ++p)
-        reinterpret_cast<uint4*>(low)[p * TILE_THREADS + t] = make_uint4(word[4 * p], word[4 * p + 1], word[4 * p + 2], word[4 * p + 3]);
+        reinterpret_cast<uint4*>(low)[p * TILE_THREADS + t] =
+            make_uint4(word[4 * p], word[4 * p + 1], word[4 * p + 2], word[4 * p + 3]);
     if constexpr (FORMAT == Q6_K) reinterpret_cast<uint2*>(high)[t] = make_uint2(top[0], top[1]);
     if constexpr (FORMAT == Q5_K) reinterpret_cast<u32*>(high)[t] = top[0];
 }

@@ -45,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
         for (int j = 0; j < 4; ++j) {
             const int row = 16 * warp + g + 8 * (j % 2);
             if (row_tile * TILE_ROWS + row >= rows) continue;
-            const i64 at = (row_tile * TILE_ROWS + row) * i64(k_tiles) * TILE_K + k_tile * TILE_K + 16 * s + 2 * c + 8 * (j / 2);
+            const i64 from = ((row_tile * TILE_ROWS + row) * i64(k_tiles) + k_tile) * TILE_K;
+            const i64 at = from + 16 * s + 2 * c + 8 * (j / 2);
             if constexpr (ROUNDED) {
                 *reinterpret_cast<u32*>(rounded + at) = a[j];
             } else {

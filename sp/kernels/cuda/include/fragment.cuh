@@ -6,9 +6,9 @@
 //   scales    as words of 2 bf16 for (row, group of 32 k): see `a_fragment`
 //
 // Formats are named by their ggml type ids, as in sp.quant; `Fragment<FORMAT>` serves a kernel built for one format.
-// Source of the unpacking: the "magic number" that ors an integer into the fraction of a float, as in Kim, Henry, Fahim,
-// Hassan Awadalla, "Who Says Elephants Can't Run", 2022, here on bf16, whose fraction holds 7 bits.
-// Arches: 80+ (fma.rn.bf16x2).
+// Source of the unpacking: the "magic number" that ors an integer into the fraction of a float, as in Kim, Henry,
+// Fahim, Hassan Awadalla, "Who Says Elephants Can't Run", 2022, here on bf16, whose fraction holds 7 bits. Arches: 80+
+// (fma.rn.bf16x2).
 #pragma once
 #include "types.cuh"
 
@@ -88,8 +88,8 @@ SP_DEVICE u32 raised_pair(const Quants<F>& q, int s, int j) {
     return b;
 }
 
-// The integer of register j in k16-step s, exact in bf16 (at most 8 significant bits): the code less the middle of its range
-// (8, 16 or 32), the signed byte for Q8_0. `s` and `j` must be compile-time constants after unrolling.
+// The integer of register j in k16-step s, exact in bf16 (at most 8 significant bits): the code less the middle of its
+// range (8, 16 or 32), the signed byte for Q8_0. `s` and `j` must be compile-time constants after unrolling.
 template <int F>
 SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
     static_assert(!Fragment<F>::plain, "BF16 and F16 hold no integers");
@@ -103,7 +103,8 @@ SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
     }
 }
 
-// Integers times scale: a pair of values rounded once to bf16. `word`: the expanded-scale word of the row and of group s / 2.
+// Integers times scale: a pair of values rounded once to bf16. `word`: the expanded-scale word of the row and of group
+// s / 2.
 template <int F>
 SP_DEVICE u32 scaled_pair(u32 integers, int s, u32 word) {
     u32 scale = F == Q6_K && (s & 1) ? high_half_twice(word) : low_half_twice(word);
@@ -113,7 +114,8 @@ SP_DEVICE u32 scaled_pair(u32 integers, int s, u32 word) {
 
 // The four A registers of k16-step s: values rounded once to bf16.
 //
-// `scale0`, `scale8`: the expanded-scale word of (row g, group s / 2) and of (row g + 8, group s / 2) of this warp's 16 rows:
+// `scale0`, `scale8`: the expanded-scale word of (row g, group s / 2) and of (row g + 8, group s / 2) of this warp's 16
+// rows:
 //   Q4_K Q5_K       low half s, high half c = 8 s - m (16 s - m); x = (q - 8) * s + c (q - 16). Counted from the middle, the
 //                   products and c are smaller than q * s and m, and so is what rounding s and c to bf16 costs: a fifth of it
 //   Q4_0            low half s, high half 0; x = (q - 8) * s

@@ -20,7 +20,8 @@ SP_DEVICE void load_one(const u16* x, const f32* wide, const f32* norm, int warp
                     v[b][i][0] = a.x, v[b][i][1] = a.y, v[b][i][2] = a.z, v[b][i][3] = a.w;
                 } else {
                     const uint2 a = valid ? *reinterpret_cast<const uint2*>(x + k) : make_uint2(0, 0);
-                    v[b][i][0] = low_bf16(a.x), v[b][i][1] = high_bf16(a.x), v[b][i][2] = low_bf16(a.y), v[b][i][3] = high_bf16(a.y);
+                    v[b][i][0] = low_bf16(a.x), v[b][i][1] = high_bf16(a.x);
+                    v[b][i][2] = low_bf16(a.y), v[b][i][3] = high_bf16(a.y);
                 }
             }
 #pragma unroll
@@ -39,8 +40,9 @@ SP_DEVICE void load_one(const u16* x, const f32* wide, const f32* norm, int warp
                 const f32 sum = warp_sum(square[0] + square[1]);
                 if (lane < 2) reinterpret_cast<f32*>(shared + SQUARES_AT)[2 * super + lane] = lane == 0 ? sum : 0;
             }
-            store_one<ONE32, ONE16>(shared + ONE_AT, reinterpret_cast<f32*>(shared + ONE_SUMS32_AT), reinterpret_cast<f32*>(shared + ONE_SUMS16_AT),
-                      reinterpret_cast<f32*>(shared + ONE_FACTORS_AT), super, v[b], lane);
+            store_one<ONE32, ONE16>(shared + ONE_AT, reinterpret_cast<f32*>(shared + ONE_SUMS32_AT),
+                                    reinterpret_cast<f32*>(shared + ONE_SUMS16_AT),
+                                    reinterpret_cast<f32*>(shared + ONE_FACTORS_AT), super, v[b], lane);
         }
     }
 }
@@ -48,14 +50,16 @@ SP_DEVICE void load_one(const u16* x, const f32* wide, const f32* norm, int warp
 // x to shared memory as bf16; with NORM the squares of a token's inputs too, summed in an order of their own.
 SP_DEVICE void load_inputs(const u16* x, const f32* wide, const f32* norm, int tokens, int warp, int lane) {
     f32* squares = reinterpret_cast<f32*>(shared + SQUARES_AT);
-    constexpr int PIECES = TOKENS * CHUNKS, ROUNDS = (PIECES + ALL_WARPS - 1) / ALL_WARPS, BATCH = ROUNDS < 5 ? ROUNDS : 4;
+    constexpr int PIECES = TOKENS * CHUNKS, ROUNDS = (PIECES + ALL_WARPS - 1) / ALL_WARPS;
+    constexpr int BATCH = ROUNDS < 5 ? ROUNDS : 4;
 #pragma unroll 1
     for (int round = 0; round < ROUNDS; round += BATCH) {
         float4 v[BATCH] = {}, w[BATCH] = {};
         uint2 packed[BATCH] = {};
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int piece = (round + b) * ALL_WARPS + warp, token = piece / CHUNKS, k = piece % CHUNKS * 128 + lane * 4;
+            const int piece = (round + b) * ALL_WARPS + warp, token = piece / CHUNKS;
+            const int k = piece % CHUNKS * 128 + lane * 4;
             if (token < tokens && k < K) {
                 if constexpr (NORM) {
                     v[b] = *reinterpret_cast<const float4*>(wide + i64(token) * K + k);
@@ -67,12 +71,14 @@ SP_DEVICE void load_inputs(const u16* x, const f32* wide, const f32* norm, int t
         }
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int piece = (round + b) * ALL_WARPS + warp, token = piece / CHUNKS, k = piece % CHUNKS * 128 + lane * 4;
+            const int piece = (round + b) * ALL_WARPS + warp, token = piece / CHUNKS;
+            const int k = piece % CHUNKS * 128 + lane * 4;
             if (piece >= PIECES) break;
             if constexpr (NORM) {
                 f32 square = warp_sum(v[b].x * v[b].x + v[b].y * v[b].y + (v[b].z * v[b].z + v[b].w * v[b].w));
                 if (lane == 0) squares[piece] = square;
-                packed[b] = make_uint2(pack_bf16(v[b].x * w[b].x, v[b].y * w[b].y), pack_bf16(v[b].z * w[b].z, v[b].w * w[b].w));
+                packed[b].x = pack_bf16(v[b].x * w[b].x, v[b].y * w[b].y);
+                packed[b].y = pack_bf16(v[b].z * w[b].z, v[b].w * w[b].w);
             }
             store_inputs<TOKENS, PITCH, WITH32, WITH16>(shared + X_AT, shared + SUMS32_AT, shared + SUMS16_AT, token, k,
                                                         k < K, packed[b].x, packed[b].y);

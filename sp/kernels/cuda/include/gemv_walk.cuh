@@ -31,7 +31,8 @@ struct Meeting {
     int arrived, over;
 };
 
-// A group's way through its strips: every GRID * GROUPS-th unit (a strip, or the strips of gate and up), stage by stage.
+// A group's way through its strips: every GRID * GROUPS-th unit (a strip, or the strips of gate and up), stage by
+// stage.
 struct Walk {
     int unit, step, total;  // step: units between two of this group
     int which, strip, stages, index;  // the weight and its strip; `index`: the warp's next stage
@@ -42,8 +43,10 @@ struct Walk {
         which = EPILOGUE == 2 ? which : 0, strip = unit;
         if constexpr (EPILOGUE == 0) {
 #pragma unroll
-            for (int i = 0; i < 3; ++i)
-                if (which == i && i + 1 < count && strip >= strips_of(weights.list[i])) strip -= strips_of(weights.list[i]), which = i + 1;
+            for (int i = 0; i < 3; ++i) {
+                const int here = strips_of(weights.list[i]);
+                if (which == i && i + 1 < count && strip >= here) strip -= here, which = i + 1;
+            }
         }
         int kind = weights.list[0].kind;
 #pragma unroll

@@ -1,8 +1,8 @@
 // Blocks as they lie in a GGUF file: the code and the float32 value of one element, bit for bit as sp.quant decodes it.
 //
 // `block` is a row's block, at an even address; k counts inside it. Products and sums are kept apart (no fused
-// multiply-add), as NumPy rounds them. A K-quant value is a multiple of 2^-24 and so never a float32 denormal, which the
-// compiler's -ftz would flush. Formats: https://github.com/ggml-org/ggml.
+// multiply-add), as NumPy rounds them. A K-quant value is a multiple of 2^-24 and so never a float32 denormal, which
+// the compiler's -ftz would flush. Formats: https://github.com/ggml-org/ggml.
 #pragma once
 #include "fragment.cuh"
 
@@ -12,7 +12,8 @@ template <int F>
 struct RawBlock {
     static constexpr bool super = F == Q4_K || F == Q5_K || F == Q6_K;
     static constexpr int size = super ? 256 : F == Q8_0 || F == Q4_0 ? 32 : 1;
-    static constexpr int bytes = F == Q4_K ? 144 : F == Q5_K ? 176 : F == Q6_K ? 210 : F == Q8_0 ? 34 : F == Q4_0 ? 18 : F == F32 ? 4 : 2;
+    static constexpr int super_bytes = F == Q4_K ? 144 : F == Q5_K ? 176 : 210;
+    static constexpr int bytes = super ? super_bytes : F == Q8_0 ? 34 : F == Q4_0 ? 18 : F == F32 ? 4 : 2;
     static constexpr int span = super ? 256 : 64;  // the inputs that a tile's scales are stored for
     static constexpr int span_bytes = span / size * bytes;
 };

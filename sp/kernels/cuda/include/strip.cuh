@@ -1,12 +1,13 @@
 // One strip (16 rows of a row tile) of a packed weight, a stage at a time: its way into shared memory and its product.
 //
-// A stage is what a warp fetches at once: a super-block of 256 inputs for K-quants (its scale headers come with it), a tile
-// of 64 inputs for the other formats. `Stage<F>` says where its parts lie in a ring slot; every lane copies 16-byte pieces.
+// A stage is what a warp fetches at once: a super-block of 256 inputs for K-quants (its scale headers come with it), a
+// tile of 64 inputs for the other formats. `Stage<F>` says where its parts lie in a ring slot; every lane copies
+// 16-byte pieces.
 //
-// Products are exact but for float32 sums: A holds the codes raised by 128 (or the codes, where they are 8 bits), so nothing
-// is rounded on the way to the tensor cores, and the scales multiply the float32 sums of a group. What 128 too much and the
-// minima of Q4_K and Q5_K add is taken off for a super-block at once, by one more product: (rows x groups) codes of scales or
-// minima times (groups x tokens) sums of inputs, each sum as two bf16.
+// Products are exact but for float32 sums: A holds the codes raised by 128 (or the codes, where they are 8 bits), so
+// nothing is rounded on the way to the tensor cores, and the scales multiply the float32 sums of a group. What 128 too
+// much and the minima of Q4_K and Q5_K add is taken off for a super-block at once, by one more product: (rows x groups)
+// codes of scales or minima times (groups x tokens) sums of inputs, each sum as two bf16.
 #pragma once
 #include "fragment.cuh"
 #include "mma.cuh"
@@ -85,8 +86,8 @@ SP_DEVICE void fetch_stage(u32 slot, const Planes& p, i32 index, int lane) {
     }
 }
 
-// Where a lane reads the inputs in shared memory, see strip_input.cuh. A lane whose token is not held reads another's, or
-// nothing at all: its column of the result is never looked at.
+// Where a lane reads the inputs in shared memory, see strip_input.cuh. A lane whose token is not held reads another's,
+// or nothing at all: its column of the result is never looked at.
 struct Inputs {
     u32 x;            // bf16 in B-fragment order: 64 bytes a group of 32 inputs
     const u8* sums32; // 32 bytes a super-block and token: sums of 8 groups of 32 inputs as high and low bf16
@@ -97,7 +98,8 @@ struct Inputs {
 template <int T, int P>
 SP_DEVICE Inputs inputs_of(const u8* x, const u8* sums32, const u8* sums16, int lane) {
     const int token = lane / 4 % T, c = lane % 4;
-    return {shared_address(x) + token * P + c * 16, sums32 + token * 32 + c * 4, sums16 + token * 64 + c * 4, lane < 4 * T};
+    const u32 at = shared_address(x) + token * P + c * 16;
+    return {at, sums32 + token * 32 + c * 4, sums16 + token * 64 + c * 4, lane < 4 * T};
 }
 
 // B fragments of the two steps of a group of 32 inputs; whatever was in the registers where no token is held.
@@ -109,7 +111,9 @@ SP_DEVICE uint4 input_pair(u32 address, bool held) {
                      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                      : "r"(int(held)), "r"(address));
     else
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(address));
     return v;
 }
 
@@ -121,8 +125,12 @@ SP_DEVICE void multiply_add(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // Byte i (< 64) as 128 + byte, any byte as 32768 + byte.
-SP_DEVICE f32 small_float(u32 bytes, int i) { return __uint_as_float(__byte_perm(bytes, 0x43000000u, 0x7044 | i << 8)); }
-SP_DEVICE f32 large_float(u32 bytes, int i) { return __uint_as_float(__byte_perm(bytes, 0x47000000u, 0x7404 | i << 4)); }
+SP_DEVICE f32 small_float(u32 bytes, int i) {
+    return __uint_as_float(__byte_perm(bytes, 0x43000000u, 0x7044 | i << 8));
+}
+SP_DEVICE f32 large_float(u32 bytes, int i) {
+    return __uint_as_float(__byte_perm(bytes, 0x47000000u, 0x7404 | i << 4));
+}
 
 // Bytes 2 i and 2 i + 1 as two bf16: bytes below 64; any byte, less 128.
 SP_DEVICE u32 small_pair(u32 bytes, int i) {
@@ -135,8 +143,8 @@ SP_DEVICE u32 signed_pair(u32 bytes, int i) {
 
 SP_DEVICE u32 load_u32(const u8* p) { return *reinterpret_cast<const u32*>(p); }
 
-// The scales of a stage for rows g and g + 8, as they come: `codes` a byte for each group of 32 (Q4_K, Q5_K: two words) or of
-// 16 inputs (Q6_K: four words, raised by 128), `minima` the four bytes of which this lane needs two.
+// The scales of a stage for rows g and g + 8, as they come: `codes` a byte for each group of 32 (Q4_K, Q5_K: two words)
+// or of 16 inputs (Q6_K: four words, raised by 128), `minima` the four bytes of which this lane needs two.
 struct Scales {
     u32 codes[2][4], minima[2];
     f32 d[2], dmin[2];
@@ -179,7 +187,6 @@ SP_DEVICE f32 group_scale(const Scales& v, const u8* slot, int r, int t, int p, 
 template <int F, int T, int P, int N = (T + 7) / 8>
 SP_DEVICE void multiply_stage(f32 (&acc)[N][4], const u8* slot, const Inputs& in, int index, int lane) {
     using S = Stage<F>;
-    constexpr bool raised = S::super;
     const u32 x = in.x + index * (S::tiles * 128);
     const Scales scales = load_scales<F>(slot, lane);
 #pragma unroll
@@ -203,10 +210,8 @@ SP_DEVICE void multiply_stage(f32 (&acc)[N][4], const u8* slot, const Inputs& in
                 } else {
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
-                        if constexpr (raised)
+                        if constexpr (S::super)
                             a[s][j] = raised_pair<F>(q, 2 * p + s, j);
-                        else if constexpr (F == Q4_0)
-                            a[s][j] = fma_bf16x2(raised_pair<F>(q, 2 * p + s, j), BF16_ONE, 0xC308C308u);  // -136
                         else
                             a[s][j] = integer_pair<F>(q, 2 * p + s, j);
                     }

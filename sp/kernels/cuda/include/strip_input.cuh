@@ -1,8 +1,9 @@
-// Activations for strip.cuh: from global memory to bf16 in B-fragment order in shared memory, with the sums of their groups.
+// Activations for strip.cuh: from global memory to bf16 in B-fragment order in shared memory, with the sums of their
+// groups.
 //
-// Row t of x begins at t * PITCH bytes. Inside a group of 32 inputs, lane c of a quad owns 16 bytes: the pairs b0, b1 of
-// step 0 and of step 1, so that one 16-byte load gives a lane the B operand of two k16-steps. PITCH is 64 more than a
-// multiple of 128 bytes, so that the 8 lanes of a quarter warp, two rows of four, read different banks.
+// Row t of x begins at t * PITCH bytes. Inside a group of 32 inputs, lane c of a quad owns 16 bytes: the pairs b0, b1
+// of step 0 and of step 1, so that one 16-byte load gives a lane the B operand of two k16-steps. PITCH is 64 more than
+// a multiple of 128 bytes, so that the 8 lanes of a quarter warp, two rows of four, read different banks.
 #pragma once
 #include "strip.cuh"
 

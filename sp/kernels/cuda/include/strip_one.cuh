@@ -1,13 +1,15 @@
 // One token times one stage of a K-quant strip, in integers: the inner loop of plain decoding.
 //
-// Inputs are fixed-point numbers of 16 bits with one factor for 256 of them, v = 256 high + low, both bytes signed: closer to
-// float32 than bf16 is. Codes are bytes as they are masked out of their words. One mma.m16n8k32 takes a group of 32 inputs,
-// and since there is one token, the eight columns of B hold eight *groups*: B is zero but for the column of the group at
-// hand. So all groups of a super-block add up in one accumulator, each in its own column, and a lane scales four sums where
-// a column a token would have it scale every group's. Q6_K has a scale for 16 inputs: each k16 half goes to its own column.
+// Inputs are fixed-point numbers of 16 bits with one factor for 256 of them, v = 256 high + low, both bytes signed:
+// closer to float32 than bf16 is. Codes are bytes as they are masked out of their words. One mma.m16n8k32 takes a group
+// of 32 inputs, and since there is one token, the eight columns of B hold eight *groups*: B is zero but for the column
+// of the group at hand. So all groups of a super-block add up in one accumulator, each in its own column, and a lane
+// scales four sums where a column a token would have it scale every group's. Q6_K has a scale for 16 inputs: each k16
+// half goes to its own column.
 //
-// Shared memory of a super-block: [group of 32][high bytes of 16, of 16, low bytes of 16, of 16], then 16 zero bytes, 528 in
-// all. Inside 16 inputs, lane c of a quad owns bytes 2 c, 2 c + 8, 2 c + 1, 2 c + 9: the order the masked words have.
+// Shared memory of a super-block: [group of 32][high bytes of 16, of 16, low bytes of 16, of 16], then 16 zero bytes,
+// 528 in all. Inside 16 inputs, lane c of a quad owns bytes 2 c, 2 c + 8, 2 c + 1, 2 c + 9: the order the masked words
+// have.
 #pragma once
 #include "strip.cuh"
 
