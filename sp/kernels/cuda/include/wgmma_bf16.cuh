@@ -1,8 +1,8 @@
 // wgmma m64nNk16, bf16 x bf16 -> float32, A from registers and B from K-major shared memory (PTX ISA 9.7.16.5).
 //
-// d[4 i + 0..1] = D[16 w + g][8 i + 2 c..], d[4 i + 2..3] = D[16 w + g + 8][8 i + 2 c..] for warp w of the warpgroup, g = lane / 4,
-// c = lane % 4; `a` as in mma.cuh for the warp's 16 rows. `b` is a wgmma_descriptor. `accumulate` = 0 starts from zero.
-// Between wgmma_fence and wgmma_wait neither `d` nor `a` may be touched. sm_90a only.
+// d[4 i + 0..1] = D[16 w + g][8 i + 2 c..], d[4 i + 2..3] = D[16 w + g + 8][8 i + 2 c..] for warp w of the warpgroup,
+// g = lane / 4, c = lane % 4; `a` as in mma.cuh for the warp's 16 rows. `b` is a wgmma_descriptor. `accumulate` = 0
+// starts from zero. Between wgmma_fence and wgmma_wait neither `d` nor `a` may be touched. sm_90a only.
 #pragma once
 #include "types.cuh"
 
