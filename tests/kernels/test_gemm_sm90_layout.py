@@ -1,0 +1,49 @@
+"""The Hopper matmul's shared memory as Python counts it is what the source lays out; how its work is divided."""
+
+from __future__ import annotations
+
+import pytest
+
+from sp.kernels import nvrtc
+from sp.kernels.declared.gemm_sm90 import CAPACITY, GEMM_SM90, PLAIN, smem, stage_bytes, variant
+from sp.kernels.flatten import flatten
+from sp.ops.gemm_sm90 import plan_of
+
+CASES = [
+    variant(12, "bf16", 256),
+    variant(14, "add", 256, 1),
+    variant(13, "gated", 128, 1),
+    variant(8, "f32", 128),
+    variant(30, "bf16", 256, slots=4),
+]
+
+
+@pytest.mark.parametrize("defines", CASES, ids=lambda d: " ".join(f"{k}={v}" for k, v in d.items()))
+def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
+    text = flatten("gemm_sm90.cu") + f"\nstatic_assert(BARRIER_OFFSET + 16 * STAGES == {smem(defines)});\n"
+    text += f"static_assert(STAGE_BYTES == {stage_bytes(defines)} && F::plain == {int(defines['FORMAT'] in PLAIN)});\n"
+    nvrtc.compile_cubin(text, "gemm_sm90.cu", nvrtc.compile_options(defines, "90a"))
+
+
+def test_variants_fit_with_enough_stages() -> None:
+    for defines in GEMM_SM90.variants:
+        assert smem(defines) <= CAPACITY
+        assert int(defines["STAGES"]) >= 4, defines
+
+
+@pytest.mark.parametrize("mode", ["bf16", "gated"])
+@pytest.mark.parametrize("tokens", [1, 100, 129, 1000, 8192])
+@pytest.mark.parametrize("row_tiles", [1, 3, 80, 272])
+@pytest.mark.parametrize("k_tiles", [1, 16, 272])
+def test_plans_cover_the_product(mode: str, tokens: int, row_tiles: int, k_tiles: int) -> None:
+    plan = plan_of(12, mode, tokens, row_tiles, k_tiles, 132)
+    rows = int(plan.defines["CLUSTER"]) * (1 if mode == "gated" else 2)
+    tiles = plan.token_blocks * plan.out_blocks
+    assert 0 <= plan.token_blocks * int(plan.defines["TOKENS"]) - tokens < int(plan.defines["TOKENS"])
+    assert 0 <= plan.out_blocks * rows - row_tiles < rows
+    assert 1 <= plan.clusters * int(plan.defines["CLUSTER"]) <= 132
+    assert plan.streamed <= tiles
+    assert (plan.streamed > 0) == (plan.defines["STREAM"] == 1)
+    if plan.streamed:  # every cluster has a part, and the tiles that are not shared go round evenly
+        assert plan.clusters <= plan.streamed * k_tiles
+        assert (tiles - plan.streamed) % plan.clusters == 0
