@@ -1,0 +1,72 @@
+"""The device path of whole models without a device: every launch fits its declaration, and counts add up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sp.gguf import GGUFFile
+from sp.models import ModelConfig
+from sp.models.synthetic import write_synthetic
+from sp.pipeline.load import embedded
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import numpy as np
+from sp.decode.greedy import greedy
+from sp.kernels import forced_path
+from sp.models import load_model, prefill, prefill_by_layer
+N, NEW = 200, 6
+model = load_model(sys.argv[2], device="cuda")
+c, ids, told = model.config, np.arange(N), []
+for path in ("sm_90a", "portable"):
+    with forced_path(path):
+        for kv, rotate in (("f16", False), ("q4_0", True), ("f16", True)):
+            cache = model.new_cache(N + NEW, kv, rotate=rotate)
+            for chunk in (None, 40):
+                cache.reset()
+                logits = prefill(model, ids, ids, cache, chunk=chunk)
+                assert (logits.shape, logits.dtype) == ((c.vocab,), np.float32), (logits.shape, logits.dtype)
+                tokens = greedy(model, logits, N, cache, eos_ids=frozenset(), max_new_tokens=NEW)
+                assert len(tokens) == NEW and cache.tokens == N + NEW - 1, (tokens, cache.tokens)
+            cache.reset()
+            tap = lambda layer, q, k, where: told.append((q.dtype, q.shape[1:], k.shape, len(where)))
+            prefill_by_layer(model, ids, ids, cache, chunk=100, rows=40, tap=tap, progress=lambda n: None)
+assert set(told) == {(np.dtype(np.float16), (c.heads, c.head_dim), (100, c.kv_heads, c.head_dim), 100)}, set(told)
+dry_device.launches.clear()
+cache = model.new_cache(N)
+prefill(model, ids, ids, cache, chunk=100)
+print(*(f"{name}={count}" for name, count in sorted(dry_device.launches.items())))
+"""
+
+
+def walk(path: Path) -> dict[str, int]:
+    """Launches of a prefill in two chunks, after a model has been led through everything else."""
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", WALK, here, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: int(count) for name, count in (item.split("=") for item in done.stdout.split())}
+
+
+@pytest.mark.parametrize("name", ["target", "drafter", "tiny-qwen3:bf16", "tiny-qwen35:f32"])
+def test_every_launch_fits(name, tmp_path) -> None:
+    shape, _, file_type = name.partition(":")
+    path = write_synthetic(tmp_path / "m.gguf", shape, file_type) if file_type else embedded(name)
+    with GGUFFile.open(path) as file:
+        config = ModelConfig.from_gguf(file)
+    launches = walk(path)
+    attention, delta = len(config.attention_layers), len(config.delta_layers)
+    assert launches["gather_rows"] == launches["advance_counts"] == 2
+    # The last layer attends for the last chunk's last row alone, so its heads go one by one.
+    assert launches.get("attention_heads", 0) == 2 * (attention - 1)
+    assert launches["kv_append"] == 2 * 2
+    assert launches.get("delta_chunk", 0) == 2 * delta
+    # Of the last layer's two chunks the first has no row to put out: no product but those of k and v.
+    assert launches.get("attention_sm90", 0) == 2 * (attention - 1)
+    assert launches["attention_decode"] == 1
