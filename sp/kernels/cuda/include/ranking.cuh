@@ -6,7 +6,7 @@
 #define BINS 1024       // one a thread
 #define PER_UNIT 36.0f  // bins to a unit of (max - logit) / temperature; weights are zero from 27.8 on
 #define CAPACITY 8192
-#define RUN 8
+#define RUN 4
 
 // Order-preserving bits of a float; NaN below everything.
 SP_DEVICE u32 ordered(f32 value) {
@@ -115,14 +115,15 @@ struct Kept {
 };
 
 // Weight of the kept tokens in [from, to), and into `token` the first at which the running sum exceeds `target`.
-SP_DEVICE u64 draw(const f32* logits, i32 from, i32 to, Kept set, const Scale& scale, u64 target, i32* token,
-                   u64* sums) {
+// Not inlined: its four calls in a block of 1024 threads would not fit the registers.
+static __device__ __noinline__ u64 draw(const f32* logits, i32 from, i32 to, Kept set, Scale scale, u64 target,
+                                        i32* token, u64* sums) {
     const u64 each = scale.weight(set.key);
     u64 total = 0, ties = 0;
     for (i32 tile = from; tile < to && total <= target; tile += RUN * BLOCK) {
         const i32 first = tile + i32(threadIdx.x) * RUN;
         u32 keys[RUN];
-        u64 weights[RUN], equals = 0, own = 0, rank, before;
+        u64 equals = 0, own = 0, rank, before;
 #pragma unroll
         for (int j = 0; j < RUN; ++j) {
             keys[j] = first + j < to ? ordered(logits[first + j]) : 0u;
@@ -130,19 +131,24 @@ SP_DEVICE u64 draw(const f32* logits, i32 from, i32 to, Kept set, const Scale& s
         }
         const u64 tile_ties = block_scan(equals, rank, sums);
         rank += ties;
+        const u64 spare = set.ties > rank ? set.ties - rank : 0;  // how many of this thread's equals are kept
+        auto add = [&](int j, u64& sum, u64& left) {
+            if (keys[j] > set.key) sum += scale.weight(keys[j]);
+            if (keys[j] == set.key && first + j < to && left > 0) sum += each, --left;
+        };
+        u64 left = spare;
 #pragma unroll
-        for (int j = 0; j < RUN; ++j) {
-            const bool equal = first + j < to && keys[j] == set.key;
-            weights[j] = keys[j] > set.key ? scale.weight(keys[j]) : equal && rank < set.ties ? each : 0;
-            rank += equal, own += weights[j];
-        }
+        for (int j = 0; j < RUN; ++j) add(j, own, left);
         const u64 sum = block_scan(own, before, sums);
         before += total;
         if (before <= target && target < before + own) {
+            u64 running = before;
+            left = spare;
 #pragma unroll
             for (int j = 0; j < RUN; ++j) {
-                if (before <= target && target < before + weights[j]) token[0] = first + j;
-                before += weights[j];
+                const bool short_of = running <= target;
+                add(j, running, left);
+                if (short_of && target < running) token[0] = first + j;
             }
         }
         total += sum, ties += tile_ties;
