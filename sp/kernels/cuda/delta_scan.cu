@@ -37,7 +37,7 @@ SP_DEVICE u32 place(i32 row, i32 step) {
 // `Steps` 16-byte steps of 64 rows, `stride` elements apart; rows from `valid` on become zeros.
 template <int Steps>
 SP_DEVICE void load_tile(u32 target, const u16* source, i64 stride, i32 valid) {
-#pragma unroll
+#pragma unroll 3  // whole, its addresses would spill
     for (i32 i = threadIdx.x; i < CHUNK * Steps; i += 32 * WARPS) {
         const i32 row = i / Steps, step = i % Steps;
         const bool live = row < valid;
