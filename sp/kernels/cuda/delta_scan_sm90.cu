@@ -13,7 +13,7 @@
 // S^T K^T, S^T Q^T, K MN-major for S^T += D^T K. The chain from one state to the next is short of work for the tensor
 // cores, so O is computed in its gaps and written under the next chunk's products. The last warp fetches STAGES
 // chunks ahead; missing tokens arrive as zeros. Only copies of S inside products are f16. 128-byte swizzle. sm_90a.
-// A whole head a block (two warpgroups) was slower: 48 blocks, each bound by its tensor cores.
+// A whole head a block (two warpgroups) was slower.
 // Yang et al. 2024 (chunked form); Shah et al. 2024, FlashAttention-3 (accumulators repacked as A).
 #include "gates.cuh"
 #include "wgmma_f16.cuh"
