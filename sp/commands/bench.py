@@ -71,38 +71,25 @@ def bench_model(
     model, name, load = _model(file, synthetic, type_, where)
     on_gpu = where == "cuda"
     taken = (path if path != "auto" else native_path()) if on_gpu else "numpy"
-    records: list[dict[str, Any]] = []
-    rows = []
-    if load is not None and on_gpu:
-        seconds, nbytes = load
-        config, metrics = {"model": name, "file_bytes": nbytes}, {"seconds": seconds}
-        records.append({"bench": "load", "config": config, "metrics": metrics, "samples": [seconds]})
+
+    def keep(**entry: Any) -> None:
+        """Write a result down at once: a later test may fail."""
+        if record is not None and on_gpu:
+            append(make_record(**entry), record)
+
+    if load is not None:
+        config = {"model": name, "file_bytes": load[1]}
+        keep(bench="load", config=config, metrics={"seconds": load[0]}, samples=[load[0]])
+    timings = []
     with forced_path(path) if on_gpu and path != "auto" else nullcontext():
         with progress_bar("measuring", repeats * len(tests)) as advance:
-            measured = run_tests(
+            for timing in run_tests(
                 model, tests, repeats, kv=kv, rotate=rotate, chunk=chunk, progress=lambda _: advance(1)
-            )
-            timings = list(measured)
+            ):
+                timings.append(timing)
+                keep(**describe(timing, name, taken, kv + (" rotated" if rotate else "")))
         profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
-    for timing in timings:
-        records.append(describe(timing, name, taken, kv + (" rotated" if rotate else "")))
-        metrics = timing.metrics()
-        rows.append(
-            {
-                "model": name,
-                "weights_gb": model.nbytes / 1e9,
-                "kv": kv,
-                "path": taken,
-                "test": timing.test.name,
-                "tok_s": metrics["tok_s_mean"],
-                "sd": metrics["tok_s_sd"],
-                "median": metrics["tok_s"],
-                "peak_gb": metrics["peak_bytes"] / 1e9,
-            }
-        )
-    if record is not None and on_gpu:
-        for entry in records:
-            append(make_record(**entry), record)
+    rows = [_row(timing, name, model.nbytes, kv, taken) for timing in timings]
     facts = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
     if output == "json":
         samples = [timing.rates for timing in timings]
@@ -138,6 +125,22 @@ def roofline(
         print_json({"picture": str(picture), "points": [vars(point) for point in found]})
     else:
         print(f"{picture}: {len(found)} kernels")
+
+
+def _row(timing: Any, name: str, nbytes: int, kv: str, path: str) -> dict[str, Any]:
+    """One line of the report."""
+    metrics = timing.metrics()
+    return {
+        "model": name,
+        "weights_gb": nbytes / 1e9,
+        "kv": kv,
+        "path": path,
+        "test": timing.test.name,
+        "tok_s": metrics["tok_s_mean"],
+        "sd": metrics["tok_s_sd"],
+        "median": metrics["tok_s"],
+        "peak_gb": metrics["peak_bytes"] / 1e9,
+    }
 
 
 def _numbers(text: str, option: str) -> list[int]:
