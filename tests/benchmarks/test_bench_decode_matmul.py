@@ -132,13 +132,13 @@ def measure(benchmark: Any, part: str, tokens: int, **more: object) -> None:
 
 
 @pytest.mark.parametrize("part", [*PARTS, "head"])
-@pytest.mark.parametrize("tokens", [1, 4, 8, 16, 24, 32, 64])
+@pytest.mark.parametrize("tokens", [1, 8, 16, 24, 64])
 def test_decode_matmul(benchmark: Any, part: str, tokens: int) -> None:
     measure(benchmark, part, tokens)
 
 
 @pytest.mark.parametrize("part", [*PARTS, "head"])
-@pytest.mark.parametrize("layout", [(8, 3, 1), (8, 2, 1), (6, 2, 2), (4, 3, 2), (12, 1, 2)])
+@pytest.mark.parametrize("layout", [(8, 2, 1), (6, 2, 2), (4, 3, 2)])
 def test_layouts(benchmark: Any, part: str, layout: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """One token; a layout that does not fit a part's inputs gives way to the first one."""
     from sp.kernels.declared.gemv import Layout
