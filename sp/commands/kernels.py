@@ -76,7 +76,7 @@ def check(
         raise ConfigError("--update writes the needs of all kernels; leave out --arch and --family")
     start = time.perf_counter()
     with progress_bar("compiling", len(checks.plan(found, arches))) as progress:
-        report = checks.check(found, arches, file, progress)
+        report = checks.check(found, arches, None if update else file, progress)
     seconds = time.perf_counter() - start
     if update:
         write_baseline(file, report.rows)
@@ -87,7 +87,7 @@ def check(
     else:
         console = wide_console()
         console.print(_needs(report))
-        for text in report.remarks if not update else []:
+        for text in report.remarks:
             console.print(f"[yellow]note[/] {escape(text)}")
         for text in report.problems:
             console.print(f"[red]fail[/] {escape(text)}")

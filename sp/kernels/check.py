@@ -104,7 +104,7 @@ def compile_job(job: Job) -> tuple[Rows, list[tuple[str, str]]]:
 def check(
     kernels: Iterable[Kernel],
     arches: Iterable[str] = ARCHES,
-    baseline: Path = BASELINE,
+    baseline: Path | None = BASELINE,
     progress: Callable[[int], object] = lambda done: None,
     workers: int | None = None,
 ) -> Report:
@@ -116,8 +116,8 @@ def check(
         Declarations, usually all of the manifest.
     arches : iterable of str
         Of `sp.kernels.resources.ARCHES`.
-    baseline : Path
-        JSON file of earlier needs, keyed by the compiler's version; may be missing.
+    baseline : Path, optional
+        JSON file of earlier needs, keyed by the compiler's version; may be missing. With None nothing is compared.
     progress : callable
         Given 1 after every compilation.
     workers : int, optional
@@ -137,7 +137,7 @@ def check(
             progress(1)
     rows = dict(sorted(rows.items()))
     dynamic = {row_name(e[0], job.defines, job.arch): e[2] for job in jobs for e in job.entries}
-    known = read_baseline(baseline)
+    known = read_baseline(baseline) if baseline else rows
     worse, remarks = compare(rows, known)
     if known is None:
         remarks.append(f"no baseline for NVRTC {compiler()} in {baseline}; write it with --update")

@@ -161,6 +161,7 @@ def test_a_check_in_processes_reports_progress_and_needs(tmp_path, monkeypatch):
     assert set(report.rows) == set(report.dynamic)
     assert report.problems == []
     assert ".".join(map(str, nvrtc.version())) in report.remarks[0]
+    assert check.check(chosen, ["80"], None).remarks == []
 
 
 def test_what_is_unchanged_is_not_compiled_again(tmp_path, monkeypatch):
