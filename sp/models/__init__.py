@@ -7,7 +7,9 @@ from sp.models.cache import KV_FORMATS, Cache
 from sp.models.config import ARCHITECTURES, DeltaConfig, ModelConfig
 from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.delta_state import DeltaState
-from sp.models.forward import decode_step, prefill, prefill_by_layer
+from sp.models.forward import decode_step, prefill
+from sp.models.layer_attention import LayerAttention, SparseAttention, dense_attention
+from sp.models.layerwise import Watch, prefill_by_layer, read_by_layer
 from sp.models.model import Model, load_model
 
 __all__ = [
@@ -17,13 +19,18 @@ __all__ = [
     "Cost",
     "DeltaConfig",
     "DeltaState",
+    "LayerAttention",
     "Model",
     "ModelConfig",
+    "SparseAttention",
     "Tap",
+    "Watch",
     "decode_step",
+    "dense_attention",
     "flops",
     "load_model",
     "prefill",
     "prefill_by_layer",
     "prefill_cost",
+    "read_by_layer",
 ]

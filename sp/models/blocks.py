@@ -62,10 +62,12 @@ class Block:
     def __call__(self, x: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """Residual stream (n, hidden) -> (rows, hidden)."""
         x = self.mixer(x, (self.attn_norm, self.eps), positions, cache, rows, tap)
-        if rows:
-            h = gated_project(x, self.ffn_gate, self.ffn_up, (self.ffn_norm, self.eps))
-            x = project_add(x, h, self.ffn_down)
-        return x
+        return self.feed_forward(x) if rows else x
+
+    def feed_forward(self, x: Floats) -> Floats:
+        """The second half: ``x + down(silu(gate(norm(x))) * up(norm(x)))``."""
+        h = gated_project(x, self.ffn_gate, self.ffn_up, (self.ffn_norm, self.eps))
+        return project_add(x, h, self.ffn_down)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,29 @@ class Attention:
 
     def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """See `Mixer`."""
+        q, gate = self.enter(x, norm, positions, cache, rows, tap)
+        last = x[len(x) - rows :]
+        return self.leave(last, cache.attend(self.index, q, gate)) if rows else last
+
+    def enter(
+        self,
+        x: Floats,
+        norm: Norm,
+        positions: Ints,
+        cache: Cache,
+        rows: int,
+        tap: Tap | None = None,
+        out: Floats | None = None,
+    ) -> tuple[Floats, Floats | None]:
+        """All that comes before attention: keys and values of the n tokens are stored.
+
+        Returns
+        -------
+        q : float32 (rows, heads, head_dim), on the device float16
+            Queries of the last `rows`; in `out` if that is given, all rows are asked for and no tap looks on.
+        gate : float32 (rows, heads, 2 head_dim), on the device bf16, optional
+            As `Cache.attend` takes it.
+        """
         c, n = self.config, len(x)
         last = x[n - rows :]
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
@@ -117,14 +142,16 @@ class Attention:
             (wide,), (k, v) = project(last, (self.q,), norm), project(x, (self.k, self.v), norm)
         wide = wide.reshape(rows, c.heads, self.q.shape[0] // c.heads)
         k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
+        gate = wide if c.gated else None
         if rows == n and tap is None:
-            q = cache.append_heads(self.index, wide, k, v, self.q_norm, self.k_norm, positions)
-        else:
-            k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope_base, c.rope_dim)
-            cache.append(self.index, k, v)
-            q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope_base, c.rope_dim)
-            if tap is not None:
-                tap(self.index, q, k, positions)
-        if rows == 0:
-            return last
-        return project_add(last, cache.attend(self.index, q, wide if c.gated else None), self.out)
+            return cache.append_heads(self.index, wide, k, v, self.q_norm, self.k_norm, positions, out), gate
+        k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope_base, c.rope_dim)
+        cache.append(self.index, k, v)
+        q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope_base, c.rope_dim)
+        if tap is not None:
+            tap(self.index, q, k, positions)
+        return q, gate
+
+    def leave(self, x: Floats, attended: Floats) -> Floats:
+        """All that comes after attention: its output (rows, heads * head_dim), added to the stream (rows, hidden)."""
+        return project_add(x, attended, self.out)

@@ -15,7 +15,7 @@ from sp.kernels import device_errors
 from sp.models.config import ModelConfig
 from sp.models.delta_state import DeltaState
 from sp.models.device_tables import DeviceTables
-from sp.models.pages import PagePool, Run
+from sp.models.pages import PagePool, Run, Stored
 from sp.ops import hadamard
 from sp.ops.gate_output import VALUE_BLOCK
 from sp.ops.kv_pages import PAGE_TOKENS
@@ -143,7 +143,15 @@ class Cache:
         self._pool.write(run, k, v, key_block, value_block)
 
     def append_heads(
-        self, layer: int, q: Floats, k: Floats, v: Floats, q_norm: Floats, k_norm: Floats, positions: Ints
+        self,
+        layer: int,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        q_norm: Floats,
+        k_norm: Floats,
+        positions: Ints,
+        out: Floats | None = None,
     ) -> Floats:
         """Norm and turn projected heads, store k and v as `append` does, and return q; see `attention_heads`.
 
@@ -154,6 +162,8 @@ class Cache:
         k, v : float32 (tokens, kv_heads, head_dim)
         q_norm, k_norm : float32 (head_dim,)
         positions : int64 (tokens,)
+        out : float32 (tokens, heads, head_dim), optional
+            Where to write the queries.
 
         Returns
         -------
@@ -161,7 +171,7 @@ class Cache:
         """
         c, run = self.config, self._next(layer, len(k))
         turn = c.eps, positions, c.rope_base, c.rope_dim
-        return self._pool.write_heads(run, q, k, v, q_norm, k_norm, *turn, self.rotate)
+        return self._pool.write_heads(run, q, k, v, q_norm, k_norm, *turn, self.rotate, out)
 
     def _next(self, layer: int, tokens: int) -> Run:
         """Make room for the next tokens of a layer and count them; the run they are to be written to."""
@@ -246,6 +256,10 @@ class Cache:
         float32 (n, heads * head_dim)
         """
         return self._pool.attend(q, self._run(layer), self.key_block if self.rotate else 0, gate)
+
+    def stored(self, layer: int) -> Stored:
+        """Where the keys and values of a layer lie, for ops that read pages."""
+        return self._pool.stored(self._run(layer))
 
     def state(self, layer: int) -> DeltaState:
         """The recurrent state of a Gated DeltaNet layer; assign its fields to move it on."""

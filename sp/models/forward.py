@@ -1,4 +1,4 @@
-"""prefill, prefill_by_layer and decode_step: the orders in which tokens and layers are walked."""
+"""prefill and decode_step: all layers for the tokens at hand."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError
-from sp.kernels import import_cupy, is_device
+from sp.kernels import import_cupy
 from sp.models.blocks import Tap
 from sp.models.cache import Cache
 from sp.models.model import Model
 
 CHUNK = {"cpu": 1024, "cuda": 8192}
-CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 8192}
 """Tokens that go through a layer together: on the CPU what its caches like, on the device what fills it."""
 
 Progress = Callable[[int], None]
@@ -66,10 +65,10 @@ def prefill(
         or released cache.
     """
     chunk = CHUNK[model.device] if chunk is None else chunk
-    ids, positions = _checked(model, ids, positions, cache, chunk, rows)
-    ids, positions, pace = model.place(ids, np.int32), model.place(positions), _Pace(model, progress)
+    ids, positions = checked(model, ids, positions, cache, chunk, rows)
+    ids, positions, pace = model.place(ids, np.int32), model.place(positions), Pace(model, progress)
     x = np.empty((0, model.config.hidden), np.float32)
-    for part, wanted in _chunks(len(ids), chunk, rows):
+    for part, wanted in slices(len(ids), chunk, rows):
         x = model.embed(ids[part])
         with cache.together(len(x)):
             for layer in range(model.config.layers):
@@ -81,51 +80,12 @@ def prefill(
     return logits
 
 
-def prefill_by_layer(
-    model: Model,
-    ids: Ints,
-    positions: Ints,
-    cache: Cache,
-    *,
-    chunk: int | None = None,
-    tap: Tap | None = None,
-    rows: int = 1,
-    keep_kv: bool = True,
-    progress: Progress | None = None,
-) -> Floats:
-    """Read a prompt layer by layer: all chunks through layer 0, then all through layer 1, and so on.
-
-    The same numbers as `prefill`. With ``keep_kv=False`` the pages of each layer are released after it, so a
-    cache with ``layers=1`` is large enough; no token can be decoded from it afterwards.
-
-    Parameters, returns and errors are those of `prefill`.
-    """
-    chunk = CHUNK_BY_LAYER[model.device] if chunk is None else chunk
-    ids, positions = _checked(model, ids, positions, cache, chunk, rows)
-    positions, pace = model.place(positions), _Pace(model, progress)
-    x = model.embed(ids)
-    layers = model.config.layers
-    for layer in range(layers):
-        out = x  # each chunk overwrites its own input
-        for part, wanted in _chunks(len(ids), chunk, rows):
-            keep = wanted if layer == layers - 1 else part.stop - part.start
-            done = model.layer(layer, x[part], positions[part], cache, rows=keep, tap=tap)
-            if not is_device(done):  # on the device it is there already
-                out[part.stop - keep : part.stop] = done
-            pace.done(part.stop - part.start)
-        if not keep_kv:
-            cache.release(layer)
-    pace.finish()
-    logits: Floats = model.head(x[-1:])[0]
-    return logits
-
-
 def decode_step(model: Model, token: int, position: int, cache: Cache, *, tap: Tap | None = None) -> Floats:
     """Read one more token and predict the next: logits (vocab,). Errors are those of `prefill`."""
     return prefill(model, np.array([token]), np.array([position]), cache, tap=tap)
 
 
-class _Pace:
+class Pace:
     """Tells of progress when the work is done, not when it is queued; the device stays one piece ahead."""
 
     def __init__(self, model: Model, progress: Progress | None) -> None:
@@ -135,7 +95,7 @@ class _Pace:
 
     def done(self, amount: int) -> None:
         """One more piece is computed, or on the device queued."""
-        if self._progress is None:
+        if self._progress is None or not amount:
             return
         if self._stream is None:
             self._progress(amount)
@@ -156,13 +116,13 @@ class _Pace:
         self._progress(amount)
 
 
-def _chunks(n: int, chunk: int, rows: int) -> list[tuple[slice, int]]:
+def slices(n: int, chunk: int, rows: int) -> list[tuple[slice, int]]:
     """Slices of at most `chunk` tokens, each with how many of its tokens are among the last `rows`."""
-    slices = [slice(start, min(start + chunk, n)) for start in range(0, n, chunk)]
-    return [(s, min(max(s.stop - (n - rows), 0), s.stop - s.start)) for s in slices]
+    parts = [slice(start, min(start + chunk, n)) for start in range(0, n, chunk)]
+    return [(s, min(max(s.stop - (n - rows), 0), s.stop - s.start)) for s in parts]
 
 
-def _checked(model: Model, ids: Ints, positions: Ints, cache: Cache, chunk: int, rows: int) -> tuple[Ints, Ints]:
+def checked(model: Model, ids: Ints, positions: Ints, cache: Cache, chunk: int, rows: int) -> tuple[Ints, Ints]:
     """Ids and positions as int64 arrays, once they make sense together."""
     ids, positions = np.asarray(ids), np.asarray(positions)
     if chunk < 1 or rows < 1:

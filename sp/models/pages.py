@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sp.arrays import Floats, Ints
+from sp.arrays import Bytes, Floats, Ints
 from sp.errors import PromptError
 from sp.kernels import import_cupy
 from sp.ops import kv_append, kv_gather
@@ -40,6 +40,24 @@ class Run:
     def first(self) -> Any:
         """Where the next tokens go: a number, or on the device an array."""
         return self.tokens if self.start is None else self.start
+
+
+class Stored(NamedTuple):
+    """Keys and values of one layer as they lie in a pool.
+
+    Attributes
+    ----------
+    k, v : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
+    table : int64 (blocks,), on the device int32 (blocks or more,)
+    tokens : int
+    fmt : BlockFormat
+    """
+
+    k: Bytes
+    v: Bytes
+    table: Ints
+    tokens: int
+    fmt: BlockFormat
 
 
 class PagePool:
@@ -121,10 +139,15 @@ class PagePool:
         base: float,
         rope_dim: int,
         rotate: bool,
+        out: Floats | None = None,
     ) -> Floats:
         """See `attention_heads`; k and v are the next tokens of the run."""
         pages = self._k, self._v, run.table, run.first, self._fmt
-        return attention_heads(q, k, v, q_norm, k_norm, eps, positions, base, rope_dim, *pages, rotate)
+        return attention_heads(q, k, v, q_norm, k_norm, eps, positions, base, rope_dim, *pages, rotate, out)
+
+    def stored(self, run: Run) -> Stored:
+        """The pages of a run."""
+        return Stored(self._k, self._v, run.table, run.tokens, self._fmt)
 
     def read(self, run: Run) -> tuple[Floats, Floats]:
         """Keys and values of a run, as they are stored."""

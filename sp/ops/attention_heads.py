@@ -32,6 +32,7 @@ def attention_heads(
     start: Any,
     fmt: BlockFormat,
     rotate: bool = False,
+    out: Floats | None = None,
 ) -> Floats:
     """Norm and turn q and k, store k and v: `head_norm_rope` of both and `kv_append`, on the device in one launch.
 
@@ -47,6 +48,8 @@ def attention_heads(
         See `kv_append`.
     rotate : bool
         Store keys rotated by a Hadamard matrix over their d values and values over blocks of 64.
+    out : array as the one returned, optional
+        Where to write the queries.
 
     Returns
     -------
@@ -59,12 +62,18 @@ def attention_heads(
         k = head_norm_rope(k, k_norm, eps, positions, base, rope_dim)
         kv_append(k_pages, table, start, k, fmt, d & -d if rotate else 0)
         kv_append(v_pages, table, start, v, fmt, VALUE_BLOCK if rotate else 0)
-        return head_norm_rope(q, q_norm, eps, positions, base, rope_dim)
+        turned = head_norm_rope(q, q_norm, eps, positions, base, rope_dim)
+        if out is None:
+            return turned
+        out[...] = turned
+        return out
     assert k.shape == v.shape == (tokens, kv_heads, d), f"q {q.shape}, k {k.shape}, v {v.shape}"
     assert stride >= d == page_head_dim(k_pages, fmt), f"q {q.shape}, k {k.shape}, pages {k_pages.shape}"
     assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
     assert len(positions) == tokens, f"{len(positions)} positions for {tokens} tokens"
-    out: Floats = import_cupy().empty((tokens, heads, d), np.float16)
+    assert out is None or out.shape == (tokens, heads, d), f"out {np.shape(out)}, q {q.shape}"
+    if out is None:
+        out = import_cupy().empty((tokens, heads, d), np.float16)
     start, offset = split_count(start)
     ATTENTION_HEADS.launch(
         (-(-tokens * (heads + 2 * kv_heads) // ROWS_A_BLOCK),),

@@ -6,11 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry
 from sp.models import Model
+from sp.ops.importance import HEAT_CHUNK as HEATMAP_CHUNK
+from sp.ops.reduction import chunk_means
+
+__all__ = [
+    "HEATMAP_CHUNK",
+    "SCORERS",
+    "Importance",
+    "ScoreRequest",
+    "Scorer",
+    "chunk_means",
+    "register_scorer",
+]
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class ScoreRequest:
         For scorers that draw random numbers.
     progress : callable, optional
         Called with the number of token-layers done since the last call.
+    by_head : bool
+        Keep a heat map of every head, not only of every layer.
     """
 
     model: Model
@@ -41,6 +53,7 @@ class ScoreRequest:
     eos_ids: frozenset[int] = frozenset()
     seed: int = 0
     progress: Callable[[int], None] | None = None
+    by_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,14 +65,20 @@ class Importance:
     scores : array (n,)
         Importance of each prompt token; only the order matters to selection.
     by_layer : array (layers, chunks), optional
-        Pooled importance of each attention layer over 32-token chunks, for heatmaps.
+        Importance of each scored attention layer over 32-token chunks, for heatmaps.
     generated : tuple of int
         Tokens the scorer generated to look ahead.
+    by_head : array (layers, heads, chunks), optional
+        The same head by head, if it was asked for.
+    densities : tuple of float
+        Share of the causal blocks each layer's attention read; empty where that was dense.
     """
 
     scores: Floats
     by_layer: Floats | None = None
     generated: tuple[int, ...] = ()
+    by_head: Floats | None = None
+    densities: tuple[float, ...] = ()
 
 
 class Scorer(ABC):
@@ -72,18 +91,3 @@ class Scorer(ABC):
 
 SCORERS: Registry[Scorer] = Registry("scorer")
 register_scorer = SCORERS.register
-
-HEATMAP_CHUNK = 32
-
-
-def chunk_means(values: Floats, size: int) -> Floats:
-    """Mean over chunks of `size` along the last axis; a short last chunk uses its own length.
-
-    Examples
-    --------
-    >>> chunk_means(np.array([1, 3, 5], np.float32), 2).tolist()
-    [2.0, 5.0]
-    """
-    starts = np.arange(0, values.shape[-1], size)
-    counts = np.diff(np.append(starts, values.shape[-1]))
-    return np.asarray(np.add.reduceat(values, starts, axis=-1) / counts, np.float32)

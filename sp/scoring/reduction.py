@@ -1,10 +1,4 @@
-"""From attention weights (layers, heads, queries, tokens) to one number a token, folded layer by layer.
-
-The order of the three steps is a choice that published systems make differently:
-
-* SpecPrefill (arXiv 2502.02789) pools along the prompt, takes the maximum over layers and heads, then the
-  mean over queries: ``order="pool,heads,queries"``.
-* Maximum over heads, mean over queries, pooling last is ``order="heads,queries,pool"``.
+"""Fold: the importance of a prompt's tokens, gathered layer by layer.
 
 Only the running result (queries, tokens) is held, never (layers, heads, queries, tokens).
 """
@@ -12,80 +6,22 @@ Only the running result (queries, tokens) is held, never (layers, heads, queries
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from sp.arrays import Floats
-from sp.config import check_fields
-from sp.errors import ConfigError
-from sp.scoring.base import HEATMAP_CHUNK, chunk_means
+from sp.kernels import is_device
+from sp.models.pages import Stored
+from sp.ops.importance import Folded, fold_weights, importance
+from sp.ops.reduction import STEPS, Reduction, average_pool
 
-STEPS = ("pool", "heads", "queries")
-
-
-def average_pool(values: Floats, width: int, edges: Literal["renormalise", "zero"]) -> Floats:
-    """Moving average of odd `width` along the last axis.
-
-    `zero` divides by `width` everywhere, which damps the ends of the prompt (as the reference of
-    SpecPrefill does); `renormalise` divides by the number of tokens really in the window.
-
-    Examples
-    --------
-    >>> average_pool(np.ones(4, np.float32), 3, "renormalise").tolist()
-    [1.0, 1.0, 1.0, 1.0]
-    """
-    n, half = values.shape[-1], width // 2
-    total = np.zeros((*values.shape[:-1], n + 1), np.float64)
-    np.cumsum(values, axis=-1, out=total[..., 1:])
-    low = np.maximum(np.arange(n) - half, 0)
-    high = np.minimum(np.arange(n) + half + 1, n)
-    sums = total[..., high] - total[..., low]
-    return np.asarray(sums / (width if edges == "zero" else high - low), np.float32)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """How attention becomes importance.
-
-    Parameters
-    ----------
-    order : str
-        A permutation of ``pool,heads,queries``, applied from left to right.
-    heads : {"max", "mean"}
-        Over all heads of all layers.
-    queries : {"mean", "max"}
-        Over the query tokens.
-    pool : int
-        Width of the moving average in tokens; odd, 1 switches it off.
-    edges : {"renormalise", "zero"}
-        Treatment of the window at the ends of the prompt.
-    """
-
-    order: str = "pool,heads,queries"
-    heads: Literal["max", "mean"] = "max"
-    queries: Literal["mean", "max"] = "mean"
-    pool: int = 13
-    edges: Literal["renormalise", "zero"] = "renormalise"
-
-    def __post_init__(self) -> None:
-        check_fields(self, "reduction")
-        if sorted(self.order.split(",")) != sorted(STEPS):
-            raise ConfigError(f"order must be a permutation of {','.join(STEPS)}, not {self.order!r}")
-        if self.pool < 1 or self.pool % 2 == 0:
-            raise ConfigError(f"pool must be a positive odd width, not {self.pool}")
-
-    def step(self, name: str, values: Floats) -> Floats:
-        """Apply the step `pool` or `queries` to (..., queries, tokens)."""
-        if name == "pool":
-            return average_pool(values, self.pool, self.edges) if self.pool > 1 else values
-        reduce = np.max if self.queries == "max" else np.mean
-        return np.asarray(reduce(values, axis=-2, keepdims=True), np.float32)
+__all__ = ["STEPS", "Fold", "Reduction", "average_pool"]
 
 
 @dataclass
 class Fold:
-    """Running reduction over the layers of a drafter.
+    """Running reduction over the layers of a drafter, in NumPy or on the device.
 
     Examples
     --------
@@ -96,33 +32,45 @@ class Fold:
     """
 
     reduction: Reduction
-    running: Floats | None = None
+    by_head: bool = False
+    running: Any = None
     count: int = 0
-    layers: list[Floats] = field(default_factory=list)
+    layers: list[Any] = field(default_factory=list)
+    heads: list[Any] = field(default_factory=list)
 
     def add(self, probs: Floats) -> None:
         """Fold in one layer's weights (heads, queries, tokens)."""
-        self.layers.append(chunk_means(probs.max(axis=0).mean(axis=0), HEATMAP_CHUNK))
-        for name in self.reduction.order.split("heads")[0].strip(",").split(","):
-            if name:
-                probs = self.reduction.step(name, probs)
-        if self.reduction.heads == "max":
-            folded = probs.max(axis=0)
-            self.running = folded if self.running is None else np.maximum(self.running, folded)
-        else:
-            folded = probs.sum(axis=0)
-            self.running = folded if self.running is None else self.running + folded
-        self.count += len(probs)
+        self._take(fold_weights(probs, self.reduction, self.running, by_head=self.by_head), len(probs))
+
+    def add_layer(self, q: Floats, keys: Stored, *, causal: bool) -> None:
+        """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
+        found = importance(
+            q, keys.k, keys.table, keys.tokens, keys.fmt, self.reduction, self.running,
+            causal=causal, by_head=self.by_head,
+        )  # fmt: skip
+        self._take(found, q.shape[1])
+
+    def _take(self, found: Folded, heads: int) -> None:
+        self.running = found.running
+        self.layers.append(found.by_layer)
+        if found.by_head is not None:
+            self.heads.append(found.by_head)
+        self.count += heads
 
     def result(self) -> Floats:
-        """Importance (tokens,) after the steps that come behind the heads."""
+        """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
         assert self.running is not None, "no layer was folded in"
-        values = self.running if self.reduction.heads == "max" else self.running / np.float32(self.count)
-        for name in self.reduction.order.split("heads")[1].strip(",").split(","):
-            if name:
-                values = self.reduction.step(name, values)
-        return np.asarray(values[0], np.float32)
+        return self.reduction.finish(_on_host(self.running), self.count)
 
     def heatmap(self) -> Floats:
         """Importance by layer, (layers, chunks)."""
-        return np.stack(self.layers)
+        return np.stack([_on_host(layer) for layer in self.layers])
+
+    def head_maps(self) -> Floats | None:
+        """Importance by layer and head, (layers, heads, chunks), if it was asked for."""
+        return np.stack([_on_host(layer) for layer in self.heads]) if self.heads else None
+
+
+def _on_host(values: Any) -> Floats:
+    host: Floats = values.get() if is_device(values) else values
+    return host

@@ -4,41 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from sp.arrays import Floats, Ints
-from sp.models import Model, prefill_by_layer
-from sp.ops.attention_probs import attention_probs
-from sp.scoring.attention import AttentionScorer, Rotary, unrotate
+from sp.arrays import Floats
+from sp.models import Cache, read_by_layer
+from sp.scoring.attention import AttentionScorer, importance_of
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
 from sp.scoring.reduction import Fold
-
-
-@dataclass
-class LayerScores:
-    """Tap for one layer-major prefill: gathers a layer's keys chunk by chunk, scores it, lets go of it."""
-
-    model: Model
-    tokens: int
-    queries: int
-    rotary: Rotary
-    fold: Fold
-    keys: list[Floats]
-    recent: Floats | None = None
-    seen: int = 0
-
-    def __call__(self, layer: int, q: Floats, k: Floats, positions: Ints) -> None:
-        if self.rotary == "none":
-            q = unrotate(q, positions[len(positions) - len(q) :], self.model)
-            k = unrotate(k, positions, self.model)
-        self.keys.append(k)
-        self.recent = q if self.recent is None else np.concatenate([self.recent, q])
-        self.recent = self.recent[-self.queries :]
-        self.seen += len(k)
-        if self.seen == self.tokens:
-            limit = np.arange(self.tokens - len(self.recent), self.tokens)
-            self.fold.add(attention_probs(self.recent, np.concatenate(self.keys), limit))
-            self.keys, self.recent, self.seen = [], None, 0
 
 
 @register_scorer("tail")
@@ -46,7 +16,8 @@ class LayerScores:
 class TailScorer(AttentionScorer):
     """Attention of the last `queries` prompt tokens; nothing is generated.
 
-    The memory held is one layer's keys plus the running (queries, tokens) result, at any depth.
+    The memory held is the stream, one layer's queries, keys and values and the running (queries, tokens) result, at any
+    depth. Layers behind the last that counts are not run, and that one does not attend.
 
     Notes
     -----
@@ -58,11 +29,16 @@ class TailScorer(AttentionScorer):
         """Run the drafter once over the prompt and reduce the tail's attention."""
         model, n = request.model, len(request.ids)
         queries = min(self.queries, n)
-        fold = Fold(self.reduction())
-        tap = LayerScores(model, n, queries, self.rotary, fold, keys=[])
-        cache = model.new_cache(n, layers=1)
-        prefill_by_layer(
-            model, request.ids, request.positions, cache,
-            rows=queries, tap=tap, keep_kv=False, progress=request.progress,
+        scored = self.scored_layers(model.config)
+        attend, fold = self.attend(), Fold(self.reduction(), request.by_head)
+
+        def watch(layer: int, q: Floats, cache: Cache) -> None:
+            if layer in scored:
+                rows = self.rows(q[-queries:], request.positions[-queries:], model)
+                fold.add_layer(rows, self.keys(cache.stored(layer), request.positions, model), causal=True)
+
+        read_by_layer(
+            model, request.ids, request.positions, model.new_cache(n, layers=1), watch,
+            attend=attend, rows=queries, depth=scored[-1] + 1, progress=request.progress,
         )  # fmt: skip
-        return Importance(fold.result(), fold.heatmap())
+        return importance_of(fold, attend)
