@@ -1,20 +1,17 @@
-"""What may attend in a layer once its keys and values are cached: all to all, or few blocks chosen by FlashPrefill."""
+"""What may attend in a layer once its keys and values are cached: all to all, or to few blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from sp.arrays import Floats
 from sp.errors import ConfigError
-from sp.kernels import is_device
 from sp.models.cache import Cache
+from sp.ops.block_lists import density
+from sp.ops.block_selector import BlockSelector
 from sp.ops.gate_output import gate_output
-
-if TYPE_CHECKING:
-    from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse_attention import sparse_attention
 
 
 class LayerAttention(Protocol):
@@ -32,39 +29,33 @@ def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None) ->
 
 @dataclass
 class SparseAttention:
-    """Every query sees the blocks of keys that `sp.ops.flashprefill` finds for it.
+    """Every query sees the key blocks that a selector lists for it; see `sp.ops.sparse_attention`.
 
-    Layers that attend for few last tokens only (the last layer of a prefill) do so densely.
+    Layers that attend for a few last tokens only (the last layer of a prefill) do so densely.
 
     Parameters
     ----------
-    options : FlashPrefill
-    counts : list of arrays (heads, query blocks)
+    selector : BlockSelector
+        ``FlashPrefill(alpha=0.1)`` for example.
+    counts : list of int32 (heads, query blocks)
         Blocks each query block of a layer read, one array a layer so far.
     """
 
-    options: FlashPrefill
+    selector: BlockSelector
     counts: list[Any] = field(default_factory=list)
 
     def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
         """See `LayerAttention`."""
-        from sp.ops.flashprefill import sparse_attention
-
-        if cache.rotate or cache.kv != "f16":
-            raise ConfigError("sparse attention reads plain f16 keys; make the cache with kv='f16' and no rotation")
+        if cache.rotate:
+            raise ConfigError("sparse attention reads keys that are not rotated; make the cache with rotate=False")
         at = cache.stored(layer)
         if len(q) < at.tokens:
             return cache.attend(layer, q, gate)
         scale = float(q.shape[2]) ** -0.5
-        out, counts = sparse_attention(q, at.k, at.v, at.table, at.tokens, scale, self.options)
+        out, counts = sparse_attention(q, at.k, at.v, at.table, at.tokens, scale, self.selector, at.fmt)
         self.counts.append(counts)
         return gate_output(out, gate, False)
 
-    def densities(self) -> list[float]:
+    def densities(self) -> tuple[float, ...]:
         """Share of the causal blocks that was read, layer by layer; waits for the device."""
-        found = []
-        for counts in self.counts:
-            host = counts.get() if is_device(counts) else np.asarray(counts)
-            heads, blocks = host.shape
-            found.append(float(host.sum(dtype=np.int64)) / (heads * blocks * (blocks + 1) / 2))
-        return found
+        return tuple(density(counts) for counts in self.counts)

@@ -1,0 +1,269 @@
+// Which blocks of 128 keys each block of 128 queries reads: energies against mean keys, a threshold or the strongest, lists.
+//
+//   s[i, J] = scale log2(e) q[i] . mean[J] over the rows i of a query block that see J;  M = max s
+//   E[J] = sum_i 2^(s[i, J] - M);  J is listed where E[J] >= alpha max E, or among the `least` strongest, or forced, and
+//   begins no later than the last row. With share > 0 instead: forced blocks, then the strongest, ceil(share candidates) in all.
+//
+// Rows see a block when its last token (late = 1) or its first (late = 0) is not after them. Forced: blocks below `sink`; the
+// `window` blocks that end with the one of the first row; those after it; all, for the last `last_n` query blocks. `together`
+// query heads have one list: their rows are one set. The maximum of E leaves forced blocks out where `unforced` is set.
+//
+// Layouts: q f16 (n, heads, HEAD_DIM), the last n of `tokens` tokens; means f16 (kv_heads, ceil(tokens / 128), HEAD_DIM);
+//   counts i32 (heads, query blocks), indices i32 (heads, query blocks, width), ascending, `width` at least the blocks.
+// Launch: heads / together * query blocks blocks of 32 WARPS threads, longest rows first.
+// Needs: 16-byte aligned arrays; 1 <= n <= tokens; scale > 0; `together` 1 or heads / kv_heads; tokens <= 128 MOST_BLOCKS.
+// Defines: HEAD_DIM 64, 128, 256; MOST_BLOCKS, a multiple of 64, for which shared memory was sized. sm_80 and newer.
+//
+// Queries are held in registers; mean keys come 64 at a time through a ring of two tiles. A warp sums against its own running
+// maximum, the warps' sums are joined one chunk later, and all are scaled to one maximum at the end: no score leaves the block.
+// After Fan et al., "FlashPrefill", 2026.
+#include "mma.cuh"
+#include "softmax.cuh"
+
+constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = D > 128 ? 32 : 64;  // of a tile
+constexpr int SLICES = D > 128 ? 1 : 2, WARPS = ROWS / (16 * SLICES), THREADS = 32 * WARPS;
+constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;  // queries and the ring of two tiles have the same size
+constexpr f32 SMALLEST = 1.17549435e-38f;          // energies below count as none
+// Blocks a multiprocessor: cards with 100 KiB of shared memory hold two anyway.
+constexpr int RESIDENT = D <= 128 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) ? 3 : 2;
+#define INFINITY_F __int_as_float(0x7f800000)
+
+struct Energy {
+    f32 value, reference;  // of one block: value 2^reference
+};
+
+extern __shared__ __align__(512) u8 shared[];  // queries, then ring | Energy of each block
+
+SP_DEVICE u32 place(u32 row, u32 chunk) { return row * PITCH + ((chunk ^ (row & 7)) << 4); }
+
+// Rows apart by `pitch` values to a tile; past the `valid` ones the last again, whose scores are masked. A thread copies one
+// chunk of every APART-th row; APART is a multiple of 8, so that its chunks lie at the same place of their rows.
+template <int Rows>
+SP_DEVICE void load_rows(u32 tile, const u16* source, i32 pitch, i32 valid) {
+    constexpr int CHUNKS = D / 8, APART = THREADS / CHUNKS;
+    const i32 row = i32(threadIdx.x) / CHUNKS, chunk = i32(threadIdx.x) % CHUNKS;
+    source += chunk * 8;
+    tile += place(row, chunk);
+#pragma unroll
+    for (int i = 0; i < Rows; i += APART) cp_async_16(tile + i * PITCH, source + min(row + i, valid - 1) * pitch);
+}
+
+SP_DEVICE f32 block_max(f32 value, f32* scratch) {
+    value = warp_max(value);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) value = fmaxf(value, scratch[w]);
+    return value;
+}
+
+SP_DEVICE i32 block_sum(i32 value, i32* scratch) {
+    value = __reduce_add_sync(0xffffffffu, value);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+    __syncthreads();
+    i32 sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += scratch[w];
+    return sum;
+}
+
+// Column sums over the warp's rows to `sums`: v[2 j + e] are those of this thread's rows, of column 8 j + 2 (lane % 4) + e.
+template <int Count>
+SP_DEVICE void sum_columns(f32 (&v)[Count], f32* sums) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = Count / 2, bit = 16; bit >= 4; half /= 2, bit /= 2) {
+        const bool upper = lane & bit;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const f32 give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+            v[i] = keep + __shfl_xor_sync(0xffffffffu, give, bit);
+        }
+    }
+    if (Count == 16) *reinterpret_cast<float2*>(sums + 2 * lane) = make_float2(v[0], v[1]);
+    else sums[lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2] = v[0];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i32 tokens, i32 heads, i32 kv_heads,
+             i32 together, i32 width, i32 sink, i32 window, i32 last_n, i32 least, i32 late, i32 unforced, f32 alpha,
+             f32 share, f32 scale) {
+    __shared__ __align__(16) f32 partial[2][WARPS][KEYS];
+    __shared__ f32 references[2][WARPS];
+    __shared__ f32 scratch[WARPS];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const i32 query_blocks = (n + ROWS - 1) / ROWS, lists = heads / together;
+    const i32 block = query_blocks - 1 - i32(blockIdx.x) / lists, first_head = i32(blockIdx.x) % lists * together;
+    const i32 rows = min(ROWS, n - ROWS * block), start = tokens - n + ROWS * block;  // position of the first row
+    const i32 candidates = (start + rows - 1) / BLOCK + 1;
+    const auto list_of = [&](i32 copy) { return i64(first_head + copy) * query_blocks + block; };
+
+    if (block >= query_blocks - last_n) {
+        for (i32 copy = 0; copy < together; ++copy) {
+            for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) indices[list_of(copy) * width + j] = j;
+            if (threadIdx.x == 0) counts[list_of(copy)] = candidates;
+        }
+        return;
+    }
+
+    Energy* energies = reinterpret_cast<Energy*>(shared + ROWS * PITCH);
+    const u32 tiles = shared_address(shared);
+    const u16* mean_rows = means + i64(first_head / (heads / kv_heads)) * ((tokens + BLOCK - 1) / BLOCK) * D;
+        const auto issue = [&](i32 chunk) {
+        load_rows<KEYS>(tiles + chunk % 2 * TILE, mean_rows + i64(chunk) * KEYS * D, D, candidates - chunk * KEYS);
+        cp_async_commit();
+    };
+    // Rows of this thread are row and row + 8 of each slice; each sees blocks up to its limit.
+    const i32 warp_row = i32(warp) * 16 * SLICES, row = warp_row + i32(lane) / 4;
+    const auto limit_of = [&](i32 r) { return r < rows ? (start + r - (late ? BLOCK - 1 : 0)) >> 7 : -1; };
+    const i32 warp_limit = min(limit_of(warp_row), limit_of(warp_row + 16 * SLICES - 1));
+
+    for (i32 pass = 0; pass < together; ++pass) {
+        __syncthreads();
+        load_rows<ROWS>(tiles, q + (i64(block) * ROWS * heads + first_head + pass) * D, heads * D, rows);
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();
+        u32 a[SLICES][D / 16][4];
+#pragma unroll
+        for (int m = 0; m < SLICES; ++m)
+#pragma unroll
+            for (int k = 0; k < D / 16; ++k)
+                ldmatrix_x4(a[m][k], (tiles + place(warp_row + lane % 16, lane / 16) ^ k << 5) + 16 * m * PITCH);
+        __syncthreads();
+        issue(0);
+
+        // The warps' sums over a chunk -> energies of its blocks, joined with those of earlier passes.
+        const auto join = [&](i32 chunk) {
+            if (threadIdx.x >= KEYS) return;
+            const i32 buffer = chunk % 2;
+            f32 reference = references[buffer][0], value = 0;
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) reference = fmaxf(reference, references[buffer][w]);
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w)
+                value += partial[buffer][w][threadIdx.x] * exp2_fast(references[buffer][w] - reference);
+            Energy& mine = energies[chunk * KEYS + i32(threadIdx.x)];
+            if (pass > 0) {
+                const f32 larger = fmaxf(reference, mine.reference);
+                value = value * exp2_fast(reference - larger) + mine.value * exp2_fast(mine.reference - larger);
+                reference = larger;
+            }
+            mine = {value, reference};
+        };
+
+        f32 reference = NEVER;
+        for (i32 chunk = 0; chunk * KEYS < candidates; ++chunk) {
+            cp_async_wait<0>();
+            __syncthreads();
+            if ((chunk + 1) * KEYS < candidates) issue(chunk + 1);
+            const u32 keys = tiles + chunk % 2 * TILE + place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+            f32 s[SLICES][KEYS / 8][4];
+#pragma unroll
+            for (int m = 0; m < SLICES; ++m)
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; ++j) s[m][j][0] = s[m][j][1] = s[m][j][2] = s[m][j][3] = 0;
+#pragma unroll
+            for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+                for (int j = 0; j < KEYS / 16; ++j) {
+                    u32 b[4];
+                    ldmatrix_x4(b, (keys ^ k << 5) + j * 16 * PITCH);  // tiles are aligned to a row: chunk 2 k + i of it
+#pragma unroll
+                    for (int m = 0; m < SLICES; ++m) {
+                        mma_f16(s[m][2 * j], a[m][k], b[0], b[1]);
+                        mma_f16(s[m][2 * j + 1], a[m][k], b[2], b[3]);
+                    }
+                }
+            if (chunk * KEYS + KEYS - 1 > warp_limit) {
+                const i32 column = chunk * KEYS + i32(lane) % 4 * 2;
+#pragma unroll
+                for (int m = 0; m < SLICES; ++m)
+#pragma unroll
+                    for (int j = 0; j < KEYS / 8; ++j)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            if (column + 8 * j + i % 2 > limit_of(row + 16 * m + i / 2 * 8)) s[m][j][i] = -INFINITY_F;
+            }
+            if (chunk > 0) join(chunk - 1);
+            f32 most = -INFINITY_F;
+#pragma unroll
+            for (int m = 0; m < SLICES; ++m)
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; ++j)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) most = fmaxf(most, s[m][j][i]);
+            reference = fmaxf(reference, warp_max(most) * scale);
+            f32 sums[KEYS / 4];
+#pragma unroll
+            for (int j = 0; j < KEYS / 8; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    f32 sum = 0;
+#pragma unroll
+                    for (int m = 0; m < SLICES; ++m)
+                        sum += exp2_fast(fmaf(s[m][j][e], scale, -reference)) +
+                               exp2_fast(fmaf(s[m][j][e + 2], scale, -reference));
+                    sums[2 * j + e] = sum;
+                }
+            sum_columns(sums, partial[chunk % 2][warp]);
+            if (lane == 0) references[chunk % 2][warp] = reference;
+        }
+        __syncthreads();
+        join((candidates - 1) / KEYS);
+    }
+    __syncthreads();
+
+    // One maximum for all blocks, then the threshold.
+    const i32 first_block = start / BLOCK;
+    const auto forced = [&](i32 j) { return j < sink || j > first_block - window; };
+    f32 top = NEVER;
+    for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) top = fmaxf(top, energies[j].reference);
+    top = block_max(top, scratch);
+    f32 most = 0;
+    for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) {
+        const f32 value = energies[j].value * exp2_fast(energies[j].reference - top);
+        energies[j].value = value;
+        if (!unforced || !forced(j)) most = fmaxf(most, value);
+    }
+    most = block_max(most, scratch);
+    const bool ranked = share > 0;
+    const f32 bound = ranked ? INFINITY_F : alpha > 0 ? fmaxf(alpha * most, SMALLEST) : 0.0f;
+
+    // Bits of the budget-th largest energy, and how many that equal it are within the budget.
+    const auto key_of = [&](i32 j) { return ranked && forced(j) ? 0x7f800000 : __float_as_int(energies[j].value); };
+    const i32 budget = min(ranked ? i32(ceilf(__fmul_rn(share, f32(candidates)))) : least, candidates);
+    i32 key = 0x7fffffff, ties = 0;
+    if (budget > 0) {
+        const auto count = [&](i32 least_key) {
+            i32 found = 0;
+            for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) found += key_of(j) >= least_key;
+            return block_sum(found, reinterpret_cast<i32*>(scratch));
+        };
+        key = 0;
+        for (i32 bit = 1 << 30; bit > 0; bit >>= 1)
+            if (count(key | bit) >= budget) key |= bit;
+        ties = budget - count(key + 1);
+    }
+
+    __syncthreads();
+    if (warp > 0) return;
+    i32 listed = 0, equal = 0;
+    for (i32 base = 0; base < candidates; base += 32) {
+        const i32 j = base + i32(lane);
+        const bool real = j < candidates;
+        const i32 own = real ? key_of(j) : -1;
+        const u32 before = (1u << lane) - 1, same = __ballot_sync(0xffffffffu, own == key);
+        const bool strong = own > key || (own == key && equal + __popc(same & before) < ties);
+        const bool keep = real && (forced(j) || energies[j].value >= bound || strong);
+        const u32 kept = __ballot_sync(0xffffffffu, keep);
+        if (keep)
+            for (i32 copy = 0; copy < together; ++copy)
+                indices[list_of(copy) * width + listed + __popc(kept & before)] = j;
+        listed += __popc(kept), equal += __popc(same);
+    }
+    if (lane == 0)
+        for (i32 copy = 0; copy < together; ++copy) counts[list_of(copy)] = listed;
+}

@@ -1,0 +1,62 @@
+"""FlashPrefill: means of key blocks, and which blocks each query block reads."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Defines, Kernel
+
+MEAN_THREADS = 128
+FEWEST = 1024
+"""Shared memory is sized for at least so many blocks, which is 128 K tokens."""
+
+
+def threads(defines: Defines) -> int:
+    """Warps of 32 query rows; of 16 where a row is long, since queries stay in registers."""
+    return 256 if int(defines["HEAD_DIM"]) > 128 else 128
+
+
+def smem(defines: Defines) -> int:
+    """Queries, later two tiles of mean keys, and two floats a block."""
+    return 256 * int(defines["HEAD_DIM"]) + 8 * int(defines["MOST_BLOCKS"])
+
+
+def variant(head_dim: int, blocks: int) -> dict[str, int]:
+    """Defines for so many key blocks, rounded up so that few variants arise."""
+    return {"HEAD_DIM": head_dim, "MOST_BLOCKS": max(FEWEST, 1 << (blocks - 1).bit_length())}
+
+
+BLOCK_MEANS = Kernel(
+    source="block_means.cu",
+    entry="block_means",
+    args=("const u8* pages", "const i32* table", "f16* means", "i32 tokens", "i32 kv_heads"),
+    threads=MEAN_THREADS,
+    variants=({"HEAD_DIM": 128, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 1}),
+)
+
+BLOCK_SELECT = Kernel(
+    source="block_select.cu",
+    entry="block_select",
+    args=(
+        "const f16* q",
+        "const f16* means",
+        "i32* counts",
+        "i32* indices",
+        "i32 n",
+        "i32 tokens",
+        "i32 heads",
+        "i32 kv_heads",
+        "i32 together",
+        "i32 width",
+        "i32 sink",
+        "i32 window",
+        "i32 last_n",
+        "i32 least",
+        "i32 late",
+        "i32 unforced",
+        "f32 alpha",
+        "f32 share",
+        "f32 scale",
+    ),
+    threads=threads,
+    variants=(variant(128, 1), variant(256, 1)),
+    smem=smem,
+)

@@ -1,0 +1,132 @@
+"""One FlashPrefill layer at the drafter's and the target's shapes: mean keys, scores and lists, attention, and all three.
+
+``pytest tests/benchmarks/test_bench_flashprefill.py --benchmark-enable`` appends records ``flashprefill_layer`` to
+``results/<gpu>/`` (or under the folder named in SP_RESULTS). Keys of a block are one of 64 N(0, 1) centres, drawn for each
+block and KV head, plus N(0, 1); queries likewise for each query head.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sp.bench.record import append, make_record
+from sp.bench.timing import spread, time_kernel
+from sp.errors import DeviceError
+from sp.kernels.path import PATHS, forced_path, native_path
+from sp.ops.flashprefill import FlashPrefill, TopDensity
+
+try:
+    NATIVE = native_path()
+except DeviceError:
+    NATIVE = ""
+pytestmark = [pytest.mark.skipif(not NATIVE, reason="needs a GPU"), pytest.mark.slow]
+
+BLOCK = 128
+HEADS = {128: (16, 8), 256: (24, 4)}
+V2 = FlashPrefill(0.1, share="group", visibility="first")
+CASES = [
+    (128, 32768, FlashPrefill(0.1)),
+    (128, 131072, FlashPrefill(0.1)),
+    (128, 131072, FlashPrefill(0.85)),
+    (128, 131072, V2),
+    (128, 131072, TopDensity(0.05)),
+    (256, 131072, FlashPrefill(0.1)),
+]
+SOURCES = {"sm_90a": "attention_sm90.cu", "portable": "attention_portable.cu"}
+
+
+def inputs(tokens: int, d: int) -> tuple[Any, ...]:
+    """Queries, K pages, V pages and a shuffled table on the device."""
+    import cupy
+
+    heads, kv_heads = HEADS[d]
+    blocks = tokens // BLOCK
+    random = cupy.random.default_rng(tokens + d)
+    centres = random.standard_normal((64, d), cupy.float32)
+
+    def clustered(count: int) -> Any:
+        picked = centres[random.integers(0, 64, (blocks, count))]
+        rows = cupy.empty((blocks, BLOCK, count, d), cupy.float16)
+        for slot in range(BLOCK):  # a slice at a time: float32 noise of all rows would take gigabytes
+            rows[:, slot] = picked + random.standard_normal((blocks, count, d), cupy.float32)
+        return rows
+
+    q, k = clustered(heads).reshape(tokens, heads, d), clustered(kv_heads)
+    v = cupy.empty(k.shape, cupy.float16)
+    for slot in range(BLOCK):
+        v[:, slot] = random.standard_normal((blocks, kv_heads, d), cupy.float32)
+    table = cupy.argsort(random.random(blocks)).astype(cupy.int32)
+    pages = []
+    for values in (k, v):
+        scattered = cupy.empty_like(values)
+        scattered[table] = values
+        pages.append(scattered.view(cupy.uint8))
+    return q, *pages, table
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("d", "tokens", "selector"), CASES, ids=lambda value: str(value))
+def test_layer(benchmark, d, tokens, selector, path):
+    if path == "sm_90a" and path != NATIVE:
+        pytest.skip("needs compute capability 9.0")
+    with forced_path(path):
+        measure(benchmark, d, tokens, selector, path)
+
+
+def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDensity, path: str) -> None:
+    """Time the stages and the whole with events, and keep the record."""
+    import cupy
+
+    from sp.ops.block_lists import density
+    from sp.ops.block_means import block_means
+    from sp.ops.flashprefill import select_on_device
+    from sp.ops.sparse_attention import forward, sparse_attention
+    from sp.quant import F16
+
+    heads, kv_heads = HEADS[d]
+    q, k, v, table = inputs(tokens, d)
+    scale, repeats = d**-0.5, 9
+    means = block_means(k, table, tokens, F16)
+    lists = select_on_device(selector, q, means, tokens, scale)
+    counts = lists.counts.get().astype(np.int64)
+    stages = {
+        "ms": lambda: sparse_attention(q, k, v, table, tokens, scale, selector),
+        "ms_means": lambda: block_means(k, table, tokens, F16),
+        "ms_score": lambda: select_on_device(selector, q, means, tokens, scale),
+        "ms_forward": lambda: forward(q, k, v, table, tokens, scale, lists, F16),
+    }
+
+    def once() -> None:
+        stages["ms"]()
+        cupy.cuda.get_current_stream().synchronize()
+
+    once()
+    if not benchmark.enabled:
+        return
+    samples = {name: time_kernel(run, repeats) for name, run in stages.items()}
+    benchmark.pedantic(once, rounds=1)
+    metrics: dict[str, float] = {name: spread(times).median for name, times in samples.items()}
+    whole = spread(samples["ms"])
+    rows = counts.shape[1]
+    pairs = counts.sum() * BLOCK * BLOCK - heads * rows * BLOCK * (BLOCK - 1) // 2  # half of the diagonal is not seen
+    scored = heads * d * 2 * BLOCK * (rows * (rows + 1) // 2)  # FLOP of scores against mean keys
+    metrics |= {
+        "ms_low": whole.low,
+        "ms_high": whole.high,
+        "density": density(counts),
+        "tflops_live": 4 * d * float(pairs) / metrics["ms_forward"] / 1e9,
+        "tflops_score": scored / metrics["ms_score"] / 1e9,
+    }
+    shape = {"head_dim": d, "q_heads": heads, "kv_heads": kv_heads, "tokens": tokens, "kv": "f16", "path": path}
+    config = shape | {"variant": type(selector).__name__, **asdict(selector)}
+    benchmark.extra_info.update(config | metrics)
+    print(f"{path} d {d} {tokens} {selector}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+    sources = ("block_means.cu", "block_select.cu", SOURCES[path])
+    record = make_record("flashprefill_layer", config, metrics, samples["ms"], sources)
+    append(record, Path(os.environ.get("SP_RESULTS", "results")))
