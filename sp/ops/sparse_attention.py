@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ def forward(
         return prefill(q, k_pages, v_pages, table, tokens, scale, lists)
     from sp.ops.attention_portable import prefill as portable
 
-    return portable(q, k_pages, v_pages, table, tokens, fmt, scale, replace(lists, long_blocks=0))
+    return portable(q, k_pages, v_pages, table, tokens, fmt, scale, lists)
 
 
 def check_finite(q: Any, k_pages: Any, v_pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> None:

@@ -1,8 +1,8 @@
-"""One FlashPrefill layer at the drafter's and the target's shapes: mean keys, scores and lists, attention, and all three.
+"""One FlashPrefill layer at the models' shapes: mean keys, scores and lists, attention, and all three.
 
 ``pytest tests/benchmarks/test_bench_flashprefill.py --benchmark-enable`` appends records ``flashprefill_layer`` to
-``results/<gpu>/`` (or under the folder named in SP_RESULTS). Keys of a block are one of 64 N(0, 1) centres, drawn for each
-block and KV head, plus N(0, 1); queries likewise for each query head.
+``results/<gpu>/`` (or under the folder named in SP_RESULTS). Keys of a block are one of 64 N(0, 1) centres, drawn for
+each block and KV head, plus N(0, 1); queries likewise for each query head.
 """
 
 from __future__ import annotations
