@@ -14,6 +14,7 @@ from rich.console import Console
 
 from sp import __version__
 from sp.commands.bench import bench_app
+from sp.commands.bench_drafter import bench_drafter
 from sp.commands.doctor import doctor
 from sp.commands.kernels import kernels_app
 from sp.commands.terminal import AsJson, print_json, progress_bar
@@ -62,6 +63,7 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
 
 app.command()(doctor)
 app.add_typer(kernels_app, name="kernels")
+bench_app.command("drafter")(bench_drafter)
 app.add_typer(bench_app, name="bench")
 
 

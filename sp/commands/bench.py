@@ -65,10 +65,10 @@ def bench_model(
         raise unknown_name("path", path, ("auto", "portable"))
     if (file is None) == (synthetic is None):
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
-    lengths, decoded, depths = (_numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
+    lengths, decoded, depths = (numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
     tests = [Trial(n) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
-    where = _device(device)
-    model, name, load = _model(file, synthetic, type_, where)
+    where = device_for(device)
+    model, name, load = open_model(file, synthetic, type_, where)
     on_gpu = where == "cuda"
     taken = (path if path != "auto" else native_path()) if on_gpu else "numpy"
 
@@ -143,7 +143,7 @@ def _row(timing: Any, name: str, nbytes: int, kv: str, path: str) -> dict[str, A
     }
 
 
-def _numbers(text: str, option: str) -> list[int]:
+def numbers(text: str, option: str) -> list[int]:
     """Whole numbers from a comma-separated list; ``8k`` is 8192."""
     try:
         found = [int(part[:-1]) * 1024 if part[-1:] in "kK" else int(part) for part in text.split(",")]
@@ -156,7 +156,7 @@ def _numbers(text: str, option: str) -> list[int]:
     return found
 
 
-def _device(asked: str) -> Any:
+def device_for(asked: str) -> Any:
     from sp.errors import DeviceError
     from sp.kernels.device import require_device
 
@@ -171,7 +171,7 @@ def _device(asked: str) -> Any:
     return "cuda"
 
 
-def _model(
+def open_model(
     file: Path | None, shape: str | None, file_type: str, device: Any
 ) -> tuple[Any, str, tuple[float, int] | None]:
     """The model, its name in the results, and seconds and bytes of loading if it came from a file."""

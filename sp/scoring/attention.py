@@ -13,6 +13,7 @@ from sp.errors import ConfigError
 from sp.kernels import is_device
 from sp.models import LayerAttention, Model, ModelConfig, SparseAttention, dense_attention
 from sp.models.pages import Stored
+from sp.ops.flashprefill import FlashPrefill, TopDensity
 from sp.ops.kv_pages import kv_gather, unpacked_pages
 from sp.ops.unrotate import unrotate
 from sp.quant import F16, F32
@@ -38,6 +39,8 @@ class AttentionScorer(Scorer):
         How the drafter itself attends while it reads: to everything, or to the blocks FlashPrefill selects.
     alpha : float
         FlashPrefill's threshold; lower reads more.
+    density : float, optional
+        In place of the threshold: share of the blocks that FlashPrefill's strongest fill up.
     layers : tuple of int, optional
         Layers whose attention counts; negative ones count from the end of those that are run. All by default.
     depth : int, optional
@@ -53,6 +56,7 @@ class AttentionScorer(Scorer):
     edges: Literal["renormalise", "zero"] = "renormalise"
     attention: Literal["dense", "flashprefill"] = "dense"
     alpha: float = 0.1
+    density: float | None = None
     layers: tuple[int, ...] | None = None
     depth: int | None = None
 
@@ -72,10 +76,10 @@ class AttentionScorer(Scorer):
     def attend(self) -> LayerAttention:
         """What attends in the drafter's layers; a sparse one is fresh, with nothing counted."""
         if self.attention == "dense":
+            if self.density is not None:
+                raise ConfigError("density is for attention='flashprefill'")
             return dense_attention
-        from sp.ops.flashprefill import FlashPrefill
-
-        return SparseAttention(FlashPrefill(alpha=self.alpha))
+        return SparseAttention(FlashPrefill(self.alpha) if self.density is None else TopDensity(self.density))
 
     def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
         """Attention layers that count, ascending.
@@ -112,7 +116,7 @@ class AttentionScorer(Scorer):
 
 def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
     """What a scorer returns; waits for the device."""
-    densities = tuple(attend.densities()) if isinstance(attend, SparseAttention) else ()
+    densities = attend.densities() if isinstance(attend, SparseAttention) else ()
     return Importance(fold.result(), fold.heatmap(), generated, fold.head_maps(), densities)
 
 

@@ -77,6 +77,12 @@ class Array:
     def astype(self, dtype: Any) -> Array:
         return Array(self.host.astype(dtype))
 
+    def copy(self) -> Array:
+        return asarray(self.host)
+
+    def get(self) -> np.ndarray:
+        return self.host.copy()
+
     def set(self, values: np.ndarray, stream: object) -> None:
         self.host[...] = values
 
@@ -144,6 +150,7 @@ def install() -> None:
         full=lambda shape, value, dtype: asarray(np.full(shape, value, dtype)),
         arange=lambda *bounds, **dtype: asarray(np.arange(*bounds, **dtype)),
         ascontiguousarray=lambda array: asarray(array.host),
+        concatenate=lambda arrays: asarray(np.concatenate([array.host for array in arrays])),
         get_default_memory_pool=lambda: pool,
         cuda=SimpleNamespace(
             runtime=runtime,

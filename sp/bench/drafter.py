@@ -1,0 +1,178 @@
+"""Speed of a drafter: seconds to score a prompt, what they are spent on, what was read, and the memory it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from sp.bench.kernel_times import kernel_times
+from sp.kernels import import_cupy
+from sp.kernels.launch import launched_sources, reset_launched
+from sp.models import Model, ModelConfig, prefill_cost
+from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
+
+STAGES = {
+    "block_means": "mean",
+    "block_select": "score_select",
+    "attention_sm90": "forward",
+    "attention_portable": "forward",
+    "importance_scores": "importance",
+    "importance_norms": "importance",
+    "importance_heat": "importance",
+    "importance_fold": "importance",
+}
+"""Stage that a kernel's time counts for; the others are projections and what surrounds them."""
+STAGE_NAMES = ("mean", "score_select", "forward", "importance", "projections")
+LIMIT_TFLOPS = 700.0
+"""About what the best bf16 matmuls and attention reach on an H200; a limit is the work at that rate and no more."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One test: scoring a prompt of random tokens.
+
+    Attributes
+    ----------
+    tokens : int
+    options : mapping
+        Of the `tail` scorer; ``{"attention": "flashprefill", "alpha": 0.1}`` for example.
+    """
+
+    tokens: int
+    options: dict[str, Any]
+
+    @property
+    def attention(self) -> str:
+        """How the drafter attends: dense, alpha 0.1, density 0.05."""
+        for name in ("density", "alpha"):
+            if self.options.get(name) is not None:
+                return f"{name} {self.options[name]:g}"
+        return "dense"
+
+
+@dataclass(frozen=True)
+class DraftTiming:
+    """Samples of one test.
+
+    Attributes
+    ----------
+    draft : Draft
+    seconds : tuple of float
+        From token ids to scores, both on the host.
+    density : float
+        Share of the causal blocks that attention read, mean over the layers.
+    stages : dict of str to float
+        Milliseconds of kernels, by `STAGE_NAMES`; empty on the CPU.
+    peak_bytes, weight_bytes : int
+        Most device memory held, and the weights' part of it; 0 on the CPU.
+    limit_s : float
+        The work over `LIMIT_TFLOPS`; 0 on the CPU.
+    sources : tuple of str
+        Kernels that were launched.
+    """
+
+    draft: Draft
+    seconds: tuple[float, ...]
+    density: float
+    stages: dict[str, float]
+    peak_bytes: int
+    weight_bytes: int
+    limit_s: float
+    sources: tuple[str, ...] = ()
+
+    def metrics(self) -> dict[str, Any]:
+        """Median time, density, memory, limit and stages."""
+        return {
+            "score_s": median(self.seconds),
+            "density": self.density,
+            "peak_bytes": self.peak_bytes,
+            "weight_bytes": self.weight_bytes,
+            "limit_s": self.limit_s,
+            "stages_ms": self.stages,
+        }
+
+
+def run_drafts(
+    model: Model, drafts: list[Draft], repeats: int, progress: Callable[[], None] | None = None
+) -> Iterator[DraftTiming]:
+    """Time a drafter; each test is warmed up, then repeated with other random tokens."""
+    rng = np.random.default_rng(0)
+    for draft in drafts:
+        scorer = SCORERS.build("tail", draft.options)
+        _free(model)
+        reset_launched()
+        _score(model, scorer, rng, draft.tokens)
+        _free(model)
+        seconds = []
+        found = Importance(np.zeros(0, np.float32))
+        for _ in range(repeats):
+            start = time.perf_counter()
+            found = _score(model, scorer, rng, draft.tokens)
+            seconds.append(time.perf_counter() - start)
+            if progress is not None:
+                progress()
+        peak, sources = _peak(model), launched_sources()
+        stages = _stages(model, scorer, rng, draft.tokens) if model.device == "cuda" else {}
+        density = mean(found.densities) if found.densities else 1.0
+        limit, weights = 0.0, 0
+        if model.device == "cuda":
+            limit, weights = work(model.config, draft.tokens, density) / LIMIT_TFLOPS / 1e12, model.nbytes
+        yield DraftTiming(draft, tuple(seconds), density, stages, peak, weights, limit, sources)
+
+
+def work(config: ModelConfig, tokens: int, density: float) -> float:
+    """Floating-point operations of scoring: a prefill, its attention at a density; the last layer's is not computed.
+
+    Examples
+    --------
+    >>> from sp.models.shapes import find_shape
+    >>> round(work(find_shape("qwen3-0.6b").config, 131072, 0.05) / 1e12)
+    207
+    """
+    cost = prefill_cost(config, tokens)
+    attending = max(len(config.attention_layers) - 1, 0) / max(len(config.attention_layers), 1)
+    return cost.weights * (config.layers - 1) / config.layers + cost.attention * attending * density + cost.delta
+
+
+def describe(timing: DraftTiming, model: str, path: str) -> dict[str, Any]:
+    """Arguments of `make_record` for a timing; samples are seconds."""
+    draft = timing.draft
+    config = {"model": model, "prompt_tokens": draft.tokens, "path": path, "scorer": "tail"}
+    chosen = {name: draft.options.get(name) for name in ("alpha", "density")}
+    return {
+        "bench": "drafter",
+        "config": config | {"attention": draft.options.get("attention", "dense")} | chosen,
+        "metrics": timing.metrics(),
+        "samples": list(timing.seconds),
+        "sources": timing.sources,
+    }
+
+
+def _score(model: Model, scorer: Scorer, rng: np.random.Generator, tokens: int) -> Importance:
+    nothing = np.zeros(tokens, bool)
+    ids = rng.integers(0, model.config.vocab, tokens)
+    return scorer.score(ScoreRequest(model, ids, np.arange(tokens), nothing, nothing))
+
+
+def _stages(model: Model, scorer: Scorer, rng: np.random.Generator, tokens: int) -> dict[str, float]:
+    """Milliseconds by stage of one more run, each kernel timed by itself."""
+    found = dict.fromkeys(STAGE_NAMES, 0.0)
+    for item in kernel_times(lambda: _score(model, scorer, rng, tokens), hold_ms=60.0):
+        found[STAGES.get(item.entry, "projections")] += item.ms
+    return found
+
+
+def _free(model: Model) -> None:
+    """Give memory of the test before back, so that the peak is that of this one."""
+    if model.device == "cuda":
+        import_cupy().get_default_memory_pool().free_all_blocks()
+
+
+def _peak(model: Model) -> int:
+    """Bytes the pool has taken from the device since `_free`; it gives none back meanwhile."""
+    return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0

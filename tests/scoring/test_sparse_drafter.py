@@ -1,0 +1,154 @@
+"""The drafter layer by layer: sparse attention, layer subsets, early exit, what is held, and the options for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from retriever_files import token_task
+
+from sp.errors import ConfigError
+from sp.models import Model, SparseAttention, dense_attention, load_model, prefill, prefill_by_layer, read_by_layer
+from sp.ops.block_lists import forced
+from sp.ops.flashprefill import FlashPrefill
+from sp.scoring import SCORERS, Importance, ScoreRequest
+from sp.scoring.reduction import Fold, Reduction
+
+N = 1500
+
+
+@pytest.fixture(scope="module")
+def drafter(retriever_drafter: Path) -> Model:
+    return load_model(retriever_drafter)
+
+
+@pytest.fixture(scope="module")
+def ids() -> np.ndarray:
+    return np.asarray(token_task(N, 20, seed=4).ids)
+
+
+def score(model: Model, ids: np.ndarray, scorer: str = "tail", by_head: bool = False, **options) -> Importance:
+    mask = np.zeros(len(ids), bool)
+    request = ScoreRequest(model, ids, np.arange(len(ids)), mask, mask, by_head=by_head)
+    return SCORERS.build(scorer, options).score(request)
+
+
+@pytest.mark.parametrize("scorer", ["tail", "lookahead"])
+@pytest.mark.parametrize("rotary", ["post", "none"])
+def test_alpha_zero_is_dense(drafter, ids, scorer, rotary) -> None:
+    dense = score(drafter, ids, scorer, rotary=rotary)
+    sparse = score(drafter, ids, scorer, rotary=rotary, attention="flashprefill", alpha=0.0)
+    np.testing.assert_allclose(sparse.scores, dense.scores, rtol=1e-3, atol=1e-6)
+    assert sparse.densities == (1.0,) * (drafter.config.layers - 1)
+    assert dense.densities == ()
+    assert sparse.generated == dense.generated
+
+
+def test_a_threshold_leaves_blocks_out_and_a_density_sets_how_many(drafter, ids) -> None:
+    high, low = (score(drafter, ids, attention="flashprefill", alpha=a).densities for a in (0.9, 0.001))
+    assert len(high) == len(low) == drafter.config.layers - 1
+    assert sum(high) <= sum(low) < len(low)
+    blocks = -(-N // 128)
+    floor = forced(N, N, sink=2, window=4, last_n=2).sum() / (blocks * (blocks + 1) / 2)
+    for share in (0.01, 0.95):
+        found = score(drafter, ids, attention="flashprefill", density=share).densities[0]
+        assert max(floor, share) - 1e-9 <= found <= max(floor, share) + 1 / blocks
+
+
+def test_early_exit_is_the_drafter_without_its_later_layers(drafter, ids) -> None:
+    whole = score(drafter, ids)
+    first = score(drafter, ids, depth=1)
+    np.testing.assert_array_equal(first.by_layer, whole.by_layer[:1])
+    assert first.scores.shape == whole.scores.shape
+    alone = score(drafter, ids, layers=[-1])
+    np.testing.assert_array_equal(alone.by_layer, whole.by_layer[-1:])
+    both = np.maximum(fold_of(drafter, ids, 0), fold_of(drafter, ids, drafter.config.layers - 1))
+    subset = score(drafter, ids, layers=[0, -1])
+    np.testing.assert_allclose(subset.scores, Reduction().finish(both, 1), rtol=1e-6)
+
+
+def fold_of(model: Model, ids: np.ndarray, layer: int) -> np.ndarray:
+    """Running result of one layer, from keys and queries that a whole prefill stored."""
+    queries: dict[int, np.ndarray] = {}
+    cache = model.new_cache(len(ids))
+    prefill_by_layer(
+        model, ids, np.arange(len(ids)), cache, rows=8, watch=lambda i, q, _: queries.update({i: q[-8:].copy()})
+    )
+    fold = Fold(Reduction())
+    fold.add_layer(queries[layer], cache.stored(layer), causal=True)
+    return np.asarray(fold.running)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("chunk", [None, 333])
+def test_streaming_equals_scoring_what_was_stored(drafter, ids, sparse, chunk) -> None:
+    where, queries = np.arange(len(ids)), {}
+
+    def attend():
+        return SparseAttention(FlashPrefill(0.05)) if sparse else dense_attention
+
+    cache = drafter.new_cache(len(ids))
+    prefill_by_layer(
+        drafter, ids, where, cache, rows=8, attend=attend(), watch=lambda i, q, _: queries.update({i: q[-8:].copy()})
+    )
+    late, early = Fold(Reduction()), Fold(Reduction())
+    for layer, q in queries.items():
+        late.add_layer(q, cache.stored(layer), causal=True)
+    one = drafter.new_cache(len(ids), layers=1)
+    read_by_layer(
+        drafter, ids, where, one, lambda i, q, c: early.add_layer(q[-8:], c.stored(i), causal=True),
+        attend=attend(), rows=8, chunk=chunk,
+    )  # fmt: skip
+    assert one.peak_pages == -(-len(ids) // 128)
+    assert one.pages_in_use == 0
+    np.testing.assert_allclose(early.result(), late.result(), rtol=1e-3, atol=1e-6)
+
+
+def test_another_attention_changes_the_logits_only_as_much_as_it_leaves_out(drafter, ids) -> None:
+    where = np.arange(len(ids))
+    want = prefill(drafter, ids, where, drafter.new_cache(len(ids)))
+    for alpha, bound in ((0.0, 1e-3), (0.05, 0.5)):
+        attend = SparseAttention(FlashPrefill(alpha))
+        got = prefill_by_layer(drafter, ids, where, drafter.new_cache(len(ids)), attend=attend)
+        assert np.abs(got - want).max() < bound * np.abs(want).max()
+
+
+def test_head_maps_on_request(drafter, ids) -> None:
+    found = score(drafter, ids, by_head=True)
+    c = drafter.config
+    assert found.by_head is not None
+    assert found.by_head.shape == (c.layers, c.heads, -(-N // 32))
+    tail = N % 32 or 32
+    weight = (found.by_head[..., :-1].sum(-1) * 32) + found.by_head[..., -1] * tail
+    np.testing.assert_allclose(weight, 1, rtol=1e-4)  # softmax weights of a query sum to one
+    assert score(drafter, ids).by_head is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "flashprefill", "alpha": 1.5}, "alpha"),
+        ({"attention": "flashprefill", "density": 0.0}, "density"),
+        ({"density": 0.1}, "flashprefill"),
+        ({"attention": "sparse"}, "attention"),
+        ({"depth": 0}, "depth"),
+    ],
+)
+def test_bad_options_are_refused_at_once(options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SCORERS.build("tail", options)
+
+
+def test_layers_that_are_not_there_are_refused(drafter, ids) -> None:
+    for options in ({"layers": [99]}, {"depth": 99}, {"layers": [1], "depth": 1}, {"layers": []}):
+        with pytest.raises(ConfigError):
+            score(drafter, ids, **options)
+    with pytest.raises(ConfigError, match="all layers"):
+        SCORERS.build("lookahead", {"depth": 1})
+
+
+def test_a_rotated_cache_is_refused(drafter, ids) -> None:
+    cache = drafter.new_cache(len(ids), "q4_0", rotate=True)
+    with pytest.raises(ConfigError, match="rotate"):
+        prefill_by_layer(drafter, ids, np.arange(N), cache, attend=SparseAttention(FlashPrefill(0.1)))
