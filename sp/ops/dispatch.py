@@ -1,7 +1,8 @@
 """Which kernel multiplies by packed weights: the decode kernel up to so many tokens, a prefill matmul above.
 
 The decode kernel reads all weights once for every 8 or so tokens, so its time grows in steps; a matmul's is flat up
-to a hundred tokens. The limits are where the two meet, measured on an H200 at the 27B model's shapes.
+to a hundred tokens. The limits are estimates of where the two meet, from the times of 8 and of 16 tokens on an H200 at
+the 27B model's shapes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sp.kernels.path import current_path
-from sp.ops.gemv import ADD, STORE, SWIGLU, held
+from sp.ops.gemv import ADD, STORE, SWIGLU, held, one_form
 
 GEMV_TOKENS = {STORE: 24, SWIGLU: 24, ADD: 16}
 """Most tokens for which the decode kernel is the faster one, by what is done with the products."""
@@ -20,7 +21,7 @@ HELD_AT_LEAST = 8
 
 def decodes(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> bool:
     """Whether the decode kernel takes a product of `tokens` rows of `k` inputs with weights of these ggml types."""
-    if tokens > GEMV_TOKENS[epilogue]:
+    if tokens > GEMV_TOKENS[epilogue] or (norm and not one_form(kinds)):
         return False
     return held(tokens, k, kinds, norm, epilogue) >= min(tokens, HELD_AT_LEAST)
 

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 from sp.kernels import import_cupy
-from sp.kernels.declared.gemv import ADD, GEMV, STORE, SWIGLU, Layout, bits, variant
+from sp.kernels.declared.gemv import ADD, GEMV, STORE, SUPER, SWIGLU, Layout, bits, variant
 from sp.kernels.device import current_device
 from sp.ops.packed import PackedWeight
 
-__all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
+__all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held", "one_form"]
 
 HELD = (1, 2, 4, 8, 16)
 """Tokens that a variant of the kernel can hold."""
@@ -43,11 +43,21 @@ def gemv(
     """
     tokens, k = x.shape
     kinds = tuple(w.format.ggml_type for w in weights)
+    assert norm is None or one_form(kinds), f"a norm and formats {kinds}"
     most = held(tokens, k, kinds, norm is not None, epilogue)
     assert most, f"{k} inputs do not fit in shared memory"
     for start in range(0, tokens, most):
         part = slice(start, min(start + most, tokens))
         _launch(x[part], weights, [out[part] for out in outs], kinds, epilogue, norm)
+
+
+def one_form(kinds: Sequence[int]) -> bool:
+    """Whether weights of these ggml types read the inputs in one form, as a launch with a norm needs.
+
+    A lone token is held as 16-bit integers for K-quants and as BF16 for the other formats; with both, the sums of
+    squares of the norm would have two writers. The last pass over more tokens may be a lone one.
+    """
+    return len({kind in SUPER for kind in kinds}) <= 1
 
 
 def held(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> int:

@@ -12,7 +12,7 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.ops.activations import swiglu
 from sp.ops.dispatch import decodes, gated_matmul, matmul
-from sp.ops.gemv import ADD, STORE, SWIGLU, gemv
+from sp.ops.gemv import ADD, STORE, SWIGLU, gemv, one_form
 from sp.ops.linear import linear
 from sp.ops.norms import rms_norm
 from sp.quant import Weight
@@ -115,10 +115,10 @@ def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[
     )
     if not tokens:
         return outs
-    groups = [slice(i, i + LAUNCH_WEIGHTS) for i in range(0, len(weights), LAUNCH_WEIGHTS)]
-    if all(decodes(tokens, x.shape[1], _kinds(weights[group]), norm is not None, STORE) for group in groups):
+    groups = _launches(_kinds(weights))
+    if all(decodes(tokens, x.shape[1], _kinds([weights[i] for i in g]), norm is not None, STORE) for g in groups):
         for group in groups:
-            gemv(x, weights[group], outs[group], STORE, norm)
+            gemv(x, [weights[i] for i in group], [outs[i] for i in group], STORE, norm)
         return outs
     h = x if norm is None else rms_norm(x, *norm)
     for w, out in zip(weights, outs, strict=True):
@@ -151,5 +151,18 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm) -> Any:
     return out
 
 
-def _kinds(weights: tuple[Any, ...]) -> tuple[int, ...]:
+def _launches(kinds: tuple[int, ...]) -> list[list[int]]:
+    """Which weights share a launch of the decode kernel: at most four, of formats that read one form of the inputs."""
+    together: list[list[int]] = []
+    for i, kind in enumerate(kinds):
+        for group in together:
+            if len(group) < LAUNCH_WEIGHTS and one_form([kind, *(kinds[j] for j in group)]):
+                group.append(i)
+                break
+        else:
+            together.append([i])
+    return together
+
+
+def _kinds(weights: Sequence[Any]) -> tuple[int, ...]:
     return tuple(w.format.ggml_type for w in weights)

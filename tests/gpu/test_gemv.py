@@ -101,7 +101,7 @@ def test_residual_add(tokens: int, name: str, guarded: Any) -> None:
 @pytest.mark.parametrize("tokens", [1, 6, 16])
 def test_weights_of_several_formats_after_a_norm(tokens: int, guarded: Any) -> None:
     """As a recurrent layer has them, with small ones whose last tile is mostly padding."""
-    parts = [("Q6_K", (208, 1280)), ("Q4_K", (96, 1280)), ("Q4_K", (48, 1280)), ("Q8_0", (8, 1280))]
+    parts = [("Q6_K", (208, 1280)), ("Q4_K", (96, 1280)), ("Q4_K", (48, 1280)), ("Q5_K", (8, 1280))]
     weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
     x, norm = inputs(tokens, 1280), np.random.default_rng(3).uniform(0.5, 1.5, 1280).astype(np.float32)
     outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]

@@ -50,6 +50,20 @@ def test_project(tokens: int, guarded: Any, path: str) -> None:
     assert nmse(plain, to_float64(to_bf16(x)) @ parts[0][1].T) < BOUND
 
 
+@pytest.mark.parametrize("tokens", [1, 6, 16, 17])
+def test_formats_of_two_forms(tokens: int, guarded: Any, path: str) -> None:
+    """K-quants and others never share a launch with a norm: their inputs differ, and so do who sums the squares."""
+    rng = np.random.default_rng(tokens)
+    x, norm = rng.standard_normal((tokens, K)).astype(np.float32), rng.uniform(0.5, 1.5, K).astype(np.float32)
+    parts = [weight("Q6_K", 200, 0), weight("Q8_0", 48, 1), weight("Q4_K", 136, 2), weight("BF16", 48, 3)]
+    given = guarded(norm.shape, np.float32, norm), EPS
+    for _ in range(5):
+        for (_, dense), out in zip(
+            parts, project(guarded(x.shape, np.float32, x), [w for w, _ in parts], given), strict=True
+        ):
+            assert nmse(out, normed(x, norm) @ dense.T) < BOUND
+
+
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_project_add(tokens: int, guarded: Any, path: str) -> None:
     rng = np.random.default_rng(tokens)
@@ -60,7 +74,7 @@ def test_project_add(tokens: int, guarded: Any, path: str) -> None:
     assert nmse(stream, x + to_float64(to_bf16(h)) @ dense.T) < BOUND
 
 
-@pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")])
+@pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q4_K", "Q8_0")])
 @pytest.mark.parametrize("tokens", [1, 8, 16, 33, 64, 129])
 def test_gated_project(tokens: int, names: tuple[str, str], guarded: Any, path: str) -> None:
     rng = np.random.default_rng(tokens)
