@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Bytes, Floats, Ints
-from sp.errors import ConfigError, DeviceError
+from sp.errors import DeviceError
 from sp.kernels import current_path, import_cupy, is_device
+from sp.kernels.declared.flashprefill import CORRECTION_ROWS, MEAN_CORRECTION, variant
 from sp.ops.attention_sm90 import BlockLists
 from sp.ops.block_means import block_means
 from sp.ops.block_selector import BlockSelector
@@ -73,35 +74,79 @@ def sparse_attention(
         k, v = (kv_gather(pages, table, tokens, fmt) for pages in (k_pages, v_pages))
         means = (block_means(k_pages, table, tokens, fmt), block_means(v_pages, table, tokens, fmt))
         return block_sparse(q, k, v, lists, scale, means if correct else None), lists.counts
-    if correct:
-        raise ConfigError("the mean correction runs on the CPU only; use mean_correction=False on the GPU")
     if _debug:
         check_finite(q, k_pages, v_pages, table, tokens, fmt)
-    return _on_device(q, k_pages, v_pages, table, tokens, scale, selector, fmt)
-
-
-def _on_device(
-    q: Any, k_pages: Any, v_pages: Any, table: Any, tokens: int, scale: float, selector: BlockSelector, fmt: BlockFormat
-) -> tuple[Any, Any]:
     lists = selector.select(q, k_pages, table, tokens, scale, fmt)
+    if not correct:
+        return _attend(q, k_pages, v_pages, table, tokens, scale, lists, fmt), lists.counts
+    lse = import_cupy().empty((q.shape[1], len(q)), np.float32)
+    out = _attend(q, k_pages, v_pages, table, tokens, scale, lists, fmt, lse)
+    means = (block_means(k_pages, table, tokens, fmt), block_means(v_pages, table, tokens, fmt))
+    correct_by_means(out, lse, q, *means, tokens, scale, lists)
+    return out, lists.counts
+
+
+def correct_by_means(
+    out: Any, lse: Any, q: Any, mean_k: Any, mean_v: Any, tokens: int, scale: float, lists: BlockLists
+) -> None:
+    """Add to `out`, in place, what the means of the blocks that are not listed contribute; see `block_sparse`."""
+    n, heads, d = q.shape
+    MEAN_CORRECTION.launch(
+        (heads * -(-n // CORRECTION_ROWS),),
+        q,
+        mean_k,
+        mean_v,
+        lists.counts,
+        lists.indices,
+        lse,
+        out,
+        n,
+        tokens,
+        heads,
+        mean_k.shape[0],
+        lists.indices.shape[2],
+        scale * float(np.log2(np.e)),
+        defines=variant(d, mean_k.shape[1]),
+    )
+
+
+def _attend(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    table: Any,
+    tokens: int,
+    scale: float,
+    lists: BlockLists,
+    fmt: BlockFormat,
+    lse: Any = None,
+) -> Any:
     head_dim, pages = q.shape[2], -(-tokens // k_pages.shape[1])
     if is_packed(fmt) and 4 * pages * k_pages.shape[1] * k_pages.shape[2] * head_dim <= WORKSPACE_BYTES:
         k_pages, v_pages = (unpacked_pages(one, table, tokens, fmt).view(np.uint8) for one in (k_pages, v_pages))
         table, fmt = import_cupy().arange(pages, dtype=np.int32), F16
-    return forward(q, k_pages, v_pages, table, tokens, scale, lists, fmt), lists.counts
+    return forward(q, k_pages, v_pages, table, tokens, scale, lists, fmt, lse)
 
 
 def forward(
-    q: Any, k_pages: Any, v_pages: Any, table: Any, tokens: int, scale: float, lists: BlockLists, fmt: BlockFormat
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    table: Any,
+    tokens: int,
+    scale: float,
+    lists: BlockLists,
+    fmt: BlockFormat,
+    lse: Any = None,
 ) -> Any:
     """The attention alone, over lists on the device, by the kernel of the current path."""
     if fmt is F16 and q.shape[2] in (128, 256) and current_path() == "sm_90a":
         from sp.ops.attention_sm90 import prefill
 
-        return prefill(q, k_pages, v_pages, table, tokens, scale, lists)
+        return prefill(q, k_pages, v_pages, table, tokens, scale, lists, lse=lse)
     from sp.ops.attention_portable import prefill as portable
 
-    return portable(q, k_pages, v_pages, table, tokens, fmt, scale, lists)
+    return portable(q, k_pages, v_pages, table, tokens, fmt, scale, lists, lse=lse)
 
 
 def check_finite(q: Any, k_pages: Any, v_pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> None:

@@ -8,7 +8,7 @@ each block and KV head, plus N(0, 1); queries likewise for each query head.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ CASES = [
     (128, 131072, FlashPrefill(0.1)),
     (128, 131072, FlashPrefill(0.85)),
     (128, 131072, V2),
+    (128, 131072, replace(V2, mean_correction=True)),
     (128, 131072, TopDensity(0.05)),
     (256, 131072, FlashPrefill(0.1)),
 ]
@@ -127,6 +128,8 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
     config = shape | {"variant": type(selector).__name__, **asdict(selector)}
     benchmark.extra_info.update(config | metrics)
     print(f"{path} d {d} {tokens} {selector}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
-    sources = ("block_means.cu", "block_select.cu", SOURCES[path])
+    sources = ["block_means.cu", "block_select.cu", SOURCES[path]]
+    if config.get("mean_correction"):
+        sources.append("mean_correction.cu")
     record = make_record("flashprefill_layer", config, metrics, samples["ms"], sources)
     append(record, Path(os.environ.get("SP_RESULTS", "results")))

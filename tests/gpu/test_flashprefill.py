@@ -9,9 +9,10 @@ import pytest
 from compare import nmse, to_bf16, to_float64
 
 from sp.ops import sparse_attention as op
-from sp.ops.block_lists import causal, density, mask_of
+from sp.ops.block_lists import causal, density, lists_of, mask_of
 from sp.ops.block_means import block_means, means_of
 from sp.ops.block_selector import Dense, GivenMask, Streaming
+from sp.ops.block_sparse import block_sparse
 from sp.ops.flashprefill import FlashPrefill, TopDensity, top_density
 from sp.ops.kv_pages import kv_append, kv_gather
 from sp.ops.sparse_attention import sparse_attention
@@ -240,6 +241,20 @@ def test_attention_over_what_was_selected(path, guarded, kind, d, group, n, toke
     print(f"{kind} d {d} group {group} {n} of {tokens}: density {share:.3f}")
     assert 0.1 < share <= 1
     assert nmse(out, case.attend(mask)) < BOUND
+
+
+@pytest.mark.parametrize(("d", "group"), [(128, 2), (256, 6), (64, 1)])
+@pytest.mark.parametrize(("n", "tokens"), [(1200, 1200), (700, 9100)])
+def test_mean_correction(path, guarded, d, group, n, tokens):
+    case = Case(n, tokens, group, 1, d, "clusters")
+    options = FlashPrefill(0.9, sink=1, window=1, last_n=1)
+    mask = selected(case, guarded, options)
+    plain, _ = sparse_attention(*case.device(guarded), options)
+    out, _ = sparse_attention(*case.device(guarded), replace(options, mean_correction=True))
+    means = means_of(case.k), means_of(case.v)
+    want = block_sparse(case.q.astype(np.float64), case.k, case.v, lists_of(mask), case.scale, means)
+    assert nmse(out, want) < 2 * BOUND  # rounded to bf16 twice
+    assert nmse(plain, want) > 1e-3
 
 
 def test_packed_pages(path, guarded):

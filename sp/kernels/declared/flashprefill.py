@@ -1,10 +1,12 @@
-"""FlashPrefill: means of key blocks, and which blocks each query block reads."""
+"""FlashPrefill: means of key blocks, which blocks each query block reads, and the means of those it does not."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
 
 MEAN_THREADS = 128
+CORRECTION_ROWS = 64
+"""Query rows of a block of mean_correction."""
 FEWEST = 1024
 """Shared memory is sized for at least so many blocks, which is 128 K tokens."""
 
@@ -17,6 +19,12 @@ def threads(defines: Defines) -> int:
 def smem(defines: Defines) -> int:
     """Queries, later two tiles of mean keys, and two floats a block."""
     return 256 * int(defines["HEAD_DIM"]) + 8 * int(defines["MOST_BLOCKS"])
+
+
+def correction_smem(defines: Defines) -> int:
+    """64 queries, tiles of mean keys and values, and a bit a block."""
+    d, blocks = int(defines["HEAD_DIM"]), int(defines["MOST_BLOCKS"])
+    return 128 * d + 4 * d * (32 if d > 128 else 64) + blocks // 8 + 4
 
 
 def variant(head_dim: int, blocks: int) -> dict[str, int]:
@@ -59,4 +67,27 @@ BLOCK_SELECT = Kernel(
     threads=threads,
     variants=(variant(128, 1), variant(256, 1)),
     smem=smem,
+)
+
+MEAN_CORRECTION = Kernel(
+    source="mean_correction.cu",
+    entry="mean_correction",
+    args=(
+        "const f16* q",
+        "const f16* mean_k",
+        "const f16* mean_v",
+        "const i32* counts",
+        "const i32* indices",
+        "const f32* lse",
+        "u16* out",
+        "i32 n",
+        "i32 tokens",
+        "i32 heads",
+        "i32 kv_heads",
+        "i32 width",
+        "f32 scale",
+    ),
+    threads=128,
+    variants=(variant(128, 1), variant(256, 1)),
+    smem=correction_smem,
 )
