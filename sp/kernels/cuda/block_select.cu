@@ -111,7 +111,7 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
     Energy* energies = reinterpret_cast<Energy*>(shared + ROWS * PITCH);
     const u32 tiles = shared_address(shared);
     const u16* mean_rows = means + i64(first_head / (heads / kv_heads)) * ((tokens + BLOCK - 1) / BLOCK) * D;
-        const auto issue = [&](i32 chunk) {
+    const auto issue = [&](i32 chunk) {
         load_rows<KEYS>(tiles + chunk % 2 * TILE, mean_rows + i64(chunk) * KEYS * D, D, candidates - chunk * KEYS);
         cp_async_commit();
     };
