@@ -69,19 +69,22 @@ SP_DEVICE i32 block_sum(i32 value, i32* scratch) {
     return sum;
 }
 
+// Lanes that differ in `Bit` share out 2 Half values: each keeps half of them, summed over the two.
+template <int Half, u32 Bit, int Count>
+SP_DEVICE void halve(f32 (&v)[Count]) {
+    const bool upper = threadIdx.x & Bit;
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+        const f32 give = upper ? v[i] : v[i + Half], keep = upper ? v[i + Half] : v[i];
+        v[i] = keep + __shfl_xor_sync(0xffffffffu, give, Bit);
+    }
+}
+
 // Column sums over the warp's rows to `sums`: v[2 j + e] are those of this thread's rows, of column 8 j + 2 (lane % 4) + e.
 template <int Count>
 SP_DEVICE void sum_columns(f32 (&v)[Count], f32* sums) {
     const u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = Count / 2, bit = 16; bit >= 4; half /= 2, bit /= 2) {
-        const bool upper = lane & bit;
-#pragma unroll
-        for (int i = 0; i < half; ++i) {
-            const f32 give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-            v[i] = keep + __shfl_xor_sync(0xffffffffu, give, bit);
-        }
-    }
+    halve<Count / 2, 16>(v), halve<Count / 4, 8>(v), halve<Count / 8, 4>(v);
     if (Count == 16) *reinterpret_cast<float2*>(sums + 2 * lane) = make_float2(v[0], v[1]);
     else sums[lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2] = v[0];
 }
