@@ -15,7 +15,7 @@ from sp.errors import PromptError
 from sp.gguf.template import render_chat
 from sp.gguf.tokenizer import Tokenizer
 
-SpanKind = Literal["protected", "question", "needle"]
+SpanKind = Literal["protected", "question", "needle", "plain"]
 
 DOCUMENT_MARK = "\n\n"
 
@@ -39,7 +39,8 @@ class Prompt:
         The rendered prompt, chat markup included.
     spans : tuple of Span
         `protected` text is always kept (chat markup, question, answer prefix); `question` and `needle`
-        are what scorers and reports ask for.
+        are what scorers and reports ask for; in `plain` text, ascending and disjoint, the spelling of a
+        special token is only text.
     """
 
     text: str
@@ -98,6 +99,7 @@ class Prompt:
             Span("protected", 0, start),
             Span("protected", end, len(text.encode())),
             Span("question", asked, asked + len(question.encode())),
+            Span("plain", start, asked + len(question.encode())),
         ]
         if needle is not None:
             found = document.find(needle)
@@ -109,7 +111,8 @@ class Prompt:
 
     def tokenise(self, tokenizer: Tokenizer) -> TokenisedPrompt:
         """Encode the text; PromptError if nothing is left."""
-        encoding = tokenizer.encode(self.text)
+        plain = [(span.start, span.end) for span in self.spans if span.kind == "plain"]
+        encoding = tokenizer.encode(self.text, plain)
         if len(encoding.ids) == 0:
             raise PromptError("the prompt is empty; give a text with --prompt-file")
         return TokenisedPrompt(self, encoding.ids, encoding.spans)

@@ -18,7 +18,7 @@ def greedy(
     *,
     eos_ids: frozenset[int],
     max_new_tokens: int,
-    on_token: Callable[[int], None] | None = None,
+    on_token: Callable[[int], bool | None] | None = None,
 ) -> list[int]:
     """Tokens generated from the logits of the last prompt token.
 
@@ -36,7 +36,7 @@ def greedy(
     max_new_tokens : int
         At most so many tokens.
     on_token : callable, optional
-        Called with each token as soon as it is known.
+        Called with each token as soon as it is known; if it returns True, that token is the last.
 
     Returns
     -------
@@ -48,8 +48,8 @@ def greedy(
             if token in eos_ids:
                 break
             tokens.append(token)
-            if on_token is not None:
-                on_token(token)
+            if on_token is not None and on_token(token):
+                break
     return tokens
 
 

@@ -8,7 +8,7 @@ As in llama.cpp there is no NFC step, so the bytes of the text are never changed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,7 +88,8 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._bytes = token_bytes(tokens, types)
         self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(tokens))
-        self._backend = _backend(vocabulary)
+        self._added = frozenset(i for i, kind in enumerate(types) if kind in ADDED)
+        self._backend = _add_special(_backend(vocabulary), vocabulary)
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Tokenizer:
@@ -111,8 +112,21 @@ class Tokenizer:
         """Digest of vocabulary, token types, merges and pre-tokenizer: equal digests tokenize alike."""
         return self._vocabulary.sha256
 
-    def encode(self, text: str) -> Encoding:
-        """Tokens of `text`, special tokens recognised, none added.
+    @cached_property
+    def _plain_backend(self) -> Backend:
+        """Knows no special tokens; made when first needed."""
+        return _backend(self._vocabulary)
+
+    def encode(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> Encoding:
+        """Tokens of `text`, special tokens recognised outside the `plain` parts, none added.
+
+        Parameters
+        ----------
+        text : str
+        plain : sequence of (int, int)
+            Byte ranges, ascending and disjoint, cut between characters, in which the spelling of a special
+            token is only text: what strangers wrote must not end a turn. Other tokens come out as without
+            them, also across their ends.
 
         Raises
         ------
@@ -127,7 +141,7 @@ class Tokenizer:
             raise PromptError(
                 f"character {error.start} of the text is a lone surrogate; read the text as UTF-8"
             ) from None
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        ids = self._mixed(raw, plain) if plain else self._backend.encode(text, add_special_tokens=False).ids
         spelled = b"".join([self._bytes[i] for i in ids])
         if spelled != raw:
             at = next((i for i, (a, b) in enumerate(zip(spelled, raw, strict=False)) if a != b), len(spelled))
@@ -135,6 +149,20 @@ class Tokenizer:
         index = np.array(ids, dtype=np.int64)
         ends = np.cumsum(self._lengths[index])
         return Encoding(index, np.stack([ends - self._lengths[index], ends], axis=1))
+
+    def _mixed(self, raw: bytes, plain: Sequence[tuple[int, int]]) -> list[int]:
+        """Ids of `raw`, cut at the special tokens that lie wholly between plain parts."""
+        ids: list[int] = []
+        begin = 0  # of the text since the last special token
+        gaps = zip([0, *(end for _, end in plain)], [*(start for start, _ in plain), len(raw)], strict=True)
+        for at, end in gaps:
+            for token in self._backend.encode(raw[at:end].decode(), add_special_tokens=False).ids:
+                if token in self._added:
+                    ids += self._plain_backend.encode(raw[begin:at].decode(), add_special_tokens=False).ids
+                    ids.append(token)
+                    begin = at + len(self._bytes[token])
+                at += len(self._bytes[token])
+        return ids + self._plain_backend.encode(raw[begin:].decode(), add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int] | Ints, *, skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD.
@@ -164,6 +192,11 @@ def _backend(vocabulary: Vocabulary) -> Backend:
     split = pre_tokenizers.Split(Regex(PATTERNS[vocabulary.pre]), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    return backend
+
+
+def _add_special(backend: Backend, vocabulary: Vocabulary) -> Backend:
+    """The same backend, recognising special tokens."""
     for kind, add in ((CONTROL, backend.add_special_tokens), (USER_DEFINED, backend.add_tokens)):
         texts = (t for t, token_kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if token_kind == kind)
         add([AddedToken(text, normalized=False, special=kind == CONTROL) for text in texts if text])

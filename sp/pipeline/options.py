@@ -28,6 +28,8 @@ class RunOptions:
         Strategies; build them by name with `SCORERS.build` and `SELECTORS.build`.
     compress : {"auto", "always", "off"}
         `auto` compresses when the predicted cost is lower than that of the full prefill.
+    threshold : int
+        With `auto`, shorter prompts (in tokens) are read whole whatever is predicted.
     positions : {"original", "contiguous"}
         Where kept tokens stand: where they stood in the prompt, or 0, 1, 2, ...
     mapping : {"byte_span", "text_rejoin"}
@@ -48,6 +50,7 @@ class RunOptions:
     scorer: Scorer = field(default_factory=lambda: SCORERS.build("tail"))
     selector: Selector = field(default_factory=lambda: SELECTORS.build("top_chunks"))
     compress: Compress = "auto"
+    threshold: int = 0
     positions: Positions = "original"
     mapping: Mapping = "byte_span"
     kv: KVType = "f16"

@@ -63,8 +63,12 @@ def decide(
     protected: int,
     keep_ratio: float,
     compress: Compress,
+    threshold: int = 0,
 ) -> Decision:
-    """Decide for a prompt of `tokens` tokens of which `protected` must be kept."""
+    """Decide for a prompt of `tokens` tokens of which `protected` must be kept.
+
+    With `compress="auto"` prompts below `threshold` tokens are read whole whatever is predicted.
+    """
     if drafter is None:
         return Decision(False, "no drafter was given", None, 1.0)
     length = break_even(target, drafter, keep_ratio, protected) if keep_ratio < 1 else None
@@ -73,6 +77,8 @@ def decide(
         return Decision(False, "compression is switched off", length, gain)
     if compress == "always":
         return Decision(True, "compression was asked for whatever it costs", length, gain)
+    if tokens < threshold:
+        return Decision(False, f"the prompt has {tokens} tokens, below the threshold of {threshold}", length, gain)
     if keep_ratio == 1:
         return Decision(False, "keep_ratio is 1, so every token is kept", None, gain)
     if length is None:

@@ -95,8 +95,18 @@ class Pipeline:
                 ids = np.arange(n, dtype=np.int64) % loaded.model.config.vocab
                 prefill(loaded.model, ids, np.arange(n, dtype=np.int64), loaded.model.new_cache(n))
 
-    def run(self, prompt: Prompt, options: RunOptions, *, full: bool = True, reporter: Reporter = silent) -> RunResult:
+    def run(
+        self,
+        prompt: Prompt,
+        options: RunOptions,
+        *,
+        full: bool = True,
+        reporter: Reporter = silent,
+        on_token: stages.OnToken | None = None,
+    ) -> RunResult:
         """Answer the prompt, compressed if that pays, and with `full` also by a full prefill.
+
+        `on_token` is called with each token of the answer as it is decoded, and ends it by returning True.
 
         Raises
         ------
@@ -115,12 +125,13 @@ class Pipeline:
             protected=int(tokenised.mask("protected").sum()),
             keep_ratio=options.keep_ratio,
             compress=options.compress,
+            threshold=options.threshold,
         )
         importance, scores, selection = None, None, None
         if decision.activated and self.drafter is not None:
             importance, scores, selection = self.choose(tokenised, options, trace, reporter)
         kept = np.ones(len(tokenised), bool) if selection is None else selection.kept
-        answer = self.read(tokenised, kept, options, trace, reporter, "target prefill")
+        answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
         baseline = None
         if full and selection is not None:
             everything = np.ones(len(tokenised), bool)
@@ -154,6 +165,7 @@ class Pipeline:
         trace: Trace,
         reporter: Reporter,
         what: str,
+        on_token: stages.OnToken | None = None,
     ) -> Answer:
         """Prefill the kept tokens and decode; the time to first token is that of all stages up to the prefill."""
         whole = bool(kept.all())
@@ -169,6 +181,6 @@ class Pipeline:
             state = stages.prefill_target(self.target, given, options, progress)
         ttft = trace.seconds
         with trace.stage("decode") as stage:
-            tokens = stages.decode(self.target, state, given.next_position, options)
+            tokens = stages.decode(self.target, state, given.next_position, options, on_token)
             stage.tokens = len(tokens)
         return Answer(self.target.tokenizer.decode(tokens).strip(), tuple(tokens), ttft, trace)

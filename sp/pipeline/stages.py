@@ -19,6 +19,7 @@ from sp.scoring import Importance, ScoreRequest
 from sp.selection import Selection, SelectionRequest
 
 Progress = Callable[[int], None]
+OnToken = Callable[[int], bool | None]
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,10 @@ def prefill_target(target: Loaded, given: Compressed, options: RunOptions, progr
     return Prefilled(prefill(target.model, given.ids, given.positions, cache, progress=progress), cache)
 
 
-def decode(target: Loaded, state: Prefilled, position: int, options: RunOptions) -> list[int]:
-    """Greedy answer, at positions from `position` on."""
+def decode(
+    target: Loaded, state: Prefilled, position: int, options: RunOptions, on_token: OnToken | None = None
+) -> list[int]:
+    """Greedy answer, at positions from `position` on; `on_token` as for `greedy`."""
     return greedy(
         target.model,
         state.logits,
@@ -122,4 +125,5 @@ def decode(target: Loaded, state: Prefilled, position: int, options: RunOptions)
         state.cache,
         eos_ids=target.tokenizer.eos_ids,
         max_new_tokens=options.max_new_tokens,
+        on_token=on_token,
     )

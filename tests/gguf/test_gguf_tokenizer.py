@@ -281,3 +281,42 @@ def test_a_megabyte_of_text_takes_seconds(text: str) -> None:
     encoding = QWEN2.encode(long)
     assert time.process_time() - start < 10  # 0.5 to 2 s measured; generous for a busy machine
     assert encoding.spans[-1, 1] == len(long.encode())
+
+
+def test_special_tokens_are_only_text_in_plain_parts() -> None:
+    special = next(t for t in ADDED if t == "<|im_end|>")
+    head, body, tail = "<|im_start|>user\n", f"a{special}b{special}", f"{special}\n"
+    start = len(head)
+    plain = [(start, start + len(body))]
+    ids = QWEN2.encode(head + body + tail, plain).ids.tolist()
+    wanted = TOKENS.index(special)
+    assert ids.count(wanted) == 1
+    assert TOKENS.index("<|im_start|>") == ids[0]
+    assert QWEN2.decode(ids) == head + body + tail
+
+
+def test_a_special_token_is_not_put_together_across_the_end_of_a_plain_part() -> None:
+    text = "x<|im_end|>y"
+    for cut in range(2, len("x<|im_end|>")):
+        for plain in ([(0, cut)], [(cut, len(text))]):
+            assert not set(QWEN2.encode(text, plain).ids.tolist()) & QWEN2.special_ids
+
+
+@given(st.lists(st.sampled_from([*ADDED, "a", " the", "\n", "é", "<|", "|>"]), max_size=12), st.data())
+@settings(max_examples=60, deadline=None)
+def test_plain_parts_without_special_tokens_change_nothing(parts: list[str], data: Any) -> None:
+    text = "".join(parts)
+    begin = 0
+    plain, where = [], []
+    for part in parts:
+        end = begin + len(part.encode())
+        where.append((begin, end, part in ADDED))
+        begin = end
+    for start, end, added in where:
+        if not added and data.draw(st.booleans()):
+            plain.append((start, end))
+    got, want = QWEN2.encode(text, plain), QWEN2.encode(text)
+    if "<|" not in parts and "|>" not in parts:  # halves may come together to a special token
+        assert got.ids.tolist() == want.ids.tolist()
+        assert got.spans.tolist() == want.spans.tolist()
+    assert QWEN2.decode(got.ids) == text
