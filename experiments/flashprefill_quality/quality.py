@@ -225,9 +225,13 @@ def picture(found: dict[int, dict[float | None, dict[str, Any]]], keep_ratio: fl
             panel.plot(alphas, values, marker="o", markersize=3, color=colour, label=f"{tokens:,} tokens")
             if name == "found":
                 panel.axhline(by_alpha[None]["found"] / by_alpha[None]["cases"], color=colour, linewidth=0.7, ls=":")
-    for panel, title in zip(axes, panels.values(), strict=True):
+    for panel, (name, title) in zip(axes, panels.items(), strict=True):
         panel.set_xscale("log")
-        panel.set_ylim(0, 1.05)
+        if name == "rank_correlation":  # it hardly falls
+            lowest = min(m[name] for by_alpha in found.values() for m in by_alpha.values())
+            panel.set_ylim(min(0.9, lowest), 1.005)
+        else:
+            panel.set_ylim(0, 1.05)
         panel.set_xlabel("alpha")
         panel.set_title(title, fontsize=10)
     axes[0].legend(frameon=False, fontsize=8)
