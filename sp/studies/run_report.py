@@ -104,6 +104,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             {"kind": span.kind, "start_byte": span.start, "end_byte": span.end} for span in result.prompt.prompt.spans
         ],
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
+        "drafter_densities": list(result.importance.densities) if result.importance else [],
     }
     trace.arrays = {"token_bytes": result.prompt.bytes, "token_ids": result.prompt.ids}
     if result.selection is not None and result.scores is not None and result.importance is not None:
@@ -116,6 +117,8 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         }
         if result.importance.by_layer is not None:
             trace.arrays["by_layer"] = result.importance.by_layer
+        if result.importance.by_head is not None:
+            trace.arrays["by_head"] = result.importance.by_head
     return trace
 
 
