@@ -17,6 +17,7 @@ from sp.commands.bench import bench_app
 from sp.commands.bench_drafter import bench_drafter
 from sp.commands.doctor import doctor
 from sp.commands.kernels import kernels_app
+from sp.commands.serve import serve
 from sp.commands.terminal import AsJson, print_json, progress_bar
 from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError, SpError, unknown_name
@@ -62,6 +63,7 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
 
 
 app.command()(doctor)
+app.command()(serve)
 app.add_typer(kernels_app, name="kernels")
 bench_app.command("drafter")(bench_drafter)
 app.add_typer(bench_app, name="bench")

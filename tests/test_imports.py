@@ -24,7 +24,7 @@ ORDER = [
     {"selection"},
     {"decode"},
     {"pipeline"},
-    {"evals", "bench"},
+    {"evals", "bench", "serve"},
     {"studies"},
     {"commands"},
     {"cli"},

@@ -1,0 +1,77 @@
+"""`sp serve`: the pair behind an OpenAI-compatible interface."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sp.config import from_mapping
+from sp.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(
+    target: Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")] = None,
+    keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
+    scorer: Annotated[str, typer.Option(help="What makes a token important: tail, lookahead, ...")] = "tail",
+    selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    compress: Annotated[str, typer.Option(help="auto (if it is predicted to pay), always or off.")] = "auto",
+    threshold: Annotated[int, typer.Option(min=0, help="With auto: shortest prompt to compress, in tokens.")] = 0,
+    positions: Annotated[str, typer.Option(help="Of kept tokens: original or contiguous.")] = "original",
+    kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
+    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Answer length where a request names none.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer a request may ask for.")] = 4096,
+    host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 32,
+    max_body: Annotated[int, typer.Option(min=1, help="Largest request body, in MiB.")] = 16,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds the request at work has to end on shutdown.")] = 30,
+) -> None:
+    """Serve chat and text completions of one resident pair, compressed request by request.
+
+    [bold]Examples[/bold]
+
+      sp serve --keep-ratio 0.1 --threshold 4096
+
+      sp serve --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --compress always
+    """
+    try:
+        from sp.serve.app import Limits, Service
+        from sp.serve.metrics import Metrics
+        from sp.serve.server import Server
+        from sp.serve.worker import Worker
+    except ModuleNotFoundError as error:
+        if (error.name or "sp").partition(".")[0] == "sp":
+            raise
+        raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
+    from sp import load
+    from sp.pipeline import RunOptions
+    from sp.scoring import SCORERS
+    from sp.selection import SELECTORS
+    from sp.serve.protocol import Defaults
+
+    given = {
+        "keep_ratio": keep_ratio,
+        "scorer": SCORERS.build(scorer),
+        "selector": SELECTORS.build(selector),
+        "compress": compress,
+        "threshold": threshold,
+        "positions": positions,
+        "kv": kv,
+        "rotate": rotate,
+        "max_new_tokens": min(max_new_tokens, max_tokens),
+    }
+    options = from_mapping(RunOptions, given, "sp serve")
+    pipeline = load(target, drafter)
+    pipeline.warm_up()
+    worker = Worker(pipeline, Metrics(), queue)
+    service = Service(worker, Defaults(options, max_tokens), Limits(body_bytes=max_body << 20))
+    if host not in LOOPBACK:
+        print(f"sp: warning: anyone who reaches {host} can use this server", file=sys.stderr)
+    Server(service, host, port, grace).serve_forever()

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server for experiments: one resident pair of models, one request at a time."""

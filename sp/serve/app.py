@@ -1,0 +1,242 @@
+"""Routes: read a body within limits, queue it, pass the events on, and give up when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from sp.serve.errors import RequestError, as_request_error
+from sp.serve.protocol import Defaults, parse_json, parse_request
+from sp.serve.replies import Reply, event
+from sp.serve.worker import Done, Event, Failed, Piece, Worker
+
+log = logging.getLogger("sp.serve")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may take.
+
+    Parameters
+    ----------
+    body_bytes : int
+        Largest body.
+    body_seconds : float
+        For a body to arrive.
+    stall_seconds : float
+        A reader of a stream that takes nothing for so long is dropped.
+    """
+
+    body_bytes: int = 16 << 20
+    body_seconds: float = 30.0
+    stall_seconds: float = 60.0
+
+
+@dataclass
+class Service:
+    """The endpoints over one worker."""
+
+    worker: Worker
+    defaults: Defaults = field(default_factory=Defaults)
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def model(self) -> str:
+        """Name of the target in answers."""
+        return self.worker.pipeline.target.path.stem
+
+    def app(self) -> Starlette:
+        """The ASGI application; its life is that of the worker's thread."""
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            self.worker.start()
+            yield
+            await asyncio.to_thread(self.worker.stop)
+
+        async def chat(request: Request) -> Response:
+            return await self.answer(request, "chat")
+
+        async def completion(request: Request) -> Response:
+            return await self.answer(request, "completion")
+
+        routes = [
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/health", self.health),
+            Route("/metrics", self.show_metrics),
+        ]
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+
+    async def answer(self, request: Request, kind: Literal["chat", "completion"]) -> Response:
+        """Serve one request; whatever goes wrong becomes one JSON error."""
+        try:
+            body = parse_json(await read_body(request, self.limits))
+            return await self.respond(request, kind, body)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            told = as_request_error(error)
+            self.worker.metrics.refused(told)
+            if told.status == 500:
+                log.exception("a request failed")
+            return JSONResponse(told.body(), told.status, {"Retry-After": "1"} if told.status == 503 else None)
+
+    async def respond(self, request: Request, kind: Literal["chat", "completion"], body: dict[str, Any]) -> Response:
+        """Queue a body and wait for its first event, so that refusals still have a status of their own."""
+        answer, streaming = Answer(self.worker, request), False
+        try:
+            job = parse_request(kind, body, self.defaults)
+            answer.ticket = self.worker.submit(job, answer.emit)
+            reply = Reply(job, self.model)
+            first = await answer.next()
+            if job.stream:
+                streaming = True
+                return EventStream(_chunks(answer, first, reply), answer, self.limits.stall_seconds)
+            pieces, item = [], first
+            while isinstance(item, Piece):
+                pieces.append(item.text)
+                item = await answer.next()
+            assert isinstance(item, Done), item
+            return JSONResponse(reply.whole("".join(pieces), item))
+        finally:
+            if not streaming:
+                answer.leave()
+
+    async def models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "local"}]})
+
+    async def health(self, _: Request) -> Response:
+        state = {**self.worker.state, "model": self.model}
+        return JSONResponse(state, 200 if state["status"] == "ok" else 503)
+
+    async def show_metrics(self, _: Request) -> Response:
+        return Response(self.worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class Answer:
+    """The events of one ticket on the side of the event loop, and the watch over its client."""
+
+    def __init__(self, worker: Worker, request: Request) -> None:
+        self.ticket: Any = None
+        self.worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._gone = asyncio.ensure_future(_disconnect(request))
+
+    def emit(self, item: Event) -> None:
+        """Called on the worker's thread; never waits for a slow reader."""
+        with suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._events.put_nowait, item)
+
+    async def next(self) -> Event:
+        """The next event; RequestError if the work failed, ClientDisconnect if the client has left."""
+        getting = asyncio.ensure_future(self._events.get())
+        try:
+            await asyncio.wait({getting, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+            if self._gone.done():
+                raise ClientDisconnect
+            item = getting.result()
+        finally:
+            getting.cancel()
+        if isinstance(item, Failed):
+            raise item.error
+        return item
+
+    def leave(self) -> None:
+        """No more events are wanted."""
+        self._gone.cancel()
+        if self.ticket is not None:
+            self.worker.cancel(self.ticket)
+
+
+class EventStream(Response):
+    """Server-sent events; drops a reader that stalls, and ends the work when it ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[bytes], answer: Answer, stall_seconds: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._chunks, self._answer, self._stall = chunks, answer, stall_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for chunk in self._chunks:
+                async with asyncio.timeout(self._stall):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (ClientDisconnect, TimeoutError):
+            pass
+        finally:
+            self._answer.leave()
+
+
+async def _chunks(answer: Answer, item: Event, reply: Reply) -> AsyncIterator[bytes]:
+    """Events of the stream from the first one on; an error late in the answer is its last event."""
+    head = reply.first()
+    try:
+        while isinstance(item, Piece):
+            yield head + reply.piece(item.text)
+            head = b""
+            item = await answer.next()
+        assert isinstance(item, Done), item
+        yield head + reply.last(item)
+    except RequestError as error:
+        answer.worker.metrics.refused(error)
+        yield event(error.body())
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body, if it is JSON, not too long and not too slow."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        # Also keeps out requests that a web page can make a browser send without asking.
+        raise RequestError("the content type must be application/json; set the header", status=415)
+    too_long = RequestError(
+        f"the body has more than {limits.body_bytes} bytes; shorten the prompt or raise --max-body",
+        status=413, code="body_too_large",
+    )  # fmt: skip
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > limits.body_bytes:
+        raise too_long
+    chunks, total = [], 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                total += len(chunk)
+                if total > limits.body_bytes:
+                    raise too_long
+                chunks.append(chunk)
+    except TimeoutError:
+        raise RequestError(f"the body took over {limits.body_seconds:g} s; send it faster", status=408) from None
+    return b"".join(chunks)
+
+
+async def _disconnect(request: Request) -> None:
+    """Return when the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), error
+    told = RequestError(
+        f"{request.method} {request.url.path}: {error.detail}; see /v1/chat/completions, /v1/completions, "
+        "/v1/models, /health and /metrics",
+        status=error.status_code, code="not_found",
+    )  # fmt: skip
+    return JSONResponse(told.body(), error.status_code, error.headers)

@@ -1,0 +1,99 @@
+"""A chat to the prompt the target was trained on, with every byte's standing: markup, protected, compressible.
+
+What people wrote enters the rendered text only after rendering, in place of random marks. So no message can change
+what the template does, and where each message lies is known exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from typing import Any
+
+from sp.gguf import Tokenizer
+from sp.gguf.template import render_chat
+from sp.prompt import DOCUMENT_MARK, Prompt, Span
+from sp.serve.errors import RequestError
+from sp.serve.protocol import Job, Protect
+
+
+def to_prompt(job: Job, template: str | None, tokenizer: Tokenizer) -> Prompt:
+    """The prompt of a request; RequestError if the template cannot show it."""
+    if job.kind == "completion":
+        return completion_prompt(job.prompt)
+    if template is None:
+        raise RequestError("this model has no chat template; use /v1/completions with a prompt")
+    return chat_prompt(job.messages, job.tools, template, tokenizer, job.protect)
+
+
+def completion_prompt(text: str) -> Prompt:
+    """A prompt as it stands, special tokens recognised; what follows its last blank line is kept as the question."""
+    document, mark, question = text.rpartition(DOCUMENT_MARK)
+    if not (document and question.strip()):
+        return Prompt(text)
+    start, end = len((document + mark).encode()), len(text.encode())
+    return Prompt(text, (Span("protected", start, end), Span("question", start, end)))
+
+
+def chat_prompt(
+    messages: tuple[dict[str, Any], ...],
+    tools: tuple[dict[str, Any], ...],
+    template: str,
+    tokenizer: Tokenizer,
+    protect: Protect = "turn",
+) -> Prompt:
+    """Render messages of role and text parts.
+
+    Protected are the markup, the tools, system messages and the last user turn: the only part of it, or its last
+    part if it has several, so that a client can send documents and then the question. With `protect` "paragraph"
+    it is what follows the last blank line of that part. Parts are joined by a blank line. In messages the spelling
+    of a special token is only text.
+    """
+    asked = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+    nonce = secrets.token_hex(8)
+    shown = [{"role": message["role"], "content": f"mark{nonce}n{index}end"} for index, message in enumerate(messages)]
+    rendered = _render(template, shown, tools, tokenizer)
+    pieces = re.split(f"mark{nonce}n([0-9]+)end", rendered)
+    found = [int(index) for index in pieces[1::2]]
+    if sorted(found) != list(range(len(messages))):
+        missing = next((i for i in range(len(messages)) if found.count(i) != 1), 0)
+        where = f"messages[{missing}]"
+        raise RequestError(f"the chat template of this model does not show {where} once; leave it out", where)
+    text, spans, at = [pieces[0]], [Span("protected", 0, len(pieces[0].encode()))], len(pieces[0].encode())
+    for index, markup in zip(found, pieces[2::2], strict=True):
+        content, kept = _content(messages[index]["parts"], messages[index]["role"], index == asked, protect)
+        end = at + len(content.encode())
+        spans.append(Span("plain", at, end))
+        spans.append(Span("protected", end - kept, end))
+        if index == asked:
+            spans.append(Span("question", end - kept, end))
+        at = end + len(markup.encode())
+        spans.append(Span("protected", end, at))
+        text += [content, markup]
+    return Prompt("".join(text), tuple(span for span in spans if span.end > span.start))
+
+
+def _content(parts: list[str], role: str, asked: bool, protect: Protect) -> tuple[str, int]:
+    """Text of a message, and how many bytes at its end are protected."""
+    content = DOCUMENT_MARK.join(parts)
+    if role == "system":
+        return content, len(content.encode())
+    if not asked:
+        return content, 0
+    last = parts[-1]
+    if protect == "paragraph":
+        last = last.rstrip().rpartition(DOCUMENT_MARK)[2] + last[len(last.rstrip()) :]
+    return content, len(last.encode())
+
+
+def _render(template: str, shown: list[dict[str, str]], tools: tuple[dict[str, Any], ...], tokenizer: Tokenizer) -> str:
+    if not tools:
+        return render_chat(template, shown)
+    text = json.dumps(tools, ensure_ascii=False)
+    if tokenizer.special_ids & set(tokenizer.encode(text).ids.tolist()):
+        raise RequestError("tools spell a special token of the model; describe them without it", "tools")
+    rendered = render_chat(template, shown, tools=list(tools))
+    if rendered == render_chat(template, shown):
+        raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
+    return rendered

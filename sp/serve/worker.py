@@ -1,0 +1,222 @@
+"""The one thread that runs the pipeline, and the queue before it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sp.errors import SpError
+from sp.pipeline import Pipeline, RunResult
+from sp.serve.errors import RequestError, as_request_error
+from sp.serve.messages import to_prompt
+from sp.serve.metrics import Metrics
+from sp.serve.protocol import Job
+from sp.serve.text import AnswerText
+
+log = logging.getLogger("sp.serve")
+
+
+class CancelledError(Exception):
+    """The client has left; raised inside the pipeline to end its work."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of an answer: why it ended, and the usage block."""
+
+    finish_reason: str
+    usage: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """No answer, or no more of it."""
+
+    error: RequestError
+
+
+Event = Piece | Done | Failed
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request in the queue or at work; `emit` is called on the worker's thread."""
+
+    job: Job
+    emit: Callable[[Event], None]
+    submitted: float = field(default_factory=time.perf_counter)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def check(self, _: int = 0) -> None:
+        """Raise if the client has left."""
+        if self.cancelled.is_set():
+            raise CancelledError
+
+    @contextmanager
+    def reporter(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Progress of a stage, as a place to stop at."""
+        self.check()
+        yield self.check
+
+
+class Worker:
+    """Runs tickets one by one, in the order they came.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        Nobody else may run it meanwhile.
+    metrics : Metrics
+    limit : int
+        Tickets that may wait.
+    """
+
+    def __init__(self, pipeline: Pipeline, metrics: Metrics, limit: int = 32) -> None:
+        self.pipeline, self.metrics, self.limit = pipeline, metrics, limit
+        self._waiting: deque[Ticket] = deque()
+        self._current: Ticket | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="sp-pipeline", daemon=True)
+        metrics.watch("sp_queue_length", "Requests that wait.", lambda: len(self._waiting))
+        metrics.watch("sp_running", "Requests at work, 0 or 1.", lambda: int(self._current is not None))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """For `/health`."""
+        alive = self._thread.is_alive() and not self._closed
+        return {"status": "ok" if alive else "stopping", "waiting": len(self._waiting),
+                "running": int(self._current is not None), "queue_limit": self.limit}  # fmt: skip
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: Job, emit: Callable[[Event], None]) -> Ticket:
+        """Queue a job; RequestError when there is no room or no more work is taken."""
+        ticket = Ticket(job, emit)
+        with self._changed:
+            if self._closed:
+                raise _stopping()
+            if len(self._waiting) >= self.limit:
+                raise RequestError(f"{self.limit} requests wait already; try again later", status=503, code="busy")
+            self._waiting.append(ticket)
+            self._changed.notify()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Forget a ticket: at once if it waits, at its next token or layer if it is at work; nothing if it is done."""
+        ticket.cancelled.set()
+        with self._changed:
+            if ticket not in self._waiting:
+                return
+            self._waiting.remove(ticket)
+        self.metrics.requests.labels("cancelled").inc()
+
+    def close(self) -> None:
+        """Take no more work and refuse what waits; the ticket at work goes on."""
+        with self._changed:
+            self._closed = True
+            refused = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify()
+        for ticket in refused:
+            self._fail(ticket, _stopping())
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Close, cancel what is at work and wait for the thread."""
+        self.close()
+        if (current := self._current) is not None:
+            current.cancelled.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                ticket = self._current = self._waiting.popleft()
+            try:
+                self._serve(ticket)
+            except CancelledError:
+                self.metrics.requests.labels("cancelled").inc()
+            except Exception as error:
+                if not isinstance(error, SpError):
+                    log.exception("a request failed")
+                self._fail(ticket, as_request_error(error))
+            finally:
+                self._current = None
+
+    def _fail(self, ticket: Ticket, error: RequestError) -> None:
+        ticket.emit(Failed(error))
+
+    def _serve(self, ticket: Ticket) -> None:
+        start = time.perf_counter()
+        job, target = ticket.job, self.pipeline.target
+        ticket.check()
+        prompt = to_prompt(job, target.template, target.tokenizer)
+        rendered = time.perf_counter()
+        text = AnswerText(target.tokenizer, job.stop)
+
+        def on_token(token: int) -> bool:
+            ticket.check()
+            if piece := text.push(token):
+                ticket.emit(Piece(piece))
+            return text.stopped
+
+        result = self.pipeline.run(prompt, job.options, full=False, reporter=ticket.reporter, on_token=on_token)
+        if rest := text.finish():
+            ticket.emit(Piece(rest))
+        long = len(result.answer.tokens) == job.options.max_new_tokens and not text.stopped
+        queued, render = start - ticket.submitted, rendered - start
+        self._count(result, queued, render)
+        ticket.emit(Done("length" if long else "stop", usage(result, queued, render)))
+
+    def _count(self, result: RunResult, queued: float, render: float) -> None:
+        metrics = self.metrics
+        metrics.requests.labels("ok").inc()
+        metrics.compressed.inc(result.selection is not None)
+        metrics.waited.observe(queued)
+        metrics.ttft.observe(render + result.answer.ttft_s)
+        counts = {"prompt": len(result.prompt), "kept": result.kept_tokens, "generated": len(result.answer.tokens)}
+        for kind, count in counts.items():
+            metrics.tokens.labels(kind).inc(count)
+
+
+def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
+    """OpenAI's usage block, with what compression did and what each stage cost under `sp`."""
+    prompt, generated = len(result.prompt), len(result.answer.tokens)
+    stages = [{"name": "render", "tokens": 0, "ms": 1e3 * render}]
+    stages += [{"name": s.name, "tokens": s.tokens, "ms": 1e3 * s.seconds} for s in result.answer.trace.stages]
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "sp": {
+            "compressed": result.selection is not None,
+            "reason": result.decision.reason,
+            "kept_tokens": result.kept_tokens,
+            "break_even_tokens": result.decision.break_even_tokens,
+            "queue_ms": 1e3 * queued,
+            "ttft_ms": 1e3 * (render + result.answer.ttft_s),
+            "stages": stages,
+        },
+    }
+
+
+def _stopping() -> RequestError:
+    return RequestError("the server is stopping; send the request to another", status=503, code="stopping")

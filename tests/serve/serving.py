@@ -1,0 +1,70 @@
+"""A server on a free port in a thread of this process, over the embedded pair."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import sp
+from sp.pipeline import Pipeline, RunOptions
+from sp.serve.app import Limits, Service
+from sp.serve.metrics import Metrics
+from sp.serve.protocol import Defaults
+from sp.serve.server import Server
+from sp.serve.worker import Worker
+
+OPTIONS = RunOptions(keep_ratio=0.5, max_new_tokens=12)
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where the server is, and its parts."""
+
+    url: str
+    port: int
+    worker: Worker
+
+
+def document(key: str, value: int, repeats: int = 4) -> str:
+    """A text that holds one needle."""
+    return f"{FILLER * repeats}One of the special magic numbers for {key} is: {value}. {FILLER}"
+
+
+def question(key: str) -> str:
+    return f"What is the special magic number for {key} mentioned in the provided text?"
+
+
+@contextmanager
+def serving(pipeline: Pipeline, *, queue: int = 64, limits: Limits | None = None) -> Iterator[Running]:
+    """Start, yield, stop; the end of the thread is asserted."""
+    worker = Worker(pipeline, Metrics(), queue)
+    service = Service(worker, Defaults(OPTIONS, 64), limits or Limits(body_bytes=1 << 20))
+    server = Server(service, "127.0.0.1", 0, grace=5)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Running(f"http://127.0.0.1:{port}", port, worker)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def until(condition, seconds: float = 10.0) -> None:  # type: ignore[no-untyped-def]
+    """Wait for a condition; AssertionError if it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.01)
+
+
+def load() -> Pipeline:
+    return sp.load()

@@ -1,0 +1,336 @@
+"""The server over a socket, with the `openai` client and with bytes no client would send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+import serving as tool
+
+openai = pytest.importorskip("openai")
+
+from sp.pipeline import Pipeline  # noqa: E402
+from sp.serve.app import Limits  # noqa: E402
+from sp.serve.messages import chat_prompt  # noqa: E402
+
+TASKS = [(f"{a}-{b}", 1000003 * n + 1000000) for n, (a, b) in enumerate((a, b) for a in ("quiet", "cloudy", "amber")
+         for b in ("lantern", "coral"))]  # fmt: skip
+
+
+def client(server: tool.Running, **options: Any) -> Any:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+
+
+def chat(key: str, value: int) -> list[dict[str, Any]]:
+    parts = [tool.document(key, value), tool.question(key)]
+    return [{"role": "user", "content": [{"type": "text", "text": part} for part in parts]}]
+
+
+@pytest.fixture(scope="module")
+def expected(pair: Pipeline) -> dict[str, str]:
+    """What the pipeline answers by itself, compressed."""
+    answers = {}
+    for key, value in TASKS:
+        message = {"role": "user", "parts": [tool.document(key, value), tool.question(key)]}
+        prompt = chat_prompt((message,), (), pair.target.template, pair.target.tokenizer)
+        result = pair.run(prompt, replace(tool.OPTIONS, compress="always"), full=False)
+        answers[key] = pair.target.tokenizer.decode(result.answer.tokens)
+    return answers
+
+
+ALWAYS = {"sp": {"compress": "always"}}
+
+
+def test_chat_whole_and_streamed_say_the_same(server: tool.Running, expected: dict[str, str]) -> None:
+    key, value = TASKS[0]
+    ask = client(server).chat.completions.create
+    whole = ask(model="any", messages=chat(key, value), extra_body=ALWAYS)
+    assert whole.choices[0].message.content == expected[key]
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    found = whole.usage.model_extra["sp"]
+    assert found["compressed"]
+    assert 0 < found["kept_tokens"] < whole.usage.prompt_tokens
+    assert {"render", "tokenise", "score", "select", "target prefill", "decode"} <= {s["name"] for s in found["stages"]}
+    options = {"include_usage": True}
+    stream = ask(model="any", messages=chat(key, value), extra_body=ALWAYS, stream=True, stream_options=options)
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == expected[key]
+    assert len([chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]) > 1
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_completions_stop_and_length(server: tool.Running) -> None:
+    key, value = TASKS[1]
+    user = f"{tool.document(key, value)}\n\n{tool.question(key)}"
+    prompt = f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
+    ask = client(server).completions.create
+    long = ask(model="any", prompt=prompt, max_tokens=3)
+    assert (long.choices[0].finish_reason, long.usage.completion_tokens) == ("length", 3)
+    whole = ask(model="any", prompt=prompt, max_tokens=8).choices[0].text
+    stop = whole[3:5]
+    cut = "".join(c.choices[0].text for c in ask(model="any", prompt=prompt, max_tokens=8, stop=stop, stream=True))
+    assert cut == whole[: whole.index(stop)]
+
+
+def test_options_of_a_request_are_those_of_that_request_only(server: tool.Running) -> None:
+    ask = client(server).chat.completions.create
+    kept = []
+    for change in ({"keep_ratio": 0.4}, {"keep_ratio": 0.8, "scorer": "random"}, {"off": True}, {"keep_ratio": 0.4}):
+        given = {"sp": change if "off" in change else {"compress": "always", **change}}
+        usage = ask(model="any", messages=chat(*TASKS[2]), max_tokens=1, extra_body=given).usage
+        kept.append(usage.model_extra["sp"]["kept_tokens"] / usage.prompt_tokens)
+    assert kept[0] == kept[3] < kept[1] < kept[2] == 1
+    short = ask(model="any", messages=chat(*TASKS[2]), max_tokens=1, extra_body={"sp": {"threshold": 5000}})
+    assert re.search("below the threshold of 5000", short.usage.model_extra["sp"]["reason"])
+
+
+def test_health_models_metrics_and_wrong_paths(server: tool.Running) -> None:
+    assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+    assert client(server).models.list().data[0].id == "target"
+    text = httpx.get(f"{server.url}/metrics").text
+    assert 'sp_requests_total{outcome="ok"}' in text
+    assert 'sp_tokens_total{kind="kept"}' in text
+    for method, path, status in (("GET", "/v1/chat/completions", 405), ("POST", "/v1/embeddings", 404)):
+        reply = httpx.request(method, server.url + path)
+        assert reply.status_code == status
+        assert path in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 400, "no JSON"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": -9223372036854775809}', 400, "2\\^53"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "\\ud800": 1}', 400, "unknown field"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"scorer": "oracle", "compress": "always"}}', 400,
+         "known needle"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"keep_ratio": 0.01, "compress": "always"}}', 400,
+         "raise sp.keep_ratio to at least"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "tools": [{"name": "f"}]}', 400, "does not show tools"),
+        (b'{"messages": [{"role": "user", "content": "' + b"7 " * 170_000 + b'"}]}', 400, "context of 163840"),
+        (b'{"messages": "' + b"x" * (1 << 20) + b'"}', 413, "raise --max-body"),
+    ],
+)  # fmt: skip
+def test_bad_requests_get_one_json_error(server: tool.Running, body: bytes, status: int, said: str) -> None:
+    def chunked() -> Any:
+        yield body
+
+    for content in (body, chunked()):
+        headers = {"content-type": "application/json"}
+        reply = httpx.post(f"{server.url}/v1/chat/completions", content=content, headers=headers, timeout=30)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["type"]) == (status, "invalid_request_error")
+        assert re.search(said, error["message"])
+        assert "Traceback" not in reply.text
+        assert "--keep-ratio" not in reply.text
+
+
+def test_an_error_in_a_stream_has_a_status(server: tool.Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="known needle"):
+        client(server).chat.completions.create(
+            model="any", messages=chat(*TASKS[0]), stream=True,
+            extra_body={"sp": {"scorer": "oracle", "compress": "always"}},
+        )  # fmt: skip
+
+
+def test_other_content_types_are_refused(server: tool.Running) -> None:
+    reply = httpx.post(f"{server.url}/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+    assert reply.status_code == 415
+
+
+def raw_request(server: tool.Running, body: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
+    """A connection that has sent a request and read nothing."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def outcomes(server: tool.Running) -> dict[str, float]:
+    metrics = server.worker.metrics.requests
+    return {name: metrics.labels(name)._value.get() for name in ("ok", "cancelled", "refused", "failed")}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_work_of_a_client_that_left_is_ended(server: tool.Running, stream: bool) -> None:
+    before = outcomes(server)
+    text = tool.document("quiet-lantern", 7, 150)
+    body = {"messages": [{"role": "user", "content": text}], "stream": stream, "max_tokens": 64, "sp": {"off": True}}
+    running, waiting = raw_request(server, body), raw_request(server, body)
+    tool.until(lambda: server.worker.state["running"] and server.worker.state["waiting"])
+    waiting.close()
+    running.close()
+    tool.until(lambda: not server.worker.state["running"] and not server.worker.state["waiting"])
+    assert outcomes(server)["cancelled"] == before["cancelled"] + 2
+
+
+def test_nothing_is_lost_or_mixed_up_under_load(server: tool.Running, expected: dict[str, str]) -> None:
+    """Many clients, some slow, some leaving, some sending nonsense; every answer is that of its own question."""
+    before = outcomes(server)
+
+    async def polite(ask: Any, number: int) -> None:
+        key, value = TASKS[number % len(TASKS)]
+        if number % 2:
+            reply = await ask(model="any", messages=chat(key, value), extra_body=ALWAYS)
+            assert reply.choices[0].message.content == expected[key]
+            return
+        text = ""
+        async for chunk in await ask(model="any", messages=chat(key, value), extra_body=ALWAYS, stream=True):
+            text += chunk.choices[0].delta.content or ""
+            if number % 3 == 0:
+                await asyncio.sleep(0.05)
+        assert text == expected[key]
+
+    async def leaving(ask: Any, number: int) -> None:
+        stream = await ask(model="any", messages=chat(*TASKS[number % len(TASKS)]), extra_body=ALWAYS, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+
+    async def malformed(http: httpx.AsyncClient, number: int) -> None:
+        bad = [b"{", b'{"messages": 1}', b"\xff" * 10, b'{"messages": [], "sp": {"keep": 1}}'][number % 4]
+        reply = await http.post("/v1/chat/completions", content=bad, headers={"content-type": "application/json"})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"]
+
+    async def everyone() -> None:
+        limits = httpx.Limits(max_connections=200)
+        async with (
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as api,
+            httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as http,
+        ):
+            ask = api.chat.completions.create
+            crowd = [polite(ask, n) for n in range(30)] + [leaving(ask, n) for n in range(6)]
+            await asyncio.gather(*crowd, *(malformed(http, n) for n in range(12)))
+
+    mute = [raw_request(server, {"messages": chat(*TASKS[0]), "stream": True} | ALWAYS) for _ in range(3)]
+    asyncio.run(everyone())
+    tool.until(lambda: not server.worker.state["running"] and not server.worker.state["waiting"])
+    after = outcomes(server)
+    for connection in mute:  # these never read: their answers lie ready all the same
+        assert b"[DONE]" in _all(connection)
+    assert after["refused"] - before["refused"] == 12
+    assert after["failed"] == before["failed"]
+    assert 33 <= after["ok"] - before["ok"] <= 39
+    assert sum(after.values()) - sum(before.values()) == 30 + 6 + 12 + 3
+
+
+def _all(connection: socket.socket) -> bytes:
+    data = b""
+    connection.settimeout(5)
+    while b"[DONE]" not in data and (more := connection.recv(1 << 16)):
+        data += more
+    connection.close()
+    return data
+
+
+def test_a_full_queue_says_so_and_a_stalled_body_is_dropped(pair: Pipeline) -> None:
+    limits = Limits(body_bytes=1 << 20, body_seconds=0.3)
+    with tool.serving(pair, queue=2, limits=limits) as small:
+        text = tool.document("quiet-lantern", 7, 150)
+        body = {"messages": [{"role": "user", "content": text}], "sp": {"off": True}}
+        held = [raw_request(small, body)]
+        tool.until(lambda: small.worker.state["running"])
+        held += [raw_request(small, body), raw_request(small, body)]
+        tool.until(lambda: small.worker.state["waiting"] == 2)
+        with pytest.raises(openai.InternalServerError, match="try again later") as caught:
+            client(small).chat.completions.create(model="any", messages=chat(*TASKS[0]))
+        assert caught.value.status_code == 503
+        slow = socket.create_connection(("127.0.0.1", small.port))
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: 100\r\n\r\n{")  # fmt: skip
+        slow.settimeout(5)
+        assert b" 408 " in slow.recv(1 << 16)
+        for connection in (*held, slow):
+            connection.close()
+        tool.until(lambda: not small.worker.state["running"])
+
+
+def test_an_unexpected_error_is_told_without_details_and_the_next_request_is_served(
+    pair: Pipeline, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, broken = Pipeline.run, iter([RuntimeError("secret"), MemoryError()])
+
+    def run(self: Pipeline, *given: Any, **named: Any) -> Any:
+        if (error := next(broken, None)) is not None:
+            raise error
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(Pipeline, "run", run)
+    with tool.serving(pair) as fresh:
+        ask = client(fresh).chat.completions.create
+        for status, said in ((500, "internal error"), (503, "out of memory")):
+            with pytest.raises(openai.InternalServerError, match=said) as caught:
+                ask(model="any", messages=chat(*TASKS[0]))
+            assert caught.value.status_code == status
+            assert "secret" not in str(caught.value)
+        reply = ask(model="any", messages=chat(*TASKS[0]), extra_body=ALWAYS)
+        assert reply.choices[0].message.content == expected[TASKS[0][0]]
+
+
+def test_the_server_adds_little_to_the_time_to_first_token(server: tool.Running) -> None:
+    """Generous, as other programs run; `experiments/serve_load.py` measures it."""
+    added = []
+    for number in range(7):
+        body = {"messages": chat(*TASKS[number % len(TASKS)]), "stream": True, "max_tokens": 2} | ALWAYS
+        body["stream_options"] = {"include_usage": True}
+        start, first = time.perf_counter(), 0.0
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply:
+            lines = []
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    first = first or time.perf_counter() - start
+                    lines.append(json.loads(line[6:]))
+        added.append(1e3 * first - lines[-1]["usage"]["sp"]["ttft_ms"])
+    assert sorted(added)[3] < 50
+
+
+def test_the_command_ends_in_order_on_sigterm() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "sp.cli", "serve", "--port", str(port), "--grace", "20"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        tool.until(lambda: process.poll() is None and _up(url), 30)
+
+        async def talk() -> tuple[list[str], int]:
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api:
+                ask = api.chat.completions.create
+                stream = await ask(model="any", messages=chat(*TASKS[0]), stream=True, max_tokens=12)
+                parts = stream.__aiter__()
+                pieces = [(await parts.__anext__()).choices[0].delta.content]
+                process.send_signal(signal.SIGTERM)
+                async for chunk in parts:
+                    pieces.append(chunk.choices[0].finish_reason)
+                return pieces, len(pieces)
+
+        pieces, _ = asyncio.run(talk())
+        assert pieces[-1] in ("stop", "length")
+        out, said = process.communicate(timeout=20)
+        assert process.returncode == 0, (out, said)
+        assert "Traceback" not in said
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+def _up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False

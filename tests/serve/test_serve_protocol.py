@@ -1,0 +1,123 @@
+"""Bodies good and bad: what is refused, and that the message names the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sp.serve.errors import RequestError
+from sp.serve.protocol import Defaults, parse_json, parse_request
+
+HELLO = [{"role": "user", "content": "hi"}]
+DEFAULTS = Defaults(max_new_tokens=64)
+
+
+def parse(**body: Any) -> Any:
+    return parse_request("chat", parse_json(json.dumps({"messages": HELLO} | body).encode()), DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"[]", "send an object"),
+        (b"\xff", "not UTF-8"),
+        (b'{"a": NaN}', "no JSON"),
+        (b'{"a": 1e999}', "not finite"),
+        (b'{"max_tokens": -18446744073709551617}', "more than 2\\^53"),
+        (b'{"max_tokens": ' + b"9" * 100_000 + b"}", "digits"),
+        (b"[" * 200_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_body(raw: bytes, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        parse_json(raw)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"messages": []}, "messages", "1 to"),
+        ({"messages": "hi"}, "messages", "list"),
+        ({"messages": [7]}, "messages[0]", "send an object"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, "messages[0].role", "use one of"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "send a string"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "not supported"),
+        ({"max_tokens": -1}, "max_tokens", "from 1 to 64"),
+        ({"max_tokens": 65}, "max_tokens", "from 1 to 64"),
+        ({"max_tokens": 2**53}, "max_tokens", "from 1 to 64"),
+        ({"max_tokens": 1.5}, "max_tokens", "whole"),
+        ({"max_tokens": True}, "max_tokens", "whole"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "from 1"),
+        ({"seed": -1}, "seed", "from 0"),
+        ({"temperature": 0.7}, "temperature", "greedily"),
+        ({"temperature": False}, "temperature", "greedily"),
+        ({"n": 2}, "n", "leave n out"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"stream_options": {"usage": True}}, "stream_options", "include_usage"),
+        ({"stop": [""]}, "stop", "1 to 256"),
+        ({"stop": ["a"] * 17}, "stop", "16"),
+        ({"tools": {}}, "tools", "list"),
+        ({"messages": HELLO, "mesages": 1}, "mesages", "did you mean 'messages'"),
+        ({"prompt": "x"}, "prompt", "unknown field"),
+        ({"sp": 3}, "sp", "send an object"),
+        ({"sp": {"keep_ration": 0.1}}, "sp", "did you mean 'keep_ratio'"),
+        ({"sp": {"keep_ratio": 0}}, "sp", "above 0"),
+        ({"sp": {"keep_ratio": -(2**53)}}, "sp", "above 0"),
+        ({"sp": {"keep_ratio": "0.1"}}, "sp", "must be"),
+        ({"sp": {"scorer": "tial"}}, "sp", "did you mean 'tail'"),
+        ({"sp": {"scorer": "x" * 1000}}, "sp", "longer than any name"),
+        ({"sp": {"selector": "top"}}, "sp", "unknown selector"),
+        ({"sp": {"alpha": -1}}, "sp", "alpha"),
+        ({"sp": {"alpha": 0.1, "scorer": "random"}}, "sp", "leave it out"),
+        ({"sp": {"off": 1}}, "sp", "off"),
+        ({"sp": {"off": True, "compress": "always"}}, "sp", "one of them"),
+        ({"sp": {"threshold": -5}}, "sp.threshold", "from 0"),
+        ({"sp": {"protect": "all"}}, "sp", "protect"),
+    ],
+)
+def test_the_field_at_fault_is_named(body: dict[str, Any], param: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said) as caught:
+        parse(**body)
+    assert caught.value.param == param
+    assert 400 <= caught.value.status < 500
+
+
+def test_a_request_changes_only_what_it_names() -> None:
+    job = parse(sp={"keep_ratio": 0.25, "scorer": "lookahead", "alpha": 0.2}, max_tokens=9, seed=3, user="me", n=1)
+    assert (job.options.keep_ratio, job.options.max_new_tokens, job.options.seed) == (0.25, 9, 3)
+    assert (job.options.scorer.attention, job.options.scorer.alpha) == ("flashprefill", 0.2)
+    assert job.options.selector == DEFAULTS.options.selector
+    assert parse(sp={"selector": "alpha", "alpha": 0.2}).options.selector.alpha == 0.2
+    assert parse(sp={"off": True}).options.compress == "off"
+    assert parse(sp=None).options == DEFAULTS.options
+    assert parse(temperature=0, top_p=0.9, tool_choice="auto", logit_bias={}).options == DEFAULTS.options
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(["messages", "max_tokens", "seed", "stop", "stream", "sp", "tools", "n", "temperature", "x"])
+
+
+@given(st.sampled_from(["chat", "completion"]), st.dictionaries(NAMES, JSON, max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_any_json_is_a_request_or_an_error_that_can_be_sent(kind: Any, body: dict[str, Any]) -> None:
+    told = None
+    try:
+        parse_request(kind, parse_json(json.dumps({"messages": HELLO, "prompt": "x"} | body).encode()), DEFAULTS)
+    except RequestError as error:
+        told = error
+    if told is not None:
+        assert 400 <= told.status < 500
+        assert len(json.dumps(told.body(), ensure_ascii=False).encode()) < 4000
