@@ -69,7 +69,9 @@ def select(
 ) -> tuple[Floats, Selection]:
     """Scores carried to the target's tokens, and the target tokens to keep."""
     scores = transfer_scores(importance.scores, drafted.bytes, prompt.bytes)
-    request = SelectionRequest(scores, prompt.mask("protected"), options.keep_ratio)
+    request = SelectionRequest(
+        scores, prompt.mask("protected"), options.keep_ratio, prompt.prompt.text.encode(), prompt.bytes
+    )
     return scores, options.selector.select(request)
 
 

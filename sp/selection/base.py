@@ -1,4 +1,9 @@
-"""What a selector is: a frozen dataclass with one pure method from importances to the tokens to keep."""
+"""What a selector is: a frozen dataclass with one pure method from importances to the tokens to keep.
+
+The keep ratio is a ceiling for every selector: what is kept never exceeds it, constraints included. Rules that
+set a threshold may keep less, so the realised ratio is part of every result. A keep ratio of 1 asks for the
+whole prompt and every selector then keeps it; between ratios, a larger one keeps all that a smaller one keeps.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +26,18 @@ class SelectionRequest:
     protected : boolean array (n,)
         Tokens that are always kept, counted inside the budget.
     keep_ratio : float
-        Share of the prompt's tokens to keep, in (0, 1].
+        Share of the prompt's tokens to keep at most, in (0, 1].
+    text : bytes
+        The prompt in UTF-8, for selectors that look at the text.
+    spans : array (n, 2), optional
+        Byte range of each token in `text`.
     """
 
     scores: Floats
     protected: Bools
     keep_ratio: float
+    text: bytes = b""
+    spans: Ints | None = None
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
@@ -47,15 +58,15 @@ class Selection:
     forced : boolean array (n,)
         The part of `kept` that constraints asked for, whatever the scores.
     chunk_scores : array (chunks,)
-        Score of each chunk the rule compared.
-    chunk_size : int
-        Tokens in a chunk.
+        Score of each chunk (or token, or sentence) the rule compared; NaN where it compared none.
+    bounds : array (chunks + 1,)
+        Chunk i is the tokens `[bounds[i], bounds[i + 1])`.
     """
 
     kept: Bools
     forced: Bools
     chunk_scores: Floats
-    chunk_size: int
+    bounds: Ints
 
     @property
     def indices(self) -> Ints:

@@ -1,11 +1,21 @@
-"""What is kept whatever the scores say: protected text first, then the two ends of the prompt."""
+"""What is kept whatever the scores say, and what comes along with a choice: the fields every selector shares."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 
-from sp.arrays import Bools
-from sp.errors import PromptError
+from sp.arrays import Bools, Floats, Ints
+from sp.config import check_fields
+from sp.errors import ConfigError, PromptError
+from sp.selection.base import Selection, SelectionRequest, Selector
+from sp.selection.ranking import fill, token_steps, unit_steps
+
+RADII = ((32768, 64), (65536, 128))
+"""(prompts shorter than, tokens on either side) of `neighbours="by_length"`; longer prompts take `WIDEST`."""
+WIDEST = 256
 
 
 def check_budget(protected: Bools, budget: int) -> None:
@@ -58,3 +68,101 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     forced = protected.copy()
     forced[np.argsort(order, kind="stable")[: min(free, int(np.isfinite(order).sum()))]] = True
     return forced
+
+
+@dataclass(frozen=True)
+class Constrained(Selector):
+    """The constraints of every selector; all of them count inside the budget.
+
+    What a rule chose is taken best first, each choice followed by its neighbours. The first of them that no
+    longer fits ends the selection, so a smaller keep ratio always keeps a subset of what a larger one keeps.
+
+    Parameters
+    ----------
+    neighbours : int or "by_length"
+        Units (chunks, tokens or sentences) kept on either side of a chosen one; an answer often stands just
+        behind the key it is asked by. `by_length` takes as many as hold 64, 128 or 256 tokens in prompts of
+        fewer than 32,768, fewer than 65,536 and more tokens, for keys lie further from values in longer texts.
+    min_run : int
+        Chosen units of fewer tokens are widened to this many, so that no choice is a scrap of text.
+    backbone : float
+        Share of the choices that are spread evenly over the prompt whatever the scores, in [0, 1).
+    sink, tail : int
+        Tokens kept at the start and at the end of the prompt.
+    """
+
+    neighbours: int | Literal["by_length"] = 1
+    min_run: int = 1
+    backbone: float = 0.0
+    sink: int = 32
+    tail: int = 32
+
+    def __post_init__(self) -> None:
+        check_fields(self, "selector")
+        check_least(self, 0, "sink", "tail")
+        check_least(self, 1, "min_run")
+        if self.neighbours != "by_length":
+            check_least(self, 0, "neighbours")
+        if not 0 <= self.backbone < 1:
+            raise ConfigError(f"backbone must be at least 0 and below 1, not {self.backbone:g}")
+
+    def choosable(self, request: SelectionRequest) -> Bools:
+        """Tokens no constraint asks for, shape (n,).
+
+        Rules that compare scores with a threshold look at these only: an attention sink would otherwise set the
+        maximum of the prompt, or be most of its mass, and is kept in any case.
+        """
+        n = len(request.scores)
+        free = ~request.protected
+        free[: self.sink] = False
+        free[max(0, n - self.tail) :] = False
+        return free
+
+    def radius(self, bounds: Ints) -> int:
+        """Neighbours in units, for a prompt divided at `bounds`."""
+        if self.neighbours != "by_length":
+            return self.neighbours
+        n = int(bounds[-1])
+        tokens = next((reach for below, reach in RADII if n < below), WIDEST)
+        return max(1, round(tokens * (len(bounds) - 1) / n))
+
+    def take(
+        self, request: SelectionRequest, bounds: Ints, scores: Floats, chosen: Ints, most: int | None = None
+    ) -> Selection:
+        """Keep what must be kept and, as far as the budget goes, what was chosen.
+
+        Parameters
+        ----------
+        request : SelectionRequest
+        bounds : array (units + 1,)
+        scores : array (units,)
+            For the report.
+        chosen : array
+            Units the rule chose, best first.
+        most : int, optional
+            Tokens to keep at most, where that is less than the budget of the request.
+        """
+        budget = request.budget if most is None else min(most, request.budget)
+        if request.keep_ratio == 1:
+            budget = len(request.scores)
+        forced = forced_tokens(request.protected, budget, self.sink, self.tail)
+        if request.keep_ratio == 1:
+            return Selection(np.ones(len(forced), bool), forced, scores, bounds)
+        steps = unit_steps(chosen, len(bounds) - 1, self.radius(bounds), self.backbone)
+        return Selection(fill(forced, token_steps(steps, bounds, self.min_run), budget), forced, scores, bounds)
+
+
+def check_least(selector: Selector, least: int, *names: str) -> None:
+    """ConfigError if one of these fields is below `least`."""
+    for name in names:
+        value = getattr(selector, name)
+        if value < least:
+            raise ConfigError(f"{name} must be at least {least}, not {value}")
+
+
+def check_share(selector: Selector, *names: str) -> None:
+    """ConfigError unless each of these fields is above 0 and at most 1."""
+    for name in names:
+        value = getattr(selector, name)
+        if not 0 < value <= 1:
+            raise ConfigError(f"{name} must be above 0 and at most 1, not {value:g}")

@@ -62,10 +62,9 @@ def importance_figure(result: RunResult) -> Figure:
         grid[0].set_yscale("log")
         grid[0].set_ylim(bottom=floor * 0.5)
     grid[0].set_ylabel("importance\n(max of 8 tokens)")
-    size = result.selection.chunk_size
-    centres = np.minimum(np.arange(len(result.selection.chunk_scores)) * size + size / 2, tokens)
+    bounds = result.selection.bounds
     means = np.maximum(result.selection.chunk_scores, floor * 0.5)
-    grid[0].step(centres, means, where="mid", color=KEPT, linewidth=1.0, alpha=0.8)
+    grid[0].stairs(means, bounds, baseline=None, color=KEPT, linewidth=1.0, alpha=0.8)
 
     grid[1].set_yticks([])
     grid[1].set_ylabel("kept", rotation=0, ha="right", va="center")
@@ -84,7 +83,7 @@ def importance_figure(result: RunResult) -> Figure:
         figure.colorbar(image, ax=grid[2], label="log10 importance", pad=0.01)
     handles = [
         grid[0].plot([], [], color=INK, label="token importance")[0],
-        grid[0].plot([], [], color=KEPT, label=f"mean of {size}-token chunk; kept tokens")[0],
+        grid[0].plot([], [], color=KEPT, label="score the selector compared; kept tokens")[0],
         grid[0].axvspan(0, 0, color=NEEDLE, alpha=0.35, label="needle"),
         grid[0].axvspan(0, 0, color=QUESTION, alpha=0.25, label="question"),
     ]

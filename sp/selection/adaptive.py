@@ -1,0 +1,74 @@
+"""Keep more where importance is spread out and less where it is concentrated, between two bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sp.arrays import Doubles
+from sp.selection.base import Selection, SelectionRequest, register_selector
+from sp.selection.constraints import check_share
+from sp.selection.thresholds import ChunkThreshold
+
+
+@register_selector("adaptive")
+@dataclass(frozen=True)
+class Adaptive(ChunkThreshold):
+    """A number of best chunks read off their scores, at least `least` of the prompt, at most the keep ratio.
+
+    Parameters
+    ----------
+    rule : {"entropy", "elbow"}
+        `entropy`: exp(H) chunks, H the entropy of the scores as a distribution, which is the number of chunks an
+        even distribution of that entropy has. `elbow`: up to the largest fall between one chunk and the next.
+    least : float
+        Smallest share of the prompt's tokens to choose, in (0, 1]; where it is above the keep ratio, the latter holds.
+    """
+
+    rule: Literal["entropy", "elbow"] = "elbow"
+    least: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(self, "least")
+
+    def select(self, request: SelectionRequest) -> Selection:
+        """Chunks by rank, as many as the rule says."""
+        bounds, scores, order, falling = self.compare(request)
+        spent = np.cumsum(np.diff(bounds)[order])
+        fewest = int(np.searchsorted(spent, self.least * len(request.scores))) + 1
+        if self.rule == "entropy":
+            count = effective_number(falling)
+        else:
+            count = elbow(falling, fewest, int(np.searchsorted(spent, request.budget, side="right")))
+        return self.take(request, bounds, scores, order[: max(count, fewest)])
+
+
+def effective_number(scores: Doubles) -> int:
+    """exp(H) of scores as a distribution, rounded up; negative ones count as zero.
+
+    Examples
+    --------
+    >>> effective_number(np.array([1.0, 1.0, 1.0, 0.0]))
+    3
+    """
+    shares = np.maximum(scores, 0)
+    if not shares.sum() > 0:
+        return 0
+    shares = shares[shares > 0] / shares.sum()
+    return int(np.ceil(np.exp(-(shares * np.log(shares)).sum()) - 1e-9))
+
+
+def elbow(falling: Doubles, fewest: int, most: int) -> int:
+    """How many falling scores stand before the largest fall, among `fewest` to `most`.
+
+    Examples
+    --------
+    >>> elbow(np.array([9.0, 8.0, 3.0, 2.0, 0.0]), 1, 4), elbow(np.array([9.0, 8.0, 3.0, 2.0, 0.0]), 3, 4)
+    (2, 4)
+    """
+    falls = falling[:-1] - falling[1:]
+    window = falls[fewest - 1 : most]
+    return fewest + int(window.argmax()) if len(window) else fewest

@@ -1,0 +1,145 @@
+"""What holds for every registered selector, under several configurations each, by random search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from selection_cases import CONFIGURATIONS, MATRIX, REQUESTS, make_request
+from selection_reference import slow_select
+
+from sp.errors import ConfigError, PromptError
+from sp.selection import SELECTORS, Selection, SelectionRequest
+
+every = pytest.mark.parametrize(("name", "options"), MATRIX, ids=str)
+
+
+def fits(name: str, options: dict[str, Any], request: SelectionRequest) -> bool:
+    """Whether the protected text fits; where it does not, the selector must say so in one line."""
+    needed = request.protected.sum()
+    limit = request.budget
+    if name == "token_budget" and request.keep_ratio < 1:
+        limit = min(limit, options.get("tokens", 1024))
+    if needed <= limit:
+        return True
+    with pytest.raises(PromptError, match="raise") as caught:
+        SELECTORS.build(name, options).select(request)
+    assert "\n" not in str(caught.value)
+    return False
+
+
+def check(selection: Selection, request: SelectionRequest) -> None:
+    n = len(request.scores)
+    assert selection.kept.shape == selection.forced.shape == (n,)
+    assert (np.diff(selection.indices) > 0).all()
+    assert selection.kept.sum() <= request.budget
+    assert selection.kept[request.protected].all()
+    assert selection.kept[selection.forced].all()
+    assert selection.keep_ratio == pytest.approx(len(selection.indices) / n)
+    assert selection.bounds[0] == 0
+    assert selection.bounds[-1] == n
+    assert (np.diff(selection.bounds) > 0).all()
+    assert len(selection.chunk_scores) == len(selection.bounds) - 1
+
+
+def test_the_matrix_names_every_selector() -> None:
+    ours = {name for name in SELECTORS if type(SELECTORS.build(name)).__module__.startswith("sp.")}
+    assert ours == set(CONFIGURATIONS)
+
+
+@every
+@settings(max_examples=40, deadline=None)
+@given(request=REQUESTS)
+def test_sorted_unique_within_budget_and_protected(
+    name: str, options: dict[str, Any], request: SelectionRequest
+) -> None:
+    if fits(name, options, request):
+        before = request.scores.copy(), request.protected.copy()
+        selection = SELECTORS.build(name, options).select(request)
+        check(selection, request)
+        if request.keep_ratio == 1:
+            assert selection.kept.all()
+        np.testing.assert_array_equal(request.scores, before[0])
+        np.testing.assert_array_equal(request.protected, before[1])
+        again = SELECTORS.build(name, options).select(request)
+        np.testing.assert_array_equal(selection.kept, again.kept)
+
+
+@every
+@settings(max_examples=40, deadline=None)
+@given(request=REQUESTS, more=st.floats(1.0, 4.0))
+def test_a_larger_keep_ratio_keeps_all_that_a_smaller_one_keeps(
+    name: str, options: dict[str, Any], request: SelectionRequest, more: float
+) -> None:
+    if fits(name, options, request):
+        selector = SELECTORS.build(name, options)
+        small = selector.select(request)
+        large = selector.select(replace(request, keep_ratio=min(1.0, request.keep_ratio * more)))
+        assert large.kept[small.kept].all()
+        assert large.forced[small.forced].all()
+
+
+@every
+@settings(max_examples=40, deadline=None)
+@given(request=REQUESTS)
+def test_equals_the_slow_reference(name: str, options: dict[str, Any], request: SelectionRequest) -> None:
+    if fits(name, options, request):
+        kept = SELECTORS.build(name, options).select(request).indices
+        assert set(kept.tolist()) == slow_select(name, request, options)
+
+
+@pytest.mark.parametrize("name", list(CONFIGURATIONS))
+def test_a_prompt_of_128k_tokens(name: str) -> None:
+    request = make_request(7, 131072, 0.1, 0.001, "peaks")
+    for options in ({}, {"neighbours": "by_length", "backbone": 0.1, "min_run": 16}):
+        check(SELECTORS.build(name, options).select(request), request)
+
+
+@pytest.mark.parametrize("name", list(CONFIGURATIONS))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sink": -1}, "sink must be at least 0"),
+        ({"tail": -1}, "tail must be at least 0"),
+        ({"neighbours": -1}, "neighbours must be at least 0"),
+        ({"neighbours": "by_lenght"}, "neighbours must be"),
+        ({"neighbours": 1.5}, "neighbours must be"),
+        ({"min_run": 0}, "min_run must be at least 1"),
+        ({"backbone": 1.0}, "backbone must be at least 0 and below 1"),
+        ({"backbone": -0.1}, "backbone must be"),
+        ({"backbone": float("nan")}, "backbone must be"),
+        ({"sinks": 3}, "did you mean 'sink'"),
+    ],
+)
+def test_shared_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        SELECTORS.build(name, options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("top_chunks", {"chunk_size": 0}, "chunk_size must be at least 1"),
+        ("token_budget", {"tokens": 0}, "tokens must be at least 1"),
+        ("alpha", {"alpha": 0.0}, "above 0 and below 1 with of=max"),
+        ("alpha", {"alpha": 1.0}, "below 1 with of=max"),
+        ("alpha", {"alpha": -1.0, "of": "mean"}, "positive number"),
+        ("alpha", {"alpha": float("inf"), "of": "mean"}, "positive number"),
+        ("alpha", {"of": "men"}, "did you mean 'mean'"),
+        ("top_p", {"p": 0.0}, "p must be above 0 and at most 1"),
+        ("top_p", {"p": float("nan")}, "p must be"),
+        ("zscore", {"z": float("nan")}, "z must be a finite number"),
+        ("zscore", {"spread": "sd"}, "Known: mad, std"),
+        ("adaptive", {"least": 0.0}, "least must be"),
+        ("adaptive", {"rule": "knee"}, "Known: elbow, entropy"),
+        ("sentence", {"longest": 0}, "longest must be at least 1"),
+    ],
+)
+def test_own_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SELECTORS.build(name, options)
