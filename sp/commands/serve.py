@@ -44,7 +44,7 @@ def serve(
     try:
         from sp.serve.app import Limits, Service
         from sp.serve.metrics import Metrics
-        from sp.serve.server import Server
+        from sp.serve.server import Server, listen
         from sp.serve.worker import Worker
     except ModuleNotFoundError as error:
         if (error.name or "sp").partition(".")[0] == "sp":
@@ -68,10 +68,13 @@ def serve(
         "max_new_tokens": min(max_new_tokens, max_tokens),
     }
     options = from_mapping(RunOptions, given, "sp serve")
+    listener = listen(host, port)
     pipeline = load(target, drafter)
     pipeline.warm_up()
     worker = Worker(pipeline, Metrics(), queue)
     service = Service(worker, Defaults(options, max_tokens), Limits(body_bytes=max_body << 20))
     if host not in LOOPBACK:
         print(f"sp: warning: anyone who reaches {host} can use this server", file=sys.stderr)
-    Server(service, host, port, grace).serve_forever()
+    where = f"[{host}]" if ":" in host else host
+    print(f"sp: {service.model} at http://{where}:{listener.getsockname()[1]}/v1", file=sys.stderr, flush=True)
+    Server(service, grace).serve_on(listener)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
+from jinja2 import Template
 from jinja2.exceptions import TemplateSyntaxError
 
 from sp.errors import GGUFError
@@ -74,14 +77,29 @@ def _run(template: str, variables: dict[str, Any] | None) -> str:
         raise GGUFError(f"chat template has {len(template)} characters, more than {MAX_TEMPLATE}; use another")
     try:
         budget = Budget(_allowance(variables))
-        compiled = BoundedEnvironment(budget).from_string(template)
-        return compiled.render(variables) if variables is not None else ""
+        code, units = _compiled(template)
+        budget.pay(units)
+        if variables is None:
+            return ""
+        environment = BoundedEnvironment(budget)
+        return Template.from_code(environment, code, environment.make_globals(None)).render(variables)
     except Exception as error:  # whatever a stranger's program ends in is the file's fault
         line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
         reason = plain(f"{type(error).__name__}: {error}", 300)
         raise GGUFError(
             f"chat template fails{line}: {reason}; use another file, or give the prompt as plain text"
         ) from None
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> tuple[CodeType, int]:
+    """Code of a template, which any environment can run, and the units of work its compilation took.
+
+    Kept, as a server renders one template again and again.
+    """
+    budget = Budget(BASE_UNITS)
+    code = BoundedEnvironment(budget).compile(template)
+    return code, BASE_UNITS - budget.left
 
 
 def _allowance(variables: dict[str, Any] | None) -> int:

@@ -13,7 +13,7 @@ from sp.pipeline import Pipeline, RunOptions
 from sp.serve.app import Limits, Service
 from sp.serve.metrics import Metrics
 from sp.serve.protocol import Defaults
-from sp.serve.server import Server
+from sp.serve.server import Server, listen
 from sp.serve.worker import Worker
 
 OPTIONS = RunOptions(keep_ratio=0.5, max_new_tokens=12)
@@ -43,13 +43,13 @@ def serving(pipeline: Pipeline, *, queue: int = 64, limits: Limits | None = None
     """Start, yield, stop; the end of the thread is asserted."""
     worker = Worker(pipeline, Metrics(), queue)
     service = Service(worker, Defaults(OPTIONS, 64), limits or Limits(body_bytes=1 << 20))
-    server = Server(service, "127.0.0.1", 0, grace=5)
-    thread = threading.Thread(target=server.run)
+    server, listener = Server(service, grace=5), listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=server.serve_on, args=[listener])
     thread.start()
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield Running(f"http://127.0.0.1:{port}", port, worker)
     finally:

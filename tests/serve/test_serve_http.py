@@ -114,8 +114,8 @@ def test_health_models_metrics_and_wrong_paths(server: tool.Running) -> None:
         (b"{", 400, "no JSON"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": -9223372036854775809}', 400, "2\\^53"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "\\ud800": 1}', 400, "unknown field"),
-        (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"scorer": "oracle", "compress": "always"}}', 400,
-         "known needle"),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"scorer": "oracle", "compress": "always", '
+         b'"keep_ratio": 1}}', 400, "known needle"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"keep_ratio": 0.01, "compress": "always"}}', 400,
          "raise sp.keep_ratio to at least"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "tools": [{"name": "f"}]}', 400, "does not show tools"),
@@ -295,18 +295,18 @@ def test_the_server_adds_little_to_the_time_to_first_token(server: tool.Running)
                     first = first or time.perf_counter() - start
                     lines.append(json.loads(line[6:]))
         added.append(1e3 * first - lines[-1]["usage"]["sp"]["ttft_ms"])
-    assert sorted(added)[3] < 50
+    assert sorted(added)[3] < 30  # Nagle's algorithm alone would add 40
 
 
 def test_the_command_ends_in_order_on_sigterm() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "sp.cli", "serve", "--port", str(port), "--grace", "20"]
+    command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--grace", "20"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        url = f"http://127.0.0.1:{port}"
-        tool.until(lambda: process.poll() is None and _up(url), 30)
+        url = re.search("http://[0-9.:]+", process.stderr.readline())[0]  # type: ignore
+        taken = subprocess.run([*command[:5], url.rpartition(":")[2]], capture_output=True, text=True, check=False)
+        assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
+        assert "choose --host and --port" in taken.stderr
+        tool.until(lambda: _up(url), 30)
 
         async def talk() -> tuple[list[str], int]:
             async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api:
