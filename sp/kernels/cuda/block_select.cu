@@ -14,16 +14,16 @@
 // Needs: 16-byte aligned arrays; 1 <= n <= tokens; scale > 0; `together` 1 or heads / kv_heads; tokens <= 128 MOST_BLOCKS.
 // Defines: HEAD_DIM 64, 128, 256; MOST_BLOCKS, a multiple of 64, for which shared memory was sized. sm_80 and newer.
 //
-// Queries are held in registers; mean keys come 64 at a time through a ring of two tiles. A warp sums against its own running
+// Queries are held in registers; mean keys come 32 at a time through a ring of two tiles. A warp sums against its own running
 // maximum, the warps' sums are joined one chunk later, and all are scaled to one maximum at the end: no score leaves the block.
 // After Fan et al., "FlashPrefill", 2026.
 #include "mma.cuh"
 #include "softmax.cuh"
 
-constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = D > 128 ? 32 : 64;  // of a tile
+constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = 32;  // of a tile
 constexpr int SLICES = D > 128 ? 1 : 2, WARPS = ROWS / (16 * SLICES), THREADS = 32 * WARPS;
-constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;  // queries and the ring of two tiles have the same size
-constexpr f32 SMALLEST = 1.17549435e-38f;          // energies below count as none
+constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;
+constexpr f32 SMALLEST = 1.17549435e-38f;  // energies below count as none
 // Blocks a multiprocessor: cards with 100 KiB of shared memory hold two anyway.
 constexpr int RESIDENT = D <= 128 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) ? 3 : 2;
 #define INFINITY_F __int_as_float(0x7f800000)
@@ -32,7 +32,7 @@ struct Energy {
     f32 value, reference;  // of one block: value 2^reference
 };
 
-extern __shared__ __align__(512) u8 shared[];  // queries, then ring | Energy of each block
+extern __shared__ __align__(512) u8 shared[];  // queries, in their place later the ring | Energy of each block
 
 SP_DEVICE u32 place(u32 row, u32 chunk) { return row * PITCH + ((chunk ^ (row & 7)) << 4); }
 
@@ -70,8 +70,8 @@ SP_DEVICE i32 block_sum(i32 value, i32* scratch) {
 }
 
 // Lanes that differ in `Bit` share out 2 Half values: each keeps half of them, summed over the two.
-template <int Half, u32 Bit, int Count>
-SP_DEVICE void halve(f32 (&v)[Count]) {
+template <int Half, u32 Bit>
+SP_DEVICE void halve(f32 (&v)[8]) {
     const bool upper = threadIdx.x & Bit;
 #pragma unroll
     for (int i = 0; i < Half; ++i) {
@@ -81,19 +81,17 @@ SP_DEVICE void halve(f32 (&v)[Count]) {
 }
 
 // Column sums over the warp's rows to `sums`: v[2 j + e] are those of this thread's rows, of column 8 j + 2 (lane % 4) + e.
-template <int Count>
-SP_DEVICE void sum_columns(f32 (&v)[Count], f32* sums) {
+SP_DEVICE void sum_columns(f32 (&v)[8], f32* sums) {
     const u32 lane = threadIdx.x % 32;
-    halve<Count / 2, 16>(v), halve<Count / 4, 8>(v), halve<Count / 8, 4>(v);
-    if (Count == 16) *reinterpret_cast<float2*>(sums + 2 * lane) = make_float2(v[0], v[1]);
-    else sums[lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2] = v[0];
+    halve<4, 16>(v), halve<2, 8>(v), halve<1, 4>(v);
+    sums[lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2] = v[0];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i32 tokens, i32 heads, i32 kv_heads,
              i32 together, i32 width, i32 sink, i32 window, i32 last_n, i32 least, i32 late, i32 unforced, f32 alpha,
              f32 share, f32 scale) {
-    __shared__ __align__(16) f32 partial[2][WARPS][KEYS];
+    __shared__ f32 partial[2][WARPS][KEYS];
     __shared__ f32 references[2][WARPS];
     __shared__ f32 scratch[WARPS];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -199,7 +197,7 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
 #pragma unroll
                     for (int i = 0; i < 4; ++i) most = fmaxf(most, s[m][j][i]);
             reference = fmaxf(reference, warp_max(most) * scale);
-            f32 sums[KEYS / 4];
+            f32 sums[8];
 #pragma unroll
             for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll

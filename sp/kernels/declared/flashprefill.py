@@ -17,7 +17,7 @@ def threads(defines: Defines) -> int:
 
 
 def smem(defines: Defines) -> int:
-    """Queries, later two tiles of mean keys, and two floats a block."""
+    """Queries, later tiles of mean keys in their place, and two floats a block."""
     return 256 * int(defines["HEAD_DIM"]) + 8 * int(defines["MOST_BLOCKS"])
 
 
