@@ -4,7 +4,8 @@
 
 Starts `sp serve` and asks over its socket. "Added" is what the client waits for its first token less what the
 pipeline's own stages of the same request took, and less the wait in the queue; rendering, parsing, sending and the
-client's own work count as added. First one client at a time at several prompt lengths, then all clients at once. A record holds all samples.
+client's own work count as added. First one client at a time at two prompt lengths, then all clients at once. A record
+holds all samples.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ def serve(
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
-    from sp import load
-    from sp.pipeline import RunOptions
+    from sp.pipeline import Pipeline, RunOptions, embedded, load
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
     from sp.serve.protocol import Defaults
@@ -69,7 +68,7 @@ def serve(
     }
     options = from_mapping(RunOptions, given, "sp serve")
     listener = listen(host, port)
-    pipeline = load(target, drafter)
+    pipeline = Pipeline(load(target or embedded("target")), load(drafter or embedded("drafter"), extrapolate=True))
     pipeline.warm_up()
     worker = Worker(pipeline, Metrics(), queue)
     service = Service(worker, Defaults(options, max_tokens), Limits(body_bytes=max_body << 20))

@@ -284,18 +284,19 @@ def test_an_unexpected_error_is_told_without_details_and_the_next_request_is_ser
 def test_the_server_adds_little_to_the_time_to_first_token(server: tool.Running) -> None:
     """Generous, as other programs run; `experiments/serve_load.py` measures it."""
     added = []
+    http = httpx.Client(timeout=30)  # one for all: making it takes longer than what is measured
     for number in range(7):
         body = {"messages": chat(*TASKS[number % len(TASKS)]), "stream": True, "max_tokens": 2} | ALWAYS
         body["stream_options"] = {"include_usage": True}
         start, first = time.perf_counter(), 0.0
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply:
+        with http.stream("POST", f"{server.url}/v1/chat/completions", json=body) as reply:
             lines = []
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
                     first = first or time.perf_counter() - start
                     lines.append(json.loads(line[6:]))
         added.append(1e3 * first - lines[-1]["usage"]["sp"]["ttft_ms"])
-    assert sorted(added)[3] < 30  # Nagle's algorithm alone would add 40
+    assert sorted(added)[3] < 30, added  # Nagle's algorithm alone would add 40
 
 
 def test_the_command_ends_in_order_on_sigterm() -> None:
