@@ -91,7 +91,7 @@ def run(
     drafter: Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")] = None,
     keep_ratio: Annotated[float, typer.Option(help="Share of the prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Annotated[str, typer.Option(help="What makes a token important: tail, lookahead, ...")] = "tail",
-    selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    selector: Annotated[str, typer.Option(help="How tokens are chosen by importance: top_chunks, ...")] = "top_chunks",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Strategy option, e.g. scorer.queries=16; repeatable.")
     ] = None,

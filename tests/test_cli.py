@@ -56,7 +56,7 @@ def test_run_as_json_has_the_documented_keys_and_files(
     assert (out / "importance.png").read_bytes().startswith(b"\x89PNG")
     trace = json.loads((out / "trace.json").read_text())
     assert trace["options"]["keep_ratio"] == 0.2
-    assert {span["kind"] for span in trace["spans"]} == {"protected", "question", "needle"}
+    assert {span["kind"] for span in trace["spans"]} == {"protected", "question", "needle", "plain"}
     from safetensors.numpy import load_file
 
     arrays = load_file(out / "trace.safetensors")
@@ -82,6 +82,40 @@ def test_run_prints_stages_answer_and_reason(
 
 
 @pytest.mark.parametrize(
+    ("selector", "settings"),
+    [
+        ("sentence", ["neighbours=by_length", "longest=40"]),
+        ("alpha", ["of=mean", "alpha=3"]),
+        ("token_budget", ["tokens=200", "min_run=48"]),
+    ],
+)
+def test_selectors_run_by_name_and_report_what_they_kept(
+    selector: str,
+    settings: list[str],
+    text: Path,
+    models: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    task, out = text_task(2500, needles=6, seed=8), tmp_path / "out"
+    status = call(
+        monkeypatch, "run", *models, "--prompt-file", text, "--question", task.question, "--needle", task.needle,
+        "--keep-ratio", 0.3, "--compress", "always", "--no-full", "--out", out, "--selector", selector,
+        *(piece for setting in settings for piece in ("--set", f"selector.{setting}")),
+    )  # fmt: skip
+    assert status == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    from safetensors.numpy import load_file
+
+    kept = load_file(out / "trace.safetensors")["kept"]
+    assert f"{kept.sum():,} of {len(kept):,} tokens, realised keep ratio {kept.mean():.4f}" in shown
+    assert kept.mean() < 0.3 + 1 / len(kept)
+    assert "Needle kept 100 %" in shown
+    assert (out / "importance.png").exists()
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--keep-ratio", "0"], "keep_ratio must be above 0"),
@@ -90,6 +124,9 @@ def test_run_prints_stages_answer_and_reason(
         (["--keep-ratio", "abc"], "--keep-ratio"),
         (["--scorer", "tial"], "did you mean 'tail'"),
         (["--selector", "top_chunk"], "did you mean 'top_chunks'"),
+        (["--selector", "top_p", "--set", "selector.p=2"], "p must be above 0 and at most 1, not 2"),
+        (["--selector", "alpha", "--set", "selector.of=men"], "did you mean 'mean'"),
+        (["--set", "selector.backbone=1"], "backbone must be at least 0 and below 1"),
         (["--set", "scorer.querys=3"], "did you mean 'queries'"),
         (["--set", "queries=3"], "scorer.NAME=VALUE"),
         (["--set", "scorer.queries=["], "--set scorer.queries"),

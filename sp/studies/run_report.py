@@ -22,8 +22,9 @@ def stage_rows(answer: Answer) -> list[dict[str, Any]]:
 def summary(result: RunResult, files: dict[str, Path], expected: list[str] | None = None) -> dict[str, Any]:
     """The JSON object of `sp run --json`.
 
-    `keep_ratio` is the realised share of the prompt's tokens; `full_ttft_s` and `full_answer` are None when
-    the full prefill was not run; `correct` is None without a known answer.
+    `keep_ratio` is the realised share of the prompt's tokens, of which the ratio asked for is the ceiling;
+    `forced_tokens` were kept by constraints, whatever their scores; `full_ttft_s` and `full_answer` are None
+    when the full prefill was not run; `correct` is None without a known answer.
     """
     full = result.full
     return {
@@ -36,6 +37,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "prompt_tokens": len(result.prompt),
         "kept_tokens": result.kept_tokens,
         "keep_ratio": result.kept_tokens / len(result.prompt),
+        "forced_tokens": 0 if result.selection is None else int(result.selection.forced.sum()),
         "needle_recall": result.needle_recall,
         "ttft_s": result.answer.ttft_s,
         "full_ttft_s": full.ttft_s if full else None,
@@ -145,9 +147,12 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
         console.print(f"[b]Full prefill answers[/b]  {escape(result.full.text)}")
         console.print(
             f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s against {report['full_ttft_s']:.2f} s: "
-            f"{report['speedup']:.1f}x, reading {report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens "
-            f"({100 * report['keep_ratio']:.1f} %)"
+            f"{report['speedup']:.1f}x"
         )
+    console.print(
+        f"[b]Kept[/b]  {report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens, realised keep ratio "
+        f"{report['keep_ratio']:.4f}; {report['forced_tokens']:,} of them by constraint"
+    )
     if report["needle_recall"] is not None:
         console.print(f"[b]Needle kept[/b]  {100 * report['needle_recall']:.0f} % of its tokens")
     console.print(why(result))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from selection_cases import CONFIGURATIONS, MATRIX, REQUESTS, make_request
 from selection_reference import slow_select
 
 from sp.errors import ConfigError, PromptError
-from sp.selection import SELECTORS, Selection, SelectionRequest
+from sp.selection import SELECTORS, Constrained, Selection, SelectionRequest
 
 every = pytest.mark.parametrize(("name", "options"), MATRIX, ids=str)
 
@@ -49,6 +50,19 @@ def check(selection: Selection, request: SelectionRequest) -> None:
 def test_the_matrix_names_every_selector() -> None:
     ours = {name for name in SELECTORS if type(SELECTORS.build(name)).__module__.startswith("sp.")}
     assert ours == set(CONFIGURATIONS)
+
+
+def test_the_readme_names_every_selector_with_its_fields() -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text()
+    table = page[page.index("| selector |") : page.index("sp run --keep-ratio 0.2 --selector alpha")]
+    shared = {field.name for field in fields(Constrained)}
+    for name in CONFIGURATIONS:
+        row = next(line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
+        plain = name in ("token_budget", "alpha", "top_p", "zscore", "adaptive")
+        for field in fields(type(SELECTORS.build(name))):
+            if not (plain and field.name == "chunk_size"):
+                where = table if field.name in shared else row
+                assert f"`{field.name}={field.default}`" in where, f"{name}: {field.name}"
 
 
 @every
