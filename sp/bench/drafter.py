@@ -132,7 +132,7 @@ def work(config: ModelConfig, tokens: int, density: float) -> float:
     --------
     >>> from sp.models.shapes import find_shape
     >>> round(work(find_shape("qwen3-0.6b").config, 131072, 0.05) / 1e12)
-    207
+    206
     """
     cost = prefill_cost(config, tokens)
     attending = max(len(config.attention_layers) - 1, 0) / max(len(config.attention_layers), 1)

@@ -20,6 +20,7 @@ CASES = [
 
 @pytest.mark.parametrize("defines", CASES, ids=lambda d: " ".join(f"{k}={v}" for k, v in d.items()))
 def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
+    pytest.importorskip("cupy")
     text = flatten("gemm_sm90.cu") + f"\nstatic_assert(BARRIER_OFFSET + 16 * STAGES == {smem(defines)});\n"
     text += f"static_assert(STAGE_BYTES == {stage_bytes(defines)} && F::plain == {int(defines['FORMAT'] in PLAIN)});\n"
     nvrtc.compile_cubin(text, "gemm_sm90.cu", nvrtc.compile_options(defines, "90a"))
