@@ -82,12 +82,7 @@ class FlashPrefill:
         self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
     ) -> BlockLists:
         """Lists for each query head and query block; see `sp.ops.block_selector.BlockSelector`."""
-        means = checked_means(q, k_pages, table, tokens, fmt)
-        if is_device(q):
-            return select_on_device(self, q, means, tokens, scale)
-        together = q.shape[1] // means.shape[0] if self.share == "group" else 1
-        energy = block_energy(q, means, tokens, scale, together, self.visibility)
-        return lists_of(self.mask(energy, len(q), tokens).repeat(together, axis=0), self.last_n)
+        return _by_energy(self, q, k_pages, table, tokens, scale, fmt)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
         """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
@@ -135,17 +130,24 @@ class TopDensity:
         self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
     ) -> BlockLists:
         """Lists for each query head and query block; see `sp.ops.block_selector.BlockSelector`."""
-        means = checked_means(q, k_pages, table, tokens, fmt)
-        if is_device(q):
-            return select_on_device(self, q, means, tokens, scale)
-        together = q.shape[1] // means.shape[0] if self.share == "group" else 1
-        energy = block_energy(q, means, tokens, scale, together, self.visibility)
-        return lists_of(self.mask(energy, len(q), tokens).repeat(together, axis=0), self.last_n)
+        return _by_energy(self, q, k_pages, table, tokens, scale, fmt)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
         """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
         always = forced(n, tokens, self.sink, self.window, self.last_n)
         return always | top_density(np.where(always, np.inf, energy), self.density, n, tokens)
+
+
+def _by_energy(
+    rule: FlashPrefill | TopDensity, q: Any, k_pages: Any, table: Any, tokens: int, scale: float, fmt: BlockFormat
+) -> BlockLists:
+    """Score the blocks by their mean keys and list those that the rule keeps."""
+    means = checked_means(q, k_pages, table, tokens, fmt)
+    if is_device(q):
+        return select_on_device(rule, q, means, tokens, scale)
+    together = q.shape[1] // means.shape[0] if rule.share == "group" else 1
+    energy = block_energy(q, means, tokens, scale, together, rule.visibility)
+    return lists_of(rule.mask(energy, len(q), tokens).repeat(together, axis=0), rule.last_n)
 
 
 def top_density(scores: Floats, density: float, n: int, tokens: int) -> Bools:
