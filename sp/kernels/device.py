@@ -28,6 +28,12 @@ def cache_folder() -> Path:
 
 
 @cache
+def debugging() -> bool:
+    """Whether ``SP_KERNEL_DEBUG`` asks for checks that cost time, in the host's code and in the kernels."""
+    return os.environ.get("SP_KERNEL_DEBUG", "0") not in ("", "0")
+
+
+@cache
 def import_cupy() -> Any:
     """The ``cupy`` module, or DeviceError. Imported late: `sp` works without it on NumPy arrays."""
     if "SP_CACHE_DIR" in os.environ:  # CuPy makes its own folder while it is imported

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sp.errors import DeviceError
 from sp.kernels import jit
-from sp.kernels.device import capability, current_device, device_errors, import_cupy
+from sp.kernels.device import capability, current_device, debugging, device_errors, import_cupy
 from sp.kernels.early import launch_early
 from sp.kernels.nvrtc import Define
 from sp.kernels.signature import Checker, checker
@@ -18,7 +17,7 @@ Defines = Mapping[str, Define]
 PerVariant = int | Callable[[Defines], int]
 
 _launched: set[str] = set()
-_debug = os.environ.get("SP_KERNEL_DEBUG", "0") not in ("", "0")
+_debug = debugging()
 
 
 def launched_sources() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
-from sp.kernels.device import INSTALL, import_cupy
+from sp.kernels.device import INSTALL, debugging, import_cupy
 
 Define = int | float | str
 
@@ -52,8 +52,9 @@ def compile_options(defines: Mapping[str, Define], arch: str) -> tuple[str, ...]
     ``-ftz=true`` as CuPy compiles its own kernels: float32 denormals count as zero on the device. Without
     ``-default-device`` NVRTC 13.0 takes generic lambdas for host code.
     """
-    named = (f"-D{name}={value}" for name, value in sorted(defines.items()))
-    return (f"-arch=sm_{arch}", "-std=c++17", "-lineinfo", "-ftz=true", "-default-device", *named)
+    named = [f"-D{name}={value}" for name, value in sorted(defines.items())]
+    debug = ["-DSP_DEBUG=1"] if debugging() else []
+    return (f"-arch=sm_{arch}", "-std=c++17", "-lineinfo", "-ftz=true", "-default-device", *debug, *named)
 
 
 def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool = False) -> Compiled:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
 from sp.arrays import Bytes, Floats, Ints
 from sp.errors import DeviceError
-from sp.kernels import current_path, import_cupy, is_device
+from sp.kernels import current_path, debugging, import_cupy, is_device
 from sp.kernels.declared.flashprefill import CORRECTION_ROWS, MEAN_CORRECTION, variant
 from sp.ops.attention_sm90 import BlockLists
 from sp.ops.block_means import block_means
@@ -20,7 +19,7 @@ from sp.ops.kv_pages import is_packed, kv_gather, unpacked_pages
 from sp.ops.paged_attention import WORKSPACE_BYTES
 from sp.quant import F16, BlockFormat
 
-_debug = os.environ.get("SP_KERNEL_DEBUG", "0") not in ("", "0")
+_debug = debugging()
 
 
 def sparse_attention(

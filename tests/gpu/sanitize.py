@@ -65,7 +65,7 @@ def sanitize(tool: str, file: str, arguments: list[str]) -> int:
     start = time.perf_counter()
     done = subprocess.run(
         [*command, "-q", "-m", "not no_sanitizer", "-p", "no:cacheprovider", file, *arguments],
-        env=os.environ | {"CUDA_LAUNCH_BLOCKING": "1"},
+        env=os.environ | {"CUDA_LAUNCH_BLOCKING": "1", "SP_KERNEL_DEBUG": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -78,9 +78,7 @@ SP_DEVICE void compute(u16* out, f32* lse, f32 c, const Shape& shape, Shared& sh
     const u64 query_tile = wgmma_descriptor(shared_address(queries) + group * 8192);
     const u64 key_tiles = wgmma_descriptor(shared_address(stages));
     const u64 value_tiles = wgmma_descriptor(shared_address(stages), 1024, KEYS * 128);
-    const auto release = [&](u64* barrier) {
-        if (lane == 0) barrier_arrive(barrier);
-    };
+    const auto release = [&](u64* barrier) { barrier_arrive_warp(barrier, lane); };
     Ring ring;
     for (u32 query_phase = 0;; query_phase ^= 1) {
         barrier_wait(&shared.query_full, query_phase);
@@ -194,8 +192,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     u8 *queries = memory, *stages = memory + QUERY_BYTES;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; ++i) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], 8);
-        barrier_init(&shared.query_full, 1), barrier_init(&shared.query_empty, 8);
+        for (int i = 0; i < STAGES; ++i)
+            barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], 8 * WARP_ARRIVALS);
+        barrier_init(&shared.query_full, 1), barrier_init(&shared.query_empty, 8 * WARP_ARRIVALS);
         barrier_init_fence();
     }
     __syncthreads();

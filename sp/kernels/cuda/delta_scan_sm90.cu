@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(160, 1)
     u64* const full = reinterpret_cast<u64*>(shared + BARRIERS);
     u64* const empty = full + STAGES;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 4);
+        for (int i = 0; i < STAGES; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 4 * WARP_ARRIVALS);
         barrier_init_fence();
     }
     __syncthreads();
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(160, 1)
         take_state(end);
         wgmma_wait<0>();
         accumulators_ready(O);
-        if (lane == 0) barrier_arrive(empty + slot);
+        barrier_arrive_warp(empty + slot, lane);
         operands(done, O);
     }
     write(chunks - 1);

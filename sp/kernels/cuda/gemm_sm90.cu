@@ -39,7 +39,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < STAGES; ++s) {
             barrier_init(full + s, 1);
-            barrier_init(empty + s, 4 * WARPGROUPS * CLUSTER);  // every consumer warp
+            barrier_init(empty + s, 4 * WARPGROUPS * CLUSTER * WARP_ARRIVALS);  // every consumer warp
         }
         barrier_init_fence();
     }
@@ -111,9 +111,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             wgmma_commit();
         };
         auto release = [&](u32 stage) {
-            if (lane == 0) {
-                if constexpr (CLUSTER == 1) barrier_arrive(empty + stage);
-                if constexpr (CLUSTER > 1)
+            if constexpr (CLUSTER == 1) barrier_arrive_warp(empty + stage, lane);
+            if constexpr (CLUSTER > 1) {
+                __syncwarp();
+                if (lane < WARP_ARRIVALS)
                     for (u32 r = 0; r < CLUSTER; ++r) barrier_arrive_at(empty + stage, r);
             }
         };

@@ -2,7 +2,7 @@
 //
 // A pipeline in short: one thread calls barrier_init for every barrier, barrier_init_fence, then __syncthreads. The producer
 // thread calls barrier_expect(full, bytes) and starts copies that complete on `full`; consumers barrier_wait(full, phase),
-// read, and barrier_arrive(empty). `phase` starts at 0 and flips each time a ring of stages wraps; a producer's first wait on
+// read, and barrier_arrive_warp(empty). `phase` starts at 0 and flips each time a ring of stages wraps; a producer's first wait on
 // an empty barrier uses phase 1, which passes at once.
 // Ordinary shared-memory writes that TMA or wgmma reads next need fence_async_proxy in each writing thread, then a barrier.
 // PTX ISA 9.7.9.25 (bulk copies), 9.7.13.15 (mbarrier), 9.7.16 (wgmma).
@@ -20,6 +20,19 @@ SP_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.
 
 SP_DEVICE void barrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// How often barrier_arrive_warp counts. compute-sanitizer's racecheck follows threads, not warps: for it every lane arrives.
+#ifdef SP_DEBUG
+enum { WARP_ARRIVALS = 32 };
+#else
+enum { WARP_ARRIVALS = 1 };
+#endif
+
+// Arrive for a warp, all of whose lanes have read.
+SP_DEVICE void barrier_arrive_warp(u64* barrier, u32 lane) {
+    __syncwarp();
+    if (lane < WARP_ARRIVALS) barrier_arrive(barrier);
 }
 
 // Arrive once and announce `bytes` that copies will deliver before the phase can end.
