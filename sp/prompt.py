@@ -5,6 +5,7 @@ Spans are byte ranges of the UTF-8 text because bytes are what two vocabularies 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,7 +54,7 @@ class Prompt:
         question: str,
         template: str | None,
         *,
-        needle: str | None = None,
+        needle: str | Sequence[str] | None = None,
         answer_prefix: str = "",
     ) -> Prompt:
         """Render `document` and `question` as one user turn; everything but the document is protected.
@@ -64,8 +65,8 @@ class Prompt:
             The long text and what is asked of it; both non-empty.
         template : str or None
             A chat template (Jinja); None asks for plain text: document, blank line, question, newline.
-        needle : str, optional
-            The piece of the document that holds the answer, for reports only; scorers never see it.
+        needle : str or sequence of str, optional
+            The pieces of the document that hold the answer, for reports only; scorers never see them.
         answer_prefix : str
             Text after the generation prompt with which the answer must begin.
 
@@ -101,12 +102,12 @@ class Prompt:
             Span("question", asked, asked + len(question.encode())),
             Span("plain", start, asked + len(question.encode())),
         ]
-        if needle is not None:
-            found = document.find(needle)
-            if found < 0 or not needle:
+        for piece in (needle,) if isinstance(needle, str) else needle or ():
+            found = document.find(piece)
+            if found < 0 or not piece:
                 raise PromptError("the needle is not a part of the prompt text")
             first = start + len(document[:found].encode())
-            spans.append(Span("needle", first, first + len(needle.encode())))
+            spans.append(Span("needle", first, first + len(piece.encode())))
         return cls(text, tuple(span for span in spans if span.end > span.start))
 
     def tokenise(self, tokenizer: Tokenizer) -> TokenisedPrompt:
