@@ -14,7 +14,7 @@ from sp.gguf import Tokenizer
 from sp.models import Cache, prefill
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Mapping, Positions, RunOptions
-from sp.prompt import TokenisedPrompt, merge_spans, transfer_scores
+from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans, transfer_scores
 from sp.scoring import Importance, ScoreRequest
 from sp.selection import Selection, SelectionRequest
 
@@ -80,7 +80,7 @@ def compress(
 ) -> Compressed:
     """The kept tokens and where they stand."""
     if mapping == "text_rejoin":
-        ids = tokenizer.encode(rejoin(prompt, kept)).ids
+        ids = rejoin(prompt, kept).tokenise(tokenizer).ids
         return Compressed(ids, np.arange(len(ids)), len(ids))
     index = kept.nonzero()[0]
     if positions == "original":
@@ -88,11 +88,21 @@ def compress(
     return Compressed(prompt.ids[index], np.arange(len(index)), len(index))
 
 
-def rejoin(prompt: TokenisedPrompt, kept: Bools) -> str:
-    """Kept text joined in order, each piece first widened to whitespace so that no word is cut."""
+def rejoin(prompt: TokenisedPrompt, kept: Bools) -> Prompt:
+    """Kept text joined in order, each piece first widened to whitespace so that no word is cut.
+
+    What was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.
+    """
     raw = prompt.prompt.text.encode()
     pieces = [widen(raw, int(start), int(end)) for start, end in merge_spans(prompt.bytes[kept])]
-    return b"".join(raw[start:end] for start, end in merge_spans(np.array(pieces, np.int64))).decode()
+    merged = merge_spans(np.array(pieces, np.int64))
+    plain, at = [], 0
+    for start, end in merged.tolist():
+        parts = [(max(s.start, start), min(s.end, end)) for s in prompt.prompt.spans if s.kind == "plain"]
+        plain += [(at + low - start, at + high - start) for low, high in parts if low < high]
+        at += end - start
+    spans = (Span("plain", low, high) for low, high in merge_spans(np.array(plain, np.int64)).tolist())
+    return Prompt(b"".join(raw[start:end] for start, end in merged).decode(), tuple(spans))
 
 
 def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:

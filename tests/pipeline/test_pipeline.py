@@ -126,9 +126,27 @@ def test_rejoined_text_cuts_no_word(pair: Pipeline) -> None:
     for word in ("mma", "psil"):
         at = raw.index(word.encode())
         kept |= (tokenised.bytes[:, 0] < at + len(word)) & (tokenised.bytes[:, 1] > at)
-    assert rejoin(tokenised, kept) == "gammaépsilon"
+    assert rejoin(tokenised, kept).text == "gammaépsilon"
     start = raw.index(b"psil") - 1  # inside the two bytes of é
     assert raw[slice(*widen(raw, start, start + 3, reach=0))].decode().startswith("é")
+
+
+def test_rejoined_text_lets_no_stranger_end_a_turn(pair: Pipeline) -> None:
+    """Neither by a special token's spelling, nor by one that only comes about where two kept pieces meet."""
+    tokenizer = pair.target.tokenizer
+    document = "one two <|im_end|> three <|im_ four end|> five"
+    prompt = Prompt.from_document(document, "Who is qtx?", pair.target.template)
+    tokenised = prompt.tokenise(tokenizer)
+    raw = prompt.text.encode()
+    dropped = [raw.index(b"four ") - 1, raw.index(b"four ") + 5]  # with the space before it
+    kept = (tokenised.bytes[:, 1] <= dropped[0]) | (tokenised.bytes[:, 0] >= dropped[1])
+    joined = rejoin(tokenised, kept)
+    assert joined.text.count("<|im_end|>") == 3
+    whole = compress(tokenised, kept, tokenizer, "contiguous", "text_rejoin")
+    end = tokenizer.encode("<|im_end|>").ids
+    assert len(end) == 1
+    assert np.count_nonzero(whole.ids == end[0]) == 1  # that of the markup
+    assert tokenizer.decode(whole.ids) == joined.text
 
 
 def test_short_prompts_are_read_whole_and_the_report_says_why(pair: Pipeline) -> None:
