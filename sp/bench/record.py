@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sp.errors import ConfigError
-from sp.kernels import import_cupy, nvml, nvrtc
-from sp.kernels.device import current_device, device_errors
 from sp.kernels.hashing import kernel_hash
 from sp.kernels.launch import launched_sources
+from sp.kernels.machine import cpu_facts, machine_slug
+from sp.kernels.machine import gpu_facts as environment
+from sp.trace import read_jsonl as read
 
 FIELDS = ("bench", "config", "metrics", "samples", "gpu", "driver", "nvrtc", "cupy", "commit", "kernel_hash", "date")
-
-
-def environment() -> dict[str, Any]:
-    """What a time depends on besides the code: card, clocks, driver, compiler, CuPy."""
-    cupy = import_cupy()
-    with device_errors():
-        device = current_device()
-        name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
-        bus = cupy.cuda.runtime.deviceGetPCIBusId(device)
-    return {
-        "gpu": name,
-        "driver": nvml.driver_version(),
-        "clocks_mhz": nvml.clocks_mhz(bus),
-        "nvrtc": ".".join(map(str, nvrtc.version())),
-        "cupy": cupy.__version__,
-    }
 
 
 def make_record(
@@ -42,6 +25,8 @@ def make_record(
     metrics: Mapping[str, Any],
     samples: Sequence[Any],
     sources: Iterable[str] | None = None,
+    *,
+    device: str = "cuda",
 ) -> dict[str, Any]:
     """One measurement with everything needed to judge it later.
 
@@ -55,6 +40,8 @@ def make_record(
         Raw samples behind the metrics.
     sources : iterable of str, optional
         Kernel sources it rests on; those launched so far in this process if left out.
+    device : {"cuda", "cpu"}
+        Where it was measured.
     """
     sources = sorted(set(launched_sources() if sources is None else sources))
     return {
@@ -62,7 +49,7 @@ def make_record(
         "config": dict(config),
         "metrics": dict(metrics),
         "samples": list(samples),
-        **environment(),
+        **(environment() if device == "cuda" else cpu_facts()),
         "commit": commit(),
         "kernels": sources,
         "kernel_hash": kernel_hash(sources),
@@ -71,22 +58,15 @@ def make_record(
 
 
 def append(record: Mapping[str, Any], folder: Path = Path("results")) -> Path:
-    """Add a record to ``folder/<gpu>/<bench>.jsonl`` and return that path."""
-    path = folder / slug(record["gpu"]) / f"{record['bench']}.jsonl"
+    """Add a record to ``folder/<machine>/<bench>.jsonl`` and return that path.
+
+    The line is written in one call, so that a killed process leaves it whole or not there.
+    """
+    path = folder / machine_slug(record) / f"{record['bench']}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    with path.open("ab", buffering=0) as file:
+        file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
     return path
-
-
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a file, oldest first."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}, line {number}: not a JSON object ({error})") from None
-        yield record
 
 
 def newest(path: Path) -> list[dict[str, Any]]:
@@ -101,17 +81,6 @@ def is_current(record: Mapping[str, Any]) -> bool:
         return bool(kernel_hash(record["kernels"]) == record["kernel_hash"])
     except FileNotFoundError:
         return False
-
-
-def slug(gpu: str) -> str:
-    """Folder name of a card.
-
-    Examples
-    --------
-    >>> slug("NVIDIA GeForce RTX 4090")
-    'nvidia-geforce-rtx-4090'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
 def commit() -> str | None:

@@ -10,6 +10,7 @@ import pytest
 from sp.bench import record, timing
 from sp.errors import ConfigError
 from sp.kernels.hashing import kernel_hash
+from sp.kernels.machine import cpu_facts, machine_slug
 
 RESULTS = Path(__file__).parents[2] / "results"
 FACTS = {"gpu": "NVIDIA H200", "driver": "580.1", "clocks_mhz": {}, "nvrtc": "13.0", "cupy": "14.2.0"}
@@ -50,10 +51,21 @@ def test_the_commit_can_be_named(monkeypatch):
     assert record.commit() == "abc"
 
 
+def test_a_record_of_a_processor_goes_into_its_own_folder(tmp_path):
+    made = record.make_record("ttft", {}, {"note": "a line separator: \u2028"}, [1.0], [], device="cpu")
+    assert set(record.FIELDS) <= set(made)
+    assert made["gpu"] is None
+    path = record.append(made, tmp_path)
+    assert path.parent.name == machine_slug(cpu_facts())
+    assert list(record.read(path)) == [made]
+
+
 def test_a_broken_line_is_named(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"bench": 1}\n{\n')
     with pytest.raises(ConfigError, match="line 2"):
         list(record.read(tmp_path / "x.jsonl"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        list(record.read(tmp_path / "none.jsonl"))
 
 
 def test_spread_of_one_sample():
