@@ -117,7 +117,6 @@ def test_streaming_equals_scoring_what_was_stored(sparse) -> None:
     assert nmse(early.result(), late.result()) < 1e-9
 
 
-@pytest.mark.parametrize("attention", ["flashprefill", "dense"])
 def test_timings_name_their_stages(path) -> None:
     drafts = [Draft(1500, {}), Draft(1500, {"attention": "flashprefill", "alpha": 0.1})]
     for timing, draft in zip(run_drafts(case("drafter").gpu, drafts, 2), drafts, strict=True):
@@ -132,6 +131,7 @@ def test_timings_name_their_stages(path) -> None:
         assert "importance.cu" in entry["kernels"]
 
 
+@pytest.mark.parametrize("attention", ["flashprefill", "dense"])
 def test_memory_is_that_of_one_layer(attention) -> None:
     model = random_model("qwen3-0.6b", "bf16")
     model.config = replace(model.config, context=1 << 20)
