@@ -1,0 +1,127 @@
+"""YAML whose every value knows its line, so that a wrong one can be pointed at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from sp.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Located:
+    """A value and where it was written.
+
+    Parameters
+    ----------
+    value : object
+        A scalar, a list of Located, or a mapping from strings to Located.
+    where : str
+        For messages: ``"quickstart.yaml, line 4"`` or ``"--set full"``.
+    """
+
+    value: Any
+    where: str
+
+    def mapping(self) -> dict[str, Located]:
+        """The value as a mapping; ConfigError if it is none."""
+        if not isinstance(self.value, dict):
+            raise self.error(f"a mapping is wanted here, not {self.plain()!r}")
+        return self.value
+
+    def items(self) -> list[Located]:
+        """The value as a list; ConfigError if it is none, or empty."""
+        if not isinstance(self.value, list):
+            raise self.error(f"a list is wanted here, not {self.plain()!r}")
+        if not self.value:
+            raise self.error("this list is empty, so there is nothing to run")
+        return self.value
+
+    def plain(self) -> Any:
+        """The value without its places."""
+        if isinstance(self.value, dict):
+            return {key: item.plain() for key, item in self.value.items()}
+        if isinstance(self.value, list):
+            return [item.plain() for item in self.value]
+        return self.value
+
+    def error(self, message: object) -> ConfigError:
+        """An error that points here."""
+        return ConfigError(f"{self.where}: {message}")
+
+
+def read_yaml(path: Path) -> Located:
+    """Parse a YAML file; ConfigError, one line, if it is missing, no YAML, empty, or has a key twice.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "x.yaml"
+    ...     _ = path.write_text("name: x\\ncells:\\n  keep_ratio: 0.1\\n")
+    ...     read_yaml(path).mapping()["cells"].mapping()["keep_ratio"].where
+    'x.yaml, line 3'
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    return parse_yaml(text, path.name)
+
+
+def parse_yaml(text: str, name: str, numbered: bool = True) -> Located:
+    """Parse YAML text; places are called ``name, line N``, or only ``name`` unless `numbered`."""
+
+    def place(node: yaml.Node) -> str:
+        return f"{name}, line {node.start_mark.line + 1}" if numbered else name
+
+    def build(node: yaml.Node, where: str) -> Located:
+        if isinstance(node, yaml.MappingNode):
+            entries: dict[str, Located] = {}
+            for key, value in node.value:
+                label = str(loader.construct_object(key))
+                if label in entries:
+                    raise ConfigError(f"{place(key)}: {label!r} stands here a second time")
+                entries[label] = build(value, place(key))
+            return Located(entries, where)
+        if isinstance(node, yaml.SequenceNode):
+            return Located([build(item, place(item)) for item in node.value], where)
+        return Located(loader.construct_object(node), where)
+
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            raise ConfigError(f"{name} is empty")
+        return build(root, place(root))
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark and numbered else ""
+        raise ConfigError(f"{name}{line}: not YAML ({error.problem})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML ({' '.join(str(error).split())})") from None
+    finally:
+        loader.dispose()
+
+
+def build_located(build: Callable[[Mapping[str, Any]], T], values: Mapping[str, Located], fallback: Located) -> T:
+    """Call `build` with the plain values; an error names the line of the value that fails alone, if one does."""
+    try:
+        return build({key: value.plain() for key, value in values.items()})
+    except ConfigError as error:
+        culprit = fallback
+        for key, value in values.items():
+            try:
+                build({key: value.plain()})
+            except ConfigError as alone:
+                if str(alone) == str(error):
+                    culprit = value
+                    break
+        raise culprit.error(error) from None

@@ -1,0 +1,270 @@
+"""What a sweep file asks for: checked in full, with line numbers, and expanded to runs before anything is loaded.
+
+A run is one block of examples of one task and length, read by one pair, in every cell: cells with one scorer share
+its scores, so keep ratios, selectors, positions and KV formats cost no drafter pass of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sp.config import Registry, check_type
+from sp.errors import ConfigError, unknown_name
+from sp.evals.base import TASKS, Task
+from sp.pipeline import RunOptions
+from sp.scoring import SCORERS
+from sp.selection import SELECTORS
+from sp.studies.combine import Combination, expand, override
+from sp.studies.located import Located, build_located, read_yaml
+
+SECTIONS = ("pairs", "tasks", "cells")
+OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
+STRATEGIES: dict[str, tuple[Registry[Any], str]] = {"scorer": (SCORERS, "tail"), "selector": (SELECTORS, "top_chunks")}
+CELL_KEYS = (*OPTIONS, *(f"{name}." for name in STRATEGIES))
+TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run")
+PAIR_KEYS = ("target", "drafter")
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to read a prompt.
+
+    Parameters
+    ----------
+    options : RunOptions
+    scorer, selector : str
+        Name and the options that were set, e.g. ``"tail queries=16"``.
+    config : dict
+        Every option in force, plain, as it enters the hash of a run.
+    """
+
+    options: RunOptions
+    scorer: str
+    selector: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Files of the models; None for the embedded one."""
+
+    target: Path | None = None
+    drafter: Path | None = None
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task with options, by name.
+
+    Parameters
+    ----------
+    task : Task
+    name : str
+        Name and the options that were set, e.g. ``"niah_single_2 depth=50"``.
+    config : dict
+        Registered name and options, plain.
+    """
+
+    task: Task
+    name: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Examples ``first`` to ``first + count - 1`` of one task and length, in every cell."""
+
+    pair: Pair
+    spec: TaskSpec
+    tokens: int
+    first: int
+    count: int
+    cells: tuple[Cell, ...]
+    full: bool
+
+    @property
+    def label(self) -> str:
+        """What `--only` matches: ``task/tokens/first``, after the target's name if it is not the embedded one."""
+        pair = f"{self.pair.target.stem}/" if self.pair.target else ""
+        return f"{pair}{self.spec.name}/{self.tokens}/{self.first}"
+
+    def config(self, models: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything that decides what this run finds, the models by content.
+
+        Parameters
+        ----------
+        models : mapping
+            Role to the SHA-256 of its file.
+        """
+        return {
+            "models": dict(models),
+            "task": self.spec.config,
+            "tokens": self.tokens,
+            "first": self.first,
+            "count": self.count,
+            "full": self.full,
+            "cells": [cell.config for cell in self.cells],
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep: its runs in the order written, where rows go, and whether a report follows."""
+
+    name: str
+    runs: tuple[Run, ...]
+    out: Path
+    device: Device
+    report: bool
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """First 16 hex digits of the SHA-256 of canonical JSON.
+
+    Examples
+    --------
+    >>> config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
+    """Read a sweep file with ``--set`` overrides.
+
+    Raises
+    ------
+    ConfigError
+        For whatever is wrong, with the file's line.
+    """
+    root = read_yaml(path)
+    root.mapping()
+    for setting in settings:
+        root = override(root, setting, SECTIONS)
+    entries = root.mapping()
+    top = {"name": str, "out": str, "device": Device, "full": bool, "report": bool}
+    for key, value in entries.items():
+        if key not in top and key not in SECTIONS:
+            raise value.error(unknown_name("key of a sweep", key, [*top, *SECTIONS]))
+        if key in top:
+            check_located(value, top[key], key)
+    for section in ("tasks", "cells"):
+        if section not in entries:
+            raise ConfigError(f"{path.name}: the section {section} is missing")
+    given = {key: value.plain() for key, value in entries.items() if key in top}
+    name = given.get("name", path.stem)
+    pairs = [Pair()] if "pairs" not in entries else [make_pair(each) for each in _combinations(entries, "pairs")]
+    cells = unique_cells(make_cell(each, entries["cells"]) for each in _combinations(entries, "cells"))
+    full = given.get("full", True)
+    runs = tuple(
+        run
+        for pair in pairs
+        for each in _combinations(entries, "tasks")
+        for run in make_runs(each, entries["tasks"], pair, cells, full)
+    )
+    out = Path(given.get("out", f"sp-sweep/{name}"))
+    return Sweep(name, runs, out, given.get("device", "auto"), given.get("report", False))
+
+
+def _combinations(entries: Mapping[str, Located], section: str) -> list[Combination]:
+    keys = {"pairs": PAIR_KEYS, "tasks": TASK_KEYS, "cells": CELL_KEYS}[section]
+    return expand(entries[section], keys, section.removesuffix("s"))
+
+
+def check_located(value: Located, expected: Any, name: str) -> Any:
+    """The plain value if it has the type; else an error with its line."""
+    try:
+        return check_type(value.plain(), expected, name)
+    except ConfigError as error:
+        raise value.error(error) from None
+
+
+def make_pair(each: Combination) -> Pair:
+    """The model files of a combination; they must exist."""
+    paths = {}
+    for role, value in each.items():
+        path = Path(check_located(value, str, role))
+        if not path.is_file():
+            raise value.error(f"{role} {path} is not a file; give the path of a GGUF file, or leave it out")
+        paths[role] = path
+    return Pair(**paths)
+
+
+def make_strategy(each: Combination, kind: str, registry: Registry[Any], default: str) -> tuple[Any, str, Any]:
+    """A scorer, selector or task from ``kind`` (a name, or a mapping with ``name``) and ``kind.OPTION`` keys.
+
+    Returns
+    -------
+    tuple
+        The built strategy, its label and its registered name.
+    """
+    given = each.get(kind, Located(default, "default"))
+    options: dict[str, Located] = {}
+    if isinstance(given.value, dict):
+        options = dict(given.value)
+        if "name" not in options:
+            raise given.error(f"a {kind} with options needs its name: {{name: {default or 'NAME'}, OPTION: VALUE}}")
+        name = check_located(options.pop("name"), str, f"name of the {kind}")
+    else:
+        name = check_located(given, str, kind)
+    for key, value in each.items():
+        if key.startswith(f"{kind}."):
+            if key.removeprefix(f"{kind}.") in options:
+                raise value.error(f"{key} is set twice; keep one of the two")
+            options[key.removeprefix(f"{kind}.")] = value
+    built = build_located(lambda values: registry.build(name, values), options, given)
+    label = " ".join([name, *(f"{key}={value.plain()}" for key, value in options.items())])
+    return built, label, name
+
+
+def make_cell(each: Combination, section: Located) -> Cell:
+    """The cell of a combination. Compression is always on, unless the file says otherwise."""
+    built: dict[str, Any] = {}
+    labels: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    for kind, (registry, default) in STRATEGIES.items():
+        built[kind], labels[kind], name = make_strategy(each, kind, registry, default)
+        config[kind] = {"name": name, **dataclasses.asdict(built[kind])}
+    rest = {key: value for key, value in each.items() if key.partition(".")[0] not in STRATEGIES}
+    hints = {key: value for key, value in rest.items() if key in OPTIONS}
+    base = {"compress": "always", **built}
+    options = build_located(lambda values: RunOptions(**base | check_options(values)), hints, section)
+    config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
+    return Cell(options, labels["scorer"], labels["selector"], config)
+
+
+def check_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run with an int taken for a float, as YAML writes 1 for 1.0."""
+    return {key: float(value) if key == "keep_ratio" and type(value) is int else value for key, value in values.items()}
+
+
+def unique_cells(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """The cells without repetitions, which `--set` can bring about."""
+    return tuple({config_hash(cell.config): cell for cell in cells}.values())
+
+
+def make_runs(each: Combination, section: Located, pair: Pair, cells: tuple[Cell, ...], full: bool) -> Iterable[Run]:
+    """Blocks of at most `per_run` examples of one task and length."""
+    if "task" not in each:
+        raise section.error("a task needs its name: task: NAME")
+    numbers = {"tokens": 0, "examples": 0, "first": 0, "per_run": 10}
+    for key, least in (("tokens", 1), ("examples", 1), ("first", 0), ("per_run", 1)):
+        if key in each:
+            numbers[key] = check_located(each[key], int, key)
+            if numbers[key] < least:
+                raise each[key].error(f"{key} must be at least {least}, not {numbers[key]}")
+        elif key in ("tokens", "examples"):
+            raise each["task"].error(f"the task needs {key}: a number")
+    task, label, name = make_strategy(each, "task", TASKS, "")
+    spec = TaskSpec(task, label, {"name": name, **dataclasses.asdict(task)})
+    end = numbers["first"] + numbers["examples"]
+    for first in range(numbers["first"], end, numbers["per_run"]):
+        yield Run(pair, spec, numbers["tokens"], first, min(numbers["per_run"], end - first), cells, full)
