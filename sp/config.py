@@ -95,8 +95,9 @@ def check_fields(instance: object, where: str) -> None:
     Traceback (most recent call last):
     sp.errors.ConfigError: unknown pool: mode 'men'; did you mean 'mean'? Known: max, mean
     """
-    for name, expected in get_type_hints(type(instance)).items():
-        check_type(getattr(instance, name), expected, f"{where}: {name}")
+    hints = get_type_hints(type(instance))
+    for each in dataclasses.fields(instance):  # type: ignore[arg-type]
+        check_type(getattr(instance, each.name), hints[each.name], f"{where}: {each.name}")
 
 
 class Registry(Generic[T]):
@@ -133,6 +134,11 @@ class Registry(Generic[T]):
         if name not in self._classes:
             raise unknown_name(self.kind, name, self._classes)
         return from_mapping(self._classes[name], options or {}, f"{self.kind} {name}")
+
+    def name_of(self, strategy: T) -> str:
+        """Name a strategy is filed under; that of its class if it is not."""
+        kind = type(strategy)
+        return next((name for name, known in self._classes.items() if known is kind), kind.__name__)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._classes))

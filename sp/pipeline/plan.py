@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from sp.models import ModelConfig
 from sp.models.cost import flops
+from sp.pipeline.break_even import BreakEven
 from sp.pipeline.options import Compress
 
 LONGEST = 1 << 22
@@ -23,15 +25,18 @@ class Decision:
     reason : str
         One sentence for the report.
     break_even_tokens : int or None
-        Predicted prompt length above which compression is cheaper; None if there is none.
+        Prompt length above which compression is cheaper; None if there is none.
     predicted_speedup : float
         Predicted cost of the full prefill over that of drafter + selection, in FLOP.
+    break_even_source : {"predicted", "measured"}
+        Where `break_even_tokens` comes from.
     """
 
     activated: bool
     reason: str
     break_even_tokens: int | None
     predicted_speedup: float
+    break_even_source: Literal["predicted", "measured"] = "predicted"
 
 
 def speedup(target: ModelConfig, drafter: ModelConfig, tokens: int, keep_ratio: float) -> float:
@@ -64,25 +69,41 @@ def decide(
     keep_ratio: float,
     compress: Compress,
     threshold: int = 0,
+    measured: BreakEven | None = None,
 ) -> Decision:
     """Decide for a prompt of `tokens` tokens of which `protected` must be kept.
 
-    With `compress="auto"` prompts below `threshold` tokens are read whole whatever is predicted.
+    With `compress="auto"` prompts below `threshold` tokens are read whole whatever is known. A measured break-even
+    goes before the predicted one, unless compression never paid and the prompt is longer than what was measured.
     """
     if drafter is None:
         return Decision(False, "no drafter was given", None, 1.0)
-    length = break_even(target, drafter, keep_ratio, protected) if keep_ratio < 1 else None
+    if measured is not None and measured.tokens is None and tokens > measured.longest:
+        measured = None
     gain = speedup(target, drafter, tokens, keep_ratio)
-    if compress == "off":
-        return Decision(False, "compression is switched off", length, gain)
-    if compress == "always":
-        return Decision(True, "compression was asked for whatever it costs", length, gain)
-    if tokens < threshold:
-        return Decision(False, f"the prompt has {tokens} tokens, below the threshold of {threshold}", length, gain)
     if keep_ratio == 1:
-        return Decision(False, "keep_ratio is 1, so every token is kept", None, gain)
+        length = None
+    elif measured is not None:
+        length = measured.tokens and max(measured.tokens, ceil(protected / keep_ratio))
+    else:
+        length = break_even(target, drafter, keep_ratio, protected)
+    source: Literal["predicted", "measured"] = "predicted" if measured is None else "measured"
+
+    def decided(activated: bool, reason: str) -> Decision:
+        return Decision(activated, reason, length, gain, source)
+
+    if compress == "off":
+        return decided(False, "compression is switched off")
+    if compress == "always":
+        return decided(True, "compression was asked for whatever it costs")
+    if tokens < threshold:
+        return decided(False, f"the prompt has {tokens} tokens, below the threshold of {threshold}")
+    if keep_ratio == 1:
+        return decided(False, "keep_ratio is 1, so every token is kept")
+    if length is not None and tokens < length:
+        return decided(False, f"the prompt has {tokens} tokens, below the {source} break-even of {length}")
+    if measured is not None:
+        return decided(length is not None, f"compression was {measured.describe()}")
     if length is None:
-        return Decision(False, "the drafter is predicted to cost more than it saves at any length", None, gain)
-    if tokens < length:
-        return Decision(False, f"the prompt has {tokens} tokens, below the break-even of {length}", length, gain)
-    return Decision(True, f"predicted {gain:.1f}x less prefill work", length, gain)
+        return decided(False, "the drafter is predicted to cost more than it saves at any length")
+    return decided(True, f"predicted {gain:.1f}x less prefill work")

@@ -8,6 +8,7 @@ import pytest
 
 from sp.models import ModelConfig
 from sp.models.cost import flops
+from sp.pipeline.break_even import BreakEven
 from sp.pipeline.plan import break_even, decide, speedup
 
 DRAFTER = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128, 1e6, 1e-6)
@@ -43,7 +44,7 @@ def test_break_even_is_where_the_speedup_passes_one() -> None:
         ({"compress": "off"}, False, "switched off"),
         ({"keep_ratio": 1.0}, False, "every token is kept"),
         ({"keep_ratio": 1.0, "compress": "always"}, True, "asked for"),
-        ({"tokens": 100}, False, "below the break-even of"),
+        ({"tokens": 100}, False, "below the predicted break-even of"),
         ({"drafter": TARGET}, False, "more than it saves"),
     ],
 )
@@ -52,3 +53,30 @@ def test_every_decision_names_its_reason(changes: dict[str, object], activated: 
     decision = decide(TARGET, **given)  # type: ignore[arg-type]
     assert decision.activated is activated
     assert reason in decision.reason
+
+
+def measured(tokens: int | None, longest: int = 16384) -> BreakEven:
+    how = {"scorer": "tail", "attention": "dense", "alpha": None, "density": None}
+    return BreakEven(0.05, how, tokens, 2048, tokens and 4096, 2048, longest, 5)
+
+
+@pytest.mark.parametrize(
+    ("found", "changes", "activated", "reason", "length", "source"),
+    [
+        (measured(3000), {"tokens": 2999}, False, "below the measured break-even of 3000", 3000, "measured"),
+        (measured(3000), {"tokens": 3000}, True, "pay from 3000 tokens on, between 2048 and 4096", 3000, "measured"),
+        (measured(3000), {"tokens": 9999, "compress": "off"}, False, "switched off", 3000, "measured"),
+        (measured(3000), {"tokens": 7999, "protected": 400}, False, "measured break-even of 8000", 8000, "measured"),
+        (measured(None), {"tokens": 16384}, False, "not to pay at any length from 2048 to 16384", None, "measured"),
+        (measured(None, 8192), {"tokens": 10000}, True, "predicted", 1200, "predicted"),
+        (None, {"tokens": 500}, False, "below the predicted break-even of 1200", 1200, "predicted"),
+    ],
+)
+def test_a_measured_break_even_goes_before_the_predicted_one(
+    found: BreakEven | None, changes: dict[str, object], activated: bool, reason: str, length: int | None, source: str
+) -> None:
+    given = {"drafter": DRAFTER, "protected": 60, "keep_ratio": 0.05, "compress": "auto"} | changes
+    decision = decide(TARGET, measured=found, **given)  # type: ignore[arg-type]
+    assert decision.activated is activated
+    assert reason in decision.reason
+    assert (decision.break_even_tokens, decision.break_even_source) == (length, source)

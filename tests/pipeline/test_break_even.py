@@ -1,0 +1,62 @@
+"""The measured break-even is the crossing of known times, found among records of one pair and machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sp.errors import ConfigError
+from sp.pipeline.break_even import find_break_even, measured_break_evens, read_break_evens
+from sp.scoring import SCORERS
+
+HOW = {"scorer": "tail", "attention": "dense", "alpha": None, "density": None}
+
+
+def record(tokens: int, ttft: float, full: float | None, keep: float = 0.1, **config: Any) -> dict[str, Any]:
+    shown = {"target": "t", "drafter": "d", "vram": None, "prompt_tokens": tokens, "keep_ratio": keep, **HOW, **config}
+    metrics = {"ttft_s": ttft, "full_ttft_s": full, "full_runs": 3}
+    return {"bench": "ttft", "config": shown, "metrics": metrics, "samples": [ttft] * 5, "gpu": "NVIDIA H200"}
+
+
+def power_law(crossing: float, keep: float = 0.1) -> list[dict[str, Any]]:
+    """Full prefill linear in the length, compressed with the square root of it: equal at `crossing`."""
+    return [record(n, (n * crossing) ** 0.5, n, keep) for n in (1024, 4096, 16384)]
+
+
+def test_the_crossing_of_power_laws_is_exact() -> None:
+    (found,) = measured_break_evens(power_law(3000))
+    assert (found.tokens, found.below, found.above) == (3000, 1024, 4096)
+    assert (found.shortest, found.longest, found.samples) == (1024, 16384, 3)
+
+
+def test_paying_everywhere_and_nowhere_is_said() -> None:
+    always, never = measured_break_evens([*power_law(500, 0.1), *power_law(99999, 0.2)])
+    assert (always.tokens, always.below) == (1024, None)
+    assert "from the shortest length on, 1024 tokens (n = 3)" in always.describe()
+    assert (never.tokens, never.below, never.above) == (None, 16384, None)
+    assert "not to pay at any length from 1024 to 16384" in never.describe()
+
+
+def test_a_dip_counts_the_newest_record_too_and_rows_without_a_full_prefill_do_not() -> None:
+    rows = [record(1024, 1, 2), record(2048, 3, 2), record(4096, 1, 2), record(8192, 9, None), record(1024, 9, 9, 1.0)]
+    (found,) = measured_break_evens(rows)
+    assert (found.below, found.above, found.longest) == (2048, 4096, 4096)
+    (mended,) = measured_break_evens([*rows, record(2048, 1, 2)])
+    assert mended.tokens == 1024
+
+
+def test_only_this_pair_machine_and_budget_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "ttft.jsonl"
+    others = [record(1024, 1, 9, target="u"), record(1024, 1, 9, vram="18g"), record(1024, 1, 9) | {"gpu": "Other"}]
+    file.write_text("".join(json.dumps(r) + "\n" for r in [*power_law(3000), *others]))
+    found = read_break_evens(file, "t", "d", "nvidia-h200", None)
+    assert [b.tokens for b in found] == [3000]
+    assert find_break_even(found, 0.1, SCORERS.build("tail")) is found[0]
+    assert find_break_even(found, 0.2, SCORERS.build("tail")) is None
+    assert find_break_even(found, 0.1, SCORERS.build("lookahead")) is None
+    assert find_break_even(found, 0.1, SCORERS.build("tail", {"attention": "flashprefill"})) is None
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_break_evens(tmp_path / "no.jsonl", "t", "d", "nvidia-h200", None)
