@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="JSON-lines file to append to")
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    pipeline = sp.load()
+    pipeline = sp.load(device="cpu")
     pipeline.warm_up()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     records = []

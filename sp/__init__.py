@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from sp.pipeline import Pipeline, RunOptions
@@ -57,25 +57,29 @@ HOMES = {
 }
 
 
-def load(target: str | Path | None = None, drafter: str | Path | None = None) -> Pipeline:
+def load(
+    target: str | Path | None = None,
+    drafter: str | Path | None = None,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> Pipeline:
     """Open a target and a drafter; the embedded pair where a path is left out.
 
     Parameters
     ----------
     target, drafter : path, optional
         GGUF files.
+    device : {"auto", "cpu", "cuda"}
+        Where both run; `auto` is the GPU where there is one.
 
     Raises
     ------
     SpError
-        A file is missing, damaged, or no model `sp` can run.
+        A file is missing, damaged, or no model `sp` can run; with ``cuda`` also without a usable device.
     """
-    from sp import pipeline
+    from sp.pipeline import Pipeline
 
-    return pipeline.Pipeline(
-        pipeline.load(target or pipeline.embedded("target")),
-        pipeline.load(drafter or pipeline.embedded("drafter"), extrapolate=True),
-    )
+    return Pipeline.open(target, drafter, device=device)
 
 
 def __getattr__(name: str) -> Any:

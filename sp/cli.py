@@ -101,6 +101,7 @@ def run(
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 64,
+    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
     show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
     seed: Annotated[int, typer.Option(help="For scorers that draw random numbers.")] = 0,
@@ -121,7 +122,8 @@ def run(
 
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
-    from sp.pipeline import Pipeline, RunOptions, embedded, load
+    from sp.kernels.device import pick_device
+    from sp.pipeline import Pipeline, RunOptions
     from sp.prompt import Prompt
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
@@ -129,13 +131,13 @@ def run(
     from sp.studies.kept_text import as_text
     from sp.studies.sample import sample
 
-    where = positions or ("contiguous" if mapping == "text_rejoin" else "original")
+    stand = positions or ("contiguous" if mapping == "text_rejoin" else "original")
     given = {
         "keep_ratio": keep_ratio,
         "scorer": SCORERS.build(scorer, overrides(settings or [], "scorer")),
         "selector": SELECTORS.build(selector, overrides(settings or [], "selector")),
         "compress": compress,
-        "positions": where,
+        "positions": stand,
         "mapping": mapping,
         "kv": kv,
         "rotate": rotate,
@@ -152,7 +154,7 @@ def run(
         document = read_text(prompt_file)
     if question is None:
         raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
-    pipeline = Pipeline(load(target or embedded("target")), load(drafter or embedded("drafter"), extrapolate=True))
+    pipeline = Pipeline.open(target, drafter, device=pick_device(device))
     prompt = Prompt.from_document(
         document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
     )

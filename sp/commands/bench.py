@@ -56,6 +56,7 @@ def bench_model(
     from sp.bench.model import Trial, describe, run_tests
     from sp.bench.record import append, make_record
     from sp.kernels import forced_path
+    from sp.kernels.device import pick_device
     from sp.kernels.path import native_path
 
     output = "json" if as_json else output
@@ -67,7 +68,7 @@ def bench_model(
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     lengths, decoded, depths = (numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
     tests = [Trial(n) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
-    where = device_for(device)
+    where = pick_device(device)
     model, name, load = open_model(file, synthetic, type_, where)
     on_gpu = where == "cuda"
     taken = (path if path != "auto" else native_path()) if on_gpu else "numpy"
@@ -154,21 +155,6 @@ def numbers(text: str, option: str) -> list[int]:
     if min(found) < 0:
         raise ConfigError(f"{option} {text}: a number of tokens is not negative")
     return found
-
-
-def device_for(asked: str) -> Any:
-    from sp.errors import DeviceError
-    from sp.kernels.device import require_device
-
-    if asked not in ("auto", "cuda", "cpu"):
-        raise unknown_name("device", asked, ("auto", "cuda", "cpu"))
-    if asked != "auto":
-        return asked
-    try:
-        require_device()
-    except DeviceError:
-        return "cpu"
-    return "cuda"
 
 
 def open_model(

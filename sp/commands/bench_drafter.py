@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sp.commands.bench import OUTPUTS, device_for, numbers, open_model
+from sp.commands.bench import OUTPUTS, numbers, open_model
 from sp.commands.terminal import AsJson, print_json, progress_bar, wide_console
 from sp.errors import ConfigError, unknown_name
 
@@ -51,6 +51,7 @@ def bench_drafter(
     from sp.bench.drafter import Draft, describe, run_drafts
     from sp.bench.record import append, make_record
     from sp.kernels import forced_path
+    from sp.kernels.device import pick_device
     from sp.kernels.path import native_path
     from sp.pipeline.load import LONGEST_DRAFT, embedded
 
@@ -67,7 +68,7 @@ def bench_drafter(
     ]
     common = {} if layers is None else {"depth": layers}
     drafts = [Draft(n, options | common) for n in lengths for options in chosen or [{}]]
-    where = device_for(device)
+    where = pick_device(device)
     named = file or (embedded("drafter") if synthetic is None else None)
     model, name, _ = open_model(named, synthetic, type_, where)
     model.config = replace(model.config, context=max(model.config.context, LONGEST_DRAFT))

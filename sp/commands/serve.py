@@ -27,6 +27,7 @@ def serve(
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Answer length where a request names none.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer a request may ask for.")] = 4096,
+    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 32,
@@ -50,7 +51,8 @@ def serve(
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
-    from sp.pipeline import Pipeline, RunOptions, embedded, load
+    from sp.kernels.device import pick_device
+    from sp.pipeline import Pipeline, RunOptions
     from sp.scoring import SCORERS
     from sp.selection import SELECTORS
     from sp.serve.protocol import Defaults
@@ -68,7 +70,7 @@ def serve(
     }
     options = from_mapping(RunOptions, given, "sp serve")
     listener = listen(host, port)
-    pipeline = Pipeline(load(target or embedded("target")), load(drafter or embedded("drafter"), extrapolate=True))
+    pipeline = Pipeline.open(target, drafter, device=pick_device(device))
     pipeline.warm_up()
     worker = Worker(pipeline, Metrics(), queue)
     service = Service(worker, Defaults(options, max_tokens), Limits(body_bytes=max_body << 20))

@@ -61,15 +61,17 @@ class GraphDecoder:
     def tokens(self) -> Iterator[int]:
         """Each token as soon as the host knows it, up to the limit.
 
-        While the host waits for a token the device is at work on the next one, so whoever stops early finds the
-        cache one token further on.
+        While the host waits for a token, but for the first, the device is at work on the next one, so whoever stops
+        early finds the cache one token further on.
         """
-        waiting = [self._fetch(0)]
+        waiting, launched = [self._fetch(0)], 1
         try:
             for number in range(self._limit):
-                if number + 1 < self._limit:
+                # The first token is wanted at once: to launch a step takes the host longer than the token will.
+                while launched < min(number + (2 if number else 1), self._limit):
                     self._advance()
-                    waiting.append(self._fetch(number + 1))
+                    waiting.append(self._fetch(launched))
+                    launched += 1
                 waiting.pop(0).synchronize()
                 yield int(self._arrived[number])
         finally:

@@ -42,8 +42,21 @@ def greedy(
     -------
     list of int
     """
+    return gather(generate(model, logits, position, cache, limit=max_new_tokens), eos_ids, on_token)
+
+
+def gather(
+    stream: Generator[int], eos_ids: frozenset[int], on_token: Callable[[int], bool | None] | None = None
+) -> list[int]:
+    """Tokens of a stream up to an end token, which is left out; closes the stream. `on_token` as for `greedy`.
+
+    Examples
+    --------
+    >>> gather((token for token in (5, 6, 2, 7)), frozenset({2}))
+    [5, 6]
+    """
     tokens: list[int] = []
-    with closing(generate(model, logits, position, cache, limit=max_new_tokens)) as stream:
+    with closing(stream):
         for token in stream:
             if token in eos_ids:
                 break

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from sp.errors import DeviceError
+from sp.errors import DeviceError, unknown_name
 
 INSTALL = "install it with `pip install 'sp[cuda13]'` (driver 580 or newer) or `pip install 'sp[cuda12]'`"
 
@@ -71,6 +72,37 @@ def require_device() -> tuple[int, int]:
     if major < 8:
         raise DeviceError(f"this card has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer")
     return major, minor
+
+
+def pick_device(asked: str) -> Literal["cpu", "cuda"]:
+    """Where a model is to run: as asked, and for ``auto`` on the GPU where kernels can run on one.
+
+    >>> pick_device("cpu")
+    'cpu'
+    """
+    if asked == "cpu":
+        return "cpu"
+    if asked not in ("auto", "cuda"):
+        raise unknown_name("device", asked, ("auto", "cpu", "cuda"))
+    if asked == "auto" and not _has_driver():
+        return "cpu"  # the usual case without a GPU, told apart without importing CuPy
+    try:
+        require_device()
+    except DeviceError:
+        if asked == "cuda":
+            raise
+        return "cpu"
+    return "cuda"
+
+
+@cache
+def _has_driver() -> bool:
+    """Whether the library of an NVIDIA driver can be opened."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

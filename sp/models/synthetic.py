@@ -76,13 +76,14 @@ def write_synthetic(
     if seed < 0:
         raise ConfigError(f"seed {seed} is negative; give 0 or more")
     plan = tensor_plan(shape, file_type)
-    writer = GGUFWriter(path, _metadata(shape, file_type))
+    writer = GGUFWriter(path, synthetic_metadata(shape, file_type))
     for name, size, fmt in plan:
         writer.add(name, size, fmt, partial(_data, name, size, fmt, seed))
     return writer.write(progress)
 
 
-def _metadata(shape: str, file_type: str) -> dict[str, Value]:
+def synthetic_metadata(shape: str, file_type: str) -> dict[str, Value]:
+    """All keys of such a file, its tokenizer among them."""
     found = find_shape(shape)
     config = found.config
     kind: dict[str, Value] = {"general.file_type": file_type_id(file_type), "general.quantization_version": 2}

@@ -1,9 +1,9 @@
 """From a prompt to an answer: options, stages, the decision whether to compress, and the run itself."""
 
-from sp.pipeline.load import Loaded, embedded, load
+from sp.pipeline.load import Loaded, embedded, load, synthetic
 from sp.pipeline.options import RunOptions
 from sp.pipeline.plan import Decision, break_even, decide
-from sp.pipeline.run import Answer, Pipeline, RunResult
+from sp.pipeline.run import Answer, Pipeline, RunResult, Scored
 
 __all__ = [
     "Answer",
@@ -12,8 +12,10 @@ __all__ = [
     "Pipeline",
     "RunOptions",
     "RunResult",
+    "Scored",
     "break_even",
     "decide",
     "embedded",
     "load",
+    "synthetic",
 ]

@@ -1,17 +1,26 @@
-"""A model file opened for use: weights, tokenizer, chat template and what the report says about it."""
+"""A model opened for use: weights, tokenizer, chat template and what the report says about it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
-from sp.errors import ModelError
+from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile, Tokenizer, chat_template
+from sp.kernels.device import pick_device
 from sp.models import Model, ModelConfig, load_model
+from sp.models.shapes import tensor_plan
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf"}
 LONGEST_DRAFT = 1 << 20
+MOST_ON_CPU = 1 << 30
+"""Bytes of random weights beyond which the CPU is no place for them."""
+
+Where = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -20,31 +29,33 @@ class Loaded:
 
     Parameters
     ----------
-    file : GGUFFile
-        Stays open: weights that stay packed are views of it.
+    path : Path
+        Where the model came from; of random weights only a name.
     model : Model
     tokenizer : Tokenizer
     template : str or None
         Chat template, if the file has one.
+    nbytes : int
+        Bytes of the file.
+    file : GGUFFile, optional
+        Stays open on the CPU, where weights that stay packed are views of it.
     """
 
-    file: GGUFFile
+    path: Path
     model: Model
     tokenizer: Tokenizer
     template: str | None
-
-    @property
-    def path(self) -> Path:
-        """Where the model came from."""
-        return self.file.path
+    nbytes: int
+    file: GGUFFile | None = None
 
     def describe(self) -> dict[str, object]:
         """Facts for the trace."""
         config = self.model.config
         return {
             "file": self.path.name,
-            "bytes": self.file.nbytes,
+            "bytes": self.nbytes,
             "architecture": config.architecture,
+            "device": self.model.device,
             "layers": config.layers,
             "hidden": config.hidden,
             "vocabulary": self.tokenizer.vocab_size,
@@ -57,7 +68,13 @@ def embedded(role: str) -> Path:
     return Path(str(files("sp") / "assets" / EMBEDDED[role]))
 
 
-def load(path: str | Path, *, extrapolate: bool = False) -> Loaded:
+def load(
+    path: str | Path,
+    *,
+    extrapolate: bool = False,
+    device: Where = "auto",
+    progress: Callable[[int], None] | None = None,
+) -> Loaded:
     """Open a GGUF file as a model with its tokenizer.
 
     Parameters
@@ -67,6 +84,10 @@ def load(path: str | Path, *, extrapolate: bool = False) -> Loaded:
     extrapolate : bool
         Allow positions beyond the file's context, as a drafter needs whose context is shorter than the
         target's: its scores only have to rank, and are known to survive plain extrapolation of RoPE.
+    device : {"auto", "cpu", "cuda"}
+        `auto` is the GPU where there is one that the kernels run on.
+    progress : callable, optional
+        See `load_model`.
 
     Raises
     ------
@@ -74,14 +95,79 @@ def load(path: str | Path, *, extrapolate: bool = False) -> Loaded:
         The file is damaged or unsupported.
     ModelError
         The file is no complete model, or its vocabulary does not fit its embedding.
+    DeviceError
+        With ``cuda``: there is no usable device, or too little memory on it.
+
+    Examples
+    --------
+    >>> loaded = load(embedded("drafter"), device="cpu")
+    >>> loaded.path.name, loaded.model.config.architecture
+    ('drafter.gguf', 'qwen3')
     """
-    file = GGUFFile.open(path)
+    where, file = pick_device(device), GGUFFile.open(path)
     tokenizer = Tokenizer.from_gguf(file)
     context = ModelConfig.from_gguf(file).context
-    model = load_model(file, context=max(context, LONGEST_DRAFT) if extrapolate else None)
+    model = load_model(file, device=where, context=longest(context) if extrapolate else None, progress=progress)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
             f"{model.config.vocab} rows; the file is inconsistent, get another one"
         )
-    return Loaded(file, model, tokenizer, chat_template(file))
+    return Loaded(file.path, model, tokenizer, chat_template(file), file.nbytes, file)
+
+
+def synthetic(
+    shape: str, file_type: str = "q4_k_m", *, extrapolate: bool = False, device: Where = "auto", seed: int = 0
+) -> Loaded:
+    """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
+
+    On the GPU the weights are made there and no file is written.
+
+    Parameters
+    ----------
+    shape : str
+        One of `sp.models.shapes.list_shapes`.
+    file_type : str
+        One of `sp.models.file_type.FILE_TYPES`.
+    extrapolate, device
+        See `load`.
+    seed : int
+
+    Raises
+    ------
+    ConfigError
+        For an unknown shape or file type, or a model too large to be made on the CPU.
+    DeviceError
+        With ``cuda``: there is no usable device, or too little memory on it.
+
+    Examples
+    --------
+    >>> synthetic("tiny-qwen3", device="cpu").path.name
+    'tiny-qwen3-q4_k_m.synthetic'
+    """
+    from sp.models.synthetic import synthetic_metadata, write_synthetic
+
+    nbytes = sum(fmt.nbytes(size) for _, size, fmt in tensor_plan(shape, file_type))
+    name = Path(f"{shape}-{file_type}.synthetic")
+    if pick_device(device) == "cpu":
+        if nbytes > MOST_ON_CPU:
+            raise ConfigError(
+                f"{nbytes / 1e9:.1f} GB of random weights are made on a GPU only; "
+                f"for the CPU write a file first: sp synth --shape {shape} --type {file_type} -o FILE"
+            )
+        with TemporaryDirectory() as folder:
+            file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
+            return replace(load(file, extrapolate=extrapolate, device="cpu"), path=name)
+    from sp.models.random_store import random_model
+
+    metadata = synthetic_metadata(shape, file_type)
+    model = random_model(shape, file_type, seed)
+    if extrapolate:
+        model.config = replace(model.config, context=longest(model.config.context))
+    template = str(metadata["tokenizer.chat_template"])
+    return Loaded(name, model, Tokenizer.from_metadata(metadata, str(name)), template, nbytes)
+
+
+def longest(context: int) -> int:
+    """Positions a drafter is trusted with."""
+    return max(context, LONGEST_DRAFT)

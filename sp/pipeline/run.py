@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from sp.arrays import Bools, Floats
+from sp.kernels.device import pick_device
 from sp.models import prefill
 from sp.pipeline import stages
-from sp.pipeline.load import Loaded
+from sp.pipeline.break_even import BreakEven, find_break_even
+from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.options import RunOptions
 from sp.pipeline.plan import Decision, decide
 from sp.prompt import Prompt, TokenisedPrompt
@@ -35,6 +38,15 @@ class Answer:
     text: str
     tokens: tuple[int, ...]
     ttft_s: float
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the drafter found in a prompt, in its own vocabulary, and the stages that took."""
+
+    drafted: TokenisedPrompt
+    importance: Importance
     trace: Trace
 
 
@@ -83,6 +95,18 @@ class Pipeline:
 
     target: Loaded
     drafter: Loaded | None = None
+    break_evens: tuple[BreakEven, ...] = ()
+
+    @classmethod
+    def open(
+        cls, target: str | Path | None = None, drafter: str | Path | None = None, *, device: Where = "auto"
+    ) -> Pipeline:
+        """Open two GGUF files; the embedded ones where a path is left out. `device` and errors as for `load`."""
+        where = pick_device(device)
+        return cls(
+            load(target or embedded("target"), device=where),
+            load(drafter or embedded("drafter"), extrapolate=True, device=where),
+        )
 
     def warm_up(self, tokens: int = 1024) -> None:
         """Run both models over `tokens` tokens, so that one-time costs fall on no measured pass.
@@ -115,8 +139,9 @@ class Pipeline:
         """
         trace = Trace()
         with trace.stage("tokenise") as stage:
-            tokenised = prompt.tokenise(self.target.tokenizer)
+            tokenised = self.tokenise(prompt)
             stage.tokens = len(tokenised)
+        first = trace.stages[0]
         stages.check_context(self.target, len(tokenised), options.max_new_tokens)
         decision = decide(
             self.target.model.config,
@@ -126,48 +151,68 @@ class Pipeline:
             keep_ratio=options.keep_ratio,
             compress=options.compress,
             threshold=options.threshold,
+            measured=find_break_even(self.break_evens, options.keep_ratio, options.scorer),
         )
-        importance, scores, selection = None, None, None
-        if decision.activated and self.drafter is not None:
-            importance, scores, selection = self.choose(tokenised, options, trace, reporter)
-        kept = np.ones(len(tokenised), bool) if selection is None else selection.kept
+        scored, scores, selection = None, None, None
+        everything = np.ones(len(tokenised), bool)
+        if decision.activated:
+            scored = self.score(tokenised, options, reporter)
+            trace.stages += scored.trace.stages
+            scores, selection = self.select(scored, tokenised, options, trace)
+        kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        baseline = None
+        baseline = answer if full else None
         if full and selection is not None:
-            everything = np.ones(len(tokenised), bool)
-            baseline_trace = Trace(stages=[trace.stages[0]])
-            baseline = self.read(tokenised, everything, options, baseline_trace, reporter, "full prefill")
-        elif full:
-            baseline = answer
+            baseline = self.read(tokenised, everything, options, Trace(stages=[first]), reporter, "full prefill")
+        importance = scored.importance if scored else None
         return RunResult(tokenised, decision, answer, baseline, importance, scores, selection, peak_bytes())
 
-    def choose(
-        self, tokenised: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter
-    ) -> tuple[Importance, Floats, Selection]:
-        """Score with the drafter and select target tokens."""
-        assert self.drafter is not None, "choose needs a drafter"
+    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
+        """The prompt in the target's vocabulary."""
+        return prompt.tokenise(self.target.tokenizer)
+
+    def score(self, tokenised: TokenisedPrompt, options: RunOptions, reporter: Reporter = silent) -> Scored:
+        """Let the drafter read the prompt; only `keep_ratio`, `scorer` and `seed` of the options matter.
+
+        Raises
+        ------
+        PromptError
+            The protected text alone exceeds the budget of `keep_ratio`.
+        """
+        assert self.drafter is not None, "score needs a drafter"
         check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
+        trace = Trace()
         with trace.stage("tokenise for drafter") as stage:
             drafted = tokenised.prompt.tokenise(self.drafter.tokenizer)
             stage.tokens = len(drafted)
         work = len(drafted) * self.drafter.model.config.layers
         with trace.stage("score", len(drafted)), reporter("scoring", work) as progress:
             importance = stages.score(self.drafter, drafted, options, progress)
-        with trace.stage("select", len(tokenised)):
-            scores, selection = stages.select(importance, drafted, tokenised, options)
-        return importance, scores, selection
+        return Scored(drafted, importance, trace)
+
+    def select(
+        self, scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trace: Trace | None = None
+    ) -> tuple[Floats, Selection]:
+        """Scores of the target's tokens, and the tokens to keep; as often as wanted for one scoring."""
+        with (trace or Trace()).stage("select", len(tokenised)):
+            return stages.select(scored.importance, scored.drafted, tokenised, options)
 
     def read(
         self,
         tokenised: TokenisedPrompt,
         kept: Bools,
         options: RunOptions,
-        trace: Trace,
-        reporter: Reporter,
-        what: str,
+        trace: Trace | None = None,
+        reporter: Reporter = silent,
+        what: str = "target prefill",
         on_token: stages.OnToken | None = None,
     ) -> Answer:
-        """Prefill the kept tokens and decode; the time to first token is that of all stages up to the prefill."""
+        """Prefill the kept tokens and decode.
+
+        The time to first token is that of all stages of `trace`, those before this call among them, until the first
+        token is known.
+        """
+        trace = Trace() if trace is None else trace
         whole = bool(kept.all())
         with trace.stage("compress", int(kept.sum())):
             given = stages.compress(
@@ -178,9 +223,9 @@ class Pipeline:
                 "byte_span" if whole else options.mapping,
             )
         with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
-            state = stages.prefill_target(self.target, given, options, progress)
+            begun = stages.begin(self.target, given, options, progress)
         ttft = trace.seconds
         with trace.stage("decode") as stage:
-            tokens = stages.decode(self.target, state, given.next_position, options, on_token)
+            tokens = stages.decode(self.target, begun, on_token)
             stage.tokens = len(tokens)
         return Answer(self.target.tokenizer.decode(tokens).strip(), tuple(tokens), ttft, trace)

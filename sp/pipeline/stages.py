@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.decode.greedy import greedy
+from sp.decode.greedy import gather, generate
 from sp.errors import PromptError
 from sp.gguf import Tokenizer
-from sp.models import Cache, prefill
+from sp.models import prefill
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Mapping, Positions, RunOptions
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans, transfer_scores
@@ -32,11 +33,17 @@ class Compressed:
 
 
 @dataclass(frozen=True)
-class Prefilled:
-    """The target after its prefill: logits (vocab,) of the last token, and the cache to decode from."""
+class Begun:
+    """An answer whose first token is known; `rest` computes the others as it is asked for them."""
 
-    logits: Floats
-    cache: Cache
+    first: int
+    rest: Generator[int]
+
+    def tokens(self) -> Generator[int]:
+        """All tokens, the first one first; closes `rest` when closed."""
+        with closing(self.rest):
+            yield self.first
+            yield from self.rest
 
 
 def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
@@ -120,22 +127,14 @@ def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:
     return start, end
 
 
-def prefill_target(target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None) -> Prefilled:
-    """Run the target over the given tokens."""
+def begin(target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None) -> Begun:
+    """Run the target over the given tokens, up to the first token of the answer."""
     cache = target.model.new_cache(len(given.ids) + options.max_new_tokens, options.kv, rotate=options.rotate)
-    return Prefilled(prefill(target.model, given.ids, given.positions, cache, progress=progress), cache)
+    logits = prefill(target.model, given.ids, given.positions, cache, progress=progress)
+    rest = generate(target.model, logits, given.next_position, cache, limit=options.max_new_tokens)
+    return Begun(next(rest), rest)
 
 
-def decode(
-    target: Loaded, state: Prefilled, position: int, options: RunOptions, on_token: OnToken | None = None
-) -> list[int]:
-    """Greedy answer, at positions from `position` on; `on_token` as for `greedy`."""
-    return greedy(
-        target.model,
-        state.logits,
-        position,
-        state.cache,
-        eos_ids=target.tokenizer.eos_ids,
-        max_new_tokens=options.max_new_tokens,
-        on_token=on_token,
-    )
+def decode(target: Loaded, begun: Begun, on_token: OnToken | None = None) -> list[int]:
+    """The greedy answer; `on_token` as for `greedy`."""
+    return gather(begun.tokens(), target.tokenizer.eos_ids, on_token)

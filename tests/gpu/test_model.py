@@ -136,7 +136,7 @@ def test_the_embedded_target_answers_as_on_the_cpu(kv, rotate) -> None:
     document, example = sample()
     answers = {}
     for device in ("cpu", "cuda"):
-        loaded = load(embedded("target"))
+        loaded = load(embedded("target"), device="cpu")
         model = loaded.model if device == "cpu" else load_model(loaded.file, device=device)
         ids = Prompt.from_document(document, example.question, loaded.template).tokenise(loaded.tokenizer).ids
         cache = model.new_cache(len(ids) + 32, kv, rotate=rotate)

@@ -25,7 +25,7 @@ OPTIONS = RunOptions(keep_ratio=0.15, selector=SELECTOR, compress="always", max_
 
 @pytest.fixture(scope="module")
 def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
-    return Pipeline(load(retriever_target), load(retriever_drafter, extrapolate=True))
+    return Pipeline(load(retriever_target, device="cpu"), load(retriever_drafter, extrapolate=True, device="cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_short_prompts_are_read_whole_and_the_report_says_why(pair: Pipeline) ->
 
 
 def test_a_prompt_past_the_context_is_refused(retriever_drafter: Path) -> None:
-    loaded = load(retriever_drafter)
+    loaded = load(retriever_drafter, device="cpu")
     small = replace(loaded, model=_with_context(loaded, 100))
     prompt = Prompt.from_document("word " * 60, "Who is qtx?", loaded.template)
     with pytest.raises(PromptError, match="context of 100; shorten the prompt"):
@@ -205,7 +205,7 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(retriever_drafter: Pa
         writer.add(name, weight.shape, weight.format, weight.data)
     writer.write()
     with pytest.raises(ModelError):
-        load(tmp_path / "broken.gguf")
+        load(tmp_path / "broken.gguf", device="cpu")
 
 
 def test_warming_up_changes_no_answer(pair: Pipeline, task: TextTask) -> None:

@@ -67,4 +67,4 @@ def until(condition, seconds: float = 10.0) -> None:  # type: ignore[no-untyped-
 
 
 def load() -> Pipeline:
-    return sp.load()
+    return sp.load(device="cpu")
