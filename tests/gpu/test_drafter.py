@@ -33,7 +33,7 @@ N = 3001  # no whole number of pages
 @cache
 def tokens() -> np.ndarray:
     """The sample document in the drafter's tokens."""
-    return np.asarray(load(embedded("drafter")).tokenizer.encode(sample()[0]).ids[:N])
+    return np.asarray(load(embedded("drafter"), device="cpu").tokenizer.encode(sample()[0]).ids[:N])
 
 
 def score(device: str, scorer: str, by_head: bool = False, **options) -> Importance:
