@@ -34,6 +34,11 @@ def attention_probs(q: Floats, k: Floats, limit: Ints) -> Floats:
     >>> attention_probs(q, k, np.array([1]))[0, 0].tolist()
     [0.5, 0.5, 0.0]
     """
+    return softmax(attention_logits(q, k, limit))
+
+
+def attention_logits(q: Floats, k: Floats, limit: Ints) -> Floats:
+    """What `attention_probs` takes the softmax of, (heads, n, s): -inf beyond each query's limit."""
     n, heads, head_dim = q.shape
     s, kv_heads, _ = k.shape
     group = heads // kv_heads
@@ -42,6 +47,11 @@ def attention_probs(q: Floats, k: Floats, limit: Ints) -> Floats:
     scores *= np.float32(1.0 / np.sqrt(head_dim))
     scores = scores.reshape(heads, n, s)
     scores[:, np.arange(s)[None, :] > limit[:, None]] = -np.inf
+    return scores
+
+
+def softmax(scores: Floats) -> Floats:
+    """Softmax along the last axis, in the same memory."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)

@@ -9,24 +9,15 @@ import numpy as np
 from sp.arrays import Bytes, Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
-from sp.kernels.declared.importance import (
-    FOLD_THREADS,
-    HEAD_WARPS,
-    IMPORTANCE_FOLD,
-    IMPORTANCE_HEAT,
-    IMPORTANCE_NORMS,
-    IMPORTANCE_SCORES,
-    LONGEST_POOL,
-)
+from sp.kernels.declared.importance import FOLD_THREADS, IMPORTANCE_FOLD, IMPORTANCE_HEAT, LONGEST_POOL
 from sp.ops.attention_probs import attention_probs
-from sp.ops.kv_pages import PAGE_TOKENS, is_packed, kv_gather, page_head_dim, unpacked_pages
+from sp.ops.attention_rows import device_rows, softmaxed
+from sp.ops.kv_pages import kv_gather
 from sp.ops.reduction import Reduction, chunk_means
 from sp.quant import BlockFormat
 
 HEAT_CHUNK = 32
 """Tokens of a chunk of a heat map."""
-SPLIT_KEYS = 1024
-"""Keys of a split on the device: the same on every card, so that sums are."""
 
 
 class Folded(NamedTuple):
@@ -106,7 +97,7 @@ def importance(
 
 
 def fold_weights(probs: Floats, reduction: Reduction, running: Floats | None, *, by_head: bool = False) -> Folded:
-    """The part of `importance` after the softmax: weights (heads, queries, tokens) on the host."""
+    """The part of `importance` after the softmax: weights (heads, queries, tokens), in NumPy or on the device."""
     heat = chunk_means(probs.max(axis=0).mean(axis=0), HEAT_CHUNK)
     heads = chunk_means(probs.mean(axis=1), HEAT_CHUNK) if by_head else None
     return Folded(reduction.fold(probs, running), heat, heads)
@@ -123,27 +114,11 @@ def _on_device(
     causal: bool,
     by_head: bool,
 ) -> Folded:
+    scores, norms = device_rows(q, k_pages, table, tokens, fmt, causal)
+    if not in_kernel(reduction):
+        return fold_weights(softmaxed(scores, norms, tokens), reduction, running, by_head=by_head)
     cupy = import_cupy()
-    n, heads, d = q.shape
-    kv_heads = k_pages.shape[2]
-    assert page_head_dim(k_pages, fmt) == d, f"q {q.shape}, pages {k_pages.shape}"
-    assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
-    blocks = -(-tokens // PAGE_TOKENS)
-    assert blocks <= len(table), f"{tokens} tokens in {len(table)} pages"
-    if is_packed(fmt):
-        k_pages = unpacked_pages(k_pages, table, tokens, fmt).view(np.uint8)
-        table = cupy.arange(blocks, dtype=np.int32)
-    pitch = blocks * PAGE_TOKENS
-    splits, tiles = -(-pitch // SPLIT_KEYS), -(-n * (heads // kv_heads) // 16)
-    scores = cupy.empty((heads, n, pitch), np.float32)
-    parts = cupy.empty((heads, n, splits, 2), np.float32)
-    norms = cupy.empty((heads, n, 2), np.float32)
-    before, scale = (tokens - n if causal else tokens), float(np.log2(np.e) / np.sqrt(d))
-    shape, defines = (n, tokens, before, heads, kv_heads, pitch), {"HEAD_DIM": d}
-    IMPORTANCE_SCORES.launch(
-        (splits, kv_heads, tiles), q, k_pages, table, scores, parts, *shape, scale, defines=defines
-    )
-    IMPORTANCE_NORMS.launch((-(-n * heads // HEAD_WARPS),), parts, norms, n * heads, splits, defines=defines)
+    heads, n, pitch = scores.shape
     chunks = -(-tokens // HEAT_CHUNK)
     by_layer = cupy.empty(chunks, np.float32)
     of_heads = cupy.empty((heads, chunks), np.float32) if by_head else None
@@ -158,6 +133,11 @@ def _on_device(
     tile = FOLD_THREADS - steps["WIDTH"] + 1
     IMPORTANCE_FOLD.launch((-(-tokens // tile), rows), scores, norms, running, *last, int(first), defines=steps)
     return Folded(running, by_layer, of_heads)
+
+
+def in_kernel(reduction: Reduction) -> bool:
+    """Whether the fold kernel does the steps up to the heads: it pools by means alone."""
+    return reduction.pooling == "mean" or reduction.pool == 1 or "pool" not in reduction.before
 
 
 def fold_defines(reduction: Reduction) -> dict[str, int]:
