@@ -11,6 +11,7 @@ from sp.models.forward import decode_step, prefill
 from sp.models.layer_attention import LayerAttention, SparseAttention, dense_attention
 from sp.models.layerwise import Watch, prefill_by_layer, read_by_layer
 from sp.models.model import Model, load_model
+from sp.models.sparse_prefill import prefill_sparse
 
 __all__ = [
     "ARCHITECTURES",
@@ -32,5 +33,6 @@ __all__ = [
     "prefill",
     "prefill_by_layer",
     "prefill_cost",
+    "prefill_sparse",
     "read_by_layer",
 ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 from sp.arrays import Floats
-from sp.errors import ConfigError
 from sp.models.cache import Cache
-from sp.ops.block_lists import density
+from sp.ops.block_lists import candidates
+from sp.ops.block_means import BLOCK
 from sp.ops.block_selector import BlockSelector
+from sp.ops.flashprefill import FlashPrefill, TopDensity
 from sp.ops.gate_output import gate_output
+from sp.ops.hadamard import hadamard
 from sp.ops.sparse_attention import sparse_attention
 
 
@@ -27,35 +29,53 @@ def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None) ->
     return cache.attend(layer, q, gate)
 
 
+class Read(NamedTuple):
+    """Blocks that were listed in one call, (heads, query blocks), and how many there were to see."""
+
+    counts: Any
+    possible: int
+
+
 @dataclass
 class SparseAttention:
     """Every query sees the key blocks that a selector lists for it; see `sp.ops.sparse_attention`.
 
-    Layers that attend for a few last tokens only (the last layer of a prefill) do so densely.
+    Fewer queries than a block holds, after a prefix (those of a prefill's last layer), attend densely.
 
     Parameters
     ----------
     selector : BlockSelector
         ``FlashPrefill(alpha=0.1)`` for example.
-    counts : list of int32 (heads, query blocks)
-        Blocks each query block of a layer read, one array a layer so far.
+    ends : bool
+        Whether the last queries are those of the prompt. If not, as in a prompt's earlier chunks, a selector that
+        reads all blocks for the last query blocks does not.
+    reads : dict of int to list of Read
+        What each layer listed so far.
     """
 
     selector: BlockSelector
-    counts: list[Any] = field(default_factory=list)
+    ends: bool = True
+    reads: dict[int, list[Read]] = field(default_factory=dict)
 
     def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
         """See `LayerAttention`."""
-        if cache.rotate:
-            raise ConfigError("sparse attention reads keys that are not rotated; make the cache with rotate=False")
         at = cache.stored(layer)
-        if len(q) < at.tokens:
+        n, heads, d = q.shape
+        if n < min(BLOCK, at.tokens):
             return cache.attend(layer, q, gate)
-        scale = float(q.shape[2]) ** -0.5
-        out, counts = sparse_attention(q, at.k, at.v, at.table, at.tokens, scale, self.selector, at.fmt)
-        self.counts.append(counts)
-        return gate_output(out, gate, False)
+        selector = self.selector
+        if not self.ends and isinstance(selector, FlashPrefill | TopDensity):
+            selector = replace(selector, last_n=0)
+        if cache.rotate:
+            q = hadamard(q, cache.key_block)
+        out, counts = sparse_attention(q, at.k, at.v, at.table, at.tokens, d**-0.5, selector, at.fmt)
+        possible = heads * int(candidates(n, at.tokens).sum())
+        self.reads.setdefault(layer, []).append(Read(counts, possible))
+        return gate_output(out, gate, cache.rotate)
 
     def densities(self) -> tuple[float, ...]:
         """Share of the causal blocks that was read, layer by layer; waits for the device."""
-        return tuple(density(counts) for counts in self.counts)
+        return tuple(
+            sum(int(read.counts.sum()) for read in reads) / sum(read.possible for read in reads)
+            for _, reads in sorted(self.reads.items())
+        )

@@ -8,6 +8,8 @@ import numpy as np
 
 from sp.arrays import Doubles, Floats
 from sp.errors import ConfigError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.declared.attention_rows import ROTATE_ROWS, ROWS_A_BLOCK
 
 
 @lru_cache(maxsize=8)
@@ -29,13 +31,13 @@ def hadamard(x: Floats, block: int) -> Floats:
 
     Parameters
     ----------
-    x : float32 (..., d)
+    x : float32 (..., d), on the device float16 (rows, heads, d)
     block : int
-        A power of two that divides d.
+        A power of two that divides d; on the device d itself.
 
     Returns
     -------
-    float32 (..., d)
+    float32 (..., d), on the device float16
 
     Raises
     ------
@@ -54,5 +56,13 @@ def hadamard(x: Floats, block: int) -> Floats:
     """
     if block < 1 or block & (block - 1) or x.shape[-1] % block:
         raise ConfigError(f"hadamard: block {block} must be a power of two that divides {x.shape[-1]}")
-    y: Floats = x.reshape(-1, block) @ _sylvester(block).astype(x.dtype, copy=False)
+    y: Floats
+    if is_device(x):
+        y = import_cupy().empty(x.shape, np.float16)
+        rows, heads, d = x.shape
+        assert block == d, f"rotation over {block} of {d}"
+        defines = {"HEAD_DIM": d, "ROTATE": block}
+        ROTATE_ROWS.launch((-(-rows * heads // ROWS_A_BLOCK),), x, y, rows * heads, defines=defines)
+        return y
+    y = x.reshape(-1, block) @ _sylvester(block).astype(x.dtype, copy=False)
     return y.reshape(x.shape)

@@ -8,7 +8,6 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats, Ints
 from sp.kernels import current_path, import_cupy, is_device
-from sp.kernels.declared.attention_rows import ROTATE_ROWS, ROWS_A_BLOCK
 from sp.ops.attention import attention
 from sp.ops.gate_output import gate_output
 from sp.ops.hadamard import hadamard
@@ -92,14 +91,7 @@ def _on_device(
 
 
 def _rotated(q: Any, block: int) -> Any:
-    if not block:
-        return q
-    n, heads, head_dim = q.shape
-    assert block == head_dim, f"rotation over {block} of {head_dim}"
-    rotated = import_cupy().empty(q.shape, np.float16)
-    defines = {"HEAD_DIM": head_dim, "ROTATE": block}
-    ROTATE_ROWS.launch((-(-n * heads // ROWS_A_BLOCK),), q, rotated, n * heads, defines=defines)
-    return rotated
+    return hadamard(q, block) if block else q
 
 
 def _few(

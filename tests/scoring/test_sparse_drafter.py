@@ -146,9 +146,3 @@ def test_layers_that_are_not_there_are_refused(drafter, ids) -> None:
             score(drafter, ids, **options)
     with pytest.raises(ConfigError, match="all layers"):
         SCORERS.build("lookahead", {"depth": 1})
-
-
-def test_a_rotated_cache_is_refused(drafter, ids) -> None:
-    cache = drafter.new_cache(len(ids), "q4_0", rotate=True)
-    with pytest.raises(ConfigError, match="rotate"):
-        prefill_by_layer(drafter, ids, np.arange(N), cache, attend=SparseAttention(FlashPrefill(0.1)))
