@@ -1,0 +1,207 @@
+"""Run examples through a pair: each read in full once and then in every cell, cells of one scorer with one scoring."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sp.config import Registry
+from sp.errors import PromptError
+from sp.evals.base import Example
+from sp.evals.metrics import Caught, Evidence, caught, score_answer
+from sp.pipeline import Answer, Pipeline, RunOptions, Scored
+from sp.prompt import TokenisedPrompt
+from sp.scoring import SCORERS
+from sp.scoring.controls import OracleScorer
+from sp.selection import SELECTORS, check_budget, token_budget
+from sp.trace import Trace
+
+Row = dict[str, Any]
+"""One example in one cell: a flat mapping that goes into JSON; see `evaluate`."""
+
+FULL = "full"
+"""Scorer and selector of the row of a full prefill."""
+
+
+def evaluate(
+    pipeline: Pipeline,
+    examples: Iterable[Example],
+    cells: Sequence[RunOptions],
+    *,
+    full: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Row]:
+    """Answer every example in full and in every cell, compressed whatever it costs.
+
+    Cells with one scorer share its pass over the prompt; their times to first token each count it whole, as if they
+    had run alone. The longest answer is the example's, the seed the cell's and the example's together.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    examples : iterable of Example
+    cells : sequence of RunOptions
+        `compress`, `threshold` and `max_new_tokens` are ignored.
+    full : bool
+        Also read every prompt whole, with the cache format of the first cell.
+    progress : callable, optional
+        Called with 1 after every row.
+
+    Yields
+    ------
+    dict
+        ``task, example, tokens_asked, prompt_tokens``; ``cell`` (index, -1 for the full prefill), ``scorer, selector``
+        (name and options that were set), ``keep_ratio, positions, mapping, kv, rotate, seed``; ``status``: ``ok``,
+        ``budget`` (the protected text alone exceeds the budget) or ``no_needle`` (scorer oracle where the whole text
+        counts), and None in all that follows if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
+        ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
+        `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
+        ``drafter_density``. Then ``expected, depth`` and the other facts of the example.
+
+    Raises
+    ------
+    PromptError
+        A prompt and its answer do not fit the target's context.
+    """
+    report = progress or (lambda done: None)
+    order = sorted(range(len(cells)), key=lambda i: _scoring(cells[i]))
+    for example in examples:
+        trace = Trace()
+        with trace.stage("tokenise") as stage:
+            prompt = pipeline.tokenise(example.prompt(pipeline.target.template))
+            stage.tokens = len(prompt)
+        evidence = Evidence.of(prompt, example.answers)
+        seen = _Reading(pipeline, example, prompt, evidence, trace)
+        if full:
+            yield seen.full(cells[0] if cells else RunOptions())
+            report(1)
+        scored: Scored | None = None
+        scoring = ""
+        for index in order:
+            options = _options(cells[index], example)
+            if scoring != _scoring(options):
+                scoring, scored = _scoring(options), None
+            status = _obstacle(options, example, prompt)
+            if status:
+                yield seen.row(index, cells[index]) | {"status": status} | dict.fromkeys(RESULTS)
+            else:
+                scored = scored or pipeline.score(prompt, options)
+                yield seen.cell(index, cells[index], options, scored)
+            report(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """One example as the pair sees it."""
+
+    pipeline: Pipeline
+    example: Example
+    prompt: TokenisedPrompt
+    evidence: Evidence
+    tokenised: Trace
+
+    def full(self, options: RunOptions) -> Row:
+        """Row of the full prefill."""
+        everything = np.ones(len(self.prompt), bool)
+        options = _options(options, self.example)
+        answer = self.pipeline.read(self.prompt, everything, options, Trace(list(self.tokenised.stages)))
+        found = Caught(1.0, True, None, None) if self.evidence.needles else None
+        row = self.row(-1, options) | {"scorer": FULL, "selector": FULL, "keep_ratio": 1.0, "positions": "original"}
+        return row | self.results(answer, len(self.prompt), 0, found, None)
+
+    def cell(self, index: int, cell: RunOptions, options: RunOptions, scored: Scored) -> Row:
+        """Row of a compressed prompt."""
+        trace = Trace([*self.tokenised.stages, *scored.trace.stages])
+        _, selection = self.pipeline.select(scored, self.prompt, options, trace)
+        answer = self.pipeline.read(self.prompt, selection.kept, options, trace)
+        densities = scored.importance.densities
+        density = float(np.mean(densities)) if densities else None
+        kept, forced = int(selection.kept.sum()), int(selection.forced.sum())
+        return self.row(index, cell) | self.results(answer, kept, forced, caught(selection, self.evidence), density)
+
+    def row(self, index: int, options: RunOptions) -> Row:
+        """What is known before anything is read."""
+        return {
+            "task": self.example.task,
+            "example": self.example.id,
+            "tokens_asked": self.example.tokens,
+            "prompt_tokens": len(self.prompt),
+            "cell": index,
+            "scorer": label(SCORERS, options.scorer),
+            "selector": label(SELECTORS, options.selector),
+            **{name: getattr(options, name) for name in ("keep_ratio", "positions", "mapping", "kv", "rotate", "seed")},
+            "status": "ok",
+            "expected": list(self.example.answers),
+            "depth": None,
+            **self.example.facts,
+        }
+
+    def results(self, answer: Answer, kept: int, forced: int, found: Caught | None, density: float | None) -> Row:
+        """What was measured."""
+        score = score_answer(answer.text, self.example.answers, self.example.match)
+        seconds = {stage.name: stage.seconds for stage in answer.trace.stages}
+        spent = {name: seconds.get(stage) for name, stage in STAGES.items()}
+        values = (
+            answer.text, int(score == 1), score, kept, forced, kept / len(self.prompt),
+            *((found.recall, found.rank, found.margin, found.complete) if found else (None,) * 4),
+            answer.ttft_s, *spent.values(), density,
+        )  # fmt: skip
+        return dict(zip(RESULTS, values, strict=True))
+
+
+STAGES = {
+    "tokenise_s": "tokenise",
+    "score_s": "score",
+    "select_s": "select",
+    "compress_s": "compress",
+    "prefill_s": "target prefill",
+    "decode_s": "decode",
+}
+RESULTS = (
+    "answer", "correct", "score", "kept_tokens", "forced_tokens", "realised_keep",
+    "needle_recall", "needle_rank", "needle_margin", "given_kept",
+    "ttft_s", *STAGES, "drafter_density",
+)  # fmt: skip
+
+
+def label(registry: Registry[Any], strategy: Any) -> str:
+    """Name of a strategy and the options that differ from its defaults.
+
+    Examples
+    --------
+    >>> label(SCORERS, SCORERS.build("tail", {"queries": 16}))
+    'tail queries=16'
+    """
+    name = registry.name_of(strategy)
+    changed = [
+        f"{field.name}={getattr(strategy, field.name)}"
+        for field in dataclasses.fields(strategy)
+        if getattr(strategy, field.name) != field.default
+    ]
+    return " ".join([name, *changed])
+
+
+def _options(cell: RunOptions, example: Example) -> RunOptions:
+    """The cell's options for one example; a seed of its own, or the random control would draw the same every time."""
+    return replace(cell, max_new_tokens=example.max_new_tokens, seed=cell.seed + zlib.crc32(example.id.encode()))
+
+
+def _scoring(options: RunOptions) -> str:
+    """What cells must have in common to share one scoring."""
+    return f"{options.scorer!r} {options.seed}"
+
+
+def _obstacle(options: RunOptions, example: Example, prompt: TokenisedPrompt) -> str | None:
+    """Why a cell cannot read a prompt, as a status."""
+    if isinstance(options.scorer, OracleScorer) and not example.needles:
+        return "no_needle"
+    try:
+        check_budget(prompt.mask("protected"), token_budget(options.keep_ratio, len(prompt)))
+    except PromptError:
+        return "budget"
+    return None
