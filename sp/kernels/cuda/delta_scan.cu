@@ -208,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             ldmatrix_x4_trans(b, first + place<HEAD_DIM / 8>(16 * step + lane % 16, 2 * pair + lane / 16));
         });
 
-        // O goes through the place of this warp's columns of V, for stores of 16 bytes.
+        // O goes through the place of this warp's columns of V, which all its lanes have read, for stores of 16 bytes.
+        __syncwarp();
         u8* const tile_v = shared + chunk % 2 * FIRST + TILE + SQUARE;
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile) {
