@@ -8,6 +8,9 @@ from sp.errors import ConfigError
 from sp.models.config import ModelConfig
 from sp.ops.gated_delta_net import CHUNK
 
+SCORING = 1 / 256
+"""Scores against one mean key of 128, as a share of dense attention, which multiplies by keys and by values."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -18,7 +21,7 @@ class Cost:
     weights : float
         Products with weight matrices of the layers; the head is not counted, a prefill needs one row of it.
     attention : float
-        q·k and weights·v over causal pairs of tokens.
+        q·k and weights·v over the causal pairs of tokens that are read, and the choice of them.
     delta : float
         The chunked Gated DeltaNet core and its convolution.
     """
@@ -54,11 +57,12 @@ def matmul_params(config: ModelConfig, layer: int) -> int:
     return params
 
 
-def prefill_cost(config: ModelConfig, tokens: int) -> Cost:
+def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost:
     """Cost of reading `tokens` tokens, every layer in full.
 
     Attention counts ``4 * heads * head_dim`` a causal pair; Gated DeltaNet counts the chunked form at its chunk
-    of 64, with the products between q and k shared by the value heads of a key head.
+    of 64, with the products between q and k shared by the value heads of a key head. Sparse attention, of a `density`
+    below 1, counts that share of its pairs, and half a product for every 128 keys to choose among them.
 
     Examples
     --------
@@ -71,12 +75,15 @@ def prefill_cost(config: ModelConfig, tokens: int) -> Cost:
         raise ConfigError(f"tokens is {tokens}; a prompt has at least 0")
     params = sum(matmul_params(config, i) for i in range(config.layers))
     pairs = tokens * (tokens + 1) / 2
-    attention = 4.0 * config.heads * config.head_dim * pairs * len(config.attention_layers)
+    if not 0 <= density <= 1:
+        raise ConfigError(f"density is {density}; it is a share, from 0 to 1")
+    share = density + (SCORING if density < 1 else 0)
+    attention = 4.0 * config.heads * config.head_dim * pairs * len(config.attention_layers) * share
     delta = len(config.delta_layers) * _delta_per_token(config) * tokens
     return Cost(2.0 * params * tokens, attention, delta)
 
 
-def flops(config: ModelConfig, tokens: int, kept: int | None = None) -> float:
+def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: float = 1.0) -> float:
     """Floating-point operations to prefill a prompt of `tokens`, or only `kept` of them.
 
     Parameters
@@ -86,6 +93,8 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None) -> float:
         Length of the prompt.
     kept : int, optional
         Tokens that are really read; all by default. The rest costs nothing.
+    density : float
+        Share of the causal blocks that attention reads, see `prefill_cost`.
 
     Returns
     -------
@@ -95,7 +104,7 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None) -> float:
     Raises
     ------
     ConfigError
-        Unless ``0 <= kept <= tokens``.
+        Unless ``0 <= kept <= tokens`` and ``0 <= density <= 1``.
 
     Examples
     --------
@@ -106,7 +115,7 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None) -> float:
     """
     if kept is not None and not 0 <= kept <= tokens:
         raise ConfigError(f"kept is {kept} of {tokens} tokens")
-    return prefill_cost(config, tokens if kept is None else kept).total
+    return prefill_cost(config, tokens if kept is None else kept, density).total
 
 
 def _delta_per_token(config: ModelConfig) -> float:

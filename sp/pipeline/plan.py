@@ -10,6 +10,7 @@ from sp.models import ModelConfig
 from sp.models.cost import flops
 from sp.pipeline.break_even import BreakEven
 from sp.pipeline.options import Compress
+from sp.scoring import Scorer
 
 LONGEST = 1 << 22
 
@@ -39,13 +40,26 @@ class Decision:
     break_even_source: Literal["predicted", "measured"] = "predicted"
 
 
-def speedup(target: ModelConfig, drafter: ModelConfig, tokens: int, keep_ratio: float) -> float:
-    """FLOP of a full prefill over FLOP of drafter prefill + target prefill of the kept tokens."""
+def speedup(
+    target: ModelConfig, drafter: ModelConfig, tokens: int, keep_ratio: float, scorer: Scorer | None = None
+) -> float:
+    """FLOP of a full prefill over FLOP of scoring + target prefill of the kept tokens.
+
+    What scoring costs is for the scorer to say (its attention may be sparse, or it may run no model); without one it
+    is a dense reading by the drafter.
+    """
     kept = max(1, ceil(keep_ratio * tokens))
-    return flops(target, tokens) / (flops(drafter, tokens) + flops(target, kept))
+    scoring = flops(drafter, tokens) if scorer is None else scorer.flops(drafter, tokens)
+    return flops(target, tokens) / (scoring + flops(target, kept))
 
 
-def break_even(target: ModelConfig, drafter: ModelConfig, keep_ratio: float, fixed_tokens: int = 0) -> int | None:
+def break_even(
+    target: ModelConfig,
+    drafter: ModelConfig,
+    keep_ratio: float,
+    fixed_tokens: int = 0,
+    scorer: Scorer | None = None,
+) -> int | None:
     """Shortest prompt, to within 1 %, for which compression is predicted to be cheaper.
 
     `fixed_tokens` must be kept at any length (question, chat markup), so a prompt has to be at least
@@ -54,7 +68,7 @@ def break_even(target: ModelConfig, drafter: ModelConfig, keep_ratio: float, fix
     """
     tokens = max(1, ceil(fixed_tokens / keep_ratio))
     while tokens <= LONGEST:
-        if speedup(target, drafter, tokens, keep_ratio) > 1:
+        if speedup(target, drafter, tokens, keep_ratio, scorer) > 1:
             return tokens
         tokens = ceil(tokens * 1.01)
     return None
@@ -70,6 +84,7 @@ def decide(
     compress: Compress,
     threshold: int = 0,
     measured: BreakEven | None = None,
+    scorer: Scorer | None = None,
 ) -> Decision:
     """Decide for a prompt of `tokens` tokens of which `protected` must be kept.
 
@@ -80,13 +95,13 @@ def decide(
         return Decision(False, "no drafter was given", None, 1.0)
     if measured is not None and measured.tokens is None and tokens > measured.longest:
         measured = None
-    gain = speedup(target, drafter, tokens, keep_ratio)
+    gain = speedup(target, drafter, tokens, keep_ratio, scorer)
     if keep_ratio == 1:
         length = None
     elif measured is not None:
         length = measured.tokens and max(measured.tokens, ceil(protected / keep_ratio))
     else:
-        length = break_even(target, drafter, keep_ratio, protected)
+        length = break_even(target, drafter, keep_ratio, protected, scorer)
     source: Literal["predicted", "measured"] = "predicted" if measured is None else "measured"
 
     def decided(activated: bool, reason: str) -> Decision:

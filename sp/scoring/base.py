@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry
-from sp.models import Model
+from sp.models import Model, ModelConfig, flops
 from sp.ops.importance import HEAT_CHUNK as HEATMAP_CHUNK
 from sp.ops.reduction import chunk_means
 
@@ -25,14 +25,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A tokenised prompt and the drafter that reads it.
+    """A tokenised prompt and the model that reads it.
 
     Parameters
     ----------
     model : Model
-        The drafter.
+        The drafter; the target for scorers that say so.
     ids, positions : arrays (n,)
-        Prompt tokens in the drafter's vocabulary and their positions.
+        Prompt tokens in the model's vocabulary and their positions.
     question, needle : boolean arrays (n,)
         Tokens of the question (any scorer may use it) and of the needle (only the oracle control does).
     eos_ids : frozenset of int
@@ -82,11 +82,23 @@ class Importance:
 
 
 class Scorer(ABC):
-    """Base of all scorers; subclasses are frozen dataclasses, registered under a name."""
+    """Base of all scorers; subclasses are frozen dataclasses, registered under a name.
+
+    Attributes
+    ----------
+    reads_target : bool
+        The request must hold the target in place of the drafter.
+    """
+
+    reads_target = False
 
     @abstractmethod
     def score(self, request: ScoreRequest) -> Importance:
         """Importance of every prompt token."""
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Predicted floating-point operations of `score`; unless a scorer knows better, one reading by the drafter."""
+        return flops(config, tokens)
 
 
 SCORERS: Registry[Scorer] = Registry("scorer")

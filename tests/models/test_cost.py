@@ -52,6 +52,17 @@ def test_attention_counts_causal_pairs() -> None:
     assert prefill_cost(one_layer, 7).attention == pairs * 3 * 2 * (2 * 8)
 
 
+def test_sparse_attention_costs_its_share_and_the_choice() -> None:
+    dense, sparse = prefill_cost(SMALL, 131072), prefill_cost(SMALL, 131072, 0.05)
+    assert sparse.attention == pytest.approx(dense.attention * (0.05 + 1 / 256))
+    assert sparse.weights == dense.weights
+    assert flops(SMALL, 131072, density=0.05) == sparse.total < 0.12 * dense.total
+    assert prefill_cost(SMALL, 131072, 1.0) == dense
+    for density in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="density"):
+            prefill_cost(SMALL, 10, density)
+
+
 def test_kept_tokens_are_all_that_costs() -> None:
     assert flops(BIG, 10_000, kept=500) == flops(BIG, 500) == prefill_cost(BIG, 500).total
     assert flops(BIG, 10_000, kept=0) == 0 == Cost(0, 0, 0).total
