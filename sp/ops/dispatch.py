@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sp.kernels.path import current_path
-from sp.ops.gemv import ADD, STORE, SWIGLU, held, one_form
+from sp.ops.gemv import ADD, STORE, SWIGLU, held
 
 GEMV_TOKENS = {STORE: 24, SWIGLU: 24, ADD: 16}
 """Most tokens for which the decode kernel is the faster one, by what is done with the products."""
@@ -21,7 +21,7 @@ HELD_AT_LEAST = 8
 
 def decodes(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> bool:
     """Whether the decode kernel takes a product of `tokens` rows of `k` inputs with weights of these ggml types."""
-    if tokens > GEMV_TOKENS[epilogue] or (norm and not one_form(kinds)):
+    if tokens > GEMV_TOKENS[epilogue]:
         return False
     return held(tokens, k, kinds, norm, epilogue) >= min(tokens, HELD_AT_LEAST)
 

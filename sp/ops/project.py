@@ -12,7 +12,7 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.ops.activations import swiglu
 from sp.ops.dispatch import decodes, gated_matmul, matmul
-from sp.ops.gemv import ADD, STORE, SWIGLU, gemv, one_form
+from sp.ops.gemv import ADD, STORE, SWIGLU, gemv
 from sp.ops.linear import linear
 from sp.ops.norms import rms_norm
 from sp.quant import Weight
@@ -24,7 +24,11 @@ LAUNCH_WEIGHTS = 4
 
 
 def project(
-    x: Floats, weights: Sequence[Weight], norm: Norm | None = None, f32: Sequence[bool] | None = None
+    x: Floats,
+    weights: Sequence[Weight],
+    norm: Norm | None = None,
+    f32: Sequence[bool] | None = None,
+    then: Weight | None = None,
 ) -> tuple[Floats, ...]:
     """Multiply the same tokens by several weights: ``y_i = h W_iᵀ`` with ``h = x``, or x normed first.
 
@@ -38,6 +42,8 @@ def project(
         See `rms_norm`.
     f32 : sequence of bool, optional
         On the device: which results are wanted in float32; the others are BF16, as all are by default.
+    then : Weight, optional
+        The weight read next; while one decodes, memory already works on it when this product ends.
 
     Returns
     -------
@@ -52,12 +58,12 @@ def project(
     array([[ 1., -1.]], dtype=float32)
     """
     if is_device(x):
-        return _project(x, tuple(weights), norm, f32)
+        return _project(x, tuple(weights), norm, f32, then)
     h = x if norm is None else rms_norm(x, *norm)
     return tuple(linear(h, w) for w in weights)
 
 
-def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
+def project_add(x: Floats, h: Floats, w: Weight, then: Weight | None = None) -> Floats:
     """The end of a half block: ``x + h Wᵀ``.
 
     Parameters
@@ -67,6 +73,8 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     h : float32 (tokens, in)
         On the device BF16 (uint16).
     w : Weight of shape (out, in)
+    then : Weight, optional
+        See `project`.
 
     Returns
     -------
@@ -77,7 +85,7 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
         if not len(h):  # the kernels would read a row all the same
             return x
         if decodes(len(h), h.shape[1], (w.format.ggml_type,), False, ADD):
-            gemv(h, (w,), (x,), ADD)  # type: ignore[arg-type]
+            gemv(h, (w,), (x,), ADD, None, then)  # type: ignore[arg-type]
         else:
             matmul()(h, w, x, "add")
         return x
@@ -86,7 +94,7 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     return y
 
 
-def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm) -> Floats:
+def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm, then: Weight | None = None) -> Floats:
     """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed.
 
     Parameters
@@ -94,6 +102,8 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm) -> Floats:
     x : float32 (tokens, in)
     gate, up : Weights of shape (ffn, in)
     norm : (float32 (in,), float)
+    then : Weight, optional
+        See `project`.
 
     Returns
     -------
@@ -101,12 +111,14 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm) -> Floats:
         On the device BF16 (uint16).
     """
     if is_device(x):
-        gated: Floats = _gated_project(x, gate, up, norm)
+        gated: Floats = _gated_project(x, gate, up, norm, then)
         return gated
     return swiglu(*project(x, (gate, up), norm))
 
 
-def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[bool] | None) -> tuple[Any, ...]:
+def _project(
+    x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[bool] | None, then: Any
+) -> tuple[Any, ...]:
     cupy, tokens = import_cupy(), len(x)
     wide = (False,) * len(weights) if f32 is None else f32
     outs = tuple(
@@ -115,10 +127,10 @@ def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[
     )
     if not tokens:
         return outs
-    groups = _launches(_kinds(weights))
-    if all(decodes(tokens, x.shape[1], _kinds([weights[i] for i in g]), norm is not None, STORE) for g in groups):
-        for group in groups:
-            gemv(x, [weights[i] for i in group], [outs[i] for i in group], STORE, norm)
+    launches = [slice(start, start + LAUNCH_WEIGHTS) for start in range(0, len(weights), LAUNCH_WEIGHTS)]
+    if all(decodes(tokens, x.shape[1], _kinds(weights[some]), norm is not None, STORE) for some in launches):
+        for some in launches:
+            gemv(x, weights[some], outs[some], STORE, norm, weights[some.stop] if some.stop < len(weights) else then)
         return outs
     h = x if norm is None else rms_norm(x, *norm)
     for w, out in zip(weights, outs, strict=True):
@@ -138,30 +150,17 @@ def _multiply(h: Any, w: Any, out: Any) -> None:
     out[...] = padded[:, :rows]
 
 
-def _gated_project(x: Any, gate: Any, up: Any, norm: Norm) -> Any:
+def _gated_project(x: Any, gate: Any, up: Any, norm: Norm, then: Any) -> Any:
     out = import_cupy().empty((len(x), gate.shape[0]), np.uint16)
     if not len(x):
         return out
     if decodes(len(x), x.shape[1], _kinds((gate, up)), True, SWIGLU):
-        gemv(x, (gate, up), (out,), SWIGLU, norm)
+        gemv(x, (gate, up), (out,), SWIGLU, norm, then)
     elif gate.format == up.format:
         gated_matmul()(rms_norm(x, *norm), gate, up, out)
     else:
         return swiglu(*project(rms_norm(x, *norm), (gate, up)))
     return out
-
-
-def _launches(kinds: tuple[int, ...]) -> list[list[int]]:
-    """Which weights share a launch of the decode kernel: at most four, of formats that read one form of the inputs."""
-    together: list[list[int]] = []
-    for i, kind in enumerate(kinds):
-        for group in together:
-            if len(group) < LAUNCH_WEIGHTS and one_form([kind, *(kinds[j] for j in group)]):
-                group.append(i)
-                break
-        else:
-            together.append([i])
-    return together
 
 
 def _kinds(weights: Sequence[Any]) -> tuple[int, ...]:

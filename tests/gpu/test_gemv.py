@@ -111,6 +111,33 @@ def test_weights_of_several_formats_after_a_norm(tokens: int, guarded: Any) -> N
         assert nmse(out, normed(x, norm) @ dense.T) < ROUNDED
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_formats_of_two_forms_share_a_launch_after_a_norm(tokens: int, guarded: Any) -> None:
+    """K-quants take a lone token as integers, the others as BF16; both are read and normed in one launch."""
+    parts = [("Q6_K", (208, 1280)), ("Q8_0", (96, 1280)), ("Q4_K", (48, 1280)), ("BF16", (80, 1280))]
+    weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
+    norm = np.random.default_rng(3).uniform(0.5, 1.5, 1280).astype(np.float32)
+    scale = guarded(norm.shape, np.float32, norm)
+    for seed in range(8):
+        x = inputs(tokens, 1280, seed)
+        outs = [guarded((tokens, w.shape[0]), np.float32) for w, _ in weights]
+        gemv(guarded(x.shape, np.float32, x), [w for w, _ in weights], outs, STORE, (scale, EPS))
+        for (_, dense), out in zip(weights, outs, strict=True):
+            assert nmse(out, normed(x, norm) @ dense.T) < ROUNDED
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "BF16"])
+@pytest.mark.parametrize("ahead", [0, 4096, 1 << 30])
+def test_fetching_the_next_weight_ahead_changes_nothing(name: str, ahead: int, guarded: Any, monkeypatch: Any) -> None:
+    """None of it, some of each row tile, all its codes."""
+    monkeypatch.setattr(module, "AHEAD_BYTES", ahead)
+    (w, dense), (then, _) = weight("Q4_K", (200, 1280)), weight(name, (200, 1280), 1)
+    x = inputs(1, 1280)
+    out = guarded((1, 200), np.float32)
+    gemv(guarded(x.shape, np.uint16, to_bf16(x)), [w], [out], STORE, None, then)
+    assert nmse(out, to_float64(to_bf16(x)) @ dense.T) < 1e-7
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 16])
 @pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q6_K", "Q4_K"), ("Q8_0", "Q8_0")])
 def test_swiglu(tokens: int, names: tuple[str, str], guarded: Any) -> None:

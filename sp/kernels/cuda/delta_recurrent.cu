@@ -15,7 +15,9 @@
 // history and state are moved on in place: history of the q and k channels is read by value_heads / key_heads blocks,
 // and the last of them to arrive writes it. Capturable. 16-byte aligned rows. sm_80+. The state is 2 * 4 * HEAD_DIM^2
 // bytes of traffic a block, but one token is bound by latency: loads are issued in the order they are waited for, all
-// before the first use. Dividing a head over a cluster of 2 or 4 blocks was slower.
+// before the first use, and the state is brought to the L2 cache while the kernel before still runs. Dividing a head
+// over a cluster of 2 or 4 blocks was slower.
+#include "early.cuh"
 #include "gates.cuh"
 #include "mma.cuh"
 
@@ -24,10 +26,10 @@
 #define ROWS (HEAD_DIM / 16)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    delta_recurrent(const u16* __restrict__ x, const u16* __restrict__ z, const f32* __restrict__ alpha,
-                    const f32* __restrict__ beta, const f32* __restrict__ taps, const f32* __restrict__ a,
-                    const f32* __restrict__ dt_bias, const f32* __restrict__ norm, f32* history, f32* state, u16* y,
-                    u32* arrivals, i32 tokens, i32 rows, i32 key_heads, i32 value_heads, f32 eps) {
+    delta_recurrent(const u16* x, const u16* z, const f32* alpha, const f32* beta, const f32* __restrict__ taps,
+                    const f32* __restrict__ a, const f32* __restrict__ dt_bias, const f32* __restrict__ norm,
+                    f32* history, f32* state, u16* y, u32* arrivals, i32 tokens, i32 rows, i32 key_heads,
+                    i32 value_heads, f32 eps) {
     __shared__ __align__(16) f32 mixed[TOKENS][3 * HEAD_DIM];  // q, k, v after the convolution; o replaces v
     __shared__ f32 scales[2][TOKENS];            // 1 / |q| sqrt(HEAD_DIM), 1 / |k|
     __shared__ f32 dots[TOKENS];                 // k . q of the scaled vectors
@@ -53,13 +55,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     f32 past[3] = {}, rate = 0.0f, bias = 0.0f, raw = 0.0f, strength = 0.0f;
     u16 now = 0;
     const i32 gate = thread - 3 * HEAD_DIM;  // token whose gates this thread computes
+    let_next_start();
+    for (i32 line = thread; line < HEAD_DIM * HEAD_DIM / 32; line += THREADS)
+        prefetch_l2(state + i64(p) * HEAD_DIM * HEAD_DIM + line * 32);
+    if (part < 3) {
+        tap = *reinterpret_cast<const float4*>(taps + channel * 4);
+        if (lane == 0)
+            for (int j = 0; j < 3; ++j) prefetch_l2(history + j * channels + channel);
+    } else if (gate < tokens) {
+        rate = a[p], bias = dt_bias[p];
+    }
+    const f32 weight = norm[column];
+    wait_for_earlier();
     if (part < 3) {
         now = x[channel];
-        tap = *reinterpret_cast<const float4*>(taps + channel * 4);
 #pragma unroll
         for (int j = 0; j < 3; ++j) past[j] = history[j * channels + channel];
     } else if (gate < tokens) {
-        rate = a[p], bias = dt_bias[p];
         raw = alpha[i64(gate) * value_heads + p], strength = beta[i64(gate) * value_heads + p];
     }
     float4* const own = reinterpret_cast<float4*>(state + (i64(p) * HEAD_DIM + keys) * HEAD_DIM + mine);
@@ -68,7 +80,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int i = 0; i < ROWS; ++i) S[i] = own[i * (HEAD_DIM / 4)];
     const bool early = part < rows;  // the first outputs of a thread: their gate and weight are fetched now
     const u16 first_z = early ? z[(i64(part) * value_heads + p) * HEAD_DIM + column] : u16(0);
-    const f32 weight = norm[column];
 
     if (part < 3) {
 #pragma unroll 4

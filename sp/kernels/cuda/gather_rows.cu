@@ -4,11 +4,14 @@
 //   An id outside the table gives a row of NaN: the device cannot raise, and this shows.
 //
 // The table is 16-byte aligned. Defines: FORMAT (0 is F32). Arches: 80+.
+#include "early.cuh"
 #include "raw_blocks.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     gather_rows(const i32* ids, const u8* table, f32* y, i32 rows, i32 width) {
     using Raw = RawBlock<FORMAT>;
+    let_next_start();
+    wait_for_earlier();
     const i32 id = ids[blockIdx.x];
     const u8* row = table + i64(id) * (width / Raw::size) * Raw::bytes;
     for (int k = threadIdx.x; k < width; k += 128) {

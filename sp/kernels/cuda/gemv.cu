@@ -13,24 +13,15 @@
 // that is filled before the inputs are even read and never waits for the end of a strip. Strips (16 rows of a weight)
 // are dealt to groups of WARPS warps, the stages of a group's strips in turn to its warps. At the end of a strip the
 // warps' sums meet in shared memory and the last to come adds them up, always in the same order: results do not depend
-// on timing. Defines: K, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE, WARPS, GROUPS,
-// BLOCKS, STAGES. Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private
-// slots: ours. Arches: 80+.
+// on timing. A warp that has fetched its last stage brings its share of the `next` launch's weight to the L2 cache, so
+// that memory is at work while this launch ends and the next one reads its inputs: the first next_pieces * 2 KiB of each
+// of next_tiles row tiles, next_pitch bytes apart. Launched early, see sp/kernels/early.py.
+//
+// Defines: K, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE, WARPS, GROUPS, BLOCKS,
+// STAGES. Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private slots, the
+// next weight on its way to the cache: ours. Arches: 80+.
 #include "gemv_input.cuh"
 #include "gemv_walk.cuh"
-
-// Launched early (see sp/kernels/early.py): the ring is filled while the kernel before still runs.
-SP_DEVICE void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-SP_DEVICE void wait_for_earlier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 SP_DEVICE f32 silu(f32 v) { return v / (1 + __expf(-v)); }
 
@@ -39,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
          const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
          const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
          const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
-         const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3) {
+         const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3,
+         const u8* next, i64 next_pitch, i32 next_tiles, i32 next_pieces) {
     const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
                               {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}};
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
@@ -48,9 +40,9 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
     let_next_start();
     if constexpr (NORM) {  // from memory, so ahead of the ring's many requests
         for (int line = threadIdx.x; line < K / 32; line += 32 * ALL_WARPS)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(norm + line * 32));
+            prefetch_l2(norm + line * 32);
     }
-    Fetch fetch = {};
+    Fetch fetch = {{next, next_pitch, next_tiles, next_pieces}};
     fetch.at.start(weights, count, group * gridDim.x + blockIdx.x, GROUPS * gridDim.x, member);
     Walk compute = fetch.at;
     if (compute.valid()) fetch.enter(weights, lane);

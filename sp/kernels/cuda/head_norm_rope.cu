@@ -10,6 +10,7 @@
 //   y (tokens, heads, d) f16, turns i64 (half,) as in head_row.cuh, pages and table as in kv_pages.cu.
 // Launch: 4 warps a block, a warp a (token, head) row. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256; for attention_heads Q4 (pages hold Q4_0, not f16) and ROTATE.
+#include "early.cuh"
 #include "head_row.cuh"
 
 constexpr int WARPS = 4;
@@ -36,6 +37,8 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 row = i64(blockIdx.x) * WARPS + warp;
     const int all = heads + 2 * kv_heads;
+    let_next_start();
+    wait_for_earlier();
     if (row >= i64(tokens) * all) return;
     const i64 token = row / all;
     int head = int(row % all);

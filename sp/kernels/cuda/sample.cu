@@ -18,12 +18,15 @@
 // Every sum is an integer, so the outcome does not depend on the order of additions. No host synchronisation: all may be
 // captured in a CUDA graph. NaN logits lose to numbers. sm_80+.
 // Philox: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011. top-p: Holtzman et al. 2020.
+#include "early.cuh"
 #include "ranking.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    argmax(const f32* __restrict__ logits, u64* best, u32* arrivals, i32* token, u64* bins, i32 vocab) {
+    argmax(const f32* logits, u64* best, u32* arrivals, i32* token, u64* bins, i32 vocab) {
     __shared__ u64 found[8];
     __shared__ bool last;
+    let_next_start();
+    wait_for_earlier();
     if (bins)
         for (i32 i = blockIdx.x * 256 + threadIdx.x; i < 2 * BINS; i += gridDim.x * 256) bins[i] = 0;
     u64 own = 0;

@@ -6,9 +6,11 @@
 // Layouts: counts i32 (layers, 2) of tokens before and after the last append; chosen, current i32 (1,);
 //   position i64 (1,); history i32 (capacity,); step i32 (1,), below capacity.
 // Launch: advance_counts a thread a layer, next_step one thread. sm_80 and newer.
-#include "types.cuh"
+#include "early.cuh"
 
 extern "C" __global__ void advance_counts(i32* counts, i32 layers, i32 tokens) {
+    let_next_start();
+    wait_for_earlier();
     const i32 layer = blockIdx.x * blockDim.x + threadIdx.x;
     if (layer >= layers) return;
     const i32 before = counts[2 * layer + 1];
@@ -17,6 +19,8 @@ extern "C" __global__ void advance_counts(i32* counts, i32 layers, i32 tokens) {
 }
 
 extern "C" __global__ void next_step(const i32* chosen, i32* current, i64* position, i32* history, i32* step) {
+    let_next_start();
+    wait_for_earlier();
     *current = history[*step] = *chosen;
     *step += 1;
     *position += 1;

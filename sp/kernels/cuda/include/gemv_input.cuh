@@ -47,7 +47,8 @@ SP_DEVICE void load_one(const u16* x, const f32* wide, const f32* norm, int warp
     }
 }
 
-// x to shared memory as bf16; with NORM the squares of a token's inputs too, summed in an order of their own.
+// x to shared memory as bf16; with NORM the squares of a token's inputs too, summed in an order of their own, unless
+// `load_one` does it.
 SP_DEVICE void load_inputs(const u16* x, const f32* wide, const f32* norm, int tokens, int warp, int lane) {
     f32* squares = reinterpret_cast<f32*>(shared + SQUARES_AT);
     constexpr int PIECES = TOKENS * CHUNKS, ROUNDS = (PIECES + ALL_WARPS - 1) / ALL_WARPS;
@@ -75,8 +76,10 @@ SP_DEVICE void load_inputs(const u16* x, const f32* wide, const f32* norm, int t
             const int k = piece % CHUNKS * 128 + lane * 4;
             if (piece >= PIECES) break;
             if constexpr (NORM) {
-                f32 square = warp_sum(v[b].x * v[b].x + v[b].y * v[b].y + (v[b].z * v[b].z + v[b].w * v[b].w));
-                if (lane == 0) squares[piece] = square;
+                if constexpr (!ONE) {
+                    f32 square = warp_sum(v[b].x * v[b].x + v[b].y * v[b].y + (v[b].z * v[b].z + v[b].w * v[b].w));
+                    if (lane == 0) squares[piece] = square;
+                }
                 packed[b].x = pack_bf16(v[b].x * w[b].x, v[b].y * w[b].y);
                 packed[b].y = pack_bf16(v[b].z * w[b].z, v[b].w * w[b].w);
             }
