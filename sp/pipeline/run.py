@@ -152,6 +152,7 @@ class Pipeline:
             compress=options.compress,
             threshold=options.threshold,
             measured=find_break_even(self.break_evens, options.keep_ratio, options.scorer),
+            scorer=options.scorer,
         )
         scored, scores, selection = None, None, None
         everything = np.ones(len(tokenised), bool)
