@@ -52,7 +52,7 @@ def test_project(tokens: int, guarded: Any, path: str) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 6, 16, 17])
 def test_formats_of_two_forms(tokens: int, guarded: Any, path: str) -> None:
-    """K-quants and others in one launch after a norm: a lone token's inputs go in two forms, its squares are summed once."""
+    """K-quants and others share a launch: a lone token's inputs go in two forms, its squares are summed once."""
     rng = np.random.default_rng(tokens)
     x, norm = rng.standard_normal((tokens, K)).astype(np.float32), rng.uniform(0.5, 1.5, K).astype(np.float32)
     parts = [weight("Q6_K", 200, 0), weight("Q8_0", 48, 1), weight("Q4_K", 136, 2), weight("BF16", 48, 3)]
