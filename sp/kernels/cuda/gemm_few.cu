@@ -1,0 +1,124 @@
+// y_i[t, o] = sum_k x[t, k] W_i[o, k] for 9 to 32 tokens and up to four packed weights: the matrix products of checking
+// drafted tokens.
+//
+//   x    bf16 (tokens, k)
+//   W_i  (rows_i, k) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
+//   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
+//        in place; 2 stores bf16 silu(y_0) * y_1 to y_0, W_0 and W_1 being of one type and shape
+//   grid (blocks for a slice, slices of k), 32 * WARPS threads, one block a multiprocessor
+//   partials  float32 [slice][item][32 * PIECE], arrived  u32 [item], zero before and after; both null for one slice
+//
+// Bound by memory: each weight byte is read once, through a ring of STAGES slots a warp (cp.async) that is filled
+// before x is even read and never waits for the end of an item. A block holds one slice of x (at most WIDTH inputs),
+// so that x is read once by each block and as many blocks share an item as the card is large. Sums meet twice, both
+// times in a fixed order: of the warps of a block, and of the slices, where the last to come adds them up. Results do
+// not depend on timing. With HEADS, sums on their way from warp to warp lie in shared memory, else in the L2 cache.
+// Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), weight layout and group-wise scaling
+// after Marlin (Frantar et al., 2024). Arches: 80+.
+#include "few_finish.cuh"
+#include "few_inputs.cuh"
+
+// Launched early (see sp/kernels/early.py): the ring is filled while the kernel before still runs.
+SP_DEVICE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+SP_DEVICE void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+    gemm_few(const u16* x, i32 tokens, i32 k, i32 count, f32* heads, f32* partials, u32* arrived,
+             const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
+             const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
+             const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
+             const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3) {
+    const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
+                              {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}};
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k_tiles = k / 64;
+    const int first = i64(k / STAGE_K) * blockIdx.y / gridDim.y;
+    const int stages = int(i64(k / STAGE_K) * (blockIdx.y + 1) / gridDim.y) - first;
+
+    let_next_start();
+    // Lane i knows where the range of warp i begins.
+    const int starts = range_start(weights, count, stages, min(lane, WARPS));
+    Walk compute;
+    compute.start(weights, count, stages, __shfl_sync(0xffffffffu, starts, warp),
+                  __shfl_sync(0xffffffffu, starts, warp + 1));
+    Fetch fetch = {};
+    fetch.at = compute;
+    if (compute.valid()) fetch.enter(weights, k_tiles, lane);
+    u8* ring = shared + warp * (STAGES * SLOT);
+    const u32 ring_address = shared_address(ring);
+    for (int i = 0; i < STAGES - 1; ++i)
+        fetch.next(weights, count, k_tiles, first, stages, ring_address + i * SLOT, lane);
+
+    wait_for_earlier();
+    load_slice(x + first * STAGE_K, k, stages * STAGE_K, tokens, warp, lane);
+    __syncthreads();
+    const u32 inputs = shared_address(shared + X_AT) + lane % 8 * PITCH + lane / 8 * 16;
+    if constexpr (SUPER) {
+        sum_groups(inputs, stages, warp, lane);
+        __syncthreads();
+    }
+    const u8* sums32 = shared + SUMS32_AT + lane / 4 * 32 + lane % 4 * 4;
+    const u8* sums16 = shared + SUMS16_AT + lane / 4 * 64 + lane % 4 * 4;
+
+    int items = 0;
+    for (int i = 0; i < (EPILOGUE == 0 ? count : 1); ++i) items += items_of(weights.list[i]);
+    f32* pieces = HEADS ? reinterpret_cast<f32*>(shared + HEADS_AT)
+                        : heads + (i64(blockIdx.y) * gridDim.x + blockIdx.x) * (WARPS * 32 * PIECE);
+    Sums acc;
+    bool tail = false;
+    int slot = 0;
+    while (compute.valid()) {
+        const int kind = pick(weights, compute.which).kind, begin = compute.index;
+        const int stop = min(stages, begin + compute.end - compute.unit);
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) acc[m][nt][i] = 0;
+#pragma unroll 1
+        for (int index = begin; index < stop; ++index) {
+            cp_async_wait<STAGES - 2>();
+            __syncwarp();
+            fetch.next(weights, count, k_tiles, first, stages,
+                       ring_address + (slot == 0 ? STAGES - 1 : slot - 1) * SLOT, lane);
+            const u8* here = ring + slot * SLOT;
+#define SP_DO(F)          \
+    if constexpr (has<F>) \
+        if (kind == F) multiply_pair<F>(acc, here, inputs, sums32, sums16, index, lane);
+            SP_FOR_FORMAT(SP_DO)
+#undef SP_DO
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
+        }
+        compute.unit += stop - begin;
+        if (begin > 0) {
+            store_piece(pieces + warp * (32 * PIECE), acc, lane);
+        } else if (stop < stages) {
+            tail = true;
+            break;
+        } else if (gridDim.y == 1 || gather_slices(acc, partials, arrived, items, compute.item, lane)) {
+            write(weights, compute, acc, tokens, lane);
+        }
+        compute.next_item(weights, count);
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+    if (!tail) return;
+    // The warps after this one went on with its last item.
+    const int whole = compute.unit - compute.unit % stages + stages;
+    for (int next = warp + 1; next < WARPS; ++next) {
+        const int from = __shfl_sync(0xffffffffu, starts, next), to = __shfl_sync(0xffffffffu, starts, next + 1);
+        if (from >= whole) break;
+        if (from < to) add_piece<false>(acc, pieces + next * (32 * PIECE), lane);
+    }
+    if (gridDim.y == 1 || gather_slices(acc, partials, arrived, items, compute.item, lane))
+        write(weights, compute, acc, tokens, lane);
+}

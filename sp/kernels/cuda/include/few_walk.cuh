@@ -1,0 +1,156 @@
+// Which units a warp of gemm_few.cu multiplies, and the copies that run ahead of the products.
+//
+// An item is two strips of 16 rows: neighbours of one weight, or the same rows of gate and up. A block has every
+// gridDim.x-th item and one slice of the inputs; its units (an item, a stage of the slice) lie in a row, item by item,
+// and each warp takes a range of them so that all have as many bytes. Where a range ends inside an item, the next
+// warp goes on with it.
+#pragma once
+#include "few_layout.cuh"
+
+struct Weight {
+    const u8* data;
+    i32 kind, rows;
+    u16* y;
+    f32* z;
+};
+
+struct Weights {
+    Weight list[4];
+};
+
+// What `DO` says for the format `kind`, a number known at run time.
+#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(Q8_0) DO(Q4_0) DO(BF16) DO(F16)
+
+SP_DEVICE Weight pick(const Weights& weights, int which) {
+    Weight w = weights.list[0];
+#pragma unroll
+    for (int i = 1; i < 4; ++i)
+        if (which == i) w = weights.list[i];
+    return w;
+}
+
+SP_DEVICE int items_of(const Weight& w) { return EPILOGUE == 2 ? (w.rows + 15) / 16 : (w.rows + 31) / 32; }
+
+SP_DEVICE int stage_bytes(int kind) {
+    int bytes = 0;
+#define SP_DO(F)          \
+    if constexpr (has<F>) \
+        if (kind == F) bytes = Stage<F>::bytes;
+    SP_FOR_FORMAT(SP_DO)
+#undef SP_DO
+    return bytes;
+}
+
+// How many of the first `end` items are this block's.
+SP_DEVICE int owned(int end) {
+    const int first = blockIdx.x, step = gridDim.x;
+    return end > first ? (end - first + step - 1) / step : 0;
+}
+
+// Where the range of a warp begins: the unit before which warp / WARPS of the block's bytes lie.
+SP_DEVICE int range_start(const Weights& weights, int count, int stages, int warp) {
+    i64 all = 0;
+    for (int pass = 0, before = 0; pass < 2; ++pass) {
+        i64 target = all * stages * warp / WARPS;
+        int start = 0, end = 0;
+        for (int i = 0; i < (EPILOGUE == 0 ? count : 1); ++i) {
+            end += items_of(weights.list[i]);
+            const int mine = owned(end) - owned(start), bytes = stage_bytes(weights.list[i].kind);
+            start = end;
+            if (pass == 0) {
+                all += i64(mine) * bytes;
+            } else {
+                const i64 here = i64(mine) * stages * bytes;
+                if (target < here) return before + int(target / bytes);
+                target -= here;
+                before += mine * stages;
+            }
+        }
+        if (pass == 1) return before;
+    }
+    return 0;
+}
+
+// Where a warp is: stage `index` of the slice, of item `item`, whose first strip is `strip` of weight `which`.
+struct Walk {
+    int unit, end;
+    int item, which, strip, index;
+
+    SP_DEVICE bool valid() const { return unit < end; }
+
+    SP_DEVICE void locate(const Weights& weights, int count) {
+        which = 0, strip = EPILOGUE == 2 ? item : 2 * item;
+        if constexpr (EPILOGUE == 0) {
+            int local = item;
+#pragma unroll
+            for (int i = 0; i < 3; ++i) {
+                const int here = items_of(weights.list[i]);
+                if (which == i && i + 1 < count && local >= here) local -= here, which = i + 1;
+            }
+            strip = 2 * local;
+        }
+    }
+
+    SP_DEVICE void start(const Weights& weights, int count, int stages, int from, int to) {
+        unit = from, end = to;
+        item = blockIdx.x + from / stages * gridDim.x, index = from % stages;
+        if (valid()) locate(weights, count);
+    }
+
+    SP_DEVICE void next_item(const Weights& weights, int count) {
+        index = 0, item += gridDim.x;
+        if (valid()) locate(weights, count);
+    }
+};
+
+// The planes of the second strip of an item. `apart`: from the bytes of gate to those of up.
+template <int F>
+SP_DEVICE Planes second_strip(Planes p, i64 apart, int lane) {
+    using S = Stage<F>;
+    if constexpr (EPILOGUE == 2) {
+        p.low += apart, p.high += apart, p.scales += apart;
+    } else {
+        p.low += 512, p.high += S::high / S::tiles;
+        p.scales += S::super && !(F == Q6_K && lane >= 16) ? 256 : 32;
+    }
+    return p;
+}
+
+// The copies of a warp: STAGES - 1 stages ahead of its products.
+struct Fetch {
+    Walk at;
+    int kind;
+    Planes planes;
+
+    SP_DEVICE void enter(const Weights& weights, int k_tiles, int lane) {
+        const Weight w = pick(weights, at.which);
+        kind = w.kind;
+        const i64 row_tiles = (w.rows + 63) / 64;
+#define SP_DO(F)                                                                                                \
+    if constexpr (has<F>)                                                                                       \
+        if (kind == F) planes = strip_of<F>(planes_of<F>(w.data, row_tiles, k_tiles), at.strip, k_tiles, lane);
+        SP_FOR_FORMAT(SP_DO)
+#undef SP_DO
+    }
+
+    // `first`: the stage the slice begins with, `stages`: how many it has.
+    SP_DEVICE void next(const Weights& weights, int count, int k_tiles, int first, int stages, u32 slot, int lane) {
+        if (at.valid()) {
+            const i64 apart = EPILOGUE == 2 ? weights.list[1].data - weights.list[0].data : 0;
+#define SP_DO(F)                                                                                       \
+    if constexpr (has<F>)                                                                              \
+        if (kind == F) {                                                                               \
+            fetch_stage<F>(slot, planes, first + at.index, lane);                                      \
+            fetch_stage<F>(slot + Stage<F>::bytes, second_strip<F>(planes, apart, lane), first + at.index, lane); \
+        }
+            SP_FOR_FORMAT(SP_DO)
+#undef SP_DO
+            ++at.unit;
+            if (++at.index == stages) {
+                at.next_item(weights, count);
+                if (at.valid()) enter(weights, k_tiles, lane);
+            }
+        }
+        cp_async_commit();
+    }
+};
