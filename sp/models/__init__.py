@@ -9,7 +9,7 @@ from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.delta_state import DeltaState
 from sp.models.forward import decode_step, prefill
 from sp.models.layer_attention import LayerAttention, SparseAttention, dense_attention
-from sp.models.layerwise import Watch, prefill_by_layer, read_by_layer
+from sp.models.layerwise import Watch, prefill_by_layer, read_by_layer, stream_by_layer
 from sp.models.model import Model, load_model
 from sp.models.sparse_prefill import prefill_sparse
 
@@ -35,4 +35,5 @@ __all__ = [
     "prefill_cost",
     "prefill_sparse",
     "read_by_layer",
+    "stream_by_layer",
 ]

@@ -1,4 +1,4 @@
-"""prefill_by_layer and read_by_layer: a prompt through layer after layer, with one attention a layer over all of it."""
+"""A prompt through layer after layer, with one attention a layer over all of it: to predict, to look on, to keep."""
 
 from __future__ import annotations
 
@@ -156,10 +156,7 @@ def read_by_layer(
     Layers from `depth` on are not run, and of the last one run only keys, values and the queries of the last `rows`
     tokens are computed. Everything else is as in `prefill_by_layer`.
     """
-    layers = model.config.layers
-    depth = layers if depth is None else depth
-    if not 1 <= depth <= layers:
-        raise ConfigError(f"depth is {depth}; the model has layers 1 to {layers}")
+    layers, depth = model.config.layers, checked_depth(model, depth)
     x, walk = _start(model, ids, positions, cache, chunk, rows, None, watch, attend, progress)
     for layer in range(depth):
         last = layer == depth - 1
@@ -167,6 +164,45 @@ def read_by_layer(
         cache.release(layer)
     walk.pace.done(len(ids) * (layers - depth))
     walk.pace.finish()
+
+
+def stream_by_layer(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    *,
+    attend: LayerAttention = dense_attention,
+    depth: int | None = None,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> Floats:
+    """Read a prompt for its residual stream after the first `depth` layers, all of them by default.
+
+    One layer's keys and values are held at a time. Everything else is as in `read_by_layer`.
+
+    Returns
+    -------
+    float32 (n, hidden)
+        Where the model is; what `Model.head` takes, if all layers were run.
+    """
+    layers, depth = model.config.layers, checked_depth(model, depth)
+    x, walk = _start(model, ids, positions, cache, chunk, 1, None, None, attend, progress)
+    for layer in range(depth):
+        x = walk.layer(layer, x, len(x))
+        cache.release(layer)
+    walk.pace.done(len(ids) * (layers - depth))
+    walk.pace.finish()
+    return x
+
+
+def checked_depth(model: Model, depth: int | None) -> int:
+    """Layers to run, all by default; ConfigError if the model has fewer."""
+    layers = model.config.layers
+    depth = layers if depth is None else depth
+    if not 1 <= depth <= layers:
+        raise ConfigError(f"depth is {depth}; the model has layers 1 to {layers}")
+    return depth
 
 
 def _start(

@@ -142,9 +142,8 @@ class Reduction:
             if self.pooling == "max":
                 return max_pool(values, self.pool)
             return average_pool(values, self.pool, self.edges)
-        if self.queries == "max":
-            return values.max(axis=-2, keepdims=True)
-        return values.mean(axis=-2, keepdims=True)
+        reduced: Floats = (values.max if self.queries == "max" else values.mean)(axis=-2, keepdims=True)
+        return reduced
 
     def fold(self, probs: Floats, running: Floats | None) -> Floats:
         """Fold one layer's weights (heads, queries, tokens) into the running result (queries or 1, tokens).
@@ -170,4 +169,5 @@ class Reduction:
         values = running if self.heads == "max" else running / np.float32(heads)
         for name in self.after:
             values = self.step(name, values)
-        return values[0].astype(np.float32)
+        importance: Floats = values[0].astype(np.float32)
+        return importance

@@ -173,22 +173,25 @@ class Pipeline:
         return prompt.tokenise(self.target.tokenizer)
 
     def score(self, tokenised: TokenisedPrompt, options: RunOptions, reporter: Reporter = silent) -> Scored:
-        """Let the drafter read the prompt; only `keep_ratio`, `scorer` and `seed` of the options matter.
+        """Let the drafter, or whom the scorer asks for, read the prompt.
+
+        Only `keep_ratio`, `scorer` and `seed` of the options matter.
 
         Raises
         ------
         PromptError
             The protected text alone exceeds the budget of `keep_ratio`.
         """
-        assert self.drafter is not None, "score needs a drafter"
+        reader = self.target if options.scorer.reads_target else self.drafter
+        assert reader is not None, "score needs a drafter"
         check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
         trace = Trace()
         with trace.stage("tokenise for drafter") as stage:
-            drafted = tokenised.prompt.tokenise(self.drafter.tokenizer)
+            drafted = tokenised if reader is self.target else tokenised.prompt.tokenise(reader.tokenizer)
             stage.tokens = len(drafted)
-        work = len(drafted) * self.drafter.model.config.layers
+        work = len(drafted) * reader.model.config.layers
         with trace.stage("score", len(drafted)), reporter("scoring", work) as progress:
-            importance = stages.score(self.drafter, drafted, options, progress)
+            importance = stages.score(reader, drafted, options, progress)
         return Scored(drafted, importance, trace)
 
     def select(

@@ -1,6 +1,24 @@
 """Scorers: from a prompt to an importance per token. Import this package to have them all registered."""
 
-from sp.scoring import controls, lookahead, tail
+from sp.scoring import (
+    anchored,
+    bm25,
+    controls,
+    embedding,
+    entropy_weight,
+    gemfilter,
+    head_vote,
+    layer_subset,
+    lexical,
+    lookahead,
+    mid_layer,
+    retrieval_heads,
+    self_information,
+    sink_masked,
+    snapkv,
+    tail,
+    target_attention,
+)
 from sp.scoring.base import SCORERS, Importance, Scorer, ScoreRequest, chunk_means, register_scorer
 
 __all__ = [
@@ -8,9 +26,23 @@ __all__ = [
     "Importance",
     "ScoreRequest",
     "Scorer",
+    "anchored",
+    "bm25",
     "chunk_means",
     "controls",
+    "embedding",
+    "entropy_weight",
+    "gemfilter",
+    "head_vote",
+    "layer_subset",
+    "lexical",
     "lookahead",
+    "mid_layer",
     "register_scorer",
+    "retrieval_heads",
+    "self_information",
+    "sink_masked",
+    "snapkv",
     "tail",
+    "target_attention",
 ]

@@ -1,85 +1,82 @@
-"""What the attention scorers share: which queries and layers count, how the drafter attends, and how to reduce."""
+"""AttentionScorer: which queries and layers count, and how their weights become importance."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.kernels import is_device
-from sp.models import LayerAttention, Model, ModelConfig, SparseAttention, dense_attention
+from sp.models import Cache, LayerAttention, Model, ModelConfig, read_by_layer
 from sp.models.pages import Stored
-from sp.ops.flashprefill import FlashPrefill, TopDensity
 from sp.ops.kv_pages import kv_gather, unpacked_pages
+from sp.ops.reduction import Edges, Pooling
 from sp.ops.unrotate import unrotate
 from sp.quant import F16, F32
-from sp.scoring.base import Importance, Scorer
+from sp.scoring.base import Importance, ScoreRequest
+from sp.scoring.reading import ReadingScorer, densities
 from sp.scoring.reduction import Fold, Reduction
 
 Rotary = Literal["post", "none"]
+LayerSet = Literal["middle", "last_half", "every_second"]
+MOST_QUESTION_TOKENS = 64
+"""Of a longer question only the last tokens are queries, for the memory of their weights."""
+
+Take = Callable[[int, Floats, Stored], None]
+"""Sees each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
 
 
 @dataclass(frozen=True)
-class AttentionScorer(Scorer):
+class AttentionScorer(ReadingScorer):
     """Options of scorers that reduce a drafter's attention.
 
     Parameters
     ----------
-    queries : int
-        Number of query tokens whose attention counts.
+    attention, alpha, density
+        See `ReadingScorer`.
+    queries : int or "question"
+        Number of query tokens whose attention counts, or all from the first token of the question on.
     rotary : {"post", "none"}
         Score with rotary embedding (as the drafter attends) or without it (position-free relevance).
-    order, over_heads, over_queries, pool, edges
+    order, over_heads, over_queries, pool, pooling, edges
         The steps of `Reduction` and how each is done.
-    attention : {"dense", "flashprefill"}
-        How the drafter itself attends while it reads: to everything, or to the blocks FlashPrefill selects.
-    alpha : float
-        FlashPrefill's threshold; lower reads more.
-    density : float, optional
-        In place of the threshold: share of the blocks that FlashPrefill's strongest fill up.
-    layers : tuple of int, optional
-        Layers whose attention counts; negative ones count from the end of those that are run. All by default.
+    layers : tuple of int, or "middle", "last_half", "every_second", optional
+        Layers whose attention counts; negative ones count from the end of those that are run. The named sets are
+        taken of the attention layers that are run, every second one from the last on. All by default.
     depth : int, optional
         Run only so many of the drafter's layers.
     """
 
-    queries: int = 8
+    queries: int | Literal["question"] = 8
     rotary: Rotary = "post"
     order: str = "pool,heads,queries"
     over_heads: Literal["max", "mean"] = "max"
     over_queries: Literal["mean", "max"] = "mean"
     pool: int = 13
-    edges: Literal["renormalise", "zero"] = "renormalise"
-    attention: Literal["dense", "flashprefill"] = "dense"
-    alpha: float = 0.1
-    density: float | None = None
-    layers: tuple[int, ...] | None = None
+    pooling: Pooling = "mean"
+    edges: Edges = "renormalise"
+    layers: tuple[int, ...] | LayerSet | None = None
     depth: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, "attention scorer")
-        if self.queries < 1:
+        super().__post_init__()
+        if self.queries != "question" and self.queries < 1:
             raise ConfigError(f"queries must be at least 1, not {self.queries}")
         if self.depth is not None and self.depth < 1:
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
         self.reduction()
-        self.attend()
 
     def reduction(self) -> Reduction:
         """The reduction these options describe."""
-        return Reduction(self.order, self.over_heads, self.over_queries, self.pool, self.edges)
+        return Reduction(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
 
-    def attend(self) -> LayerAttention:
-        """What attends in the drafter's layers; a sparse one is fresh, with nothing counted."""
-        if self.attention == "dense":
-            if self.density is not None:
-                raise ConfigError("density is for attention='flashprefill'")
-            return dense_attention
-        return SparseAttention(FlashPrefill(self.alpha) if self.density is None else TopDensity(self.density))
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Predicted operations of the layers that are run."""
+        return super().flops(replace(config, ffn=config.ffn[: self.depth], kinds=config.kinds[: self.depth]), tokens)
 
     def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
         """Attention layers that count, ascending.
@@ -93,13 +90,48 @@ class AttentionScorer(Scorer):
         if depth > config.layers:
             raise ConfigError(f"depth is {depth}, but the drafter has {config.layers} layers")
         there = [layer for layer in config.attention_layers if layer < depth]
-        asked = there if self.layers is None else [layer + depth * (layer < 0) for layer in self.layers]
+        if self.layers is None:
+            asked = there
+        elif isinstance(self.layers, str):
+            half = len(there) // 2
+            asked = {"middle": there[half : half + 1], "last_half": there[half:], "every_second": there[::-2]}[
+                self.layers
+            ]
+        else:
+            asked = [layer + depth * (layer < 0) for layer in self.layers]
         for layer in asked:
             if layer not in there:
                 raise ConfigError(f"layer {layer} is not among the attention layers that are run: {there}")
         if not asked:
             raise ConfigError(f"none of the first {depth} layers of the drafter has attention")
         return tuple(sorted(set(asked)))
+
+    def query_count(self, request: ScoreRequest) -> int:
+        """Number of the prompt's last tokens that are queries."""
+        n = len(request.ids)
+        if self.queries != "question":
+            return min(self.queries, n)
+        return min(n - question_start(request), MOST_QUESTION_TOKENS)
+
+    def read(self, request: ScoreRequest, take: Take) -> LayerAttention:
+        """Let the drafter read the prompt once, and show every scored layer with the last tokens' queries.
+
+        The memory held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last
+        that counts are not run, and that one does not attend.
+        """
+        model, n, queries = request.model, len(request.ids), self.query_count(request)
+        scored, attend = self.scored_layers(model.config), self.attend()
+
+        def watch(layer: int, q: Floats, cache: Cache) -> None:
+            if layer in scored:
+                rows = self.rows(q[-queries:], request.positions[-queries:], model)
+                take(layer, rows, self.keys(cache.stored(layer), request.positions, model))
+
+        read_by_layer(
+            model, request.ids, request.positions, model.new_cache(n, layers=1), watch,
+            attend=attend, rows=queries, depth=scored[-1] + 1, progress=request.progress,
+        )  # fmt: skip
+        return attend
 
     def rows(self, q: Floats, positions: Ints, model: Model) -> Floats:
         """Queries as they are scored; the ones given stay as they are."""
@@ -116,8 +148,14 @@ class AttentionScorer(Scorer):
 
 def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
     """What a scorer returns; waits for the device."""
-    densities = attend.densities() if isinstance(attend, SparseAttention) else ()
-    return Importance(fold.result(), fold.heatmap(), generated, fold.head_maps(), densities)
+    return Importance(fold.result(), fold.heatmap(), generated, fold.head_maps(), densities(attend))
+
+
+def question_start(request: ScoreRequest) -> int:
+    """Index of the question's first token; ConfigError if the prompt names no question."""
+    if not request.question.any():
+        raise ConfigError("this scorer needs a prompt with a known question; give one with --question")
+    return int(request.question.argmax())
 
 
 def _unrotated(at: Stored, positions: Ints, model: Model) -> Stored:

@@ -16,6 +16,7 @@ __all__ = [
     "HEATMAP_CHUNK",
     "SCORERS",
     "Importance",
+    "ModelFreeScorer",
     "ScoreRequest",
     "Scorer",
     "chunk_means",
@@ -99,6 +100,14 @@ class Scorer(ABC):
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Predicted floating-point operations of `score`; unless a scorer knows better, one reading by the drafter."""
         return flops(config, tokens)
+
+
+class ModelFreeScorer(Scorer):
+    """Base of scorers that run no model."""
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """None worth counting."""
+        return 0.0
 
 
 SCORERS: Registry[Scorer] = Registry("scorer")

@@ -1,4 +1,4 @@
-"""Controls: scores that need no drafter, to tell what the drafter's reading is worth."""
+"""Controls: scores that need no model, to tell what the drafter's reading is worth."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from sp.errors import ConfigError
-from sp.scoring.base import Importance, Scorer, ScoreRequest, register_scorer
+from sp.scoring.base import Importance, ModelFreeScorer, ScoreRequest, register_scorer
 
 
 @register_scorer("random")
 @dataclass(frozen=True)
-class RandomScorer(Scorer):
+class RandomScorer(ModelFreeScorer):
     """Uniform random scores, constant over runs of `run` tokens; expected needle recall is the keep ratio.
 
     Parameters
@@ -23,6 +23,9 @@ class RandomScorer(Scorer):
 
     run: int = 32
 
+    def __post_init__(self) -> None:
+        _check_run(self.run)
+
     def score(self, request: ScoreRequest) -> Importance:
         """Draw from the request's seed."""
         n = len(request.ids)
@@ -32,7 +35,7 @@ class RandomScorer(Scorer):
 
 @register_scorer("head_tail")
 @dataclass(frozen=True)
-class HeadTailScorer(Scorer):
+class HeadTailScorer(ModelFreeScorer):
     """Highest at both ends of the prompt: truncation in the middle."""
 
     def score(self, request: ScoreRequest) -> Importance:
@@ -41,42 +44,49 @@ class HeadTailScorer(Scorer):
         return Importance(np.abs(np.arange(n, dtype=np.float32) - np.float32((n - 1) / 2)))
 
 
-@register_scorer("lexical")
+@register_scorer("recency")
 @dataclass(frozen=True)
-class LexicalScorer(Scorer):
-    """Share of the n-grams around a token that also stand in the question; reads no model at all.
+class RecencyScorer(ModelFreeScorer):
+    """The later a token, the more important: truncation of the beginning."""
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """Place in the prompt."""
+        return Importance(np.arange(len(request.ids), dtype=np.float32))
+
+
+@register_scorer("uniform")
+@dataclass(frozen=True)
+class UniformScorer(ModelFreeScorer):
+    """Chunks spread evenly over the prompt, however many are kept.
+
+    The order is that of the binary van der Corput sequence: every so many of its first chunks leave gaps of nearly
+    one size.
 
     Parameters
     ----------
-    ngram : int
-        Length of the matched token runs.
+    run : int
+        Tokens of a chunk; as large as the selector's.
     """
 
-    ngram: int = 3
+    run: int = 32
 
     def __post_init__(self) -> None:
-        if self.ngram < 1:
-            raise ConfigError(f"ngram must be at least 1, not {self.ngram}")
+        _check_run(self.run)
 
     def score(self, request: ScoreRequest) -> Importance:
-        """Mark every token of a run that repeats a run of the question, rarer runs higher."""
-        ids, n = request.ids, len(request.ids)
-        scores = np.zeros(n, np.float32)
-        if n < self.ngram:
-            return Importance(scores)
-        grams = np.lib.stride_tricks.sliding_window_view(ids, self.ngram)
-        asked = np.lib.stride_tricks.sliding_window_view(request.question, self.ngram).all(axis=1)
-        _, inverse, counts = np.unique(grams, axis=0, return_inverse=True, return_counts=True)
-        wanted = np.isin(inverse, inverse[asked])
-        for start in np.flatnonzero(wanted):
-            window = scores[start : start + self.ngram]
-            np.maximum(window, 1 / counts[inverse[start]], out=window)
-        return Importance(scores)
+        """One minus the rank of a token's chunk in the sequence."""
+        n = len(request.ids)
+        chunks = -(-n // self.run)
+        bits = max(1, (chunks - 1).bit_length())
+        index = np.arange(chunks)
+        mirrored = sum(((index >> bit) & 1) << (bits - 1 - bit) for bit in range(bits))
+        rank = np.argsort(np.argsort(mirrored))
+        return Importance(np.repeat((1 - rank / chunks).astype(np.float32), self.run)[:n])
 
 
 @register_scorer("oracle")
 @dataclass(frozen=True)
-class OracleScorer(Scorer):
+class OracleScorer(ModelFreeScorer):
     """One on the needle, zero elsewhere: the upper bound of any selection, for prompts with a known needle."""
 
     def score(self, request: ScoreRequest) -> Importance:
@@ -84,3 +94,8 @@ class OracleScorer(Scorer):
         if not request.needle.any():
             raise ConfigError("scorer oracle needs a prompt with a known needle")
         return Importance(request.needle.astype(np.float32))
+
+
+def _check_run(run: int) -> None:
+    if run < 1:
+        raise ConfigError(f"run must be at least 1, not {run}")

@@ -1,0 +1,101 @@
+"""HeadMap: how well each attention head of a model retrieves, measured once and kept as a small JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.errors import ConfigError
+from sp.models import Model
+from sp.ops.array_module import on_host
+
+SCHEMA = "sp-head-map/1"
+EMBEDDED_MAP = Path(str(files("sp") / "assets" / "drafter_heads.json"))
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """Retrieval score of every head.
+
+    Parameters
+    ----------
+    model : str
+        `model_key` of the model they belong to.
+    scores : dict of int to tuple of float
+        By attention layer, one score a head, from 0 to 1.
+    made : dict
+        How they were measured; for people.
+    """
+
+    model: str
+    scores: Mapping[int, tuple[float, ...]]
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write the file; one line a layer."""
+        lines = [f'  "{layer}": {json.dumps([round(s, 4) for s in row])}' for layer, row in self.scores.items()]
+        head = json.dumps({"schema": SCHEMA, "model": self.model, "made": dict(self.made)}, indent=1)
+        path.write_text(head[: head.rindex("}")].rstrip() + ',\n "scores": {\n' + ",\n".join(lines) + "\n }\n}\n")
+
+    @classmethod
+    def load(cls, path: Path) -> HeadMap:
+        """Read a file that `save` wrote.
+
+        Raises
+        ------
+        ConfigError
+            If it is missing, no map, or of another schema.
+        """
+        try:
+            found = json.loads(path.read_text())
+            if found["schema"] != SCHEMA:
+                raise ConfigError(
+                    f"{path}: a map of heads of schema {found['schema']!r}; this version reads {SCHEMA!r}"
+                )
+            scores = {int(layer): tuple(float(s) for s in row) for layer, row in found["scores"].items()}
+            return cls(str(found["model"]), scores, dict(found["made"]))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; make a map of heads with sp heads") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: no map of heads ({type(error).__name__}); make one with sp heads") from None
+
+    def chosen(self, model: Model, threshold: float) -> dict[int, Floats]:
+        """One for a head that scores above the threshold and zero for others, by layer that has such a head.
+
+        Raises
+        ------
+        ConfigError
+            If the map is of another model, or no head scores as much.
+        """
+        if self.model != model_key(model):
+            raise ConfigError(
+                f"the map of heads is of another model ({self.model}, not {model_key(model)}); "
+                "measure this one with sp heads and name the file: scorer.map=FILE"
+            )
+        most = max(max(row) for row in self.scores.values())
+        if most <= threshold:
+            raise ConfigError(f"no head has a retrieval score above {threshold}; the best has {most:.3f}")
+        picked = {layer: np.array([s > threshold for s in row], np.float32) for layer, row in self.scores.items()}
+        return {layer: row for layer, row in picked.items() if row.any()}
+
+
+def model_key(model: Model) -> str:
+    """A short name that stays the same when matrices are quantised: shape, and a hash of the last norm.
+
+    Returns
+    -------
+    str
+        ``architecture-layers-heads-hash``
+    """
+    norm = np.ascontiguousarray(on_host(model.trunk.output_norm), np.float32)
+    digest = hashlib.sha256(norm.tobytes()).hexdigest()[:12]
+    c = model.config
+    return f"{c.architecture}-{c.layers}-{c.heads}-{digest}"

@@ -1,0 +1,50 @@
+"""Score by attention without what sinks and the last tokens take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.errors import ConfigError
+from sp.scoring.base import register_scorer
+from sp.scoring.reweighted import ReweightedScorer
+
+
+@register_scorer("sink_masked")
+@dataclass(frozen=True)
+class SinkMaskedScorer(ReweightedScorer):
+    """`tail` with no weight on the first `sink` and the last `recent` tokens.
+
+    Parameters
+    ----------
+    sink, recent : int
+        Tokens at both ends whose weights are set to zero.
+    renormalise : bool
+        Let the other weights of a query sum to one again, so that a head which mostly rests on its sink counts as much
+        as any other.
+
+    Notes
+    -----
+    Attention sinks: StreamingLLM (arXiv 2309.17453).
+    """
+
+    sink: int = 4
+    recent: int = 0
+    renormalise: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("sink", "recent"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
+
+    def reweighted(self, weights: Floats, layer: int) -> Floats:
+        """See the class."""
+        tokens = weights.shape[-1]
+        weights[..., : self.sink] = 0
+        weights[..., max(0, tokens - self.recent) :] = 0
+        if self.renormalise:
+            weights /= weights.sum(axis=-1, keepdims=True) + np.float32(1e-20)
+        return weights
