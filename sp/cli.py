@@ -15,9 +15,11 @@ from rich.console import Console
 from sp import __version__
 from sp.commands.bench import bench_app
 from sp.commands.bench_drafter import bench_drafter
+from sp.commands.bench_ttft import bench_ttft
 from sp.commands.doctor import doctor
 from sp.commands.kernels import kernels_app
 from sp.commands.serve import serve
+from sp.commands.sweep import sweep
 from sp.commands.terminal import AsJson, print_json, progress_bar
 from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError, SpError, unknown_name
@@ -64,8 +66,10 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
 
 app.command()(doctor)
 app.command()(serve)
+app.command()(sweep)
 app.add_typer(kernels_app, name="kernels")
 bench_app.command("drafter")(bench_drafter)
+bench_app.command("ttft")(bench_ttft)
 app.add_typer(bench_app, name="bench")
 
 

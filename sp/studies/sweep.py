@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from sp.config import Registry, check_type
 from sp.errors import ConfigError, unknown_name
-from sp.evals.base import TASKS, Task
+from sp.evals import TASKS, Task
+from sp.evals.run import label as strategy_label
 from sp.pipeline import RunOptions
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
@@ -40,15 +41,11 @@ class Cell:
     Parameters
     ----------
     options : RunOptions
-    scorer, selector : str
-        Name and the options that were set, e.g. ``"tail queries=16"``.
     config : dict
         Every option in force, plain, as it enters the hash of a run.
     """
 
     options: RunOptions
-    scorer: str
-    selector: str
     config: Mapping[str, Any]
 
 
@@ -68,7 +65,7 @@ class TaskSpec:
     ----------
     task : Task
     name : str
-        Name and the options that were set, e.g. ``"niah_single_2 depth=50"``.
+        Name and the options that differ from its defaults, e.g. ``"needle depth=0.5"``.
     config : dict
         Registered name and options, plain.
     """
@@ -198,13 +195,13 @@ def make_pair(each: Combination) -> Pair:
     return Pair(**paths)
 
 
-def make_strategy(each: Combination, kind: str, registry: Registry[Any], default: str) -> tuple[Any, str, Any]:
+def make_strategy(each: Combination, kind: str, registry: Registry[Any], default: str) -> tuple[Any, dict[str, Any]]:
     """A scorer, selector or task from ``kind`` (a name, or a mapping with ``name``) and ``kind.OPTION`` keys.
 
     Returns
     -------
     tuple
-        The built strategy, its label and its registered name.
+        The built strategy, and its registered name and every option, plain.
     """
     given = each.get(kind, Located(default, "default"))
     options: dict[str, Located] = {}
@@ -221,24 +218,21 @@ def make_strategy(each: Combination, kind: str, registry: Registry[Any], default
                 raise value.error(f"{key} is set twice; keep one of the two")
             options[key.removeprefix(f"{kind}.")] = value
     built = build_located(lambda values: registry.build(name, values), options, given)
-    label = " ".join([name, *(f"{key}={value.plain()}" for key, value in options.items())])
-    return built, label, name
+    return built, {"name": name, **dataclasses.asdict(built)}
 
 
 def make_cell(each: Combination, section: Located) -> Cell:
     """The cell of a combination. Compression is always on, unless the file says otherwise."""
     built: dict[str, Any] = {}
-    labels: dict[str, str] = {}
     config: dict[str, Any] = {}
     for kind, (registry, default) in STRATEGIES.items():
-        built[kind], labels[kind], name = make_strategy(each, kind, registry, default)
-        config[kind] = {"name": name, **dataclasses.asdict(built[kind])}
+        built[kind], config[kind] = make_strategy(each, kind, registry, default)
     rest = {key: value for key, value in each.items() if key.partition(".")[0] not in STRATEGIES}
     hints = {key: value for key, value in rest.items() if key in OPTIONS}
     base = {"compress": "always", **built}
     options = build_located(lambda values: RunOptions(**base | check_options(values)), hints, section)
     config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
-    return Cell(options, labels["scorer"], labels["selector"], config)
+    return Cell(options, config)
 
 
 def check_options(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,8 +257,8 @@ def make_runs(each: Combination, section: Located, pair: Pair, cells: tuple[Cell
                 raise each[key].error(f"{key} must be at least {least}, not {numbers[key]}")
         elif key in ("tokens", "examples"):
             raise each["task"].error(f"the task needs {key}: a number")
-    task, label, name = make_strategy(each, "task", TASKS, "")
-    spec = TaskSpec(task, label, {"name": name, **dataclasses.asdict(task)})
+    task, config = make_strategy(each, "task", TASKS, "")
+    spec = TaskSpec(task, strategy_label(TASKS, task), config)
     end = numbers["first"] + numbers["examples"]
     for first in range(numbers["first"], end, numbers["per_run"]):
         yield Run(pair, spec, numbers["tokens"], first, min(numbers["per_run"], end - first), cells, full)

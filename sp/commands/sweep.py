@@ -1,0 +1,182 @@
+"""`sp sweep`: carry out what a sweep file asks for, and go on where it was cut off."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sp.commands.terminal import AsJson, print_json, wide_console
+from sp.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from sp.studies.conduct import Plan
+    from sp.studies.estimate import Estimate
+    from sp.studies.sweep import Run
+
+EXECUTORS = ("local", "ray")
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A sweep file, e.g. experiments/quickstart.yaml.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override, e.g. cells.keep_ratio=[0.1]; repeatable.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the runs and estimate their time.")] = False,
+    only: Annotated[str | None, typer.Option(help="Only runs whose name matches, e.g. 'needle/4096/*'.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Part i of n equal parts, e.g. 2/16.")] = None,
+    executor: Annotated[str, typer.Option(help="local, or ray: one run a GPU, over a cluster.")] = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Run tasks in many cells; what is finished is on the disk, and the next start does what is left.
+
+    [bold]Examples[/bold]
+
+      sp sweep experiments/quickstart.yaml
+
+      sp sweep experiments/quickstart.yaml --dry-run --set cells.keep_ratio=[0.02,0.1]
+
+      sp sweep experiments/study.yaml --shard 3/16
+    """
+    from sp.studies.conduct import carry_out, make_plan
+    from sp.studies.sweep import load_sweep
+
+    if executor not in EXECUTORS:
+        raise unknown_name("executor", executor, EXECUTORS)
+    asked = load_sweep(file, settings or [])
+    if asked.report and not dry_run and shard is None:
+        check_report()
+    plan = make_plan(asked, only, None if shard is None else read_shard(shard))
+    if dry_run:
+        show_plan(plan, as_json)
+        return
+    console = Console(stderr=True)
+    if others := plan.other_commits():
+        console.print(
+            f"sp: note: runs done at {', '.join(sorted(others))} stand; to run them anew remove {asked.out}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    failures = []
+    shares = {id(job.run): job.work.flop / max(job.work.answers, 1) for job in plan.left}
+    with progress(console) as bar:
+        task = bar.add_task(asked.name, total=sum(job.work.flop for job in plan.left), runs=len(plan.left), over=0)
+
+        def advance(run: Run, rows: int) -> None:
+            bar.advance(task, shares[id(run)] * rows)
+
+        for over, (job, outcome) in enumerate(carry_out(plan, executor, advance), 1):
+            bar.update(task, over=over)
+            if executor != "local":
+                bar.advance(task, job.work.flop)
+            if outcome.error:
+                failures.append(f"{job.run.label}: {outcome.error}")
+    summary: dict[str, Any] = {
+        "sweep": asked.name,
+        "runs": len(plan.jobs),
+        "already_done": len(plan.jobs) - len(plan.left),
+        "failed": failures,
+        "rows": str(plan.path),
+    }
+    if asked.report and shard is None and not failures:
+        from sp.studies.report import write_report
+
+        summary["report"] = str(write_report([asked.out], asked.out / "report"))
+    if as_json:
+        print_json(summary)
+    else:
+        done = len(plan.left) - len(failures)
+        print(f"{done} runs done, {summary['already_done']} were done before; rows in {plan.path}")
+        if "report" in summary:
+            print(f"report in {summary['report']}")
+    for failure in failures:
+        print(f"sp: failed: {failure}", file=sys.stderr)
+    if failures:
+        raise typer.Exit(1)
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """``i/n`` with 1 <= i <= n."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ConfigError(f"--shard takes i/n with 1 <= i <= n, e.g. 2/16, not {text!r}")
+    return int(index), int(count)
+
+
+def check_report() -> None:
+    """ConfigError now rather than after the last run, if the report's packages are missing."""
+    from sp.evals.statistics import wilson
+
+    wilson(1, 1)
+
+
+def progress(console: Console) -> Progress:
+    """Runs that are over, time since the start, and time left by the work in the runs, not by their number."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[over]} of {task.fields[runs]} runs"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def show_plan(plan: Plan, as_json: bool) -> None:
+    """Runs by task and length, and what they will take."""
+    from sp.studies.conduct import calibrate, from_earlier
+
+    left = plan.left
+    estimate: Estimate | None = from_earlier(plan) or (calibrate(plan) if left else None)
+    seconds = sum(estimate.seconds(job.work) for job in left) if estimate else 0.0
+    source = estimate.source if estimate else "nothing to do"
+    rows = Counter((job.run.spec.name, job.run.tokens) for job in plan.jobs)
+    todo = Counter((job.run.spec.name, job.run.tokens) for job in left)
+    if as_json:
+        listed = [
+            {"task": name, "tokens": tokens, "runs": n, "left": todo[name, tokens]}
+            for (name, tokens), n in rows.items()
+        ]
+        answers = sum(job.work.answers for job in left)
+        total = {"runs": len(plan.jobs), "left": len(left), "answers": answers, "seconds": seconds, "source": source}
+        print_json({"sweep": plan.sweep.name, **total, "tasks": listed})
+        return
+    table = Table(title=f"{plan.sweep.name}: {len(plan.sweep.runs[0].cells)} cells", title_justify="left")
+    for column in ("task", "tokens", "runs", "left", "examples left", "answers left", "estimate"):
+        table.add_column(column, justify="left" if column == "task" else "right")
+    for name, tokens in rows:
+        mine = [job for job in left if (job.run.spec.name, job.run.tokens) == (name, tokens)]
+        table.add_row(
+            name,
+            f"{tokens:,}",
+            f"{rows[name, tokens]:,}",
+            f"{len(mine):,}",
+            f"{sum(job.run.count for job in mine):,}",
+            f"{sum(job.work.answers for job in mine):,}",
+            clock(sum(estimate.seconds(job.work) for job in mine)) if estimate else "",
+        )
+    wide_console().print(table)
+    print(f"{len(left):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}, by {source}")
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a person reads them.
+
+    Examples
+    --------
+    >>> clock(4.2), clock(75), clock(7300)
+    ('4 s', '1 min 15 s', '2 h 02 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

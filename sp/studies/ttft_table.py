@@ -1,0 +1,73 @@
+"""`ttft` records as rows of a table: seconds to the first token, what they are spent on, and what they are against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Record = Mapping[str, Any]
+GIB = float(1 << 30)
+GROUPS = {
+    "tokenise": ("tokenise", "tokenise for drafter"),
+    "score": ("score",),
+    "select": ("transfer", "select", "compress"),
+    "park": ("park", "unpark"),
+    "prefill": ("target prefill", "first token"),
+}
+"""Columns of the table and the stages they add up; a stage not named here counts as `other`."""
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """One flat row: configuration, medians, and milliseconds of every stage."""
+    config, metrics = record["config"], record["metrics"]
+    ttft, full = metrics["ttft_s"], metrics["full_ttft_s"]
+    plain = {name: value for name, value in metrics.items() if name not in ("stages", "prompt_tokens")}
+    return {
+        **config,
+        **plain,
+        "runs": len(record["samples"]),
+        "speedup": full / ttft if full and ttft else None,
+        **{f"{name} (ms)": 1e3 * seconds for name, seconds in metrics["stages"].items()},
+    }
+
+
+def cells_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], int]:
+    """Heads, cells and the number of text columns of a table for people.
+
+    A failed cell says why in place of its time.
+    """
+    heads = ["target", "reads", "drafter", "within", "tokens", "kept", "density", "first token (s)", "against full"]
+    heads += [f"{name} (ms)" for name in (*GROUPS, "other")] + ["cold (s)", "peak (GiB)", "decode (tok/s)", "runs"]
+    return heads, [_cells(row) for row in rows], 4
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    full = row["keep_ratio"] == 1
+    sparse = next((f" {name} {row[name]:g}" for name in ("alpha", "density") if row.get(name) is not None), "")
+    drafter = "" if full else f"{row['scorer']}{sparse}" + ("" if row["drafter"] is None else f", {row['drafter']}")
+    return [
+        row["target"],
+        "everything" if full else f"keep {row['keep_ratio']:g}",
+        drafter,
+        row["vram"] or "",
+        f"{row['prompt_tokens']:,}",
+        _number(row.get("kept_tokens"), ",d"),
+        _number(row.get("density"), ".1%"),
+        row["error"] or _number(row["ttft_s"], ".3f"),
+        _number(row["speedup"], ".2f", "x") if not full else "",
+        *_grouped(row),
+        _number(row.get("cold_ttft_s"), ".2f"),
+        _number(row.get("peak_bytes", 0) / GIB, ".2f"),
+        _number(row.get("decode_tok_s"), ".1f"),
+        str(row["runs"]),
+    ]
+
+
+def _grouped(row: Mapping[str, Any]) -> list[str]:
+    stages = {name.removesuffix(" (ms)"): value for name, value in row.items() if name.endswith(" (ms)")}
+    sums = [sum(stages.pop(stage, 0.0) for stage in group) for group in GROUPS.values()]
+    return [f"{value:.1f}" if value else "" for value in (*sums, sum(stages.values()))]
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
