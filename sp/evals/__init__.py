@@ -1,7 +1,24 @@
-"""Tests of what a selection keeps: tasks that make prompts with known answers, and how answers are judged."""
+"""Tests of what a selection keeps: tasks that make prompts with known answers, and how answers are judged.
 
-from sp.evals import needle
-from sp.evals.base import TASKS, Example, Task
-from sp.evals.run import evaluate
+Import this package to have every task registered.
+"""
 
-__all__ = ["TASKS", "Example", "Task", "evaluate", "needle"]
+from sp.evals import needle, ruler, ruler_counting, ruler_file, ruler_qa, ruler_tracking
+from sp.evals.base import TASKS, Example, Task, register_task
+from sp.evals.run import FULL, Row, evaluate
+
+__all__ = [
+    "FULL",
+    "TASKS",
+    "Example",
+    "Row",
+    "Task",
+    "evaluate",
+    "needle",
+    "register_task",
+    "ruler",
+    "ruler_counting",
+    "ruler_file",
+    "ruler_qa",
+    "ruler_tracking",
+]

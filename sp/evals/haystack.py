@@ -127,15 +127,13 @@ def place(
     rng: random.Random,
     header: str = "",
 ) -> Document:
-    """The pieces with every needle between two of them; needles of one place keep their order."""
+    """The pieces with every needle between two of them, in the order of their depths."""
     ends = np.cumsum([0, *(piece.tokens for piece in pieces)])  # (pieces + 1,): tokens before each gap
-    at: list[tuple[int, int]] = []
-    for number, depth in enumerate(depths):
-        wanted = depth * ends[-1] + rng.uniform(-JITTER / 2, JITTER / 2)
-        at.append((int(np.abs(ends - wanted).argmin()), number))
+    wanted = [depth * ends[-1] + rng.uniform(-JITTER / 2, JITTER / 2) for depth in depths]
+    gaps = sorted(int(np.abs(ends - one).argmin()) for one in wanted)
     starts = [0] * len(needles)
     parts, total, done = [header], count(header) if header else 0, 0
-    for gap, number in sorted(at):
+    for gap, number in zip(gaps, np.argsort(depths, kind="stable").tolist(), strict=True):
         parts += [piece.text for piece in islice(pieces, done, gap)]
         total += int(ends[gap] - ends[done])
         done = gap

@@ -55,7 +55,9 @@ class Needle(Task):
     no_shared_ngrams : int
         Longest run of words plus one that question and needle may share besides the key; 0 forbids nothing.
     distractors : int
-        Further needles with other keys, half of them sharing a half of the first key.
+        Further needles with other keys.
+    near : bool
+        Every other distractor shares half of its key with the first key.
     seed : int
     """
 
@@ -67,6 +69,7 @@ class Needle(Task):
     answer_prefix: bool = False
     no_shared_ngrams: int = 0
     distractors: int = 0
+    near: bool = True
     seed: int = 0
 
     asked_keys: ClassVar[int] = 1
@@ -115,7 +118,8 @@ class Needle(Task):
         if self.depth is not None:
             depths[0] = self.depth
         stream = self.other_needles(phrasing, keys, rng) if self.filler == "needles" else filler(self.filler, rng)
-        header = self.header(len(needles)) if self.phrasing == "ruler" else ""
+        announced = RULER_PLURAL_HEADER if self.plural else RULER_HEADER
+        header = announced.format(kind=self.value) if self.phrasing == "ruler" else ""
         room = tokens - MARKUP - count(question) - count(prefix)
         found = haystack(stream, needles, depths, room, count, rng, header=header)
         gold = len(asked)
@@ -141,21 +145,16 @@ class Needle(Task):
             max_new_tokens=8 + gold * ANSWER_TOKENS[self.value],
         )
 
-    def header(self, needles: int) -> str:
-        """RULER's announcement before the text."""
-        plural = needles > 1 or self.filler == "needles"
-        return (RULER_PLURAL_HEADER if plural else RULER_HEADER).format(kind=self.value)
-
     def draw_key(self, rng: random.Random) -> str:
         """One key."""
         return compound_key(rng) if self.key == "words" else uuid(rng)
 
     def draw_keys(self, rng: random.Random) -> list[str]:
-        """Different keys: those asked for, then the distractors', every other one near the first key."""
+        """Different keys: those asked for, then the distractors'."""
         keys = [self.draw_key(rng)]
         while len(keys) < self.asked_keys + self.distractors:
             key = self.draw_key(rng)
-            if len(keys) >= self.asked_keys and (len(keys) - self.asked_keys) % 2 == 0:
+            if self.near and len(keys) >= self.asked_keys and (len(keys) - self.asked_keys) % 2 == 0:
                 key = _near(keys[0], key, rng)
             if key not in keys:
                 keys.append(key)
