@@ -10,6 +10,7 @@ from sp.models import ModelConfig
 from sp.models.cost import flops
 from sp.pipeline.break_even import BreakEven
 from sp.pipeline.plan import break_even, decide, speedup
+from sp.scoring import SCORERS
 
 DRAFTER = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128, 1e6, 1e-6)
 TARGET = replace(DRAFTER, hidden=5120, ffn=(17408,) * 64, kinds=("attention",) * 64, heads=40, context=262144)
@@ -34,6 +35,31 @@ def test_break_even_is_where_the_speedup_passes_one() -> None:
     crossing = break_even(TARGET, lean, 0.3)
     assert crossing is not None
     assert speedup(TARGET, lean, crossing, 0.3) > 1 > speedup(TARGET, lean, int(crossing * 0.98), 0.3)
+
+
+def test_a_cheaper_way_of_scoring_gains_more() -> None:
+    tail, sparse, early, lexical = (
+        SCORERS.build(name, options)
+        for name, options in (
+            ("tail", {}),
+            ("tail", {"attention": "flashprefill", "density": 0.05}),
+            ("tail", {"attention": "flashprefill", "density": 0.05, "depth": 7}),
+            ("lexical", {}),
+        )
+    )
+    gains = [speedup(TARGET, DRAFTER, 131072, 0.05, scorer) for scorer in (None, tail, sparse, early, lexical)]
+    assert gains[0] == gains[1]
+    assert gains[1:] == sorted(gains[1:])
+    want = flops(TARGET, 131072) / (flops(DRAFTER, 131072, density=0.0518) + flops(TARGET, 6554))
+    assert gains[2] == pytest.approx(want, rel=0.02)
+    assert gains[4] == pytest.approx(flops(TARGET, 131072) / flops(TARGET, 6554))
+    # Where dense drafting by as large a model never pays, a sparse one can.
+    assert break_even(TARGET, TARGET, 0.5) is None
+    assert break_even(TARGET, TARGET, 0.05, scorer=early) is not None
+    told = decide(
+        TARGET, DRAFTER, tokens=131072, protected=60, keep_ratio=0.05, compress="auto", scorer=lexical
+    )  # fmt: skip
+    assert told.predicted_speedup == gains[4]
 
 
 @pytest.mark.parametrize(
