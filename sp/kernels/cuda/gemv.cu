@@ -49,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
     fetch.settle(weights, count, lane);
     u8* ring = shared + RING_AT + warp * (STAGES * SLOT);
     const u32 ring_address = shared_address(ring);
-    for (int i = 0; i < STAGES - 1; ++i) fetch.next(weights, count, ring_address + i * SLOT, lane);
+#pragma unroll 1
+    for (int i = 0; i < STAGES; ++i) fetch.next(weights, count, ring_address + i * SLOT, lane);
 
     if (threadIdx.x < BUFFERS * GROUPS) reinterpret_cast<Meeting*>(shared + MEETING_AT)[threadIdx.x] = {0, 0};
     wait_for_earlier();
@@ -91,9 +92,8 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
         f32 acc[NT][4] = {}, shares[2] = {};
         if constexpr (ONE) one.aim(w.kind == Q6_K, lane);
         while (compute.index < compute.stages) {
-            cp_async_wait<STAGES - 2>();
+            cp_async_wait<STAGES - 1>();
             __syncwarp();
-            fetch.next(weights, count, ring_address + (slot == 0 ? STAGES - 1 : slot - 1) * SLOT, lane);
             const u8* here = ring + slot * SLOT;
 #define SP_DO(F)                                                                      \
     if constexpr (has<F>)                                                             \
@@ -105,6 +105,8 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
         }
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
+            __syncwarp();
+            fetch.next(weights, count, ring_address + slot * SLOT, lane);
             slot = slot + 1 == STAGES ? 0 : slot + 1;
             compute.index += WARPS;
         }

@@ -54,6 +54,7 @@ ATTENTION_HEADS = Kernel(
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=({"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1}, {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0}),
+    early=True,
 )
 
 KV_APPEND = Kernel(

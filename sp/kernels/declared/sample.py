@@ -13,6 +13,7 @@ ARGMAX = Kernel(
     entry="argmax",
     args=("const f32* logits", "u64* best", "u32* arrivals", "i32* token", "u64*? bins", "i32 vocab"),
     threads=256,
+    early=True,
 )
 
 SAMPLE_BINS = Kernel(

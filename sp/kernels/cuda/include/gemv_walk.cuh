@@ -87,13 +87,14 @@ struct Ahead {
     // This warp's share to the L2 cache.
     SP_DEVICE void fetch() const {
         constexpr u32 PIECE = 2048;
+#pragma unroll 1
         for (i32 i = (blockIdx.x * 32 + threadIdx.x % 32) * ALL_WARPS + threadIdx.x / 32; i < row_tiles * pieces;
              i += gridDim.x * 32 * ALL_WARPS)
             prefetch_l2(data + i / pieces * pitch + i % pieces * PIECE, PIECE);
     }
 };
 
-// The copies of a warp: STAGES - 1 stages ahead of its products, and after the last of them a share of `ahead`.
+// The copies of a warp: up to STAGES stages ahead of its products, and after the last of them a share of `ahead`.
 struct Fetch {
     Ahead ahead;
     Walk at;
