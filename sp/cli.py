@@ -17,6 +17,7 @@ from sp.commands.bench import bench_app
 from sp.commands.bench_drafter import bench_drafter
 from sp.commands.bench_ttft import bench_ttft
 from sp.commands.doctor import doctor
+from sp.commands.heads import heads
 from sp.commands.kernels import kernels_app
 from sp.commands.serve import serve
 from sp.commands.sweep import sweep
@@ -65,6 +66,7 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
 
 
 app.command()(doctor)
+app.command()(heads)
 app.command()(serve)
 app.command()(sweep)
 app.add_typer(kernels_app, name="kernels")
@@ -164,7 +166,7 @@ def run(
     )
     if full:
         pipeline.warm_up(min(1024, len(prompt.text) // 32))  # about an eighth of the prompt
-    result = pipeline.run(prompt, options, full=full, reporter=progress_bar)
+    result = pipeline.run(prompt, options, full=full, reporter=progress_bar, by_head=True)
     facts = {"sp": __version__, "question": question, "answer": result.answer.text}
     files = run_report.write_files(result, pipeline, options, out, facts)
     report = run_report.summary(result, files, expected)

@@ -1,0 +1,68 @@
+"""`sp heads`: which attention heads of a model retrieve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sp.commands.terminal import AsJson, print_json, print_table, progress_bar
+from sp.errors import ConfigError
+
+
+def heads(
+    file: Annotated[Path | None, typer.Argument(help="A GGUF file; the embedded drafter if left out.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the map of heads to this file.")] = None,
+    tokens: Annotated[str, typer.Option("-t", "--tokens", help="Prompt lengths, comma-separated.")] = "1k,2k,4k",
+    examples: Annotated[int, typer.Option("-n", "--examples", min=1, help="Prompts of each length.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Heads to print, best first.")] = 12,
+    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure how often each head looks at the very needle token that the model says next (arXiv 2404.15574).
+
+    The prompts are those of the task `needle`: one fact in generated prose, at any depth, in several phrasings. Only
+    prompts that the model answers right count. Scores say how well a head retrieves, from 0 to 1; the scorer
+    `retrieval_heads` takes those above its threshold.
+
+    [bold]Examples[/bold]
+
+      sp heads
+
+      sp heads Qwen3-0.6B-BF16.gguf -t 4k,16k -n 20 -o heads.json
+      sp run --drafter Qwen3-0.6B-BF16.gguf --scorer retrieval_heads --set scorer.map=heads.json ...
+    """
+    from sp.commands.bench import numbers
+    from sp.evals import TASKS
+    from sp.evals.heads import measure_heads
+    from sp.pipeline.load import embedded, load
+
+    lengths = [length for length in numbers(tokens, "-t") if length]
+    if not lengths:
+        raise ConfigError("-t names no prompt length; give one as in -t 4k")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"{out}: there is no folder {out.parent} to write it in")
+    loaded = load(file or embedded("drafter"), extrapolate=True, device=device)  # type: ignore[arg-type]
+    task = TASKS.build("needle")
+
+    def count(text: str) -> int:
+        return len(loaded.tokenizer.encode(text).ids)
+
+    drawn = (task.example(index, length, count) for length in lengths for index in range(examples))
+    with progress_bar("measuring", len(lengths) * examples) as advance:
+        found = measure_heads(loaded.model, loaded.tokenizer, loaded.template, drawn, advance)
+    if out is not None:
+        found.save(out)
+    if as_json:
+        print_json(
+            {"model": found.model, "made": found.made, "scores": found.scores, "file": str(out) if out else None}
+        )
+        return
+    rows = sorted(((s, layer, head) for layer, row in found.scores.items() for head, s in enumerate(row)), reverse=True)
+    print(
+        f"{loaded.path.name}: {found.made['right']} of {found.made['prompts']} prompts answered right, {len(rows)} heads"
+    )
+    print_table(["layer", "head", "score"], [[str(la), str(h), f"{s:.3f}"] for s, la, h in rows[:top]], "table", 0)
+    if out is not None:
+        print(f"written to {out}")

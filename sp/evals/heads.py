@@ -1,0 +1,122 @@
+"""Which attention heads retrieve: measured on prompts with a needle that the model copies into its answer.
+
+References
+----------
+Wu et al., "Retrieval Head Mechanistically Explains Long-Context Factuality" (arXiv 2404.15574), section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sp.arrays import Bools, Doubles
+from sp.errors import ModelError
+from sp.evals.base import Example
+from sp.evals.metrics import score_answer
+from sp.gguf import Tokenizer
+from sp.models import Model
+from sp.ops.array_module import on_host
+from sp.ops.attention_rows import attention_rows
+from sp.prompt import TokenisedPrompt
+from sp.scoring import ScoreRequest
+from sp.scoring.head_map import HeadMap, model_key
+from sp.scoring.lookahead import LookaheadScorer
+
+
+@dataclass(frozen=True)
+class Copied:
+    """One prompt.
+
+    Attributes
+    ----------
+    generated : tuple of int
+    share : dict of int to float64 (heads,)
+        By attention layer: share of the value's tokens that a head pointed at as they were generated.
+    """
+
+    generated: tuple[int, ...]
+    share: dict[int, Doubles]
+
+
+def copied(request: ScoreRequest, value: Bools, new_tokens: int) -> Copied:
+    """Let a model answer, and see which heads look hardest at the very token it says next.
+
+    A head copies token j of the value when j has the largest weight of all prompt tokens for the query that predicts
+    the next token, and that token is the one at j.
+
+    Parameters
+    ----------
+    request : ScoreRequest
+        Prompt and model.
+    value : bool (n,)
+        Tokens of the prompt that the answer consists of.
+    new_tokens : int
+        Longest answer.
+    """
+    ahead = LookaheadScorer(queries=new_tokens + 1).look_ahead(request)
+    steps, share = len(ahead.generated), {}
+    for layer, queries in ahead.queries.items():
+        at = ahead.cache.stored(layer)
+        weights = attention_rows(queries[:steps], at.k, at.table, len(request.ids), at.fmt, causal=False)
+        best = np.asarray(on_host(weights.argmax(axis=-1)))  # (heads, steps)
+        hit = value[best] & (request.ids[best] == np.array(ahead.generated))
+        share[layer] = np.array([len(set(row[seen])) for row, seen in zip(best, hit, strict=True)]) / value.sum()
+    return Copied(ahead.generated, share)
+
+
+def measure_heads(
+    model: Model,
+    tokenizer: Tokenizer,
+    template: str | None,
+    examples: Iterable[Example],
+    progress: Callable[[int], None] | None = None,
+) -> HeadMap:
+    """Mean of `copied` over the prompts that the model answers right.
+
+    Parameters
+    ----------
+    model, tokenizer, template
+        What is measured, with its chat template.
+    examples : iterable of Example
+        With one needle and one answer each, which stands in the needle.
+    progress : callable, optional
+        Called with 1 after every example.
+
+    Raises
+    ------
+    ModelError
+        If the model answers none of them right.
+    """
+    total: dict[int, Doubles] = {}
+    right, tried, lengths, tasks = 0, 0, [], set()
+    for example in examples:
+        prompt = example.prompt(template).tokenise(tokenizer)
+        n, nothing = len(prompt), np.zeros(len(prompt), bool)
+        request = ScoreRequest(model, prompt.ids, np.arange(n), nothing, nothing, tokenizer.eos_ids)
+        found = copied(request, value_tokens(prompt, example), example.max_new_tokens)
+        tried += 1
+        tasks.add(example.task)
+        lengths.append(n)
+        if score_answer(tokenizer.decode(list(found.generated)), example.answers, example.match) == 1:
+            right += 1
+            for layer, share in found.share.items():
+                total[layer] = total.get(layer, 0) + share
+        if progress:
+            progress(1)
+    if not right:
+        raise ModelError(f"the model answers none of {tried} prompts right, so none shows which heads retrieve")
+    made = {"tasks": sorted(tasks), "prompts": tried, "right": right, "prompt_tokens": [min(lengths), max(lengths)]}
+    scores = {layer: tuple((row / right).tolist()) for layer, row in total.items()}
+    return HeadMap(model_key(model), scores, made)
+
+
+def value_tokens(prompt: TokenisedPrompt, example: Example) -> Bools:
+    """Tokens (n,) of the answer where it stands in the needle."""
+    (needle,), (answer,) = example.needles, example.answers
+    start = prompt.prompt.text.encode().index(needle.encode()) + len(needle[: needle.rindex(answer)].encode())
+    first, last = prompt.bytes[:, 0], prompt.bytes[:, 1]
+    inside: Bools = (last > start) & (first < start + len(answer.encode()))
+    return inside
