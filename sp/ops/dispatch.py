@@ -11,10 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from sp.kernels.path import current_path
+from sp.ops.gemm_few import fits
 from sp.ops.gemv import ADD, STORE, SWIGLU, held
 
-GEMV_TOKENS = {STORE: 24, SWIGLU: 24, ADD: 16}
+GEMV_TOKENS = {STORE: 8, SWIGLU: 8, ADD: 8}
 """Most tokens for which the decode kernel is the faster one, by what is done with the products."""
+FEW_TOKENS = 64
+"""Most tokens for which the kernel for a few of them is faster than a prefill matmul."""
 HELD_AT_LEAST = 8
 """Where fewer tokens than this fit in a launch, passes do not pay."""
 
@@ -24,6 +27,11 @@ def decodes(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: i
     if tokens > GEMV_TOKENS[epilogue]:
         return False
     return held(tokens, k, kinds, norm, epilogue) >= min(tokens, HELD_AT_LEAST)
+
+
+def takes_few(tokens: int, k: int, kinds: tuple[int, ...]) -> bool:
+    """Whether the kernel for a few tokens takes such a product, where the decode kernel does not."""
+    return tokens <= FEW_TOKENS and all(fits(k, (kind,)) for kind in kinds)
 
 
 def matmul() -> Callable[..., None]:

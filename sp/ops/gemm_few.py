@@ -14,7 +14,7 @@ from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
 from sp.ops.packed import PackedWeight
 
-__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "fits", "gemm_few", "passes", "plan_of"]
+__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "alike", "fits", "gemm_few", "passes", "plan_of"]
 
 WARPS = (8, 4)
 MOST_SLICES = 32
@@ -39,7 +39,7 @@ def gemm_few(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilo
     ----------
     x : uint16 (tokens, in) of BF16 bits
     weights : up to 4 PackedWeights of shape (out_i, in)
-        With formats that `sp.ops.gemv.one_form` lets share a launch; for SWIGLU gate and up, alike.
+        All K-quants or none, see `alike`; for SWIGLU gate and up of one format and shape.
     outs : arrays
         STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
         SWIGLU: uint16 (tokens, out) for the weights (gate, up).
@@ -63,6 +63,20 @@ def passes(tokens: int) -> list[int]:
     count = -(-tokens // HELD[-1])
     size = -(-tokens // (8 * count)) * 8
     return [min(size, tokens - start) for start in range(0, tokens, size)]
+
+
+def alike(kinds: Sequence[int], most: int) -> list[list[int]]:
+    """Which weights share a launch: up to `most`, all of them K-quants or none.
+
+    Examples
+    --------
+    >>> alike((12, 8, 14), 4)
+    [[0, 2], [1]]
+    """
+    together: dict[int, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        together.setdefault(declared.stage_width(kind), []).append(i)
+    return [group[i : i + most] for group in together.values() for i in range(0, len(group), most)]
 
 
 def fits(k: int, kinds: tuple[int, ...]) -> bool:

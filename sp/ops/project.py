@@ -11,7 +11,8 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.ops.activations import swiglu
-from sp.ops.dispatch import decodes, gated_matmul, matmul
+from sp.ops.dispatch import decodes, gated_matmul, matmul, takes_few
+from sp.ops.gemm_few import alike, gemm_few
 from sp.ops.gemv import ADD, STORE, SWIGLU, gemv
 from sp.ops.linear import linear
 from sp.ops.norms import rms_norm
@@ -86,6 +87,8 @@ def project_add(x: Floats, h: Floats, w: Weight, then: Weight | None = None) -> 
             return x
         if decodes(len(h), h.shape[1], (w.format.ggml_type,), False, ADD):
             gemv(h, (w,), (x,), ADD, None, then)  # type: ignore[arg-type]
+        elif takes_few(len(h), h.shape[1], (w.format.ggml_type,)):
+            gemm_few(h, (w,), (x,), ADD)  # type: ignore[arg-type]
         else:
             matmul()(h, w, x, "add")
         return x
@@ -133,6 +136,10 @@ def _project(
             gemv(x, weights[some], outs[some], STORE, norm, weights[some.stop] if some.stop < len(weights) else then)
         return outs
     h = x if norm is None else rms_norm(x, *norm)
+    if takes_few(tokens, x.shape[1], _kinds(weights)):
+        for group in alike(_kinds(weights), LAUNCH_WEIGHTS):
+            gemm_few(h, [weights[i] for i in group], [outs[i] for i in group], STORE)
+        return outs
     for w, out in zip(weights, outs, strict=True):
         _multiply(h, w, out)
     return outs
@@ -156,6 +163,8 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm, then: Any) -> Any:
         return out
     if decodes(len(x), x.shape[1], _kinds((gate, up)), True, SWIGLU):
         gemv(x, (gate, up), (out,), SWIGLU, norm, then)
+    elif gate.format == up.format and takes_few(len(x), x.shape[1], _kinds((gate, up))):
+        gemm_few(rms_norm(x, *norm), (gate, up), (out,), SWIGLU)
     elif gate.format == up.format:
         gated_matmul()(rms_norm(x, *norm), gate, up, out)
     else:

@@ -15,21 +15,9 @@
 // not depend on timing. With HEADS, sums on their way from warp to warp lie in shared memory, else in the L2 cache.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), weight layout and group-wise scaling
 // after Marlin (Frantar et al., 2024). Arches: 80+.
+#include "early.cuh"
 #include "few_finish.cuh"
 #include "few_inputs.cuh"
-
-// Launched early (see sp/kernels/early.py): the ring is filled while the kernel before still runs.
-SP_DEVICE void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-SP_DEVICE void wait_for_earlier() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     gemm_few(const u16* x, i32 tokens, i32 k, i32 count, f32* heads, f32* partials, u32* arrived,
@@ -43,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     const int first = i64(k / STAGE_K) * blockIdx.y / gridDim.y;
     const int stages = int(i64(k / STAGE_K) * (blockIdx.y + 1) / gridDim.y) - first;
 
-    let_next_start();
+    let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
     // Lane i knows where the range of warp i begins.
     const int starts = range_start(weights, count, stages, min(lane, WARPS));
     Walk compute;

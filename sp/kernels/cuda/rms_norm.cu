@@ -4,6 +4,7 @@
 // COLS % 4 == 0, up to 8192.
 // Grid (rows), min(256, COLS / 4 up to a whole warp) threads; a row stays in registers between its two uses.
 // 16-byte aligned rows. sm_80+. Bound by memory. Zhang and Sennrich 2019.
+#include "early.cuh"
 #include "mma.cuh"
 
 #define VECTORS (COLS / 4)
@@ -13,6 +14,8 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(const f32* x, const f32* __restrict__ weight, u16* __restrict__ y, f32* y_f32,
              f32 eps) {
+    let_next_start();
+    wait_for_earlier();
     __shared__ f32 sums[THREADS / 32];
     const float4* const row = reinterpret_cast<const float4*>(x + i64(blockIdx.x) * COLS);
     float4 own[EACH];
