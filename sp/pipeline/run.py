@@ -54,7 +54,8 @@ class Scored:
 class RunResult:
     """Everything one run found; `full` is None when the full prefill was not asked for.
 
-    `selection`, `scores` and `importance` are None when compression was not active.
+    `drafted` (the prompt as the drafter read it), `selection`, `scores` and `importance` are None when compression
+    was not active.
     """
 
     prompt: TokenisedPrompt
@@ -65,6 +66,7 @@ class RunResult:
     scores: Floats | None
     selection: Selection | None
     peak_bytes: int
+    drafted: TokenisedPrompt | None = None
 
     @property
     def kept_tokens(self) -> int:
@@ -127,10 +129,12 @@ class Pipeline:
         full: bool = True,
         reporter: Reporter = silent,
         on_token: stages.OnToken | None = None,
+        by_head: bool = False,
     ) -> RunResult:
         """Answer the prompt, compressed if that pays, and with `full` also by a full prefill.
 
-        `on_token` is called with each token of the answer as it is decoded, and ends it by returning True.
+        `on_token` is called with each token of the answer as it is decoded, and ends it by returning True. `by_head`
+        keeps the importance map of every head of the drafter.
 
         Raises
         ------
@@ -157,7 +161,7 @@ class Pipeline:
         scored, scores, selection = None, None, None
         everything = np.ones(len(tokenised), bool)
         if decision.activated:
-            scored = self.score(tokenised, options, reporter)
+            scored = self.score(tokenised, options, reporter, by_head)
             trace.stages += scored.trace.stages
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
@@ -166,13 +170,16 @@ class Pipeline:
         if full and selection is not None:
             baseline = self.read(tokenised, everything, options, Trace(stages=[first]), reporter, "full prefill")
         importance = scored.importance if scored else None
-        return RunResult(tokenised, decision, answer, baseline, importance, scores, selection, peak_bytes())
+        drafted = scored.drafted if scored else None
+        return RunResult(tokenised, decision, answer, baseline, importance, scores, selection, peak_bytes(), drafted)
 
     def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
         """The prompt in the target's vocabulary."""
         return prompt.tokenise(self.target.tokenizer)
 
-    def score(self, tokenised: TokenisedPrompt, options: RunOptions, reporter: Reporter = silent) -> Scored:
+    def score(
+        self, tokenised: TokenisedPrompt, options: RunOptions, reporter: Reporter = silent, by_head: bool = False
+    ) -> Scored:
         """Let the drafter, or whom the scorer asks for, read the prompt.
 
         Only `keep_ratio`, `scorer` and `seed` of the options matter.
@@ -191,7 +198,7 @@ class Pipeline:
             stage.tokens = len(drafted)
         work = len(drafted) * reader.model.config.layers
         with trace.stage("score", len(drafted)), reporter("scoring", work) as progress:
-            importance = stages.score(reader, drafted, options, progress)
+            importance = stages.score(reader, drafted, options, progress, by_head)
         return Scored(drafted, importance, trace)
 
     def select(

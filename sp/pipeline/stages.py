@@ -56,8 +56,14 @@ def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
         )
 
 
-def score(drafter: Loaded, prompt: TokenisedPrompt, options: RunOptions, progress: Progress | None) -> Importance:
-    """Importance of each token of the prompt in the drafter's vocabulary."""
+def score(
+    drafter: Loaded,
+    prompt: TokenisedPrompt,
+    options: RunOptions,
+    progress: Progress | None,
+    by_head: bool = False,
+) -> Importance:
+    """Importance of each token of the prompt in the drafter's vocabulary; with `by_head` also that of every head."""
     request = ScoreRequest(
         model=drafter.model,
         ids=prompt.ids,
@@ -67,6 +73,7 @@ def score(drafter: Loaded, prompt: TokenisedPrompt, options: RunOptions, progres
         eos_ids=drafter.tokenizer.eos_ids,
         seed=options.seed,
         progress=progress,
+        by_head=by_head,
     )
     return options.scorer.score(request)
 

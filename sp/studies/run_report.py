@@ -117,6 +117,8 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "kept": result.selection.kept,
             "forced": result.selection.forced,
         }
+        if result.drafted is not None:
+            trace.arrays["drafter_bytes"] = result.drafted.bytes
         if result.importance.by_layer is not None:
             trace.arrays["by_layer"] = result.importance.by_layer
         if result.importance.by_head is not None:
