@@ -69,7 +69,7 @@ def evaluate(
         A prompt and its answer do not fit the target's context.
     """
     report = progress or (lambda done: None)
-    order = sorted(range(len(cells)), key=lambda i: _scoring(cells[i]))
+    order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
     for example in examples:
         trace = Trace()
         with trace.stage("tokenise") as stage:
@@ -84,8 +84,8 @@ def evaluate(
         scoring = ""
         for index in order:
             options = _options(cells[index], example)
-            if scoring != _scoring(options):
-                scoring, scored = _scoring(options), None
+            if scoring != scoring_of(options):
+                scoring, scored = scoring_of(options), None
             status = _obstacle(options, example, prompt)
             if status:
                 yield seen.row(index, cells[index]) | {"status": status} | dict.fromkeys(RESULTS)
@@ -111,8 +111,7 @@ class _Reading:
         options = _options(options, self.example)
         answer = self.pipeline.read(self.prompt, everything, options, Trace(list(self.tokenised.stages)))
         found = Caught(1.0, True, None, None) if self.evidence.needles else None
-        row = self.row(-1, options) | {"scorer": FULL, "selector": FULL, "keep_ratio": 1.0, "positions": "original"}
-        return row | self.results(answer, len(self.prompt), 0, found, None)
+        return self.row(-1, options) | self.results(answer, len(self.prompt), 0, found, None)
 
     def cell(self, index: int, cell: RunOptions, options: RunOptions, scored: Scored) -> Row:
         """Row of a compressed prompt."""
@@ -131,10 +130,7 @@ class _Reading:
             "example": self.example.id,
             "tokens_asked": self.example.tokens,
             "prompt_tokens": len(self.prompt),
-            "cell": index,
-            "scorer": label(SCORERS, options.scorer),
-            "selector": label(SELECTORS, options.selector),
-            **{name: getattr(options, name) for name in ("keep_ratio", "positions", "mapping", "kv", "rotate", "seed")},
+            **cell_columns(index, options),
             "status": "ok",
             "expected": list(self.example.answers),
             "depth": None,
@@ -169,6 +165,18 @@ RESULTS = (
 )  # fmt: skip
 
 
+def cell_columns(index: int, options: RunOptions) -> Row:
+    """What a row says of its cell; index -1 is the full prefill."""
+    columns = {
+        "cell": index,
+        "scorer": label(SCORERS, options.scorer),
+        "selector": label(SELECTORS, options.selector),
+        **{name: getattr(options, name) for name in ("keep_ratio", "positions", "mapping", "kv", "rotate", "seed")},
+    }
+    whole = {"scorer": FULL, "selector": FULL, "keep_ratio": 1.0, "positions": "original", "mapping": "byte_span"}
+    return columns | whole if index < 0 else columns
+
+
 def label(registry: Registry[Any], strategy: Any) -> str:
     """Name of a strategy and the options that differ from its defaults.
 
@@ -186,12 +194,16 @@ def label(registry: Registry[Any], strategy: Any) -> str:
     return " ".join([name, *changed])
 
 
+def seeded(cell: RunOptions, name: str) -> RunOptions:
+    """The options with a seed of the example's own, or the random control would draw the same every time."""
+    return replace(cell, seed=cell.seed + zlib.crc32(name.encode()))
+
+
 def _options(cell: RunOptions, example: Example) -> RunOptions:
-    """The cell's options for one example; a seed of its own, or the random control would draw the same every time."""
-    return replace(cell, max_new_tokens=example.max_new_tokens, seed=cell.seed + zlib.crc32(example.id.encode()))
+    return replace(seeded(cell, example.id), max_new_tokens=example.max_new_tokens)
 
 
-def _scoring(options: RunOptions) -> str:
+def scoring_of(options: RunOptions) -> str:
     """What cells must have in common to share one scoring."""
     return f"{options.scorer!r} {options.seed}"
 
