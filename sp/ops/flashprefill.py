@@ -142,7 +142,8 @@ def _by_energy(
     rule: FlashPrefill | TopDensity, q: Any, k_pages: Any, table: Any, tokens: int, scale: float, fmt: BlockFormat
 ) -> BlockLists:
     """Score the blocks by their mean keys and list those that the rule keeps."""
-    means = checked_means(q, k_pages, table, tokens, fmt)
+    check_sizes(q, k_pages, tokens)
+    means = block_means(k_pages, table, tokens, fmt)
     if is_device(q):
         return select_on_device(rule, q, means, tokens, scale)
     together = q.shape[1] // means.shape[0] if rule.share == "group" else 1
@@ -196,8 +197,8 @@ def _check_word(name: str, option: str, value: str, known: tuple[str, ...]) -> N
         raise ConfigError(f"{name}: {option} is {value!r}; known are {', '.join(known)}")
 
 
-def checked_means(q: Any, k_pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:
-    """Mean keys, after ConfigError for an empty prompt, or pages and heads the kernels do not take."""
+def check_sizes(q: Any, k_pages: Any, tokens: int) -> None:
+    """ConfigError for an empty prompt, or pages and heads that the kernels do not take."""
     n, heads, d = q.shape
     if not 1 <= n <= tokens:
         raise ConfigError(f"sparse attention: {n} queries of {tokens} tokens; there must be at least one, and no more")
@@ -209,7 +210,6 @@ def checked_means(q: Any, k_pages: Any, table: Any, tokens: int, fmt: BlockForma
             raise ConfigError(f"sparse attention: pages of {k_pages.shape[1]} tokens; a page is a block of {BLOCK}")
         if d not in HEAD_DIMS:
             raise ConfigError(f"sparse attention: heads of {d} values; the kernels take {HEAD_DIMS}")
-    return block_means(k_pages, table, tokens, fmt)
 
 
 def select_on_device(options: FlashPrefill | TopDensity, q: Any, means: Any, tokens: int, scale: float) -> BlockLists:

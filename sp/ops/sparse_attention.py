@@ -14,7 +14,7 @@ from sp.ops.attention_sm90 import BlockLists
 from sp.ops.block_means import block_means
 from sp.ops.block_selector import BlockSelector
 from sp.ops.block_sparse import block_sparse
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.flashprefill import FlashPrefill, check_sizes
 from sp.ops.kv_pages import is_packed, kv_gather, unpacked_pages
 from sp.ops.paged_attention import WORKSPACE_BYTES
 from sp.quant import F16, BlockFormat
@@ -67,6 +67,7 @@ def sparse_attention(
     DeviceError
         With SP_KERNEL_DEBUG=1, when queries, keys or values are not finite.
     """
+    check_sizes(q, k_pages, tokens)
     correct = isinstance(selector, FlashPrefill) and selector.mean_correction
     if not is_device(q):
         lists = selector.select(q, k_pages, table, tokens, scale, fmt)
