@@ -60,9 +60,8 @@ def heads(
         )
         return
     rows = sorted(((s, layer, head) for layer, row in found.scores.items() for head, s in enumerate(row)), reverse=True)
-    print(
-        f"{loaded.path.name}: {found.made['right']} of {found.made['prompts']} prompts answered right, {len(rows)} heads"
-    )
+    right, prompts = found.made["right"], found.made["prompts"]
+    print(f"{loaded.path.name}: {right} of {prompts} prompts answered right, {len(rows)} heads")
     print_table(["layer", "head", "score"], [[str(la), str(h), f"{s:.3f}"] for s, la, h in rows[:top]], "table", 0)
     if out is not None:
         print(f"written to {out}")

@@ -49,7 +49,8 @@ def speedup(
     is a dense reading by the drafter.
     """
     kept = max(1, ceil(keep_ratio * tokens))
-    scoring = flops(drafter, tokens) if scorer is None else scorer.flops(drafter, tokens)
+    reader = target if scorer is not None and scorer.reads_target else drafter
+    scoring = flops(reader, tokens) if scorer is None else scorer.flops(reader, tokens)
     return flops(target, tokens) / (scoring + flops(target, kept))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from sp.ops.reduction import Edges, Pooling
 from sp.ops.unrotate import unrotate
 from sp.quant import F16, F32
 from sp.scoring.base import Importance, ScoreRequest
-from sp.scoring.reading import ReadingScorer, densities
+from sp.scoring.reading import ReadingScorer, densities, first_layers
 from sp.scoring.reduction import Fold, Reduction
 
 Rotary = Literal["post", "none"]
@@ -76,7 +76,7 @@ class AttentionScorer(ReadingScorer):
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Predicted operations of the layers that are run."""
-        return super().flops(replace(config, ffn=config.ffn[: self.depth], kinds=config.kinds[: self.depth]), tokens)
+        return super().flops(first_layers(config, self.scored_layers(config)[-1] + 1), tokens)
 
     def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
         """Attention layers that count, ascending.

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sp.errors import ConfigError
-from sp.models import stream_by_layer
+from sp.models import ModelConfig, stream_by_layer
 from sp.ops.array_module import array_module, on_host
 from sp.scoring.attention import question_start
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
-from sp.scoring.reading import ReadingScorer, densities
+from sp.scoring.reading import ReadingScorer, densities, first_layers
 
 
 @register_scorer("embedding")
@@ -40,6 +40,10 @@ class EmbeddingScorer(ReadingScorer):
             raise ConfigError(f"chunk_size must be at least 1, not {self.chunk_size}")
         if self.depth is not None and self.depth < 1:
             raise ConfigError(f"depth must be at least 1, not {self.depth}")
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Predicted operations of the layers that are run."""
+        return super().flops(first_layers(config, self.depth), tokens)
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and compare chunks with the question."""

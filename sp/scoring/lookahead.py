@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.models import Cache, LayerAttention, decode_step, prefill_by_layer
+from sp.models import Cache, LayerAttention, ModelConfig, decode_step, prefill_by_layer
 from sp.ops.array_module import array_module
 from sp.scoring.attention import AttentionScorer, importance_of
 from sp.scoring.base import Importance, ScoreRequest, register_scorer
+from sp.scoring.reading import ReadingScorer
 from sp.scoring.reduction import Fold
 
 
@@ -61,6 +62,10 @@ class LookaheadScorer(AttentionScorer):
         super().__post_init__()
         if self.depth is not None:
             raise ConfigError("scorer lookahead runs all layers of the drafter, since it generates; leave depth out")
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Predicted operations of reading the prompt; those of generation are few."""
+        return ReadingScorer.flops(self, config, tokens)
 
     def score(self, request: ScoreRequest) -> Importance:
         """Prefill, generate the look-ahead, then reduce each layer's attention from its cached keys."""

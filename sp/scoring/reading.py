@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sp.config import check_fields
@@ -57,3 +57,8 @@ class ReadingScorer(Scorer):
 def densities(attend: LayerAttention) -> tuple[float, ...]:
     """Share of the blocks each layer read; empty if that was all of them. Waits for the device."""
     return attend.densities() if isinstance(attend, SparseAttention) else ()
+
+
+def first_layers(config: ModelConfig, depth: int | None) -> ModelConfig:
+    """A model of only so many of the layers; all by default."""
+    return replace(config, ffn=config.ffn[:depth], kinds=config.kinds[:depth])
