@@ -64,7 +64,9 @@ def bench_drafter(
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     lengths = [n for n in numbers(prompts, "-p") if n]
     chosen = [
-        _options(name, text) for name, given in (("alpha", alpha), ("density", density)) for text in _parts(given)
+        attention_options(name, text)
+        for name, given in (("alpha", alpha), ("density", density))
+        for text in parts(given)
     ]
     common = {} if layers is None else {"depth": layers}
     drafts = [Draft(n, options | common) for n in lengths for options in chosen or [{}]]
@@ -86,11 +88,12 @@ def bench_drafter(
         _print(rows, output)
 
 
-def _parts(text: str) -> list[str]:
+def parts(text: str) -> list[str]:
+    """Items of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _options(name: str, text: str) -> dict[str, Any]:
+def attention_options(name: str, text: str) -> dict[str, Any]:
     """Scorer options of one item of --alpha or --density."""
     if text == "dense":
         return {}

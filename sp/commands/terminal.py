@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -33,3 +36,24 @@ def wide_console() -> Console:
     """For tables on stdout: a pipe or a log has no width to keep to."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=200)
+
+
+def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with the columns of all of them."""
+    writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def print_table(heads: Sequence[str], cells: Sequence[Sequence[str]], output: str, left: int) -> None:
+    """A table for people, or with `output` "md" for a page; the first `left` columns are text, the others numbers."""
+    if output == "md":
+        rule = ["---"] * left + ["---:"] * (len(heads) - left)
+        print("\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells)))
+        return
+    table = Table(box=None)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < left else "right")
+    for line in cells:
+        table.add_row(*line)
+    wide_console().print(table)

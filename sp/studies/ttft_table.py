@@ -36,19 +36,24 @@ def cells_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[st
 
     A failed cell says why in place of its time.
     """
-    heads = ["target", "reads", "drafter", "within", "tokens", "kept", "density", "first token (s)", "against full"]
+    heads = ["target reads", "scorer", "within", "tokens", "kept", "density", "first token (s)", "against full"]
     heads += [f"{name} (ms)" for name in (*GROUPS, "other")] + ["cold (s)", "peak (GiB)", "decode (tok/s)", "runs"]
-    return heads, [_cells(row) for row in rows], 4
+    return heads, [_cells(row) for row in rows], 3
+
+
+def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What all rows have in common: models, kernels, cache."""
+    drafters = dict.fromkeys(row["drafter"] for row in rows if row["drafter"])
+    pair = " with ".join([rows[0]["target"], *drafters])
+    return f"{pair}; path {rows[0]['path']}, kv {rows[0]['kv']}, {rows[0]['new_tokens']} tokens decoded"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     full = row["keep_ratio"] == 1
     sparse = next((f" {name} {row[name]:g}" for name in ("alpha", "density") if row.get(name) is not None), "")
-    drafter = "" if full else f"{row['scorer']}{sparse}" + ("" if row["drafter"] is None else f", {row['drafter']}")
     return [
-        row["target"],
         "everything" if full else f"keep {row['keep_ratio']:g}",
-        drafter,
+        "" if full else f"{row['scorer']}{sparse}",
         row["vram"] or "",
         f"{row['prompt_tokens']:,}",
         _number(row.get("kept_tokens"), ",d"),

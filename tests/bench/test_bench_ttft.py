@@ -1,0 +1,188 @@
+"""`sp bench ttft` on the CPU: what is timed, recorded, taken up again and refused; prompts of exact length."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sp.bench import ttft as bench
+from sp.bench.memory import watched
+from sp.bench.prompts import PromptMaker
+from sp.bench.request import measure, without_ends
+from sp.bench.ttft import Bench, Cell, config_of, describe, requests_of
+from sp.cli import app
+from sp.errors import ConfigError, DeviceError
+from sp.pipeline import Pipeline, RunOptions
+from sp.scoring import SCORERS
+from sp.studies.sample import sample
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pipeline:
+    opened = Pipeline.open(device="cpu")
+    return replace(opened, target=without_ends(opened.target))
+
+
+@pytest.fixture(scope="module")
+def maker(pair: Pipeline) -> PromptMaker:
+    document, example = sample()
+    return PromptMaker(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)
+
+
+def test_prompts_have_exactly_the_length_and_differ(maker: PromptMaker, pair: Pipeline) -> None:
+    needle = sample()[1].needle
+    for tokens in (100, 777, 5000):
+        prompts = [maker.make(tokens, seed) for seed in (0, 1)]
+        assert [len(prompt.tokenise(pair.target.tokenizer)) for prompt in prompts] == [tokens, tokens]
+        assert all(prompt.text.count(needle) == 1 for prompt in prompts)
+        assert tokens == 100 or prompts[0].text != prompts[1].text
+        assert prompts[0].text == maker.make(tokens, 0).text
+    with pytest.raises(ConfigError, match="ask for more"):
+        maker.make(10)
+
+
+def test_a_request_tells_where_its_time_went(maker: PromptMaker, pair: Pipeline) -> None:
+    options = RunOptions(keep_ratio=0.2, compress="always", max_new_tokens=9)
+    request = measure(pair, maker.make(600), options)
+    assert request.ttft_s == pytest.approx(sum(request.stages.values()))
+    assert {"tokenise", "score", "select", "target prefill", "other"} <= set(request.stages)
+    assert "decode" not in request.stages
+    assert request.prompt_tokens == 600
+    assert 0 < request.kept_tokens <= 120
+    assert request.decode_tok_s is not None
+    assert request.density is None  # dense
+
+
+def test_the_full_prefill_stands_beside_every_setting_and_the_cold_request_is_told_apart(
+    maker: PromptMaker, pair: Pipeline
+) -> None:
+    sparse = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.3})
+    settings = [RunOptions(keep_ratio=0.5), RunOptions(keep_ratio=0.4, scorer=sparse)]
+    ticks: list[int] = []
+    made = Bench(pair, maker, 2, 1, True, lambda: ticks.append(1))
+    timings = list(made.run([120, 240], [replace(options, max_new_tokens=2) for options in settings]))
+    assert [(t.cell.tokens, t.cell.full, t.cell.options.keep_ratio) for t in timings] == [
+        (n, keep == 1, keep) for n in (120, 240) for keep in (1.0, 0.5, 0.4)
+    ]
+    assert len(ticks) == 2 * (1 + 2 + 2)
+    assert [t.cold is not None for t in timings] == [False, True, False, False, False, False]
+    for timing in timings:
+        metrics = describe(timing, pair, "numpy")["metrics"]
+        whole = next(t for t in timings if t.cell.full and t.cell.tokens == timing.cell.tokens)
+        assert metrics["full_ttft_s"] == whole.requests[0].ttft_s
+        assert metrics["full_runs"] == 1
+        assert len(timing.requests) == (1 if timing.cell.full else 2)
+        assert (timing.watched is None) == timing.cell.full
+    assert [t.metrics()["density"] for t in timings[-2:]] == [None, 1.0]  # so short that no block is left out
+    config = config_of(timings[-1].cell, pair, "numpy")
+    assert (config["attention"], config["density"], config["alpha"]) == ("flashprefill", 0.3, None)
+    assert config_of(timings[0].cell, pair, "numpy")["drafter"] is None
+
+
+def test_a_cell_that_fails_says_why_and_the_others_go_on(
+    maker: PromptMaker, pair: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = bench.measure
+
+    def short_of_memory(pipeline, prompt, options):  # type: ignore[no-untyped-def]
+        if options.compress == "off":
+            raise DeviceError("the GPU's memory is full")
+        return real(pipeline, prompt, options)
+
+    monkeypatch.setattr(bench, "measure", short_of_memory)
+    settings = [RunOptions(keep_ratio=keep, max_new_tokens=1) for keep in (0.3, 0.01)]
+    full, good, bad = Bench(pair, maker, 1).run([300], settings)
+    assert full.error == "the GPU's memory is full"
+    assert good.error is None
+    assert good.metrics()["ttft_s"] > 0
+    assert good.metrics()["full_ttft_s"] is None
+    assert "raise --keep-ratio" in (bad.error or "")
+    assert describe(bad, pair, "numpy")["samples"] == []
+
+
+def test_memory_is_watched_while_something_runs() -> None:
+    with watched("cpu") as seen:
+        time.sleep(0.02)
+        block = np.ones(60 << 17)
+        time.sleep(0.02)
+    assert len(seen) >= 2
+    assert seen[-1][1] - seen[0][1] > block.nbytes // 2
+    assert [t for t, _ in seen] == sorted(t for t, _ in seen)
+
+
+def command(*arguments: str):  # type: ignore[no-untyped-def]
+    return CliRunner().invoke(app, ["bench", "ttft", "--device", "cpu", "-r", "1", "-n", "2", *arguments])
+
+
+def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("-p", "120,240", "--keep-ratio", "1.0,0.5,0.4", "--record", str(tmp_path))
+    done = command(*given, "--plots", str(tmp_path / "plots"), "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    keeps = [(row["prompt_tokens"], row["keep_ratio"]) for row in found["tests"]]
+    assert keeps == [(n, keep) for n in (120, 240) for keep in (1.0, 0.5, 0.4)]
+    assert all(row["samples"] == [row["ttft_s"]] for row in found["tests"])
+    assert {even["keep_ratio"] for even in found["break_even"]} == {0.4, 0.5}
+    assert all(Path(picture).read_bytes().startswith(b"\x89PNG") for picture in found["pictures"])
+    (file,) = tmp_path.glob("*/ttft.jsonl")
+    assert len(file.read_text().splitlines()) == 6
+    assert len((file.parent / "ttft_memory.jsonl").read_text().splitlines()) == 4
+
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:4]) + "\n")
+    again = command(*given, "--resume", "-o", "csv")
+    assert len(file.read_text().splitlines()) == 6
+    rows = list(csv.DictReader(io.StringIO(again.stdout)))
+    assert [float(row["ttft_s"]) for row in rows[:4]] == [row["ttft_s"] for row in found["tests"][:4]]
+    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("everything is known"))
+    table = command(*given, "--resume", "-o", "md").stdout.splitlines()
+    assert len({line.count("|") for line in table if line.startswith("|")}) == 1
+    assert any("measured" in line for line in table)
+    assert len(requests_of(json.loads(lines[1]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--keep-ratio", "few"), "numbers"),
+        (("--keep-ratio", "1"), "give one below it"),
+        (("--keep-ratio", "2"), "keep_ratio"),
+        (("--scorer", "tial"), "did you mean 'tail'"),
+        (("--selector", "top_chunk"), "did you mean 'top_chunks'"),
+        (("--density", "0"), "density"),
+        (("-p", "10"), "ask for more"),
+        (("--resume",), "--record"),
+        (("--kv", "q9"), "q4_0"),
+        (("--target", "a.gguf", "--synthetic-target", "qwen3.6-27b"), "either"),
+        (("--synthetic-drafter", "qwen3-0.6"), "did you mean 'qwen3-0.6b'"),
+        (("-o", "pdf"), "pdf"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = command(*arguments)
+    assert done.exception is not None
+    assert message in str(done.exception)
+    assert not isinstance(done.exception, SystemExit)
+
+
+def test_one_way_to_attend_is_for_scorers_that_can() -> None:
+    from sp.commands.bench_ttft import settings_of
+
+    made = settings_of("0.1", "tail,random", "top_chunks", "", "0.05,0.1", {})
+    assert [type(options.scorer).__name__ for options in made] == ["TailScorer", "TailScorer", "RandomScorer"]
+
+
+def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
+    loaded = SimpleNamespace(path=Path("x.gguf"))
+    other = replace(pair, drafter=loaded)  # type: ignore[arg-type]
+    cell = Cell(300, RunOptions(compress="always"))
+    assert config_of(cell, pair, "numpy") != config_of(cell, other, "numpy")
