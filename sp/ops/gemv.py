@@ -17,11 +17,11 @@ __all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
 HELD = (1, 2, 4, 8, 16)
 """Tokens that a variant of the kernel can hold."""
 LAYOUTS: dict[int, tuple[Layout, ...]] = {
-    1: (Layout(8, 3, 1), Layout(8, 2, 1), Layout(8, 1, 1)),
-    2: (Layout(8, 2, 1), Layout(8, 1, 1)),
-    4: (Layout(8, 2, 1), Layout(8, 1, 1)),
-    8: (Layout(8, 2, 1), Layout(8, 1, 1)),
-    16: (Layout(8, 1, 1),),
+    1: (Layout(8, 3), Layout(8, 2), Layout(8, 1)),
+    2: (Layout(8, 2), Layout(8, 1)),
+    4: (Layout(8, 2), Layout(8, 1)),
+    8: (Layout(8, 2), Layout(8, 1)),
+    16: (Layout(8, 1),),
 }
 """By tokens held, the fastest layout first; taken is the first that fits."""
 
@@ -132,8 +132,7 @@ def _variant(
 ) -> dict[str, int] | None:
     """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots."""
     for layout in LAYOUTS[count]:
-        shared = _attribute("MaxSharedMemoryPerMultiprocessor", device) // layout.blocks - 1024  # a block's reserve
-        capacity = min(shared, _attribute("MaxSharedMemoryPerBlockOptin", device))
+        capacity = _attribute("MaxSharedMemoryPerBlockOptin", device)
         defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity)
         if defines["STAGES"] >= 2:
             return defines

@@ -182,7 +182,7 @@ def test_more_tokens_than_fit_go_in_passes(guarded: Any) -> None:
     assert nmse(product(guarded, x, w, np.float32), to_float64(to_bf16(x)) @ dense.T) < 1e-7
 
 
-@pytest.mark.parametrize("layout", [Layout(6, 2, 2), Layout(4, 3, 2), Layout(8, 2, 1), Layout(16, 1, 1)])
+@pytest.mark.parametrize("layout", [Layout(6, 2), Layout(4, 3), Layout(8, 2), Layout(16, 1)])
 def test_layouts(layout: Layout, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several in a row, each launched while the one before is at work, and all to the bit as one alone."""
     monkeypatch.setitem(module.LAYOUTS, 1, (layout,))

@@ -9,14 +9,14 @@ from sp.kernels.declared.gemv import ADD, STORE, SWIGLU, Layout, bits, smem, var
 from sp.kernels.flatten import flatten
 
 CASES = [
-    variant(5120, 1, bits(12, 14), True, STORE, Layout(8, 3, 1)),
-    variant(5120, 1, bits(12), True, SWIGLU, Layout(6, 2, 2), 113 << 10),
-    variant(17408, 1, bits(14), False, ADD, Layout(8, 3, 1)),
-    variant(1280, 1, bits(12, 8), True, STORE, Layout(8, 2, 1)),
-    variant(192, 1, bits(8), False, STORE, Layout(8, 2, 1)),
-    variant(5120, 8, bits(12, 14), True, STORE, Layout(8, 2, 1)),
-    variant(1024, 16, bits(13, 30), True, SWIGLU, Layout(8, 1, 1)),
-    variant(576, 4, bits(2, 1), False, ADD, Layout(8, 1, 1)),
+    variant(5120, 1, bits(12, 14), True, STORE, Layout(8, 3)),
+    variant(5120, 1, bits(12), True, SWIGLU, Layout(6, 2), 113 << 10),
+    variant(17408, 1, bits(14), False, ADD, Layout(8, 3)),
+    variant(1280, 1, bits(12, 8), True, STORE, Layout(8, 2)),
+    variant(192, 1, bits(8), False, STORE, Layout(8, 2)),
+    variant(5120, 8, bits(12, 14), True, STORE, Layout(8, 2)),
+    variant(1024, 16, bits(13, 30), True, SWIGLU, Layout(8, 1)),
+    variant(576, 4, bits(2, 1), False, ADD, Layout(8, 1)),
 ]
 
 

@@ -6,8 +6,7 @@
 //   W_i  (rows_i, K) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
 //   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
 //        in place; 2 stores bf16 silu(y_0) * y_1 to y_0
-//   grid one block of 32 * WARPS * GROUPS threads a multiprocessor, at most one for GROUPS strips. With BLOCKS = 2 it
-//        leaves room beside it for a block of the next kernel, whose ring then fills while this one still works
+//   grid one block of 32 * WARPS * GROUPS threads a multiprocessor, at most one for GROUPS strips
 //
 // Bound by memory: each weight byte is read once, 16 bytes a lane, through a ring of STAGES slots a warp (cp.async)
 // that is filled before the inputs are even read and never waits for the end of a strip. Strips (16 rows of a weight)
@@ -17,15 +16,15 @@
 // that memory is at work while this launch ends and the next one reads its inputs: the first next_pieces * 2 KiB of each
 // of next_tiles row tiles, next_pitch bytes apart. Launched early, see sp/kernels/early.py.
 //
-// Defines: K, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE, WARPS, GROUPS, BLOCKS,
-// STAGES. Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private slots, the
+// Defines: K, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE, WARPS, GROUPS, STAGES.
+// Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private slots, the
 // next weight on its way to the cache: ours. Arches: 80+.
 #include "gemv_input.cuh"
 #include "gemv_walk.cuh"
 
 SP_DEVICE f32 silu(f32 v) { return v / (1 + __expf(-v)); }
 
-extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
     gemv(const u16* x, const f32* wide, const f32* norm, f32 eps, i32 tokens, i32 count,
          const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
          const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,

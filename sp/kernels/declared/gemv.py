@@ -17,11 +17,10 @@ STORE, ADD, SWIGLU = 0, 1, 2
 
 
 class Layout(NamedTuple):
-    """How a block works: `groups` strips at a time, `warps` on each, `blocks` of them on a multiprocessor."""
+    """How a block works: `groups` strips at a time, `warps` on each."""
 
     warps: int
     groups: int
-    blocks: int
 
 
 def kinds_of(formats: int) -> set[int]:
@@ -74,7 +73,6 @@ def variant(
         "EPILOGUE": epilogue,
         "WARPS": layout.warps,
         "GROUPS": layout.groups,
-        "BLOCKS": layout.blocks,
     }
     stages = (capacity - fixed_bytes(defines)) // (warps(defines) * slot_bytes(formats))
     return defines | {"STAGES": min(stages, MOST_STAGES)}
@@ -85,8 +83,7 @@ def bits(*kinds: int) -> int:
     return sum({1 << kind for kind in kinds})
 
 
-_WIDE, _MANY, _TWO, _SMALL = Layout(8, 3, 1), Layout(8, 2, 1), Layout(6, 2, 2), Layout(8, 1, 1)
-_HALF = 113 * 1024
+_WIDE, _MANY, _SMALL = Layout(8, 3), Layout(8, 2), Layout(8, 1)
 
 GEMV = Kernel(
     source="gemv.cu",
@@ -114,7 +111,6 @@ GEMV = Kernel(
         variant(5120, 1, bits(12), True, SWIGLU, _WIDE),
         variant(17408, 1, bits(14), False, ADD, _WIDE),
         variant(6144, 1, bits(12), False, ADD, _WIDE),
-        variant(5120, 1, bits(12, 14), True, STORE, _TWO, _HALF),
         variant(5120, 8, bits(12), True, SWIGLU, _MANY),
         variant(1024, 8, bits(30), True, STORE, _SMALL, 99 * 1024),
         variant(1024, 16, bits(8), True, SWIGLU, _SMALL, 99 * 1024),
