@@ -15,13 +15,15 @@ from rich.console import Console
 from sp import __version__
 from sp.commands.bench import bench_app
 from sp.commands.bench_drafter import bench_drafter
+from sp.commands.bench_llama_cpp import bench_llama_cpp
 from sp.commands.bench_ttft import bench_ttft
 from sp.commands.doctor import doctor
+from sp.commands.evals import eval_app
 from sp.commands.heads import heads
 from sp.commands.kernels import kernels_app
 from sp.commands.serve import serve
 from sp.commands.sweep import sweep
-from sp.commands.terminal import AsJson, print_json, progress_bar
+from sp.commands.terminal import AsJson, print_json, progress_bar, read_text
 from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError, SpError, unknown_name
 from sp.kernels import device_errors
@@ -37,16 +39,6 @@ app = typer.Typer(
 
 UsageError: Any = typer.BadParameter.__bases__[0]
 """What Typer raises for a wrong command line; its module differs between Typer versions."""
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 text file, or PromptError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PromptError(f"cannot read {path}: {error.strerror}; check the path given to --prompt-file") from None
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
 
 
 def overrides(settings: list[str], group: str) -> dict[str, object]:
@@ -72,7 +64,9 @@ app.command()(sweep)
 app.add_typer(kernels_app, name="kernels")
 bench_app.command("drafter")(bench_drafter)
 bench_app.command("ttft")(bench_ttft)
+bench_app.command("llama-cpp")(bench_llama_cpp)
 app.add_typer(bench_app, name="bench")
+app.add_typer(eval_app, name="eval")
 
 
 @app.callback(invoke_without_command=True)
@@ -157,7 +151,7 @@ def run(
         if question is None:
             question, needle, expected = example.question, needle or example.needle, list(example.answers)
     else:
-        document = read_text(prompt_file)
+        document = read_text(prompt_file, "--prompt-file")
     if question is None:
         raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
     pipeline = Pipeline.open(target, drafter, device=pick_device(device))

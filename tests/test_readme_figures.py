@@ -19,7 +19,7 @@ def metric(bench: str, name: str, **config: object) -> float:
         record
         for record in newest(FOLDER / f"{bench}.jsonl")
         if all(record["config"].get(key) == value for key, value in config.items())
-        and {"mode", "steady", "asked_density", "layout"} & set(record["config"]) <= set(config)
+        and {"mode", "steady", "asked_density", "layout", "engine"} & set(record["config"]) <= set(config)
     ]
     assert len(found) == 1, f"{bench} {config}: {len(found)} records"
     return float(found[0]["metrics"][name])
