@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sp.bench.families.flashprefill import live_flops, score_flops
+from sp.bench.families.inputs import clustered
 from sp.bench.record import append, make_record
 from sp.bench.timing import spread, time_kernel
 from sp.errors import DeviceError
@@ -27,7 +29,6 @@ except DeviceError:
     NATIVE = ""
 pytestmark = [pytest.mark.skipif(not NATIVE, reason="needs a GPU"), pytest.mark.slow]
 
-BLOCK = 128
 HEADS = {128: (16, 8), 256: (24, 4)}
 V2 = FlashPrefill(0.1, share="group", visibility="first")
 CASES = [
@@ -40,35 +41,6 @@ CASES = [
     (256, 131072, FlashPrefill(0.1)),
 ]
 SOURCES = {"sm_90a": "attention_sm90.cu", "portable": "attention_portable.cu"}
-
-
-def inputs(tokens: int, d: int) -> tuple[Any, ...]:
-    """Queries, K pages, V pages and a shuffled table on the device."""
-    import cupy
-
-    heads, kv_heads = HEADS[d]
-    blocks = tokens // BLOCK
-    random = cupy.random.default_rng(tokens + d)
-    centres = random.standard_normal((64, d), cupy.float32)
-
-    def clustered(count: int) -> Any:
-        picked = centres[random.integers(0, 64, (blocks, count))]
-        rows = cupy.empty((blocks, BLOCK, count, d), cupy.float16)
-        for slot in range(BLOCK):  # a slice at a time: float32 noise of all rows would take gigabytes
-            rows[:, slot] = picked + random.standard_normal((blocks, count, d), cupy.float32)
-        return rows
-
-    q, k = clustered(heads).reshape(tokens, heads, d), clustered(kv_heads)
-    v = cupy.empty(k.shape, cupy.float16)
-    for slot in range(BLOCK):
-        v[:, slot] = random.standard_normal((blocks, kv_heads, d), cupy.float32)
-    table = cupy.argsort(random.random(blocks)).astype(cupy.int32)
-    pages = []
-    for values in (k, v):
-        scattered = cupy.empty_like(values)
-        scattered[table] = values
-        pages.append(scattered.view(cupy.uint8))
-    return q, *pages, table
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -91,7 +63,7 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
     from sp.quant import F16
 
     heads, kv_heads = HEADS[d]
-    q, k, v, table = inputs(tokens, d)
+    q, k, v, table = clustered(tokens, heads, kv_heads, d)
     scale, repeats = d**-0.5, 9
     means = block_means(k, table, tokens, F16)
     lists = select_on_device(selector, q, means, tokens, scale)
@@ -114,15 +86,12 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
     benchmark.pedantic(once, rounds=1)
     metrics: dict[str, float] = {name: spread(times).median for name, times in samples.items()}
     whole = spread(samples["ms"])
-    rows = counts.shape[1]
-    pairs = counts.sum() * BLOCK * BLOCK - heads * rows * BLOCK * (BLOCK - 1) // 2  # half of the diagonal is not seen
-    scored = heads * d * 2 * BLOCK * (rows * (rows + 1) // 2)  # FLOP of scores against mean keys
     metrics |= {
         "ms_low": whole.low,
         "ms_high": whole.high,
         "density": density(counts),
-        "tflops_live": 4 * d * float(pairs) / metrics["ms_forward"] / 1e9,
-        "tflops_score": scored / metrics["ms_score"] / 1e9,
+        "tflops_live": live_flops(counts, d) / metrics["ms_forward"] / 1e9,
+        "tflops_score": score_flops(tokens, heads, d) / metrics["ms_score"] / 1e9,
     }
     shape = {"head_dim": d, "q_heads": heads, "kv_heads": kv_heads, "tokens": tokens, "kv": "f16", "path": path}
     config = shape | {"variant": type(selector).__name__, **asdict(selector)}

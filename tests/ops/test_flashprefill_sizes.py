@@ -48,7 +48,7 @@ def paged(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 def oracle(q: np.ndarray, k: np.ndarray, options: FlashPrefill) -> np.ndarray:
     """Energies in float64 from the definition, (lists, query blocks, blocks); mean keys as cached, in f16."""
-    tokens, group, _ = q.shape
+    tokens = len(q)
     means = np.stack([k[i : i + BLOCK, 0].astype(np.float64).mean(axis=0) for i in range(0, tokens, BLOCK)])
     first = np.arange(len(means)) * BLOCK + (BLOCK - 1 if options.visibility == "last" else 0)
     score = np.einsum("ihd,jd->hij", q.astype(np.float64), means.astype(np.float16)) / D**0.5
@@ -90,7 +90,7 @@ def test_alpha_zero_equals_dense(tokens, group) -> None:
 
 @pytest.mark.parametrize(("alpha", "share", "most"), [(0.02, 0.321, 0.004), (0.1, 0.301, 0.01), (0.9, 0.268, 0.15)])
 def test_what_is_left_out_hardly_matters_where_attention_is_peaked(alpha, share, most) -> None:
-    """Density and squared relative error of the output at 4153 tokens; forced blocks alone are 0.23 of all."""
+    """Density and squared relative error of the output at 4153 tokens; forced blocks alone are 0.22 of all."""
     q, k, v = real(4153, 2)
     options = FlashPrefill(alpha, sink=1, window=2, last_n=1)
     out, counts = sparse_attention(q, *paged(k, v), 4153, D**-0.5, options, F32)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sp.bench.families import attention, delta, matmul, memory, rows
+from sp.bench.families import attention, delta, flashprefill, importance, matmul, memory, rows
 
-__all__ = ["attention", "delta", "matmul", "memory", "rows"]
+__all__ = ["attention", "delta", "flashprefill", "importance", "matmul", "memory", "rows"]
