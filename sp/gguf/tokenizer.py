@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 from sp.arrays import Ints
 from sp.errors import GGUFError, PromptError
 from sp.gguf.keys import Value
+from sp.gguf.pieces import may_cut, pieces
 from sp.gguf.reader import GGUFFile
 from sp.gguf.vocabulary import ADDED, CONTROL, PATTERNS, USER_DEFINED, Vocabulary, read_vocabulary, token_bytes
 
@@ -88,6 +90,9 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._bytes = token_bytes(tokens, types)
         self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(tokens))
+        self._ends = np.cumsum(self._lengths)
+        self._spelled = np.frombuffer(b"".join(self._bytes), np.uint8)
+        self._may_cut = may_cut(vocabulary.pre, [t for t, kind in zip(tokens, types, strict=True) if kind in ADDED])
         self._added = frozenset(i for i, kind in enumerate(types) if kind in ADDED)
         self._backend = _add_special(_backend(vocabulary), vocabulary)
 
@@ -141,28 +146,40 @@ class Tokenizer:
             raise PromptError(
                 f"character {error.start} of the text is a lone surrogate; read the text as UTF-8"
             ) from None
-        ids = self._mixed(raw, plain) if plain else self._backend.encode(text, add_special_tokens=False).ids
-        spelled = b"".join([self._bytes[i] for i in ids])
-        if spelled != raw:
-            at = next((i for i, (a, b) in enumerate(zip(spelled, raw, strict=False)) if a != b), len(spelled))
-            raise GGUFError(f"the vocabulary cannot spell byte {raw[at]:#04x}, at byte {at} of the text")
-        index = np.array(ids, dtype=np.int64)
-        ends = np.cumsum(self._lengths[index])
-        return Encoding(index, np.stack([ends - self._lengths[index], ends], axis=1))
+        index = self._mixed(raw, plain) if plain else self._ids(self._backend, text)
+        lengths = self._lengths[index]
+        ends = np.cumsum(lengths)
+        self._check_spelling(raw, index, lengths, ends)
+        return Encoding(index, np.stack([ends - lengths, ends], axis=1))
 
-    def _mixed(self, raw: bytes, plain: Sequence[tuple[int, int]]) -> list[int]:
+    def _ids(self, backend: Backend, text: str) -> Ints:
+        """Ids of a text in a backend, long texts in parts side by side."""
+        parts = pieces(text) if self._may_cut else [text]
+        found = [encoding.ids for encoding in backend.encode_batch_fast(parts, add_special_tokens=False)]
+        return np.fromiter(chain.from_iterable(found), np.int64, sum(map(len, found)))
+
+    def _check_spelling(self, raw: bytes, index: Ints, lengths: Ints, ends: Ints) -> None:
+        """GGUFError unless the bytes of the tokens, end to end, are the text."""
+        total = int(ends[-1]) if len(ends) else 0
+        spelled = self._spelled[np.arange(total) + np.repeat(self._ends[index] - ends, lengths)]
+        text = np.frombuffer(raw, np.uint8)
+        if not np.array_equal(spelled, text):
+            same = spelled[: len(text)] == text[:total]
+            at = int(same.argmin()) if not same.all() else len(same)
+            raise GGUFError(f"the vocabulary cannot spell byte {raw[at]:#04x}, at byte {at} of the text")
+
+    def _mixed(self, raw: bytes, plain: Sequence[tuple[int, int]]) -> Ints:
         """Ids of `raw`, cut at the special tokens that lie wholly between plain parts."""
-        ids: list[int] = []
+        parts: list[Ints] = []
         begin = 0  # of the text since the last special token
         gaps = zip([0, *(end for _, end in plain)], [*(start for start, _ in plain), len(raw)], strict=True)
         for at, end in gaps:
-            for token in self._backend.encode(raw[at:end].decode(), add_special_tokens=False).ids:
+            for token in self._ids(self._backend, raw[at:end].decode()).tolist():
                 if token in self._added:
-                    ids += self._plain_backend.encode(raw[begin:at].decode(), add_special_tokens=False).ids
-                    ids.append(token)
+                    parts += [self._ids(self._plain_backend, raw[begin:at].decode()), np.array([token])]
                     begin = at + len(self._bytes[token])
                 at += len(self._bytes[token])
-        return ids + self._plain_backend.encode(raw[begin:].decode(), add_special_tokens=False).ids
+        return np.concatenate([*parts, self._ids(self._plain_backend, raw[begin:].decode())])
 
     def decode(self, ids: Iterable[int] | Ints, *, skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD.
