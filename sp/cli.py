@@ -21,6 +21,7 @@ from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
 from sp.commands.heads import heads
 from sp.commands.kernels import kernels_app
+from sp.commands.report import report
 from sp.commands.serve import serve
 from sp.commands.sweep import sweep
 from sp.commands.terminal import AsJson, print_json, progress_bar, read_text
@@ -61,6 +62,7 @@ app.command()(doctor)
 app.command()(heads)
 app.command()(serve)
 app.command()(sweep)
+app.command()(report)
 app.add_typer(kernels_app, name="kernels")
 bench_app.command("drafter")(bench_drafter)
 bench_app.command("ttft")(bench_ttft)

@@ -7,12 +7,15 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from sp.errors import PromptError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -25,6 +28,16 @@ def progress_bar(what: str, total: int) -> Iterator[Any]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def read_text(path: Path, option: str) -> str:
+    """A UTF-8 text file named by an option, or PromptError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}; check the path given to {option}") from None
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ Examples name their evidence, so that a selection can be judged by what it kept 
 from __future__ import annotations
 
 import random
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ class Example:
     Parameters
     ----------
     id : str
-        Unique within the task and length.
+        Unique among all tasks, options and lengths.
     task : str
         Name of the task.
     document, question, answer_prefix : str
@@ -91,6 +92,10 @@ class Task(ABC):
         ConfigError
             If the length has no room for the task.
         """
+
+    def example_id(self, index: int, tokens: int) -> str:
+        """Name of an example, another one for other options of the task."""
+        return f"{self.name}-{tokens}-{zlib.crc32(repr(self).encode()):08x}-{index}"
 
     def rng(self, index: int, tokens: int) -> random.Random:
         """A generator of this example alone, the same on every machine."""

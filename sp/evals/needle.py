@@ -133,7 +133,7 @@ class Needle(Task):
             "value": self.value,
         }
         return Example(
-            id=f"{self.name}-{tokens}-{index}",
+            id=self.example_id(index, tokens),
             task=self.name,
             document=found.text,
             question=question,

@@ -6,6 +6,7 @@ The continuation is the text's own, token by token, at the positions it has behi
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.errors import PromptError
+from sp.evals.base import Count
+from sp.evals.filler import filler
+from sp.evals.haystack import haystack
 from sp.evals.run import Row, cell_columns, scoring_of, seeded
 from sp.gguf import Tokenizer
 from sp.kernels import is_device
@@ -22,6 +26,8 @@ from sp.pipeline import Pipeline, RunOptions, Scored
 from sp.pipeline.stages import check_context, compress
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.controls import OracleScorer
+
+ROOM = 256
 
 RESULTS = ("nll", "perplexity", "kl", "agreement", "kept_tokens", "realised_keep")
 
@@ -72,6 +78,12 @@ def passages(text: str, tokens: int, continuation: int, amount: int, tokenizer: 
         pieces = raw[begin:middle].decode().lstrip(), raw[middle:end].decode()
         found.append(Passage(f"ppl-{tokens}-{number}", *pieces, tokens))
     return found
+
+
+def generated_text(tokens: int, count: Count, seed: int = 0) -> str:
+    """Prose of a little more than so many tokens, where no text is given."""
+    rng = random.Random(f"ppl {seed}")
+    return haystack(filler("grammar", rng), (), (), tokens + ROOM, count, rng).text
 
 
 def perplexity(

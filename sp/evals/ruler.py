@@ -46,7 +46,7 @@ class Niah(Task):
     def example(self, index: int, tokens: int, count: Count) -> Example:
         """See `Task.example`; RULER generates 128 tokens."""
         made = self.needle().example(index, tokens, count)
-        return replace(made, id=f"{self.name}-{tokens}-{index}", task=self.name, max_new_tokens=128)
+        return replace(made, id=self.example_id(index, tokens), task=self.name, max_new_tokens=128)
 
 
 @register_task("niah_single_1")

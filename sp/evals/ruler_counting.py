@@ -73,7 +73,7 @@ class CommonWords(Task):
 
         document = largest_fit(build, room, count, room // (8 * seldom))
         return Example(
-            id=f"{self.name}-{tokens}-{index}",
+            id=self.example_id(index, tokens),
             task=self.name,
             document=document,
             question=CWE_QUESTION,
@@ -123,7 +123,7 @@ class FrequentWords(Task):
 
         document = largest_fit(build, room, count, room // 3, least=64)
         return Example(
-            id=f"{self.name}-{tokens}-{index}",
+            id=self.example_id(index, tokens),
             task=self.name,
             document=document,
             question=FWE_QUESTION,

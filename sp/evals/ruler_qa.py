@@ -72,7 +72,7 @@ class Questions(Task):
         text = "\n\n".join(f"Document {number}:\n{one.text}" for number, one in enumerate(listed, 1))
         place = [listed.index(one) / len(listed) for one in gold]
         return Example(
-            id=f"{self.name}-{tokens}-{index}",
+            id=self.example_id(index, tokens),
             task=self.name,
             document=HEADER + text,
             question=question,

@@ -61,7 +61,7 @@ class VariableTracking(Task):
         depths = sorted(rng.random() for _ in statements)
         found = haystack(filler("noise", rng), statements, depths, room, count, rng, header=header)
         return Example(
-            id=f"{self.name}-{tokens}-{index}",
+            id=self.example_id(index, tokens),
             task=self.name,
             document=found.text,
             question=question,

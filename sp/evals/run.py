@@ -12,8 +12,9 @@ import numpy as np
 
 from sp.config import Registry
 from sp.errors import PromptError
-from sp.evals.base import Example
+from sp.evals.base import Count, Example
 from sp.evals.metrics import Caught, Evidence, caught, score_answer
+from sp.gguf import Tokenizer
 from sp.pipeline import Answer, Pipeline, RunOptions, Scored
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS
@@ -163,6 +164,11 @@ RESULTS = (
     "needle_recall", "needle_rank", "needle_margin", "given_kept",
     "ttft_s", *STAGES, "drafter_density",
 )  # fmt: skip
+
+
+def counter(tokenizer: Tokenizer) -> Count:
+    """Counts tokens as a model sees them."""
+    return lambda text: len(tokenizer.encode(text))
 
 
 def cell_columns(index: int, options: RunOptions) -> Row:

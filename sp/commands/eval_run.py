@@ -1,0 +1,168 @@
+"""What the commands of `sp eval` share: models, cells, running with rows on disk, tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sp.commands.strategies import read_shares, read_strategies
+from sp.commands.terminal import print_json, print_table, progress_bar
+from sp.config import from_mapping
+from sp.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from sp.evals import Row, Task
+    from sp.pipeline import Pipeline, RunOptions
+
+CONTROLS = ("random", "lexical", "head_tail", "oracle")
+
+Column = tuple[str, Callable[[dict[str, Any]], str]]
+"""Heading, and what stands under it."""
+
+
+class Measure(Protocol):
+    """Makes rows and tells of each."""
+
+    def __call__(self, *, progress: Callable[[int], None]) -> Iterator[Row]: ...
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The models of a command."""
+
+    target: Path | None
+    drafter: Path | None
+    device: str
+
+    def open(self) -> Pipeline:
+        """Load both."""
+        from sp.pipeline import Pipeline
+
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise unknown_name("device", self.device, ("auto", "cpu", "cuda"))
+        return Pipeline.open(self.target, self.drafter, device=self.device)  # type: ignore[arg-type]
+
+
+def read_cells(scorer: str, selector: str, keep_ratio: str, controls: bool, **common: Any) -> list[RunOptions]:
+    """Every scorer with every selector and keep ratio; controls with the first selector."""
+    from sp.pipeline import RunOptions
+    from sp.scoring import SCORERS
+    from sp.selection import SELECTORS
+
+    scorers = read_strategies(scorer, SCORERS, "--scorer")
+    selectors = read_strategies(selector, SELECTORS, "--selector")
+    pairs = [(one, other) for one in scorers for other in selectors]
+    extra = [SCORERS.build(name) for name in CONTROLS if controls]
+    pairs += [(one, selectors[0]) for one in extra if one not in scorers]
+    return [
+        from_mapping(RunOptions, {"keep_ratio": keep, "scorer": one, "selector": other, **common}, "sp eval")
+        for keep in read_shares(keep_ratio, "--keep-ratio")
+        for one, other in pairs
+    ]
+
+
+def run_tasks(
+    tasks: Sequence[Task], lengths: Sequence[int], n: int, cells: Sequence[RunOptions], pair: Pair, out: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Evaluate, write the rows and print the table; every example is made before the models are asked anything."""
+    from sp.evals import evaluate
+    from sp.evals.run import counter
+    from sp.evals.summary import summarise
+
+    check_writable(out)
+    pipeline = pair.open()
+    count = counter(pipeline.target.tokenizer)
+    examples = [task.example(index, tokens, count) for tokens in lengths for task in tasks for index in range(n)]
+    rows = gather(partial(evaluate, pipeline, examples, cells), len(examples) * (len(cells) + 1), out)
+    show(summarise(rows), ANSWERS, as_json)
+
+
+def check_writable(out: Path | None) -> None:
+    """ConfigError, before anything is loaded, if rows cannot be appended to a file."""
+    try:
+        if out:
+            out.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}; check the path given to --out") from None
+
+
+def gather(measure: Measure, total: int, out: Path | None) -> list[Row]:
+    """Rows as they come, each written to `out` in one piece before the next is begun."""
+    rows = []
+    with out.open("ab", buffering=0) if out else nullcontext() as file, progress_bar("evaluating", total) as advance:
+        for row in measure(progress=advance):
+            rows.append(row)
+            if file:
+                file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+    return rows
+
+
+def show(lines: Sequence[dict[str, Any]], columns: Sequence[Column], as_json: bool) -> None:
+    """Print summaries as a table, or as JSON."""
+    if as_json:
+        print_json({"results": list(lines)})
+        return
+    heads = [head for head, _ in columns]
+    print_table(heads, [[cell(line) for _, cell in columns] for line in lines], "table", left=4)
+    if any(line["not_run"] for line in lines):
+        print("not run: question and chat markup alone exceed the keep ratio, or nothing tells the oracle what counts")
+
+
+def number(name: str, pattern: str = "{:.3f}") -> Callable[[dict[str, Any]], str]:
+    """Prints a column that may be unknown."""
+
+    def cell(line: dict[str, Any]) -> str:
+        value = line.get(name)
+        return "-" if value is None else pattern.format(value)
+
+    return cell
+
+
+def interval(low: str, high: str, pattern: str) -> Callable[[dict[str, Any]], str]:
+    """Prints two columns as an interval."""
+    return lambda line: "-" if line.get(low) is None else f"{pattern} to {pattern}".format(line[low], line[high])
+
+
+def size(line: dict[str, Any]) -> str:
+    """Examples, and how many could not be run."""
+    return f"{line['n']}" + (f" (+{line['not_run']} not run)" if line["not_run"] else "")
+
+
+CELL: tuple[Column, ...] = (
+    ("task", number("task", "{}")),
+    ("tokens", number("tokens_asked", "{:,}")),
+    ("scorer", number("scorer", "{}")),
+    ("selector", number("selector", "{}")),
+    ("keep", number("keep_ratio", "{:g}")),
+    ("kept", number("realised_keep", "{:.3f}")),
+    ("n", size),
+)
+ANSWERS: tuple[Column, ...] = (
+    *CELL,
+    ("right", number("accuracy", "{:.1%}")),
+    ("95 %", interval("low", "high", "{:.1%}")),
+    ("score", number("score")),
+    ("against full", number("against_full", "{:+.3f}")),
+    ("95 %", interval("against_full_low", "against_full_high", "{:+.3f}")),
+    ("evidence kept", number("given_kept", "{:.1%}")),
+    ("right if kept", number("accuracy_given_kept", "{:.1%}")),
+    ("rank", number("needle_rank", "{:g}")),
+    ("margin", number("needle_margin", "{:+.2f}")),
+    ("first token (s)", number("ttft_s")),
+    ("speedup", number("speedup", "{:.1f}x")),
+)
+PERPLEXITY: tuple[Column, ...] = (
+    *CELL,
+    ("perplexity", number("perplexity", "{:.2f}")),
+    ("nll", number("nll")),
+    ("change", number("nll_change", "{:+.3f}")),
+    ("95 %", interval("nll_change_low", "nll_change_high", "{:+.3f}")),
+    ("KL", number("kl")),
+    ("same token", number("agreement", "{:.1%}")),
+)

@@ -1,0 +1,186 @@
+"""`sp eval`: needles, RULER and perplexity, every strategy beside the full prefill and the controls."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sp.commands.bench import numbers
+from sp.commands.eval_run import CONTROLS, PERPLEXITY, Pair, check_writable, gather, read_cells, run_tasks, show
+from sp.commands.strategies import read_shares
+from sp.commands.terminal import AsJson, read_text
+from sp.errors import ConfigError, unknown_name
+
+eval_app = typer.Typer(help="Measure what a selection keeps.", no_args_is_help=True, rich_markup_mode="rich")
+
+MODES = {
+    "single": "needle", "multikey": "needle_multikey", "multivalue": "needle_multivalue",
+    "multiquery": "needle_multiquery",
+}  # fmt: skip
+
+Target = Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")]
+Drafter = Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")]
+Device = Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")]
+Lengths = Annotated[str, typer.Option("-p", "--lengths", help="Prompt lengths in tokens, comma-separated.")]
+Amount = Annotated[int, typer.Option("-n", "--n", min=1, help="Examples a length (and depth).")]
+Scorers = Annotated[
+    str, typer.Option("--scorer", help="Scorers, comma-separated; options as in 'tail[queries=16 pool=5],lookahead'.")
+]
+Selectors = Annotated[
+    str, typer.Option("--selector", help="Selectors, likewise, such as 'sentence[neighbours=0],top_tokens'.")
+]
+KeepRatios = Annotated[str, typer.Option("--keep-ratio", help="Shares of the prompt the target reads.")]
+Controls = Annotated[bool, typer.Option(help=f"Also run the controls: {', '.join(CONTROLS)}.")]
+Positions = Annotated[str, typer.Option(help="Of kept tokens: original or contiguous.")]
+Cache = Annotated[str, typer.Option("--kv", help="Cached keys and values of the target: f16, q4_0 or f32.")]
+Seed = Annotated[int, typer.Option(help="Of the examples and of scorers that draw random numbers.")]
+Out = Annotated[Path | None, typer.Option(help="Append one JSON line an example and cell to this file.")]
+
+
+@eval_app.command("needle")
+def needle(
+    lengths: Lengths = "2k,4k",
+    depths: Annotated[str, typer.Option(help="Depths, such as 0,0.5,1 or 0..1/11; random if left out.")] = "",
+    n: Amount = 4,
+    mode: Annotated[str, typer.Option(help="single, multikey, multivalue, multiquery; comma-separated.")] = "single",
+    filler: Annotated[str, typer.Option(help="Haystack: grammar, noise, sample or needles.")] = "grammar",
+    value: Annotated[str, typer.Option(help="Values: number, word or uuid.")] = "number",
+    phrasing: Annotated[str, typer.Option(help="any, or ruler.")] = "any",
+    no_shared_ngrams: Annotated[
+        int, typer.Option(min=0, help="Forbid runs of so many words in both question and needle, the key aside.")
+    ] = 0,
+    scorer: Scorers = "tail",
+    selector: Selectors = "top_chunks",
+    keep_ratio: KeepRatios = "0.05,0.1",
+    controls: Controls = True,
+    target: Target = None,
+    drafter: Drafter = None,
+    device: Device = "auto",
+    positions: Positions = "original",
+    kv: Cache = "f16",
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hide facts in a long text and ask for them: lengths x depths, by strategy.
+
+    [bold]Examples[/bold]
+
+      sp eval needle
+
+      sp eval needle -p 8k,32k,128k --depths 0..1/11 -n 5 --scorer tail,lookahead --keep-ratio 0.05 --out needle.jsonl
+
+      sp eval needle --mode multivalue,multiquery --selector 'sentence[neighbours=0]' --no-shared-ngrams 1
+    """
+    from sp.evals import TASKS
+
+    places: list[float | None] = [*read_shares(depths, "--depths")] if depths else [None]
+    common = {"filler": filler, "value": value, "phrasing": phrasing, "no_shared_ngrams": no_shared_ngrams}
+    tasks = []
+    for name in mode.split(","):
+        if name not in MODES:
+            raise unknown_name("mode", name, MODES)
+        tasks += [TASKS.build(MODES[name], common | {"depth": place, "seed": seed}) for place in places]
+    cells = read_cells(scorer, selector, keep_ratio, controls, positions=positions, kv=kv, seed=seed)
+    run_tasks(tasks, numbers(lengths, "--lengths"), n, cells, Pair(target, drafter, device), out, as_json)
+
+
+@eval_app.command("ruler")
+def ruler(
+    tasks: Annotated[str, typer.Option("-t", "--tasks", help="Tasks, comma-separated; all 13 if left out.")] = "",
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="Prompts RULER's own scripts wrote, instead; repeatable.")
+    ] = None,
+    lengths: Lengths = "4k",
+    n: Amount = 4,
+    shots: Annotated[bool, typer.Option(help="Worked examples in vt and cwe, as RULER has.")] = True,
+    scorer: Scorers = "tail",
+    selector: Selectors = "top_chunks",
+    keep_ratio: KeepRatios = "0.1",
+    controls: Controls = True,
+    target: Target = None,
+    drafter: Drafter = None,
+    device: Device = "auto",
+    positions: Positions = "original",
+    kv: Cache = "f16",
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run RULER's 13 tasks: the benchmark's templates, own text where it needs outside data (tasks ...-synth).
+
+    [bold]Examples[/bold]
+
+      sp eval ruler -p 4k,8k -n 10 --keep-ratio 0.1,0.2
+
+      sp eval ruler -t vt,fwe --scorer tail,uniform
+
+      sp eval ruler --file data/niah_single_2/validation.jsonl -n 100 --target target.gguf --drafter drafter.gguf
+    """
+    from sp.evals import TASKS
+    from sp.evals.ruler_file import RulerFile
+
+    cells = read_cells(scorer, selector, keep_ratio, controls, positions=positions, kv=kv, seed=seed)
+    pair = Pair(target, drafter, device)
+    if files:
+        if tasks:
+            raise ConfigError("give either --tasks or --file")
+        given = [RulerFile(str(path)) for path in files]
+        run_tasks(given, [0], min(n, *map(len, given)), cells, pair, out, as_json)
+        return
+    known = [name for name in TASKS if not name.startswith("needle") and name != "ruler_file"]
+    chosen = tasks.split(",") if tasks else known
+    for name in chosen:
+        if name not in known:
+            raise unknown_name("task", name, known)
+    built = [
+        TASKS.build(name, {"seed": seed} | ({"shots": int(shots)} if name in ("vt", "cwe") else {})) for name in chosen
+    ]
+    run_tasks(built, numbers(lengths, "--lengths"), n, cells, pair, out, as_json)
+
+
+@eval_app.command("ppl")
+def ppl(
+    text: Annotated[Path | None, typer.Option(help="UTF-8 text to read; generated prose if left out.")] = None,
+    lengths: Lengths = "2k",
+    n: Amount = 4,
+    continuation: Annotated[int, typer.Option(min=1, help="Tokens predicted after each passage.")] = 64,
+    scorer: Scorers = "tail",
+    selector: Selectors = "top_chunks",
+    keep_ratio: KeepRatios = "0.1,0.3,0.5",
+    controls: Controls = True,
+    target: Target = None,
+    drafter: Drafter = None,
+    device: Device = "auto",
+    positions: Positions = "original",
+    kv: Cache = "f16",
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the text behind a compressed passage: perplexity, and divergence from the full prefill's predictions.
+
+    Needs real language models to mean something; the embedded pair only looks things up.
+
+    [bold]Example[/bold]
+
+      sp eval ppl --text book.txt -p 8k,32k -n 8 --keep-ratio 0.05,0.1,0.3 --target target.gguf --drafter drafter.gguf
+    """
+    from sp.evals.ppl import generated_text, passages, perplexity
+    from sp.evals.run import counter
+    from sp.evals.summary import summarise_perplexity
+
+    cells = read_cells(scorer, selector, keep_ratio, controls, positions=positions, kv=kv, seed=seed)
+    sizes = numbers(lengths, "--lengths")
+    check_writable(out)
+    written = read_text(text, "--text") if text else None
+    pipeline = Pair(target, drafter, device).open()
+    tokenizer, found = pipeline.target.tokenizer, []
+    for tokens in sizes:
+        source = written or generated_text(n * (tokens + continuation), counter(tokenizer), seed)
+        found += passages(source, tokens, continuation, n, tokenizer)
+    rows = gather(partial(perplexity, pipeline, found, cells), len(found) * (len(cells) + 1), out)
+    show(summarise_perplexity(rows), PERPLEXITY, as_json)

@@ -1,0 +1,82 @@
+"""Lists of strategies on the command line: names with commas between them, options of one in square brackets."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import yaml
+
+from sp.config import Registry
+from sp.errors import ConfigError
+
+T = TypeVar("T")
+
+ITEM = re.compile(r"(?P<name>[^,\[\]]+?)\s*(?:\[(?P<options>[^\]]*)\])?\s*(?:,|$)")
+
+
+def read_strategies(text: str, registry: Registry[T], option: str) -> list[T]:
+    """Strategies such as ``tail,lookahead[queries=4 pool=5]``; values are read as YAML.
+
+    Raises
+    ------
+    ConfigError
+        For a list that cannot be read, or an unknown name or option.
+
+    Examples
+    --------
+    >>> from sp.scoring import SCORERS
+    >>> [one.queries for one in read_strategies("tail[queries=16 pool=5], lookahead", SCORERS, "--scorer")]
+    [16, 8]
+    """
+    found, at, text = [], 0, text.strip()
+    while at < len(text):
+        match = ITEM.match(text, at)
+        if not match or not match["name"].strip():
+            raise ConfigError(
+                f"{option} takes names with commas between them, options as in tail[queries=16 pool=5], not {text!r}"
+            )
+        found.append(registry.build(match["name"].strip(), read_options(match["options"] or "", option)))
+        at = match.end()
+        while at < len(text) and text[at] == " ":
+            at += 1
+    if not found:
+        raise ConfigError(f"{option} names nothing; known: {', '.join(registry)}")
+    return found
+
+
+def read_options(text: str, option: str) -> dict[str, Any]:
+    """Options such as ``queries=16 pool=5``."""
+    found = {}
+    for setting in text.split():
+        name, equals, value = setting.partition("=")
+        if not (equals and name and value):
+            raise ConfigError(f"{option}: options are NAME=VALUE with spaces between them, not {setting!r}")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"{option}: {name}: {value!r} is not a YAML value") from None
+    return found
+
+
+def read_shares(text: str, option: str) -> list[float]:
+    """Numbers from 0 to 1: a list ``0,0.5,1``, or ``0..1/11`` for so many from one to the other.
+
+    Examples
+    --------
+    >>> read_shares("0..1/5", "--depths"), read_shares("0.05,0.1", "--keep-ratio")
+    ([0.0, 0.25, 0.5, 0.75, 1.0], [0.05, 0.1])
+    """
+    wanted = f"{option} takes numbers from 0 to 1 such as 0.05,0.1, or 0..1/11 for eleven of them, not {text!r}"
+    spread = re.fullmatch(r"\s*([\d.]+?)\.\.([\d.]+)/(\d+)\s*", text)
+    try:
+        if spread:
+            low, high, amount = float(spread[1]), float(spread[2]), int(spread[3])
+            found = [low + (high - low) * i / max(1, amount - 1) for i in range(amount)]
+        else:
+            found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(wanted) from None
+    if not found or not all(0 <= one <= 1 for one in found):
+        raise ConfigError(wanted)
+    return found
