@@ -1,11 +1,12 @@
 """What the server adds to the time to first token, and what it does under load, on the embedded pair and document.
 
-    python experiments/serve_load.py results/<machine>/serve_load.jsonl [--requests 30] [--clients 16]
+    python experiments/serve_load.py results [--device cuda] [--characters 2000,8000] [--requests 30] [--clients 16]
 
-Starts `sp serve` and asks over its socket. "Added" is what the client waits for its first token less what the
-pipeline's own stages of the same request took, and less the wait in the queue; rendering, parsing, sending and the
-client's own work count as added. First one client at a time at two prompt lengths, then all clients at once. A record
-holds all samples.
+Appends to results/<machine>/serve_load.jsonl. Starts `sp serve` and asks over its socket. "Added" is what the client
+waits for its first token less what the pipeline's own stages of the same request took, and less the wait in the queue;
+rendering, parsing, sending and the client's own work count as added. First one client at a time at every prompt
+length, then all clients at once with the shortest. Where the embedded document is shorter than a length it is
+repeated. A record holds all samples.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sample_ttft import machine
 
+from sp.bench.record import append, make_record
+from sp.kernels.device import pick_device
 from sp.studies.sample import sample
-
-LENGTHS = (2_000, 8_000)  # characters of the document
 
 
 def body(document: str, question: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> dict[str, A
     start, first, text, usage = time.perf_counter(), None, "", None
     async with client.stream("POST", "/v1/chat/completions", json=request) as reply:
         if reply.status_code != 200:
-            return {"status": reply.status_code}
+            return {"status": reply.status_code, "said": (await reply.aread()).decode()}
         async for line in reply.aiter_lines():
             if line.startswith("data: {"):
                 first = first or time.perf_counter()
@@ -63,28 +63,38 @@ async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> dict[str, A
     }  # fmt: skip
 
 
-async def measure(url: str, requests: int, clients: int) -> list[tuple[dict[str, Any], list[dict[str, Any]], float]]:
-    """(configuration, answers, seconds) of each part."""
+def cut(length: int) -> str:
+    """So many characters of the embedded document round its needle, or the document repeated before it."""
     document, example = sample()
-    at = document.index(example.needle)
+    start = max(0, document.index(example.needle) - length // 2)
+    piece = document[start : start + length]
+    plain = document.replace(example.needle, "")
+    more = plain * -(-max(0, length - len(piece)) // len(plain))
+    return more[: length - len(piece)] + piece
+
+
+async def measure(
+    url: str, lengths: list[int], requests: int, clients: int
+) -> list[tuple[dict[str, Any], list[dict[str, Any]], float]]:
+    """(configuration, answers, seconds) of each part."""
+    question = sample()[1].question
     parts = []
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as client:
-        for length in LENGTHS:
-            start = max(0, at - length // 2)
-            request = body(document[start : start + length], example.question)
+        for length in lengths:
+            request = body(cut(length), question)
             await ask(client, request)
             began = time.perf_counter()
             answers = [await ask(client, request) for _ in range(requests)]
             config = {"clients": 1, "document_characters": length, "requests": requests}
             parts.append((config, answers, time.perf_counter() - began))
-        request = body(document[at - LENGTHS[0] // 2 : at + LENGTHS[0] // 2], example.question)
+        request = body(cut(lengths[0]), question)
         began = time.perf_counter()
 
         async def busy() -> list[dict[str, Any]]:
             return [await ask(client, request) for _ in range(4)]
 
         answers = [answer for found in await asyncio.gather(*(busy() for _ in range(clients))) for answer in found]
-        config = {"clients": clients, "document_characters": LENGTHS[0], "requests": 4 * clients}
+        config = {"clients": clients, "document_characters": lengths[0], "requests": 4 * clients}
         parts.append((config, answers, time.perf_counter() - began))
     return parts
 
@@ -92,6 +102,7 @@ async def measure(url: str, requests: int, clients: int) -> list[tuple[dict[str,
 def summary(answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     """Medians and tails of the answers that came."""
     good = [answer for answer in answers if answer["status"] == 200]
+    assert good, f"no answer: {answers[0]}"
     added = sorted(answer["added_ms"] for answer in good)
     return {
         "answered": len(good),
@@ -108,28 +119,30 @@ def summary(answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--characters", default="2000,8000", help="of the document, ascending")
     parser.add_argument("--requests", type=int, default=30)
     parser.add_argument("--clients", type=int, default=16)
     given = parser.parse_args()
+    device, lengths = pick_device(given.device), [int(item) for item in given.characters.split(",")]
     command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--queue", str(4 * given.clients)]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*command, "--device", device], stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
-        found = re.search("http://[0-9.:]+", server.stderr.readline())
-        assert found, "the server did not start"
-        parts = asyncio.run(measure(found[0], given.requests, given.clients))
+        said = ""
+        while not (found := re.search("http://[0-9.:]+", said)):
+            said = server.stderr.readline()
+            assert said, "the server did not start"
+        parts = asyncio.run(measure(found[0], lengths, given.requests, given.clients))
     finally:
         server.terminate()
         server.wait(60)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    with given.out.open("a", encoding="utf-8") as file:
-        for config, answers, seconds in parts:
-            metrics = summary(answers, seconds)
-            samples = [{k: v for k, v in answer.items() if k != "text"} for answer in answers]
-            record = {"bench": "serve_load", "config": config, "metrics": metrics, "samples": samples, **machine()}
-            file.write(json.dumps(record) + "\n")
-            print(json.dumps({**config, **metrics}))
+    for config, answers, seconds in parts:
+        metrics = summary(answers, seconds)
+        samples = [{k: v for k, v in answer.items() if k != "text"} for answer in answers]
+        append(make_record("serve_load", config, metrics, samples, (), device=device), given.results)
+        print(json.dumps({**config, **metrics}))
 
 
 if __name__ == "__main__":
