@@ -74,13 +74,16 @@ class UniformScorer(ModelFreeScorer):
         _check_run(self.run)
 
     def score(self, request: ScoreRequest) -> Importance:
-        """One minus the rank of a token's chunk in the sequence."""
+        """One minus the rank of a token's chunk: when the sequence, stretched over the prompt, first meets it."""
         n = len(request.ids)
         chunks = -(-n // self.run)
-        bits = max(1, (chunks - 1).bit_length())
-        index = np.arange(chunks)
-        mirrored = sum(((index >> bit) & 1) << (bits - 1 - bit) for bit in range(bits))
-        rank = np.argsort(np.argsort(mirrored))
+        bits = (chunks - 1).bit_length()
+        points = np.arange(1 << bits)
+        mirrored = np.zeros_like(points)
+        for bit in range(bits):
+            mirrored |= ((points >> bit) & 1) << (bits - 1 - bit)
+        _, first = np.unique(mirrored * chunks >> bits, return_index=True)
+        rank = np.argsort(np.argsort(first))
         return Importance(np.repeat((1 - rank / chunks).astype(np.float32), self.run)[:n])
 
 

@@ -58,7 +58,7 @@ class EmbeddingScorer(ReadingScorer):
         centre = chunks.mean(axis=0) if self.centred else 0
         chunks, asked = chunks - centre, asked - centre
         lengths = (chunks**2).sum(axis=1) * (asked**2).sum()
-        cosine = chunks @ asked / (lengths + np.float32(1e-20)) ** 0.5
+        cosine = (chunks * asked).sum(axis=1) / (lengths + np.float32(1e-20)) ** 0.5
         scores = np.repeat(on_host(cosine).astype(np.float32), self.chunk_size)[:n]
         return Importance(scores, densities=densities(attend))
 
@@ -66,7 +66,7 @@ class EmbeddingScorer(ReadingScorer):
 def _row_means(x: Any, size: int) -> Any:
     """Means over `size` rows of x (n, hidden) at a time; the last over those that are left."""
     xp, whole = array_module(x), len(x) // size
-    parts = [x[: whole * size].reshape(whole, size, -1).mean(axis=1)]
+    parts = [x[: whole * size].reshape(whole, size, x.shape[1]).mean(axis=1)]
     if len(x) % size:
         parts.append(x[whole * size :].mean(axis=0)[None])
     return xp.concatenate(parts)

@@ -8,8 +8,11 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.errors import ConfigError
+from sp.ops.array_module import array_module
 from sp.scoring.base import register_scorer
 from sp.scoring.reweighted import ReweightedScorer
+
+LEAST_LEFT = 1e-6
 
 
 @register_scorer("sink_masked")
@@ -23,7 +26,7 @@ class SinkMaskedScorer(ReweightedScorer):
         Tokens at both ends whose weights are set to zero.
     renormalise : bool
         Let the other weights of a query sum to one again, so that a head which mostly rests on its sink counts as much
-        as any other.
+        as any other; raised a million times at most, since what is left may be rounding.
 
     Notes
     -----
@@ -46,5 +49,6 @@ class SinkMaskedScorer(ReweightedScorer):
         weights[..., : self.sink] = 0
         weights[..., max(0, tokens - self.recent) :] = 0
         if self.renormalise:
-            weights /= weights.sum(axis=-1, keepdims=True) + np.float32(1e-20)
+            left = weights.sum(axis=-1, keepdims=True)
+            weights /= array_module(left).maximum(left, np.float32(LEAST_LEFT))
         return weights

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from retriever_files import token_task
 
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError
 from sp.models import Model, decode_step, load_model, prefill
 from sp.ops.rope import rope
 from sp.scoring import SCORERS, ScoreRequest
@@ -131,21 +129,9 @@ def test_the_needle_ranks_first(drafter: Model, name: str) -> None:
     assert inside > 1.5 * outside.max()  # keys that share a token with the right one come second
 
 
-@pytest.mark.parametrize("name", list(SCORERS))
-def test_every_scorer_is_pure_finite_and_one_score_a_token(drafter: Model, name: str) -> None:
-    ids = np.random.default_rng(2).integers(0, 256, 200)
-    first, second = (SCORERS.build(name).score(request_for(drafter, ids, seed=7)) for _ in range(2))
-    assert first.scores.shape == (200,)
-    assert first.scores.dtype == np.float32
-    assert np.isfinite(first.scores).all()
-    np.testing.assert_array_equal(first.scores, second.scores)
-
-
 def test_controls_do_what_they_say(drafter: Model) -> None:
     ids = np.random.default_rng(2).integers(0, 256, 200)
-    ids[100:103] = ids[-3:]
     request = request_for(drafter, ids)
-    assert set(np.flatnonzero(SCORERS.build("lexical").score(request).scores)) == {100, 101, 102, 197, 198, 199}
     assert set(np.flatnonzero(SCORERS.build("oracle").score(request).scores)) == set(range(40, 50))
     ends = SCORERS.build("head_tail").score(request).scores
     assert (np.diff(ends)[:99] < 0).all()
@@ -153,21 +139,14 @@ def test_controls_do_what_they_say(drafter: Model) -> None:
     draws = SCORERS.build("random").score(request).scores
     assert len(set(draws.tolist())) == 7
     other = SCORERS.build("random").score(request_for(drafter, ids, seed=1)).scores
-    assert all(a != b for a, b in pairwise([draws[0], other[0]]))
-
-
-def test_oracle_needs_a_needle(drafter: Model) -> None:
-    request = request_for(drafter, np.arange(60))
-    blind = ScoreRequest(**{**vars(request), "needle": np.zeros(60, bool)})
-    with pytest.raises(ConfigError, match="known needle"):
-        SCORERS.build("oracle").score(blind)
-
-
-@pytest.mark.parametrize("options", [{"queries": 0}, {"pool": 2}, {"order": "x"}, {"rotary": "pre"}])
-def test_bad_options_are_refused(options: dict[str, object]) -> None:
-    for name in ("tail", "lookahead"):
-        with pytest.raises(ConfigError):
-            SCORERS.build(name, options)
+    assert draws[0] != other[0]
+    late = SCORERS.build("recency").score(request).scores
+    assert (np.diff(late) > 0).all()
+    spread = SCORERS.build("uniform", {"run": 10}).score(request).scores[::10]
+    for kept in (2, 4, 5, 10):  # chunks of 20 that are kept; gaps of the first of them differ by at most two to one
+        chosen = np.sort(np.argsort(-spread, kind="stable")[:kept])
+        gaps = np.diff(np.append(chosen, 20 + chosen[0]))
+        assert gaps.max() <= 2 * gaps.min() + 1
 
 
 def test_default_reduction_is_that_of_the_paper() -> None:

@@ -1,0 +1,179 @@
+"""What the shared tests of scorers need to know of each: configurations, and where the needle must come first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from retriever_files import token_task
+
+from sp.models import Model
+from sp.scoring import ScoreRequest
+from sp.scoring.head_map import HeadMap, model_key
+
+KEY, VALUE = 5, 4
+NEEDLE = KEY + VALUE  # tokens
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a scorer is tested.
+
+    Parameters
+    ----------
+    options : tuple of dict
+        Configurations besides the default.
+    reads : bool
+        Whether it runs a model over the whole prompt.
+    finds : dict or None
+        Options with which it puts the needle of a constructed prompt before all else; None if it does not promise that.
+    bad : tuple of (dict, str)
+        Options it must refuse, and what the message says.
+    """
+
+    options: tuple[dict[str, Any], ...] = ()
+    reads: bool = True
+    finds: dict[str, Any] | None = None
+    bad: tuple[tuple[dict[str, Any], str], ...] = ()
+
+
+BAD_READING = (
+    ({"attention": "sparse"}, "flashprefill"),
+    ({"density": 0.2}, "flashprefill"),
+    ({"attention": "flashprefill", "alpha": 1.5}, "alpha"),
+    ({"alhpa": 0.1}, "did you mean 'alpha'"),
+)
+BAD_ATTENTION = (
+    *BAD_READING,
+    ({"queries": 0}, "queries must be"),
+    ({"pool": 2}, "pool must be"),
+    ({"order": "pool,heads"}, "permutation"),
+    ({"rotary": "pre"}, "rotary"),
+    ({"depth": 0}, "depth must be"),
+    ({"layers": "first"}, "layers must be"),
+)
+SPARSE = {"attention": "flashprefill", "alpha": 0.05}
+SEED = {"rotary": "none", "order": "heads,queries,pool"}
+SPECPC = {"order": "heads,queries,pool", "over_queries": "max", "pooling": "max", "pool": 64}
+
+CASES: dict[str, Case] = {
+    "tail": Case(
+        ({"queries": "question"}, SPARSE, SEED, SPECPC, {"layers": "every_second", "order": "queries,heads,pool"}),
+        finds={"queries": 3},
+        bad=BAD_ATTENTION,
+    ),
+    "lookahead": Case(
+        ({"queries": 3, "last": False}, {"queries": 1}),
+        finds={"queries": 3},
+        bad=(*BAD_ATTENTION[:-2], ({"depth": 1}, "all layers"), ({"queries": "question"}, "queries must be int")),
+    ),
+    "layer_subset": Case(({"layers": [0, -1]},), finds={"queries": 3}, bad=BAD_ATTENTION),
+    "mid_layer": Case(({"queries": 4, "rotary": "post"},), finds={}, bad=BAD_ATTENTION),
+    "snapkv": Case(
+        ({"queries": 8, "over_heads": "mean", "pooling": "max", "pool": 5},), finds={"queries": 3}, bad=BAD_ATTENTION
+    ),
+    "gemfilter": Case(({"layers": [0]},), finds={}, bad=(*BAD_ATTENTION, ({"queries": 4}, "queries must be 1"))),
+    "head_vote": Case(
+        ({"vote": "reciprocal", "chunk_size": 16}, {"top": 0.5}),
+        finds={"queries": 3, "top": 0.01},
+        bad=(*BAD_ATTENTION, ({"chunk_size": 0}, "chunk_size"), ({"top": 0.0}, "top must"), ({"vote": "x"}, "vote")),
+    ),
+    "entropy_weight": Case(({"beta": 0.5},), finds={"queries": 3}, bad=(*BAD_ATTENTION, ({"beta": -1.0}, "beta"))),
+    "sink_masked": Case(
+        ({"sink": 0, "recent": 40, "renormalise": False},),
+        finds={"queries": 3},
+        bad=(*BAD_ATTENTION, ({"sink": -1}, "sink must"), ({"recent": -1}, "recent must")),
+    ),
+    "retrieval_heads": Case(
+        ({"threshold": 0.0, "over_heads": "max"},),
+        finds={"queries": 3},
+        bad=(*BAD_ATTENTION, ({"threshold": 1.0}, "threshold must")),
+    ),
+    "self_information": Case((SPARSE,), bad=BAD_READING),
+    "embedding": Case(
+        ({"centred": False, "chunk_size": 20, "depth": 1},),
+        bad=(*BAD_READING, ({"chunk_size": 0}, "chunk_size"), ({"depth": 0}, "depth must")),
+    ),
+    "anchored": Case(
+        ({"asked": 0, "radius": "by_length"},),
+        finds={"asked": KEY, "radius": 0},
+        bad=(*BAD_ATTENTION, ({"ngram": 0}, "ngram must"), ({"asked": -1}, "asked must")),
+    ),
+    "target_attention": Case(finds={"queries": 3}, bad=BAD_ATTENTION),
+    "bm25": Case(
+        ({"chunk_size": 7, "k1": 0.0},),
+        reads=False,
+        bad=(
+            ({"chunk_size": 0}, "chunk_size must"),
+            ({"k1": -1.0}, "k1 must"),
+            ({"b": 1.1}, "b must"),
+            ({"k2": 1}, "did you mean"),
+        ),
+    ),
+    "lexical": Case(
+        ({"asked": 96, "radius": "by_length"}, {"ngram": 1, "chunk_size": 5}),
+        reads=False,
+        finds={"radius": 0},
+        bad=(
+            ({"ngram": 0}, "ngram must"),
+            ({"most_hits": 0}, "most_hits must"),
+            ({"asked": -1}, "asked must"),
+            ({"chunk_size": 0}, "chunk_size must"),
+            ({"radius": -1}, "radius must"),
+            ({"radius": "by_lenght"}, "radius must"),
+        ),
+    ),
+    "random": Case(({"run": 5},), reads=False, bad=(({"run": 0}, "run must"),)),
+    "uniform": Case(({"run": 1},), reads=False, bad=(({"run": 0}, "run must"),)),
+    "recency": Case(reads=False, bad=(({"run": 1}, "unknown option"),)),
+    "head_tail": Case(reads=False, bad=(({"run": 1}, "unknown option"),)),
+    "oracle": Case(reads=False, finds={}, bad=(({"run": 1}, "unknown option"),)),
+}
+
+MATRIX = [(name, options) for name, case in CASES.items() for options in ({}, *case.options)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt for a constructed retriever, whose needle begins at `start`."""
+
+    request: ScoreRequest
+    start: int
+    told: list[int] = field(default_factory=list)
+
+
+def ask(model: Model, tokens: int, needles: int = 12, seed: int = 9) -> Asked:
+    """A request that names its question and its needle, and counts progress in `told`."""
+    task = token_task(tokens, needles, seed, key=KEY, value=VALUE)
+    asked, needle = np.zeros(tokens, bool), np.zeros(tokens, bool)
+    asked[tokens - KEY :] = True
+    needle[task.start : task.start + NEEDLE] = True
+    told: list[int] = []
+    request = ScoreRequest(model, task.ids, np.arange(tokens), asked, needle, seed=3, progress=told.append)
+    return Asked(request, task.start, told)
+
+
+def with_map(name: str, options: dict[str, Any], model: Model, folder: Path) -> dict[str, Any]:
+    """Options, for `retrieval_heads` with a map of the model: every head of the last attention layer retrieves."""
+    if name != "retrieval_heads":
+        return options
+    config, last = model.config, model.config.attention_layers[-1]
+    path = folder / "heads.json"
+    HeadMap(
+        model_key(model), {layer: (float(layer == last),) * config.heads for layer in config.attention_layers}
+    ).save(path)
+    return options | {"map": str(path)}
+
+
+def margin(scores: np.ndarray, start: int) -> float:
+    """Best score in the needle over the best elsewhere, 32 tokens round it and the prompt's ends left out."""
+    inside = scores[start : start + NEEDLE].max()
+    outside = np.concatenate([scores[32 : max(32, start - 32)], scores[start + NEEDLE + 32 : -64]])
+    return float(inside - outside.max())
+
+
+def silently(asked: Asked, **changes: Any) -> ScoreRequest:
+    """The same request, with changes."""
+    return replace(asked.request, **changes)
