@@ -165,12 +165,11 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     >>> transfer_scores(np.array([1, 5], np.float32), source, np.array([[0, 1], [1, 3], [3, 4]])).tolist()
     [1.0, 5.0, 5.0]
     """
-    first = np.searchsorted(source[:, 1], target[:, 0], side="right")
-    last = np.searchsorted(source[:, 0], target[:, 1], side="left")
-    # reduceat takes the maximum over [first, last); a sentinel keeps an end index of n legal.
+    owner = np.repeat(np.arange(len(source)), source[:, 1] - source[:, 0])  # the source token of each byte
+    first, last = owner[target[:, 0]], owner[target[:, 1] - 1] + 1
+    # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
     padded = np.append(scores, -np.inf).astype(np.float32)
-    bounds = np.stack([first, np.maximum(last, first + 1)], axis=1).ravel()
-    return np.asarray(np.maximum.reduceat(padded, np.minimum(bounds, len(scores)))[::2], np.float32)
+    return np.asarray(np.maximum.reduceat(padded, np.stack([first, last], axis=1).ravel())[::2], np.float32)
 
 
 def merge_spans(spans: Ints) -> Ints:

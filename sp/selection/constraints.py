@@ -66,7 +66,8 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     order[: min(sink, n)] = np.minimum(order[: min(sink, n)], np.arange(min(sink, n)) / max(sink, 1))
     order[protected] = np.inf
     forced = protected.copy()
-    forced[np.argsort(order, kind="stable")[: min(free, int(np.isfinite(order).sum()))]] = True
+    wanted = np.flatnonzero(np.isfinite(order))
+    forced[wanted[np.argsort(order[wanted], kind="stable")[:free]]] = True
     return forced
 
 

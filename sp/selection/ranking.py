@@ -48,22 +48,49 @@ def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Double
     """
     turns = np.arange(int(len(chosen) / (1 - backbone)) + 2)
     spread = np.floor((turns + 1) * backbone) > np.floor(turns * backbone)
-    ranks = np.full(units, np.inf)
-    ranks[chosen] = turns[~spread][: len(chosen)]
+    when = turns[~spread][: len(chosen)]
     radius = min(radius, units - 1)
-    stride = 2 * radius + 1
-    steps = ranks * stride
-    for distance in range(1, radius + 1):
-        # The later unit of a pair is the "+distance" neighbour of the earlier one, and the earlier its "-distance".
-        after, before = ranks[:-distance] * stride + 2 * distance - 1, ranks[distance:] * stride + 2 * distance
-        steps[distance:] = np.minimum(steps[distance:], after)
-        steps[:-distance] = np.minimum(steps[:-distance], before)
+    steps = _with_neighbours(chosen, when, units, radius)
     if backbone and len(chosen):
         even = spread_order(units)
-        when = turns[spread & (turns < turns[~spread][len(chosen) - 1])][: len(even)]
-        even = even[: len(when)]
-        steps[even] = np.minimum(steps[even], when * stride)
+        early = turns[spread & (turns < when[-1])][: len(even)]
+        even = even[: len(early)]
+        steps[even] = np.minimum(steps[even], early * (2 * radius + 1))
     return steps
+
+
+def _with_neighbours(chosen: Ints, when: Ints, units: int, radius: int) -> Doubles:
+    """Steps of units chosen at the turns `when`, ascending, and of their neighbours.
+
+    A turn is as many steps long as there are neighbours, so the earliest choice in reach decides, and how far it lies.
+    """
+    never = int(when[-1]) + 1 if len(when) else 0
+    turn = np.full(units + 2 * radius, never)
+    turn[radius + chosen] = when
+    earliest = sliding_least(turn, 2 * radius + 1)
+    unit_of = np.zeros(never + 1, np.int64)
+    unit_of[when] = chosen
+    away = np.arange(units) - unit_of[earliest]
+    # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
+    steps = (earliest * (2 * radius + 1) + 2 * np.abs(away) - (away > 0)).astype(np.float64)
+    steps[earliest == never] = np.inf
+    return steps
+
+
+def sliding_least(values: Ints, width: int) -> Ints:
+    """Least of every `width` consecutive values; shape (n - width + 1,). Windows are made of two halves that overlap.
+
+    Examples
+    --------
+    >>> sliding_least(np.array([3, 1, 4, 1, 5, 9]), 3).tolist()
+    [1, 1, 1, 1]
+    """
+    span = 1
+    while 2 * span <= width:
+        values = np.minimum(values[:-span], values[span:])
+        span *= 2
+    rest = width - span
+    return np.minimum(values[: len(values) - rest], values[rest:])
 
 
 def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
@@ -79,10 +106,27 @@ def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
         return np.repeat(steps, lengths)
     wide = np.minimum(np.maximum(lengths, min_run), n)
     starts = np.clip(bounds[:-1] - (wide - lengths) // 2, 0, n - wide)
-    first = np.full(n, np.inf)
-    for unit in np.argsort(-steps, kind="stable"):  # the earliest step is written last, over all others
-        first[starts[unit] : starts[unit] + wide[unit]] = steps[unit]
-    return first
+    return _least_over(starts, wide, steps, n)
+
+
+def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles:
+    """Least value of all ranges that hold a place, shape (n,).
+
+    A range is two overlapping ones of a power of two; a table of those is then halved, level by level.
+    """
+    levels = np.frexp(lengths)[1] - 1
+    least = np.full(n, np.inf)
+    for level in range(int(levels.max()), -1, -1):
+        if level < levels.max():
+            half = 1 << level
+            wider = least
+            least = wider.copy()
+            least[half:] = np.minimum(least[half:], wider[:-half])
+        mine = levels == level
+        first, last = starts[mine], starts[mine] + lengths[mine] - (1 << level)
+        np.minimum.at(least, first, values[mine])
+        np.minimum.at(least, last, values[mine])
+    return least
 
 
 def fill(forced: Bools, first: Doubles, budget: int) -> Bools:
@@ -102,6 +146,8 @@ def fill(forced: Bools, first: Doubles, budget: int) -> Bools:
     [True, True, False, False]
     """
     wanted = first[~forced & np.isfinite(first)]
-    steps, new = np.unique(wanted, return_counts=True)
-    taken = int(np.searchsorted(np.cumsum(new), budget - int(forced.sum()), side="right"))
-    return forced | (first <= steps[taken - 1]) if taken else forced.copy()
+    room = budget - int(forced.sum())
+    if len(wanted) <= room:
+        return forced | np.isfinite(first)
+    # The step of the first token without room is the first that does not fit as a whole.
+    return forced | (first < np.partition(wanted, room)[room])
