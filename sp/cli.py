@@ -48,8 +48,10 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         owner, dot, name = key.partition(".")
-        if not (equals and dot and name) or owner not in ("scorer", "selector"):
-            raise ConfigError(f"--set takes scorer.NAME=VALUE or selector.NAME=VALUE, not {setting!r}")
+        if not (equals and dot and name) or owner not in ("scorer", "selector", "target"):
+            raise ConfigError(
+                f"--set takes scorer.NAME=VALUE, selector.NAME=VALUE or target.NAME=VALUE, not {setting!r}"
+            )
         if owner == group:
             try:
                 options[name] = yaml.safe_load(value)
@@ -95,7 +97,11 @@ def run(
     scorer: Annotated[str, typer.Option(help="What makes a token important: tail, lookahead, ...")] = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen by importance: top_chunks, ...")] = "top_chunks",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Strategy option, e.g. scorer.queries=16; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Option of a strategy, e.g. scorer.queries=16, or of sparse prefill, target.alpha=0.1; repeatable.",
+        ),
     ] = None,
     compress: Annotated[str, typer.Option(help="auto (if it is predicted to pay), always or off.")] = "auto",
     positions: Annotated[str | None, typer.Option(help="Of kept tokens: original (default) or contiguous.")] = None,
@@ -125,6 +131,7 @@ def run(
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
     from sp.kernels.device import pick_device
+    from sp.ops.flashprefill import FlashPrefill
     from sp.pipeline import Pipeline, RunOptions
     from sp.prompt import Prompt
     from sp.scoring import SCORERS
@@ -134,6 +141,7 @@ def run(
     from sp.studies.sample import sample
 
     stand = positions or ("contiguous" if mapping == "text_rejoin" else "original")
+    sparse = overrides(settings or [], "target")
     given = {
         "keep_ratio": keep_ratio,
         "scorer": SCORERS.build(scorer, overrides(settings or [], "scorer")),
@@ -143,6 +151,7 @@ def run(
         "mapping": mapping,
         "kv": kv,
         "rotate": rotate,
+        "sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
         "max_new_tokens": max_new_tokens,
         "seed": seed,
     }

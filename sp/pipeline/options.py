@@ -7,6 +7,7 @@ from typing import Literal
 
 from sp.config import check_fields
 from sp.errors import ConfigError
+from sp.ops.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
 from sp.selection import SELECTORS, Selector, check_keep_ratio
 
@@ -40,6 +41,8 @@ class RunOptions:
         Format of the target's cached keys and values.
     rotate : bool
         Hadamard rotation of cached keys and values, as llama.cpp applies to quantised caches.
+    sparse : FlashPrefill, optional
+        Lists the key blocks that the target's own attention layers read of a prompt; densely without it.
     max_new_tokens : int
         Longest answer.
     seed : int
@@ -55,6 +58,7 @@ class RunOptions:
     mapping: Mapping = "byte_span"
     kv: KVType = "f16"
     rotate: bool = False
+    sparse: FlashPrefill | None = None
     max_new_tokens: int = 64
     seed: int = 0
 

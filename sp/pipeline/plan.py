@@ -8,6 +8,8 @@ from typing import Literal
 
 from sp.models import ModelConfig
 from sp.models.cost import flops
+from sp.ops.expected_density import expected_density
+from sp.ops.flashprefill import FlashPrefill
 from sp.pipeline.break_even import BreakEven
 from sp.pipeline.options import Compress
 from sp.scoring import Scorer
@@ -41,17 +43,26 @@ class Decision:
 
 
 def speedup(
-    target: ModelConfig, drafter: ModelConfig, tokens: int, keep_ratio: float, scorer: Scorer | None = None
+    target: ModelConfig,
+    drafter: ModelConfig,
+    tokens: int,
+    keep_ratio: float,
+    scorer: Scorer | None = None,
+    sparse: FlashPrefill | None = None,
 ) -> float:
     """FLOP of a full prefill over FLOP of scoring + target prefill of the kept tokens.
 
     What scoring costs is for the scorer to say (its attention may be sparse, or it may run no model); without one it
-    is a dense reading by the drafter.
+    is a dense reading by the drafter. With `sparse` the target's attention reads what that is expected to list.
     """
+
+    def reading(n: int) -> float:
+        return flops(target, n, density=1.0 if sparse is None else expected_density(sparse, n))
+
     kept = max(1, ceil(keep_ratio * tokens))
     reader = target if scorer is not None and scorer.reads_target else drafter
     scoring = flops(reader, tokens) if scorer is None else scorer.flops(reader, tokens)
-    return flops(target, tokens) / (scoring + flops(target, kept))
+    return reading(tokens) / (scoring + reading(kept))
 
 
 def break_even(
@@ -60,6 +71,7 @@ def break_even(
     keep_ratio: float,
     fixed_tokens: int = 0,
     scorer: Scorer | None = None,
+    sparse: FlashPrefill | None = None,
 ) -> int | None:
     """Shortest prompt, to within 1 %, for which compression is predicted to be cheaper.
 
@@ -69,7 +81,7 @@ def break_even(
     """
     tokens = max(1, ceil(fixed_tokens / keep_ratio))
     while tokens <= LONGEST:
-        if speedup(target, drafter, tokens, keep_ratio, scorer) > 1:
+        if speedup(target, drafter, tokens, keep_ratio, scorer, sparse) > 1:
             return tokens
         tokens = ceil(tokens * 1.01)
     return None
@@ -86,6 +98,7 @@ def decide(
     threshold: int = 0,
     measured: BreakEven | None = None,
     scorer: Scorer | None = None,
+    sparse: FlashPrefill | None = None,
 ) -> Decision:
     """Decide for a prompt of `tokens` tokens of which `protected` must be kept.
 
@@ -96,13 +109,13 @@ def decide(
         return Decision(False, "no drafter was given", None, 1.0)
     if measured is not None and measured.tokens is None and tokens > measured.longest:
         measured = None
-    gain = speedup(target, drafter, tokens, keep_ratio, scorer)
+    gain = speedup(target, drafter, tokens, keep_ratio, scorer, sparse)
     if keep_ratio == 1:
         length = None
     elif measured is not None:
         length = measured.tokens and max(measured.tokens, ceil(protected / keep_ratio))
     else:
-        length = break_even(target, drafter, keep_ratio, protected, scorer)
+        length = break_even(target, drafter, keep_ratio, protected, scorer, sparse)
     source: Literal["predicted", "measured"] = "predicted" if measured is None else "measured"
 
     def decided(activated: bool, reason: str) -> Decision:

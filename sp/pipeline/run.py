@@ -33,12 +33,13 @@ def silent(what: str, total: int) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One pass of the target over a prompt."""
+    """One pass of the target over a prompt; `densities` as in `stages.Begun`."""
 
     text: str
     tokens: tuple[int, ...]
     ttft_s: float
     trace: Trace
+    densities: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,10 @@ class Pipeline:
             keep_ratio=options.keep_ratio,
             compress=options.compress,
             threshold=options.threshold,
-            measured=find_break_even(self.break_evens, options.keep_ratio, options.scorer),
+            # Times were measured with a target that reads densely.
+            measured=None if options.sparse else find_break_even(self.break_evens, options.keep_ratio, options.scorer),
             scorer=options.scorer,
+            sparse=options.sparse,
         )
         scored, scores, selection = None, None, None
         everything = np.ones(len(tokenised), bool)
@@ -239,4 +242,5 @@ class Pipeline:
         with trace.stage("decode") as stage:
             tokens = stages.decode(self.target, begun, on_token)
             stage.tokens = len(tokens)
-        return Answer(self.target.tokenizer.decode(tokens).strip(), tuple(tokens), ttft, trace)
+        text = self.target.tokenizer.decode(tokens).strip()
+        return Answer(text, tuple(tokens), ttft, trace, begun.densities)

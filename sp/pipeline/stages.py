@@ -12,7 +12,7 @@ from sp.arrays import Bools, Floats, Ints
 from sp.decode.greedy import gather, generate
 from sp.errors import PromptError
 from sp.gguf import Tokenizer
-from sp.models import prefill
+from sp.models import prefill, prefill_sparse
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Mapping, Positions, RunOptions
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans, transfer_scores
@@ -34,10 +34,14 @@ class Compressed:
 
 @dataclass(frozen=True)
 class Begun:
-    """An answer whose first token is known; `rest` computes the others as it is asked for them."""
+    """An answer whose first token is known; `rest` computes the others as it is asked for them.
+
+    `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
+    """
 
     first: int
     rest: Generator[int]
+    densities: tuple[float, ...] = ()
 
     def tokens(self) -> Generator[int]:
         """All tokens, the first one first; closes `rest` when closed."""
@@ -137,9 +141,14 @@ def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:
 def begin(target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None) -> Begun:
     """Run the target over the given tokens, up to the first token of the answer."""
     cache = target.model.new_cache(len(given.ids) + options.max_new_tokens, options.kv, rotate=options.rotate)
-    logits = prefill(target.model, given.ids, given.positions, cache, progress=progress)
+    what = target.model, given.ids, given.positions, cache
+    densities: tuple[float, ...] = ()
+    if options.sparse is None:
+        logits = prefill(*what, progress=progress)
+    else:
+        logits, densities = prefill_sparse(*what, options.sparse, progress=progress)
     rest = generate(target.model, logits, given.next_position, cache, limit=options.max_new_tokens)
-    return Begun(next(rest), rest)
+    return Begun(next(rest), rest, densities)
 
 
 def decode(target: Loaded, begun: Begun, on_token: OnToken | None = None) -> list[int]:

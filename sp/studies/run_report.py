@@ -19,12 +19,26 @@ def stage_rows(answer: Answer) -> list[dict[str, Any]]:
     return [{**stage.as_dict(), "share": stage.seconds / total} for stage in answer.trace.stages]
 
 
+def mean_density(densities: tuple[float, ...]) -> float:
+    """Mean over layers; none are told of where attention was dense."""
+    return sum(densities) / len(densities) if densities else 1.0
+
+
+def drafter_density(result: RunResult) -> float | None:
+    """The drafter's, or None where no attention was looked at."""
+    found = result.importance
+    if found is None or (found.by_layer is None and not found.densities):
+        return None
+    return mean_density(found.densities)
+
+
 def summary(result: RunResult, files: dict[str, Path], expected: list[str] | None = None) -> dict[str, Any]:
     """The JSON object of `sp run --json`.
 
     `keep_ratio` is the realised share of the prompt's tokens, of which the ratio asked for is the ceiling;
     `forced_tokens` were kept by constraints, whatever their scores; `full_ttft_s` and `full_answer` are None
-    when the full prefill was not run; `correct` is None without a known answer.
+    when the full prefill was not run; `correct` is None without a known answer. Densities are the shares of the
+    causal key blocks that attention read, mean over its layers: 1 where it was dense, None without attention.
     """
     full = result.full
     return {
@@ -45,6 +59,8 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "predicted_speedup": result.decision.predicted_speedup,
         "stages": stage_rows(result.answer),
         "full_stages": stage_rows(full) if full else None,
+        "drafter_density": drafter_density(result),
+        "target_density": mean_density(result.answer.densities),
         "peak_bytes": result.peak_bytes,
         "files": {name: str(path) for name, path in files.items()},
     }
@@ -99,6 +115,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "mapping": options.mapping,
             "kv": options.kv,
             "rotate": options.rotate,
+            "sparse": None if options.sparse is None else repr(options.sparse),
             "max_new_tokens": options.max_new_tokens,
             "seed": options.seed,
         },
@@ -107,6 +124,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         ],
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
         "drafter_densities": list(result.importance.densities) if result.importance else [],
+        "target_densities": list(result.answer.densities),
     }
     trace.arrays = {"token_bytes": result.prompt.bytes, "token_ids": result.prompt.ids}
     if result.selection is not None and result.scores is not None and result.importance is not None:
@@ -157,6 +175,11 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
     )
     if report["needle_recall"] is not None:
         console.print(f"[b]Needle kept[/b]  {100 * report['needle_recall']:.0f} % of its tokens")
+    for who in ("drafter", "target"):
+        density = report[f"{who}_density"]
+        if density is not None:
+            how = "dense" if density == 1 else f"sparse, {100 * density:.1f} % of the causal blocks read"
+            console.print(f"[b]Attention of the {who}[/b]  {how}")
     console.print(why(result))
     console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
     for name, path in report["files"].items():
