@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sp.bench.record import newest
+from sp.studies.headline import headline, insert_headline
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "nvidia-h200"
@@ -63,3 +64,8 @@ def test_attention(head_dim: int, heads: str) -> None:
     shape = {"head_dim": head_dim, "queries": 32768, "tokens": 32768}
     rates = [metric("attention", "tflops", path=path, **shape) for path in ("sm_90a", "cudnn", "flash-attention-2")]
     row(f"dense causal attention, d {head_dim}, {heads} heads, 32K", *(f"{rate:.0f}" for rate in rates))
+
+
+def test_the_headline_table_is_what_its_records_say() -> None:
+    file = FOLDER / "ttft.jsonl"
+    assert insert_headline(README, headline(newest(file) if file.exists() else [])) == README

@@ -1,0 +1,143 @@
+"""The headline table: time to first token at long prompts, beside the full prefill and the peers."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from sp.errors import ConfigError
+from sp.kernels.machine import machine_slug
+from sp.studies.cells import is_control
+
+Record = Mapping[str, Any]
+KEEP = 0.05
+SHORTEST = 32768
+BEGIN, END = "<!-- headline: made by `sp report`, not by hand -->", "<!-- end of headline -->"
+NOTHING = "No times to first token are recorded yet; `sp bench ttft --record results` makes them."
+GIB = float(1 << 30)
+
+PEER_CARD, PEER_TARGET = "NVIDIA H200", "qwen3.6-27b-q4_k_m"
+LLAMA_CPP = {32768: 32768 / 2330, 131072: 67.5}
+"""Seconds of llama.cpp's full prefill in another run: llama-bench of llama-cpp-python 0.3.36, `-fa 1`, f16 KV."""
+LUCEBOX = {131072: 7.7}
+"""Lucebox's PFlash, an estimate: 5.00 s measured for its drafter in another run, kept tokens at llama.cpp's rate."""
+
+
+def headline(records: Iterable[Record]) -> str:
+    """Markdown of the newest `ttft` records of every machine and target, for prompts of 32K tokens and more.
+
+    Rows are full prefills (ours, llama.cpp's), the compressed prefill at keep ratio 0.05 within every memory limit,
+    and controls. Rows of other engines that have no record are quoted, marked as measured in another run, or said
+    not to be measured.
+
+    Examples
+    --------
+    >>> headline([]) == NOTHING
+    True
+    """
+    groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+    for record in records:
+        if record.get("bench") == "ttft" and record["config"]["prompt_tokens"] >= SHORTEST:
+            config = record["config"]
+            groups[machine_slug(record), config["target"]][json.dumps(config, sort_keys=True)] = record
+    tables = [_table(list(group.values())) for _, group in sorted(groups.items())]
+    return "\n\n".join(table for table in tables if table) or NOTHING
+
+
+def insert_headline(text: str, table: str) -> str:
+    """`text` with `table` between the two marks.
+
+    Raises
+    ------
+    ConfigError
+        The marks are not there, once each and in order.
+    """
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in tail or END in head:
+        raise ConfigError(f"the page lacks the two lines {BEGIN} and {END}, once each; put them where the table goes")
+    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+
+
+def _table(records: Sequence[Record]) -> str:
+    """One machine and target; empty when nothing of ours was timed."""
+    mine = [r for r in records if r["config"].get("engine") is None]
+    shown = [r for r in mine if r["config"]["keep_ratio"] in (KEEP, 1.0) and r["metrics"].get("ttft_s")]
+    peers = {r["config"]["prompt_tokens"]: r for r in records if r["config"].get("engine") == "llama.cpp"}
+    if not shown:
+        return ""
+    lines = [
+        "| prompt tokens | what | memory limit | first token after (s) | against llama.cpp | peak memory (GiB) |",
+        "|---:|---|---|---:|---:|---:|",
+    ]
+    for tokens in sorted({r["config"]["prompt_tokens"] for r in shown}):
+        llama, note = _llama_cpp(tokens, peers.get(tokens), shown[0])
+        rows = [(f"llama.cpp, full prefill ({note})", "", llama, None)]
+        if _same_as_peers(shown[0]) and tokens in LUCEBOX:
+            rows.append(("Lucebox PFlash, keep 0.05 (estimate)", "", LUCEBOX[tokens], None))
+        for r in sorted((r for r in shown if r["config"]["prompt_tokens"] == tokens), key=_order):
+            limit = r["config"]["vram"] or "none"
+            rows.append((_what(r["config"]), limit, r["metrics"]["ttft_s"], r["metrics"].get("peak_bytes")))
+        for what, limit, seconds, peak in rows:
+            against = f"{llama / seconds:.1f}x" if llama and seconds else ""
+            peak_gib = f"{peak / GIB:.1f}" if peak else ""
+            lines.append(f"| {tokens:,} | {what} | {limit} | {_seconds(seconds)} | {against} | {peak_gib} |")
+    return "\n".join([*lines, "", _notes(shown)])
+
+
+def _llama_cpp(tokens: int, peer: Record | None, record: Record) -> tuple[float | None, str]:
+    """Seconds of llama.cpp's full prefill, and where they come from."""
+    if peer is not None:
+        return peer["metrics"]["ttft_s"], f"build {peer['config']['build']}, measured here"
+    if _same_as_peers(record) and tokens in LLAMA_CPP:
+        return LLAMA_CPP[tokens], "measured in another run"
+    return None, "not measured here"
+
+
+def _same_as_peers(record: Record) -> bool:
+    return record.get("gpu") == PEER_CARD and record["config"]["target"].startswith(PEER_TARGET)
+
+
+def _order(record: Record) -> tuple[bool, bool, bool, str]:
+    """Full prefill, then the drafter's rows with no limit and with one, then controls."""
+    config = record["config"]
+    limit = config["vram"]
+    return config["keep_ratio"] < 1, is_control(str(config["scorer"])), limit is not None, f"{config['scorer']}{limit}"
+
+
+def _what(config: Mapping[str, Any]) -> str:
+    if config["keep_ratio"] == 1:
+        return "`sp`, full prefill"
+    if is_control(config["scorer"]):
+        return f"`sp`, keep {config['keep_ratio']:g}, control `{config['scorer']}`"
+    how = next((f", {name} {config[name]:g}" for name in ("density", "alpha") if config[name] is not None), "")
+    return f"`sp`, keep {config['keep_ratio']:g}, `{config['scorer']}`{how}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def _notes(records: Sequence[Record]) -> str:
+    """What the figures are of."""
+    first = records[0]
+    drafters = sorted({r["config"]["drafter"] for r in records if r["config"]["drafter"]})
+    densities = [r["metrics"]["density"] for r in records if r["metrics"].get("density") is not None]
+    runs = sorted(len(r["samples"]) for r in records if r["config"]["keep_ratio"] < 1)
+    full = sorted(len(r["samples"]) for r in records if r["config"]["keep_ratio"] == 1)
+    caches = sorted({r["config"]["kv"] for r in records})
+    said = [
+        f"{first.get('gpu') or first['cpu']}, target {first['config']['target']}, "
+        f"drafter {', '.join(drafters) or 'none'}, KV {', '.join(caches)}.",
+        f"Medians of {_range(runs)} requests and {_range(full)} full prefills in the same process.",
+    ]
+    if densities:
+        said.append(f"The drafter read {median(densities):.1%} of its attention blocks.")
+    return " ".join(said)
+
+
+def _range(counts: Sequence[int]) -> str:
+    return "no" if not counts else str(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
