@@ -72,7 +72,7 @@ def _with_neighbours(chosen: Ints, when: Ints, units: int, radius: int) -> Doubl
     unit_of[when] = chosen
     away = np.arange(units) - unit_of[earliest]
     # The "+distance" neighbour, behind the choice, comes one step before the "-distance" one.
-    steps = (earliest * (2 * radius + 1) + 2 * np.abs(away) - (away > 0)).astype(np.float64)
+    steps: Doubles = (earliest * (2 * radius + 1) + 2 * np.abs(away) - (away > 0)).astype(np.float64)
     steps[earliest == never] = np.inf
     return steps
 
@@ -150,4 +150,5 @@ def fill(forced: Bools, first: Doubles, budget: int) -> Bools:
     if len(wanted) <= room:
         return forced | np.isfinite(first)
     # The step of the first token without room is the first that does not fit as a whole.
-    return forced | (first < np.partition(wanted, room)[room])
+    kept: Bools = forced | (first < np.partition(wanted, room)[room])
+    return kept
