@@ -8,6 +8,7 @@ from sp.models.config import ARCHITECTURES, DeltaConfig, ModelConfig
 from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.delta_state import DeltaState
 from sp.models.forward import decode_step, prefill
+from sp.models.gaps import Gaps
 from sp.models.layer_attention import LayerAttention, SparseAttention, dense_attention
 from sp.models.layerwise import Watch, prefill_by_layer, read_by_layer, stream_by_layer
 from sp.models.model import Model, load_model
@@ -20,6 +21,7 @@ __all__ = [
     "Cost",
     "DeltaConfig",
     "DeltaState",
+    "Gaps",
     "LayerAttention",
     "Model",
     "ModelConfig",

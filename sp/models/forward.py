@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sp.errors import ConfigError, PromptError
 from sp.kernels import import_cupy
 from sp.models.blocks import Tap
 from sp.models.cache import Cache
+from sp.models.gaps import Gaps, cross_gap, gap_lengths
 from sp.models.model import Model
 
 CHUNK = {"cpu": 1024, "cuda": 8192}
@@ -30,6 +32,7 @@ def prefill(
     chunk: int | None = None,
     tap: Tap | None = None,
     rows: int = 1,
+    gaps: Gaps = "compact",
     progress: Progress | None = None,
 ) -> Floats:
     """Read a prompt chunk by chunk, each through all layers, and predict the token after it.
@@ -51,6 +54,9 @@ def prefill(
     rows : int
         How many of the last tokens pass the whole last layer. A tap that wants the queries of N last tokens in
         the last layer asks for N.
+    gaps : {"compact", "reset", "decay"}
+        What recurrent layers do where positions have gaps, see `sp.models.gaps`; attention has no part in it. In all
+        but the first way every run between gaps goes through the layers alone.
     progress : callable, optional
 
     Returns
@@ -66,9 +72,12 @@ def prefill(
     """
     chunk = CHUNK[model.device] if chunk is None else chunk
     ids, positions = checked(model, ids, positions, cache, chunk, rows)
+    crossed = {} if gaps == "compact" else gap_lengths(positions)
     ids, positions, pace = model.place(ids, np.int32), model.place(positions), Pace(model, progress)
     x = np.empty((0, model.config.hidden), np.float32)
-    for part, wanted in slices(len(ids), chunk, rows):
+    for part, wanted in slices(len(ids), chunk, rows, crossed):
+        if part.start in crossed:
+            cross_gap(model, cache, crossed[part.start], gaps)
         x = model.embed(ids[part])
         with cache.together(len(x)):
             for layer in range(model.config.layers):
@@ -116,9 +125,10 @@ class Pace:
         self._progress(amount)
 
 
-def slices(n: int, chunk: int, rows: int) -> list[tuple[slice, int]]:
-    """Slices of at most `chunk` tokens, each with how many of its tokens are among the last `rows`."""
-    parts = [slice(start, min(start + chunk, n)) for start in range(0, n, chunk)]
+def slices(n: int, chunk: int, rows: int, cuts: Iterable[int] = ()) -> list[tuple[slice, int]]:
+    """Slices of at most `chunk` tokens, none across a cut, each with how many of its are among the last `rows`."""
+    starts = sorted({*range(0, n, chunk), *cuts})
+    parts = [slice(start, stop) for start, stop in pairwise([*starts, n])]
     return [(s, min(max(s.stop - (n - rows), 0), s.stop - s.start)) for s in parts]
 
 
