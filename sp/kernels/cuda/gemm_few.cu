@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                   __shfl_sync(0xffffffffu, starts, warp + 1));
     Fetch fetch = {};
     fetch.at = compute;
-    if (compute.valid()) fetch.enter(weights, k_tiles, lane);
+    if (compute.valid()) fetch.enter(weights, k_tiles, first + compute.index, lane);
     u8* ring = shared + warp * (STAGES * SLOT);
     const u32 ring_address = shared_address(ring);
     for (int i = 0; i < STAGES - 1; ++i)
@@ -49,13 +49,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     load_slice(x + first * STAGE_K, k, stages * STAGE_K, tokens, warp, lane);
     __syncthreads();
     const u32 inputs = shared_address(shared + X_AT) + lane % 8 * PITCH + lane / 8 * 16;
-    if constexpr (SUPER) {
+    if constexpr (MINIMA) {
         sum_groups(inputs, stages, warp, lane);
         __syncthreads();
     }
-    const u8* sums32 = shared + SUMS32_AT + lane / 4 * 32 + lane % 4 * 4;
-    const u8* sums16 = shared + SUMS16_AT + lane / 4 * 64 + lane % 4 * 4;
-
     int items = 0;
     for (int i = 0; i < (EPILOGUE == 0 ? count : 1); ++i) items += items_of(weights.list[i]);
     f32* pieces = HEADS ? reinterpret_cast<f32*>(shared + HEADS_AT)
@@ -81,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             const u8* here = ring + slot * SLOT;
 #define SP_DO(F)          \
     if constexpr (has<F>) \
-        if (kind == F) multiply_pair<F>(acc, here, inputs, sums32, sums16, index, lane);
+        if (kind == F) multiply_pair<F>(acc, here, inputs, index, lane);
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
             slot = slot + 1 == STAGES ? 0 : slot + 1;

@@ -12,13 +12,13 @@
 // that is filled before the inputs are even read and never waits for the end of a strip. Strips (16 rows of a weight)
 // are dealt to groups of WARPS warps, the stages of a group's strips in turn to its warps. At the end of a strip the
 // warps' sums meet in shared memory and the last to come adds them up, always in the same order: results do not depend
-// on timing. A warp that has fetched its last stage brings its share of the `next` launch's weight to the L2 cache, so
-// that memory is at work while this launch ends and the next one reads its inputs: the first next_pieces * 2 KiB of each
-// of next_tiles row tiles, next_pitch bytes apart. Launched early, see sp/kernels/early.py.
+// on timing. Launched early, see sp/kernels/early.py: FIRST slots are filled while the kernel before still runs, the
+// others behind the reads of the inputs, which would otherwise queue behind them.
 //
 // Defines: K, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE, WARPS, GROUPS, STAGES.
-// Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private slots, the
-// next weight on its way to the cache: ours. Arches: 80+.
+// Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private slots: ours.
+// Arches: 80+.
+#include "early.cuh"
 #include "gemv_input.cuh"
 #include "gemv_walk.cuh"
 
@@ -29,43 +29,49 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
          const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
          const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
          const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
-         const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3,
-         const u8* next, i64 next_pitch, i32 next_tiles, i32 next_pieces) {
+         const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3) {
     const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
                               {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}};
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const int group = warp / WARPS, member = warp % WARPS;
 
     let_next_start();
-    if constexpr (NORM) {  // from memory, so ahead of the ring's many requests
+    if constexpr (NORM && !EAGER_NORM) {  // from memory, so ahead of the ring's many requests
         for (int line = threadIdx.x; line < K / 32; line += 32 * ALL_WARPS)
             prefetch_l2(norm + line * 32);
     }
-    Fetch fetch = {{next, next_pitch, next_tiles, next_pieces}};
+    Fetch fetch = {};
     fetch.at.start(weights, count, group * gridDim.x + blockIdx.x, GROUPS * gridDim.x, member);
     Walk compute = fetch.at;
     if (compute.valid()) fetch.enter(weights, lane);
     fetch.settle(weights, count, lane);
     u8* ring = shared + RING_AT + warp * (STAGES * SLOT);
     const u32 ring_address = shared_address(ring);
+    const auto fill = [&](int from, int to) {
 #pragma unroll 1
-    for (int i = 0; i < STAGES; ++i) fetch.next(weights, count, ring_address + i * SLOT, lane);
+        for (int i = from; i < to; ++i) fetch.next(weights, count, ring_address + i * SLOT, lane);
+    };
+    float4 scale[2];
+    if constexpr (EAGER_NORM) load_norm(scale, norm, warp, lane);
+    fill(0, FIRST);
 
     if (threadIdx.x < BUFFERS * GROUPS) reinterpret_cast<Meeting*>(shared + MEETING_AT)[threadIdx.x] = {0, 0};
     wait_for_earlier();
-    if constexpr (ONE) load_one(x, wide, norm, warp, lane);
+    if constexpr (ONE) load_one(x, wide, norm, scale, warp, lane, [&] { fill(FIRST, STAGES); });
     if constexpr (MANY) load_inputs(x, wide, norm, tokens, warp, lane);
+    if constexpr (!ONE) fill(FIRST, STAGES);
     __syncthreads();
     f32* factors = reinterpret_cast<f32*>(shared + FACTOR_AT);
+    f32 only = 1;  // the factor of a lone token, which every warp works out for itself
     if constexpr (NORM) {
         const f32* squares = reinterpret_cast<const f32*>(shared + SQUARES_AT);
-        for (int token = warp; token < TOKENS; token += ALL_WARPS) {
+        for (int token = TOKENS > 1 ? warp : 0; token < TOKENS; token += ALL_WARPS) {
             f32 sum = 0;
             for (int i = lane; i < CHUNKS; i += 32) sum += squares[token * CHUNKS + i];
-            sum = warp_sum(sum);
-            if (lane == 0) factors[token] = 1 / sqrtf(sum / K + eps);
+            only = 1 / sqrtf(warp_sum(sum) / K + eps);
+            if (TOKENS > 1 && lane == 0) factors[token] = only;
         }
-        __syncthreads();
+        if constexpr (TOKENS > 1) __syncthreads();
     }
     const Inputs in = inputs_of<TOKENS, PITCH>(shared + X_AT, shared + SUMS32_AT, shared + SUMS16_AT, lane);
 
@@ -147,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
                         const f32* parts = sums + p * (WARPS * PARTIAL) + token * 20 + lane % 16;
 #pragma unroll
                         for (int m = 0; m < WARPS; ++m) value[p] += parts[m * PARTIAL];
-                        if constexpr (NORM) value[p] *= factors[token];
+                        if constexpr (NORM) value[p] *= TOKENS > 1 ? factors[token] : only;
                     }
                     const i64 at = i64(token) * w.rows + o;
                     if (EPILOGUE == 2)

@@ -29,7 +29,7 @@ def fixed_bytes(defines: Defines) -> int:
     """Shared memory without the ring, as laid out in the source."""
     width, tokens = int(defines["WIDTH"]), int(defines["TOKENS"])
     kinds = kinds_of(int(defines["FORMATS"]))
-    sums = 32 * bool({12, 13} & kinds) + 64 * (14 in kinds)
+    sums = 4 * bool(SUPER & kinds) + 32 * bool({12, 13} & kinds)  # and factors
     heads = int(defines["WARPS"]) * piece_bytes(tokens) if defines["HEADS"] else 0
     return tokens * (2 * width + 16) + width // 256 * tokens * sums + heads
 

@@ -100,10 +100,6 @@ GEMV = Kernel(
             for i in range(4)
             for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
         ),
-        "const u8*? next",
-        "i64 next_pitch",
-        "i32 next_tiles",
-        "i32 next_pieces",
     ),
     threads=lambda defines: 32 * warps(defines),
     variants=(

@@ -19,10 +19,3 @@ SP_DEVICE void wait_for_earlier() {
 }
 
 SP_DEVICE void prefetch_l2(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
-
-// 16-byte aligned, a multiple of 16 bytes; nothing before 9.0.
-SP_DEVICE void prefetch_l2(const void* from, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-#endif
-}

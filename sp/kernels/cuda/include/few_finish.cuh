@@ -29,12 +29,11 @@ SP_DEVICE void add_piece(Sums& acc, const f32* piece, int lane) {
 // Whether this warp's slice of the item is the last to come. Then `acc` becomes the sum of all slices, in their order.
 SP_DEVICE bool gather_slices(Sums& acc, f32* partials, u32* arrived, int items, int item, int lane) {
     store_piece(partials + (i64(blockIdx.y) * items + item) * (32 * PIECE), acc, lane);
-    __threadfence();
     __syncwarp();
     u32 before = 0;
-    if (lane == 0) before = atomicAdd(arrived + item, 1u);
+    if (lane == 0)
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived + item) : "memory");
     if (__shfl_sync(0xffffffffu, before, 0) + 1 < gridDim.y) return false;
-    __threadfence();
     if (lane == 0) arrived[item] = 0;  // for the next launch
 #pragma unroll
     for (int m = 0; m < 2; ++m)
@@ -42,6 +41,7 @@ SP_DEVICE bool gather_slices(Sums& acc, f32* partials, u32* arrived, int items, 
         for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
             for (int i = 0; i < 4; ++i) acc[m][nt][i] = 0;
+#pragma unroll 4
     for (int slice = 0; slice < gridDim.y; ++slice)
         add_piece<true>(acc, partials + (i64(slice) * items + item) * (32 * PIECE), lane);
     return true;

@@ -116,19 +116,32 @@ SP_DEVICE Planes second_strip(Planes p, i64 apart, int lane) {
     return p;
 }
 
+// On to the next stage.
+template <int F>
+SP_DEVICE void advance(Planes& p, int stages, int lane) {
+    using S = Stage<F>;
+    p.low += i64(stages) * (S::tiles * Fragment<F>::low_bytes);
+    if constexpr (S::high > 0) p.high += i64(stages) * (S::tiles * Fragment<F>::high_bytes);
+    if constexpr (S::scales > 0) p.scales += i64(stages) * (F == Q6_K && lane >= 16 ? 128 : S::super ? 1024 : 256);
+}
+
 // The copies of a warp: STAGES - 1 stages ahead of its products.
 struct Fetch {
     Walk at;
     int kind;
-    Planes planes;
+    Planes planes;  // of the stage at hand
 
-    SP_DEVICE void enter(const Weights& weights, int k_tiles, int lane) {
+    // `stage`: of the item's rows.
+    SP_DEVICE void enter(const Weights& weights, int k_tiles, int stage, int lane) {
         const Weight w = pick(weights, at.which);
         kind = w.kind;
         const i64 row_tiles = (w.rows + 63) / 64;
-#define SP_DO(F)                                                                                                \
-    if constexpr (has<F>)                                                                                       \
-        if (kind == F) planes = strip_of<F>(planes_of<F>(w.data, row_tiles, k_tiles), at.strip, k_tiles, lane);
+#define SP_DO(F)                                                                                           \
+    if constexpr (has<F>)                                                                                  \
+        if (kind == F) {                                                                                   \
+            planes = strip_of<F>(planes_of<F>(w.data, row_tiles, k_tiles), at.strip, k_tiles, lane);       \
+            advance<F>(planes, stage, lane);                                                               \
+        }
         SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
     }
@@ -140,15 +153,16 @@ struct Fetch {
 #define SP_DO(F)                                                                                       \
     if constexpr (has<F>)                                                                              \
         if (kind == F) {                                                                               \
-            fetch_stage<F>(slot, planes, first + at.index, lane);                                      \
-            fetch_stage<F>(slot + Stage<F>::bytes, second_strip<F>(planes, apart, lane), first + at.index, lane); \
+            fetch_stage<F>(slot, planes, 0, lane);                                                     \
+            fetch_stage<F>(slot + Stage<F>::bytes, second_strip<F>(planes, apart, lane), 0, lane);     \
+            advance<F>(planes, 1, lane);                                                               \
         }
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
             ++at.unit;
             if (++at.index == stages) {
                 at.next_item(weights, count);
-                if (at.valid()) enter(weights, k_tiles, lane);
+                if (at.valid()) enter(weights, k_tiles, first, lane);
             }
         }
         cp_async_commit();

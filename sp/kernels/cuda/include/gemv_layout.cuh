@@ -16,6 +16,8 @@ constexpr bool ONE32 = has<Q4_K> || has<Q5_K>, ONE16 = has<Q6_K>;
 constexpr bool WITH32 = TOKENS > 1 && ONE32, WITH16 = TOKENS > 1 && ONE16;
 constexpr int NT = (TOKENS + 7) / 8, ALL_WARPS = WARPS * GROUPS, CHUNKS = (K + 127) / 128;
 constexpr int PITCH = 2 * K + (TOKENS > 1 ? 64 : 0);
+constexpr int FIRST = STAGES > 1 ? 1 : STAGES;  // slots filled before the inputs are read
+constexpr bool EAGER_NORM = NORM && ONE && K / 256 <= ALL_WARPS;  // each warp norms one super-block
 constexpr int K_SLOT = most<most<slot_of<Q4_K>, slot_of<Q5_K>>, slot_of<Q6_K>>;
 constexpr int SLOT = most<most<K_SLOT, slot_of<Q8_0>>, most<slot_of<Q4_0>, most<slot_of<BF16>, slot_of<F16>>>>;
 // Shared memory, in bytes; sp/kernels/declared/gemv.py counts the same.

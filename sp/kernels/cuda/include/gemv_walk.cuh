@@ -1,6 +1,5 @@
 // Which strips a group of warps of gemv.cu multiplies, in which order, and the copies that run ahead of the products.
 #pragma once
-#include "early.cuh"
 #include "gemv_layout.cuh"
 
 struct Weight {
@@ -78,25 +77,8 @@ struct Walk {
     }
 };
 
-// Of the weight that the next launch reads: the first `pieces` pieces of each of its row tiles, `pitch` bytes apart.
-struct Ahead {
-    const u8* data;
-    i64 pitch;
-    i32 row_tiles, pieces;
-
-    // This warp's share to the L2 cache.
-    SP_DEVICE void fetch() const {
-        constexpr u32 PIECE = 2048;
-#pragma unroll 1
-        for (i32 i = (blockIdx.x * 32 + threadIdx.x % 32) * ALL_WARPS + threadIdx.x / 32; i < row_tiles * pieces;
-             i += gridDim.x * 32 * ALL_WARPS)
-            prefetch_l2(data + i / pieces * pitch + i % pieces * PIECE, PIECE);
-    }
-};
-
-// The copies of a warp: up to STAGES stages ahead of its products, and after the last of them a share of `ahead`.
+// The copies of a warp: up to STAGES stages ahead of its products.
 struct Fetch {
-    Ahead ahead;
     Walk at;
     int kind;
     Planes planes;
@@ -118,7 +100,6 @@ struct Fetch {
             at.next_strip(weights, count);
             if (at.valid()) enter(weights, lane);
         }
-        if (!at.valid()) ahead.fetch();
     }
 
     SP_DEVICE void next(const Weights& weights, int count, u32 slot, int lane) {
