@@ -18,7 +18,7 @@ from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.studies.sample import sample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "needle_pair"))
-from words import ADJECTIVES, NOUNS, split_words  # noqa: E402
+from words import ADJECTIVES, NOUNS, split_words
 
 NEEDLE = "One of the special magic numbers for {key} is: {value}."
 QUESTION = "What is the special magic number for {key} mentioned in the provided text?"

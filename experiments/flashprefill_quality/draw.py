@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import binomtest
+
+from sp.bench.record import newest
 
 Found = dict[int, dict[str, dict[str, Any]]]
 """Metrics by length and by what was compared: "dense", "alpha 0.1", the name of a control."""
@@ -19,6 +23,16 @@ PANELS = {
 }
 
 
+def found_in(path: Path, chosen: dict[str, Any], lengths: Sequence[int]) -> Found:
+    """The newest metrics of these lengths in a file of records, of configurations that contain `chosen`."""
+    found: Found = {tokens: {} for tokens in lengths}
+    for record in newest(path):
+        config = record["config"]
+        if config["prompt_tokens"] in found and all(config.get(name) == value for name, value in chosen.items()):
+            found[config["prompt_tokens"]][config["row"]] = record["metrics"]
+    return found
+
+
 def wilson(metrics: dict[str, Any]) -> tuple[float, float]:
     """95 % interval of the share of needles kept."""
     interval = binomtest(metrics["found"], metrics["cases"]).proportion_ci(method="wilson")
@@ -28,8 +42,8 @@ def wilson(metrics: dict[str, Any]) -> tuple[float, float]:
 def table(found: Found) -> str:
     """Markdown."""
     lines = [
-        "| tokens | drafter attention | density | rank correlation (lowest) | overlap | needle kept (Wilson 95 %) | lost "
-        "| seconds |",
+        "| tokens | drafter attention | density | rank correlation (lowest) | overlap | needle kept (Wilson 95 %) "
+        "| lost | seconds |",
         "|---:|---|---:|---:|---:|---|---:|---:|",
     ]
     for rows in found.values():
@@ -63,13 +77,15 @@ def picture(found: Found, keep_ratio: float) -> Figure:
             shifted = np.array(list(sparse)) * 1.07 ** (number - (len(found) - 1) / 2)
             panel.errorbar(shifted, share, [share - low, high - share], elinewidth=1, linewidth=0, **style)
     longest = next(reversed(found.values()))
-    for name, mark in (("random", "--"), ("lexical", ":")):
-        if name in longest:
-            share = longest[name]["found"] / longest[name]["cases"]
-            axes[3].axhline(share, color="#868e96", linestyle=mark, linewidth=1)
-            axes[3].annotate(f"{name}, longest", (0.021, share), xytext=(0, 3), textcoords="offset points", fontsize=8)
+    alphas = [float(name.split()[1]) for name in longest if name.startswith("alpha")]
+    controls = [
+        axes[3].axhline(longest[name]["found"] / longest[name]["cases"], color="#868e96", linestyle=mark, linewidth=1)
+        for name, mark in (("lexical", ":"), ("random", "--"))
+    ]
     for panel, (name, title) in zip(axes, PANELS.items(), strict=True):
         panel.set_xscale("log")
+        panel.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
+        panel.minorticks_off()
         panel.set_xlabel("alpha (larger reads less)")
         panel.set_title(title, fontsize=10)
         panel.grid(axis="y", color="#dee2e6", linewidth=0.6)
@@ -78,6 +94,8 @@ def picture(found: Found, keep_ratio: float) -> Figure:
         else:
             panel.set_ylim(0, 1.05)
     axes[0].legend(frameon=False, fontsize=8, title="prompt tokens", title_fontsize=8)
+    names = ["lexical scores, longest prompt", "random scores, longest prompt"]
+    axes[3].legend(controls, names, frameon=False, fontsize=8, loc="center")
     cases = next(iter(longest.values()))["cases"]
     figure.suptitle(
         f"FlashPrefill in the embedded drafter against its dense attention; {keep_ratio:.0%} of the tokens kept, "

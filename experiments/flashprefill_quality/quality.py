@@ -1,6 +1,6 @@
 """What a sparse drafter costs in quality: FlashPrefill's alpha against dense attention, on the embedded drafter.
 
-    python experiments/flashprefill_quality/quality.py [--results results] [--grid grid.yaml] [--device cuda]
+    python experiments/flashprefill_quality/quality.py [--results results] [--grid grid.yaml] [--device cuda] [--draw]
 
 Every document is the paragraphs of the embedded sample in random order, again and again up to the length, with one
 needle ("One of the special magic numbers for ... is: ...") that the question asks for, at a random depth inside a
@@ -12,8 +12,8 @@ compared with the dense scores:
 * overlap: tokens kept by both over tokens kept by either, forced ones left out;
 * recall: documents whose needle's value is kept whole. `lost`: those that dense attention kept and this did not.
 
-The row "full prefill" keeps everything. Appends a record a length and row to flashprefill_quality.jsonl in the folder of
-the machine, draws flashprefill_quality.png there, prints a table.
+The row "full prefill" keeps everything. Appends a record a length and row to flashprefill_quality.jsonl in the folder
+of the machine, draws flashprefill_quality.png there, prints a table.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from typing import Any
 import numpy as np
 import yaml
 from documents import Case, make_case, score
-from draw import Found, picture, table
+from draw import found_in, picture, table
 
 from sp.bench.record import append, make_record
 from sp.config import check_fields, from_mapping
+from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Loaded, embedded, load
 from sp.scoring import Importance, chunk_means
 from sp.selection import SELECTORS, SelectionRequest
@@ -116,19 +117,24 @@ def summary(rows: list[dict[str, float | None]]) -> dict[str, Any]:
     }
 
 
+def shared(grid: Grid) -> dict[str, Any]:
+    """What the configurations of all rows share."""
+    same = {field: getattr(grid, field) for field in ("keep_ratio", "distractors", "seed", "cases")}
+    return {"model": embedded("drafter").name, **same}
+
+
 def record(grid: Grid, tokens: int, name: str, metrics: dict[str, Any], device: Any) -> dict[str, Any]:
     """One row for the results."""
-    by_alpha = name == "dense" or name.startswith("alpha")
-    config = {
-        "model": embedded("drafter").name,
-        "scorer": grid.scorer if by_alpha else name,
+    drafted = name == "dense" or name.startswith("alpha")
+    config = shared(grid) | {
+        "row": name,
+        "scorer": grid.scorer if drafted else name,
         "alpha": float(name.split()[1]) if name.startswith("alpha") else None,
         "prompt_tokens": tokens,
     }
-    config |= {field: getattr(grid, field) for field in ("keep_ratio", "distractors", "seed")}
-    metrics = dict(metrics)
-    samples = metrics.pop("samples_s")
-    return make_record("flashprefill_quality", config, metrics, samples, device=device)
+    samples = metrics["samples_s"]
+    kept = {name: value for name, value in metrics.items() if name != "samples_s"}
+    return make_record("flashprefill_quality", config, kept, samples, device=device)
 
 
 def main() -> None:
@@ -136,9 +142,19 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--grid", type=Path, default=HERE / "grid.yaml")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; table and picture of what is recorded")
     arguments = parser.parse_args()
     grid = from_mapping(Grid, yaml.safe_load(arguments.grid.read_text()), str(arguments.grid))
-    found: Found = {}
+    path = arguments.results / machine_slug(machine_facts(arguments.device)) / "flashprefill_quality.jsonl"
+    if not arguments.draw:
+        measure(grid, arguments.device, arguments.results)
+    found = found_in(path, shared(grid), grid.lengths)
+    save_png(picture(found, grid.keep_ratio), path.with_suffix(".png"))
+    print(table(found))
+
+
+def measure(grid: Grid, device: Any, results: Path) -> None:
+    """Append the records of all lengths."""
     workers = min(16, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         making = {
@@ -147,15 +163,12 @@ def main() -> None:
             )
             for tokens in reversed(grid.lengths)  # the longest take longest to make
         }
-        drafter = load(embedded("drafter"), extrapolate=True, device=arguments.device)
+        drafter = load(embedded("drafter"), extrapolate=True, device=device)
         for tokens in grid.lengths:
             rows = [measured(drafter, grid, case) for case in making[tokens]]
-            found[tokens] = {name: summary([row[name] for row in rows]) for name in rows[0]}
-            for name, metrics in found[tokens].items():
-                path = append(record(grid, tokens, name, metrics, arguments.device), arguments.results)
+            for name in rows[0]:
+                append(record(grid, tokens, name, summary([row[name] for row in rows]), device), results)
             print(f"{tokens} tokens are done", file=sys.stderr)
-    save_png(picture(found, grid.keep_ratio), path.with_suffix(".png"))
-    print(table(found))
 
 
 if __name__ == "__main__":
