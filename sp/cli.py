@@ -103,7 +103,10 @@ def run(
             help="Option of a strategy, e.g. scorer.queries=16, or of sparse prefill, target.alpha=0.1; repeatable.",
         ),
     ] = None,
-    compress: Annotated[str, typer.Option(help="auto (if it is predicted to pay), always or off.")] = "auto",
+    compress: Annotated[str, typer.Option(help="auto (where it pays), always or off.")] = "auto",
+    break_even: Annotated[
+        Path | None, typer.Option(help="Records of sp bench ttft that decide with auto, in place of a prediction.")
+    ] = None,
     positions: Annotated[str | None, typer.Option(help="Of kept tokens: original (default) or contiguous.")] = None,
     mapping: Annotated[str, typer.Option(help="Drafter to target: byte_span, or text_rejoin.")] = "byte_span",
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
@@ -165,7 +168,7 @@ def run(
         document = read_text(prompt_file, "--prompt-file")
     if question is None:
         raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
-    pipeline = Pipeline.open(target, drafter, device=pick_device(device))
+    pipeline = Pipeline.open(target, drafter, device=pick_device(device)).with_break_evens(break_even)
     prompt = Prompt.from_document(
         document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
     )

@@ -20,8 +20,11 @@ def serve(
     keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Annotated[str, typer.Option(help="What makes a token important: tail, lookahead, ...")] = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
-    compress: Annotated[str, typer.Option(help="auto (if it is predicted to pay), always or off.")] = "auto",
+    compress: Annotated[str, typer.Option(help="auto (where it pays), always or off.")] = "auto",
     threshold: Annotated[int, typer.Option(min=0, help="With auto: shortest prompt to compress, in tokens.")] = 0,
+    break_even: Annotated[
+        Path | None, typer.Option(help="Records of sp bench ttft that decide with auto, in place of a prediction.")
+    ] = None,
     positions: Annotated[str, typer.Option(help="Of kept tokens: original or contiguous.")] = "original",
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
@@ -70,7 +73,7 @@ def serve(
     }
     options = from_mapping(RunOptions, given, "sp serve")
     listener = listen(host, port)
-    pipeline = Pipeline.open(target, drafter, device=pick_device(device))
+    pipeline = Pipeline.open(target, drafter, device=pick_device(device)).with_break_evens(break_even)
     pipeline.warm_up()
     worker = Worker(pipeline, Metrics(), queue)
     service = Service(worker, Defaults(options, max_tokens), Limits(body_bytes=max_body << 20))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from sp.arrays import Bools, Floats
+from sp.errors import ConfigError
 from sp.kernels.device import pick_device
+from sp.kernels.machine import machine_facts, machine_slug
 from sp.models import prefill
 from sp.pipeline import stages
-from sp.pipeline.break_even import BreakEven, find_break_even
+from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens
 from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.options import RunOptions
 from sp.pipeline.plan import Decision, decide
@@ -110,6 +112,33 @@ class Pipeline:
             load(target or embedded("target"), device=where),
             load(drafter or embedded("drafter"), extrapolate=True, device=where),
         )
+
+    def with_break_evens(self, records: Path | None = None) -> Pipeline:
+        """The same pair, deciding by what was measured of it on this machine, where that is known.
+
+        Parameters
+        ----------
+        records : path, optional
+            A file of `sp bench ttft --record`; ``results/<machine>/ttft.jsonl`` if that is there and none is named.
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read, or one was named that tells nothing of this pair on this machine.
+        """
+        if self.drafter is None:
+            return self
+        machine = machine_slug(machine_facts(self.target.model.device))
+        path = records or Path("results") / machine / "ttft.jsonl"
+        if records is None and not path.exists():
+            return self
+        found = read_break_evens(path, self.target.path.name, self.drafter.path.name, machine, None)
+        if records is not None and not found:
+            raise ConfigError(
+                f"{path} tells of no full and compressed prefill by {self.target.path.name} and "
+                f"{self.drafter.path.name} on {machine}; make some with sp bench ttft --record"
+            )
+        return replace(self, break_evens=found)
 
     def warm_up(self, tokens: int = 1024) -> None:
         """Run both models over `tokens` tokens, so that one-time costs fall on no measured pass.

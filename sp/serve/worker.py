@@ -211,6 +211,7 @@ def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
             "reason": result.decision.reason,
             "kept_tokens": result.kept_tokens,
             "break_even_tokens": result.decision.break_even_tokens,
+            "break_even_source": result.decision.break_even_source,
             "queue_ms": 1e3 * queued,
             "ttft_ms": 1e3 * (render + result.answer.ttft_s),
             "stages": stages,

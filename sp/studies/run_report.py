@@ -48,6 +48,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "activated": result.decision.activated,
         "reason": result.decision.reason,
         "break_even_tokens": result.decision.break_even_tokens,
+        "break_even_source": result.decision.break_even_source,
         "prompt_tokens": len(result.prompt),
         "kept_tokens": result.kept_tokens,
         "keep_ratio": result.kept_tokens / len(result.prompt),
@@ -92,12 +93,9 @@ def why(result: RunResult) -> str:
     """The why-not report in one line."""
     decision = result.decision
     state = "Compression was active" if decision.activated else "Compression was not active"
-    pays = (
-        f"it pays above about {decision.break_even_tokens:,} tokens at this keep ratio"
-        if decision.break_even_tokens
-        else "no prompt length is predicted to pay"
-    )
-    return f"{state}: {decision.reason}; {pays}."
+    known = f"{'it' if decision.break_even_tokens else 'no prompt length'} is {decision.break_even_source} to pay"
+    above = f" above about {decision.break_even_tokens:,} tokens" if decision.break_even_tokens else ""
+    return f"{state}: {decision.reason}; {known}{above} at this keep ratio."
 
 
 def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts: dict[str, Any]) -> Trace:

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from sp.cli import main
 from sp.errors import ConfigError
+from sp.kernels.machine import cpu_facts, machine_slug
+from sp.pipeline import Pipeline, RunOptions
 from sp.pipeline.break_even import find_break_even, measured_break_evens, read_break_evens
+from sp.prompt import Prompt
 from sp.scoring import SCORERS
 
 HOW = {"scorer": "tail", "attention": "dense", "alpha": None, "density": None}
@@ -60,3 +64,36 @@ def test_only_this_pair_machine_and_budget_is_read(tmp_path: Path) -> None:
     assert find_break_even(found, 0.1, SCORERS.build("tail", {"attention": "flashprefill"})) is None
     with pytest.raises(ConfigError, match="cannot read"):
         read_break_evens(tmp_path / "no.jsonl", "t", "d", "nvidia-h200", None)
+
+
+def test_a_pair_decides_by_what_was_measured_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = Pipeline.open(device="cpu")
+    names = {"target": pair.target.path.name, "drafter": pair.drafter.path.name}  # type: ignore[union-attr]
+    prompt = Prompt.from_document("The grass is green. " * 60, "What is green?", pair.target.template)
+    options = RunOptions(keep_ratio=0.5, max_new_tokens=1)
+
+    def records(crossing: float, place: Path, **config: Any) -> Path:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        rows = [r | cpu_facts() for r in power_law(crossing, 0.5)]
+        rows = [r | {"config": r["config"] | names | config} for r in rows]
+        place.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        return place
+
+    late = pair.with_break_evens(records(3000, tmp_path / "late.jsonl"))
+    decision = late.run(prompt, options, full=False).decision
+    assert not decision.activated
+    assert "below the measured break-even of 3000" in decision.reason
+    monkeypatch.chdir(tmp_path)
+    assert pair.with_break_evens() is pair
+    records(3000, Path("results") / machine_slug(cpu_facts()) / "ttft.jsonl")
+    assert pair.with_break_evens().break_evens == late.break_evens
+    other = records(3000, tmp_path / "other.jsonl", target="other.gguf")
+    monkeypatch.setattr("sys.argv", ["sp", "run", "--device", "cpu", "--break-even", str(other)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "sp bench ttft --record" in said
+    assert said.count("\n") == 1
