@@ -21,7 +21,6 @@ from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
 from sp.commands.heads import heads
 from sp.commands.kernels import kernels_app
-from sp.commands.report import report
 from sp.commands.serve import serve
 from sp.commands.sweep import sweep
 from sp.commands.terminal import AsJson, print_json, progress_bar, read_text
@@ -64,7 +63,6 @@ app.command()(doctor)
 app.command()(heads)
 app.command()(serve)
 app.command()(sweep)
-app.command()(report)
 app.add_typer(kernels_app, name="kernels")
 bench_app.command("drafter")(bench_drafter)
 bench_app.command("ttft")(bench_ttft)
@@ -179,7 +177,6 @@ def run(
     files = run_report.write_files(result, pipeline, options, out, facts)
     report = run_report.summary(result, files, expected)
     if as_json:
-        print_json(report)
         return
     console = Console()
     console.print(as_text(result, None if show_kept else 1600))
