@@ -177,6 +177,7 @@ def run(
     files = run_report.write_files(result, pipeline, options, out, facts)
     report = run_report.summary(result, files, expected)
     if as_json:
+        print_json(report)
         return
     console = Console()
     console.print(as_text(result, None if show_kept else 1600))
