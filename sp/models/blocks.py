@@ -24,18 +24,8 @@ q and k are after RoPE and before any cache rotation; q belongs to the last `row
 class Mixer(Protocol):
     """The half of a block where tokens meet: attention or a recurrence."""
 
-    @property
-    def first(self) -> Weight:
-        """The weight it reads first."""
-        ...
-
-    def __call__(
-        self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None, then: Weight
-    ) -> Floats:
-        """Residual stream (n, hidden) -> the stream (rows, hidden) of the last `rows` tokens; memory takes all n.
-
-        `then` is the weight that is read after it, see `project`.
-        """
+    def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+        """Residual stream (n, hidden) -> the stream (rows, hidden) of the last `rows` tokens; memory takes all n."""
         ...
 
 
@@ -69,17 +59,15 @@ class Block:
             eps=store.config.eps,
         )
 
-    def __call__(
-        self, x: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None, then: Weight | None = None
-    ) -> Floats:
-        """Residual stream (n, hidden) -> (rows, hidden); `then` is the weight read after the block."""
-        x = self.mixer(x, (self.attn_norm, self.eps), positions, cache, rows, tap, self.ffn_gate)
-        return self.feed_forward(x, then) if rows else x
+    def __call__(self, x: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+        """Residual stream (n, hidden) -> (rows, hidden)."""
+        x = self.mixer(x, (self.attn_norm, self.eps), positions, cache, rows, tap)
+        return self.feed_forward(x) if rows else x
 
-    def feed_forward(self, x: Floats, then: Weight | None = None) -> Floats:
+    def feed_forward(self, x: Floats) -> Floats:
         """The second half: ``x + down(silu(gate(norm(x))) * up(norm(x)))``."""
-        h = gated_project(x, self.ffn_gate, self.ffn_up, (self.ffn_norm, self.eps), self.ffn_down)
-        return project_add(x, h, self.ffn_down, then)
+        h = gated_project(x, self.ffn_gate, self.ffn_up, (self.ffn_norm, self.eps))
+        return project_add(x, h, self.ffn_down)
 
 
 @dataclass(frozen=True)
@@ -120,18 +108,11 @@ class Attention:
             k_norm=store.vector(f"{blk}attn_k_norm.weight", d),
         )
 
-    @property
-    def first(self) -> Weight:
-        """See `Mixer`."""
-        return self.q
-
-    def __call__(
-        self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None, then: Weight
-    ) -> Floats:
+    def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """See `Mixer`."""
         q, gate = self.enter(x, norm, positions, cache, rows, tap)
         last = x[len(x) - rows :]
-        return self.leave(last, cache.attend(self.index, q, gate), then) if rows else last
+        return self.leave(last, cache.attend(self.index, q, gate)) if rows else last
 
     def enter(
         self,
@@ -156,7 +137,7 @@ class Attention:
         last = x[n - rows :]
         # A gated q weight holds, head by head, head_dim query rows and then head_dim gate rows.
         if rows == n:
-            wide, k, v = project(x, (self.q, self.k, self.v), norm, then=self.out)
+            wide, k, v = project(x, (self.q, self.k, self.v), norm)
         else:
             (wide,), (k, v) = project(last, (self.q,), norm), project(x, (self.k, self.v), norm)
         wide = wide.reshape(rows, c.heads, self.q.shape[0] // c.heads)
@@ -171,6 +152,6 @@ class Attention:
             tap(self.index, q, k, positions)
         return q, gate
 
-    def leave(self, x: Floats, attended: Floats, then: Weight | None = None) -> Floats:
+    def leave(self, x: Floats, attended: Floats) -> Floats:
         """All that comes after attention: its output (rows, heads * head_dim), added to the stream (rows, hidden)."""
-        return project_add(x, attended, self.out, then)
+        return project_add(x, attended, self.out)

@@ -113,14 +113,11 @@ class Model:
             raise PromptError(f"{len(positions)} positions for {n} tokens; give one position a token")
         rows = n if rows is None else rows
         assert 0 <= rows <= n, f"rows {rows} of {n}"
-        blocks = self.trunk.blocks
-        then = blocks[index + 1].mixer.first if index + 1 < len(blocks) else self.trunk.output
-        return blocks[index](x, self.place(positions), cache, rows, tap, then)
+        return self.trunk.blocks[index](x, self.place(positions), cache, rows, tap)
 
     def head(self, x: Floats) -> Floats:
         """Residual stream after the last layer (n, hidden) -> logits (n, vocab)."""
-        norm = self.trunk.output_norm, self.config.eps
-        (logits,) = project(x, (self.trunk.output,), norm, (True,), self.trunk.blocks[0].mixer.first)
+        (logits,) = project(x, (self.trunk.output,), (self.trunk.output_norm, self.config.eps), f32=(True,))
         return logits
 
 

@@ -52,27 +52,20 @@ class GatedDelta:
             ),
         )
 
-    @property
-    def first(self) -> Weight:
-        """See `Mixer`."""
-        return self.qkv
-
-    def __call__(
-        self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None, then: Weight
-    ) -> Floats:
+    def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """See `Mixer`; positions and tap belong to attention layers."""
         n = len(x)
         last = x[n - rows :]
         if rows == n:
             weights = self.qkv, self.alpha, self.beta, self.gate
-            qkv, alpha, beta, z = project(x, weights, norm, (False, True, True, False), self.out)
+            qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
         else:
             qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm, f32=(False, True, True))
             (z,) = project(last, (self.gate,), norm)
         state = cache.state(self.index)
         out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
         state.tokens += n
-        return project_add(last, out, self.out, then)
+        return project_add(last, out, self.out)
 
 
 def qwen35_block(store: Store, index: int) -> Block:

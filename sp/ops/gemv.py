@@ -9,7 +9,6 @@ from typing import Any
 from sp.kernels import import_cupy
 from sp.kernels.declared.gemv import ADD, GEMV, STORE, SWIGLU, Layout, bits, variant
 from sp.kernels.device import current_device
-from sp.ops.fragment_order import SIZES
 from sp.ops.packed import PackedWeight
 
 __all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
@@ -26,19 +25,8 @@ LAYOUTS: dict[int, tuple[Layout, ...]] = {
 """By tokens held, the fastest layout first; taken is the first that fits."""
 
 
-AHEAD_BYTES = 16 << 20
-"""Most of the next launch's weight that goes to the L2 cache ahead of it."""
-PIECE = 2048
-"""Bytes brought there at once."""
-
-
 def gemv(
-    x: Any,
-    weights: Sequence[PackedWeight],
-    outs: Sequence[Any],
-    epilogue: int,
-    norm: tuple[Any, float] | None = None,
-    then: PackedWeight | None = None,
+    x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int, norm: tuple[Any, float] | None = None
 ) -> None:
     """Fill `outs` with the products of `x` and the weights; more tokens than fit go in passes.
 
@@ -52,8 +40,6 @@ def gemv(
     epilogue : STORE, ADD or SWIGLU
     norm : (float32 (in,), float), optional
         Weight and eps of an RMS norm of `x` before the product.
-    then : PackedWeight, optional
-        What the next launch starts with; some of it is brought to the L2 cache at the end of this one.
     """
     tokens, k = x.shape
     kinds = tuple(w.format.ggml_type for w in weights)
@@ -61,9 +47,7 @@ def gemv(
     assert most, f"{k} inputs do not fit in shared memory"
     for start in range(0, tokens, most):
         part = slice(start, min(start + most, tokens))
-        _launch(
-            x[part], weights, [out[part] for out in outs], kinds, epilogue, norm, then if part.stop == tokens else None
-        )
+        _launch(x[part], weights, [out[part] for out in outs], kinds, epilogue, norm)
 
 
 def held(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> int:
@@ -83,7 +67,6 @@ def _launch(
     kinds: tuple[int, ...],
     epilogue: int,
     norm: Any,
-    then: PackedWeight | None,
 ) -> None:
     tokens, k = x.shape
     device = current_device()
@@ -113,17 +96,8 @@ def _launch(
         tokens,
         len(weights),
         *arguments,
-        *_ahead(then),
         defines=defines,
     )
-
-
-def _ahead(then: PackedWeight | None) -> tuple[Any, int, int, int]:
-    """Data, bytes from row tile to row tile of codes, row tiles, and how many pieces of each go ahead."""
-    if then is None:
-        return None, 0, 0, 0
-    pitch = then.k_tiles * SIZES[then.format.name].low
-    return then.data, pitch, then.row_tiles, min(pitch, AHEAD_BYTES // then.row_tiles) // PIECE
 
 
 @cache

@@ -25,11 +25,7 @@ LAUNCH_WEIGHTS = 4
 
 
 def project(
-    x: Floats,
-    weights: Sequence[Weight],
-    norm: Norm | None = None,
-    f32: Sequence[bool] | None = None,
-    then: Weight | None = None,
+    x: Floats, weights: Sequence[Weight], norm: Norm | None = None, f32: Sequence[bool] | None = None
 ) -> tuple[Floats, ...]:
     """Multiply the same tokens by several weights: ``y_i = h W_iᵀ`` with ``h = x``, or x normed first.
 
@@ -43,8 +39,6 @@ def project(
         See `rms_norm`.
     f32 : sequence of bool, optional
         On the device: which results are wanted in float32; the others are BF16, as all are by default.
-    then : Weight, optional
-        The weight read next; while one decodes, memory already works on it when this product ends.
 
     Returns
     -------
@@ -59,12 +53,12 @@ def project(
     array([[ 1., -1.]], dtype=float32)
     """
     if is_device(x):
-        return _project(x, tuple(weights), norm, f32, then)
+        return _project(x, tuple(weights), norm, f32)
     h = x if norm is None else rms_norm(x, *norm)
     return tuple(linear(h, w) for w in weights)
 
 
-def project_add(x: Floats, h: Floats, w: Weight, then: Weight | None = None) -> Floats:
+def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     """The end of a half block: ``x + h Wᵀ``.
 
     Parameters
@@ -74,8 +68,6 @@ def project_add(x: Floats, h: Floats, w: Weight, then: Weight | None = None) -> 
     h : float32 (tokens, in)
         On the device BF16 (uint16).
     w : Weight of shape (out, in)
-    then : Weight, optional
-        See `project`.
 
     Returns
     -------
@@ -86,7 +78,7 @@ def project_add(x: Floats, h: Floats, w: Weight, then: Weight | None = None) -> 
         if not len(h):  # the kernels would read a row all the same
             return x
         if decodes(len(h), h.shape[1], (w.format.ggml_type,), False, ADD):
-            gemv(h, (w,), (x,), ADD, None, then)  # type: ignore[arg-type]
+            gemv(h, (w,), (x,), ADD)  # type: ignore[arg-type]
         elif takes_few(len(h), h.shape[1], (w.format.ggml_type,)):
             gemm_few(h, (w,), (x,), ADD)  # type: ignore[arg-type]
         else:
@@ -97,7 +89,7 @@ def project_add(x: Floats, h: Floats, w: Weight, then: Weight | None = None) -> 
     return y
 
 
-def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm, then: Weight | None = None) -> Floats:
+def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm) -> Floats:
     """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed.
 
     Parameters
@@ -105,8 +97,6 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm, then: Weight 
     x : float32 (tokens, in)
     gate, up : Weights of shape (ffn, in)
     norm : (float32 (in,), float)
-    then : Weight, optional
-        See `project`.
 
     Returns
     -------
@@ -114,14 +104,12 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm, then: Weight 
         On the device BF16 (uint16).
     """
     if is_device(x):
-        gated: Floats = _gated_project(x, gate, up, norm, then)
+        gated: Floats = _gated_project(x, gate, up, norm)
         return gated
     return swiglu(*project(x, (gate, up), norm))
 
 
-def _project(
-    x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[bool] | None, then: Any
-) -> tuple[Any, ...]:
+def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[bool] | None) -> tuple[Any, ...]:
     cupy, tokens = import_cupy(), len(x)
     wide = (False,) * len(weights) if f32 is None else f32
     outs = tuple(
@@ -133,7 +121,7 @@ def _project(
     launches = [slice(start, start + LAUNCH_WEIGHTS) for start in range(0, len(weights), LAUNCH_WEIGHTS)]
     if all(decodes(tokens, x.shape[1], _kinds(weights[some]), norm is not None, STORE) for some in launches):
         for some in launches:
-            gemv(x, weights[some], outs[some], STORE, norm, weights[some.stop] if some.stop < len(weights) else then)
+            gemv(x, weights[some], outs[some], STORE, norm)
         return outs
     h = x if norm is None else rms_norm(x, *norm)
     if takes_few(tokens, x.shape[1], _kinds(weights)):
@@ -157,12 +145,12 @@ def _multiply(h: Any, w: Any, out: Any) -> None:
     out[...] = padded[:, :rows]
 
 
-def _gated_project(x: Any, gate: Any, up: Any, norm: Norm, then: Any) -> Any:
+def _gated_project(x: Any, gate: Any, up: Any, norm: Norm) -> Any:
     out = import_cupy().empty((len(x), gate.shape[0]), np.uint16)
     if not len(x):
         return out
     if decodes(len(x), x.shape[1], _kinds((gate, up)), True, SWIGLU):
-        gemv(x, (gate, up), (out,), SWIGLU, norm, then)
+        gemv(x, (gate, up), (out,), SWIGLU, norm)
     elif gate.format == up.format and takes_few(len(x), x.shape[1], _kinds((gate, up))):
         gemm_few(rms_norm(x, *norm), (gate, up), (out,), SWIGLU)
     elif gate.format == up.format:

@@ -126,18 +126,6 @@ def test_formats_of_two_forms_share_a_launch_after_a_norm(tokens: int, guarded: 
             assert nmse(out, normed(x, norm) @ dense.T) < ROUNDED
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "BF16"])
-@pytest.mark.parametrize("ahead", [0, 4096, 1 << 30])
-def test_fetching_the_next_weight_ahead_changes_nothing(name: str, ahead: int, guarded: Any, monkeypatch: Any) -> None:
-    """None of it, some of each row tile, all its codes."""
-    monkeypatch.setattr(module, "AHEAD_BYTES", ahead)
-    (w, dense), (then, _) = weight("Q4_K", (200, 1280)), weight(name, (200, 1280), 1)
-    x = inputs(1, 1280)
-    out = guarded((1, 200), np.float32)
-    gemv(guarded(x.shape, np.uint16, to_bf16(x)), [w], [out], STORE, None, then)
-    assert nmse(out, to_float64(to_bf16(x)) @ dense.T) < 1e-7
-
-
 @pytest.mark.parametrize("tokens", [1, 4, 16])
 @pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q6_K", "Q4_K"), ("Q8_0", "Q8_0")])
 def test_swiglu(tokens: int, names: tuple[str, str], guarded: Any) -> None:

@@ -52,8 +52,8 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
         for (int i = from; i < to; ++i) fetch.next(weights, count, ring_address + i * SLOT, lane);
     };
     float4 scale[2];
-    if constexpr (EAGER_NORM) load_norm(scale, norm, warp, lane);
     fill(0, FIRST);
+    if constexpr (EAGER_NORM) load_norm(scale, norm, warp, lane);
 
     if (threadIdx.x < BUFFERS * GROUPS) reinterpret_cast<Meeting*>(shared + MEETING_AT)[threadIdx.x] = {0, 0};
     wait_for_earlier();
