@@ -120,7 +120,7 @@ class AttentionScorer(ReadingScorer):
         that counts are not run, and that one does not attend.
         """
         model, n, queries = request.model, len(request.ids), self.query_count(request)
-        scored, attend = self.scored_layers(model.config), self.attend()
+        scored, attend = self.scored_layers(model.config), self.attend(request)
 
         def watch(layer: int, q: Floats, cache: Cache) -> None:
             if layer in scored:

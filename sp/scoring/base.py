@@ -97,6 +97,10 @@ class Scorer(ABC):
     def score(self, request: ScoreRequest) -> Importance:
         """Importance of every prompt token."""
 
+    def settled(self, device: str, tokens: int) -> Scorer:
+        """The scorer with every option that is left to device and prompt length decided; most have none."""
+        return self
+
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Predicted floating-point operations of `score`; unless a scorer knows better, one reading by the drafter."""
         return flops(config, tokens)

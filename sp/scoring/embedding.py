@@ -47,7 +47,7 @@ class EmbeddingScorer(ReadingScorer):
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and compare chunks with the question."""
-        model, n, attend = request.model, len(request.ids), self.attend()
+        model, n, attend = request.model, len(request.ids), self.attend(request)
         question_start(request)
         x = stream_by_layer(
             model, request.ids, request.positions, model.new_cache(n, layers=1),

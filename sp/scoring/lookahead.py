@@ -80,7 +80,7 @@ class LookaheadScorer(AttentionScorer):
         """Read the prompt and generate, keeping the queries that count."""
         model, n = request.model, len(request.ids)
         captured: dict[int, list[Floats]] = {layer: [] for layer in self.scored_layers(model.config)}
-        attend, new_tokens = self.attend(), self.queries - self.last
+        attend, new_tokens = self.attend(request), self.queries - self.last
 
         def watch(layer: int, q: Floats, cache: Cache) -> None:
             if layer in captured and self.last:  # a copy, so that the other queries can go

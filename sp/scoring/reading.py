@@ -10,7 +10,11 @@ from sp.errors import ConfigError
 from sp.models import LayerAttention, ModelConfig, SparseAttention, dense_attention, flops
 from sp.ops.expected_density import expected_density
 from sp.ops.flashprefill import FlashPrefill, TopDensity
-from sp.scoring.base import Scorer
+from sp.scoring.base import Scorer, ScoreRequest
+
+SPARSE_TOKENS = 16384
+"""From here on sparse attention saves a drafter on the GPU more than choosing costs. At alpha 0.1 it lost none of the
+needles that dense attention kept, up to 128K tokens (results/nvidia-h200/flashprefill_quality.jsonl)."""
 
 
 @dataclass(frozen=True)
@@ -19,39 +23,55 @@ class ReadingScorer(Scorer):
 
     Parameters
     ----------
-    attention : {"dense", "flashprefill"}
-        To everything, or to the blocks FlashPrefill selects.
+    attention : {"dense", "flashprefill", "auto"}
+        To everything, or to the blocks FlashPrefill selects; or that on the GPU from `SPARSE_TOKENS` on.
     alpha : float
         FlashPrefill's threshold; lower reads more.
     density : float, optional
         In place of the threshold: share of the blocks that FlashPrefill's strongest fill up.
     """
 
-    attention: Literal["dense", "flashprefill"] = "dense"
+    attention: Literal["dense", "flashprefill", "auto"] = "dense"
     alpha: float = 0.1
     density: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "scorer")
-        self.attend()
+        if self.attention == "dense" and self.density is not None:
+            raise ConfigError("density is for attention='flashprefill'")
+        self.choice()
+
+    def settled(self, device: str, tokens: int) -> ReadingScorer:
+        """With `auto` decided."""
+        if self.attention != "auto":
+            return self
+        if device == "cuda" and tokens >= SPARSE_TOKENS:
+            return replace(self, attention="flashprefill")
+        return replace(self, attention="dense", density=None)
 
     def selector(self) -> FlashPrefill | TopDensity | None:
-        """Which blocks attention reads; None for all."""
-        if self.attention == "dense":
-            if self.density is not None:
-                raise ConfigError("density is for attention='flashprefill'")
-            return None
+        """Which blocks attention reads; None for all, and where `auto` is not decided."""
+        return self.choice() if self.attention == "flashprefill" else None
+
+    def choice(self) -> FlashPrefill | TopDensity:
+        """Which blocks attention reads where it is sparse."""
         return FlashPrefill(self.alpha) if self.density is None else TopDensity(self.density)
 
-    def attend(self) -> LayerAttention:
+    def attend(self, request: ScoreRequest) -> LayerAttention:
         """What attends in the model's layers; a sparse one is fresh, with nothing counted."""
-        selector = self.selector()
+        selector = self.settled(request.model.device, len(request.ids)).selector()
         return dense_attention if selector is None else SparseAttention(selector)
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Predicted operations of one reading, at the density that is expected of its attention."""
         selector = self.selector()
         return flops(config, tokens, density=1.0 if selector is None else expected_density(selector, tokens))
+
+
+def by_length(scorer: Scorer) -> Scorer:
+    """The scorer with its attention left to device and prompt length, if it attends at all and densely so far."""
+    dense = isinstance(scorer, ReadingScorer) and scorer.attention == "dense"
+    return replace(scorer, attention="auto") if dense else scorer  # type: ignore[type-var]
 
 
 def densities(attend: LayerAttention) -> tuple[float, ...]:

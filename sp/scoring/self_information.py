@@ -27,7 +27,7 @@ class SelfInformationScorer(ReadingScorer):
 
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and look up each token in the prediction before it."""
-        model, n, attend = request.model, len(request.ids), self.attend()
+        model, n, attend = request.model, len(request.ids), self.attend(request)
         x = stream_by_layer(
             model, request.ids, request.positions, model.new_cache(n, layers=1),
             attend=attend, progress=request.progress,

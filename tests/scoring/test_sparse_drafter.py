@@ -13,6 +13,7 @@ from sp.models import Model, SparseAttention, dense_attention, load_model, prefi
 from sp.ops.block_lists import forced
 from sp.ops.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
+from sp.scoring.reading import SPARSE_TOKENS, by_length
 from sp.scoring.reduction import Fold, Reduction
 
 N = 1500
@@ -125,10 +126,28 @@ def test_head_maps_on_request(drafter, ids) -> None:
     assert score(drafter, ids).by_head is None
 
 
+def test_attention_may_be_left_to_device_and_length(drafter, ids) -> None:
+    scorer = by_length(SCORERS.build("tail", {"alpha": 0.2, "queries": 4}))
+    assert scorer.attention == "auto"
+    for device, tokens, attention in (
+        ("cpu", 1 << 20, "dense"),
+        ("cuda", SPARSE_TOKENS - 1, "dense"),
+        ("cuda", SPARSE_TOKENS, "flashprefill"),
+    ):
+        settled = scorer.settled(device, tokens)
+        assert (settled.attention, settled.alpha, settled.queries) == (attention, 0.2, 4)
+    sparse = SCORERS.build("tail", {"attention": "flashprefill"})
+    assert by_length(sparse) is sparse is sparse.settled("cpu", 5)
+    lexical = SCORERS.build("lexical")
+    assert by_length(lexical) is lexical is lexical.settled("cuda", 1 << 20)
+    assert score(drafter, ids, attention="auto").densities == ()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"attention": "flashprefill", "alpha": 1.5}, "alpha"),
+        ({"attention": "auto", "alpha": 1.5}, "alpha"),
         ({"attention": "flashprefill", "density": 0.0}, "density"),
         ({"density": 0.1}, "flashprefill"),
         ({"attention": "sparse"}, "attention"),
