@@ -176,6 +176,7 @@ class Pipeline:
             tokenised = self.tokenise(prompt)
             stage.tokens = len(tokenised)
         first = trace.stages[0]
+        options = replace(options, scorer=options.scorer.settled(self.target.model.device, len(tokenised)))
         stages.check_context(self.target, len(tokenised), options.max_new_tokens)
         decision = decide(
             self.target.model.config,
