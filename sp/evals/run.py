@@ -57,9 +57,9 @@ def evaluate(
     ------
     dict
         ``task, example, tokens_asked, prompt_tokens``; ``cell`` (index, -1 for the full prefill), ``scorer, selector``
-        (name and options that were set), ``keep_ratio, positions, mapping, kv, rotate, seed``; ``status``: ``ok``,
-        ``budget`` (the protected text alone exceeds the budget) or ``no_needle`` (scorer oracle where the whole text
-        counts), and None in all that follows if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
+        (name and options that were set), then `COLUMNS`; ``status``: ``ok``, ``budget`` (the protected text alone
+        exceeds the budget) or ``no_needle`` (scorer oracle where the whole text counts), and None in all that follows
+        if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
         ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
         `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
         ``drafter_density``. Then ``expected, depth`` and the other facts of the example.
@@ -151,6 +151,8 @@ class _Reading:
         return dict(zip(RESULTS, values, strict=True))
 
 
+COLUMNS = ("keep_ratio", "positions", "mapping", "kv", "rotate", "state_gaps", "seed")
+"""Options that a row names, each as it is."""
 STAGES = {
     "tokenise_s": "tokenise",
     "score_s": "score",
@@ -177,10 +179,10 @@ def cell_columns(index: int, options: RunOptions) -> Row:
         "cell": index,
         "scorer": label(SCORERS, options.scorer),
         "selector": label(SELECTORS, options.selector),
-        **{name: getattr(options, name) for name in ("keep_ratio", "positions", "mapping", "kv", "rotate", "seed")},
+        **{name: getattr(options, name) for name in COLUMNS},
     }
     whole = {"scorer": FULL, "selector": FULL, "keep_ratio": 1.0, "positions": "original", "mapping": "byte_span"}
-    return columns | whole if index < 0 else columns
+    return columns | whole | {"state_gaps": "compact"} if index < 0 else columns
 
 
 def label(registry: Registry[Any], strategy: Any) -> str:

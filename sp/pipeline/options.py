@@ -7,6 +7,7 @@ from typing import Literal
 
 from sp.config import check_fields
 from sp.errors import ConfigError
+from sp.models import Gaps
 from sp.ops.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
 from sp.selection import SELECTORS, Selector, check_keep_ratio
@@ -41,6 +42,8 @@ class RunOptions:
         Format of the target's cached keys and values.
     rotate : bool
         Hadamard rotation of cached keys and values, as llama.cpp applies to quantised caches.
+    state_gaps : {"compact", "reset", "decay"}
+        What the target's recurrent layers do where tokens were left out; see `sp.models.gaps`.
     sparse : FlashPrefill, optional
         Lists the key blocks that the target's own attention layers read of a prompt; densely without it.
     max_new_tokens : int
@@ -58,6 +61,7 @@ class RunOptions:
     mapping: Mapping = "byte_span"
     kv: KVType = "f16"
     rotate: bool = False
+    state_gaps: Gaps = "compact"
     sparse: FlashPrefill | None = None
     max_new_tokens: int = 64
     seed: int = 0
@@ -69,3 +73,7 @@ class RunOptions:
             raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if self.mapping == "text_rejoin" and self.positions == "original":
             raise ConfigError("text_rejoin loses the original positions; use it with positions contiguous")
+        if self.state_gaps != "compact" and (self.positions != "original" or self.sparse is not None):
+            raise ConfigError(
+                f"state_gaps {self.state_gaps} needs positions original and a target that attends densely"
+            )

@@ -144,7 +144,7 @@ def begin(target: Loaded, given: Compressed, options: RunOptions, progress: Prog
     what = target.model, given.ids, given.positions, cache
     densities: tuple[float, ...] = ()
     if options.sparse is None:
-        logits = prefill(*what, progress=progress)
+        logits = prefill(*what, gaps=options.state_gaps, progress=progress)
     else:
         logits, densities = prefill_sparse(*what, options.sparse, progress=progress)
     rest = generate(target.model, logits, given.next_position, cache, limit=options.max_new_tokens)

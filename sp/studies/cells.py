@@ -16,7 +16,14 @@ from sp.studies.store import Row
 FULL = "full prefill"
 CONTROLS = ("random", "uniform", "recency", "head_tail", "lexical", "bm25", "oracle")
 """Scorers that read no model, in the order they are shown, after everything else."""
-DEFAULTS = {"positions": "original", "mapping": "byte_span", "kv": "f16", "rotate": False, "seed": 0}
+DEFAULTS = {
+    "positions": "original",
+    "mapping": "byte_span",
+    "kv": "f16",
+    "rotate": False,
+    "state_gaps": "compact",
+    "seed": 0,
+}
 """Options that are part of a strategy's name where they differ."""
 
 

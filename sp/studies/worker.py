@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sp.errors import SpError
 from sp.evals.base import Example
+from sp.evals.run import COLUMNS as OPTION_COLUMNS
 from sp.evals.run import RESULTS, Row, evaluate
 from sp.pipeline import Pipeline
 from sp.pipeline.load import Where
@@ -16,7 +17,7 @@ from sp.studies.sweep import Pair, Run
 
 COLUMNS = (
     "task", "example", "tokens_asked", "prompt_tokens", "cell", "scorer", "selector", "status", "depth",
-    "keep_ratio", "positions", "mapping", "kv", "rotate", "seed", *RESULTS,
+    *OPTION_COLUMNS, *RESULTS,
 )  # fmt: skip
 """What every row says; the answers expected and other facts of an example stand in its first row."""
 

@@ -12,6 +12,7 @@ from retriever_files import TextTask, text_task
 from sp.errors import ConfigError, ModelError, PromptError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import prefill
+from sp.ops.flashprefill import FlashPrefill
 from sp.pipeline import Pipeline, RunOptions, RunResult, load
 from sp.pipeline.stages import compress, rejoin, widen
 from sp.prompt import Prompt
@@ -98,11 +99,18 @@ def test_keep_ratio_one_gives_the_logits_of_a_plain_prefill(pair: Pipeline, task
         {"kv": "q4_0"},
         {"kv": "q4_0", "rotate": True},
         {"kv": "f32"},
+        {"state_gaps": "decay"},
     ],
     ids=str,
 )
 def test_variants_answer_too(pair: Pipeline, task: TextTask, changes: dict[str, object]) -> None:
     assert run(pair, task, **changes).answer.text == task.answer
+
+
+@pytest.mark.parametrize("more", [{"positions": "contiguous"}, {"sparse": FlashPrefill(0.1)}], ids=str)
+def test_state_gaps_need_positions_that_tell_of_them(more: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="state_gaps reset needs"):
+        RunOptions(state_gaps="reset", **more)  # type: ignore[arg-type]
 
 
 def test_kept_tokens_keep_their_positions_and_decoding_goes_on_after_the_prompt(pair: Pipeline, task: TextTask) -> None:
