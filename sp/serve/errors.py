@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sp.errors import SpError
+from sp.errors import DeviceError, SpError
 from sp.gguf.metadata import plain
 
 LONGEST_MESSAGE = 600
@@ -53,6 +53,8 @@ def as_request_error(error: Exception) -> RequestError:
         message = str(error)
         for option, field in IN_A_REQUEST.items():
             message = message.replace(option, field)
+        if isinstance(error, DeviceError):
+            return RequestError(message, status=503, code="device_error")
         return RequestError(message)
     if isinstance(error, MemoryError):
         advice = "send a shorter prompt, or one with a lower sp.keep_ratio"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sp.errors import SpError
+from sp.kernels import device_errors
 from sp.pipeline import Pipeline, RunResult
 from sp.serve.errors import RequestError, as_request_error
 from sp.serve.messages import to_prompt
@@ -151,7 +152,8 @@ class Worker:
                     return
                 ticket = self._current = self._waiting.popleft()
             try:
-                self._serve(ticket)
+                with device_errors():
+                    self._serve(ticket)
             except CancelledError:
                 self.metrics.requests.labels("cancelled").inc()
             except Exception as error:
