@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
+from sp.arrays import Ints
 from sp.bench.kernel_times import kernel_times
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
@@ -67,7 +69,8 @@ class DraftTiming:
     density : float
         Share of the causal blocks that attention read, mean over the layers.
     stages : dict of str to float
-        Milliseconds of kernels, by `STAGE_NAMES`; empty on the CPU.
+        Milliseconds of kernels in one more run, by `STAGE_NAMES`; empty on the CPU. What the median of `seconds` has
+        beyond their sum are pauses between kernels, and copies.
     peak_bytes, weight_bytes : int
         Most device memory held, and the weights' part of it; 0 on the CPU.
     limit_s : float
@@ -98,26 +101,43 @@ class DraftTiming:
 
 
 def run_drafts(
-    model: Model, drafts: list[Draft], repeats: int, progress: Callable[[], None] | None = None
+    model: Model,
+    drafts: list[Draft],
+    repeats: int,
+    progress: Callable[[], None] | None = None,
+    text: Ints | None = None,
 ) -> Iterator[DraftTiming]:
-    """Time a drafter; each test is warmed up, then repeated with other random tokens."""
+    """Time a drafter; each test is warmed up, then repeated with other tokens.
+
+    Those are random or, with the tokens of a `text`, that text over and over, begun at a random place: what a trained
+    drafter's attention is sparse on.
+    """
     rng = np.random.default_rng(0)
+
+    def score(scorer: Scorer, tokens: int) -> Importance:
+        if text is None:
+            ids = rng.integers(0, model.config.vocab, tokens)
+        else:
+            ids = np.resize(np.roll(text, -rng.integers(len(text))), tokens)
+        nothing = np.zeros(tokens, bool)
+        return scorer.score(ScoreRequest(model, ids, np.arange(tokens), nothing, nothing))
+
     for draft in drafts:
         scorer = SCORERS.build("tail", draft.options)
         _free(model)
         reset_launched()
-        _score(model, scorer, rng, draft.tokens)
+        score(scorer, draft.tokens)
         _free(model)
         seconds = []
         found = Importance(np.zeros(0, np.float32))
         for _ in range(repeats):
             start = time.perf_counter()
-            found = _score(model, scorer, rng, draft.tokens)
+            found = score(scorer, draft.tokens)
             seconds.append(time.perf_counter() - start)
             if progress is not None:
                 progress()
         peak, sources = _peak(model), launched_sources()
-        stages = _stages(model, scorer, rng, draft.tokens) if model.device == "cuda" else {}
+        stages = _stages(partial(score, scorer, draft.tokens)) if model.device == "cuda" else {}
         density = mean(found.densities) if found.densities else 1.0
         limit, weights = 0.0, 0
         if model.device == "cuda":
@@ -139,10 +159,10 @@ def work(config: ModelConfig, tokens: int, density: float) -> float:
     return cost.weights * (config.layers - 1) / config.layers + cost.attention * attending * density + cost.delta
 
 
-def describe(timing: DraftTiming, model: str, path: str) -> dict[str, Any]:
-    """Arguments of `make_record` for a timing; samples are seconds."""
+def describe(timing: DraftTiming, model: str, path: str, tokens: str) -> dict[str, Any]:
+    """Arguments of `make_record` for a timing; samples are seconds, `tokens` what was read: random or text."""
     draft = timing.draft
-    config = {"model": model, "prompt_tokens": draft.tokens, "path": path, "scorer": "tail"}
+    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, "path": path, "scorer": "tail"}
     chosen = {name: draft.options.get(name) for name in ("alpha", "density")}
     return {
         "bench": "drafter",
@@ -153,16 +173,10 @@ def describe(timing: DraftTiming, model: str, path: str) -> dict[str, Any]:
     }
 
 
-def _score(model: Model, scorer: Scorer, rng: np.random.Generator, tokens: int) -> Importance:
-    nothing = np.zeros(tokens, bool)
-    ids = rng.integers(0, model.config.vocab, tokens)
-    return scorer.score(ScoreRequest(model, ids, np.arange(tokens), nothing, nothing))
-
-
-def _stages(model: Model, scorer: Scorer, rng: np.random.Generator, tokens: int) -> dict[str, float]:
+def _stages(work: Callable[[], object]) -> dict[str, float]:
     """Milliseconds by stage of one more run, each kernel timed by itself."""
     found = dict.fromkeys(STAGE_NAMES, 0.0)
-    for item in kernel_times(lambda: _score(model, scorer, rng, tokens), hold_ms=60.0):
+    for item in kernel_times(work, hold_ms=60.0):
         found[STAGES.get(item.entry, "projections")] += item.ms
     return found
 

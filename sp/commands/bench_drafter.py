@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.table import Table
 
@@ -38,22 +39,25 @@ def bench_drafter(
     output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Time the tail scorer on random tokens: seconds from ids to scores, stages, density, memory, and the limit.
+    """Time the tail scorer: seconds from ids to scores, stages, density, memory, and the limit.
 
-    Random weights attend to everything alike, so synthetic drafters are timed at a set density.
+    A model from a file reads the embedded document over and over, so that densities are those of text. Random weights
+    attend to everything alike, so synthetic drafters read random tokens and are timed at a set density.
 
     [bold]Examples[/bold]
 
       sp bench drafter --synthetic qwen3-0.6b -p 8k,32k,64k,128k,256k --density 0.05
 
-      sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --alpha dense,0.1 -o md
+      sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --alpha dense,0.05,0.1,0.2 -o md
     """
     from sp.bench.drafter import Draft, describe, run_drafts
     from sp.bench.record import append, make_record
+    from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels import forced_path
     from sp.kernels.device import pick_device
     from sp.kernels.path import native_path
     from sp.pipeline.load import LONGEST_DRAFT, embedded
+    from sp.studies.sample import sample
 
     output = "json" if as_json else output
     if output not in OUTPUTS:
@@ -73,14 +77,15 @@ def bench_drafter(
     where = pick_device(device)
     named = file or (embedded("drafter") if synthetic is None else None)
     model, name, _ = open_model(named, synthetic, type_, where)
+    text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
     model.config = replace(model.config, context=max(model.config.context, LONGEST_DRAFT))
     taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
     timings, kernels = [], forced_path(path) if where == "cuda" and path != "auto" else nullcontext()
     with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
-        for timing in run_drafts(model, drafts, repeats, progress=lambda: advance(1)):
+        for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text):
             timings.append(timing)
             if record is not None and where == "cuda":
-                append(make_record(**describe(timing, name, taken)), record)
+                append(make_record(**describe(timing, name, taken, "random" if text is None else "text")), record)
     rows = [_row(timing, name, taken) for timing in timings]
     if output == "json":
         print_json({"tests": [row | {"samples": t.seconds} for row, t in zip(rows, timings, strict=True)]})
@@ -112,6 +117,7 @@ def _row(timing: Any, name: str, path: str) -> dict[str, Any]:
         "attention": timing.draft.attention,
         **{key: metrics[key] for key in ("score_s", "limit_s", "density", "peak_bytes", "weight_bytes")},
         **{f"{stage}_ms": ms for stage, ms in timing.stages.items()},
+        **({"sum_ms": sum(timing.stages.values())} if timing.stages else {}),
     }
 
 

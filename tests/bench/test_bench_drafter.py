@@ -6,15 +6,18 @@ import csv
 import io
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from sp.bench.drafter import Draft, describe, run_drafts, work
 from sp.cli import app
 from sp.errors import ConfigError
+from sp.gguf import GGUFFile, Tokenizer
 from sp.models import load_model
 from sp.models.shapes import find_shape
 from sp.pipeline.load import embedded
+from sp.studies.sample import sample
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +37,12 @@ def test_every_draft_has_its_samples(drafter) -> None:
         assert len(timing.seconds) == 2
         assert timing.stages == {}
         assert timing.peak_bytes == timing.weight_bytes == timing.limit_s == 0
-    entry = describe(timings[1], "m", "portable")
+    entry = describe(timings[1], "m", "portable", "random")
     assert entry["bench"] == "drafter"
     assert entry["config"] == {
         "model": "m",
         "prompt_tokens": 2000,
+        "tokens": "random",
         "path": "portable",
         "scorer": "tail",
         "attention": "flashprefill",
@@ -46,6 +50,14 @@ def test_every_draft_has_its_samples(drafter) -> None:
         "density": None,
     }
     assert entry["metrics"]["score_s"] > 0
+
+
+def test_text_is_sparser_than_random_tokens(drafter) -> None:
+    tokenizer = Tokenizer.from_gguf(GGUFFile.open(embedded("drafter")))
+    text = np.asarray(tokenizer.encode(sample()[0]).ids)
+    draft = Draft(2500, {"attention": "flashprefill", "alpha": 0.2})
+    (random,), (read,) = (list(run_drafts(drafter, [draft], 1, text=one)) for one in (None, text))
+    assert read.density < random.density
 
 
 def test_work_is_that_of_all_layers_but_the_last() -> None:

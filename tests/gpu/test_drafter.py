@@ -126,7 +126,7 @@ def test_timings_name_their_stages(path) -> None:
         sparse = bool(draft.options)
         assert (timing.stages["mean"] > 0) == (timing.stages["score_select"] > 0) == sparse
         assert min(timing.stages[name] for name in ("forward", "importance", "projections")) > 0
-        entry = make_record(**describe(timing, "m", path))
+        entry = make_record(**describe(timing, "m", path, "random"))
         assert json.loads(json.dumps(entry)) == entry
         assert "importance.cu" in entry["kernels"]
 
