@@ -16,6 +16,7 @@ from sp.evals.base import Count, Example
 from sp.evals.metrics import Caught, Evidence, caught, score_answer
 from sp.gguf import Tokenizer
 from sp.pipeline import Answer, Pipeline, RunOptions, Scored
+from sp.pipeline.stages import check_context
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS
 from sp.scoring.controls import OracleScorer
@@ -76,6 +77,7 @@ def evaluate(
         with trace.stage("tokenise") as stage:
             prompt = pipeline.tokenise(example.prompt(pipeline.target.template))
             stage.tokens = len(prompt)
+        check_context(pipeline.target, len(prompt), example.max_new_tokens)
         evidence = Evidence.of(prompt, example.answers)
         seen = _Reading(pipeline, example, prompt, evidence, trace)
         if full:

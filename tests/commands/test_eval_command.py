@@ -1,0 +1,96 @@
+"""`sp eval`: tables with full prefill and controls, rows on disk, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sp import cli
+from sp.evals.ngrams import shared_ngrams
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["sp", "eval", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def models(retriever_target: Path, retriever_drafter: Path) -> list[str]:
+    """Small and quick; they are not asked to be right here."""
+    return ["--target", str(retriever_target), "--drafter", str(retriever_drafter), "--device", "cpu"]
+
+
+def test_needle_prints_controls_and_writes_rows(
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.jsonl"
+    common = [*models, "-p", 700, "-n", 1, "--keep-ratio", 0.4, "--out", out]
+    assert call(monkeypatch, "needle", *common, "--depths", "0,1", "--no-shared-ngrams", 1, "--json") == 0
+    lines = json.loads(capsys.readouterr().out)["results"]
+    assert [line["scorer"] for line in lines] == ["full", "tail", "random", "lexical", "head_tail", "oracle"]
+    assert all(line["n"] == 2 and line["low"] <= line["accuracy"] <= line["high"] for line in lines)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 12
+    assert not any(shared_ngrams(row["question_template"], row["needle_template"], "{key}", 1) for row in rows)
+    assert call(monkeypatch, "needle", *common, "--mode", "multiquery", "--no-controls") == 0
+    shown = capsys.readouterr().out
+    assert "needle_multiquery" in shown
+    assert "right if kept" in shown
+    assert len(out.read_text().splitlines()) == 14, "rows are appended"
+
+
+def test_ruler_and_its_files(
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [*models, "-n", 1, "--keep-ratio", 0.5, "--no-controls", "--json"]
+    assert call(monkeypatch, "ruler", *few, "-p", 900, "-t", "vt,fwe", "--no-shots") == 0
+    lines = json.loads(capsys.readouterr().out)["results"]
+    assert [line["task"] for line in lines] == ["fwe", "fwe", "vt", "vt"]
+    path = tmp_path / "niah_single_1" / "validation.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"input": f"{'A line. ' * 40}\nWhat is it?", "outputs": ["7"]}) + "\n")
+    assert call(monkeypatch, "ruler", *few, "--file", path) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["task"] == "niah_single_1"
+
+
+def test_ppl(models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    few = [*models, "-p", 200, "-n", 2, "--continuation", 4, "--keep-ratio", 0.5]
+    assert call(monkeypatch, "ppl", *few) == 0
+    shown = capsys.readouterr().out
+    assert "perplexity" in shown
+    assert "nothing tells the oracle" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["needle", "--mode", "singel"], "did you mean 'single'"),
+        (["needle", "--depths", "0..2/3"], "--depths takes numbers from 0 to 1"),
+        (["needle", "--filler", "essays"], "unknown task needle: filler 'essays'"),
+        (["needle", "--no-shared-ngrams", "-1"], "Invalid value"),
+        (["needle", "--scorer", "tail[querys=3]"], "did you mean 'queries'"),
+        (["needle", "--scorer", "tail[queries]"], "options are NAME=VALUE"),
+        (["needle", "--selector", "top_chunks]"], "--selector takes names with commas"),
+        (["needle", "--keep-ratio", "0"], "keep_ratio must be above 0"),
+        (["needle", "-p", "20"], "ask for more"),
+        (["needle", "--device", "gpu"], "unknown device 'gpu'"),
+        (["needle", "--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
+        (["needle", "--target", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
+        (["ruler", "-t", "niah_singel_1"], "did you mean 'niah_single_1'"),
+        (["ruler", "--file", "/nowhere/x.jsonl"], "cannot read /nowhere/x.jsonl"),
+        (["ppl", "--text", "/nowhere/book.txt"], "check the path given to --text"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    assert call(monkeypatch, *arguments, *device) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
