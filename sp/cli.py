@@ -21,6 +21,7 @@ from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
 from sp.commands.heads import heads
 from sp.commands.kernels import kernels_app
+from sp.commands.report import report
 from sp.commands.serve import serve
 from sp.commands.sweep import sweep
 from sp.commands.terminal import AsJson, print_json, progress_bar, read_text
@@ -63,6 +64,7 @@ app.command()(doctor)
 app.command()(heads)
 app.command()(serve)
 app.command()(sweep)
+app.command()(report)
 app.add_typer(kernels_app, name="kernels")
 bench_app.command("drafter")(bench_drafter)
 bench_app.command("ttft")(bench_ttft)
@@ -136,16 +138,18 @@ def run(
     from sp.pipeline import Pipeline, RunOptions
     from sp.prompt import Prompt
     from sp.scoring import SCORERS
+    from sp.scoring.reading import by_length
     from sp.selection import SELECTORS
     from sp.studies import run_report
     from sp.studies.kept_text import as_text
     from sp.studies.sample import sample
 
     stand = positions or ("contiguous" if mapping == "text_rejoin" else "original")
-    sparse = overrides(settings or [], "target")
+    scoring, sparse = (overrides(settings or [], group) for group in ("scorer", "target"))
+    chosen = SCORERS.build(scorer, scoring)
     given = {
         "keep_ratio": keep_ratio,
-        "scorer": SCORERS.build(scorer, overrides(settings or [], "scorer")),
+        "scorer": chosen if "attention" in scoring else by_length(chosen),
         "selector": SELECTORS.build(selector, overrides(settings or [], "selector")),
         "compress": compress,
         "positions": stand,

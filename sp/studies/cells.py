@@ -149,7 +149,11 @@ def strategy_name(row: Row, several_selectors: bool) -> str:
         parts = [row["scorer"]]
         if several_selectors and row["selector"] != "top_chunks":
             parts.append(row["selector"])
-    changed = [f"{name}={row[name]}" for name, default in DEFAULTS.items() if row["cell"] >= 0 and row[name] != default]
+    changed = [
+        f"{name}={row[name]}"
+        for name, default in DEFAULTS.items()
+        if row["cell"] >= 0 and row.get(name, default) != default
+    ]
     return " + ".join([*parts, *filter(None, [" ".join(changed), row.get("pair")])])
 
 

@@ -28,9 +28,9 @@ Doubles = npt.NDArray[np.float64]
 
 
 def depth_rows(depths: Sequence[float]) -> tuple[list[str], Doubles]:
-    """Rows of the map: the depths themselves if they are a grid of at most 21, else ten bins; names and upper edges."""
+    """Rows of the map: the depths of the examples if they are a grid of at most 21, else ten bins; names and edges."""
     grid = sorted(set(depths))
-    if len(grid) <= 21 and len(depths) > 2 * len(grid):
+    if len(grid) <= 21 and len(depths) >= 2 * len(grid):
         return [f"{100 * depth:.0f}" for depth in grid], np.array(grid) + 1e-9
     edges = np.linspace(0, 1, BINS + 1)
     names = [f"{100 * low:.0f} to {100 * high:.0f}" for low, high in pairwise(edges)]
@@ -54,7 +54,7 @@ def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str
     """Three maps a strategy at one keep ratio, examples of one task; the full prefill has only its answers."""
     rows = [row for row in table.rows if row["task"] == task and row.get("depth") is not None]
     lengths = sorted({row["tokens_asked"] for row in rows})
-    names, edges = depth_rows([row["depth"] for row in rows])
+    names, edges = depth_rows(list({row["example"]: row["depth"] for row in rows}.values()))
     width, height = 0.42 * len(lengths) + 1.1, 0.17 * len(names) + 0.55
     figure = Figure(figsize=(3 * width + 1.2, height * len(strategies) + 1.0), layout="constrained")
     grid = figure.subplots(len(strategies), len(MEASURES), squeeze=False)

@@ -1,0 +1,208 @@
+"""`sp report`: results of sweeps, traces of runs and records of times, as one page of tables and pictures."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sp.bench.record import newest
+from sp.errors import ConfigError
+from sp.studies.cells import Table
+from sp.studies.importance_map import SavedRun, importance_map
+from sp.studies.needle_map import needle_figure
+from sp.studies.pareto import write_pareto
+from sp.studies.plots import save_png
+from sp.studies.report_tables import cells_csv, grid_table, kept_table, markdown, points, share, time_table
+from sp.studies.stage_bars import stage_figure
+from sp.studies.store import SUFFIXES, Results, Row, read_results
+from sp.studies.style import tokens_label
+from sp.trace import write_atomic
+
+SHOWN_KEEP = (0.05, 0.1)
+"""Keep ratios of the detailed tables, if they were run; else the smallest one that was."""
+MAPS_A_PAGE = 6
+
+
+@dataclass
+class Sources:
+    """What the paths given hold.
+
+    Parameters
+    ----------
+    results : list of Path
+        Files of `sp sweep`.
+    records : list of Path
+        Files of `sp bench`.
+    runs : list of Path
+        Folders of `sp run`.
+    """
+
+    results: list[Path] = field(default_factory=list)
+    records: list[Path] = field(default_factory=list)
+    runs: list[Path] = field(default_factory=list)
+
+
+def find_sources(paths: Iterable[Path]) -> Sources:
+    """Sort files by what their first line is; folders are searched.
+
+    Raises
+    ------
+    ConfigError
+        A path is missing or holds nothing that a report can show.
+    """
+    found = Sources()
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(each for each in path.rglob("*") if each.name.endswith(SUFFIXES))
+            found.runs += sorted(each.parent for each in path.rglob("trace.json"))
+            if not inside and not found.runs:
+                raise ConfigError(f"{path} holds no results; name a folder of sp sweep, sp bench or sp run")
+        elif path.is_file():
+            inside = [path]
+        else:
+            raise ConfigError(f"{path} is no file or folder; name results of sp sweep, sp bench or sp run")
+        for each in inside:
+            kind = first_object(each)
+            if "kind" in kind:
+                found.results.append(each)
+            elif "bench" in kind:
+                found.records.append(each)
+            elif path.is_file():
+                raise ConfigError(f"{path}, line 1: neither results of sp sweep nor records of sp bench")
+    return found
+
+
+def first_object(path: Path) -> Row:
+    """The first line of a JSON-lines file; empty if it is no JSON object."""
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+            value = json.loads(file.readline())
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write ``report.md``, ``cells.csv`` and pictures into `out`; the path of the page.
+
+    Raises
+    ------
+    ConfigError
+        See `find_sources` and `read_results`; also when SciPy is missing.
+    """
+    sources = find_sources(paths)
+    parts = []
+    if sources.results:
+        results = read_results(sources.results)
+        table = Table.of(results.all_rows())
+        if not table.rows:
+            raise ConfigError(f"{', '.join(map(str, sources.results))}: no finished run in it; run sp sweep first")
+        parts += [provenance(results), *quality(table, out)]
+    for folder in sources.runs:
+        run = SavedRun.load(folder)
+        if run.has_maps:
+            name = f"importance_{folder.name}.png" if len(sources.runs) > 1 else "importance_heads.png"
+            save_png(importance_map(run), out / name)
+            parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n![Importance by layer and head]({name})")
+    if times := [record for path in sources.records for record in newest(path) if record["bench"] == "ttft"]:
+        parts += ttft(times, out)
+    if not parts:
+        raise ConfigError(f"{', '.join(map(str, paths))}: nothing here that a report shows")
+    return write_atomic(out / "report.md", ("# Report\n\n" + "\n\n".join(parts) + "\n").encode())
+
+
+def provenance(results: Results) -> str:
+    """Where the rows come from: machines, commits, models."""
+    used = {run["session"] for run in results.runs.values()}
+    sessions = [session for name, session in results.sessions.items() if name in used]
+    machines = sorted({str(s.get("gpu") or f"{s.get('cpu')}, {s.get('cores')} cores") for s in sessions})
+    facts = {
+        "sweep": sorted({s["sweep"] for s in sessions}),
+        "machine": machines,
+        "driver": sorted({str(s["driver"]) for s in sessions if s.get("driver")}),
+        "commit": sorted({str(s["commit"]) for s in sessions}),
+        "date": sorted({s["date"][:10] for s in sessions}),
+    }
+    models = {
+        (role, each["file"], each["sha256"][:12])
+        for run in results.runs.values()
+        for role, each in run["models"].items()
+    }
+    facts |= {"model": [f"{role} {file} (sha256 {digest})" for role, file, digest in sorted(models, reverse=True)]}
+    rows = [[name, ", ".join(values)] for name, values in facts.items() if values]
+    rows.append(["runs", f"{len(results.runs):,} finished, {len(results.failed):,} failed"])
+    skipped = [row for row in results.all_rows() if row["status"] != "ok"]
+    if skipped:
+        reasons = {status: sum(row["status"] == status for row in skipped) for status in {r["status"] for r in skipped}}
+        rows.append(["rows not run", ", ".join(f"{count:,} {status}" for status, count in sorted(reasons.items()))])
+    return markdown(["", ""], rows).replace("---:", "---")
+
+
+def quality(table: Table, out: Path) -> list[str]:
+    """Sections on answers, selections and time, with their pictures."""
+    ratios = table.values("keep_ratio")
+    shown = [ratio for ratio in SHOWN_KEEP if ratio in ratios] or ratios[:1]
+    parts = [
+        "Right answers in per cent, with Wilson 95 % intervals; differences to the full prefill of the same examples "
+        "in points, with paired bootstrap 95 % intervals. Scorers that read no model are controls and stand last. "
+        "Every group of one task, length and keep ratio is in [cells.csv](cells.csv).",
+        "## Right answers by keep ratio\n\nAll tasks and lengths together.\n\n"
+        + grid_table(table, "keep_ratio", share, name=lambda r: f"keep {r:g}"),
+        "### Against the full prefill\n\n" + grid_table(table, "keep_ratio", points, name=lambda r: f"keep {r:g}"),
+    ]
+    write_pareto(table, out)
+    parts.append("![Right answers over kept tokens](pareto_kept.png)\n\n![Right answers over time](pareto_ttft.png)")
+    for keep in shown:
+        parts.append(f"## By task, keep ratio {keep:g}\n\n" + grid_table(table, "task", share, keep=keep))
+        by_length = grid_table(table, "tokens_asked", share, keep=keep, name=tokens_label)
+        parts.append(f"## By prompt tokens, keep ratio {keep:g}\n\n" + by_length)
+    parts.append("## What was kept\n\n" + kept_table(table, shown))
+    for keep in shown:
+        parts += needle_maps(table, keep, out)
+    longest = table.values("tokens_asked")[-1]
+    save_png(stage_figure(table, longest, shown[0]), out / "stages.png")
+    parts.append(
+        f"## Time to the first token, keep ratio {shown[0]:g}\n\n"
+        + "Median seconds, and the full prefill's time over it.\n\n"
+        + time_table(table, shown[0])
+        + f"\n\n![Stages at {tokens_label(longest)} tokens](stages.png)"
+    )
+    write_atomic(out / "cells.csv", cells_csv(table).encode())
+    return parts
+
+
+def needle_maps(table: Table, keep: float, out: Path) -> list[str]:
+    """Maps of every needle task at one keep ratio, six strategies a picture."""
+    parts = []
+    tasks = sorted(
+        {row["task"] for row in table.rows if row.get("depth") is not None and row["task"].startswith("needle")}
+    )
+    for task in tasks:
+        there = {row["strategy"] for row in table.rows if row["task"] == task}
+        names = [name for name in table.strategies() if name in there]
+        for page, start in enumerate(range(0, len(names), MAPS_A_PAGE), 1):
+            slug = "".join(letter if letter.isalnum() else "_" for letter in task)
+            file = f"map_{slug}_{keep:g}_{page}.png"
+            save_png(needle_figure(table, task, keep, names[start : start + MAPS_A_PAGE]), out / file)
+            parts.append(f"![{task}, depth over length, keep ratio {keep:g}]({file})")
+    return [f"## Needles by depth and length, keep ratio {keep:g}", *parts] if parts else []
+
+
+def ttft(records: Sequence[Row], out: Path) -> list[str]:
+    """Table and picture of measured times to the first token."""
+    from sp.studies.ttft_plots import draw_stages
+    from sp.studies.ttft_table import cells_of, row_of, title_of
+
+    rows = [row_of(record) for record in records]
+    heads, cells, _ = cells_of(rows)
+    draw_stages(records, out / "ttft_stages.png")
+    return [
+        f"## Time to the first token, measured alone\n\n{title_of(rows)}\n\n"
+        + markdown(heads, cells)
+        + "\n\n![Stages of a request](ttft_stages.png)"
+    ]
