@@ -24,6 +24,8 @@ def row_of(record: Record) -> dict[str, Any]:
     plain = {name: value for name, value in metrics.items() if name not in ("stages", "prompt_tokens")}
     return {
         **config,
+        "asked_density": config.get("density"),
+        "density": None,
         **plain,
         "runs": len(record["samples"]),
         "speedup": full / ttft if full and ttft else None,
@@ -50,7 +52,8 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     full = row["keep_ratio"] == 1
-    sparse = next((f" {name} {row[name]:g}" for name in ("alpha", "density") if row.get(name) is not None), "")
+    asked = {"alpha": row.get("alpha"), "density": row["asked_density"]}
+    sparse = next((f" {name} {value:g}" for name, value in asked.items() if value is not None), "")
     return [
         "everything" if full else f"keep {row['keep_ratio']:g}",
         "" if full else f"{row['scorer']}{sparse}",

@@ -24,6 +24,7 @@ from sp.errors import ConfigError, DeviceError
 from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
 from sp.studies.sample import sample
+from sp.studies.ttft_table import cells_of, row_of
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +187,18 @@ def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     other = replace(pair, drafter=loaded)  # type: ignore[arg-type]
     cell = Cell(300, RunOptions(compress="always"))
     assert config_of(cell, pair, "numpy") != config_of(cell, other, "numpy")
+
+
+def test_density_asked_for_and_read_stand_apart() -> None:
+    config = {"prompt_tokens": 8, "keep_ratio": 0.5, "scorer": "tail", "alpha": None, "density": 0.3, "vram": None}
+    metrics = {
+        "ttft_s": 1.0,
+        "full_ttft_s": 2.0,
+        "density": 0.45,
+        "stages": {"score": 0.5, "fresh": 0.25},
+        "error": None,
+    }
+    heads, cells, _ = cells_of([row_of({"config": config, "metrics": metrics, "samples": [1.0]})])
+    shown = dict(zip(heads, cells[0], strict=True))
+    assert (shown["scorer"], shown["density"], shown["against full"]) == ("tail density 0.3", "45.0%", "2.00x")
+    assert (shown["score (ms)"], shown["other (ms)"]) == ("500.0", "250.0")

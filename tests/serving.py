@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import sp
 from sp.pipeline import Pipeline, RunOptions
@@ -66,5 +67,5 @@ def until(condition, seconds: float = 10.0) -> None:  # type: ignore[no-untyped-
         time.sleep(0.01)
 
 
-def load() -> Pipeline:
-    return sp.load(device="cpu")
+def load(device: Literal["cpu", "cuda"] = "cpu") -> Pipeline:
+    return sp.load(device=device)

@@ -1,0 +1,94 @@
+"""The server with its pair on the device: answers are the pipeline's own, memory comes back, a full card is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import cupy
+import pytest
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+
+import serving as tool  # noqa: E402
+
+from sp.pipeline import Pipeline  # noqa: E402
+from sp.serve.messages import chat_prompt  # noqa: E402
+
+TASKS = [(f"{a}-{b}", 1000003 * n + 1000000) for n, (a, b) in enumerate((a, b) for a in ("quiet", "cloudy", "amber")
+         for b in ("lantern", "coral"))]  # fmt: skip
+LENGTHS = (4, 40, 120)  # repeats of the filler
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pipeline:
+    return tool.load("cuda")
+
+
+def body(number: int, **changes: Any) -> dict[str, Any]:
+    key, value = TASKS[number % len(TASKS)]
+    parts = [tool.document(key, value, LENGTHS[number % len(LENGTHS)]), tool.question(key)]
+    messages = [{"role": "user", "content": [{"type": "text", "text": part} for part in parts]}]
+    return {"messages": messages, "sp": {"compress": "always"}, "max_tokens": 12} | changes
+
+
+def own_answer(pair: Pipeline, number: int) -> str:
+    key, value = TASKS[number % len(TASKS)]
+    parts = [tool.document(key, value, LENGTHS[number % len(LENGTHS)]), tool.question(key)]
+    prompt = chat_prompt(({"role": "user", "parts": parts},), (), pair.target.template, pair.target.tokenizer)
+    result = pair.run(prompt, replace(tool.OPTIONS, compress="always"), full=False)
+    return pair.target.tokenizer.decode(result.answer.tokens)
+
+
+def test_under_load_every_answer_is_the_pipelines_own_and_memory_comes_back(pair: Pipeline) -> None:
+    expected = [own_answer(pair, number) for number in range(6)]
+    pool = cupy.get_default_memory_pool()
+
+    async def polite(http: Any, number: int) -> str:
+        reply = await http.post("/v1/chat/completions", json=body(number))
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["choices"][0]["message"]["content"])
+
+    async def leaving(http: Any, number: int) -> None:
+        async with http.stream("POST", "/v1/chat/completions", json=body(number, stream=True)) as reply:
+            async for _ in reply.aiter_bytes():
+                return
+
+    async def malformed(http: Any, number: int) -> None:
+        headers = {"content-type": "application/json"}
+        reply = await http.post("/v1/chat/completions", content=json.dumps({"messages": number}), headers=headers)
+        assert reply.status_code == 400
+
+    async def everyone(url: str) -> list[Any]:
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None)) as http:
+            crowd = [polite(http, n) for n in range(18)] + [leaving(http, n) for n in range(4)]
+            return await asyncio.gather(*crowd, *(malformed(http, n) for n in range(4)))
+
+    with tool.serving(pair) as server:
+        before = pool.used_bytes()
+        answers = asyncio.run(everyone(server.url))
+        tool.until(lambda: not server.worker.state["running"] and not server.worker.state["waiting"])
+        assert answers[:18] == [expected[number % 6] for number in range(18)]
+        assert pool.used_bytes() == before
+
+
+def test_a_full_card_refuses_one_request_and_serves_the_next(pair: Pipeline) -> None:
+    expected = own_answer(pair, 2)
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    with tool.serving(pair) as server:
+        pool.set_limit(size=pool.used_bytes() + (1 << 20))
+        try:
+            reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
+        finally:
+            pool.set_limit(size=0)
+        assert reply.status_code == 503, reply.text
+        assert "memory" in reply.json()["error"]["message"]
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
+        assert reply.json()["choices"][0]["message"]["content"] == expected
+        assert reply.json()["usage"]["sp"]["kept_tokens"] < reply.json()["usage"]["prompt_tokens"]
