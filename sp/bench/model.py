@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median, stdev
 from typing import Any
 
@@ -14,7 +14,8 @@ from sp.arrays import Ints
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models import Cache, Model, prefill
+from sp.models import Cache, Model, prefill, prefill_sparse
+from sp.ops.flashprefill import TopDensity
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 SKIPPED = 3  # decoded tokens before the clock starts: one launch by launch, one captured, one replayed
@@ -22,16 +23,20 @@ SKIPPED = 3  # decoded tokens before the clock starts: one launch by launch, one
 
 @dataclass(frozen=True)
 class Trial:
-    """What is timed: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length."""
+    """What is timed: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length.
+
+    With a `density` the attention of a prefill reads the strongest key blocks up to that share, see `TopDensity`.
+    """
 
     prompt: int
     new: int = 0
+    density: float | None = None
 
     @property
     def name(self) -> str:
-        """As llama-bench calls it: pp512, tg64, tg64@d4096."""
+        """As llama-bench calls it: pp512, tg64, tg64@d4096; a sparse prefill pp512 sparse 0.05."""
         if not self.new:
-            return f"pp{self.prompt}"
+            return f"pp{self.prompt}" + ("" if self.density is None else f" sparse {self.density:g}")
         return f"tg{self.new}" + (f"@d{self.prompt}" if self.prompt else "")
 
     @property
@@ -53,12 +58,15 @@ class Timing:
         Most device memory held during the test, weights included; 0 on the CPU.
     sources : tuple of str
         Kernels it launched, for `make_record`.
+    densities : tuple of float
+        Share of the causal blocks that each layer of a sparse prefill read.
     """
 
     test: Trial
     seconds: tuple[float, ...]
     peak_bytes: int
     sources: tuple[str, ...] = ()
+    densities: tuple[float, ...] = ()
 
     @property
     def rates(self) -> list[float]:
@@ -111,37 +119,49 @@ def run_tests(
         reset_launched()
         cache = model.new_cache(room, kv, rotate=rotate)
         if not test.new:
-            _prefill(model, cache, rng, min(test.prompt, WARM_TOKENS), chunk)
-        seconds = []
+            _prefill(model, cache, rng, replace(test, prompt=min(test.prompt, WARM_TOKENS)), chunk)
+        seconds: list[float] = []
+        densities: tuple[float, ...] = ()
         for _ in range(repeats):
             cache.reset()
             if test.new:
                 seconds.append(_decode(model, cache, rng, test, chunk))
             else:
-                seconds.append(_prefill(model, cache, rng, test.prompt, chunk))
+                took, densities = _prefill(model, cache, rng, test, chunk)
+                seconds.append(took)
             if progress is not None:
                 progress(test.name)
-        yield Timing(test, tuple(seconds), _peak(model), launched_sources())
+        yield Timing(test, tuple(seconds), _peak(model), launched_sources(), densities)
+
+
+def read(model: Model, ids: Ints, cache: Cache, chunk: int | None, density: float | None) -> tuple[float, ...]:
+    """Prefill, sparsely at a density; see `Timing.densities`."""
+    if density is None:
+        prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk)
+        return ()
+    return prefill_sparse(model, ids, np.arange(len(ids)), cache, TopDensity(density), chunk=chunk)[1]
 
 
 def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
     return rng.integers(0, model.config.vocab, tokens)
 
 
-def _prefill(model: Model, cache: Cache, rng: np.random.Generator, tokens: int, chunk: int | None) -> float:
-    """Seconds of one prefill, from ids on the host to logits; by CUDA events on the device."""
-    ids, positions = _ids(model, rng, tokens), np.arange(tokens)
+def _prefill(
+    model: Model, cache: Cache, rng: np.random.Generator, test: Trial, chunk: int | None
+) -> tuple[float, tuple[float, ...]]:
+    """Seconds of one prefill, from ids on the host to logits, by CUDA events on the device; and densities."""
+    ids = _ids(model, rng, test.prompt)
     if model.device == "cpu":
         start = time.perf_counter()
-        prefill(model, ids, positions, cache, chunk=chunk)
-        return time.perf_counter() - start
+        densities = read(model, ids, cache, chunk, test.density)
+        return time.perf_counter() - start, densities
     events = import_cupy().cuda
     before, after = events.Event(), events.Event()
     before.record()
-    prefill(model, ids, positions, cache, chunk=chunk)
+    densities = read(model, ids, cache, chunk, test.density)
     after.record()
     after.synchronize()
-    return float(events.get_elapsed_time(before, after)) / 1e3
+    return float(events.get_elapsed_time(before, after)) / 1e3, densities
 
 
 def _decode(model: Model, cache: Cache, rng: np.random.Generator, test: Trial, chunk: int | None) -> float:
@@ -181,10 +201,11 @@ def describe(timing: Timing, model: str, path: str, kv: str) -> dict[str, Any]:
             "samples": timing.rates,
             "sources": timing.sources,
         }
+    sparse = {} if test.density is None else {"asked_density": test.density}
     return {
         "bench": "prefill",
-        "config": common | {"prompt_tokens": test.prompt},
-        "metrics": metrics,
+        "config": common | {"prompt_tokens": test.prompt} | sparse,
+        "metrics": metrics | ({"density": mean(timing.densities)} if timing.densities else {}),
         "samples": timing.rates,
         "sources": timing.sources,
     }

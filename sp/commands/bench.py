@@ -38,6 +38,9 @@ def bench_model(
     kv: Annotated[str, typer.Option(help="Cached keys and values: f16, q4_0, or on the CPU f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
     chunk: Annotated[int | None, typer.Option(min=1, help="Tokens that go through a layer together.")] = None,
+    density: Annotated[
+        float | None, typer.Option(help="Prefill sparsely: share of the key blocks that attention reads.")
+    ] = None,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Also list the kernels a test spends its time in.")
     ] = False,
@@ -52,6 +55,8 @@ def bench_model(
       sp bench model Qwen3.6-27B-Q4_K_M.gguf -p 512,8192,32768,131072 -n 64 -r 5
 
       sp bench model --synthetic qwen3.6-27b -p 8192 --path portable -o md
+
+      sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --density 0.05
     """
     from sp.bench.model import Trial, describe, run_tests
     from sp.bench.record import append, make_record
@@ -67,7 +72,7 @@ def bench_model(
     if (file is None) == (synthetic is None):
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     lengths, decoded, depths = (numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
-    tests = [Trial(n) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
+    tests = [Trial(n, density=density) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
     where = pick_device(device)
     model, name, load = open_model(file, synthetic, type_, where)
     on_gpu = where == "cuda"
@@ -184,12 +189,13 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool, chunk: int | None) ->
     import numpy as np
 
     from sp.bench.kernel_times import kernel_times
+    from sp.bench.model import read
     from sp.models import decode_step, prefill
 
     cache = model.new_cache(max(1, test.prompt) + 2, kv, rotate=rotate)
     ids = np.random.default_rng(0).integers(0, model.config.vocab, max(1, test.prompt))
     if not test.new:
-        return kernel_times(lambda: prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk))
+        return kernel_times(lambda: read(model, ids, cache, chunk, test.density))
     prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk)
     decode_step(model, 0, len(ids), cache)
     return kernel_times(lambda: decode_step(model, 0, len(ids) + 1, cache), hold_ms=60.0)

@@ -26,6 +26,7 @@ def model():
 
 def test_names_are_those_of_llama_bench() -> None:
     assert [t.name for t in (Trial(512), Trial(0, 64), Trial(4096, 64))] == ["pp512", "tg64", "tg64@d4096"]
+    assert Trial(512, density=0.05).name == "pp512 sparse 0.05"
     assert [t.tokens for t in (Trial(512), Trial(4096, 64))] == [512, 64]
 
 
@@ -39,6 +40,15 @@ def test_every_test_has_its_samples(model) -> None:
         assert len(timing.seconds) == len(timing.rates) == 3
         assert min(timing.seconds) > 0
         assert timing.peak_bytes == 0
+
+
+def test_a_sparse_prefill_tells_its_density(model) -> None:
+    (timing,) = run_tests(model, [Trial(2000, density=0.1)], 1)
+    assert len(timing.densities) == model.config.layers - 1
+    assert 0.1 < max(timing.densities) < 1
+    entry = describe(timing, "m", "numpy", "f16")
+    assert entry["config"]["asked_density"] == 0.1
+    assert entry["metrics"]["density"] == np.mean(timing.densities)
 
 
 def test_only_counted_tokens_are_timed(model, monkeypatch) -> None:
