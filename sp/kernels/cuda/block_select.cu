@@ -58,15 +58,22 @@ SP_DEVICE f32 block_max(f32 value, f32* scratch) {
     return value;
 }
 
-SP_DEVICE i32 block_sum(i32 value, i32* scratch) {
-    value = __reduce_add_sync(0xffffffffu, value);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-    i32 sum = 0;
+// Sums of N values over the block, in place.
+template <int N>
+SP_DEVICE void block_sum(i32 (&values)[N], i32* scratch) {
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) sum += scratch[w];
-    return sum;
+    for (int i = 0; i < N; ++i) values[i] = __reduce_add_sync(0xffffffffu, values[i]);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32 * N + i] = values[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w)
+#pragma unroll
+        for (int i = 0; i < N; ++i) values[i] += scratch[w * N + i];
 }
 
 // Lanes that differ in `Bit` share out 2 Half values: each keeps half of them, summed over the two.
@@ -93,7 +100,7 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
              f32 share, f32 scale) {
     __shared__ f32 partial[2][WARPS][KEYS];
     __shared__ f32 references[2][WARPS];
-    __shared__ f32 scratch[WARPS];
+    __shared__ f32 scratch[3 * WARPS];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i32 query_blocks = (n + ROWS - 1) / ROWS, lists = heads / together;
     const i32 block = query_blocks - 1 - i32(blockIdx.x) / lists, first_head = i32(blockIdx.x) % lists * together;
@@ -238,15 +245,24 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
     const i32 budget = min(ranked ? i32(ceilf(__fmul_rn(share, f32(candidates)))) : least, candidates);
     i32 key = 0x7fffffff, ties = 0;
     if (budget > 0) {
-        const auto count = [&](i32 least_key) {
-            i32 found = 0;
-            for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) found += key_of(j) >= least_key;
-            return block_sum(found, reinterpret_cast<i32*>(scratch));
-        };
-        key = 0;
-        for (i32 bit = 1 << 30; bit > 0; bit >>= 1)
-            if (count(key | bit) >= budget) key |= bit;
-        ties = budget - count(key + 1);
+        // Two bits a round: blocks whose key is at least that of digit 1, 2, 3. Keys are not negative.
+        u32 found_key = 0;
+        for (i32 shift = 30; shift >= 0; shift -= 2) {
+            i32 found[3] = {};
+            for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) {
+                const u32 own = u32(key_of(j));
+#pragma unroll
+                for (u32 digit = 1; digit < 4; ++digit) found[digit - 1] += own >= (found_key | digit << shift);
+            }
+            block_sum(found, reinterpret_cast<i32*>(scratch));
+            const u32 digit = (found[0] >= budget) + (found[1] >= budget) + (found[2] >= budget);
+            found_key |= digit << shift;
+        }
+        key = i32(found_key);
+        i32 above[1] = {};
+        for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) above[0] += key_of(j) > key;
+        block_sum(above, reinterpret_cast<i32*>(scratch));
+        ties = budget - above[0];
     }
 
     __syncthreads();
