@@ -18,10 +18,8 @@ from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.studies.sample import sample
 
-BOUND = 2e-3
+BOUND = 2e-4
 N = 2009  # no whole number of pages
-LOOSE = {"gemfilter", "self_information"}
-"""Their scores are logits, where rounding of activations shows undamped by a softmax."""
 
 
 @cache
@@ -62,8 +60,8 @@ def test_the_scores_are_those_of_numpy(name, options) -> None:
     if name == "lookahead" and got.generated != want.generated:
         pytest.skip("another token was generated: two of nearly one probability")
     sparse = options.get("attention") == "flashprefill"  # rounding moves blocks over the threshold
-    assert error < (50 if sparse else 10 if name in LOOSE else 1) * BOUND
-    assert agreement > (0.9 if sparse or name == "head_vote" else 0.98)
+    assert error < (50 if sparse else 1) * BOUND
+    assert agreement > (0.9 if sparse else 0.99)
     again = score(case(role).gpu, role, name, **options)
     np.testing.assert_array_equal(again.scores, got.scores)
     assert sum(told) in (0, N * case(role).gpu.config.layers)
@@ -95,7 +93,7 @@ def test_what_is_held_at_128k(name, options) -> None:
     held = pool.total_bytes() - before
     print(f"{name}: {held / 1e9:.2f} GB")
     assert np.isfinite(found.scores).all()
-    assert held < 3.6e9
+    assert held < 3e9
 
 
 @cache
