@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from sp.kernels import import_cupy
-from sp.kernels.declared.gemv import ADD, GEMV, STORE, SWIGLU, Layout, bits, variant
-from sp.kernels.device import current_device
+from sp.kernels.declared.gemv import ADD, GEMV, STORE, SUPER, SWIGLU, Layout, bits, variant
+from sp.kernels.device import capability, current_device
 from sp.ops.packed import PackedWeight
 
 __all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
@@ -87,8 +87,9 @@ def _launch(
             out if wide else None,
         ]
     weight, eps = norm if norm is not None else (None, 0.0)
+    blocks = min(_attribute("MultiProcessorCount", device) // defines["SPLIT"], -(-units // defines["GROUPS"]))
     GEMV.launch(
-        (min(_attribute("MultiProcessorCount", device), -(-units // defines["GROUPS"])),),
+        (defines["SPLIT"] * blocks,),
         x if norm is None else None,
         None if norm is None else x,
         weight,
@@ -107,7 +108,9 @@ def _variant(
     """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots."""
     for layout in LAYOUTS[count]:
         capacity = _attribute("MaxSharedMemoryPerBlockOptin", device)
-        defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity)
+        pairs = epilogue == ADD and count == 1 and SUPER.issuperset(kinds) and capability(device) >= (9, 0)
+        split = 2 if pairs and k % 512 == 0 and k // 512 >= layout.warps else 1
+        defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity, split)
         if defines["STAGES"] >= 2:
             return defines
     return None

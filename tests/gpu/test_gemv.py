@@ -98,6 +98,21 @@ def test_residual_add(tokens: int, name: str, guarded: Any) -> None:
     assert nmse(stream, residual + to_float64(to_bf16(x)) @ dense.T) < 1e-7
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("shape", [(8, 4096), (200, 4608), (2144, 6144), (13008, 4096)])
+def test_residual_add_by_pairs_of_blocks(shape: tuple[int, int], name: str, guarded: Any) -> None:
+    """One token and long strips: from compute capability 9.0 two blocks share each, many strips after each other."""
+    w, dense = weight(name, shape)
+    x = inputs(1, shape[1])
+    residual = np.random.default_rng(2).standard_normal((1, shape[0])).astype(np.float32)
+    given, want = guarded(x.shape, np.uint16, to_bf16(x)), residual.astype(np.float64)
+    stream = guarded(residual.shape, np.float32, residual)
+    for _ in range(4):
+        gemv(given, [w], [stream], ADD)
+        want = want + to_float64(to_bf16(x)) @ dense.T
+    assert nmse(stream, want) < 1e-7
+
+
 @pytest.mark.parametrize("tokens", [1, 6, 16])
 def test_weights_of_several_formats_after_a_norm(tokens: int, guarded: Any) -> None:
     """As a recurrent layer has them, with small ones whose last tile is mostly padding."""

@@ -12,6 +12,7 @@ CASES = [
     variant(5120, 1, bits(12, 14), True, STORE, Layout(8, 3)),
     variant(5120, 1, bits(12), True, SWIGLU, Layout(6, 2), 113 << 10),
     variant(17408, 1, bits(14), False, ADD, Layout(8, 3)),
+    variant(17408, 1, bits(12, 14), False, ADD, Layout(8, 3), split=2),
     variant(1280, 1, bits(12, 8), True, STORE, Layout(8, 2)),
     variant(192, 1, bits(8), False, STORE, Layout(8, 2)),
     variant(5120, 8, bits(12, 14), True, STORE, Layout(8, 2)),

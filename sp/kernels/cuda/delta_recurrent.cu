@@ -55,7 +55,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     f32 past[3] = {}, rate = 0.0f, bias = 0.0f, raw = 0.0f, strength = 0.0f;
     u16 now = 0;
     const i32 gate = thread - 3 * HEAD_DIM;  // token whose gates this thread computes
-    let_next_start();
     for (i32 line = thread; line < HEAD_DIM * HEAD_DIM / 32; line += THREADS)
         prefetch_l2(state + i64(p) * HEAD_DIM * HEAD_DIM + line * 32);
     if (part < 3) {
@@ -94,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         strengths[gate] = sigmoid(strength);
     }
     __syncthreads();
+    let_next_start();  // not before the state is here: the next kernel's reads would delay it
     // Past the barrier every read of history has returned, so the arrival needs no fence; its answer is used last.
     u32 arrived = 0;
     if (thread == THREADS - 1) arrived = atomicInc(arrivals + head, readers - 1);

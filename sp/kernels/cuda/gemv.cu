@@ -12,19 +12,23 @@
 // that is filled before the inputs are even read and never waits for the end of a strip. Strips (16 rows of a weight)
 // are dealt to groups of WARPS warps, the stages of a group's strips in turn to its warps. At the end of a strip the
 // warps' sums meet in shared memory and the last to come adds them up, always in the same order: results do not depend
-// on timing. Launched early, see sp/kernels/early.py: FIRST slots are filled while the kernel before still runs, the
-// others behind the reads of the inputs, which would otherwise queue behind them.
+// on timing. Launched early, see sp/kernels/early.py: one slot is filled while the kernel before still runs, the others
+// only when the inputs have been asked for, which would wait behind them.
 //
-// Defines: K, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE, WARPS, GROUPS, STAGES.
-// Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of private slots: ours.
-// Arches: 80+.
+// With SPLIT = 2 two blocks, a cluster, share each strip, K inputs each: few long strips come out even on twice as many
+// blocks. For one token, EPILOGUE 1 and K-quants; the grid is even.
+//
+// Defines: K (inputs of a block), SPLIT, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE,
+// WARPS, GROUPS, STAGES. Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of
+// private slots: ours. Arches: 80+.
 #include "early.cuh"
 #include "gemv_input.cuh"
+#include "gemv_pair.cuh"
 #include "gemv_walk.cuh"
 
 SP_DEVICE f32 silu(f32 v) { return v / (1 + __expf(-v)); }
 
-extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
+extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
     gemv(const u16* x, const f32* wide, const f32* norm, f32 eps, i32 tokens, i32 count,
          const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
          const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
@@ -33,17 +37,17 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
     const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
                               {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}};
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const int group = warp / WARPS, member = warp % WARPS;
+    const int group = warp / WARPS, member = warp % WARPS, half = SPLIT > 1 ? blockIdx.x % SPLIT : 0;
+    const int unit = group * (gridDim.x / SPLIT) + blockIdx.x / SPLIT, step = GROUPS * (gridDim.x / SPLIT);
 
     let_next_start();
     if constexpr (NORM && !EAGER_NORM) {  // from memory, so ahead of the ring's many requests
         for (int line = threadIdx.x; line < K / 32; line += 32 * ALL_WARPS)
             prefetch_l2(norm + line * 32);
     }
-    Fetch fetch = {};
-    fetch.at.start(weights, count, group * gridDim.x + blockIdx.x, GROUPS * gridDim.x, member);
-    Walk compute = fetch.at;
-    if (compute.valid()) fetch.enter(weights, lane);
+    Fetch fetch = {half * (K / 256)};
+    fetch.at.start(weights, count, unit, step, member);
+    if (fetch.at.valid()) fetch.enter(weights, lane);
     fetch.settle(weights, count, lane);
     u8* ring = shared + RING_AT + warp * (STAGES * SLOT);
     const u32 ring_address = shared_address(ring);
@@ -55,12 +59,18 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
     fill(0, FIRST);
     if constexpr (EAGER_NORM) load_norm(scale, norm, warp, lane);
 
-    if (threadIdx.x < BUFFERS * GROUPS) reinterpret_cast<Meeting*>(shared + MEETING_AT)[threadIdx.x] = {0, 0};
+    Mail* mails = reinterpret_cast<Mail*>(shared + MAIL_AT);
+    if (threadIdx.x < BUFFERS * GROUPS) {
+        reinterpret_cast<Meeting*>(shared + MEETING_AT)[threadIdx.x] = {0, 0};
+        if constexpr (SPLIT > 1) mails[threadIdx.x].filled = mails[threadIdx.x].taken = 0;
+    }
+    arrive_at_pair();
     wait_for_earlier();
-    if constexpr (ONE) load_one(x, wide, norm, scale, warp, lane, [&] { fill(FIRST, STAGES); });
+    if constexpr (ONE) load_one(x + half * K, wide, norm, scale, warp, lane, [&] { fill(FIRST, STAGES - 1); });
     if constexpr (MANY) load_inputs(x, wide, norm, tokens, warp, lane);
-    if constexpr (!ONE) fill(FIRST, STAGES);
+    if constexpr (!ONE) fill(FIRST, STAGES - 1);
     __syncthreads();
+    wait_for_pair();
     f32* factors = reinterpret_cast<f32*>(shared + FACTOR_AT);
     f32 only = 1;  // the factor of a lone token, which every warp works out for itself
     if constexpr (NORM) {
@@ -82,12 +92,14 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
     constexpr int OUTPUTS = (TOKENS * 16 + 31) / 32;  // of a lane of the warp that finishes a strip
     Meeting* meetings = reinterpret_cast<Meeting*>(shared + MEETING_AT) + group * BUFFERS;
     f32* partials = reinterpret_cast<f32*>(shared + PARTIAL_AT) + group * (BUFFERS * PARTS * WARPS * PARTIAL);
+    Walk compute;
+    compute.start(weights, count, unit, step, member);
     int slot = 0, strips = 0;
     while (compute.valid()) {
         const Weight w = pick(weights, compute.which);
         const int row = compute.strip * 16;
         f32 before[OUTPUTS];
-        if constexpr (EPILOGUE == 1) {
+        if (EPILOGUE == 1 && half == 0) {
 #pragma unroll
             for (int i = 0; i < OUTPUTS; ++i) {
                 const int token = (lane + i * 32) / 16, o = row + lane % 16;
@@ -97,8 +109,9 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
         f32 acc[NT][4] = {}, shares[2] = {};
         if constexpr (ONE) one.aim(w.kind == Q6_K, lane);
         while (compute.index < compute.stages) {
-            cp_async_wait<STAGES - 1>();
+            cp_async_wait<STAGES - 2>();
             __syncwarp();
+            fetch.next(weights, count, ring_address + (slot == 0 ? STAGES - 1 : slot - 1) * SLOT, lane);
             const u8* here = ring + slot * SLOT;
 #define SP_DO(F)                                                                      \
     if constexpr (has<F>)                                                             \
@@ -110,8 +123,6 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
         }
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
-            __syncwarp();
-            fetch.next(weights, count, ring_address + slot * SLOT, lane);
             slot = slot + 1 == STAGES ? 0 : slot + 1;
             compute.index += WARPS;
         }
@@ -143,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
             if (lane == 0) arrived = atomicAdd(&meeting->arrived, 1) + 1;
             if (__shfl_sync(0xffffffffu, arrived, 0) == WARPS) {
                 __threadfence_block();
+                f32 own = 0;
 #pragma unroll
                 for (int i = 0; i < OUTPUTS; ++i) {
                     const int token = (lane + i * 32) / 16, o = row + lane % 16;
@@ -156,7 +168,9 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
                         if constexpr (NORM) value[p] *= TOKENS > 1 ? factors[token] : only;
                     }
                     const i64 at = i64(token) * w.rows + o;
-                    if (EPILOGUE == 2)
+                    if (SPLIT > 1)
+                        own = value[0];
+                    else if (EPILOGUE == 2)
                         weights.list[0].y[at] = bf16_from(silu(value[0]) * value[PARTS - 1]);
                     else if (EPILOGUE == 1)
                         w.z[at] = before[i] + value[0];
@@ -164,6 +178,15 @@ extern "C" __global__ void __launch_bounds__(32 * ALL_WARPS, 1)
                         w.z[at] = value[0];
                     else
                         w.y[at] = bf16_from(value[0]);
+                }
+                if constexpr (SPLIT > 1) {
+                    const Mail* mail = mails + group * BUFFERS + buffer;
+                    if (half == 1) {
+                        post(mail, own, strips / BUFFERS, lane);
+                    } else {
+                        own += take(mail, strips / BUFFERS, lane);
+                        if (lane < 16 && row + lane < w.rows) w.z[row + lane] = before[0] + own;
+                    }
                 }
                 __syncwarp();
                 if (lane == 0) {

@@ -47,6 +47,7 @@ def fixed_bytes(defines: Defines) -> int:
     buffers = 4 if tokens < 8 else 2  # strips whose sums may be under way
     total += buffers * warps(defines) * tokens * 80 * (2 if defines["EPILOGUE"] == SWIGLU else 1)
     total += -(-buffers * int(defines["GROUPS"]) * 8 // 16) * 16
+    total += buffers * int(defines["GROUPS"]) * 80 * (defines["SPLIT"] != 1)
     total += tokens * -(-k // 128) * 4 if defines["NORM"] else 0
     return total + 4 * tokens
 
@@ -62,11 +63,19 @@ def smem(defines: Defines) -> int:
 
 
 def variant(
-    k: int, tokens: int, formats: int, norm: bool, epilogue: int, layout: Layout, capacity: int = CAPACITY
+    k: int,
+    tokens: int,
+    formats: int,
+    norm: bool,
+    epilogue: int,
+    layout: Layout,
+    capacity: int = CAPACITY,
+    split: int = 1,
 ) -> dict[str, int]:
     """Defines with the deepest ring that fits in `capacity`; STAGES < 2 says that nothing fits."""
     defines = {
-        "K": k,
+        "K": k // split,
+        "SPLIT": split,
         "TOKENS": tokens,
         "FORMATS": formats,
         "NORM": int(norm),
@@ -105,8 +114,9 @@ GEMV = Kernel(
     variants=(
         variant(5120, 1, bits(12, 14), True, STORE, _WIDE),
         variant(5120, 1, bits(12), True, SWIGLU, _WIDE),
+        variant(17408, 1, bits(14), False, ADD, _WIDE, split=2),
+        variant(6144, 1, bits(12), False, ADD, _WIDE, split=2),
         variant(17408, 1, bits(14), False, ADD, _WIDE),
-        variant(6144, 1, bits(12), False, ADD, _WIDE),
         variant(5120, 8, bits(12), True, SWIGLU, _MANY),
         variant(1024, 8, bits(30), True, STORE, _SMALL, 99 * 1024),
         variant(1024, 16, bits(8), True, SWIGLU, _SMALL, 99 * 1024),

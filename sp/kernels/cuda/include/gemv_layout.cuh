@@ -16,7 +16,7 @@ constexpr bool ONE32 = has<Q4_K> || has<Q5_K>, ONE16 = has<Q6_K>;
 constexpr bool WITH32 = TOKENS > 1 && ONE32, WITH16 = TOKENS > 1 && ONE16;
 constexpr int NT = (TOKENS + 7) / 8, ALL_WARPS = WARPS * GROUPS, CHUNKS = (K + 127) / 128;
 constexpr int PITCH = 2 * K + (TOKENS > 1 ? 64 : 0);
-constexpr int FIRST = STAGES > 1 ? 1 : STAGES;  // slots filled before the inputs are read
+constexpr int FIRST = 1;  // slots filled before the inputs are read
 constexpr bool EAGER_NORM = NORM && ONE && K / 256 <= ALL_WARPS;  // each warp norms one super-block
 constexpr int K_SLOT = most<most<slot_of<Q4_K>, slot_of<Q5_K>>, slot_of<Q6_K>>;
 constexpr int SLOT = most<most<K_SLOT, slot_of<Q8_0>>, most<slot_of<Q4_0>, most<slot_of<BF16>, slot_of<F16>>>>;
@@ -34,7 +34,9 @@ constexpr int PARTIAL = TOKENS * 20;  // floats of a warp: [token][16 rows], 20 
 constexpr int PARTS = EPILOGUE == 2 ? 2 : 1;   // gate and up meet together
 constexpr int BUFFERS = TOKENS < 8 ? 4 : 2;  // strips of a group that may be under way
 constexpr int MEETING_AT = PARTIAL_AT + BUFFERS * GROUPS * PARTS * WARPS * PARTIAL * 4;
-constexpr int SQUARES_AT = MEETING_AT + (BUFFERS * GROUPS * 8 + 15) / 16 * 16;
+constexpr int MAIL = 80;  // bytes, see gemv_pair.cuh
+constexpr int MAIL_AT = MEETING_AT + (BUFFERS * GROUPS * 8 + 15) / 16 * 16;
+constexpr int SQUARES_AT = MAIL_AT + (SPLIT > 1 ? BUFFERS * GROUPS * MAIL : 0);
 constexpr int FACTOR_AT = SQUARES_AT + (NORM ? TOKENS * CHUNKS * 4 : 0);  // CHUNKS: of 128 inputs
 
 extern __shared__ __align__(128) u8 shared[];

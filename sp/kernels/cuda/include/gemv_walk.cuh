@@ -77,8 +77,9 @@ struct Walk {
     }
 };
 
-// The copies of a warp: up to STAGES stages ahead of its products.
+// The copies of a warp: STAGES - 1 stages ahead of its products. `first`: where this block's inputs begin, in stages.
 struct Fetch {
+    int first;
     Walk at;
     int kind;
     Planes planes;
@@ -89,7 +90,8 @@ struct Fetch {
         const i64 row_tiles = (w.rows + 63) / 64;
 #define SP_DO(F)                                                                                              \
     if constexpr (has<F>)                                                                                     \
-        if (kind == F) planes = strip_of<F>(planes_of<F>(w.data, row_tiles, K / 64), at.strip, K / 64, lane);
+        if (kind == F)                                                                                        \
+            planes = strip_of<F>(planes_of<F>(w.data, row_tiles, SPLIT * K / 64), at.strip, SPLIT * K / 64, lane);
         SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
     }
@@ -106,7 +108,7 @@ struct Fetch {
         if (at.valid()) {
 #define SP_DO(F)          \
     if constexpr (has<F>) \
-        if (kind == F) fetch_stage<F>(slot, planes, at.index, lane);
+        if (kind == F) fetch_stage<F>(slot, planes, first + at.index, lane);
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
             at.index += WARPS;
