@@ -57,12 +57,13 @@ def serve(
     from sp.kernels.device import pick_device
     from sp.pipeline import Pipeline, RunOptions
     from sp.scoring import SCORERS
+    from sp.scoring.reading import by_length
     from sp.selection import SELECTORS
     from sp.serve.protocol import Defaults
 
     given = {
         "keep_ratio": keep_ratio,
-        "scorer": SCORERS.build(scorer),
+        "scorer": by_length(SCORERS.build(scorer)),
         "selector": SELECTORS.build(selector),
         "compress": compress,
         "threshold": threshold,

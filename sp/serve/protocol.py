@@ -16,6 +16,7 @@ from sp.config import from_mapping
 from sp.errors import ConfigError, unknown_name
 from sp.pipeline import RunOptions
 from sp.scoring import SCORERS
+from sp.scoring.reading import by_length
 from sp.selection import SELECTORS
 from sp.serve.errors import RequestError
 
@@ -187,7 +188,7 @@ def _options(body: Mapping[str, Any], given: Overrides, defaults: Defaults) -> R
         changes["compress"] = "off" if given.off else given.compress
     try:
         if given.scorer is not None:
-            changes["scorer"] = SCORERS.build(given.scorer)
+            changes["scorer"] = by_length(SCORERS.build(given.scorer))
         if given.selector is not None:
             changes["selector"] = SELECTORS.build(given.selector)
         options = replace(defaults.options, **changes)
