@@ -91,7 +91,7 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None)
         there are of another schema.
     """
     facts = {pair: pair_facts(pair) for pair in {run.pair for run in sweep.runs}}
-    jobs = []
+    by_hash: dict[str, Job] = {}  # a file, or --set, may ask for one run twice
     for run in sweep.runs:
         pair = facts[run.pair]
         if run.tokens > pair.target.context:
@@ -100,7 +100,9 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None)
                 f"{pair.target.context}"
             )
         config = run.config(pair.hashes)
-        jobs.append(Job(run, config_hash(config), config, work_of(config, pair.target, pair.drafter)))
+        job = Job(run, config_hash(config), config, work_of(config, pair.target, pair.drafter))
+        by_hash.setdefault(job.hash, job)
+    jobs = list(by_hash.values())
     if shard is not None:
         dealt = deal([job.work.flop for job in jobs], shard[1])
         jobs = [job for job, owner in zip(jobs, dealt, strict=True) if owner == shard[0] - 1]

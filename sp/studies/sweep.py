@@ -1,7 +1,8 @@
 """What a sweep file asks for: checked in full, with line numbers, and expanded to runs before anything is loaded.
 
 A run is one block of examples of one task and length, read by one pair, in every cell: cells with one scorer share
-its scores, so keep ratios, selectors, positions and KV formats cost no drafter pass of their own.
+its scores, so keep ratios, selectors, positions and KV formats cost no drafter pass of their own. A file has the
+sections `pairs` (the embedded one if left out), `tasks` and `cells`, or `parts`, a list of such files in one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -143,32 +144,52 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
         For whatever is wrong, with the file's line.
     """
     root = read_yaml(path)
-    root.mapping()
     for setting in settings:
-        root = override(root, setting, SECTIONS)
+        root = apply_setting(root, setting)
     entries = root.mapping()
     top = {"name": str, "out": str, "device": Device, "full": bool, "report": bool}
     for key, value in entries.items():
-        if key not in top and key not in SECTIONS:
-            raise value.error(unknown_name("key of a sweep", key, [*top, *SECTIONS]))
+        if key not in top and key not in (*SECTIONS, "parts"):
+            raise value.error(unknown_name("key of a sweep", key, [*top, *SECTIONS, "parts"]))
         if key in top:
             check_located(value, top[key], key)
-    for section in ("tasks", "cells"):
-        if section not in entries:
-            raise ConfigError(f"{path.name}: the section {section} is missing")
     given = {key: value.plain() for key, value in entries.items() if key in top}
+    shared = {key: value for key, value in entries.items() if key in SECTIONS}
+    parts = [{**shared, **part.mapping()} for part in entries["parts"].items()] if "parts" in entries else [shared]
+    runs = tuple(run for part in parts for run in part_runs(part, path.name, given.get("full", True)))
     name = given.get("name", path.stem)
-    pairs = [Pair()] if "pairs" not in entries else [make_pair(each) for each in _combinations(entries, "pairs")]
-    cells = unique_cells(make_cell(each, entries["cells"]) for each in _combinations(entries, "cells"))
-    full = given.get("full", True)
-    runs = tuple(
-        run
-        for pair in pairs
-        for each in _combinations(entries, "tasks")
-        for run in make_runs(each, entries["tasks"], pair, cells, full)
-    )
     out = Path(given.get("out", f"sp-sweep/{name}"))
     return Sweep(name, runs, out, given.get("device", "auto"), given.get("report", False))
+
+
+def apply_setting(root: Located, setting: str) -> Located:
+    """One ``--set``; of a section, in every part of the file that has it."""
+    if "parts" not in root.mapping() or "." not in setting.partition("=")[0]:
+        return override(root, setting, SECTIONS)
+    entries = dict(root.mapping())
+    section = setting.partition(".")[0]
+    if section in entries:
+        entries = dict(override(root, setting, SECTIONS).mapping())
+    parts = [
+        override(part, setting, SECTIONS) if section in part.mapping() or section not in SECTIONS else part
+        for part in entries["parts"].items()
+    ]
+    return Located({**entries, "parts": Located(parts, entries["parts"].where)}, root.where)
+
+
+def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Run]:
+    """Runs of one part: its pairs, times its tasks, in its cells."""
+    for key, value in part.items():
+        if key not in SECTIONS:
+            raise value.error(unknown_name("key of a part", key, SECTIONS))
+    for section in ("tasks", "cells"):
+        if section not in part:
+            raise ConfigError(f"{file}: the section {section} is missing")
+    pairs = [Pair()] if "pairs" not in part else [make_pair(each) for each in _combinations(part, "pairs")]
+    cells = unique_cells(make_cell(each, part["cells"]) for each in _combinations(part, "cells"))
+    for pair in pairs:
+        for each in _combinations(part, "tasks"):
+            yield from make_runs(each, part["tasks"], pair, cells, full)
 
 
 def _combinations(entries: Mapping[str, Located], section: str) -> list[Combination]:

@@ -17,7 +17,7 @@ from sp.studies.sweep import config_hash, load_sweep
 GOOD = """\
 name: small
 tasks:
-  grid: {task: [niah_single_2, niah_multikey_1], tokens: [512, 1024]}
+  grid: {task: [niah_single_1, niah_multikey_2], tokens: [512, 1024]}
   examples: 25
   per_run: 10
 cells:
@@ -68,13 +68,13 @@ def test_combinators_multiply(grid: dict[str, list[int]], zipped: int, listed: i
 def test_a_sweep_expands_to_blocks_of_examples_times_unique_cells(tmp_path: Path) -> None:
     sweep = load(tmp_path, GOOD)
     assert [run.label for run in sweep.runs[:4]] == [
-        "niah_single_2/512/0", "niah_single_2/512/10", "niah_single_2/512/20", "niah_single_2/1024/0",
+        "niah_single_1/512/0", "niah_single_1/512/10", "niah_single_1/512/20", "niah_single_1/1024/0",
     ]  # fmt: skip
     assert [run.count for run in sweep.runs] == [10, 10, 5] * 4
     cells = sweep.runs[0].cells
     assert len(cells) == 2 * 2 * 2 + 2
-    assert [cell.scorer for cell in cells[:5:4]] == ["tail", "tail queries=16"]
-    assert cells[1].selector == "top_chunks neighbours=1"
+    assert [cell.config["scorer"]["queries"] for cell in cells[:5:4]] == [8, 16]
+    assert [cell.config["selector"]["neighbours"] for cell in cells[:2]] == [0, 1]
     assert cells[4].options.scorer.queries == 16  # type: ignore[attr-defined]
     assert all(cell.options.compress == "always" for cell in cells)
     assert sweep.out == Path("sp-sweep/small")
@@ -102,7 +102,7 @@ def test_hashes_depend_on_what_decides_the_result_and_on_nothing_else(tmp_path: 
     [
         ("cells.keep_ratio=[0.2]", {"keep_ratio": {0.2}, "cells": 4 + 2}),
         ("cells.keep_ratio=0.2", {"keep_ratio": {0.2}, "cells": 4 + 2}),
-        ("cells.scorer=random", {"scorer": {"random"}, "cells": 4 + 1}),
+        ("cells.scorer=random", {"scorer": {"random"}, "cells": 4}),
         ("cells.scorer.queries=4", {"error": "queries"}),
         ("full=false", {"full": False}),
         ("tasks.tokens=[256]", {"tokens": {256}}),
@@ -118,7 +118,7 @@ def test_overrides(tmp_path: Path, setting: str, expected: dict[str, object]) ->
     if "keep_ratio" in expected:
         assert {cell.options.keep_ratio for cell in cells} == expected["keep_ratio"]
     if "scorer" in expected:
-        assert {cell.scorer for cell in cells} == expected["scorer"]
+        assert {cell.config["scorer"]["name"] for cell in cells} == expected["scorer"]
     if "cells" in expected:
         assert len(cells) == expected["cells"]
     if "full" in expected:
@@ -148,7 +148,7 @@ def test_override_of_zip_and_list() -> None:
         ("[0.05, 0.1]", "[]", r"line 9: this list is empty"),
         ("[0.05, 0.1]", "[0.05, 1.5]", r"line 9: keep_ratio must be above 0 and at most 1, not 1.5"),
         ("[0.05, 0.1]", "[0.05, '0.1']", r"line 9: options: keep_ratio must be float, not '0.1'"),
-        ("niah_multikey_1", "niah_multikey1", r"line 3: unknown task 'niah_multikey1'; did you mean"),
+        ("niah_multikey_2", "niah_multikey2", r"line 3: unknown task 'niah_multikey2'; did you mean"),
         ("examples: 25", "examples: 0", r"line 4: examples must be at least 1, not 0"),
         ("examples: 25", "example: 25", r"line 4: unknown key of a task 'example'; did you mean 'examples'"),
         ("  per_run: 10\n", "  per_run: 10\n  examples: 3\n", r"line 6: 'examples' stands here a second time"),
@@ -183,8 +183,30 @@ def test_bad_overrides_name_themselves(tmp_path: Path, setting: str, message: st
 
 def test_missing_sections_and_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the section cells is missing"):
-        load(tmp_path, "tasks: {task: niah_single_2, tokens: 512, examples: 1}")
+        load(tmp_path, "tasks: {task: niah_single_1, tokens: 512, examples: 1}")
     with pytest.raises(ConfigError, match=r"cannot read .*none.yaml: No such file"):
         load_sweep(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match=r"small.yaml is empty"):
         load(tmp_path, "# nothing\n")
+
+
+def test_parts_are_sweeps_of_their_own_in_one(tmp_path: Path) -> None:
+    parts = (
+        "parts:\n"
+        "  - tasks: {task: needle, tokens: 512, examples: 2}\n"
+        "    cells: {grid: {scorer: [tail, random]}}\n"
+        "  - tasks: {task: fwe, tokens: 512, examples: 1}\n"
+        "    cells: {scorer: oracle}\n"
+    )
+    sweep = load(tmp_path, parts, "cells.keep_ratio=0.5", "full=false")
+    assert [(run.spec.name, len(run.cells), run.full) for run in sweep.runs] == [
+        ("needle", 2, False),
+        ("fwe", 1, False),
+    ]
+    assert {cell.options.keep_ratio for run in sweep.runs for cell in run.cells} == {0.5}
+    with pytest.raises(ConfigError, match=r"line 4: unknown key of a part 'task'; did you mean 'tasks'"):
+        load(tmp_path, parts.replace("- tasks: {task: fwe", "- task: {task: fwe"))
+    with pytest.raises(ConfigError, match="the section cells is missing"):
+        load(tmp_path, parts.replace("    cells: {scorer: oracle}\n", ""))
+    with pytest.raises(ConfigError, match="unknown section 'sells'"):
+        load(tmp_path, parts, "sells.keep_ratio=1")
