@@ -16,10 +16,14 @@ from sp.ops.packed import PackedWeight
 
 __all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "alike", "fits", "gemm_few", "passes", "plan_of"]
 
-WARPS = (8, 4)
-MOST_SLICES = 32
+WARPS = (12, 8, 4)
+MOST_SLICES = 64
 LEAST_AHEAD = 32 * 1024
 """Bytes a block should have on their way while it multiplies; with less the memory is not kept busy."""
+PASSING_ON, MEETING = 4, 36 << 10
+"""What passing sums on costs, as bytes of weights that could be read meanwhile: a byte of them, and a slice more."""
+PACE = 17.0
+"""Bytes of weights an H200's multiprocessor can have a cycle."""
 ITEM_COUNTERS = 1 << 14
 
 
@@ -161,6 +165,8 @@ def plan_of(
     unit = 2 * max(declared.STAGE_BYTES[kind] for kind in kinds)
     best: Plan | None = None
     for warps in WARPS:
+        if warps > 8 and held * len(set(kinds)) > 24:  # they would not have the registers
+            continue
         for slices in range(1, min(stages, MOST_SLICES) + 1):
             if slices > 1 and items > ITEM_COUNTERS:
                 continue
@@ -172,13 +178,20 @@ def plan_of(
                 if defines["STAGES"] < 2:
                     continue
                 ahead = (defines["STAGES"] - 1) * warps * unit
-                partial = mine * declared.piece_bytes(held) * (0 if slices == 1 else 2)
+                partial = 0 if slices == 1 else mine * declared.piece_bytes(held) * PASSING_ON + slices * MEETING
                 pieces = 0 if heads else 2 * warps * declared.piece_bytes(held)
-                moved = mine * longest * unit + longest * stage * held * 2 + partial + pieces
+                weights = mine * longest * max(unit, PACE * _cycles(held, warps) * stage / 256)
+                moved = weights + longest * stage * held * 2 + partial + pieces
                 cost = rounds * moved * max(1.0, LEAST_AHEAD / ahead)
                 if best is None or cost < best.cost:
                     best = Plan(defines, blocks, slices, cost)
     return best
+
+
+def _cycles(held: int, warps: int) -> float:
+    """About how many cycles a multiprocessor needs for 32 rows of 256 inputs: the latency of a lone warp, shared by all
+    of them, or the instructions of all of them."""
+    return max((1400 + 50 * held) / warps, (550 + 9 * held) / 0.8 / 4)
 
 
 @lru_cache(4096)

@@ -8,8 +8,8 @@
 //   grid (blocks for a slice, slices of k), 32 * WARPS threads, one block a multiprocessor
 //   partials  float32 [slice][item][32 * PIECE], arrived  u32 [item], zero before and after; both null for one slice
 //
-// Bound by memory: each weight byte is read once, through a ring of STAGES slots a warp (cp.async) that is filled
-// before x is even read and never waits for the end of an item. A block holds one slice of x (at most WIDTH inputs),
+// Bound by memory: each weight byte is read once, through a ring of STAGES slots a warp (cp.async) that
+// begins to fill before x is even asked for and never waits for the end of an item. A block holds one slice of x (at most WIDTH inputs),
 // so that x is read once by each block and as many blocks share an item as the card is large. Sums meet twice, both
 // times in a fixed order: of the warps of a block, and of the slices, where the last to come adds them up. Results do
 // not depend on timing. With HEADS, sums on their way from warp to warp lie in shared memory, else in the L2 cache.
@@ -18,6 +18,7 @@
 #include "early.cuh"
 #include "few_finish.cuh"
 #include "few_inputs.cuh"
+#include "few_products.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     gemm_few(const u16* x, i32 tokens, i32 k, i32 count, f32* heads, f32* partials, u32* arrived,
@@ -42,19 +43,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     if (compute.valid()) fetch.enter(weights, k_tiles, first + compute.index, lane);
     u8* ring = shared + warp * (STAGES * SLOT);
     const u32 ring_address = shared_address(ring);
-    for (int i = 0; i < STAGES - 1; ++i)
-        fetch.next(weights, count, k_tiles, first, stages, ring_address + i * SLOT, lane);
+    const auto fill = [&](int from, int to) {
+        for (int i = from; i < to; ++i)
+            fetch.next(weights, count, k_tiles, first, stages, ring_address + i * SLOT, lane);
+    };
+    fill(0, 1);  // the rest of the ring waits until x has been asked for: x would come behind it
 
     wait_for_earlier();
-    load_slice(x + first * STAGE_K, k, stages * STAGE_K, tokens, warp, lane);
+    fetch_slice(x + first * STAGE_K, k, stages * STAGE_K, tokens, warp, lane);
+    fill(1, STAGES - 1);
+    cp_async_wait<STAGES - 2>();
+    if constexpr (SUPER) convert_slice(warp, lane);
     __syncthreads();
     const u32 inputs = shared_address(shared + X_AT) + lane % 8 * PITCH + lane / 8 * 16;
-    if constexpr (MINIMA) {
-        sum_groups(inputs, stages, warp, lane);
-        __syncthreads();
-    }
+
     int items = 0;
-    for (int i = 0; i < (EPILOGUE == 0 ? count : 1); ++i) items += items_of(weights.list[i]);
+#pragma unroll
+    for (int i = 0; i < (EPILOGUE == 0 ? 4 : 1); ++i) items += i < count ? items_of(weights.list[i]) : 0;
     f32* pieces = HEADS ? reinterpret_cast<f32*>(shared + HEADS_AT)
                         : heads + (i64(blockIdx.y) * gridDim.x + blockIdx.x) * (WARPS * 32 * PIECE);
     Sums acc;

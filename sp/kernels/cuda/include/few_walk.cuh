@@ -50,10 +50,13 @@ SP_DEVICE int owned(int end) {
 // Where the range of a warp begins: the unit before which warp / WARPS of the block's bytes lie.
 SP_DEVICE int range_start(const Weights& weights, int count, int stages, int warp) {
     i64 all = 0;
+#pragma unroll
     for (int pass = 0, before = 0; pass < 2; ++pass) {
         i64 target = all * stages * warp / WARPS;
         int start = 0, end = 0;
-        for (int i = 0; i < (EPILOGUE == 0 ? count : 1); ++i) {
+#pragma unroll
+        for (int i = 0; i < (EPILOGUE == 0 ? 4 : 1); ++i) {
+            if (i >= count) break;
             end += items_of(weights.list[i]);
             const int mine = owned(end) - owned(start), bytes = stage_bytes(weights.list[i].kind);
             start = end;

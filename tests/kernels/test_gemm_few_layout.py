@@ -1,0 +1,45 @@
+"""The shared memory of the kernel for a few tokens as Python counts it is what the source lays out; its division."""
+
+from __future__ import annotations
+
+import pytest
+
+from sp.kernels import nvrtc
+from sp.kernels.declared.gemm_few import ADD, STORE, SWIGLU, bits, smem, variant
+from sp.kernels.flatten import flatten
+from sp.ops.gemm_few import passes, plan_of
+
+CASES = [
+    variant(2560, 16, bits(12), SWIGLU, 8, True),
+    variant(1280, 24, bits(12, 14), STORE, 8, False),
+    variant(1536, 32, bits(14), ADD, 4, True),
+    variant(320, 16, bits(8, 30), STORE, 8, True, 99 << 10),
+]
+
+
+@pytest.mark.parametrize("defines", CASES, ids=lambda d: " ".join(f"{k}={v}" for k, v in d.items()))
+def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
+    pytest.importorskip("cupy")
+    assert defines["STAGES"] >= 2
+    text = flatten("gemm_few.cu")
+    text += f"\nstatic_assert(HEADS_AT + (HEADS ? 4 * WARPS * 32 * PIECE : 0) == {smem(defines)});\n"
+    text += "static_assert(X_AT % 16 == 0 && SUMS_AT % 16 == 0 && HEADS_AT % 16 == 0 && SLOT % 16 == 0);\n"
+    nvrtc.compile_cubin(text, "gemm_few.cu", nvrtc.compile_options(defines, "80"))
+
+
+@pytest.mark.parametrize("held", [16, 24, 32])
+@pytest.mark.parametrize("processors", [1, 20, 108, 132])
+@pytest.mark.parametrize("capacity", [99 << 10, 163 << 10, 227 << 10])
+def test_a_plan_covers_the_product_and_fits(held: int, processors: int, capacity: int) -> None:
+    for k, kind, rows, epilogue in ((5120, 12, 17408, SWIGLU), (17408, 14, 5120, ADD), (1024, 30, 3072, STORE)):
+        plan = plan_of(held, k, (kind,), (rows,), epilogue, processors, capacity)
+        assert plan is not None
+        assert smem(plan.defines) <= capacity and plan.defines["STAGES"] >= 2
+        assert int(plan.defines["WIDTH"]) * plan.slices >= k
+        assert plan.blocks * plan.slices <= max(processors, plan.slices)
+
+
+@pytest.mark.parametrize("tokens", range(1, 200))
+def test_passes_cover_all_tokens(tokens: int) -> None:
+    assert sum(passes(tokens)) == tokens
+    assert max(passes(tokens)) <= 32 and len(passes(tokens)) == -(-tokens // 32)
