@@ -103,18 +103,19 @@ def gather(measure: Measure, total: int, out: Path | None) -> list[Row]:
     return rows
 
 
-def show(lines: Sequence[dict[str, Any]], columns: Sequence[Column], as_json: bool) -> None:
+def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], as_json: bool) -> None:
     """Print summaries as a table, or as JSON."""
     if as_json:
         print_json({"results": list(lines)})
         return
     heads = [head for head, _ in columns]
     print_table(heads, [[cell(line) for _, cell in columns] for line in lines], "table", left=4)
+    print(LEGEND[columns])
     if any(line["not_run"] for line in lines):
         print("not run: question and chat markup alone exceed the keep ratio, or nothing tells the oracle what counts")
 
 
-def number(name: str, pattern: str = "{:.3f}") -> Callable[[dict[str, Any]], str]:
+def number(name: str, pattern: str) -> Callable[[dict[str, Any]], str]:
     """Prints a column that may be unknown."""
 
     def cell(line: dict[str, Any]) -> str:
@@ -147,22 +148,32 @@ ANSWERS: tuple[Column, ...] = (
     *CELL,
     ("right", number("accuracy", "{:.1%}")),
     ("95 %", interval("low", "high", "{:.1%}")),
-    ("score", number("score")),
-    ("against full", number("against_full", "{:+.3f}")),
-    ("95 %", interval("against_full_low", "against_full_high", "{:+.3f}")),
-    ("evidence kept", number("given_kept", "{:.1%}")),
-    ("right if kept", number("accuracy_given_kept", "{:.1%}")),
+    ("score", number("score", "{:.3f}")),
+    ("-full", number("against_full", "{:+.2f}")),
+    ("95 %", interval("against_full_low", "against_full_high", "{:+.2f}")),
+    ("evidence", number("given_kept", "{:.0%}")),
+    ("right then", number("accuracy_given_kept", "{:.0%}")),
     ("rank", number("needle_rank", "{:g}")),
     ("margin", number("needle_margin", "{:+.2f}")),
-    ("first token (s)", number("ttft_s")),
-    ("speedup", number("speedup", "{:.1f}x")),
+    ("ttft s", number("ttft_s", "{:.3f}")),
+    ("x", number("speedup", "{:.1f}")),
 )
 PERPLEXITY: tuple[Column, ...] = (
     *CELL,
     ("perplexity", number("perplexity", "{:.2f}")),
-    ("nll", number("nll")),
-    ("change", number("nll_change", "{:+.3f}")),
+    ("nll", number("nll", "{:.3f}")),
+    ("-full", number("nll_change", "{:+.3f}")),
     ("95 %", interval("nll_change_low", "nll_change_high", "{:+.3f}")),
-    ("KL", number("kl")),
-    ("same token", number("agreement", "{:.1%}")),
+    ("KL", number("kl", "{:.3f}")),
+    ("same token", number("agreement", "{:.0%}")),
 )
+LEGEND = {
+    ANSWERS: (
+        "-full: difference of scores from full prefill; evidence: share of examples with every token of the answers kept, "
+        "and right then;\nrank and margin of the needle's best chunk; x: times faster to the first token than full"
+    ),
+    PERPLEXITY: (
+        "-full: difference of nll (nats a token) from full prefill; KL from its predictions; same token: share of equal "
+        "likeliest predictions"
+    ),
+}

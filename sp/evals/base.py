@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -67,6 +67,11 @@ class Example:
         return Prompt.from_document(
             self.document, self.question, template, needle=self.needles, answer_prefix=self.answer_prefix
         )
+
+
+def answer_room(least: int, answers: Sequence[str], count: Count) -> int:
+    """Tokens to generate: at least `least`, and enough to list the answers in a vocabulary of short tokens."""
+    return max(least, count(f" {', '.join(answers)}.") + 8)
 
 
 class Task(ABC):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from sp.config import check_fields
-from sp.evals.base import Count, Example, Task, register_task
+from sp.evals.base import Count, Example, Task, answer_room, register_task
 from sp.evals.needle import Needle, NeedleMultiquery, NeedleMultivalue
 
 
@@ -44,9 +44,14 @@ class Niah(Task):
         )
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 128 tokens."""
+        """See `Task.example`; RULER generates 128 tokens, this at least so many."""
         made = self.needle().example(index, tokens, count)
-        return replace(made, id=self.example_id(index, tokens), task=self.name, max_new_tokens=128)
+        return replace(
+            made,
+            id=self.example_id(index, tokens),
+            task=self.name,
+            max_new_tokens=answer_room(128, made.answers, count),
+        )
 
 
 @register_task("niah_single_1")

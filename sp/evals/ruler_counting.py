@@ -12,7 +12,7 @@ from string import ascii_lowercase
 
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.evals.base import MARKUP, Count, Example, Task, register_task
+from sp.evals.base import MARKUP, Count, Example, Task, answer_room, register_task
 from sp.evals.haystack import largest_fit
 from sp.evals.words import ADJECTIVES, NOUNS, pseudo_word
 
@@ -56,7 +56,7 @@ class CommonWords(Task):
             raise ConfigError(f"shots must be 0 or 1, not {self.shots}")
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 120 tokens."""
+        """See `Task.example`; RULER generates 120 tokens, this at least so many."""
         rng = self.rng(index, tokens)
         often, seldom = (30, 3) if tokens >= 4096 else (6, 1)
         room = tokens - MARKUP - count(CWE_QUESTION) - count(CWE_PREFIX)
@@ -80,7 +80,7 @@ class CommonWords(Task):
             answer_prefix=CWE_PREFIX,
             answers=tuple(common),
             tokens=tokens,
-            max_new_tokens=120,
+            max_new_tokens=answer_room(120, common, count),
         )
 
 
@@ -105,7 +105,7 @@ class FrequentWords(Task):
             raise ConfigError(f"alpha must be above 1 and at most 8, not {self.alpha:g}")
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 50 tokens."""
+        """See `Task.example`; RULER generates 50 tokens, this at least so many."""
         rng = self.rng(index, tokens)
         coded: dict[str, None] = {}
         while len(coded) < max(tokens // 50, 8):
@@ -130,7 +130,7 @@ class FrequentWords(Task):
             answer_prefix=FWE_PREFIX,
             answers=tuple(words[1:4]),
             tokens=tokens,
-            max_new_tokens=50,
+            max_new_tokens=answer_room(50, words[1:4], count),
         )
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.evals.base import MARKUP, Count, Example, Task, register_task
+from sp.evals.base import MARKUP, Count, Example, Task, answer_room, register_task
 from sp.evals.filler import TOPICS
 from sp.evals.words import ADJECTIVES, NAMES, NOUNS, SURNAMES, TOWNS, pseudo_word
 
@@ -56,7 +56,7 @@ class Questions(Task):
         check_fields(self, f"task {self.name}")
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 32 tokens."""
+        """See `Task.example`; RULER generates 32 tokens, this at least so many."""
         rng = self.rng(index, tokens)
         stream = paragraphs(rng)
         gold, asked, answer, needles = (one_hop if self.hops == 1 else two_hops)(stream, rng)
@@ -82,7 +82,7 @@ class Questions(Task):
             match="any",
             facts={"depth": round(place[0], 4), "depths": [round(one, 4) for one in place]},
             tokens=tokens,
-            max_new_tokens=32,
+            max_new_tokens=answer_room(32, [answer], count),
         )
 
 

@@ -13,7 +13,7 @@ from string import ascii_uppercase
 
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.evals.base import MARKUP, Count, Example, Task, register_task
+from sp.evals.base import MARKUP, Count, Example, Task, answer_room, register_task
 from sp.evals.filler import filler
 from sp.evals.haystack import haystack
 
@@ -51,7 +51,7 @@ class VariableTracking(Task):
             raise ConfigError(f"hops must be at least 1 and shots 0 or 1, not {self.hops} and {self.shots}")
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 30 tokens."""
+        """See `Task.example`; RULER generates 30 tokens, this at least so many."""
         rng = self.rng(index, tokens)
         names, value, statements = chain(self.hops, 5, rng)
         question = QUESTION.format(value=value)
@@ -70,7 +70,7 @@ class VariableTracking(Task):
             needles=tuple(statements),
             facts={"depth": found.depths[0], "depths": found.depths},
             tokens=tokens,
-            max_new_tokens=30,
+            max_new_tokens=answer_room(30, names, count),
         )
 
 

@@ -39,7 +39,7 @@ def test_needle_prints_controls_and_writes_rows(
     assert call(monkeypatch, "needle", *common, "--mode", "multiquery", "--no-controls") == 0
     shown = capsys.readouterr().out
     assert "needle_multiquery" in shown
-    assert "right if kept" in shown
+    assert "evidence: share of examples" in shown
     assert len(out.read_text().splitlines()) == 14, "rows are appended"
 
 
