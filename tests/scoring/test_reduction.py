@@ -9,6 +9,7 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.ops.attention_probs import attention_probs
+from sp.ops.reduction import max_pool
 from sp.scoring.base import chunk_means
 from sp.scoring.reduction import STEPS, Fold, Reduction, average_pool
 
@@ -27,6 +28,20 @@ def slow_pool(row: np.ndarray, width: int, edges: str) -> np.ndarray:
 def test_average_pool_equals_the_loop(n: int, width: int, edges: str) -> None:
     row = np.random.default_rng(n).random(n).astype(np.float32)
     np.testing.assert_allclose(average_pool(row, width, edges), slow_pool(row, width, edges), rtol=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("n", "width"), [(1, 64), (5, 13), (40, 1), (41, 2), (100, 64), (70, 5)])
+def test_max_pool_equals_the_loop_and_its_window_begins_half_a_width_before(n: int, width: int) -> None:
+    rows = np.random.default_rng(n).standard_normal((2, n)).astype(np.float32)
+    want = [[row[max(0, j - width // 2) : j - width // 2 + width].max() for j in range(n)] for row in rows]
+    np.testing.assert_array_equal(max_pool(rows, width), want)
+
+
+def test_a_maximum_may_pool_before_the_heads_too() -> None:
+    probs = np.random.default_rng(3).random((4, 5, 37)).astype(np.float32)
+    fold = Fold(Reduction("pool,heads,queries", "mean", "mean", pool=6, pooling="max"))
+    fold.add(probs)
+    np.testing.assert_allclose(fold.result(), max_pool(probs, 6).mean(axis=(0, 1)), rtol=1e-6)
 
 
 def test_zero_edges_damp_the_first_token_by_six_thirteenths() -> None:
