@@ -169,11 +169,11 @@ PERPLEXITY: tuple[Column, ...] = (
 )
 LEGEND = {
     ANSWERS: (
-        "-full: difference of scores from full prefill; evidence: share of examples with every token of the answers kept, "
-        "and right then;\nrank and margin of the needle's best chunk; x: times faster to the first token than full"
+        "-full: difference of scores from full prefill; evidence: share of examples with every token of the answers "
+        "kept, and right then;\nrank and margin of the needle's best chunk; x: times faster to the first token than full"
     ),
     PERPLEXITY: (
-        "-full: difference of nll (nats a token) from full prefill; KL from its predictions; same token: share of equal "
-        "likeliest predictions"
+        "-full: difference of nll (nats a token) from full prefill; KL from its predictions; same token: share of "
+        "equal likeliest predictions"
     ),
 }
