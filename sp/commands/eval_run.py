@@ -170,7 +170,7 @@ PERPLEXITY: tuple[Column, ...] = (
 LEGEND = {
     ANSWERS: (
         "-full: difference of scores from full prefill; evidence: share of examples with every token of the answers "
-        "kept, and right then;\nrank and margin of the needle's best chunk; x: times faster to the first token than full"
+        "kept, and right then;\nrank and margin: of the needle's best chunk; x: times faster to the first token"
     ),
     PERPLEXITY: (
         "-full: difference of nll (nats a token) from full prefill; KL from its predictions; same token: share of "
