@@ -1,0 +1,103 @@
+"""Retrieval scores: known for a constructed retriever, whose last layer copies and whose first does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from retriever_files import token_task
+
+from sp import cli
+from sp.evals import TASKS, Example
+from sp.evals.heads import copied, measure_heads, value_tokens
+from sp.models import load_model
+from sp.pipeline.load import embedded, load
+from sp.scoring import ScoreRequest
+from sp.scoring.head_map import HeadMap, model_key
+
+
+def test_the_matching_layer_copies_and_the_layer_before_does_not(retriever_drafter: Path) -> None:
+    model = load_model(retriever_drafter)
+    task = token_task(400, 6, seed=3)
+    value = np.zeros(400, bool)
+    value[task.start + 3 : task.start + 7] = True
+    nothing = np.zeros(400, bool)
+    request = ScoreRequest(model, task.ids, np.arange(400), nothing, nothing)
+    found = copied(request, value, 4)
+    assert list(found.generated) == task.value
+    first, last = model.config.attention_layers
+    assert found.share[last].max() == 1
+    assert not found.share[first].any()
+    half = copied(request, value, 2)
+    assert half.share[last].max() == 0.5
+    other = np.roll(value, 60)
+    assert not copied(request, other, 4).share[last].any()
+
+
+def test_the_value_is_found_where_the_needle_stands() -> None:
+    tokenizer = load(embedded("drafter"), device="cpu").tokenizer
+    needle = "The number for grey-fox is 4711."
+    document = f"The number 4711 is no answer. Some words. {needle} More words."
+    example = Example("x", "needle", document, "What is the number for grey-fox?", "", ("4711",), (needle,))
+    prompt = example.prompt(None).tokenise(tokenizer)
+    inside = value_tokens(prompt, example)
+    spans = prompt.bytes[inside]
+    start = document.rindex("4711")
+    assert spans[0, 0] <= start
+    assert spans[-1, 1] == start + 4
+    assert spans[-1, 1] - spans[0, 0] <= 5  # a space before it may belong to its first token
+
+
+def test_the_embedded_drafters_heads() -> None:
+    drafter = load(embedded("drafter"), device="cpu")
+    task = TASKS.build("needle")
+    count = lambda text: len(drafter.tokenizer.encode(text).ids)  # noqa: E731
+    told: list[int] = []
+    examples = [task.example(index, 600, count) for index in range(2)]
+    found = measure_heads(drafter.model, drafter.tokenizer, drafter.template, examples, told.append)
+    assert found.model == model_key(drafter.model)
+    assert found.made["prompts"] == sum(told) == 2
+    shipped = HeadMap.load(embedded("drafter").with_name("drafter_heads.json"))
+    for layer, row in shipped.scores.items():
+        assert [score > 0.5 for score in found.scores[layer]] == [score > 0.5 for score in row]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["sp", "heads", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+def test_the_command_writes_a_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "heads.json"
+    assert call(monkeypatch, "-t", "400", "-n", "1", "--device", "cpu", "-o", str(out), "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    found = HeadMap.load(out)
+    assert shown["model"] == found.model
+    assert {int(layer) for layer in shown["scores"]} == set(found.scores)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-t", "4x"], "whole numbers"),
+        (["-t", "0"], "no prompt length"),
+        (["-t", "40"], "tokens"),
+        (["no.gguf"], "no.gguf"),
+        (["-o", "missing/heads.json"], "there is no folder"),
+        (["--device", "gpu"], "device"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("sp: error: ")
+    assert said.count("\n") == 1
