@@ -4,9 +4,9 @@
 
 Appends to results/<machine>/serve_load.jsonl. Starts `sp serve` and asks over its socket. "Added" is what the client
 waits for its first token less what the pipeline's own stages of the same request took, and less the wait in the queue;
-rendering, parsing, sending and the client's own work count as added. First one client at a time at every prompt
-length, then all clients at once with the shortest. Where the embedded document is shorter than a length it is
-repeated. A record holds all samples.
+rendering, parsing, sending and receiving count as added, the client's making of JSON does not. First one client at a
+time at every prompt length, then all clients at once with the shortest. Where the embedded document is shorter than a
+length it is repeated. A record holds all samples.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from sp.kernels.device import pick_device
 from sp.studies.sample import sample
 
 
-def body(document: str, question: str) -> dict[str, Any]:
-    """A streamed request that compresses."""
+def body(document: str, question: str) -> bytes:
+    """A streamed request that compresses, as JSON."""
     content = [{"type": "text", "text": text} for text in (document, question)]
-    return {
+    given = {
         "messages": [{"role": "user", "content": content}],
         "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 12,
         "sp": {"compress": "always", "keep_ratio": 0.3},
     }  # fmt: skip
+    return json.dumps(given).encode()
 
 
-async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> dict[str, Any]:
+async def ask(client: httpx.AsyncClient, request: bytes) -> dict[str, Any]:
     """Milliseconds of one request, as the client and as the server saw it."""
     start, first, text, usage = time.perf_counter(), None, "", None
-    async with client.stream("POST", "/v1/chat/completions", json=request) as reply:
+    headers = {"Content-Type": "application/json"}
+    async with client.stream("POST", "/v1/chat/completions", content=request, headers=headers) as reply:
         if reply.status_code != 200:
             return {"status": reply.status_code, "said": (await reply.aread()).decode()}
         async for line in reply.aiter_lines():
