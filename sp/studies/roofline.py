@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,6 +35,8 @@ class Point:
     tflops, gb_s : float
         Rates by the median time.
     gpu : str
+    config : mapping
+        What was measured.
     """
 
     family: str
@@ -42,6 +45,7 @@ class Point:
     tflops: float
     gb_s: float
     gpu: str
+    config: Mapping[str, Any]
 
 
 def points(folder: Path) -> list[Point]:
@@ -60,7 +64,8 @@ def points(folder: Path) -> list[Point]:
             rate, moved = record["metrics"].get("tflops", 0), record["metrics"].get("gb_s", 0)
             path = record["config"].get("path", "")
             if moved and (path == LIBRARY or is_current(record)):
-                found.append(Point(record["bench"], path, 1e3 * rate / moved, rate, moved, record["gpu"]))
+                intensity = 1e3 * rate / moved
+                found.append(Point(record["bench"], path, intensity, rate, moved, record["gpu"], record["config"]))
     if not any(point.intensity for point in found):
         raise ConfigError(f"{folder}: no record of a kernel's rates; make some with sp kernels bench --record results")
     return found
@@ -73,10 +78,15 @@ def roof(found: Sequence[Point]) -> tuple[float, float]:
 
 def draw(found: Sequence[Point], path: Path) -> Path:
     """Draw the roofline as a PNG."""
+    return save_png(roofline_figure(found), path, dpi=200)
+
+
+def roofline_figure(found: Sequence[Point]) -> Figure:
+    """Rate over intensity: a colour a kernel, a marker a path, the limits as lines."""
     everything, found = found, [point for point in found if point.intensity]
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.subplots()
-    _roof(axes, found, *roof(everything))
+    draw_roof(axes, found, *roof(everything))
     families = sorted({point.family for point in found})
     for family, colour in zip(families, COLOURS * (len(families) // len(COLOURS) + 1), strict=False):
         for kind, marker in MARKERS.items():
@@ -103,11 +113,11 @@ def draw(found: Sequence[Point], path: Path) -> Path:
     axes.set_title(found[0].gpu, fontsize=10, color=INK)
     axes.grid(True, which="major", color="#dee2e6", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    return save_png(figure, path, dpi=200)
+    return figure
 
 
-def _roof(axes: Axes, found: Sequence[Point], bandwidth: float, peak: float) -> None:
-    """Slope of the memory, ceiling of the arithmetic."""
+def draw_roof(axes: Axes, found: Sequence[Point], bandwidth: float, peak: float) -> None:
+    """Slope of the memory, ceiling of the arithmetic, over the intensities found."""
     ridge = 1e3 * peak / bandwidth
     low = min(min(point.intensity for point in found) / 2, ridge / 10)
     high = max(max(point.intensity for point in found) * 2, ridge * 10)
