@@ -85,6 +85,14 @@ def haystack(
     ------
     ConfigError
         If the needles and the header alone exceed the room.
+
+    Examples
+    --------
+    >>> from sp.evals.filler import filler
+    >>> rng, words = random.Random(0), lambda text: len(text.split())
+    >>> found = haystack(filler("grammar", rng), ["The code is 7."], [0.5], 200, words, rng)
+    >>> found.text.count("The code is 7."), 190 <= words(found.text) <= 200
+    (1, True)
     """
     given = sum(count(f" {needle}") for needle in needles) + len(needles) + (count(header) if header else 0)
     if given > room:
@@ -154,6 +162,11 @@ def largest_fit(build: Callable[[int], str], room: int, count: Count, guess: int
     ------
     ConfigError
         If even `build(least)` is longer.
+
+    Examples
+    --------
+    >>> largest_fit(lambda size: "x " * size, 5, lambda text: len(text.split()), guess=2)
+    'x x x x x '
     """
     size, low, high = max(least, guess), least - 1, 1 << 40
     best = ""

@@ -59,6 +59,12 @@ class Needle(Task):
     near : bool
         Every other distractor shares half of its key with the first key.
     seed : int
+
+    Examples
+    --------
+    >>> made = Needle(depth=0.5, phrasing="ruler").example(0, 300, lambda text: len(text.split()))
+    >>> made.needles[0] in made.document, made.answers[0] in made.needles[0], made.facts["keys"][0] in made.question
+    (True, True, True)
     """
 
     depth: float | None = None

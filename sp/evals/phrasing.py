@@ -79,6 +79,11 @@ def phrasings(*, plural: bool, prefix: bool, shared: int = 0) -> tuple[Phrasing,
     ------
     ConfigError
         If no pair is left.
+
+    Examples
+    --------
+    >>> phrasings(plural=False, prefix=True)[0].needle
+    'One of the special magic {kind}s for {key} is: {value}.'
     """
     start = (RULER_PLURAL_PREFIX if plural else RULER_PREFIX) if prefix else ""
     pairs = (
@@ -107,7 +112,13 @@ def enumerate_keys(keys: Sequence[str]) -> str:
 
 
 def draw_values(kind: ValueType, amount: int, rng: random.Random) -> list[str]:
-    """So many different values: numbers of 7 digits, words, or UUIDs."""
+    """So many different values: numbers of 7 digits, words, or UUIDs.
+
+    Examples
+    --------
+    >>> [len(value) for value in draw_values("number", 2, random.Random(0))]
+    [7, 7]
+    """
     found: dict[str, None] = {}
     while len(found) < amount:
         if kind == "number":
