@@ -21,14 +21,18 @@ from sp.errors import ConfigError
 
 @dataclass
 class Stage:
-    """One stage of a run; `tokens` may be filled in while it runs."""
+    """One stage of a run; `tokens` may be filled in while it runs.
+
+    `beside` are seconds of it that went by while other stages ran, and are theirs.
+    """
 
     name: str
     tokens: int = 0
     seconds: float = 0.0
+    beside: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "seconds": self.seconds, "tokens": self.tokens}
+        return {"name": self.name, "seconds": self.seconds, "tokens": self.tokens, "beside": self.beside}
 
 
 @dataclass

@@ -7,7 +7,7 @@ replay is the same. The host only starts replays, takes pages for the cache and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -47,7 +47,7 @@ class GraphDecoder:
         self._last_position = position - 1
         # A stream of its own, for only such a one can be captured, and memory that no other work is ever given.
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._pool = cupy.cuda.MemoryPool()
+        self._pool = cupy.cuda.MemoryPool(_from_here(cupy.cuda))
         self._graph: Any = None
         self._warm = False
         self._arrived = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * limit), np.int32, limit)
@@ -139,3 +139,17 @@ class GraphDecoder:
     def _choose(self, logits: Any) -> None:
         """The likeliest token of logits (1, vocab) is the next one."""
         NEXT_STEP.launch((1,), argmax(logits), self._token, self._position, self._history, self._step)
+
+
+def _from_here(cuda: Any) -> Callable[[int], Any]:
+    """The present allocator, on the present stream whatever stream asks.
+
+    A pool keeps what each stream gave back apart, and that of a decoder goes with the decoder.
+    """
+    source, home = cuda.get_allocator(), cuda.get_current_stream()
+
+    def malloc(size: int) -> Any:
+        with home:
+            return source(size)
+
+    return malloc

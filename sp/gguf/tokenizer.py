@@ -117,6 +117,10 @@ class Tokenizer:
         """Digest of vocabulary, token types, merges and pre-tokenizer: equal digests tokenize alike."""
         return self._vocabulary.sha256
 
+    def same_as(self, other: Tokenizer) -> bool:
+        """Whether both give every text the same tokens."""
+        return self is other or (self.vocab_size == other.vocab_size and self.sha256 == other.sha256)
+
     @cached_property
     def _plain_backend(self) -> Backend:
         """Knows no special tokens; made when first needed."""

@@ -47,7 +47,7 @@ class Trunk:
 
 def mapped(part: Part, leaf: Callable[[Any], Any]) -> Part:
     """A copy of a tree of dataclasses and tuples, with `leaf` applied to every weight and array in it."""
-    if isinstance(part, Weight | np.ndarray):
+    if hasattr(part, "nbytes"):  # what holds numbers: packed or not, on the host or the device
         return leaf(part)  # type: ignore[no-any-return]
     if isinstance(part, tuple):
         return tuple(mapped(item, leaf) for item in part)  # type: ignore[return-value]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +15,17 @@ from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.models import prefill
+from sp.models.model import Device
 from sp.pipeline import stages
 from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens
 from sp.pipeline.load import Loaded, Where, embedded, load
-from sp.pipeline.options import RunOptions
+from sp.pipeline.options import Compress, RunOptions
 from sp.pipeline.plan import Decision, decide
-from sp.prompt import Prompt, TokenisedPrompt
+from sp.pipeline.residency import Residency
+from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.scoring import Importance
 from sp.selection import Selection, check_budget, token_budget
-from sp.trace import Trace, peak_bytes
+from sp.trace import Stage, Trace, peak_bytes
 
 Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 """Opens a progress bar: (what, total) -> context that yields a callback taking increments."""
@@ -58,7 +61,7 @@ class RunResult:
     """Everything one run found; `full` is None when the full prefill was not asked for.
 
     `drafted` (the prompt as the drafter read it), `selection`, `scores` and `importance` are None when compression
-    was not active.
+    was not active. `peak_bytes` is memory of the host; what the device held is in the trace of the answer.
     """
 
     prompt: TokenisedPrompt
@@ -102,16 +105,70 @@ class Pipeline:
     drafter: Loaded | None = None
     break_evens: tuple[BreakEven, ...] = ()
 
+    residency: Residency = field(default_factory=Residency, compare=False)
+
+    def __post_init__(self) -> None:
+        self.residency.add("target", self.target.model)
+        if self.drafter is not None:
+            self.residency.add("drafter", self.drafter.model)
+
     @classmethod
     def open(
-        cls, target: str | Path | None = None, drafter: str | Path | None = None, *, device: Where = "auto"
+        cls,
+        target: str | Path | None = None,
+        drafter: str | Path | None = None,
+        *,
+        device: Where = "auto",
+        vram: int | None = None,
     ) -> Pipeline:
         """Open two GGUF files; the embedded ones where a path is left out. `device` and errors as for `load`."""
-        where = pick_device(device)
-        return cls(
-            load(target or embedded("target"), device=where),
-            load(drafter or embedded("drafter"), extrapolate=True, device=where),
+        return cls.assemble(
+            lambda where: load(target or embedded("target"), device=where),
+            lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where),
+            device=device,
+            vram=vram,
         )
+
+    @classmethod
+    def assemble(
+        cls,
+        target: Callable[[Device], Loaded],
+        drafter: Callable[[Device], Loaded],
+        *,
+        device: Where = "auto",
+        vram: int | None = None,
+    ) -> Pipeline:
+        """Load two models one after the other under a budget of device memory.
+
+        Parameters
+        ----------
+        target, drafter : callable
+            Load a model on the device they are given, for example by `load` or `synthetic`.
+        device : {"auto", "cpu", "cuda"}
+        vram : int, optional
+            Bytes for models, caches and work together, see `Residency`; what the device has, if left out.
+
+        Raises
+        ------
+        ConfigError
+            A budget for models on the CPU.
+        DeviceError
+            The budget is too small to load them.
+        """
+        where = pick_device(device)
+        if where == "cpu":
+            if vram is not None:
+                raise ConfigError("--vram is a budget of GPU memory, but the models run on the CPU; leave it out")
+            return cls(target(where), drafter(where))
+        residency = Residency(vram)
+        heavy = residency.load("target", lambda: target(where))
+        return cls(heavy, residency.load("drafter", lambda: drafter(where)), residency=residency)
+
+    def within(self, vram: int | None) -> Pipeline:
+        """The same pair under another budget of device memory in bytes; None for all there is."""
+        if vram is not None and self.target.model.device == "cpu":
+            raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
+        return replace(self, residency=self.residency.within(vram))
 
     def with_break_evens(self, records: Path | None = None) -> Pipeline:
         """The same pair, deciding by what was measured of it on this machine, where that is known.
@@ -140,16 +197,18 @@ class Pipeline:
             )
         return replace(self, break_evens=found)
 
-    def warm_up(self, tokens: int = 1024) -> None:
-        """Run both models over `tokens` tokens, so that one-time costs fall on no measured pass.
+    def warm_up(self, tokens: int = 1024, options: RunOptions | None = None) -> None:
+        """Answer a prompt of about `tokens` tokens, all of them kept, so that one-time costs fall on no measured run.
 
-        Threads start, weights and heap are paged in. Whichever pass came first would pay for them otherwise.
+        Threads start, weights and heap are paged in, kernels are loaded. Whichever run came first would pay otherwise.
         """
-        for loaded in (self.target, self.drafter):
-            if loaded is not None:
-                n = max(1, min(tokens, loaded.model.config.context))
-                ids = np.arange(n, dtype=np.int64) % loaded.model.config.vocab
-                prefill(loaded.model, ids, np.arange(n, dtype=np.int64), loaded.model.new_cache(n))
+        unit = "the lazy dog sleeps. "
+        context = self.target.model.config.context
+        count = max(1, min(tokens, context // 2) // len(self.target.tokenizer.encode(unit)))
+        prompt = Prompt(unit * count, (Span("plain", 0, len(unit) * count),))
+        compress: Compress = "always" if self.drafter else "off"
+        whole = replace(options or RunOptions(), keep_ratio=1.0, max_new_tokens=4, compress=compress)
+        self.run(prompt, whole, full=False)
 
     def run(
         self,
@@ -171,11 +230,20 @@ class Pipeline:
         PromptError
             The prompt does not fit the context, or its protected text does not fit the budget.
         """
-        trace = Trace()
-        with trace.stage("tokenise") as stage:
-            tokenised = self.tokenise(prompt)
-            stage.tokens = len(tokenised)
-        first = trace.stages[0]
+        start, trace, scored = time.perf_counter(), Trace(), None
+        if self._drafts_ahead(options):
+            with ThreadPoolExecutor(1, thread_name_prefix="sp-tokenise") as beside:
+                waiting = beside.submit(_timed, self.tokenise, prompt)
+                scored = self._draft(prompt, options, reporter, by_head)
+                trace.stages += scored.trace.stages
+                with trace.stage("tokenise") as stage:
+                    tokenised, took = waiting.result()
+            stage.tokens, stage.beside = len(tokenised), max(0.0, took - stage.seconds)
+        else:
+            with trace.stage("tokenise") as stage:
+                tokenised = self.tokenise(prompt)
+                stage.tokens = len(tokenised)
+        text = next(stage for stage in trace.stages if stage.name == "tokenise")
         options = replace(options, scorer=options.scorer.settled(self.target.model.device, len(tokenised)))
         stages.check_context(self.target, len(tokenised), options.max_new_tokens)
         decision = decide(
@@ -191,20 +259,43 @@ class Pipeline:
             scorer=options.scorer,
             sparse=options.sparse,
         )
-        scored, scores, selection = None, None, None
+        scores, selection = None, None
         everything = np.ones(len(tokenised), bool)
         if decision.activated:
-            scored = self.score(tokenised, options, reporter, by_head)
-            trace.stages += scored.trace.stages
+            if scored is None:
+                scored = self.score(tokenised, options, reporter, by_head)
+                trace.stages += scored.trace.stages
+            self.residency.fetch("target")  # its copies run beside the selection
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
+        if held := self.residency.report(start):
+            trace.facts["residency"] = held
         baseline = answer if full else None
         if full and selection is not None:
-            baseline = self.read(tokenised, everything, options, Trace(stages=[first]), reporter, "full prefill")
-        importance = scored.importance if scored else None
-        drafted = scored.drafted if scored else None
-        return RunResult(tokenised, decision, answer, baseline, importance, scores, selection, peak_bytes(), drafted)
+            alone = Stage("tokenise", text.tokens, text.seconds + text.beside)
+            baseline = self.read(tokenised, everything, options, Trace(stages=[alone]), reporter, "full prefill")
+        return RunResult(
+            tokenised,
+            decision,
+            answer,
+            baseline,
+            scored.importance if scored else None,
+            scores,
+            selection,
+            peak_bytes(),
+            scored.drafted if scored else None,
+        )
+
+    def _drafts_ahead(self, options: RunOptions) -> bool:
+        """Whether the drafter may begin before the target's tokens are known.
+
+        On the device it leaves the host free for them. What they decide, `compress` must have settled.
+        """
+        drafter, target = self.drafter, self.target.tokenizer
+        if drafter is None or drafter.model.device == "cpu" or options.scorer.reads_target:
+            return False
+        return options.compress == "always" and not drafter.tokenizer.same_as(target)
 
     def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
         """The prompt in the target's vocabulary."""
@@ -222,15 +313,33 @@ class Pipeline:
         PromptError
             The protected text alone exceeds the budget of `keep_ratio`.
         """
-        reader = self.target if options.scorer.reads_target else self.drafter
-        assert reader is not None, "score needs a drafter"
         check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
+        return self._draft(tokenised.prompt, options, reporter, by_head, tokenised)
+
+    def _draft(
+        self,
+        prompt: Prompt,
+        options: RunOptions,
+        reporter: Reporter,
+        by_head: bool,
+        known: TokenisedPrompt | None = None,
+    ) -> Scored:
+        """Score a prompt whose tokens in the target's vocabulary may be `known`."""
+        role = "target" if options.scorer.reads_target else "drafter"
+        reader = self.target if role == "target" else self.drafter
+        assert reader is not None, "score needs a drafter"
         trace = Trace()
         with trace.stage("tokenise for drafter") as stage:
-            drafted = tokenised if reader is self.target else tokenised.prompt.tokenise(reader.tokenizer)
+            same = known is not None and reader.tokenizer.same_as(self.target.tokenizer)
+            drafted = known if known is not None and same else prompt.tokenise(reader.tokenizer)
             stage.tokens = len(drafted)
         work = len(drafted) * reader.model.config.layers
-        with trace.stage("score", len(drafted)), reporter("scoring", work) as progress:
+        with (
+            trace.stage("score", len(drafted)),
+            reporter("scoring", work) as progress,
+            self.residency.using(role, len(drafted)),
+            self.residency.metered(),
+        ):
             importance = stages.score(reader, drafted, options, progress, by_head)
         return Scored(drafted, importance, trace)
 
@@ -266,11 +375,21 @@ class Pipeline:
                 "original" if whole else options.positions,
                 "byte_span" if whole else options.mapping,
             )
-        with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
-            begun = stages.begin(self.target, given, options, progress)
-        ttft = trace.seconds
-        with trace.stage("decode") as stage:
-            tokens = stages.decode(self.target, begun, on_token)
-            stage.tokens = len(tokens)
+        with ExitStack() as stack:
+            with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
+                stack.enter_context(self.residency.using("target", len(given.ids)))
+                with self.residency.metered():
+                    begun = stages.begin(self.target, given, options, progress)
+            ttft = trace.seconds
+            with trace.stage("decode") as stage:
+                tokens = stages.decode(self.target, begun, on_token)
+                stage.tokens = len(tokens)
         text = self.target.tokenizer.decode(tokens).strip()
         return Answer(text, tuple(tokens), ttft, trace, begun.densities)
+
+
+def _timed(work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt) -> tuple[TokenisedPrompt, float]:
+    """What work on a prompt gives, and the seconds it took."""
+    start = time.perf_counter()
+    done = work(prompt)
+    return done, time.perf_counter() - start

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import dry_memory
 import numpy as np
 
 launches: Counter[str] = Counter()
@@ -90,7 +91,7 @@ class Array:
 def empty(shape: Any, dtype: Any = np.float32) -> Array:
     """Zeros that begin at a multiple of 256 bytes, as a device's memory does."""
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    room = np.zeros(nbytes + 256, np.uint8)
+    room = dry_memory.lend(nbytes)
     start = -room.ctypes.data % 256
     return Array(room[start : start + nbytes].view(dtype).reshape(shape))
 
@@ -110,14 +111,22 @@ class Stream(nullcontext):
     def __init__(self, non_blocking: bool = False) -> None:
         super().__init__()
 
-    def record(self, event: object = None) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: None)
+    def record(self, event: object = None) -> Event:
+        return Event()
 
     def wait_event(self, event: object) -> None: ...
     def synchronize(self) -> None: ...
     def begin_capture(self) -> None: ...
     def end_capture(self) -> SimpleNamespace:
         return SimpleNamespace(launch=lambda stream: None)
+
+
+class Event:
+    """Has always happened."""
+
+    def __init__(self, **flags: bool) -> None: ...
+    def record(self, stream: object = None) -> None: ...
+    def synchronize(self) -> None: ...
 
 
 class Device(nullcontext):
@@ -141,7 +150,6 @@ def install() -> None:
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
     )
-    pool = SimpleNamespace(malloc=None, free_all_blocks=lambda: None)
     cupy = ModuleType("cupy")
     vars(cupy).update(
         empty=empty,
@@ -151,16 +159,15 @@ def install() -> None:
         arange=lambda *bounds, **dtype: asarray(np.arange(*bounds, **dtype)),
         ascontiguousarray=lambda array: asarray(array.host),
         concatenate=lambda arrays: asarray(np.concatenate([array.host for array in arrays])),
-        get_default_memory_pool=lambda: pool,
+        get_default_memory_pool=lambda: dry_memory.pool,
         cuda=SimpleNamespace(
             runtime=runtime,
             Stream=Stream,
-            Event=lambda **flags: None,
+            Event=Event,
             Device=Device,
             get_current_stream=Stream,
-            MemoryPool=lambda: pool,
-            using_allocator=lambda allocator: nullcontext(),
             alloc_pinned_memory=bytearray,
+            **dry_memory.NAMES,
         ),
         **{name: getattr(np, name) for name in ("uint8", "uint16", "uint32", "uint64", "int32", "int64")},
         **{name: getattr(np, name) for name in ("float16", "float32")},

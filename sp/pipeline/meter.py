@@ -1,0 +1,76 @@
+"""Meter: device memory as it is taken and given back, by the byte: peak, timeline, requests to the driver."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from sp.kernels import import_cupy
+
+STEP = 32 << 20
+"""Bytes of change that make a new point of the timeline."""
+MOST_POINTS = 4096
+
+
+class Meter:
+    """Counts bytes in use in CuPy's pools while `hook` is entered; what other threads do meanwhile is not seen.
+
+    Attributes
+    ----------
+    used, peak : int
+        Bytes of arrays now, and at most.
+    requests : int
+        How often memory was asked of the driver, for want of a free piece in the pool.
+    points : deque of (seconds, bytes)
+        The latest; the clock is `time.perf_counter`.
+    """
+
+    def __init__(self) -> None:
+        self.used = self.peak = self.requests = 0
+        self.points: deque[tuple[float, int]] = deque(maxlen=MOST_POINTS)
+        self.hook = _hook(self)
+        self.mark()
+
+    def start(self, used: int) -> None:
+        """Count on from `used` bytes."""
+        self.used = used
+        self.peak = max(self.peak, used)
+        self.mark()
+
+    def restart(self) -> None:
+        """Begin a new timeline and a new peak."""
+        self.points.clear()
+        self.peak, self.requests = self.used, 0
+        self.mark()
+
+    def mark(self) -> None:
+        """Add a point to the timeline."""
+        self.points.append((time.perf_counter(), self.used))
+
+    def changed(self, nbytes: int) -> None:
+        """Bytes taken, or if negative given back."""
+        self.used += nbytes
+        if self.used > self.peak:
+            self.peak = self.used
+        if abs(self.used - self.points[-1][1]) >= STEP:
+            self.mark()
+
+
+def _hook(meter: Meter) -> Any:
+    """CuPy's hook that tells a meter; a class made late, since its base is CuPy's."""
+
+    class Hook(import_cupy().cuda.MemoryHook):  # type: ignore[misc]
+        name = "sp-meter"
+
+        def alloc_postprocess(self, **event: Any) -> None:
+            meter.requests += 1
+
+        def malloc_postprocess(self, **event: Any) -> None:
+            if event["mem_ptr"]:
+                meter.changed(event["mem_size"])
+
+        def free_postprocess(self, **event: Any) -> None:
+            meter.changed(-event["mem_size"])
+
+    return Hook()

@@ -1,0 +1,301 @@
+"""Residency: two models share a card by a byte budget; what is not needed now goes to host memory when room is short.
+
+Nothing is planned from formulas. Whoever works asks for memory as always, by way of `Residency`'s allocator; where the
+budget has none left, parts of the model that is not at work leave the device, one after the other, and only when none
+is left is the request refused. Weights never change, so a part is copied to the host once; from then on leaving costs
+nothing and coming back one copy over the bus, on a stream of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from traceback import clear_frames
+from typing import Any, Literal
+
+from sp.errors import ConfigError, DeviceError
+from sp.kernels import import_cupy
+from sp.models import Model
+from sp.models.parts import Parts
+from sp.pipeline.load import Loaded
+from sp.pipeline.meter import Meter
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+MOST_NOTES = 1024
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as ``24g`` (GiB), ``900m`` or ``17.5g``.
+
+    >>> parse_bytes("1.5g") // (1 << 20)
+    1536
+    """
+    number, unit = text.strip().lower().removesuffix("ib").removesuffix("b"), ""
+    if number[-1:] in UNITS:
+        number, unit = number[:-1], number[-1:]
+    try:
+        size = float(number) * UNITS[unit]
+    except ValueError:
+        size = 0.0
+    if not 0 < size < 1 << 50:
+        raise ConfigError(f"--vram takes a size such as 24g or 900m, not {text!r}")
+    return int(size)
+
+
+@dataclass
+class Transition:
+    """A model, or a part of it, on its way.
+
+    Attributes
+    ----------
+    kind : {"load", "park", "unpark"}
+    name : str
+        Of the model.
+    parts, nbytes : int
+    at : float
+        Seconds, by `time.perf_counter`.
+    seconds : float
+        What it took; of an unpark the copy itself, beside which the host goes on.
+    """
+
+    kind: Literal["load", "park", "unpark"]
+    name: str
+    parts: int
+    nbytes: int
+    at: float
+    seconds: float = 0.0
+
+    def as_dict(self, start: float = 0.0) -> dict[str, Any]:
+        """For the trace; `at` counts from `start`."""
+        return asdict(self) | {"at": self.at - start}
+
+
+@dataclass
+class Residency:
+    """Who is on the device.
+
+    Parameters
+    ----------
+    budget : int, optional
+        Most bytes CuPy's default pool may take from the driver, for models, caches and work together; the whole card
+        if left out. Kernels and the driver's own context are not counted.
+    """
+
+    budget: int | None = None
+    _models: dict[str, Parts] = field(default_factory=dict)
+    _busy: str | None = None
+    _left_for: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
+    _stream: Any = None
+    _notes: deque[Transition] = field(default_factory=lambda: deque(maxlen=MOST_NOTES))
+    _meter: Meter | None = None
+    _copies: list[tuple[Transition, Any, Any]] = field(default_factory=list)
+    _tidied: int = -1
+
+    def within(self, budget: int | None) -> Residency:
+        """The same models under another budget, which holds from its next use on."""
+        return replace(self, budget=budget)
+
+    def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
+        """Load a model on the device and take it on; those that are there already leave for it if they must."""
+        start = time.perf_counter()
+        with self._allocating():
+            made = make()
+        self.add(name, made.model)
+        self._notes[-1].at, self._notes[-1].seconds = start, time.perf_counter() - start
+        return made
+
+    def add(self, name: str, model: Model) -> None:
+        """Take a model on; one on the CPU is nobody's concern, and one that is known stays as it is."""
+        if model.device == "cpu" or (name in self._models and self._models[name].model is model):
+            return
+        self._models[name] = parts = Parts(model)
+        self._note("load", name, len(parts.sizes), sum(parts.sizes.values()))
+
+    @contextmanager
+    def using(self, name: str, tokens: int) -> Iterator[None]:
+        """Inside, the model `name` is at work on `tokens` tokens and wholly on the device.
+
+        Raises
+        ------
+        DeviceError
+            The memory is full and nothing is left that could leave.
+        """
+        if name not in self._models:
+            yield
+            return
+        with self._allocating():
+            self._busy = name
+            try:
+                self._tidy()
+                self._leave_as_before(name, tokens)
+                self.fetch(name)
+                before = self._away(name)
+                yield
+                if (away := self._away(name)) != before:
+                    self._left_for[name, tokens.bit_length()] = away
+            finally:
+                self._busy = None
+
+    def fetch(self, name: str) -> None:
+        """Bring back what of a model has left. Returns at once; work given to the device afterwards waits."""
+        if name not in self._models or not (missing := self._models[name].away):
+            return
+        parts, cuda = self._models[name], import_cupy().cuda
+        self._tidy()
+        busy, self._busy = self._busy, name
+        before, after = cuda.Event(), cuda.Event()
+        try:
+            with self._allocating():
+                self._stream.wait_event(cuda.get_current_stream().record())
+                before.record(self._stream)
+                for part in missing:
+                    parts.come(part, self._stream)
+                after.record(self._stream)
+        finally:
+            self._busy = busy
+        note = self._note("unpark", name, len(missing), sum(parts.sizes[part] for part in missing))
+        self._copies.append((note, before, after))
+
+    @contextmanager
+    def metered(self) -> Iterator[None]:
+        """Inside, memory is counted by the byte; see `Meter`."""
+        if not self._models:
+            yield
+            return
+        if self._meter is None:
+            self._meter = Meter()
+        self._meter.start(self._pool.used_bytes())
+        with self._meter.hook:
+            yield
+        self._meter.mark()
+
+    def report(self, start: float) -> dict[str, Any]:
+        """For the trace: all since the last report, once the device has done its part; times count from `start`."""
+        for note, before, after in self._copies:
+            after.synchronize()
+            note.seconds = import_cupy().cuda.get_elapsed_time(before, after) / 1e3
+        self._copies.clear()
+        meter = self._meter
+        if meter is None:
+            return {}
+        found = {
+            "budget_bytes": self.budget,
+            "peak_bytes": meter.peak,
+            "pool_bytes": int(self._pool.total_bytes()),
+            "driver_requests": meter.requests,
+            "transitions": [note.as_dict(start) for note in self._notes],
+            "memory": [[at - start, used] for at, used in meter.points],
+        }
+        self._notes.clear()
+        meter.restart()
+        return found
+
+    def malloc(self, size: int) -> Any:
+        """Memory from the pool; parts of idle models leave for it if they must."""
+        try:
+            return self._pool.malloc(size)
+        except import_cupy().cuda.memory.OutOfMemoryError:
+            return self._squeeze(size)
+
+    @property
+    def _pool(self) -> Any:
+        return import_cupy().get_default_memory_pool()
+
+    def _enforce(self) -> None:
+        """Make the pool obey this budget, if it obeyed another one."""
+        pool = self._pool
+        if pool.get_limit() == (self.budget or 0):
+            return
+        for name, parts in self._models.items():
+            if back := parts.returned:  # in pieces of memory that suited the other
+                self._leave(name, back)
+        pool.free_all_blocks()
+        pool.set_limit(self.budget or 0)
+        while self.budget and pool.total_bytes() > self.budget and self._leave_one():
+            pool.free_all_blocks()
+        self._tidied = -1
+
+    @contextmanager
+    def _allocating(self) -> Iterator[None]:
+        """Arrays made inside take their memory from `malloc`; a failure leaves none behind."""
+        if self._stream is None:
+            self._stream = import_cupy().cuda.Stream(non_blocking=True)
+        self._enforce()
+        try:
+            with import_cupy().cuda.using_allocator(self.malloc):
+                yield
+        except DeviceError as error:
+            # Arrays of the frames that failed would live as long as somebody holds the error.
+            clear_frames(error.__traceback__)
+            raise
+
+    def _squeeze(self, size: int) -> Any:
+        """Memory that the budget has none of: pieces nothing uses go back to the driver, then parts leave."""
+        pool, full = self._pool, import_cupy().cuda.memory.OutOfMemoryError
+        pool.free_all_blocks()
+        while True:
+            try:
+                return pool.malloc(size)
+            except full:
+                if not self._leave_one():
+                    break
+                pool.free_all_blocks()
+        limit = f"the budget of {self.budget / 2**30:.1f} GiB" if self.budget else "the device"
+        raise DeviceError(
+            f"the GPU's memory is full: {size / 2**20:.0f} MiB more do not fit {limit}, of which "
+            f"{pool.used_bytes() / 2**30:.1f} GiB are in use, and nothing is left that could leave it; "
+            "use a shorter prompt, a lower --keep-ratio, --kv q4_0 or a larger --vram"
+        )
+
+    def _leave_one(self) -> bool:
+        """Let the next part of an idle model leave; False if there is none."""
+        for name, parts in self._models.items():
+            if name != self._busy and parts.here:
+                self._leave(name, parts.here[:1])
+                return True
+        return False
+
+    def _leave(self, name: str, going: list[str]) -> None:
+        parts, start = self._models[name], time.perf_counter()
+        for part in going:
+            parts.leave(part)
+        size = sum(parts.sizes[part] for part in going)
+        self._note("park", name, len(going), size, start, time.perf_counter() - start)
+
+    def _away(self, name: str) -> dict[str, list[str]]:
+        """What has left of the other models."""
+        return {other: parts.away for other, parts in self._models.items() if other != name}
+
+    def _leave_as_before(self, name: str, tokens: int) -> None:
+        """What had to leave for about as much work leaves at once, so that the free memory is in one piece."""
+        for other, gone in self._left_for.get((name, tokens.bit_length()), {}).items():
+            if going := [part for part in gone if part in self._models[other].here]:
+                self._leave(other, going)
+
+    def _tidy(self) -> None:
+        """With a budget, make the memory that is free one piece, from which all work is cut and into which it merges.
+
+        It stays so until the driver is asked again, which then happens no more.
+        """
+        pool = self._pool
+        if self.budget is None or pool.total_bytes() == self._tidied:
+            return
+        pool.free_all_blocks()
+        if (rest := self.budget - pool.total_bytes()) > 0:
+            with suppress(import_cupy().cuda.memory.OutOfMemoryError):
+                pool.malloc(rest)
+        self._tidied = pool.total_bytes()
+
+    def _note(
+        self, kind: Literal["load", "park", "unpark"], name: str, parts: int, nbytes: int, *times: float
+    ) -> Transition:
+        at, seconds = times or (time.perf_counter(), 0.0)
+        note = self._notes[-1] if self._notes else None
+        if note and (note.kind, note.name) == (kind, name) and at - (note.at + note.seconds) < 0.005 and kind == "park":
+            note.parts, note.nbytes, note.seconds = note.parts + parts, note.nbytes + nbytes, at + seconds - note.at
+            return note
+        self._notes.append(Transition(kind, name, parts, nbytes, at, seconds))
+        return self._notes[-1]
