@@ -6,6 +6,7 @@ import copy
 import time
 from dataclasses import dataclass, replace
 from statistics import mean
+from typing import Any
 
 from sp.pipeline import Loaded, Pipeline, RunOptions
 from sp.prompt import Prompt
@@ -28,6 +29,12 @@ class Request:
         Share of the causal blocks the drafter read; None where nothing was skipped.
     decode_tok_s : float or None
         Tokens a second after the first few; None if there were too few.
+    peak_bytes : int
+        Most device memory in use during the request, weights included; on the CPU the process' most so far.
+    timeline : tuple of (seconds, bytes)
+        Device memory in use since the request began.
+    moves : tuple of dict
+        Models, or parts of them, that left the device and came back, as the trace has them.
     """
 
     ttft_s: float
@@ -36,6 +43,9 @@ class Request:
     kept_tokens: int
     density: float | None
     decode_tok_s: float | None
+    peak_bytes: int = 0
+    timeline: tuple[tuple[float, int], ...] = ()
+    moves: tuple[dict[str, Any], ...] = ()
 
 
 def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
@@ -54,7 +64,11 @@ def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
     rate = (len(counted) - 1) / (counted[-1] - counted[0]) if len(counted) > 1 else None
     densities = result.importance.densities if result.importance else ()
     density = mean(densities) if densities else None
-    return Request(ttft, stages, len(result.prompt), result.kept_tokens, density, rate)
+    memory = result.answer.trace.facts.get("residency", {})
+    timeline = tuple((at, used) for at, used in memory.get("memory", ()))
+    peak, moves = memory.get("peak_bytes", result.peak_bytes), tuple(memory.get("transitions", ()))
+    tokens, kept = len(result.prompt), result.kept_tokens
+    return Request(ttft, stages, tokens, kept, density, rate, peak, timeline, moves)
 
 
 def without_ends(loaded: Loaded) -> Loaded:

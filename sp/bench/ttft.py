@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
 
-from sp.bench.memory import free_unused, peak_since_free, thinned, watched
+from sp.bench.memory import thinned, watched
 from sp.bench.prompts import PromptMaker
 from sp.bench.request import Request, measure
 from sp.errors import SpError
@@ -22,10 +22,14 @@ WARM_TOKENS = 16384  # every kernel of a long full prefill has run once by then
 
 @dataclass(frozen=True)
 class Cell:
-    """What is timed: requests of one length with the same options; `compress="off"` is the full prefill."""
+    """What is timed: requests of one length with the same options; `compress="off"` is the full prefill.
+
+    `vram` is the budget in bytes, None for all memory there is.
+    """
 
     tokens: int
     options: RunOptions
+    vram: int | None = None
 
     @property
     def full(self) -> bool:
@@ -47,11 +51,9 @@ class CellTiming:
     cold : Cold or None
         The first request of the process, if it was of this cell.
     peak_bytes : int
-        See `peak_since_free`.
+        Of the requests that count.
     watched : Request or None
-        One more request, if asked for, during which memory was watched.
-    timeline : tuple of (seconds, bytes)
-        Memory in use during it.
+        A request whose memory was watched, if that was asked for.
     full : tuple of Request
         The full prefill of the same length.
     error : str or None
@@ -66,7 +68,6 @@ class CellTiming:
     cold: Cold | None = None
     peak_bytes: int = 0
     watched: Request | None = None
-    timeline: tuple[tuple[float, int], ...] = ()
     full: tuple[Request, ...] = ()
     error: str | None = None
     sources: tuple[str, ...] = ()
@@ -114,7 +115,7 @@ class Bench:
     repeats, full_repeats : int
         Requests that count, compressed and of the full prefill, after one that does not.
     timelines : bool
-        Watch the memory of one more compressed request of every cell.
+        Keep the memory of the last compressed request of every cell; on the CPU one more is made for that.
     progress : callable
         Told of every request that counts.
     """
@@ -130,9 +131,10 @@ class Bench:
         self,
         lengths: Sequence[int],
         settings: Sequence[RunOptions],
+        budgets: Sequence[int | None] = (None,),
         known: Callable[[Cell], tuple[Request, ...] | None] = lambda cell: None,
     ) -> Iterator[CellTiming]:
-        """Time every length: first the full prefill, then every setting.
+        """Time every length within every budget; first of a length its full prefill, within the first budget.
 
         Parameters
         ----------
@@ -140,6 +142,8 @@ class Bench:
             Tokens, ascending, so that a longer full prefill finds its kernels warm.
         settings : sequence of RunOptions
             Those of compressed requests; `compress` is taken as "always".
+        budgets : sequence of int or None
+            Bytes of device memory, see `Pipeline.within`; None for all there is.
         known : callable
             Requests of a cell that was timed before and is left out now.
 
@@ -150,55 +154,60 @@ class Bench:
         """
         for tokens in lengths:
             self.maker.make(tokens)  # one that cannot be made is found before anything is timed
-        cold: Cold | None = None
-        for number, tokens in enumerate(lengths):
-            cells = [Cell(tokens, replace(options, compress="always")) for options in settings]
-            cells = [cell for cell in cells if known(cell) is None]
-            whole = Cell(tokens, replace(settings[0], keep_ratio=1.0, compress="off"))
-            full = known(whole)
-            if number == 0 and cells:
-                cold = self._cold(cells[0])
-            if full is None:
-                timing = self._timed(whole, self.full_repeats)
-                full = timing.requests
-                yield replace(timing, full=full)
-            for cell in cells:
-                yield replace(self._timed(cell, self.repeats), full=full, cold=cold)
-                cold = None
+        cold, wholes = None, dict[int, tuple[Request, ...]]()
+        for number, vram in enumerate(budgets):
+            pipeline = self.pipeline.within(vram)
+            for tokens in lengths:
+                cells = [Cell(tokens, replace(options, compress="always"), vram) for options in settings]
+                cells = [cell for cell in cells if known(cell) is None]
+                if not wholes and cells:
+                    cold = self._cold(pipeline, cells[0])
+                if number == 0:
+                    whole = Cell(tokens, replace(settings[0], keep_ratio=1.0, compress="off"), vram)
+                    if (full := known(whole)) is None:
+                        timing = self._timed(pipeline, whole, self.full_repeats, warm=not any(wholes.values()))
+                        full = timing.requests
+                        yield replace(timing, full=full)
+                    wholes[tokens] = full
+                for cell in cells:
+                    timing = self._timed(pipeline, cell, self.repeats, warm=True)
+                    yield replace(timing, full=wholes[tokens], cold=cold)
+                    cold = None
 
-    def _cold(self, cell: Cell) -> Cold | None:
+    def _cold(self, pipeline: Pipeline, cell: Cell) -> Cold | None:
         """The first request; None if it fails, for it will fail again and then be told of."""
         before = _compiled()
         try:
             with device_errors():
-                return Cold(self._request(cell, 0), _compiled() - before)
+                return Cold(self._request(pipeline, cell, 0), _compiled() - before)
         except (SpError, MemoryError):
             return None
 
-    def _timed(self, cell: Cell, repeats: int) -> CellTiming:
-        device = self.pipeline.target.model.device
+    def _timed(self, pipeline: Pipeline, cell: Cell, repeats: int, warm: bool) -> CellTiming:
+        """Requests of one cell after one that does not count; before a full prefill that is a shorter one."""
+        first = None
         reset_launched()
-        done = []
+        done: list[Request] = []
         try:
             with device_errors():
-                first = self._request(replace(cell, tokens=min(cell.tokens, WARM_TOKENS)) if cell.full else cell, 0)
-                free_unused(device)
+                if warm:
+                    tokens = min(cell.tokens, WARM_TOKENS) if cell.full else cell.tokens
+                    first = self._request(pipeline, replace(cell, tokens=tokens), 0)
                 for number in range(repeats):
-                    done.append(self._request(cell, 1 + number))
+                    done.append(self._request(pipeline, cell, 1 + number))
                     self.progress()
-                peak = peak_since_free(device)
-                seen, timeline = None, []
-                if self.timelines and not cell.full:
-                    with watched(device) as timeline:
-                        seen = self._request(cell, 1 + repeats)
+                seen = done[-1] if self.timelines and not cell.full else None
+                if seen is not None and not seen.timeline:
+                    with watched() as timeline:
+                        seen = self._request(pipeline, cell, 1 + repeats)
+                    seen = replace(seen, timeline=tuple(timeline))
         except (SpError, MemoryError) as error:
-            free_unused(device)
             return CellTiming(cell, error=str(error) or "out of memory")
-        points = tuple(thinned(timeline))
-        return CellTiming(cell, tuple(done), first, None, peak, seen, points, sources=launched_sources())
+        peak = max(request.peak_bytes for request in done)
+        return CellTiming(cell, tuple(done), first, None, peak, seen, sources=launched_sources())
 
-    def _request(self, cell: Cell, number: int) -> Request:
-        return measure(self.pipeline, self.maker.make(cell.tokens, number), cell.options)
+    def _request(self, pipeline: Pipeline, cell: Cell, number: int) -> Request:
+        return measure(pipeline, self.maker.make(cell.tokens, number), cell.options)
 
 
 def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
@@ -212,7 +221,7 @@ def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
         "keep_ratio": options.keep_ratio,
         **how,
         "selector": None if cell.full else SELECTORS.name_of(options.selector),
-        "vram": None,
+        "vram": None if cell.vram is None else f"{cell.vram / (1 << 30):g}g",
         "kv": options.kv + (" rotated" if options.rotate else ""),
         "new_tokens": options.max_new_tokens,
         "path": path,
@@ -235,15 +244,16 @@ def describe_memory(timing: CellTiming, pipeline: Pipeline, path: str) -> dict[s
     """Arguments of `make_record` for the memory of one request; samples are (seconds, bytes)."""
     assert timing.watched is not None, "no request was watched"
     seen = timing.watched
-    metrics = {"ttft_s": seen.ttft_s, "stages": seen.stages, "peak_bytes": timing.peak_bytes}
-    return describe(timing, pipeline, path) | {"bench": "ttft_memory", "metrics": metrics, "samples": timing.timeline}
+    metrics = {"ttft_s": seen.ttft_s, "stages": seen.stages, "peak_bytes": seen.peak_bytes, "moves": seen.moves}
+    samples = thinned(seen.timeline)
+    return describe(timing, pipeline, path) | {"bench": "ttft_memory", "metrics": metrics, "samples": samples}
 
 
 def requests_of(record: Mapping[str, Any]) -> tuple[Request, ...]:
     """The requests behind a `ttft` record, each with the record's medians but for its own time."""
     metrics = record["metrics"]
     common = (metrics["stages"], metrics["prompt_tokens"], metrics["kept_tokens"])
-    more = (metrics["density"], metrics["decode_tok_s"])
+    more = (metrics["density"], metrics["decode_tok_s"], metrics["peak_bytes"])
     return tuple(Request(seconds, *common, *more) for seconds in record["samples"])
 
 

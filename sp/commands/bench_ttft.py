@@ -38,6 +38,10 @@ def bench_ttft(
     density: Annotated[
         str, typer.Option(help="Shares of blocks to read instead, for random weights, which no threshold suits.")
     ] = "",
+    vram: Annotated[
+        str,
+        typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g; the full prefill has the first."),
+    ] = "none",
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
     new: Annotated[int, typer.Option("-n", "--new", min=1, help="Tokens decoded after the first is timed.")] = 32,
@@ -72,6 +76,7 @@ def bench_ttft(
     from sp.kernels.device import pick_device
     from sp.kernels.path import native_path
     from sp.pipeline import Pipeline
+    from sp.pipeline.residency import parse_bytes
     from sp.studies.sample import sample
     from sp.studies.ttft_plots import draw_memory, draw_stages
 
@@ -83,11 +88,14 @@ def bench_ttft(
     if resume and record is None:
         raise ConfigError("--resume reads what --record FOLDER holds; name that folder")
     common = {"kv": kv, "rotate": rotate, "max_new_tokens": new}
+    budgets = [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
     settings = settings_of(keep_ratio, scorer, selector, alpha, density, common)
     where = pick_device(device)
-    pair = Pipeline(
-        open_model(target, synthetic_target, target_type, "target", where),
-        open_model(drafter, synthetic_drafter, drafter_type, "drafter", where),
+    pair = Pipeline.assemble(
+        lambda at: open_model(target, synthetic_target, target_type, "target", at),
+        lambda at: open_model(drafter, synthetic_drafter, drafter_type, "drafter", at),
+        device=where,
+        vram=budgets[0],
     )
     pair = replace(pair, target=without_ends(pair.target))
     lengths = sorted({min(n, pair.target.model.config.context - new) for n in numbers(prompts, "-p") if n})
@@ -106,9 +114,12 @@ def bench_ttft(
         return requests_of(before[key])
 
     kernels = forced_path(path) if where == "cuda" and path != "auto" else nullcontext()
-    with kernels, progress_bar("measuring", len(lengths) * (full_repeats + repeats * len(settings))) as advance:
+    with (
+        kernels,
+        progress_bar("measuring", len(lengths) * (full_repeats + repeats * len(settings) * len(budgets))) as advance,
+    ):
         bench = Bench(pair, maker, repeats, full_repeats, plots is not None, lambda: advance(1))
-        for timing in bench.run(lengths, settings, known):
+        for timing in bench.run(lengths, settings, budgets, known):
             made = make_record(**describe(timing, pair, taken))
             found[config_key(made["config"])] = made
             memory += [make_record(**describe_memory(timing, pair, taken))] if timing.watched else []

@@ -11,6 +11,9 @@ import typer
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Files or folders of sp sweep, sp bench --record and sp run.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
+    readme: Annotated[
+        Path | None, typer.Option(help="Put the headline table between its marks in this page, and write no report.")
+    ] = None,
 ) -> None:
     """Write report.md with tables, cells.csv, and pictures fit for a paper.
 
@@ -19,7 +22,12 @@ def report(
       sp report sp-sweep/quickstart -o report
 
       sp report results/nvidia-h200/study sp-run -o report
-    """
-    from sp.studies.report import write_report
 
+      sp report results/nvidia-h200 --readme README.md
+    """
+    from sp.studies.report import write_headline, write_report
+
+    if readme is not None:
+        print(f"headline in {write_headline(paths, readme)}")
+        return
     print(f"report in {write_report(paths, out)}")

@@ -70,21 +70,24 @@ def _table(records: Sequence[Record]) -> str:
     if not shown:
         return ""
     lines = [
-        "| prompt tokens | what | memory limit | first token after (s) | against llama.cpp | peak memory (GiB) |",
-        "|---:|---|---|---:|---:|---:|",
+        "| prompt tokens | what | memory limit | first token after (s) | against llama.cpp | against our full prefill "
+        "| peak memory (GiB) |",
+        "|---:|---|---|---:|---:|---:|---:|",
     ]
     for tokens in sorted({r["config"]["prompt_tokens"] for r in shown}):
         llama, note = _llama_cpp(tokens, peers.get(tokens), shown[0])
         rows = [(f"llama.cpp, full prefill ({note})", "", llama, None)]
         if _same_as_peers(shown[0]) and tokens in LUCEBOX:
             rows.append(("Lucebox PFlash, keep 0.05 (estimate)", "", LUCEBOX[tokens], None))
-        for r in sorted((r for r in shown if r["config"]["prompt_tokens"] == tokens), key=_order):
+        here = sorted((r for r in shown if r["config"]["prompt_tokens"] == tokens), key=_order)
+        for r in here:
             limit = r["config"]["vram"] or "none"
             rows.append((_what(r["config"]), limit, r["metrics"]["ttft_s"], r["metrics"].get("peak_bytes")))
+        full = next((r["metrics"]["full_ttft_s"] for r in here if r["metrics"].get("full_ttft_s")), None)
         for what, limit, seconds, peak in rows:
-            against = f"{llama / seconds:.1f}x" if llama and seconds else ""
-            peak_gib = f"{peak / GIB:.1f}" if peak else ""
-            lines.append(f"| {tokens:,} | {what} | {limit} | {_seconds(seconds)} | {against} | {peak_gib} |")
+            gains = [f"{other / seconds:.1f}x" if other and seconds else "" for other in (llama, full)]
+            cells = [f"{tokens:,}", what, limit, _seconds(seconds), *gains, f"{peak / GIB:.1f}" if peak else ""]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", _notes(shown)])
 
 

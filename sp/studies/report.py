@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sp.bench.record import newest
 from sp.errors import ConfigError
+from sp.kernels.machine import machine_slug
 from sp.studies.cells import Table
 from sp.studies.importance_map import SavedRun, importance_map
 from sp.studies.needle_map import needle_figure
@@ -194,15 +195,39 @@ def needle_maps(table: Table, keep: float, out: Path) -> list[str]:
 
 
 def ttft(records: Sequence[Row], out: Path) -> list[str]:
-    """Table and picture of measured times to the first token."""
+    """Tables and pictures of measured times to the first token, machine by machine and target by target."""
+    from sp.studies.headline import NOTHING, headline
     from sp.studies.ttft_plots import draw_stages
     from sp.studies.ttft_table import cells_of, row_of, title_of
 
-    rows = [row_of(record) for record in records]
-    heads, cells, _ = cells_of(rows)
-    draw_stages(records, out / "ttft_stages.png")
-    return [
-        f"## Time to the first token, measured alone\n\n{title_of(rows)}\n\n"
-        + markdown(heads, cells)
-        + "\n\n![Stages of a request](ttft_stages.png)"
-    ]
+    long = headline(records)
+    parts = [f"## Time to the first token of long prompts\n\n{long}"] if long != NOTHING else []
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for record in records:
+        groups.setdefault((machine_slug(record), record["config"]["target"]), []).append(record)
+    for number, ((machine, _), group) in enumerate(sorted(groups.items()), 1):
+        name = f"ttft_stages_{number}.png" if len(groups) > 1 else "ttft_stages.png"
+        rows = [row_of(record) for record in group]
+        heads, cells, _ = cells_of(rows)
+        draw_stages(group, out / name)
+        title = f"## Time to the first token, measured alone: {machine}\n\n{title_of(rows)}"
+        parts.append(f"{title}\n\n{markdown(heads, cells)}\n\n![Stages of a request]({name})")
+    return parts
+
+
+def write_headline(paths: Sequence[Path], page: Path) -> Path:
+    """Put the headline table of the records below `paths` between its marks in `page`.
+
+    Raises
+    ------
+    ConfigError
+        See `find_sources` and `insert_headline`; also when the page cannot be read.
+    """
+    from sp.studies.headline import headline, insert_headline
+
+    records = [record for path in find_sources(paths).records for record in newest(path)]
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {page}: {error.strerror}; name a page in --readme") from None
+    return write_atomic(page, insert_headline(text, headline(records)).encode())

@@ -22,12 +22,12 @@ COLOURS = {
     "select": "#0c8599",
     "compress": "#66d9e8",
     "park": "#e03131",
-    "unpark": "#ff8787",
+    "unpark": "#9c36b5",
     "target prefill": "#f08c00",
     "first token": "#ffd43b",
     "other": "#ced4da",
 }
-SPARE = ("#9c36b5", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
+SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
 CUT = 2.5  # a full prefill longer than so many times the longest other bar is cut there
 GIB = float(1 << 30)
 
@@ -73,7 +73,7 @@ def draw_memory(records: Sequence[Record], path: Path) -> Path:
         raise ConfigError("no memory timeline to draw; measure one with sp bench ttft --plots")
     figure = Figure(figsize=(9.0, 0.8 + 2.1 * len(seen)), layout="constrained")
     grid = figure.subplots(len(seen), 1, squeeze=False)[:, 0]
-    colours = stage_colours(seen)
+    colours = {name: colour for name, colour in stage_colours(seen).items() if name != "other"}
     for axes, record in zip(grid, seen, strict=True):
         _timeline(axes, record, colours)
     grid[-1].set_xlabel("seconds")
@@ -88,7 +88,7 @@ def stage_colours(records: Sequence[Record]) -> dict[str, str]:
         name
         for record in records
         for name, seconds in record["metrics"]["stages"].items()
-        if seconds >= 1e-3 * record["metrics"]["ttft_s"]
+        if name != "decode" and seconds >= 1e-3 * record["metrics"]["ttft_s"]
     )
     fresh = [name for name in names if name not in COLOURS]
     found = {name: colour for name, colour in COLOURS.items() if name in names}
@@ -102,7 +102,8 @@ def label_of(config: Mapping[str, Any]) -> str:
     if config["keep_ratio"] == 1:
         return "full prefill"
     sparse = next((f"{name} {config[name]:g}" for name in ("density", "alpha") if config.get(name) is not None), "")
-    parts = [f"keep {config['keep_ratio']:g}", config["scorer"], sparse, config["vram"] and f"in {config['vram']}"]
+    limit = config.get("vram") and f"in {config['vram']}"
+    parts = [f"keep {config['keep_ratio']:g}", config.get("scorer"), sparse, limit]
     return ", ".join(part for part in parts if part)
 
 
@@ -131,15 +132,28 @@ def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str]) -> No
 def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
     config, start = record["config"], 0.0
     for name, seconds in record["metrics"]["stages"].items():
-        if name in colours and name != "other":
+        if name in colours:
             axes.axvspan(start, start + seconds, color=colours[name], alpha=0.35, linewidth=0)
         start += seconds if name != "other" else 0.0
     x, y = zip(*record["samples"], strict=True)
-    axes.plot(x, [value / GIB for value in y], color=INK, linewidth=1.0)
+    axes.step(x, [value / GIB for value in y], where="post", color=INK, linewidth=1.0)
+    limit = float(config["vram"].removesuffix("g")) if config.get("vram") else None
     peak = record["metrics"]["peak_bytes"] / GIB
-    axes.axhline(peak, color=INK, linewidth=0.7, linestyle=":")
-    axes.text(x[-1], peak, f"peak {peak:.1f} GiB", ha="right", va="bottom", fontsize=8, color=INK)
-    axes.set_ylim(0, 1.2 * max(peak, max(y) / GIB))
+    for height, text, style, at, side in (
+        (peak, f"peak {peak:.1f} GiB", ":", x[-1], "right"),
+        (limit, f"limit {limit:g} GiB" if limit else "", "--", 0.0, "left"),
+    ):
+        if height is not None:
+            axes.axhline(height, color=INK, linewidth=0.7, linestyle=style)
+            axes.text(at, height, text, ha=side, va="bottom", fontsize=8, color=INK)
+    for move in record["metrics"].get("moves", ()):
+        colour = COLOURS.get(move["kind"], INK)
+        axes.axvspan(move["at"], move["at"] + max(move["seconds"], 0.004 * x[-1]), ymax=0.1, color=colour, linewidth=0)
+        text = f"{move['kind']} {move['name']}, {move['nbytes'] / GIB:.1f} GiB"
+        axes.annotate(
+            text, (move["at"], 0.1), xycoords=("data", "axes fraction"), fontsize=7, color=colour, rotation=30
+        )
+    axes.set_ylim(0, 1.2 * max(peak, max(y) / GIB, limit or 0.0))
     axes.set_ylabel("GiB in use")
     title = f"{config['prompt_tokens']:,} tokens, {label_of(config)}: first token after"
     axes.set_title(f"{title} {record['metrics']['ttft_s']:.3g} s, then decoding", fontsize=9, loc="left", color=INK)

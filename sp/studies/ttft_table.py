@@ -20,7 +20,7 @@ GROUPS = {
 def row_of(record: Record) -> dict[str, Any]:
     """One flat row: configuration, medians, and milliseconds of every stage."""
     config, metrics = record["config"], record["metrics"]
-    ttft, full = metrics["ttft_s"], metrics["full_ttft_s"]
+    ttft, full = metrics["ttft_s"], metrics.get("full_ttft_s")
     plain = {name: value for name, value in metrics.items() if name not in ("stages", "prompt_tokens")}
     return {
         **config,
@@ -29,7 +29,7 @@ def row_of(record: Record) -> dict[str, Any]:
         **plain,
         "runs": len(record["samples"]),
         "speedup": full / ttft if full and ttft else None,
-        **{f"{name} (ms)": 1e3 * seconds for name, seconds in metrics["stages"].items()},
+        **{f"{name} (ms)": 1e3 * seconds for name, seconds in metrics["stages"].items() if name != "decode"},
     }
 
 
@@ -47,21 +47,23 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """What all rows have in common: models, kernels, cache."""
     drafters = dict.fromkeys(row["drafter"] for row in rows if row["drafter"])
     pair = " with ".join([rows[0]["target"], *drafters])
-    return f"{pair}; path {rows[0]['path']}, kv {rows[0]['kv']}, {rows[0]['new_tokens']} tokens decoded"
+    facts = (("path", rows[0].get("path")), ("kv", rows[0].get("kv")), ("tokens decoded", rows[0].get("new_tokens")))
+    return "; ".join([pair, *(f"{name} {value}" for name, value in facts if value is not None)])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     full = row["keep_ratio"] == 1
     asked = {"alpha": row.get("alpha"), "density": row["asked_density"]}
     sparse = next((f" {name} {value:g}" for name, value in asked.items() if value is not None), "")
+    engine = f"{row['engine']}: " if row.get("engine") else ""
     return [
-        "everything" if full else f"keep {row['keep_ratio']:g}",
+        f"{engine}everything" if full else f"keep {row['keep_ratio']:g}",
         "" if full else f"{row['scorer']}{sparse}",
-        row["vram"] or "",
+        row.get("vram") or "",
         f"{row['prompt_tokens']:,}",
         _number(row.get("kept_tokens"), ",d"),
         _number(row.get("density"), ".1%"),
-        row["error"] or _number(row["ttft_s"], ".3f"),
+        row.get("error") or _number(row["ttft_s"], ".3f"),
         _number(row["speedup"], ".2f", "x") if not full else "",
         *_grouped(row),
         _number(row.get("cold_ttft_s"), ".2f"),

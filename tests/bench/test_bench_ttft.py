@@ -8,7 +8,6 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from sp.errors import ConfigError, DeviceError
 from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
 from sp.studies.sample import sample
+from sp.studies.ttft_plots import draw_memory
 from sp.studies.ttft_table import cells_of, row_of
 
 
@@ -111,7 +111,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(
 
 
 def test_memory_is_watched_while_something_runs() -> None:
-    with watched("cpu") as seen:
+    with watched() as seen:
         time.sleep(0.02)
         block = np.ones(60 << 17)
         time.sleep(0.02)
@@ -165,6 +165,7 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
         (("--kv", "q9"), "q4_0"),
         (("--target", "a.gguf", "--synthetic-target", "qwen3.6-27b"), "either"),
         (("--synthetic-drafter", "qwen3-0.6"), "did you mean 'qwen3-0.6b'"),
+        (("--vram", "much"), "24g"),
         (("-o", "pdf"), "pdf"),
     ],
 )
@@ -183,8 +184,8 @@ def test_one_way_to_attend_is_for_scorers_that_can() -> None:
 
 
 def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
-    loaded = SimpleNamespace(path=Path("x.gguf"))
-    other = replace(pair, drafter=loaded)  # type: ignore[arg-type]
+    assert pair.drafter is not None
+    other = replace(pair, drafter=replace(pair.drafter, path=Path("x.gguf")))
     cell = Cell(300, RunOptions(compress="always"))
     assert config_of(cell, pair, "numpy") != config_of(cell, other, "numpy")
 
@@ -202,3 +203,16 @@ def test_density_asked_for_and_read_stand_apart() -> None:
     shown = dict(zip(heads, cells[0], strict=True))
     assert (shown["scorer"], shown["density"], shown["against full"]) == ("tail density 0.3", "45.0%", "2.00x")
     assert (shown["score (ms)"], shown["other (ms)"]) == ("500.0", "250.0")
+
+
+def test_moves_and_the_limit_are_drawn(tmp_path: Path) -> None:
+    config = {"prompt_tokens": 8, "keep_ratio": 0.5, "scorer": "tail", "alpha": 0.1, "density": None, "vram": "18g"}
+    moves = [{"kind": kind, "name": "target", "nbytes": 2 << 30, "at": at, "seconds": 0.1}
+             for kind, at in (("park", 0.2), ("unpark", 0.8))]  # fmt: skip
+    metrics = {"ttft_s": 1.5, "stages": {"score": 0.7, "target prefill": 0.8}, "peak_bytes": 17 << 30, "moves": moves}
+    record = {"config": config, "metrics": metrics, "samples": [(0.0, 16 << 30), (0.5, 17 << 30), (2.0, 9 << 30)]}
+    plain = {**record, "metrics": {**metrics, "moves": []}}
+    drawn = [draw_memory([r], tmp_path / f"{i}.png").read_bytes() for i, r in enumerate((record, plain))]
+    assert drawn[0] != drawn[1]
+    with pytest.raises(ConfigError, match="--plots"):
+        draw_memory([{**record, "samples": []}], tmp_path / "none.png")

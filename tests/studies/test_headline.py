@@ -18,7 +18,7 @@ def record(tokens: int, keep: float, seconds: float | None, gpu: str = "NVIDIA H
         "target": TARGET, "drafter": None if full else "d.synthetic", "prompt_tokens": tokens, "keep_ratio": keep,
         "scorer": None if full else "tail", "alpha": None, "density": None if full else 0.05, "vram": None, "kv": "f16",
     } | config  # fmt: skip
-    metrics = {"ttft_s": seconds, "peak_bytes": 20 << 30, "density": shown["density"]}
+    metrics = {"ttft_s": seconds, "full_ttft_s": 14.0, "peak_bytes": 20 << 30, "density": shown["density"]}
     return {"bench": "ttft", "config": shown, "metrics": metrics, "samples": [seconds] * 3, "gpu": gpu}
 
 
@@ -50,8 +50,9 @@ def test_rows_stand_in_order_and_are_against_llama_cpp() -> None:
     assert [row[2] for row in table] == ["", "", "none", "none", "18g", "none"]
     assert [row[3] for row in table] == ["67.5", "7.70", "14.0", "1.25", "1.50", "1.00"]
     assert [row[4] for row in table] == ["1.0x", "8.8x", "4.8x", "54.0x", "45.0x", "67.5x"]
-    assert "density" in found
-    assert "20.0" in table[2]
+    assert [row[5] for row in table] == ["0.2x", "1.8x", "1.0x", "11.2x", "9.3x", "14.0x"]
+    assert [row[6] for row in table] == ["", "", "20.0", "20.0", "20.0", "20.0"]
+    assert "The drafter read 5.0% of its attention blocks" in found
 
 
 def test_a_peer_measured_here_goes_before_the_quoted_one() -> None:
