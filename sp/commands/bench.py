@@ -114,23 +114,30 @@ def bench_model(
 @bench_app.command()
 def roofline(
     results: Annotated[Path, typer.Argument(help="Folder of one card, e.g. results/nvidia-h200.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Picture; roofline.png in the folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder of the pictures; that of the records.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw the recorded kernels under the limits of their card: arithmetic rate over arithmetic intensity.
+
+    Writes roofline.png with all of them and roofline-FAMILY.png for each family.
 
     [bold]Example[/bold]
 
       sp bench roofline results/nvidia-h200
     """
     from sp.studies.roofline import draw, points
+    from sp.studies.roofline_families import draw_families
 
-    found = points(results)
-    picture = draw(found, out or results / "roofline.png")
+    found, folder = points(results), out or results
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [draw(found, folder / "roofline.png"), *draw_families(found, folder)]
     if as_json:
-        print_json({"picture": str(picture), "points": [vars(point) for point in found]})
-    else:
-        print(f"{picture}: {len(found)} kernels")
+        print_json({"pictures": [str(picture) for picture in pictures], "points": [vars(point) for point in found]})
+        return
+    for picture in pictures:
+        print(picture)
 
 
 def _row(timing: Any, name: str, nbytes: int, kv: str, path: str) -> dict[str, Any]:

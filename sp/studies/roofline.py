@@ -123,9 +123,10 @@ def draw_roof(axes: Axes, found: Sequence[Point], bandwidth: float, peak: float)
     high = max(max(point.intensity for point in found) * 2, ridge * 10)
     x = np.array([low, ridge, high])
     axes.plot(x, np.minimum(x * bandwidth / 1e3, peak), color=INK, linewidth=1.2, zorder=2)
-    axes.annotate(
-        f"{bandwidth:,.0f} GB/s", (low, low * bandwidth / 1e3), xytext=(16, 2), textcoords="offset points",
-        fontsize=8, color=INK,
+    middle = float(np.sqrt(low * ridge))
+    axes.text(
+        middle, 1.12 * middle * bandwidth / 1e3, f"{bandwidth:,.0f} GB/s", fontsize=8, color=INK, ha="center",
+        rotation=float(np.degrees(np.arctan(bandwidth / 1e3))), rotation_mode="anchor", transform_rotates_text=True,
     )  # fmt: skip
     axes.annotate(
         f"{peak:,.0f} TFLOP/s",
