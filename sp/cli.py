@@ -21,6 +21,7 @@ from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
 from sp.commands.heads import heads
 from sp.commands.kernels import kernels_app
+from sp.commands.open_pair import VRAM, OnDevice, open_pair
 from sp.commands.report import report
 from sp.commands.serve import serve
 from sp.commands.sweep import sweep
@@ -112,7 +113,8 @@ def run(
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 64,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
+    device: OnDevice = "auto",
+    vram: VRAM = None,
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
     show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
     seed: Annotated[int, typer.Option(help="For scorers that draw random numbers.")] = 0,
@@ -133,9 +135,8 @@ def run(
 
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
-    from sp.kernels.device import pick_device
     from sp.ops.flashprefill import FlashPrefill
-    from sp.pipeline import Pipeline, RunOptions
+    from sp.pipeline import RunOptions
     from sp.prompt import Prompt
     from sp.scoring import SCORERS
     from sp.scoring.reading import by_length
@@ -170,7 +171,7 @@ def run(
         document = read_text(prompt_file, "--prompt-file")
     if question is None:
         raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
-    pipeline = Pipeline.open(target, drafter, device=pick_device(device)).with_break_evens(break_even)
+    pipeline = open_pair(target, drafter, device, vram, break_even)
     prompt = Prompt.from_document(
         document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
     )

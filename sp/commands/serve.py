@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sp.commands.open_pair import VRAM, OnDevice, open_pair
 from sp.config import from_mapping
 from sp.errors import ConfigError
 
@@ -30,7 +31,8 @@ def serve(
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Answer length where a request names none.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer a request may ask for.")] = 4096,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
+    device: OnDevice = "auto",
+    vram: VRAM = None,
     host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 32,
@@ -54,8 +56,7 @@ def serve(
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
-    from sp.kernels.device import pick_device
-    from sp.pipeline import Pipeline, RunOptions
+    from sp.pipeline import RunOptions
     from sp.scoring import SCORERS
     from sp.scoring.reading import by_length
     from sp.selection import SELECTORS
@@ -74,8 +75,8 @@ def serve(
     }
     options = from_mapping(RunOptions, given, "sp serve")
     listener = listen(host, port)
-    pipeline = Pipeline.open(target, drafter, device=pick_device(device)).with_break_evens(break_even)
-    pipeline.warm_up()
+    pipeline = open_pair(target, drafter, device, vram, break_even)
+    pipeline.warm_up(options=options)
     worker = Worker(pipeline, Metrics(), queue)
     service = Service(worker, Defaults(options, max_tokens), Limits(body_bytes=max_body << 20))
     if host not in LOOPBACK:

@@ -21,8 +21,16 @@ def build_all(jobs: Sequence[Job], progress: Callable[[int], object] = lambda do
     return compiled
 
 
+def missing(jobs: Sequence[Job]) -> list[Job]:
+    """Those whose cubin is not in the cache."""
+    return [job for job in jobs if not jit.cubin_path(job.source, _options(job)).exists()]
+
+
 def _build(job: Job) -> bool:
-    options = nvrtc.compile_options(dict(job.defines), job.arch)
-    missing = not jit.cubin_path(job.source, options).exists()
-    jit.build(job.source, options)
-    return missing
+    new = bool(missing([job]))
+    jit.build(job.source, _options(job))
+    return new
+
+
+def _options(job: Job) -> tuple[str, ...]:
+    return nvrtc.compile_options(dict(job.defines), job.arch)

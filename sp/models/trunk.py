@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from sp.arrays import Floats
 from sp.models.blocks import Block
 from sp.models.config import ModelConfig

@@ -63,6 +63,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "drafter_density": drafter_density(result),
         "target_density": mean_density(result.answer.densities),
         "peak_bytes": result.peak_bytes,
+        "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
     }
 
@@ -121,6 +122,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             {"kind": span.kind, "start_byte": span.start, "end_byte": span.end} for span in result.prompt.prompt.spans
         ],
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
+        "residency": result.answer.trace.facts.get("residency"),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
     }
@@ -157,6 +159,18 @@ def write_files(
     return files
 
 
+def memory_lines(residency: dict[str, Any] | None) -> list[str]:
+    """What lay on the device at most, and who came and went; nothing for a run on the CPU."""
+    if not residency:
+        return []
+    limit = f" of {residency['budget_bytes'] / 2**30:.1f}" if residency["budget_bytes"] else ""
+    lines = [f"[b]Peak GPU memory[/b]  {residency['peak_bytes'] / 2**30:.2f}{limit} GiB"]
+    for note in residency["transitions"]:
+        what = f"{note['kind']} {note['name']}: {note['parts']} parts, {note['nbytes'] / 2**20:.0f} MiB"
+        lines.append(f"  {note['at']:8.3f} s  {what}, {note['seconds']:.3f} s")
+    return lines
+
+
 def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -> None:
     """Answer, speed-up, why-not report and files, a line each."""
     verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
@@ -180,5 +194,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
             console.print(f"[b]Attention of the {who}[/b]  {how}")
     console.print(why(result))
     console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
+    for line in memory_lines(report["residency"]):
+        console.print(line)
     for name, path in report["files"].items():
         console.print(f"[b]{name}[/b]  {escape(path)}", soft_wrap=True)

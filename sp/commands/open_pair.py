@@ -1,0 +1,49 @@
+"""How `sp run` and `sp serve` open a pair: kernels compiled ahead with a bar, a budget of device memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sp.commands.terminal import progress_bar
+
+if TYPE_CHECKING:
+    from sp.pipeline import Pipeline
+
+OnDevice = Annotated[str, typer.Option("--device", help="auto (the GPU if there is one), cpu or cuda.")]
+VRAM = Annotated[
+    str | None,
+    typer.Option("--vram", help="GPU memory for models, caches and work, e.g. 24g; all there is if left out."),
+]
+
+
+def open_pair(
+    target: Path | None, drafter: Path | None, device: str, vram: str | None, break_even: Path | None
+) -> Pipeline:
+    """The pair on its device, its kernels compiled."""
+    from sp.kernels.device import pick_device
+    from sp.pipeline import Pipeline
+    from sp.pipeline.residency import parse_bytes
+
+    where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
+    if where == "cuda":
+        compile_kernels()
+    return Pipeline.open(target, drafter, device=where, vram=budget).with_break_evens(break_even)
+
+
+def compile_kernels() -> None:
+    """Compile what the cache lacks for the present GPU, and say so; silent where nothing is missing."""
+    from sp.kernels.build import build_all, missing
+    from sp.kernels.check import plan
+    from sp.kernels.device import require_device
+    from sp.kernels.jit import device_arches
+    from sp.kernels.manifest import kernels
+
+    jobs = missing(plan(kernels().values(), device_arches(require_device())))
+    if jobs:
+        print(f"sp: compiling {len(jobs)} kernels for this GPU, once (later: sp kernels build)", file=sys.stderr)
+        with progress_bar("compiling", len(jobs)) as progress:
+            build_all(jobs, progress)
