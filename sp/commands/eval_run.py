@@ -70,7 +70,7 @@ def run_tasks(
     tasks: Sequence[Task], lengths: Sequence[int], n: int, cells: Sequence[RunOptions], pair: Pair, out: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Evaluate, write the rows and print the table; every example is made before the models are asked anything."""
+    """Evaluate, write the rows and print the table; a length without room for a task is found before anything runs."""
     from sp.evals import evaluate
     from sp.evals.run import counter
     from sp.evals.summary import summarise
@@ -78,8 +78,11 @@ def run_tasks(
     check_writable(out)
     pipeline = pair.open()
     count = counter(pipeline.target.tokenizer)
-    examples = [task.example(index, tokens, count) for tokens in lengths for task in tasks for index in range(n)]
-    rows = gather(partial(evaluate, pipeline, examples, cells), len(examples) * (len(cells) + 1), out)
+    kinds = [(task, tokens) for tokens in lengths for task in tasks]
+    for task, tokens in kinds:
+        task.example(0, tokens, count)
+    examples = (task.example(index, tokens, count) for task, tokens in kinds for index in range(n))
+    rows = gather(partial(evaluate, pipeline, examples, cells), len(kinds) * n * (len(cells) + 1), out)
     show(summarise(rows), ANSWERS, as_json)
 
 
