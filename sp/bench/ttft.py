@@ -15,6 +15,7 @@ from sp.kernels.device import cache_folder, device_errors
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.pipeline import Pipeline, RunOptions
 from sp.pipeline.break_even import DRAFTING, drafting
+from sp.pipeline.residency import format_bytes
 from sp.selection import SELECTORS
 
 WARM_TOKENS = 16384  # every kernel of a long full prefill has run once by then
@@ -221,7 +222,7 @@ def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
         "keep_ratio": options.keep_ratio,
         **how,
         "selector": None if cell.full else SELECTORS.name_of(options.selector),
-        "vram": None if cell.vram is None else f"{cell.vram / (1 << 30):g}g",
+        "vram": format_bytes(cell.vram),
         "kv": options.kv + (" rotated" if options.rotate else ""),
         "new_tokens": options.max_new_tokens,
         "path": path,

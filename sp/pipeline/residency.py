@@ -45,6 +45,15 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+def format_bytes(budget: int | None) -> str | None:
+    """A budget as `parse_bytes` takes it, for records; None for none.
+
+    >>> format_bytes(parse_bytes("23g")), format_bytes(None)
+    ('23g', None)
+    """
+    return None if budget is None else f"{budget / UNITS['g']:g}g"
+
+
 @dataclass
 class Transition:
     """A model, or a part of it, on its way.

@@ -21,7 +21,7 @@ from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens
 from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.options import Compress, RunOptions
 from sp.pipeline.plan import Decision, decide
-from sp.pipeline.residency import Residency
+from sp.pipeline.residency import Residency, format_bytes
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.scoring import Importance
 from sp.selection import Selection, check_budget, token_budget
@@ -189,11 +189,13 @@ class Pipeline:
         path = records or Path("results") / machine / "ttft.jsonl"
         if records is None and not path.exists():
             return self
-        found = read_break_evens(path, self.target.path.name, self.drafter.path.name, machine, None)
+        limit = format_bytes(self.residency.budget)
+        found = read_break_evens(path, self.target.path.name, self.drafter.path.name, machine, limit)
         if records is not None and not found:
             raise ConfigError(
                 f"{path} tells of no full and compressed prefill by {self.target.path.name} and "
-                f"{self.drafter.path.name} on {machine}; make some with sp bench ttft --record"
+                f"{self.drafter.path.name} on {machine}{f' within {limit}' if limit else ''}; make some with "
+                "sp bench ttft --record"
             )
         return replace(self, break_evens=found)
 
