@@ -21,14 +21,27 @@ Family = Annotated[str | None, typer.Option(help="Only this family; see `sp kern
 
 
 @kernels_app.command("list")
-def list_kernels(family: Family = None, as_json: AsJson = False) -> None:
+def list_kernels(
+    family: Family = None,
+    dispatch: Annotated[
+        bool, typer.Option("--dispatch", help="Instead, which kernel takes a matrix product, by rows.")
+    ] = False,
+    path: Annotated[str, typer.Option(help="With --dispatch: sm_90a or portable.")] = "sm_90a",
+    as_json: AsJson = False,
+) -> None:
     """Show every declared kernel: source, cards, number of variants; with --json also arguments and defines.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       sp kernels list
+
+      sp kernels list --dispatch
     """
     from sp.kernels.manifest import family_of, kernels
+
+    if dispatch:
+        _list_dispatch(path, as_json)
+        return
 
     found = kernels(family).values()
     if as_json:
@@ -41,6 +54,31 @@ def list_kernels(family: Family = None, as_json: AsJson = False) -> None:
         cards = "sm_90a" if kernel.arches == "90a" else "sm_80+"
         table.add_row(family_of(kernel), kernel.entry, kernel.source, cards, str(len(kernel.variants)))
     wide_console().print(table)
+
+
+def _list_dispatch(path: str, as_json: bool) -> None:
+    """The measured table of matrix products."""
+    from sp.errors import unknown_name
+    from sp.kernels.path import PATHS
+    from sp.ops.dispatch import SHAPES, rows, table
+
+    if path not in PATHS:
+        raise unknown_name("kernel path", path, PATHS)
+    found = rows(path)
+    if as_json:
+        print_json({"gpu": table()["gpu"], "date": table()["date"], "path": path, "rows": found})
+        return
+    shown = Table("shape", "format", "rows", "kernel", "us", "others, us", box=None)
+    for row in found:
+        others = ", ".join(f"{name} {us:.1f}" for name, us in row["others"].items())
+        us = f"{row['us']:.1f}" if row["us"] else "rule: beyond the table"
+        shown.add_row(row["shape"], row["format"], row["rows"], row["kernel"], us, others)
+    console = wide_console()
+    console.print(shown)
+    sizes = ", ".join(f"{name} {out} x {width}" for name, (out, width) in SHAPES.items())
+    console.print(
+        f"{table()['gpu']}, {table()['date']}; us: one launch of a chain, at the last rows of a range; {sizes}"
+    )
 
 
 @kernels_app.command()
@@ -171,3 +209,33 @@ def bench(
         print_json({"records": rows})
     else:
         wide_console().print(table)
+
+
+@kernels_app.command()
+def tune(
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The table; the package's own if left out.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Samples a time.")] = 3,
+) -> None:
+    """Time every kernel for products of 1 to 128 rows on the present GPU, and write the table that dispatch reads.
+
+    [bold]Example[/bold]
+
+      sp kernels tune --record results
+    """
+    import json
+
+    from sp.bench.dispatch_times import FORMATS, measure, table
+    from sp.bench.record import append
+    from sp.kernels.device import require_device
+    from sp.ops.dispatch import SHAPES, TABLE
+    from sp.trace import write_atomic
+
+    require_device()
+    with progress_bar("timing", len(FORMATS) * len(SHAPES)) as progress:
+        records = list(measure(repeats, progress))
+    for row in records if record else ():
+        assert record is not None
+        append(row, record)
+    path = write_atomic(out or TABLE, (json.dumps(table(records), indent=1) + "\n").encode())
+    print(f"{path}: {sum(len(row['metrics']) for row in records)} times")

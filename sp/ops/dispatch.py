@@ -8,6 +8,7 @@ the 27B model's shapes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sp.kernels.path import current_path
@@ -18,6 +19,11 @@ GEMV_TOKENS = {STORE: 8, SWIGLU: 8, ADD: 8}
 """Most tokens for which the decode kernel is the faster one, by what is done with the products."""
 FEW_TOKENS = 64
 """Most tokens for which the kernel for a few of them is faster than a prefill matmul."""
+TABLE = Path(__file__).with_name("dispatch_table.json")
+SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
+"""Outputs and inputs of the products measured."""
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Rows of x measured."""
 HELD_AT_LEAST = 8
 """Where fewer tokens than this fit in a launch, passes do not pay."""
 
