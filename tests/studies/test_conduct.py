@@ -1,0 +1,121 @@
+"""What a start of a sweep will do: shards that are a partition, patterns, estimates, and what is done already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp import cli
+from sp.errors import ConfigError
+from sp.studies.conduct import carry_out, from_earlier, make_plan
+from sp.studies.estimate import Work, deal, fit
+from sp.studies.executor import Outcome
+from sp.studies.sweep import load_sweep
+
+
+@given(st.lists(st.floats(0.1, 100), max_size=40), st.integers(1, 9))
+def test_shards_are_a_partition_and_even(works: list[float], shards: int) -> None:
+    dealt = deal(works, shards)
+    assert len(dealt) == len(works)
+    loads = [sum(work for work, owner in zip(works, dealt, strict=True) if owner == i) for i in range(shards)]
+    assert max(loads) <= sum(works) / shards + max(works, default=0) + 1e-6
+
+
+def test_estimates_recover_rates_and_never_go_below_nothing() -> None:
+    works = [Work(flop, answers) for flop, answers in ((1e9, 5), (4e9, 5), (2e9, 40), (9e9, 1))]
+    found = fit(works, [2e-9 * w.flop + 0.01 * w.answers for w in works], "test")
+    assert found.seconds_per_flop == pytest.approx(2e-9)
+    assert found.seconds_per_answer == pytest.approx(0.01)
+    falling = fit([Work(1e9, 10), Work(2e9, 10)], [3.0, 1.0], "test")
+    assert min(falling.seconds_per_flop, falling.seconds_per_answer) >= 0
+    assert fit([Work(1e9, 1)], [2.0], "test").seconds(Work(2e9, 1)) == pytest.approx(4.0)
+
+
+def test_plans(sweep_file: Path, tmp_path: Path) -> None:
+    sweep = load_sweep(sweep_file)
+    whole = make_plan(sweep)
+    assert len(whole.left) == 3
+    assert whole.path == tmp_path / "out" / "rows.jsonl"
+    parts = [make_plan(sweep, shard=(i, 2)) for i in (1, 2)]
+    assert sorted(job.hash for part in parts for job in part.jobs) == sorted(job.hash for job in whole.jobs)
+    assert parts[1].path.name == "rows-2of2.jsonl"
+    assert [job.run.first for job in make_plan(sweep, only="*/600/2").jobs] == [2]
+    with pytest.raises(ConfigError, match=r"--only 'x' matches none of 3 runs; runs are called like"):
+        make_plan(sweep, only="x")
+    with pytest.raises(ConfigError, match="do not fit"):
+        make_plan(load_sweep(sweep_file, ["tasks.tokens=9999999"]))
+
+
+def test_a_failed_run_is_told_and_tried_again(
+    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[int] = []
+
+    class Stub:
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def run(self, job: object) -> Outcome:
+            first = job.first  # type: ignore[attr-defined]
+            seen.append(first)
+            if first == 2 and seen.count(2) == 1:
+                return Outcome(error="the needle broke")
+            return Outcome([{"cell": 0, "correct": 1}], 2.0)
+
+    monkeypatch.setattr("sp.studies.conduct.Worker", Stub)
+    assert call(monkeypatch, "sweep", sweep_file) == 1
+    shown = capsys.readouterr()
+    assert "2 runs done, 0 were done before" in shown.out
+    assert "sp: failed: " in shown.err
+    assert "600/2: the needle broke" in shown.err
+    plan = make_plan(load_sweep(sweep_file))
+    assert [job.run.first for job in plan.left] == [2]
+    estimate = from_earlier(plan)
+    assert estimate is not None
+    assert estimate.source == "2 earlier runs on this machine"
+    assert estimate.seconds(plan.left[0].work) == pytest.approx(2.0, rel=0.01)
+    assert call(monkeypatch, "sweep", sweep_file, "--dry-run") == 0
+    assert "1 of 3 runs are left; about 2 s, by 2 earlier runs" in capsys.readouterr().out
+    assert [outcome.error for _, outcome in carry_out(plan, "local")] == [None]
+    assert seen == [0, 2, 4, 2]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["sp", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shard", "0/2"], "--shard takes i/n"),
+        (["--executor", "raye"], "unknown executor 'raye'; did you mean 'ray'"),
+        (["--set", "cells.scorer=tial"], "--set cells.scorer: unknown scorer 'tial'; did you mean 'tail'"),
+        (["--set", "tasks.task=nedle"], "unknown task 'nedle'; did you mean 'needle'"),
+    ],
+)
+def test_bad_commands_are_one_line_and_status_2(
+    sweep_file: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(monkeypatch, "sweep", sweep_file, *arguments) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not (sweep_file.parent / "out").exists()
+
+
+def test_every_sweep_of_the_repository_is_sound() -> None:
+    files = sorted((Path(__file__).parents[2] / "experiments").rglob("*.yaml"))
+    sweeps = [path for path in files if "cells:" in path.read_text()]
+    assert len(sweeps) >= 2
+    for path in sweeps:
+        assert load_sweep(path).runs, path

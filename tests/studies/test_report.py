@@ -1,0 +1,138 @@
+"""Reports of rows whose counts are known: figures against the formulas, pictures written, bad paths named."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sp.errors import ConfigError
+from sp.studies.cells import Table
+from sp.studies.needle_map import depth_rows, heat
+from sp.studies.report import write_report
+from sp.studies.store import Store, session_line
+
+RIGHT = {("full", 1.0): 19, ("tail", 0.05): 15, ("tail", 0.2): 18, ("random", 0.05): 1, ("random", 0.2): 4,
+         ("oracle", 0.05): 19, ("oracle", 0.2): 19}  # fmt: skip
+N = 20
+
+
+def rows() -> list[dict[str, Any]]:
+    """Twenty examples at two lengths; the first so many of each strategy and keep ratio are right."""
+    made = []
+    for tokens in (1024, 4096):
+        for index in range(N):
+            for cell, ((scorer, keep), right) in enumerate(RIGHT.items(), -1):
+                full = cell < 0
+                made.append(
+                    {
+                        "task": "needle", "example": f"needle-{tokens}-{index}", "tokens_asked": tokens,
+                        "prompt_tokens": tokens, "cell": cell, "scorer": scorer,
+                        "selector": "full" if full else "top_chunks", "keep_ratio": keep, "status": "ok",
+                        "depth": index / N, "correct": int(index < right), "score": float(index < right),
+                        "kept_tokens": round(keep * tokens), "realised_keep": keep, "needle_recall": keep,
+                        "needle_margin": None if full else 0.5, "needle_rank": None if full else 2,
+                        "given_kept": index < right, "ttft_s": tokens / 1000 * keep, "prefill_s": tokens / 1000 * keep,
+                    }
+                )  # fmt: skip
+    made.append({**made[-1], "cell": 9, "keep_ratio": 0.01, "status": "budget"})
+    return [{key: value for key, value in row.items() if value is not None} for row in made]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    models = {"target": {"file": "t.gguf", "sha256": "0123456789abcdef", "template_sha256": None}}
+    with Store(folder / "rows.jsonl", session_line("demo", "abc123", "cpu")) as store:
+        store.add("a", rows(), seconds=1.0, config={}, models=models)
+    return folder
+
+
+def wilson(k: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    middle, half = k / n + z * z / (2 * n), z * sqrt(k / n * (1 - k / n) / n + z * z / (4 * n * n))
+    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+
+
+def test_the_page_says_what_the_rows_say(results: Path, tmp_path: Path) -> None:
+    page = write_report([results], tmp_path / "out")
+    text = page.read_text()
+    for figure in re.findall(r"\]\((\S+\.png)\)", text):
+        assert (tmp_path / "out" / figure).read_bytes().startswith(b"\x89PNG")
+    for file in ("pareto_kept.png", "pareto_ttft.png", "stages.png", "map_needle_0.05_1.png", "cells.csv"):
+        assert file in text
+    low, high = wilson(30, 40)
+    table = text.split("## Right answers by keep ratio")[1].split("###")[0]
+    assert f"75.0 ({100 * low:.1f} to {100 * high:.1f}) | 90.0 " in table
+    names = re.findall(r"^\| ([a-z_ ]+) \|", table, flags=re.MULTILINE)
+    assert names == ["strategy", "full prefill", "tail", "random", "oracle"]
+    against = text.split("### Against the full prefill")[1]
+    assert re.search(r"\| tail \| -20\.0 \(-3\d\.\d to -\d\.\d\) \| -5\.0 ", against)
+    assert "| oracle | +0.0 (+0.0 to +0.0) |" in against
+    assert "t.gguf (sha256 0123456789ab)" in text
+    assert "abc123" in text
+    assert "1 budget" in text
+    assert "| tail | 0.0512 (20.0x) | 0.205 (20.0x) | 20 |" in text
+
+
+def test_cells_csv_counts(results: Path, tmp_path: Path) -> None:
+    write_report([results], tmp_path / "out")
+    lines = list(csv.DictReader((tmp_path / "out" / "cells.csv").open()))
+    assert len(lines) == 2 * len(RIGHT)
+    for line in lines:
+        scorer = "full" if line["strategy"] == "full prefill" else line["strategy"]
+        right = RIGHT[scorer, float(line["keep_ratio"])]
+        assert (int(line["n"]), int(line["correct"])) == (N, right)
+        assert [float(line["low"]), float(line["high"])] == pytest.approx(wilson(right, N), abs=1e-5)
+        assert float(line["accuracy_given_kept"]) == 1
+
+
+def test_needle_maps_are_means_by_depth_and_length() -> None:
+    table = Table.of(rows())
+    mine = [row for row in table.rows if row["strategy"] == "tail" and row["keep_ratio"] == 0.05]
+    names, edges = depth_rows([row["depth"] for row in mine])
+    assert names[0] == "0"
+    assert len(names) == N
+    values, count = heat(mine, "correct", [1024, 4096], edges)
+    assert (count == 1).all()
+    expected = np.repeat(np.arange(N)[:, None] < RIGHT["tail", 0.05], 2, axis=1)
+    assert (values == expected).all()
+    names, edges = depth_rows([0.05, 0.07, 0.5, 1.0] + list(np.linspace(0.1, 0.9, 30)))
+    assert len(names) == 10
+    values, count = heat(
+        [{"depth": 1.0, "tokens_asked": 8, "x": 0.25}, {"depth": 0.95, "tokens_asked": 8, "x": 0.75}], "x", [8], edges
+    )
+    assert values[-1, 0] == 0.5
+    assert count.sum() == 2
+    assert np.isnan(values[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rows.jsonl", '{"schema":9,"kind":"row"}\n', "schema 9, but this version of sp reads schema 1"),
+        ("rows.jsonl", "hello\n", "line 1: neither results of sp sweep nor records of sp bench"),
+        ("rows.jsonl", '{"bench":"matmul","config":{},"metrics":{}}\n', "nothing here that a report shows"),
+        ("other.txt", None, "is no file or folder"),
+    ],
+)
+def test_bad_paths_are_named_and_nothing_is_written(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        write_report([tmp_path / name], tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_folder_and_an_unfinished_sweep_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no results"):
+        write_report([tmp_path], tmp_path / "out")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 1, "kind": "row", "run": "a"}) + "\n")
+    with pytest.raises(ConfigError, match="no finished run"):
+        write_report([tmp_path], tmp_path / "out")
