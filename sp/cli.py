@@ -40,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__bases__[0]
 """What Typer raises for a wrong command line; its module differs between Typer versions."""
 
@@ -272,8 +273,9 @@ def main() -> None:
         )
         sys.exit(2)
     except KeyboardInterrupt:
+        status = INTERRUPTED
+    if status == INTERRUPTED:  # newer versions of Typer catch the interrupt themselves
         print("sp: interrupted", file=sys.stderr)
-        sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)
 
 
