@@ -31,7 +31,7 @@ def headline(records: Iterable[Record]) -> str:
 
     Rows are full prefills (ours, llama.cpp's), the compressed prefill at keep ratio 0.05 within every memory limit,
     and controls. Rows of other engines that have no record are quoted, marked as measured in another run, or said
-    not to be measured.
+    not to be measured. Below stands what `sp serve` added on the same machine, by `serve_load` records.
 
     Examples
     --------
@@ -39,12 +39,18 @@ def headline(records: Iterable[Record]) -> str:
     True
     """
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+    served: dict[str, dict[str, Record]] = defaultdict(dict)
     for record in records:
-        if record.get("bench") == "ttft" and record["config"]["prompt_tokens"] >= SHORTEST:
-            config = record["config"]
-            groups[machine_slug(record), config["target"]][json.dumps(config, sort_keys=True)] = record
-    tables = [_table(list(group.values())) for _, group in sorted(groups.items())]
-    return "\n\n".join(table for table in tables if table) or NOTHING
+        config, key = record.get("config", {}), json.dumps(record.get("config"), sort_keys=True)
+        if record.get("bench") == "ttft" and config["prompt_tokens"] >= SHORTEST:
+            groups[machine_slug(record), config["target"]][key] = record
+        elif record.get("bench") == "serve_load":
+            served[machine_slug(record)][key] = record
+    parts = []
+    for (machine, _), group in sorted(groups.items()):
+        if table := _table(list(group.values())):
+            parts += [table, _server(list(served[machine].values()))]
+    return "\n\n".join(part for part in parts if part) or NOTHING
 
 
 def insert_headline(text: str, table: str) -> str:
@@ -139,6 +145,23 @@ def _notes(records: Sequence[Record]) -> str:
     ]
     if densities:
         said.append(f"The drafter read {median(densities):.1%} of its attention blocks.")
+    return " ".join(said)
+
+
+def _server(records: Sequence[Record]) -> str:
+    """What the server added to the time to first token, and how it fared under load; empty without records."""
+    alone = sorted((r["metrics"] for r in records if r["config"]["clients"] == 1), key=lambda m: m["prompt_tokens"])
+    crowds = [r for r in records if r["config"]["clients"] > 1]
+    added = [
+        f"{m['added_ms_median']:.1f} ms at {m['prompt_tokens']:,} tokens (p95 {m['added_ms_p95']:.1f})" for m in alone
+    ]
+    said = [f"`sp serve` with the embedded pair on the same card adds {', '.join(added)}."] if added else []
+    for crowd in crowds:
+        config, metrics = crowd["config"], crowd["metrics"]
+        said.append(
+            f"With {config['clients']} clients at once {metrics['answered']} of {config['requests']} requests were "
+            f"answered, with {metrics['different_answers']} different answers to the one question."
+        )
     return " ".join(said)
 
 

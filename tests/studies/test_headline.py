@@ -78,6 +78,21 @@ def test_machines_stand_apart_and_failures_are_left_out() -> None:
     assert headline([record(65536, 1.0, None)]) == NOTHING
 
 
+def test_what_the_server_added_stands_below_the_table_of_its_machine() -> None:
+    def load(clients: int, tokens: int, gpu: str = "NVIDIA H200") -> dict[str, Any]:
+        metrics = {"prompt_tokens": tokens, "added_ms_median": tokens / 1000, "added_ms_p95": tokens / 500}
+        metrics |= {"answered": 40, "different_answers": 1}
+        return {"bench": "serve_load", "config": {"clients": clients, "requests": 40, "document_characters": tokens},
+                "metrics": metrics, "gpu": gpu}  # fmt: skip
+
+    served = [load(1, 8000), load(1, 600), load(16, 600), load(1, 9000, "NVIDIA L40S")]
+    found = headline([record(32768, 0.05, 0.5), *served]).splitlines()[-1]
+    assert "adds 0.6 ms at 600 tokens (p95 1.2), 8.0 ms at 8,000 tokens (p95 16.0)." in found
+    assert "With 16 clients at once 40 of 40 requests were answered, with 1 different answers" in found
+    assert "9,000" not in found
+    assert headline(served) == NOTHING
+
+
 def test_the_table_goes_between_the_marks() -> None:
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
     assert insert_headline(page, NOTHING) == f"before\n{BEGIN}\n{NOTHING}\n{END}\nafter\n"
