@@ -17,7 +17,7 @@ from traceback import clear_frames
 from typing import Any, Literal
 
 from sp.errors import ConfigError, DeviceError
-from sp.kernels import import_cupy
+from sp.kernels import device_errors, import_cupy
 from sp.models import Model
 from sp.models.parts import Parts
 from sp.pipeline.load import Loaded
@@ -234,7 +234,7 @@ class Residency:
             self._stream = import_cupy().cuda.Stream(non_blocking=True)
         self._enforce()
         try:
-            with import_cupy().cuda.using_allocator(self.malloc):
+            with device_errors(), import_cupy().cuda.using_allocator(self.malloc):
                 yield
         except DeviceError as error:
             # Arrays of the frames that failed would live as long as somebody holds the error.
