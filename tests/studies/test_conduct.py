@@ -115,7 +115,7 @@ def test_bad_commands_are_one_line_and_status_2(
 
 def test_every_sweep_of_the_repository_is_sound() -> None:
     files = sorted((Path(__file__).parents[2] / "experiments").rglob("*.yaml"))
-    sweeps = [path for path in files if "cells:" in path.read_text()]
+    sweeps = [path for path in files if "cells:" in path.read_text() and "pairs:" not in path.read_text()]
     assert len(sweeps) >= 2
     for path in sweeps:
         assert load_sweep(path).runs, path

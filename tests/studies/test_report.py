@@ -16,6 +16,7 @@ from sp.errors import ConfigError
 from sp.studies.cells import Table
 from sp.studies.needle_map import depth_rows, heat
 from sp.studies.report import write_report
+from sp.studies.report_tables import cells_csv
 from sp.studies.store import Store, session_line
 
 RIGHT = {("full", 1.0): 19, ("tail", 0.05): 15, ("tail", 0.2): 18, ("random", 0.05): 1, ("random", 0.2): 4,
@@ -80,9 +81,8 @@ def test_the_page_says_what_the_rows_say(results: Path, tmp_path: Path) -> None:
     assert "| tail | 0.0512 (20.0x) | 0.205 (20.0x) | 20 |" in text
 
 
-def test_cells_csv_counts(results: Path, tmp_path: Path) -> None:
-    write_report([results], tmp_path / "out")
-    lines = list(csv.DictReader((tmp_path / "out" / "cells.csv").open()))
+def test_cells_csv_counts() -> None:
+    lines = list(csv.DictReader(cells_csv(Table.of(rows())).splitlines()))
     assert len(lines) == 2 * len(RIGHT)
     for line in lines:
         scorer = "full" if line["strategy"] == "full prefill" else line["strategy"]
@@ -102,11 +102,10 @@ def test_needle_maps_are_means_by_depth_and_length() -> None:
     assert (count == 1).all()
     expected = np.repeat(np.arange(N)[:, None] < RIGHT["tail", 0.05], 2, axis=1)
     assert (values == expected).all()
-    names, edges = depth_rows([0.05, 0.07, 0.5, 1.0] + list(np.linspace(0.1, 0.9, 30)))
+    names, edges = depth_rows([0.05, 0.07, 0.5, 1.0, *np.linspace(0.1, 0.9, 30)])
     assert len(names) == 10
-    values, count = heat(
-        [{"depth": 1.0, "tokens_asked": 8, "x": 0.25}, {"depth": 0.95, "tokens_asked": 8, "x": 0.75}], "x", [8], edges
-    )
+    two = [{"depth": depth, "tokens_asked": 8, "x": x} for depth, x in ((1.0, 0.25), (0.95, 0.75))]
+    values, count = heat(two, "x", [8], edges)
     assert values[-1, 0] == 0.5
     assert count.sum() == 2
     assert np.isnan(values[0, 0])
