@@ -38,11 +38,14 @@ pair = Pipeline.open(device="cuda")
 prompt = Prompt.from_document(document[:12000], example.question, pair.target.template)
 options = RunOptions(keep_ratio=0.2, compress="always", max_new_tokens=4)
 
-def run(pair, length=None):
+out = {}
+
+def run(pair):
     result = pair.run(prompt, options, full=False)
+    out["stages"] = [[stage.name, stage.tokens, stage.beside] for stage in result.answer.trace.stages]
     return result.answer.trace.facts["residency"]
 
-out = {"weights": dry_memory.pool.used_bytes(), "digest": digest(pair)}
+out.update({"weights": dry_memory.pool.used_bytes(), "digest": digest(pair)})
 out["free"] = run(pair)
 out["idle"] = dry_memory.pool.used_bytes()
 for name, budget in json.loads(sys.argv[2]).items():
@@ -96,6 +99,14 @@ def test_a_tight_budget_is_kept_and_models_take_turns(found) -> None:  # type: i
     parked = sum(n["nbytes"] for n in second["transitions"] if n["kind"] == "park")
     assert 0 < parked < found["weights"]  # only as much as needed
     assert found["tight total"] <= second["budget_bytes"]
+
+
+def test_the_drafter_does_not_wait_for_the_targets_tokens(found) -> None:  # type: ignore[no-untyped-def]
+    names = [name for name, _, _ in found["stages"]]
+    assert names[:3] == ["tokenise for drafter", "score", "tokenise"]
+    assert names[3:] == ["select", "compress", "target prefill", "decode"]
+    assert all(tokens > 0 for _, tokens, _ in found["stages"])
+    assert found["stages"][2][2] > 0
 
 
 def test_weights_come_back_as_they_left(found) -> None:  # type: ignore[no-untyped-def]

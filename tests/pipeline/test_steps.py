@@ -1,0 +1,67 @@
+"""The steps of a run by themselves give what the run gives; one vocabulary is tokenised once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from retriever_files import text_task
+
+from sp.errors import ConfigError
+from sp.pipeline import Pipeline, RunOptions, load, synthetic
+from sp.prompt import Prompt
+from sp.selection import SELECTORS
+from sp.trace import Trace
+
+OPTIONS = RunOptions(keep_ratio=0.2, compress="always", max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
+    return Pipeline(load(retriever_target, device="cpu"), load(retriever_drafter, extrapolate=True, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def prompt(pair: Pipeline) -> Prompt:
+    task = text_task(1500, needles=6, seed=9)
+    return Prompt.from_document(task.document, task.question, pair.target.template, needle=task.needle)
+
+
+def test_steps_compose_to_a_run(pair: Pipeline, prompt: Prompt) -> None:
+    whole = pair.run(prompt, OPTIONS)
+    tokenised = pair.tokenise(prompt)
+    scored = pair.score(tokenised, OPTIONS)
+    assert [stage.name for stage in scored.trace.stages] == ["tokenise for drafter", "score"]
+    trace = Trace(stages=list(scored.trace.stages))
+    scores, selection = pair.select(scored, tokenised, OPTIONS, trace)
+    answer = pair.read(tokenised, selection.kept, OPTIONS, trace)
+    assert answer.tokens == whole.answer.tokens
+    assert whole.selection is not None
+    np.testing.assert_array_equal(scores, whole.scores)
+    np.testing.assert_array_equal(selection.kept, whole.selection.kept)
+    assert answer.ttft_s == pytest.approx(sum(s.seconds for s in trace.stages if s.name != "decode"))
+    # One scoring serves any selector and keep ratio.
+    other = replace(OPTIONS, selector=SELECTORS.build("top_tokens", {"neighbours": 8}), keep_ratio=0.4)
+    assert pair.select(scored, tokenised, other)[1].kept.sum() > selection.kept.sum()
+
+
+def test_one_vocabulary_is_tokenised_once(pair: Pipeline, prompt: Prompt) -> None:
+    twin = Pipeline(pair.drafter, pair.drafter)  # type: ignore[arg-type]
+    tokenised = twin.tokenise(prompt)
+    assert twin.score(tokenised, OPTIONS).drafted is tokenised
+    assert pair.score(pair.tokenise(prompt), OPTIONS).drafted is not tokenised
+
+
+def test_random_pairs_answer_on_the_cpu_too() -> None:
+    small = Pipeline(
+        synthetic("tiny-qwen35", "q8_0", device="cpu"),
+        synthetic("tiny-qwen3", "bf16", extrapolate=True, device="cpu"),
+    )
+    asked = Prompt.from_document("the quick brown fox " * 80, "what did it do", small.target.template)
+    result = small.run(asked, replace(OPTIONS, keep_ratio=0.5), full=False)
+    assert result.selection is not None
+    assert result.answer.trace.facts == {}  # nothing of a device
+    with pytest.raises(ConfigError, match="for the CPU write a file first"):
+        synthetic("qwen3.6-27b", device="cpu")
