@@ -98,6 +98,8 @@ def bench_ttft(
         vram=budgets[0],
     )
     pair = replace(pair, target=without_ends(pair.target))
+    for budget in budgets:
+        pair.within(budget)  # one that cannot be is refused before anything is timed
     lengths = sorted({min(n, pair.target.model.config.context - new) for n in numbers(prompts, "-p") if n})
     taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
     document, example = sample()
@@ -209,6 +211,7 @@ def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str)
         print()
         for even in evens:
             how = " ".join(f"{name} {value}" for name, value in even.drafting.items() if value is not None)
-            print(f"{'- ' if output == 'md' else ''}keep {even.keep_ratio:g} ({how}): {even.describe()}")
+            where = f" within {even.vram}" if even.vram else ""
+            print(f"{'- ' if output == 'md' else ''}keep {even.keep_ratio:g}{where} ({how}): {even.describe()}")
         for picture in pictures:
             print(picture)

@@ -35,6 +35,8 @@ class BreakEven:
         Measured lengths, in tokens.
     samples : int
         Fewest samples behind a time that was used.
+    vram : str or None
+        The budget of device memory.
     """
 
     keep_ratio: float
@@ -45,6 +47,7 @@ class BreakEven:
     shortest: int
     longest: int
     samples: int
+    vram: str | None = None
 
     def describe(self) -> str:
         """One phrase for reports."""
@@ -101,7 +104,7 @@ def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | Non
 
 
 def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEven, ...]:
-    """Break-even of every keep ratio below 1 and way of drafting in `ttft` records of one pair and machine.
+    """Break-even of every budget, keep ratio below 1 and way of drafting in `ttft` records of one pair and machine.
 
     The newest record of a length counts. Records without a full prefill of the same run are of no use here.
     """
@@ -109,14 +112,14 @@ def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEve
     for record in records:
         config, metrics = record["config"], record["metrics"]
         if config["keep_ratio"] < 1 and metrics.get("ttft_s") and metrics.get("full_ttft_s"):
-            key = (config["keep_ratio"], *(config.get(name) for name in DRAFTING))
+            key = (config.get("vram"), config["keep_ratio"], *(config.get(name) for name in DRAFTING))
             groups[key][config["prompt_tokens"]] = record
     found = []
-    for (keep, *how), by_length in sorted(groups.items(), key=repr):
+    for (vram, keep, *how), by_length in sorted(groups.items(), key=repr):
         points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
         samples = min(min(len(r["samples"]), r["metrics"].get("full_runs", 1)) for r in by_length.values())
         drafted = dict(zip(DRAFTING, how, strict=True))
-        found.append(BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples))
+        found.append(BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram))
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
+from sp.pipeline.break_even import BreakEven, measured_break_evens
 from sp.studies.cells import is_control
 
 Record = Mapping[str, Any]
@@ -31,7 +32,8 @@ def headline(records: Iterable[Record]) -> str:
 
     Rows are full prefills (ours, llama.cpp's), the compressed prefill at keep ratio 0.05 within every memory limit,
     and controls. Rows of other engines that have no record are quoted, marked as measured in another run, or said
-    not to be measured. Below stands what `sp serve` added on the same machine, by `serve_load` records.
+    not to be measured. Below stand the break-evens by records of all lengths, and what `sp serve` added on the same
+    machine by `serve_load` records.
 
     Examples
     --------
@@ -41,15 +43,16 @@ def headline(records: Iterable[Record]) -> str:
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     served: dict[str, dict[str, Record]] = defaultdict(dict)
     for record in records:
-        config, key = record.get("config", {}), json.dumps(record.get("config"), sort_keys=True)
-        if record.get("bench") == "ttft" and config["prompt_tokens"] >= SHORTEST:
-            groups[machine_slug(record), config["target"]][key] = record
+        key = json.dumps(record.get("config"), sort_keys=True)
+        if record.get("bench") == "ttft":
+            groups[machine_slug(record), record["config"]["target"]][key] = record
         elif record.get("bench") == "serve_load":
             served[machine_slug(record)][key] = record
     parts = []
     for (machine, _), group in sorted(groups.items()):
-        if table := _table(list(group.values())):
-            parts += [table, _server(list(served[machine].values()))]
+        long = [r for r in group.values() if r["config"]["prompt_tokens"] >= SHORTEST]
+        if table := _table(long):
+            parts += [table, _break_evens(list(group.values())), _server(list(served[machine].values()))]
     return "\n\n".join(part for part in parts if part) or NOTHING
 
 
@@ -146,6 +149,17 @@ def _notes(records: Sequence[Record]) -> str:
     if densities:
         said.append(f"The drafter read {median(densities):.1%} of its attention blocks.")
     return " ".join(said)
+
+
+def _break_evens(records: Sequence[Record]) -> str:
+    """From which length on compression paid, by keep ratio, without a limit of memory; empty where nobody looked."""
+    found = [even for even in measured_break_evens(records) if even.vram is None and not is_control(_scorer(even))]
+    said = [f"keep {even.keep_ratio:g} ({_scorer(even)}) {even.describe()}" for even in found]
+    return f"Compression: {'; '.join(said)}." if said else ""
+
+
+def _scorer(even: BreakEven) -> str:
+    return str(even.drafting["scorer"])
 
 
 def _server(records: Sequence[Record]) -> str:

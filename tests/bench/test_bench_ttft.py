@@ -166,6 +166,7 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
         (("--target", "a.gguf", "--synthetic-target", "qwen3.6-27b"), "either"),
         (("--synthetic-drafter", "qwen3-0.6"), "did you mean 'qwen3-0.6b'"),
         (("--vram", "much"), "24g"),
+        (("--vram", "none,18g"), "leave it out"),
         (("-o", "pdf"), "pdf"),
     ],
 )

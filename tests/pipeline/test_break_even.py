@@ -52,6 +52,11 @@ def test_a_dip_counts_the_newest_record_too_and_rows_without_a_full_prefill_do_n
     assert mended.tokens == 1024
 
 
+def test_budgets_stand_apart() -> None:
+    rows = [r | {"config": r["config"] | {"vram": "18g"}} for r in power_law(9000)] + power_law(3000)
+    assert {(even.vram, even.tokens) for even in measured_break_evens(rows)} == {("18g", 9000), (None, 3000)}
+
+
 def test_only_this_pair_machine_and_budget_is_read(tmp_path: Path) -> None:
     file = tmp_path / "ttft.jsonl"
     others = [record(1024, 1, 9, target="u"), record(1024, 1, 9, vram="18g"), record(1024, 1, 9) | {"gpu": "Other"}]

@@ -53,6 +53,7 @@ def test_rows_stand_in_order_and_are_against_llama_cpp() -> None:
     assert [row[5] for row in table] == ["0.2x", "1.8x", "1.0x", "11.2x", "9.3x", "14.0x"]
     assert [row[6] for row in table] == ["", "", "20.0", "20.0", "20.0", "20.0"]
     assert "The drafter read 5.0% of its attention blocks" in found
+    assert "keep 0.05 (tail) measured to pay from the shortest length on, 4096 tokens (n = 1)" in found
 
 
 def test_a_peer_measured_here_goes_before_the_quoted_one() -> None:
