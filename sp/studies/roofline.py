@@ -84,7 +84,7 @@ def draw(found: Sequence[Point], path: Path) -> Path:
 def roofline_figure(found: Sequence[Point]) -> Figure:
     """Rate over intensity: a colour a kernel, a marker a path, the limits as lines."""
     everything, found = found, [point for point in found if point.intensity]
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    figure = Figure(figsize=(8.0, 4.2), layout="constrained")
     axes = figure.subplots()
     draw_roof(axes, found, *roof(everything))
     families = sorted({point.family for point in found})
@@ -108,7 +108,7 @@ def roofline_figure(found: Sequence[Point]) -> Figure:
         for kind, face in (("sm_90a", INK), ("portable", "none"), (LIBRARY, INK))
         if any(point.path == kind for point in found)
     ]
-    axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
+    figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right center")
     axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP per byte)", ylabel="TFLOP/s")
     axes.set_title(found[0].gpu, fontsize=10, color=INK)
     axes.grid(True, which="major", color="#dee2e6", linewidth=0.6)
