@@ -1,4 +1,4 @@
-"""What `sp sweep` adds to its runs: wall time of 500 small runs, start to end, against the seconds of the runs themselves.
+"""What `sp sweep` adds to its runs: wall time of 500 small runs, start to end, against the seconds of the runs alone.
 
     python experiments/sweep_overhead.py results [--runs 500]
 

@@ -147,7 +147,7 @@ def strategy_name(row: Row, several_selectors: bool) -> str:
         parts = [FULL]
     else:
         parts = [row["scorer"]]
-        if several_selectors and row["selector"] != "top_chunks":
+        if several_selectors:
             parts.append(row["selector"])
     changed = [
         f"{name}={row[name]}"

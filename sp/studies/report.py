@@ -20,7 +20,7 @@ from sp.studies.report_tables import cells_csv, grid_table, kept_table, markdown
 from sp.studies.stage_bars import stage_figure
 from sp.studies.store import SUFFIXES, Results, Row, read_results
 from sp.studies.style import tokens_label
-from sp.trace import write_atomic
+from sp.trace import read_jsonl, write_atomic
 
 SHOWN_KEEP = (0.05, 0.1)
 """Keep ratios of the detailed tables, if they were run; else the smallest one that was."""
@@ -35,6 +35,8 @@ class Sources:
     ----------
     results : list of Path
         Files of `sp sweep`.
+    evals : list of Path
+        Files of `sp eval --out`.
     records : list of Path
         Files of `sp bench`.
     runs : list of Path
@@ -42,6 +44,7 @@ class Sources:
     """
 
     results: list[Path] = field(default_factory=list)
+    evals: list[Path] = field(default_factory=list)
     records: list[Path] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
 
@@ -69,10 +72,12 @@ def find_sources(paths: Iterable[Path]) -> Sources:
             kind = first_object(each)
             if "kind" in kind:
                 found.results.append(each)
+            elif {"task", "cell", "status"} <= set(kind):
+                found.evals.append(each)
             elif "bench" in kind:
                 found.records.append(each)
             elif path.is_file():
-                raise ConfigError(f"{path}, line 1: neither results of sp sweep nor records of sp bench")
+                raise ConfigError(f"{path}, line 1: neither results of sp sweep or sp eval nor records of sp bench")
     return found
 
 
@@ -98,12 +103,15 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     """
     sources = find_sources(paths)
     parts = []
-    if sources.results:
+    if sources.results or sources.evals:
         results = read_results(sources.results)
-        table = Table.of(results.all_rows())
+        asked = [row for path in sources.evals for row in read_jsonl(path)]
+        table = Table.of([*results.all_rows(), *asked])
         if not table.rows:
-            raise ConfigError(f"{', '.join(map(str, sources.results))}: no finished run in it; run sp sweep first")
-        parts += [provenance(results), *quality(table, out)]
+            names = ", ".join(map(str, sources.results + sources.evals))
+            raise ConfigError(f"{names}: no finished run in it; run sp sweep first")
+        parts += [provenance(results)] if results.runs else []
+        parts += quality(table, out)
     for folder in sources.runs:
         run = SavedRun.load(folder)
         if run.has_maps:

@@ -111,11 +111,18 @@ def test_needle_maps_are_means_by_depth_and_length() -> None:
     assert np.isnan(values[0, 0])
 
 
+def test_rows_of_sp_eval_make_a_report_too(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**row, "needle_rank": None}) + "\n" for row in rows()))
+    text = write_report([path], tmp_path / "out").read_text()
+    assert "| random | 5.0 (" in text
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("rows.jsonl", '{"schema":9,"kind":"row"}\n', "schema 9, but this version of sp reads schema 1"),
-        ("rows.jsonl", "hello\n", "line 1: neither results of sp sweep nor records of sp bench"),
+        ("rows.jsonl", "hello\n", "line 1: neither results of sp sweep or sp eval nor records"),
         ("rows.jsonl", '{"bench":"matmul","config":{},"metrics":{}}\n', "nothing here that a report shows"),
         ("other.txt", None, "is no file or folder"),
     ],
