@@ -28,7 +28,7 @@ SELECTORS = (
 
 @family("flashprefill")
 def cases() -> Iterator[Case]:
-    """128K tokens. FLOP: products with mean keys, and with the visible keys and values of listed blocks."""
+    """128K tokens; `read` is the density. FLOP: products with mean keys, and with visible keys and values of listed blocks."""
     for head_dim, heads, kv_heads in SHAPES:
         q, k, v, table = clustered(TOKENS, heads, kv_heads, head_dim)
         scale, means = head_dim**-0.5, block_means(k, table, TOKENS, F16)
@@ -37,7 +37,7 @@ def cases() -> Iterator[Case]:
             counts = lists.counts.get().astype(np.int64)
             shape = {"head_dim": head_dim, "q_heads": heads, "kv_heads": kv_heads, "tokens": TOKENS, "kv": "f16"}
             options = {"selector": type(selector).__name__, **asdict(selector)}
-            config: dict[str, Any] = {**shape, **options, "density": round(density(counts), 4)}
+            config: dict[str, Any] = {**shape, **options, "read": round(density(counts), 4)}
             scored, live = score_flops(TOKENS, heads, head_dim), live_flops(counts, head_dim)
             moved = q.nbytes + means.nbytes
             choose = partial(select_on_device, selector, q, means, TOKENS, scale)
