@@ -28,7 +28,7 @@ SELECTORS = (
 
 @family("flashprefill")
 def cases() -> Iterator[Case]:
-    """128K tokens; `read` is the density. FLOP: products with mean keys, and with visible keys and values of listed blocks."""
+    """128K tokens; `read` is the density. FLOP: with mean keys, and with visible keys and values of listed blocks."""
     for head_dim, heads, kv_heads in SHAPES:
         q, k, v, table = clustered(TOKENS, heads, kv_heads, head_dim)
         scale, means = head_dim**-0.5, block_means(k, table, TOKENS, F16)
