@@ -84,30 +84,41 @@ class Parts:
         """Parts that have left."""
         return list(self._away)
 
-    def leave(self, name: str) -> bool:
-        """Let go of a part's device memory; returns whether it had to be copied to the host first, and waited for."""
-        copied = name not in self._copies
-        if copied:
-            self._copies[name] = _to_host(self._tree(name))
-        self._away[name] = None
-        self._put(name, Away(f"{name} of a {self.model.config.architecture}"))
-        return copied
+    def next_to_leave(self) -> list[str]:
+        """Parts that had best leave next: those in the buffer they came back in, else one; none if all have left."""
+        back = self.returned
+        return back or self.here[:1]
 
-    def come(self, name: str, stream: Any) -> None:
-        """Bring a part back by a copy on `stream`; work given to the current stream afterwards waits for it."""
-        cupy, copy = import_cupy(), self._copies[name]
-        buffer = cupy.empty(len(copy.memory), np.uint8)
-        current = cupy.cuda.get_current_stream()
+    def leave(self, names: list[str]) -> None:
+        """Let go of the device memory of parts; what leaves for the first time is copied, and waited for."""
+        for name in names:
+            if name not in self._copies:
+                self._copies[name] = _to_host(self._tree(name))
+            self._away[name] = None
+            self._put(name, Away(f"{name} of a {self.model.config.architecture}"))
+
+    def come(self, names: list[str], stream: Any) -> None:
+        """Bring parts back by copies on `stream`; work given to the current stream afterwards waits for them.
+
+        They share one buffer, so that memory they leave again is in one piece.
+        """
+        cupy, copies = import_cupy(), [self._copies[name] for name in names]
+        buffer = cupy.empty(sum(len(copy.memory) for copy in copies), np.uint8)
+        current, runtime = cupy.cuda.get_current_stream(), cupy.cuda.runtime
         stream.wait_event(current.record())  # the memory may be in use by what was launched before
+        at, places = 0, []
         try:
-            runtime = cupy.cuda.runtime
-            source, size = copy.memory.ctypes.data, len(copy.memory)
-            runtime.memcpyAsync(buffer.data.ptr, source, size, runtime.memcpyHostToDevice, stream.ptr)
+            for copy in copies:
+                place = buffer[at : at + len(copy.memory)]
+                source, size = copy.memory.ctypes.data, len(copy.memory)
+                runtime.memcpyAsync(place.data.ptr, source, size, runtime.memcpyHostToDevice, stream.ptr)
+                places.append(place)
+                at += size
         finally:
             current.wait_event(stream.record())
-        arrays = iter(views(buffer, copy.places))
-        self._put(name, mapped(copy.tree, lambda leaf: with_array(leaf, next(arrays))))
-        self._away.pop(name, None)
+        for name, copy, place in zip(names, copies, places, strict=True):
+            self._put(name, _over(copy, place))
+            self._away.pop(name, None)
 
     def _tree(self, name: str) -> Any:
         trunk = self.model.trunk
@@ -137,6 +148,12 @@ def array_of(leaf: Any) -> Any:
 def with_array(leaf: Any, array: Any) -> Any:
     """The same leaf with another array."""
     return replace(leaf, data=array) if isinstance(leaf, Weight | PackedWeight) else array
+
+
+def _over(copy: HostCopy, buffer: Any) -> Any:
+    """The part over the same bytes elsewhere."""
+    arrays = iter(views(buffer, copy.places))
+    return mapped(copy.tree, lambda leaf: with_array(leaf, next(arrays)))
 
 
 def _to_host(tree: Any) -> HostCopy:

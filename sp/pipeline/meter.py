@@ -63,8 +63,14 @@ def _hook(meter: Meter) -> Any:
     class Hook(import_cupy().cuda.MemoryHook):  # type: ignore[misc]
         name = "sp-meter"
 
+        def alloc_preprocess(self, **event: Any) -> None:
+            self.asked = True
+
+        def malloc_preprocess(self, **event: Any) -> None:
+            self.asked = False  # a pool asked another pool
+
         def alloc_postprocess(self, **event: Any) -> None:
-            meter.requests += 1
+            meter.requests += self.asked
 
         def malloc_postprocess(self, **event: Any) -> None:
             if event["mem_ptr"]:

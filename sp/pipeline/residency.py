@@ -105,7 +105,7 @@ class Residency:
 
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
-        return replace(self, budget=budget)
+        return replace(self, budget=budget, _left_for={}, _tidied=-1)
 
     def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
         """Load a model on the device and take it on; those that are there already leave for it if they must."""
@@ -138,9 +138,7 @@ class Residency:
         with self._allocating():
             self._busy = name
             try:
-                self._tidy()
-                self._leave_as_before(name, tokens)
-                self.fetch(name)
+                self.prepare(name, tokens)
                 before = self._away(name)
                 yield
                 if (away := self._away(name)) != before:
@@ -148,25 +146,38 @@ class Residency:
             finally:
                 self._busy = None
 
-    def fetch(self, name: str) -> None:
-        """Bring back what of a model has left. Returns at once; work given to the device afterwards waits."""
-        if name not in self._models or not (missing := self._models[name].away):
-            return
-        parts, cuda = self._models[name], import_cupy().cuda
-        self._tidy()
+    def prepare(self, name: str, tokens: int) -> bool:
+        """Bring back what of a model has left, if it is soon to be used on about so many tokens; whether there was any.
+
+        Returns at once; work given to the device afterwards waits. Calling it ahead of `using` lets the copies run
+        beside what the host does meanwhile.
+        """
+        if name not in self._models or (not self._models[name].away and self._busy is None):
+            return False
         busy, self._busy = self._busy, name
-        before, after = cuda.Event(), cuda.Event()
         try:
             with self._allocating():
-                self._stream.wait_event(cuda.get_current_stream().record())
-                before.record(self._stream)
-                for part in missing:
-                    parts.come(part, self._stream)
-                after.record(self._stream)
+                # First what had to leave for about as much work, then one piece of all free memory, then who comes.
+                for other, gone in self._left_for.get((name, tokens.bit_length()), {}).items():
+                    if going := [part for part in gone if part in self._models[other].here]:
+                        self._leave(other, self._with_buffer(other, going))
+                self._tidy()
+                return self._fetch(name)
         finally:
             self._busy = busy
+
+    def _fetch(self, name: str) -> bool:
+        parts, cuda = self._models[name], import_cupy().cuda
+        if not (missing := parts.away):
+            return False
+        before, after = cuda.Event(), cuda.Event()
+        self._stream.wait_event(cuda.get_current_stream().record())
+        before.record(self._stream)
+        parts.come(missing, self._stream)
+        after.record(self._stream)
         note = self._note("unpark", name, len(missing), sum(parts.sizes[part] for part in missing))
         self._copies.append((note, before, after))
+        return True
 
     @contextmanager
     def metered(self) -> Iterator[None]:
@@ -223,7 +234,7 @@ class Residency:
                 self._leave(name, back)
         pool.free_all_blocks()
         pool.set_limit(self.budget or 0)
-        while self.budget and pool.total_bytes() > self.budget and self._leave_one():
+        while self.budget and (over := pool.total_bytes() - self.budget) > 0 and self._leave_room(over):
             pool.free_all_blocks()
         self._tidied = -1
 
@@ -249,7 +260,7 @@ class Residency:
             try:
                 return pool.malloc(size)
             except full:
-                if not self._leave_one():
+                if not self._leave_room(size):
                     break
                 pool.free_all_blocks()
         limit = f"the budget of {self.budget / 2**30:.1f} GiB" if self.budget else "the device"
@@ -259,30 +270,29 @@ class Residency:
             "use a shorter prompt, a lower --keep-ratio, --kv q4_0 or a larger --vram"
         )
 
-    def _leave_one(self) -> bool:
-        """Let the next part of an idle model leave; False if there is none."""
+    def _leave_room(self, size: int) -> bool:
+        """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none."""
+        freed = 0
         for name, parts in self._models.items():
-            if name != self._busy and parts.here:
-                self._leave(name, parts.here[:1])
-                return True
-        return False
+            while freed < size and name != self._busy and (going := parts.next_to_leave()):
+                self._leave(name, going)
+                freed += sum(parts.sizes[part] for part in going)
+        return freed > 0
 
     def _leave(self, name: str, going: list[str]) -> None:
         parts, start = self._models[name], time.perf_counter()
-        for part in going:
-            parts.leave(part)
+        parts.leave(going)
         size = sum(parts.sizes[part] for part in going)
         self._note("park", name, len(going), size, start, time.perf_counter() - start)
+
+    def _with_buffer(self, name: str, going: list[str]) -> list[str]:
+        """These parts, and those in the buffer of any of them, which is not free before they leave too."""
+        back = self._models[name].returned
+        return [*going, *(part for part in back if part not in going)] if set(back) & set(going) else going
 
     def _away(self, name: str) -> dict[str, list[str]]:
         """What has left of the other models."""
         return {other: parts.away for other, parts in self._models.items() if other != name}
-
-    def _leave_as_before(self, name: str, tokens: int) -> None:
-        """What had to leave for about as much work leaves at once, so that the free memory is in one piece."""
-        for other, gone in self._left_for.get((name, tokens.bit_length()), {}).items():
-            if going := [part for part in gone if part in self._models[other].here]:
-                self._leave(other, going)
 
     def _tidy(self) -> None:
         """With a budget, make the memory that is free one piece, from which all work is cut and into which it merges.

@@ -267,7 +267,9 @@ class Pipeline:
             if scored is None:
                 scored = self.score(tokenised, options, reporter, by_head)
                 trace.stages += scored.trace.stages
-            self.residency.fetch("target")  # its copies run beside the selection
+            ahead = time.perf_counter()  # copies run beside the selection
+            if self.residency.prepare("target", token_budget(options.keep_ratio, len(tokenised))):
+                trace.stages.append(Stage("unpark target", seconds=time.perf_counter() - ahead))
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
@@ -304,11 +306,17 @@ class Pipeline:
         return prompt.tokenise(self.target.tokenizer)
 
     def score(
-        self, tokenised: TokenisedPrompt, options: RunOptions, reporter: Reporter = silent, by_head: bool = False
+        self,
+        tokenised: TokenisedPrompt,
+        options: RunOptions,
+        reporter: Reporter = silent,
+        by_head: bool = False,
+        drafted: TokenisedPrompt | None = None,
     ) -> Scored:
         """Let the drafter, or whom the scorer asks for, read the prompt.
 
-        Only `keep_ratio`, `scorer` and `seed` of the options matter.
+        Only `keep_ratio`, `scorer` and `seed` of the options matter. `drafted` is the prompt in the vocabulary of the
+        model that reads it, where an earlier scoring made it; its trace then has no stage for that.
 
         Raises
         ------
@@ -316,7 +324,7 @@ class Pipeline:
             The protected text alone exceeds the budget of `keep_ratio`.
         """
         check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
-        return self._draft(tokenised.prompt, options, reporter, by_head, tokenised)
+        return self._draft(tokenised.prompt, options, reporter, by_head, tokenised, drafted)
 
     def _draft(
         self,
@@ -325,16 +333,18 @@ class Pipeline:
         reporter: Reporter,
         by_head: bool,
         known: TokenisedPrompt | None = None,
+        drafted: TokenisedPrompt | None = None,
     ) -> Scored:
-        """Score a prompt whose tokens in the target's vocabulary may be `known`."""
+        """Score a prompt whose tokens in the target's vocabulary may be `known`, in the reader's be `drafted`."""
         role = "target" if options.scorer.reads_target else "drafter"
         reader = self.target if role == "target" else self.drafter
         assert reader is not None, "score needs a drafter"
         trace = Trace()
-        with trace.stage("tokenise for drafter") as stage:
-            same = known is not None and reader.tokenizer.same_as(self.target.tokenizer)
-            drafted = known if known is not None and same else prompt.tokenise(reader.tokenizer)
-            stage.tokens = len(drafted)
+        if drafted is None:
+            with trace.stage("tokenise for drafter") as stage:
+                same = known is not None and reader.tokenizer.same_as(self.target.tokenizer)
+                drafted = known if known is not None and same else prompt.tokenise(reader.tokenizer)
+                stage.tokens = len(drafted)
         work = len(drafted) * reader.model.config.layers
         with (
             trace.stage("score", len(drafted)),

@@ -34,11 +34,15 @@ class Pool:
 
     def malloc(self, size: int) -> Memory:
         size = -(-int(size) // 512) * 512
+        for hook in hooks:
+            hook.malloc_preprocess(mem_size=size)
         if self._free[size]:
             taken = self._free[size].pop()
         else:
             if self._limit and self._total + size > self._limit:
                 raise OutOfMemoryError(f"Out of memory allocating {size} bytes of {self._limit}")
+            for hook in hooks:
+                hook.alloc_preprocess(mem_size=size)
             taken = self._source(size) if self._source else object()
             self._total += size
             for hook in hooks:

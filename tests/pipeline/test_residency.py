@@ -42,7 +42,8 @@ out = {}
 
 def run(pair):
     result = pair.run(prompt, options, full=False)
-    out["stages"] = [[stage.name, stage.tokens, stage.beside] for stage in result.answer.trace.stages]
+    stages = [[stage.name, stage.tokens, stage.beside] for stage in result.answer.trace.stages]
+    out["stages" if pair.residency.budget is None else "tight stages"] = stages
     return result.answer.trace.facts["residency"]
 
 out.update({"weights": dry_memory.pool.used_bytes(), "digest": digest(pair)})
@@ -61,9 +62,10 @@ for name, budget in json.loads(sys.argv[2]).items():
     out[name + " used"] = dry_memory.pool.used_bytes()
     out[name + " total"] = dry_memory.pool.total_bytes()
 again = pair.within(None)
-out["after"] = run(again)
+for _ in range(2):
+    out["after"] = run(again)
 for loaded in ("target", "drafter"):
-    again.residency.fetch(loaded)
+    again.residency.prepare(loaded, 100)
 out["digest after"] = digest(again)
 print(json.dumps(out))
 """
@@ -105,8 +107,8 @@ def test_the_drafter_does_not_wait_for_the_targets_tokens(found) -> None:  # typ
     names = [name for name, _, _ in found["stages"]]
     assert names[:3] == ["tokenise for drafter", "score", "tokenise"]
     assert names[3:] == ["select", "compress", "target prefill", "decode"]
-    assert all(tokens > 0 for _, tokens, _ in found["stages"])
     assert found["stages"][2][2] > 0
+    assert [name for name, _, _ in found["tight stages"]][3] == "unpark target"
 
 
 def test_weights_come_back_as_they_left(found) -> None:  # type: ignore[no-untyped-def]
