@@ -13,7 +13,7 @@ from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Where
-from sp.studies.estimate import Estimate, Work, deal, fit, work_of
+from sp.studies.estimate import TYPICAL, Estimate, Work, deal, fit, work_of
 from sp.studies.executor import Outcome, RayPool, run_here, run_on
 from sp.studies.provenance import PairFacts, pair_facts
 from sp.studies.store import Results, Store, read_results, result_files, session_line
@@ -91,6 +91,7 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None)
         there are of another schema.
     """
     facts = {pair: pair_facts(pair) for pair in {run.pair for run in sweep.runs}}
+    device = pick_device(sweep.device)
     by_hash: dict[str, Job] = {}  # a file, or --set, may ask for one run twice
     for run in sweep.runs:
         pair = facts[run.pair]
@@ -104,7 +105,7 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None)
         by_hash.setdefault(job.hash, job)
     jobs = list(by_hash.values())
     if shard is not None:
-        dealt = deal([job.work.flop for job in jobs], shard[1])
+        dealt = deal([TYPICAL[device].seconds(job.work) for job in jobs], shard[1])
         jobs = [job for job, owner in zip(jobs, dealt, strict=True) if owner == shard[0] - 1]
     if only is not None:
         chosen = [job for job in jobs if fnmatchcase(job.run.label, only)]
@@ -113,7 +114,7 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None)
             raise ConfigError(f"--only {only!r} matches none of {len(jobs)} runs{example}")
         jobs = chosen
     earlier = read_results(result_files(sweep.out)) if sweep.out.is_dir() else Results()
-    return Plan(sweep, pick_device(sweep.device), facts, tuple(jobs), frozenset(earlier.runs), earlier, shard)
+    return Plan(sweep, device, facts, tuple(jobs), frozenset(earlier.runs), earlier, shard)
 
 
 def from_earlier(plan: Plan) -> Estimate | None:
