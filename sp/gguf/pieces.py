@@ -16,8 +16,8 @@ from itertools import pairwise
 CUT = re.compile("(?<=[A-Za-z0-9]) ")
 CUTTABLE = frozenset({"qwen2", "qwen35"})
 """Pre-tokenisers the argument above was made for."""
-PIECE = 8192
-"""Characters of a part: a millisecond or two of work."""
+PIECE = 4096
+"""Characters of a part: a millisecond of work."""
 
 
 def may_cut(pre: str, added: Iterable[str]) -> bool:

@@ -234,10 +234,10 @@ class Pipeline:
         """
         start, trace, scored = time.perf_counter(), Trace(), None
         if self._drafts_ahead(options):
+            drafted = self._drafted(prompt, options, trace)  # by itself: it is what everything waits for
             with ThreadPoolExecutor(1, thread_name_prefix="sp-tokenise") as beside:
                 waiting = beside.submit(_timed, self.tokenise, prompt)
-                scored = self._draft(prompt, options, reporter, by_head)
-                trace.stages += scored.trace.stages
+                scored = self._scored(drafted, options, trace, reporter, by_head)
                 with trace.stage("tokenise") as stage:
                     tokenised, took = waiting.result()
             stage.tokens, stage.beside = len(tokenised), max(0.0, took - stage.seconds)
@@ -324,36 +324,41 @@ class Pipeline:
             The protected text alone exceeds the budget of `keep_ratio`.
         """
         check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
-        return self._draft(tokenised.prompt, options, reporter, by_head, tokenised, drafted)
-
-    def _draft(
-        self,
-        prompt: Prompt,
-        options: RunOptions,
-        reporter: Reporter,
-        by_head: bool,
-        known: TokenisedPrompt | None = None,
-        drafted: TokenisedPrompt | None = None,
-    ) -> Scored:
-        """Score a prompt whose tokens in the target's vocabulary may be `known`, in the reader's be `drafted`."""
-        role = "target" if options.scorer.reads_target else "drafter"
-        reader = self.target if role == "target" else self.drafter
-        assert reader is not None, "score needs a drafter"
         trace = Trace()
         if drafted is None:
-            with trace.stage("tokenise for drafter") as stage:
-                same = known is not None and reader.tokenizer.same_as(self.target.tokenizer)
-                drafted = known if known is not None and same else prompt.tokenise(reader.tokenizer)
-                stage.tokens = len(drafted)
-        work = len(drafted) * reader.model.config.layers
+            drafted = self._drafted(tokenised.prompt, options, trace, tokenised)
+        return self._scored(drafted, options, trace, reporter, by_head)
+
+    def _drafted(
+        self, prompt: Prompt, options: RunOptions, trace: Trace, known: TokenisedPrompt | None = None
+    ) -> TokenisedPrompt:
+        """The prompt in the vocabulary of who scores it; the target's tokens may be `known`."""
+        with trace.stage("tokenise for drafter") as stage:
+            tokenizer = self._reader(options)[1].tokenizer
+            same = known is not None and tokenizer.same_as(self.target.tokenizer)
+            drafted = known if known is not None and same else prompt.tokenise(tokenizer)
+            stage.tokens = len(drafted)
+        return drafted
+
+    def _scored(
+        self, drafted: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter, by_head: bool
+    ) -> Scored:
+        role, reader = self._reader(options)
         with (
             trace.stage("score", len(drafted)),
-            reporter("scoring", work) as progress,
+            reporter("scoring", len(drafted) * reader.model.config.layers) as progress,
             self.residency.using(role, len(drafted)),
             self.residency.metered(),
         ):
             importance = stages.score(reader, drafted, options, progress, by_head)
         return Scored(drafted, importance, trace)
+
+    def _reader(self, options: RunOptions) -> tuple[str, Loaded]:
+        """Who scores: the drafter, or whom the scorer asks for."""
+        if options.scorer.reads_target:
+            return "target", self.target
+        assert self.drafter is not None, "score needs a drafter"
+        return "drafter", self.drafter
 
     def select(
         self, scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trace: Trace | None = None
