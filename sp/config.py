@@ -6,11 +6,14 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from sp.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
+
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # working them out takes longer than all checks
 
 
 def check_type(value: object, expected: Any, where: str) -> Any:
@@ -68,7 +71,7 @@ def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
     Pool(width=5)
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     checked = {}
     for key, value in values.items():
         if key not in fields:
@@ -95,7 +98,7 @@ def check_fields(instance: object, where: str) -> None:
     Traceback (most recent call last):
     sp.errors.ConfigError: unknown pool: mode 'men'; did you mean 'mean'? Known: max, mean
     """
-    hints = get_type_hints(type(instance))
+    hints = _hints(type(instance))
     for each in dataclasses.fields(instance):  # type: ignore[arg-type]
         check_type(getattr(instance, each.name), hints[each.name], f"{where}: {each.name}")
 

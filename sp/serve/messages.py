@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from functools import lru_cache
 from typing import Any
 
 from sp.gguf import Tokenizer
@@ -51,17 +52,13 @@ def chat_prompt(
     of a special token is only text.
     """
     asked = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
-    nonce = secrets.token_hex(8)
-    shown = [{"role": message["role"], "content": f"mark{nonce}n{index}end"} for index, message in enumerate(messages)]
-    rendered = _render(template, shown, tools, tokenizer)
-    pieces = re.split(f"mark{nonce}n([0-9]+)end", rendered)
-    found = [int(index) for index in pieces[1::2]]
-    if sorted(found) != list(range(len(messages))):
-        missing = next((i for i in range(len(messages)) if found.count(i) != 1), 0)
-        where = f"messages[{missing}]"
-        raise RequestError(f"the chat template of this model does not show {where} once; leave it out", where)
-    text, spans, at = [pieces[0]], [Span("protected", 0, len(pieces[0].encode()))], len(pieces[0].encode())
-    for index, markup in zip(found, pieces[2::2], strict=True):
+    described = json.dumps(tools, ensure_ascii=False) if tools else ""
+    if tokenizer.special_ids & set(tokenizer.encode(described).ids.tolist()):
+        raise RequestError("tools spell a special token of the model; describe them without it", "tools")
+    first, *shown = _markup(template, tuple(message["role"] for message in messages), described)
+    at = len(first[1].encode())
+    text, spans = [first[1]], [Span("protected", 0, at)]
+    for index, markup in shown:
         content, kept = _content(messages[index]["parts"], messages[index]["role"], index == asked, protect)
         end = at + len(content.encode())
         spans.append(Span("plain", at, end))
@@ -87,13 +84,23 @@ def _content(parts: list[str], role: str, asked: bool, protect: Protect) -> tupl
     return content, len(last.encode())
 
 
-def _render(template: str, shown: list[dict[str, str]], tools: tuple[dict[str, Any], ...], tokenizer: Tokenizer) -> str:
-    if not tools:
-        return render_chat(template, shown)
-    text = json.dumps(tools, ensure_ascii=False)
-    if tokenizer.special_ids & set(tokenizer.encode(text).ids.tolist()):
-        raise RequestError("tools spell a special token of the model; describe them without it", "tools")
-    rendered = render_chat(template, shown, tools=list(tools))
-    if rendered == render_chat(template, shown):
-        raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
-    return rendered
+@lru_cache(maxsize=8)
+def _markup(template: str, roles: tuple[str, ...], tools: str) -> tuple[tuple[int, str], ...]:
+    """What the template writes before the messages, as that of message -1, and after each, in the order it shows them.
+
+    It depends on no message's text, so it is kept for chats of the same form.
+    """
+    nonce = secrets.token_hex(8)
+    shown = [{"role": role, "content": f"mark{nonce}n{index}end"} for index, role in enumerate(roles)]
+    rendered = render_chat(template, shown)
+    if tools:
+        plain, rendered = rendered, render_chat(template, shown, tools=json.loads(tools))
+        if rendered == plain:
+            raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
+    pieces = re.split(f"mark{nonce}n([0-9]+)end", rendered)
+    found = [int(index) for index in pieces[1::2]]
+    if sorted(found) != list(range(len(roles))):
+        missing = next((i for i in range(len(roles)) if found.count(i) != 1), 0)
+        where = f"messages[{missing}]"
+        raise RequestError(f"the chat template of this model does not show {where} once; leave it out", where)
+    return tuple(zip([-1, *found], pieces[::2], strict=True))
