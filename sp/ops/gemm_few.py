@@ -20,8 +20,9 @@ WARPS = (12, 8, 4)
 MOST_SLICES = 64
 LEAST_AHEAD = 32 * 1024
 """Bytes a block should have on their way while it multiplies; with less the memory is not kept busy."""
-PASSING_ON, MEETING = 4, 36 << 10
-"""What passing sums on costs, as bytes of weights that could be read meanwhile: a byte of them, and a slice more."""
+READING, PASSING_ON, MEETING = 3, 4, 64 << 10
+"""What these cost, as bytes of weights that could be read meanwhile, on an H200: to take in a byte of inputs, to pass
+on a byte of sums, a slice more."""
 PACE = 17.0
 """Bytes of weights an H200's multiprocessor can have a cycle."""
 ITEM_COUNTERS = 1 << 14
@@ -165,7 +166,7 @@ def plan_of(
     unit = 2 * max(declared.STAGE_BYTES[kind] for kind in kinds)
     best: Plan | None = None
     for warps in WARPS:
-        if warps > 8 and held * len(set(kinds)) > 24:  # they would not have the registers
+        if warps > 8 and held > 24:  # they would not have the registers
             continue
         for slices in range(1, min(stages, MOST_SLICES) + 1):
             if slices > 1 and items > ITEM_COUNTERS:
@@ -181,7 +182,7 @@ def plan_of(
                 partial = 0 if slices == 1 else mine * declared.piece_bytes(held) * PASSING_ON + slices * MEETING
                 pieces = 0 if heads else 2 * warps * declared.piece_bytes(held)
                 weights = mine * longest * max(unit, PACE * _cycles(held, warps) * stage / 256)
-                moved = weights + longest * stage * held * 2 + partial + pieces
+                moved = weights + longest * stage * held * 2 * READING + partial + pieces
                 cost = rounds * moved * max(1.0, LEAST_AHEAD / ahead)
                 if best is None or cost < best.cost:
                     best = Plan(defines, blocks, slices, cost)

@@ -47,12 +47,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         for (int i = from; i < to; ++i)
             fetch.next(weights, count, k_tiles, first, stages, ring_address + i * SLOT, lane);
     };
-    fill(0, 1);  // the rest of the ring waits until x has been asked for: x would come behind it
+    fill(0, STAGES - 1);  // the last slot waits until x has been asked for: x would come behind it
 
     wait_for_earlier();
     fetch_slice(x + first * STAGE_K, k, stages * STAGE_K, tokens, warp, lane);
-    fill(1, STAGES - 1);
-    cp_async_wait<STAGES - 2>();
+    fill(STAGES - 1, STAGES);
+    cp_async_wait<1>();
     if constexpr (SUPER) convert_slice(warp, lane);
     __syncthreads();
     const u32 inputs = shared_address(shared + X_AT) + lane % 8 * PITCH + lane / 8 * 16;
@@ -76,16 +76,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 for (int i = 0; i < 4; ++i) acc[m][nt][i] = 0;
 #pragma unroll 1
         for (int index = begin; index < stop; ++index) {
-            cp_async_wait<STAGES - 2>();
+            cp_async_wait<STAGES - 1>();
             __syncwarp();
-            fetch.next(weights, count, k_tiles, first, stages,
-                       ring_address + (slot == 0 ? STAGES - 1 : slot - 1) * SLOT, lane);
             const u8* here = ring + slot * SLOT;
 #define SP_DO(F)          \
     if constexpr (has<F>) \
         if (kind == F) multiply_pair<F>(acc, here, inputs, index, lane);
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
+            __syncwarp();
+            fetch.next(weights, count, k_tiles, first, stages, ring_address + slot * SLOT, lane);
             slot = slot + 1 == STAGES ? 0 : slot + 1;
         }
         compute.unit += stop - begin;
