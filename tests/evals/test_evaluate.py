@@ -103,6 +103,25 @@ def test_random_draws_anew_for_every_example(pair: Pipeline) -> None:
     assert len(set(seen)) == 2
 
 
+def test_scorings_share_the_drafters_tokens_and_each_counts_their_time(
+    pair: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    encode = pair.drafter.tokenizer.encode  # type: ignore[union-attr]
+
+    def watch(text: str, *rest: object) -> object:
+        texts.append(text)
+        return encode(text, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pair.drafter.tokenizer, "encode", watch)  # type: ignore[union-attr]
+    example = Lines().example(0, 700, len)
+    cells = [cell(0.3), cell(0.3, "head_tail"), cell(0.3, "target_attention")]
+    rows = list(evaluate(pair, [example], cells, full=False))
+    assert len(texts) == 1
+    alone = [next(iter(evaluate(pair, [example], [one], full=False))) for one in cells]
+    assert [row["answer"] for row in sorted(rows, key=lambda row: row["cell"])] == [row["answer"] for row in alone]
+
+
 def test_a_cell_without_room_for_the_question_says_so(rows: list[Row]) -> None:
     for row in rows:
         if row["cell"] == 4:
