@@ -37,7 +37,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
     const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
                               {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}};
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const int group = warp / WARPS, member = warp % WARPS, half = SPLIT > 1 ? blockIdx.x % SPLIT : 0;
+    const int group = warp / WARPS, member = warp % WARPS, half = half_of_pair();
     const int unit = group * (gridDim.x / SPLIT) + blockIdx.x / SPLIT, step = GROUPS * (gridDim.x / SPLIT);
 
     let_next_start();
@@ -45,7 +45,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
         for (int line = threadIdx.x; line < K / 32; line += 32 * ALL_WARPS)
             prefetch_l2(norm + line * 32);
     }
-    Fetch fetch = {half * (K / 256)};
+    Fetch fetch = {};
     fetch.at.start(weights, count, unit, step, member);
     if (fetch.at.valid()) fetch.enter(weights, lane);
     fetch.settle(weights, count, lane);

@@ -116,7 +116,6 @@ GEMV = Kernel(
         variant(5120, 1, bits(12), True, SWIGLU, _WIDE),
         variant(17408, 1, bits(14), False, ADD, _WIDE, split=2),
         variant(6144, 1, bits(12), False, ADD, _WIDE, split=2),
-        variant(17408, 1, bits(14), False, ADD, _WIDE),
         variant(5120, 8, bits(12), True, SWIGLU, _MANY),
         variant(1024, 8, bits(30), True, STORE, _SMALL, 99 * 1024),
         variant(1024, 16, bits(8), True, SWIGLU, _SMALL, 99 * 1024),

@@ -39,4 +39,7 @@ constexpr int MAIL_AT = MEETING_AT + (BUFFERS * GROUPS * 8 + 15) / 16 * 16;
 constexpr int SQUARES_AT = MAIL_AT + (SPLIT > 1 ? BUFFERS * GROUPS * MAIL : 0);
 constexpr int FACTOR_AT = SQUARES_AT + (NORM ? TOKENS * CHUNKS * 4 : 0);  // CHUNKS: of 128 inputs
 
+// Which of the inputs this block takes.
+SP_DEVICE int half_of_pair() { return SPLIT > 1 ? blockIdx.x % SPLIT : 0; }
+
 extern __shared__ __align__(128) u8 shared[];

@@ -77,9 +77,8 @@ struct Walk {
     }
 };
 
-// The copies of a warp: STAGES - 1 stages ahead of its products. `first`: where this block's inputs begin, in stages.
+// The copies of a warp: STAGES - 1 stages ahead of its products.
 struct Fetch {
-    int first;
     Walk at;
     int kind;
     Planes planes;
@@ -108,7 +107,7 @@ struct Fetch {
         if (at.valid()) {
 #define SP_DO(F)          \
     if constexpr (has<F>) \
-        if (kind == F) fetch_stage<F>(slot, planes, first + at.index, lane);
+        if (kind == F) fetch_stage<F>(slot, planes, half_of_pair() * (K / 256) + at.index, lane);
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
             at.index += WARPS;
