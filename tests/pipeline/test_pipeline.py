@@ -14,6 +14,7 @@ from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import prefill
 from sp.ops.flashprefill import FlashPrefill
 from sp.pipeline import Pipeline, RunOptions, RunResult, load
+from sp.pipeline.plan import speedup
 from sp.pipeline.stages import compress, rejoin, widen
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
@@ -105,6 +106,16 @@ def test_keep_ratio_one_gives_the_logits_of_a_plain_prefill(pair: Pipeline, task
 )
 def test_variants_answer_too(pair: Pipeline, task: TextTask, changes: dict[str, object]) -> None:
     assert run(pair, task, **changes).answer.text == task.answer
+
+
+def test_the_target_reads_for_a_scorer_that_asks_for_it(pair: Pipeline, task: TextTask) -> None:
+    result = run(pair, task, scorer=SCORERS.build("target_attention"))
+    assert result.importance is not None
+    assert len(result.importance.scores) == len(result.prompt)  # in the target's own tokens
+    assert result.answer.text == task.answer
+    full, alone = (SCORERS.build(name) for name in ("target_attention", "tail"))
+    sizes = pair.target.model.config, pair.drafter.model.config, 100_000, 0.05  # type: ignore[union-attr]
+    assert speedup(*sizes, full) < 1 < speedup(*sizes, alone)
 
 
 @pytest.mark.parametrize("more", [{"positions": "contiguous"}, {"sparse": FlashPrefill(0.1)}], ids=str)
