@@ -169,6 +169,7 @@ def carry_out(
                     seconds=outcome.seconds,
                     config=job.config,
                     models=plan.facts[run.pair].models,
+                    part=run.part,
                 )
             else:
                 store.fail(job.hash, run.label, outcome.error)

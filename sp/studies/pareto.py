@@ -80,7 +80,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return ticks if len(ticks) <= 7 else [tick for tick in ticks if f"{tick:e}".startswith("1")]
 
 
-def write_pareto(table: Table, folder: Path) -> list[Path]:
-    """Both pictures as PNG."""
+def write_pareto(table: Table, folder: Path, prefix: str) -> list[Path]:
+    """Both pictures as PNG, over kept tokens and over time; file names begin with `prefix`."""
     pictures: tuple[tuple[Cost, str], ...] = (("kept_tokens", "pareto_kept.png"), ("ttft_s", "pareto_ttft.png"))
-    return [save_png(pareto_figure(table, cost), folder / name) for cost, name in pictures]
+    return [save_png(pareto_figure(table, cost), folder / f"{prefix}{name}") for cost, name in pictures]

@@ -106,12 +106,17 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     if sources.results or sources.evals:
         results = read_results(sources.results)
         asked = [row for path in sources.evals for row in read_jsonl(path)]
-        table = Table.of([*results.all_rows(), *asked])
-        if not table.rows:
+        groups = comparable(results)
+        if asked:
+            groups["Rows of sp eval"] = asked
+        if not groups:
             names = ", ".join(map(str, sources.results + sources.evals))
             raise ConfigError(f"{names}: no finished run in it; run sp sweep first")
         parts += [provenance(results)] if results.runs else []
-        parts += quality(table, out)
+        for number, (title, rows) in enumerate(groups.items(), 1):
+            several = len(groups) > 1
+            parts += [f"# {title}"] if several else []
+            parts += quality(Table.of(rows), out, f"{number}_" if several else "")
     for folder in sources.runs:
         run = SavedRun.load(folder)
         if run.has_maps:
@@ -119,10 +124,22 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
             save_png(importance_map(run), out / name)
             parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n![Importance by layer and head]({name})")
     if times := [record for path in sources.records for record in newest(path) if record["bench"] == "ttft"]:
-        parts += ttft(times, out)
+        parts += times_section(times, out)
     if not parts:
         raise ConfigError(f"{', '.join(map(str, paths))}: nothing here that a report shows")
     return write_atomic(out / "report.md", ("# Report\n\n" + "\n\n".join(parts) + "\n").encode())
+
+
+def comparable(results: Results) -> dict[str, list[Row]]:
+    """Rows by the part of a sweep file they belong to, or else by their cells: within a group, and only there, every
+    strategy read the same examples."""
+    groups: dict[str, list[Row]] = {}
+    names: dict[str, str] = {}
+    for run in results.runs.values():
+        cells = json.dumps(run["config"]["cells"], sort_keys=True)
+        name = run.get("part") or names.setdefault(cells, f"Part {len(names) + 1}")
+        groups.setdefault(name, []).extend(results.rows[run["run"]])
+    return groups
 
 
 def provenance(results: Results) -> str:
@@ -152,57 +169,57 @@ def provenance(results: Results) -> str:
     return markdown(["", ""], rows).replace("---:", "---")
 
 
-def quality(table: Table, out: Path) -> list[str]:
-    """Sections on answers, selections and time, with their pictures."""
+def quality(table: Table, out: Path, prefix: str) -> list[str]:
+    """Sections on answers, selections and time, with their pictures; file names begin with `prefix`."""
     ratios = table.values("keep_ratio")
     shown = [ratio for ratio in SHOWN_KEEP if ratio in ratios] or ratios[:1]
     parts = [
         "Right answers in per cent, with Wilson 95 % intervals; differences to the full prefill of the same examples "
         "in points, with paired bootstrap 95 % intervals. Scorers that read no model are controls and stand last. "
-        "Every group of one task, length and keep ratio is in [cells.csv](cells.csv).",
+        f"Every group of one task, length and keep ratio is in [{prefix}cells.csv]({prefix}cells.csv).",
         "## Right answers by keep ratio\n\nAll tasks and lengths together.\n\n"
         + grid_table(table, "keep_ratio", share, name=lambda r: f"keep {r:g}"),
         "### Against the full prefill\n\n" + grid_table(table, "keep_ratio", points, name=lambda r: f"keep {r:g}"),
     ]
-    write_pareto(table, out)
-    parts.append("![Right answers over kept tokens](pareto_kept.png)\n\n![Right answers over time](pareto_ttft.png)")
+    kept, ttft = (path.name for path in write_pareto(table, out, prefix))
+    parts.append(f"![Right answers over kept tokens]({kept})\n\n![Right answers over time]({ttft})")
     for keep in shown:
         parts.append(f"## By task, keep ratio {keep:g}\n\n" + grid_table(table, "task", share, keep=keep))
         by_length = grid_table(table, "tokens_asked", share, keep=keep, name=tokens_label)
         parts.append(f"## By prompt tokens, keep ratio {keep:g}\n\n" + by_length)
     parts.append("## What was kept\n\n" + kept_table(table, shown))
     for keep in shown:
-        parts += needle_maps(table, keep, out)
+        parts += needle_maps(table, keep, out, prefix)
     longest = table.values("tokens_asked")[-1]
-    save_png(stage_figure(table, longest, shown[0]), out / "stages.png")
+    save_png(stage_figure(table, longest, shown[0]), out / f"{prefix}stages.png")
     parts.append(
         f"## Time to the first token, keep ratio {shown[0]:g}\n\n"
         + "Median seconds, and the full prefill's time over it.\n\n"
         + time_table(table, shown[0])
-        + f"\n\n![Stages at {tokens_label(longest)} tokens](stages.png)"
+        + f"\n\n![Stages at {tokens_label(longest)} tokens]({prefix}stages.png)"
     )
-    write_atomic(out / "cells.csv", cells_csv(table).encode())
+    write_atomic(out / f"{prefix}cells.csv", cells_csv(table).encode())
     return parts
 
 
-def needle_maps(table: Table, keep: float, out: Path) -> list[str]:
-    """Maps of every needle task at one keep ratio, six strategies a picture."""
+def needle_maps(table: Table, keep: float, out: Path, prefix: str) -> list[str]:
+    """Maps of every needle task of several lengths at one keep ratio, six strategies a picture."""
     parts = []
-    tasks = sorted(
-        {row["task"] for row in table.rows if row.get("depth") is not None and row["task"].startswith("needle")}
-    )
+    rows = [row for row in table.rows if row.get("depth") is not None and row["task"].startswith("needle")]
+    lengths = {task: {row["tokens_asked"] for row in rows if row["task"] == task} for task in {r["task"] for r in rows}}
+    tasks = sorted(task for task, found in lengths.items() if len(found) > 1)
     for task in tasks:
         there = {row["strategy"] for row in table.rows if row["task"] == task}
         names = [name for name in table.strategies() if name in there]
         for page, start in enumerate(range(0, len(names), MAPS_A_PAGE), 1):
             slug = "".join(letter if letter.isalnum() else "_" for letter in task)
-            file = f"map_{slug}_{keep:g}_{page}.png"
+            file = f"{prefix}map_{slug}_{keep:g}_{page}.png"
             save_png(needle_figure(table, task, keep, names[start : start + MAPS_A_PAGE]), out / file)
             parts.append(f"![{task}, depth over length, keep ratio {keep:g}]({file})")
     return [f"## Needles by depth and length, keep ratio {keep:g}", *parts] if parts else []
 
 
-def ttft(records: Sequence[Row], out: Path) -> list[str]:
+def times_section(records: Sequence[Row], out: Path) -> list[str]:
     """Tables and pictures of measured times to the first token, machine by machine and target by target."""
     from sp.studies.headline import NOTHING, headline
     from sp.studies.ttft_plots import draw_stages

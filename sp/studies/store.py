@@ -6,8 +6,9 @@ One schema, four kinds of line, told apart by `kind`:
 session    One process that wrote here: `session`, `sweep`, `sp`, `commit`, `date`, `device`, and the machine
            (`gpu`, `driver`, `nvrtc`, `cupy`, or `cpu`, `cores`, `python`, `numpy`).
 row        One example in one cell: `run`, `cell` (index, -1 for the full prefill) and what was measured.
-run        Closes the rows of a run: `run` (hash of `config`), `session`, `seconds`, `rows`, `config` with the
-           task and every option of every cell, `models` with file, sha256 and template hash by role.
+run        Closes the rows of a run: `run` (hash of `config`), `session`, `part` of the file, `seconds`, `rows`,
+           `config` with the task and every option of every cell, `models` with file, sha256 and template hash by
+           role.
 failed     A run that ended in an error, which its next start tries again: `run`, `session`, `label`, `error`.
 ========== ==================================================================================================
 
@@ -148,6 +149,7 @@ class Store:
         seconds: float,
         config: Mapping[str, Any],
         models: Mapping[str, Any],
+        part: str = "",
     ) -> None:
         """Append a finished run; returns when it is on the disk."""
         head = {"schema": SCHEMA, "kind": "row", "run": run}
@@ -156,6 +158,7 @@ class Store:
             "kind": "run",
             "run": run,
             "session": self.session["session"],
+            "part": part,
             "seconds": seconds,
             "rows": len(rows),
             "config": config,

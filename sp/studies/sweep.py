@@ -2,7 +2,7 @@
 
 A run is one block of examples of one task and length, read by one pair, in every cell: cells with one scorer share
 its scores, so keep ratios, selectors, positions and KV formats cost no drafter pass of their own. A file has the
-sections `pairs` (the embedded one if left out), `tasks` and `cells`, or `parts`, a list of such files in one.
+sections `pairs` (the embedded one if left out), `tasks` and `cells`, or `parts`, a list of such with a `name` each.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Run:
-    """Examples ``first`` to ``first + count - 1`` of one task and length, in every cell."""
+    """Examples ``first`` to ``first + count - 1`` of one task and length, in every cell.
+
+    `part` names the part of the file it belongs to; it decides nothing.
+    """
 
     pair: Pair
     spec: TaskSpec
@@ -87,6 +90,7 @@ class Run:
     count: int
     cells: tuple[Cell, ...]
     full: bool
+    part: str = ""
 
     @property
     def label(self) -> str:
@@ -180,8 +184,9 @@ def apply_setting(root: Located, setting: str) -> Located:
 def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Run]:
     """Runs of one part: its pairs, times its tasks, in its cells."""
     for key, value in part.items():
-        if key not in SECTIONS:
-            raise value.error(unknown_name("key of a part", key, SECTIONS))
+        if key not in (*SECTIONS, "name"):
+            raise value.error(unknown_name("key of a part", key, [*SECTIONS, "name"]))
+    name = check_located(part["name"], str, "name") if "name" in part else ""
     for section in ("tasks", "cells"):
         if section not in part:
             raise ConfigError(f"{file}: the section {section} is missing")
@@ -189,7 +194,8 @@ def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Ru
     cells = unique_cells(make_cell(each, part["cells"]) for each in _combinations(part, "cells"))
     for pair in pairs:
         for each in _combinations(part, "tasks"):
-            yield from make_runs(each, part["tasks"], pair, cells, full)
+            for run in make_runs(each, part["tasks"], pair, cells, full):
+                yield dataclasses.replace(run, part=name)
 
 
 def _combinations(entries: Mapping[str, Located], section: str) -> list[Combination]:

@@ -51,7 +51,7 @@ def results(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     models = {"target": {"file": "t.gguf", "sha256": "0123456789abcdef", "template_sha256": None}}
     with Store(folder / "rows.jsonl", session_line("demo", "abc123", "cpu")) as store:
-        store.add("a", rows(), seconds=1.0, config={}, models=models)
+        store.add("a", rows(), seconds=1.0, config={"cells": []}, models=models)
     return folder
 
 
@@ -109,6 +109,20 @@ def test_needle_maps_are_means_by_depth_and_length() -> None:
     assert values[-1, 0] == 0.5
     assert count.sum() == 2
     assert np.isnan(values[0, 0])
+
+
+def test_parts_with_other_cells_are_told_apart(results: Path, tmp_path: Path) -> None:
+    models: dict[str, Any] = {}
+    with Store(results / "more.jsonl", session_line("demo", "abc123", "cpu")) as store:
+        half = [row for row in rows() if row["tokens_asked"] == 1024]
+        store.add("b", half, seconds=1.0, config={"cells": [1]}, models=models, part="Short prompts")
+    text = write_report([results], tmp_path / "out").read_text()
+    first, second = text.split("\n# ")[1:]
+    assert first.startswith("Short prompts\n") or second.startswith("Short prompts\n")
+    short = first if first.startswith("Short") else second
+    assert "| tail | 75.0 (53.1 to 88.8) | 90.0 (69.9 to 97.2) | 20 |" in short
+    assert "map_needle" not in short
+    assert len(list((tmp_path / "out").glob("*cells.csv"))) == 2
 
 
 def test_rows_of_sp_eval_make_a_report_too(tmp_path: Path) -> None:

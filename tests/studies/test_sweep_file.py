@@ -193,7 +193,8 @@ def test_missing_sections_and_files(tmp_path: Path) -> None:
 def test_parts_are_sweeps_of_their_own_in_one(tmp_path: Path) -> None:
     parts = (
         "parts:\n"
-        "  - tasks: {task: needle, tokens: 512, examples: 2}\n"
+        "  - name: first\n"
+        "    tasks: {task: needle, tokens: 512, examples: 2}\n"
         "    cells: {grid: {scorer: [tail, random]}}\n"
         "  - tasks: {task: fwe, tokens: 512, examples: 1}\n"
         "    cells: {scorer: oracle}\n"
@@ -204,7 +205,7 @@ def test_parts_are_sweeps_of_their_own_in_one(tmp_path: Path) -> None:
         ("fwe", 1, False),
     ]
     assert {cell.options.keep_ratio for run in sweep.runs for cell in run.cells} == {0.5}
-    with pytest.raises(ConfigError, match=r"line 4: unknown key of a part 'task'; did you mean 'tasks'"):
+    with pytest.raises(ConfigError, match=r"line 5: unknown key of a part 'task'; did you mean 'tasks'"):
         load(tmp_path, parts.replace("- tasks: {task: fwe", "- task: {task: fwe"))
     with pytest.raises(ConfigError, match="the section cells is missing"):
         load(tmp_path, parts.replace("    cells: {scorer: oracle}\n", ""))
