@@ -159,7 +159,7 @@ def plan_of(
     --------
     >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132, 227 * 1024)
     >>> plan.blocks, plan.slices, plan.defines["STAGES"]
-    (66, 2, 3)
+    (66, 2, 2)
     """
     stage, formats, items = declared.stage_width(kinds[0]), bits(*kinds), _items(rows, epilogue)
     stages = k // stage
