@@ -17,13 +17,17 @@ from sp.kernels.path import PATHS, native_path
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time: `run` queues it on the current stream; bytes and flops are what it must move and do."""
+    """One thing to time: `run` queues it on the current stream; bytes and flops are what it must move and do.
+
+    With `graph` it is replayed from a CUDA graph: the host needs longer to launch a short kernel than it runs.
+    """
 
     config: Mapping[str, Any]
     path: str
     run: Callable[[], object]
     bytes: float = 0
     flops: float = 0
+    graph: bool = False
 
 
 Family = Callable[[], Iterator[Case]]
@@ -60,7 +64,7 @@ def run_cases(only: str | None = None, repeats: int = 20) -> Iterator[dict[str, 
 def _measure(name: str, case: Case, repeats: int) -> dict[str, Any]:
     reset_launched()
     with forced_path(case.path) if case.path in PATHS else nullcontext():
-        samples = time_kernel(case.run, repeats)
+        samples = time_kernel(case.run, repeats, graph=case.graph)
     times = spread(samples)
     metrics = {
         "ms": times.median,

@@ -32,7 +32,8 @@ def cases() -> Iterator[Case]:
             pairs = rows * (tokens - (rows - 1) / 2)
             for path in paths() if rows > 1 else ("portable",):
                 moved = 2 * k_pages.nbytes + q.nbytes
-                yield Case({**config, "rows": rows}, path, run, bytes=moved, flops=4 * pairs * q_heads * head_dim)
+                flops = 4 * pairs * q_heads * head_dim
+                yield Case({**config, "rows": rows}, path, run, bytes=moved, flops=flops, graph=rows == 1)
 
 
 def pages(tokens: int, kv_heads: int, head_dim: int) -> tuple[Any, Any, Any]:

@@ -40,4 +40,4 @@ def cases() -> Iterator[Case]:
         flops = 6 * tokens * VALUE_HEADS * HEAD_DIM**2
         config = {"tokens": tokens, "value_heads": VALUE_HEADS, "head_dim": HEAD_DIM}
         for path in paths():
-            yield Case(config, path, run, bytes=moved, flops=flops)
+            yield Case(config, path, run, bytes=moved, flops=flops, graph=True)

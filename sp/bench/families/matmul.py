@@ -17,7 +17,7 @@ from sp.ops.project import project
 from sp.quant import BF16, Q4_K, Q6_K, BlockFormat
 
 OUT, IN = 17408, 5120
-TOKENS = (1, 16, 64, 512, 8192)
+TOKENS = (1, 8, 16, 32, 64, 512, 8192)
 
 
 @family("matmul")
@@ -32,12 +32,14 @@ def cases() -> Iterator[Case]:
             moved = weight.data.nbytes + tokens * (OUT + IN) * 2
             for path in paths():
                 run = partial(project, x, (weight,))
-                yield Case(config, path, run, bytes=moved, flops=2 * tokens * OUT * IN)
+                yield Case(config, path, run, bytes=moved, flops=2 * tokens * OUT * IN, graph=True)
     for tokens in TOKENS:
         a = normal(tokens, IN).astype(np.float16)
         b = normal(IN, OUT).astype(np.float16)
         config = {"type": "F16", "m": tokens, "n": OUT, "k": IN}
-        yield Case(config, "cublas", partial(cupy.matmul, a, b), bytes=b.nbytes, flops=2 * tokens * OUT * IN)
+        yield Case(
+            config, "cublas", partial(cupy.matmul, a, b), bytes=b.nbytes, flops=2 * tokens * OUT * IN, graph=True
+        )
 
 
 def random_weight(fmt: BlockFormat) -> Any:

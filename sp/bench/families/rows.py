@@ -25,10 +25,12 @@ def cases() -> Iterator[Case]:
             "portable",
             lambda x=x, weight=weight: rms_norm(x, weight, 1e-6),  # type: ignore[misc]
             bytes=rows * HIDDEN * (4 + 2),
+            graph=True,
         )
         yield Case(
             {"op": "swiglu", "rows": rows, "cols": FFN},
             "portable",
             lambda gate=gate, up=up: swiglu(gate, up),  # type: ignore[misc]
             bytes=rows * FFN * 3 * 2,
+            graph=True,
         )
