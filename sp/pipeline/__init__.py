@@ -3,7 +3,8 @@
 from sp.pipeline.load import Loaded, embedded, load, synthetic
 from sp.pipeline.options import RunOptions
 from sp.pipeline.plan import Decision, break_even, decide
-from sp.pipeline.run import Answer, Pipeline, RunResult, Scored
+from sp.pipeline.result import Answer, RunResult, Scored
+from sp.pipeline.run import Pipeline
 
 __all__ = [
     "Answer",

@@ -1,16 +1,46 @@
-"""Meter: device memory as it is taken and given back, by the byte: peak, timeline, requests to the driver."""
+"""What is told of device memory: a meter of every byte taken and given back, and who came and went."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from sp.kernels import import_cupy
 
 STEP = 32 << 20
 """Bytes of change that make a new point of the timeline."""
 MOST_POINTS = 4096
+Kind = Literal["load", "park", "unpark"]
+
+
+@dataclass
+class Transition:
+    """A model, or a part of it, on its way.
+
+    Attributes
+    ----------
+    kind : {"load", "park", "unpark"}
+    name : str
+        Of the model.
+    parts, nbytes : int
+    at : float
+        Seconds, by `time.perf_counter`.
+    seconds : float
+        What it took; of an unpark the copy itself, beside which the host goes on.
+    """
+
+    kind: Kind
+    name: str
+    parts: int
+    nbytes: int
+    at: float
+    seconds: float = 0.0
+
+    def as_dict(self, start: float = 0.0) -> dict[str, Any]:
+        """For the trace; `at` counts from `start`."""
+        return asdict(self) | {"at": self.at - start}
 
 
 class Meter:

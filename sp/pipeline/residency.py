@@ -12,16 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from traceback import clear_frames
-from typing import Any, Literal
+from typing import Any
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.models import Model
 from sp.models.parts import Parts
 from sp.pipeline.load import Loaded
-from sp.pipeline.meter import Meter
+from sp.pipeline.meter import Kind, Meter, Transition
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 MOST_NOTES = 1024
@@ -52,34 +52,6 @@ def format_bytes(budget: int | None) -> str | None:
     ('23g', None)
     """
     return None if budget is None else f"{budget / UNITS['g']:g}g"
-
-
-@dataclass
-class Transition:
-    """A model, or a part of it, on its way.
-
-    Attributes
-    ----------
-    kind : {"load", "park", "unpark"}
-    name : str
-        Of the model.
-    parts, nbytes : int
-    at : float
-        Seconds, by `time.perf_counter`.
-    seconds : float
-        What it took; of an unpark the copy itself, beside which the host goes on.
-    """
-
-    kind: Literal["load", "park", "unpark"]
-    name: str
-    parts: int
-    nbytes: int
-    at: float
-    seconds: float = 0.0
-
-    def as_dict(self, start: float = 0.0) -> dict[str, Any]:
-        """For the trace; `at` counts from `start`."""
-        return asdict(self) | {"at": self.at - start}
 
 
 @dataclass
@@ -308,9 +280,7 @@ class Residency:
                 pool.malloc(rest)
         self._tidied = pool.total_bytes()
 
-    def _note(
-        self, kind: Literal["load", "park", "unpark"], name: str, parts: int, nbytes: int, *times: float
-    ) -> Transition:
+    def _note(self, kind: Kind, name: str, parts: int, nbytes: int, *times: float) -> Transition:
         at, seconds = times or (time.perf_counter(), 0.0)
         note = self._notes[-1] if self._notes else None
         if note and (note.kind, note.name) == (kind, name) and at - (note.at + note.seconds) < 0.005 and kind == "park":

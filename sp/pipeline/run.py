@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
@@ -20,76 +18,17 @@ from sp.pipeline import stages
 from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens
 from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.options import Compress, RunOptions
-from sp.pipeline.plan import Decision, decide
+from sp.pipeline.plan import decide
 from sp.pipeline.residency import Residency, format_bytes
+from sp.pipeline.result import Reporter, RunResult, silent
+from sp.pipeline.steps import Steps
 from sp.prompt import Prompt, Span, TokenisedPrompt
-from sp.scoring import Importance
-from sp.selection import Selection, check_budget, token_budget
+from sp.selection import token_budget
 from sp.trace import Stage, Trace, peak_bytes
 
-Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
-"""Opens a progress bar: (what, total) -> context that yields a callback taking increments."""
-
-
-def silent(what: str, total: int) -> AbstractContextManager[None]:
-    """A reporter that shows nothing."""
-    return nullcontext()
-
 
 @dataclass(frozen=True)
-class Answer:
-    """One pass of the target over a prompt; `densities` as in `stages.Begun`."""
-
-    text: str
-    tokens: tuple[int, ...]
-    ttft_s: float
-    trace: Trace
-    densities: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What the drafter found in a prompt, in its own vocabulary, and the stages that took."""
-
-    drafted: TokenisedPrompt
-    importance: Importance
-    trace: Trace
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """Everything one run found; `full` is None when the full prefill was not asked for.
-
-    `drafted` (the prompt as the drafter read it), `selection`, `scores` and `importance` are None when compression
-    was not active. `peak_bytes` is memory of the host; what the device held is in the trace of the answer.
-    """
-
-    prompt: TokenisedPrompt
-    decision: Decision
-    answer: Answer
-    full: Answer | None
-    importance: Importance | None
-    scores: Floats | None
-    selection: Selection | None
-    peak_bytes: int
-    drafted: TokenisedPrompt | None = None
-
-    @property
-    def kept_tokens(self) -> int:
-        """Tokens of the prompt the target read."""
-        return len(self.prompt) if self.selection is None else int(self.selection.kept.sum())
-
-    @property
-    def needle_recall(self) -> float | None:
-        """Share of the needle's tokens that were kept; None without a known needle."""
-        needle = self.prompt.mask("needle")
-        if not needle.any():
-            return None
-        return 1.0 if self.selection is None else float(self.selection.kept[needle].mean())
-
-
-@dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Steps):
     """A target and, for compression, its drafter.
 
     Examples
@@ -101,16 +40,7 @@ class Pipeline:
     '8301947.'
     """
 
-    target: Loaded
-    drafter: Loaded | None = None
     break_evens: tuple[BreakEven, ...] = ()
-
-    residency: Residency = field(default_factory=Residency, compare=False)
-
-    def __post_init__(self) -> None:
-        self.residency.add("target", self.target.model)
-        if self.drafter is not None:
-            self.residency.add("drafter", self.drafter.model)
 
     @classmethod
     def open(
@@ -300,109 +230,6 @@ class Pipeline:
         if drafter is None or drafter.model.device == "cpu" or options.scorer.reads_target:
             return False
         return options.compress == "always" and not drafter.tokenizer.same_as(target)
-
-    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
-        """The prompt in the target's vocabulary."""
-        return prompt.tokenise(self.target.tokenizer)
-
-    def score(
-        self,
-        tokenised: TokenisedPrompt,
-        options: RunOptions,
-        reporter: Reporter = silent,
-        by_head: bool = False,
-        drafted: TokenisedPrompt | None = None,
-    ) -> Scored:
-        """Let the drafter, or whom the scorer asks for, read the prompt.
-
-        Only `keep_ratio`, `scorer` and `seed` of the options matter. `drafted` is the prompt in the vocabulary of the
-        model that reads it, where an earlier scoring made it; its trace then has no stage for that.
-
-        Raises
-        ------
-        PromptError
-            The protected text alone exceeds the budget of `keep_ratio`.
-        """
-        check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
-        trace = Trace()
-        if drafted is None:
-            drafted = self._drafted(tokenised.prompt, options, trace, tokenised)
-        return self._scored(drafted, options, trace, reporter, by_head)
-
-    def _drafted(
-        self, prompt: Prompt, options: RunOptions, trace: Trace, known: TokenisedPrompt | None = None
-    ) -> TokenisedPrompt:
-        """The prompt in the vocabulary of who scores it; the target's tokens may be `known`."""
-        with trace.stage("tokenise for drafter") as stage:
-            tokenizer = self._reader(options)[1].tokenizer
-            same = known is not None and tokenizer.same_as(self.target.tokenizer)
-            drafted = known if known is not None and same else prompt.tokenise(tokenizer)
-            stage.tokens = len(drafted)
-        return drafted
-
-    def _scored(
-        self, drafted: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter, by_head: bool
-    ) -> Scored:
-        role, reader = self._reader(options)
-        with (
-            trace.stage("score", len(drafted)),
-            reporter("scoring", len(drafted) * reader.model.config.layers) as progress,
-            self.residency.using(role, len(drafted)),
-            self.residency.metered(),
-        ):
-            importance = stages.score(reader, drafted, options, progress, by_head)
-        return Scored(drafted, importance, trace)
-
-    def _reader(self, options: RunOptions) -> tuple[str, Loaded]:
-        """Who scores: the drafter, or whom the scorer asks for."""
-        if options.scorer.reads_target:
-            return "target", self.target
-        assert self.drafter is not None, "score needs a drafter"
-        return "drafter", self.drafter
-
-    def select(
-        self, scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trace: Trace | None = None
-    ) -> tuple[Floats, Selection]:
-        """Scores of the target's tokens, and the tokens to keep; as often as wanted for one scoring."""
-        with (trace or Trace()).stage("select", len(tokenised)):
-            return stages.select(scored.importance, scored.drafted, tokenised, options)
-
-    def read(
-        self,
-        tokenised: TokenisedPrompt,
-        kept: Bools,
-        options: RunOptions,
-        trace: Trace | None = None,
-        reporter: Reporter = silent,
-        what: str = "target prefill",
-        on_token: stages.OnToken | None = None,
-    ) -> Answer:
-        """Prefill the kept tokens and decode.
-
-        The time to first token is that of all stages of `trace`, those before this call among them, until the first
-        token is known.
-        """
-        trace = Trace() if trace is None else trace
-        whole = bool(kept.all())
-        with trace.stage("compress", int(kept.sum())):
-            given = stages.compress(
-                tokenised,
-                kept,
-                self.target.tokenizer,
-                "original" if whole else options.positions,
-                "byte_span" if whole else options.mapping,
-            )
-        with ExitStack() as stack:
-            with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
-                stack.enter_context(self.residency.using("target", len(given.ids)))
-                with self.residency.metered():
-                    begun = stages.begin(self.target, given, options, progress)
-            ttft = trace.seconds
-            with trace.stage("decode") as stage:
-                tokens = stages.decode(self.target, begun, on_token)
-                stage.tokens = len(tokens)
-        text = self.target.tokenizer.decode(tokens).strip()
-        return Answer(text, tuple(tokens), ttft, trace, begun.densities)
 
 
 def _timed(work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt) -> tuple[TokenisedPrompt, float]:

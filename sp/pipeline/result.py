@@ -1,0 +1,74 @@
+"""What a run found, and how it tells of its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from sp.arrays import Floats
+from sp.pipeline.plan import Decision
+from sp.prompt import TokenisedPrompt
+from sp.scoring import Importance
+from sp.selection import Selection
+from sp.trace import Trace
+
+Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
+"""Opens a progress bar: (what, total) -> context that yields a callback taking increments."""
+
+
+def silent(what: str, total: int) -> AbstractContextManager[None]:
+    """A reporter that shows nothing."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One pass of the target over a prompt; `densities` as in `stages.Begun`."""
+
+    text: str
+    tokens: tuple[int, ...]
+    ttft_s: float
+    trace: Trace
+    densities: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the drafter found in a prompt, in its own vocabulary, and the stages that took."""
+
+    drafted: TokenisedPrompt
+    importance: Importance
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Everything one run found; `full` is None when the full prefill was not asked for.
+
+    `drafted` (the prompt as the drafter read it), `selection`, `scores` and `importance` are None when compression
+    was not active. `peak_bytes` is memory of the host; what the device held is in the trace of the answer.
+    """
+
+    prompt: TokenisedPrompt
+    decision: Decision
+    answer: Answer
+    full: Answer | None
+    importance: Importance | None
+    scores: Floats | None
+    selection: Selection | None
+    peak_bytes: int
+    drafted: TokenisedPrompt | None = None
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of the prompt the target read."""
+        return len(self.prompt) if self.selection is None else int(self.selection.kept.sum())
+
+    @property
+    def needle_recall(self) -> float | None:
+        """Share of the needle's tokens that were kept; None without a known needle."""
+        needle = self.prompt.mask("needle")
+        if not needle.any():
+            return None
+        return 1.0 if self.selection is None else float(self.selection.kept[needle].mean())
