@@ -38,11 +38,9 @@ def requantise(source: Path, target: Path, kind: str) -> Path:
         writer = GGUFWriter(target, dict(file.metadata) | {"general.file_type": number})
         for name in file.tensors:
             weight = file.weight(name)
-            rows = weight.shape[-1]
+            own = fmt if weight.shape[-1] % fmt.block_size == 0 else Q8_0
             if len(weight.shape) < 2 or "conv1d" in name:
                 own = F32
-            else:
-                own = fmt if rows % fmt.block_size == 0 else Q8_0
             writer.add(name, weight.shape, own, own.encode(weight.dense()))
         return writer.write()
 
