@@ -10,6 +10,7 @@ from sp.kernels import import_cupy
 from sp.kernels.declared.gemv import ADD, GEMV, STORE, SUPER, SWIGLU, Layout, bits, variant
 from sp.kernels.device import capability, current_device
 from sp.ops.packed import PackedWeight
+from sp.quant import Q4_K
 
 __all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
 
@@ -23,6 +24,10 @@ LAYOUTS: dict[int, tuple[Layout, ...]] = {
     16: (Layout(8, 1),),
 }
 """By tokens held, the fastest layout first; taken is the first that fits."""
+STORE_Q4_K = Layout(6, 4)
+"""Goes before them for one token of stored products of Q4_K alone."""
+PAIRS_FROM = 4096
+"""Inputs from which two blocks share a strip of an ADD of one token."""
 
 
 def gemv(
@@ -106,10 +111,11 @@ def _variant(
     count: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int, device: int
 ) -> dict[str, int] | None:
     """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots."""
-    for layout in LAYOUTS[count]:
+    first = (STORE_Q4_K,) if count == 1 and epilogue == STORE and set(kinds) == {Q4_K.ggml_type} else ()
+    for layout in (*first, *LAYOUTS[count]):
         capacity = _attribute("MaxSharedMemoryPerBlockOptin", device)
         pairs = epilogue == ADD and count == 1 and SUPER.issuperset(kinds) and capability(device) >= (9, 0)
-        split = 2 if pairs and k % 512 == 0 and k // 512 >= layout.warps else 1
+        split = 2 if pairs and k % 512 == 0 and k >= PAIRS_FROM else 1
         defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity, split)
         if defines["STAGES"] >= 2:
             return defines

@@ -13,7 +13,7 @@
 // are dealt to groups of WARPS warps, the stages of a group's strips in turn to its warps. At the end of a strip the
 // warps' sums meet in shared memory and the last to come adds them up, always in the same order: results do not depend
 // on timing. Launched early, see sp/kernels/early.py: one slot is filled while the kernel before still runs, the others
-// only when the inputs have been asked for, which would wait behind them.
+// only when the inputs are here, which would wait behind them.
 //
 // With SPLIT = 2 two blocks, a cluster, share each strip, K inputs each: few long strips come out even on twice as many
 // blocks. For one token, EPILOGUE 1 and K-quants; the grid is even.
@@ -66,9 +66,9 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
     }
     arrive_at_pair();
     wait_for_earlier();
-    if constexpr (ONE) load_one(x + half * K, wide, norm, scale, warp, lane, [&] { fill(FIRST, STAGES - 1); });
+    if constexpr (ONE) load_one(x + half * K, wide, norm, scale, warp, lane);
     if constexpr (MANY) load_inputs(x, wide, norm, tokens, warp, lane);
-    if constexpr (!ONE) fill(FIRST, STAGES - 1);
+    fill(FIRST, STAGES - 1);
     __syncthreads();
     wait_for_pair();
     f32* factors = reinterpret_cast<f32*>(shared + FACTOR_AT);

@@ -2,22 +2,6 @@
 #pragma once
 #include "gemv_layout.cuh"
 
-// Loads that keep their place before the requests that follow.
-SP_DEVICE float4 load_now(const float4* from) {
-    float4 v;
-    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
-SP_DEVICE uint2 load_now(const uint2* from) {
-    uint2 v;
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
-    return v;
-}
-
 // The norm's weights of this warp's super-block; no kernel writes them.
 SP_DEVICE void load_norm(float4 (&scale)[2], const f32* norm, int super, int lane) {
 #pragma unroll
@@ -26,10 +10,8 @@ SP_DEVICE void load_norm(float4 (&scale)[2], const f32* norm, int super, int lan
 }
 
 // The only token to shared memory as 16-bit integers, a super-block a warp at a time. `scale` as `load_norm` left it if
-// EAGER_NORM; `meanwhile` is called when the first reads are on their way.
-template <class Work>
-SP_DEVICE void load_one(const u16* x, const f32* wide, const f32* norm, const float4 (&scale)[2], int warp, int lane,
-                        const Work& meanwhile) {
+// EAGER_NORM.
+SP_DEVICE void load_one(const u16* x, const f32* wide, const f32* norm, const float4 (&scale)[2], int warp, int lane) {
     constexpr int SUPERS = K / 256, ROUNDS = (SUPERS + ALL_WARPS - 1) / ALL_WARPS, MOST = NORM ? 2 : 5;
     constexpr int BATCH = ROUNDS < 1 ? 1 : ROUNDS < MOST ? ROUNDS : MOST;
 #pragma unroll 1
@@ -42,15 +24,14 @@ SP_DEVICE void load_one(const u16* x, const f32* wide, const f32* norm, const fl
                 const int super = (round + b) * ALL_WARPS + warp, k = super * 256 + i * 128 + lane * 4;
                 const bool valid = super < SUPERS;
                 if constexpr (NORM) {
-                    const float4 a = valid ? load_now(reinterpret_cast<const float4*>(wide + k)) : float4{};
+                    const float4 a = valid ? *reinterpret_cast<const float4*>(wide + k) : float4{};
                     v[b][i][0] = a.x, v[b][i][1] = a.y, v[b][i][2] = a.z, v[b][i][3] = a.w;
                 } else {
-                    const uint2 a = valid ? load_now(reinterpret_cast<const uint2*>(x + k)) : uint2{};
+                    const uint2 a = valid ? *reinterpret_cast<const uint2*>(x + k) : uint2{};
                     v[b][i][0] = low_bf16(a.x), v[b][i][1] = high_bf16(a.x);
                     v[b][i][2] = low_bf16(a.y), v[b][i][3] = high_bf16(a.y);
                 }
             }
-        if (round == 0) meanwhile();
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             const int super = (round + b) * ALL_WARPS + warp;
