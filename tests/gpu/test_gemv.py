@@ -164,6 +164,7 @@ def test_extreme_inputs(guarded: Any) -> None:
         assert nmse(product(guarded, x, w, np.float32) / size, to_float64(to_bf16(x)) @ dense.T / size) < 1e-7
 
 
+@pytest.mark.no_sanitizer  # it waits for every launch
 def test_a_captured_launch_repeats(guarded: Any) -> None:
     w, _ = weight("Q4_K", (200, 1280))
     x, out = cupy.asarray(to_bf16(inputs(1, 1280))), cupy.empty((1, 200), np.float32)
