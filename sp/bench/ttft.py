@@ -9,6 +9,7 @@ from typing import Any
 
 from sp.bench.memory import thinned, watched
 from sp.bench.prompts import PromptMaker
+from sp.bench.record import make_record
 from sp.bench.request import Request, measure
 from sp.errors import SpError
 from sp.kernels.device import cache_folder, device_errors
@@ -115,6 +116,8 @@ class Bench:
     maker : PromptMaker
     repeats, full_repeats : int
         Requests that count, compressed and of the full prefill, after one that does not.
+    full_seconds : float
+        No further full prefill of a length once those that count have taken so long together.
     timelines : bool
         Keep the memory of the last compressed request of every cell; on the CPU one more is made for that.
     progress : callable
@@ -125,6 +128,7 @@ class Bench:
     maker: PromptMaker
     repeats: int = 5
     full_repeats: int = 1
+    full_seconds: float = 60.0
     timelines: bool = False
     progress: Callable[[], None] = lambda: None
 
@@ -134,6 +138,7 @@ class Bench:
         settings: Sequence[RunOptions],
         budgets: Sequence[int | None] = (None,),
         known: Callable[[Cell], tuple[Request, ...] | None] = lambda cell: None,
+        fresh: bool = True,
     ) -> Iterator[CellTiming]:
         """Time every length within every budget; first of a length its full prefill, within the first budget.
 
@@ -147,6 +152,8 @@ class Bench:
             Bytes of device memory, see `Pipeline.within`; None for all there is.
         known : callable
             Requests of a cell that was timed before and is left out now.
+        fresh : bool
+            Whether the process has served no request yet, so that the first one is told apart as cold.
 
         Yields
         ------
@@ -161,8 +168,8 @@ class Bench:
             for tokens in lengths:
                 cells = [Cell(tokens, replace(options, compress="always"), vram) for options in settings]
                 cells = [cell for cell in cells if known(cell) is None]
-                if not wholes and cells:
-                    cold = self._cold(pipeline, cells[0])
+                if fresh and cells:
+                    cold, fresh = self._cold(pipeline, cells[0]), False
                 if number == 0:
                     whole = Cell(tokens, replace(settings[0], keep_ratio=1.0, compress="off"), vram)
                     if (full := known(whole)) is None:
@@ -195,6 +202,8 @@ class Bench:
                     tokens = min(cell.tokens, WARM_TOKENS) if cell.full else cell.tokens
                     first = self._request(pipeline, replace(cell, tokens=tokens), 0)
                 for number in range(repeats):
+                    if cell.full and sum(request.ttft_s for request in done) > self.full_seconds:
+                        break
                     done.append(self._request(pipeline, cell, 1 + number))
                     self.progress()
                 seen = done[-1] if self.timelines and not cell.full else None
@@ -239,6 +248,12 @@ def describe(timing: CellTiming, pipeline: Pipeline, path: str) -> dict[str, Any
         "sources": timing.sources,
         "device": pipeline.target.model.device,
     }
+
+
+def records_of(timing: CellTiming, pipeline: Pipeline, path: str) -> list[dict[str, Any]]:
+    """The `ttft` record of a timing and, where a request was watched, the `ttft_memory` record."""
+    made = [make_record(**describe(timing, pipeline, path))]
+    return made + ([make_record(**describe_memory(timing, pipeline, path))] if timing.watched else [])
 
 
 def describe_memory(timing: CellTiming, pipeline: Pipeline, path: str) -> dict[str, Any]:

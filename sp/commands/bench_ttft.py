@@ -47,6 +47,9 @@ def bench_ttft(
     new: Annotated[int, typer.Option("-n", "--new", min=1, help="Tokens decoded after the first is timed.")] = 32,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Requests a cell, after a warm-up.")] = 5,
     full_repeats: Annotated[int, typer.Option(min=1, help="Full prefills a length, after a shorter one.")] = 1,
+    full_seconds: Annotated[
+        float, typer.Option(help="No further full prefill of a length once its repeats have taken so long.")
+    ] = 60.0,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
     path: Annotated[str, typer.Option(help="Kernels: auto, or portable (those for any card).")] = "auto",
     record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
@@ -69,9 +72,9 @@ def bench_ttft(
       --record results --plots results/nvidia-h200
     """
     from sp.bench.prompts import PromptMaker
-    from sp.bench.record import append, make_record
+    from sp.bench.record import append
     from sp.bench.request import without_ends
-    from sp.bench.ttft import Bench, Cell, config_of, describe, describe_memory, requests_of
+    from sp.bench.ttft import Bench, Cell, config_of, records_of, requests_of
     from sp.kernels import forced_path
     from sp.kernels.device import pick_device
     from sp.kernels.path import native_path
@@ -120,14 +123,13 @@ def bench_ttft(
         kernels,
         progress_bar("measuring", len(lengths) * (full_repeats + repeats * len(settings) * len(budgets))) as advance,
     ):
-        bench = Bench(pair, maker, repeats, full_repeats, plots is not None, lambda: advance(1))
+        bench = Bench(pair, maker, repeats, full_repeats, full_seconds, plots is not None, lambda: advance(1))
         for timing in bench.run(lengths, settings, budgets, known):
-            made = make_record(**describe(timing, pair, taken))
+            made, *more = records_of(timing, pair, taken)
             found[config_key(made["config"])] = made
-            memory += [make_record(**describe_memory(timing, pair, taken))] if timing.watched else []
-            for item in [made, *memory[-1:]] if timing.watched else [made]:
-                if record is not None:
-                    append(item, record)
+            memory += more
+            for item in (made, *more) if record is not None else ():
+                append(item, record or Path())
     records = sorted(found.values(), key=lambda r: (r["config"]["prompt_tokens"], -r["config"]["keep_ratio"]))
     pictures = []
     if plots is not None:

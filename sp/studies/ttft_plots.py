@@ -76,7 +76,7 @@ def draw_memory(records: Sequence[Record], path: Path) -> Path:
     colours = {name: colour for name, colour in stage_colours(seen).items() if name != "other"}
     for axes, record in zip(grid, seen, strict=True):
         _timeline(axes, record, colours)
-    grid[-1].set_xlabel("seconds")
+    grid[-1].set_xlabel("seconds; memory as the host asked for it, ahead of the device's work")
     handles = [Patch(color=colour, alpha=0.35, label=name) for name, colour in colours.items()]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=min(6, len(handles)), loc="outside lower center")
     return save_png(figure, path, dpi=180)
@@ -136,6 +136,7 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
             axes.axvspan(start, start + seconds, color=colours[name], alpha=0.35, linewidth=0)
         start += seconds if name != "other" else 0.0
     x, y = zip(*record["samples"], strict=True)
+    x, y = (*x, max(x[-1], start)), (*y, y[-1])
     axes.step(x, [value / GIB for value in y], where="post", color=INK, linewidth=1.0)
     limit = float(config["vram"].removesuffix("g")) if config.get("vram") else None
     peak = record["metrics"]["peak_bytes"] / GIB
@@ -146,15 +147,14 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
         if height is not None:
             axes.axhline(height, color=INK, linewidth=0.7, linestyle=style)
             axes.text(at, height, text, ha=side, va="bottom", fontsize=8, color=INK)
-    for move in record["metrics"].get("moves", ()):
+    for number, move in enumerate(record["metrics"].get("moves", ())):
         colour = COLOURS.get(move["kind"], INK)
         axes.axvspan(move["at"], move["at"] + max(move["seconds"], 0.004 * x[-1]), ymax=0.1, color=colour, linewidth=0)
         text = f"{move['kind']} {move['name']}, {move['nbytes'] / GIB:.1f} GiB"
-        axes.annotate(
-            text, (move["at"], 0.1), xycoords=("data", "axes fraction"), fontsize=7, color=colour, rotation=30
-        )
+        place = move["at"], 0.12 + 0.1 * (number % 3)  # those that follow each other closely stand one above the other
+        axes.annotate(text, place, xycoords=("data", "axes fraction"), fontsize=7, color=colour)
     axes.set_ylim(0, 1.2 * max(peak, max(y) / GIB, limit or 0.0))
     axes.set_ylabel("GiB in use")
     title = f"{config['prompt_tokens']:,} tokens, {label_of(config)}: first token after"
-    axes.set_title(f"{title} {record['metrics']['ttft_s']:.3g} s, then decoding", fontsize=9, loc="left", color=INK)
+    axes.set_title(f"{title} {record['metrics']['ttft_s']:.3g} s", fontsize=9, loc="left", color=INK)
     axes.spines[["top", "right"]].set_visible(False)

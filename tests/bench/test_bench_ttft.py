@@ -69,7 +69,7 @@ def test_the_full_prefill_stands_beside_every_setting_and_the_cold_request_is_to
     sparse = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.3})
     settings = [RunOptions(keep_ratio=0.5), RunOptions(keep_ratio=0.4, scorer=sparse)]
     ticks: list[int] = []
-    made = Bench(pair, maker, 2, 1, True, lambda: ticks.append(1))
+    made = Bench(pair, maker, 2, 1, timelines=True, progress=lambda: ticks.append(1))
     timings = list(made.run([120, 240], [replace(options, max_new_tokens=2) for options in settings]))
     assert [(t.cell.tokens, t.cell.full, t.cell.options.keep_ratio) for t in timings] == [
         (n, keep == 1, keep) for n in (120, 240) for keep in (1.0, 0.5, 0.4)
@@ -108,6 +108,15 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(
     assert good.metrics()["full_ttft_s"] is None
     assert "raise --keep-ratio" in (bad.error or "")
     assert describe(bad, pair, "numpy")["samples"] == []
+
+
+def test_full_prefills_end_when_they_have_taken_long_enough(maker: PromptMaker, pair: Pipeline) -> None:
+    settings = [RunOptions(keep_ratio=0.5, max_new_tokens=1)]
+    counts = [
+        [len(timing.requests) for timing in Bench(pair, maker, 1, 3, full_seconds=limit).run([120], settings)]
+        for limit in (0.0, 60.0)
+    ]
+    assert counts == [[1, 1], [3, 1]]
 
 
 def test_memory_is_watched_while_something_runs() -> None:

@@ -28,7 +28,7 @@ def test_a_synthetic_pair_is_timed_and_recorded(tmp_path: Path) -> None:
         assert row["peak_bytes"] > 0
         assert row["path"] in ("sm_90a", "portable")
         if row["keep_ratio"] < 1:
-            assert 0.05 < row["density"] < 0.7
+            assert 0.3 < row["density"] < 1  # what is always read counts on top of what was asked for
             assert row["kept_tokens"] <= row["keep_ratio"] * row["prompt_tokens"] + 1
     assert rows[1]["cold_ttft_s"] >= rows[1]["ttft_s"]
     (file,) = tmp_path.glob("*/ttft.jsonl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from dataclasses import replace
 from typing import Any
@@ -70,25 +71,24 @@ def test_under_load_every_answer_is_the_pipelines_own_and_memory_comes_back(pair
             return await asyncio.gather(*crowd, *(malformed(http, n) for n in range(4)))
 
     with tool.serving(pair) as server:
-        before = pool.used_bytes()
-        answers = asyncio.run(everyone(server.url))
-        tool.until(lambda: not server.worker.state["running"] and not server.worker.state["waiting"])
-        assert answers[:18] == [expected[number % 6] for number in range(18)]
-        assert pool.used_bytes() == before
+        used = []
+        for _ in range(2):
+            answers = asyncio.run(everyone(server.url))
+            tool.until(lambda: not server.worker.state["running"] and not server.worker.state["waiting"])
+            assert answers[:18] == [expected[number % 6] for number in range(18)]
+            gc.collect()
+            used.append(pool.used_bytes())
+        assert used[1] <= used[0]
 
 
 def test_a_full_card_refuses_one_request_and_serves_the_next(pair: Pipeline) -> None:
     expected = own_answer(pair, 2)
-    pool = cupy.get_default_memory_pool()
-    pool.free_all_blocks()
     with tool.serving(pair) as server:
-        pool.set_limit(size=pool.used_bytes() + (1 << 20))
-        try:
-            reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
-        finally:
-            pool.set_limit(size=0)
+        server.worker.pipeline = pair.within(1 << 20)
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
         assert reply.status_code == 503, reply.text
-        assert "memory" in reply.json()["error"]["message"]
+        assert "memory is full" in reply.json()["error"]["message"]
+        server.worker.pipeline = pair.within(None)
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body(2), timeout=60)
         assert reply.json()["choices"][0]["message"]["content"] == expected
         assert reply.json()["usage"]["sp"]["kept_tokens"] < reply.json()["usage"]["prompt_tokens"]

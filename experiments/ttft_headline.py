@@ -1,0 +1,119 @@
+"""The records behind the headline: one process, one pair, the longest prompts first that the machine's time must buy.
+
+    python experiments/ttft_headline.py results [--device cuda] [--pair synthetic] [--shorter 1]
+
+Appends `ttft` and `ttft_memory` records to results/<machine>/, each as soon as it is measured: full prefill and keep
+ratio 0.05 of 32K, 64K and 128K tokens with no limit of device memory and within 23 GiB; 128K within 18 GiB; then short
+prompts for the break-even, other keep ratios and the controls at 32K. The drafter of the synthetic pair reads 5 % of
+its attention blocks. Draw and tabulate with `sp report`; `--shorter 64` is a rehearsal with prompts so much shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sp.bench.prompts import PromptMaker
+from sp.bench.record import append
+from sp.bench.request import Request, without_ends
+from sp.bench.ttft import Bench, Cell, records_of
+from sp.kernels.path import native_path
+from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
+from sp.pipeline.residency import parse_bytes
+from sp.scoring import SCORERS
+from sp.studies.sample import sample
+
+K = 1024
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the plan: what is compressed how, within which budgets, and how often."""
+
+    lengths: Sequence[int]
+    keep_ratios: Sequence[float]
+    budgets: Sequence[str | None] = (None,)
+    scorers: Sequence[str] = ("tail",)
+    repeats: int = 5
+
+
+PLAN = (
+    Part((32 * K, 64 * K, 128 * K), (0.05,), (None, "23g")),
+    Part((128 * K,), (0.05,), ("18g",)),
+    Part((512, 1 * K, 2 * K, 4 * K), (0.2,), repeats=3),
+    Part((2 * K, 4 * K, 8 * K), (0.05,), repeats=3),
+    Part((32 * K,), (0.1, 0.2), repeats=3),
+    Part((32 * K,), (0.05,), scorers=("random", "lexical", "head_tail", "oracle"), repeats=3),
+)
+
+
+def open_pair(name: str, device: str) -> Pipeline:
+    """The pair; its target decodes past end tokens."""
+    if name == "synthetic":
+        pair = Pipeline.assemble(
+            lambda at: synthetic("qwen3.6-27b", "q4_k_m", device=at),
+            lambda at: synthetic("qwen3-0.6b", "bf16", extrapolate=True, device=at),
+            device=device,  # type: ignore[arg-type]
+        )
+    else:
+        pair = Pipeline.assemble(
+            lambda at: load(embedded("target"), device=at),
+            lambda at: load(embedded("drafter"), extrapolate=True, device=at),
+            device=device,  # type: ignore[arg-type]
+        )
+    return replace(pair, target=without_ends(pair.target))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--pair", choices=("synthetic", "embedded"), default="synthetic")
+    parser.add_argument("--shorter", type=int, default=1)
+    given = parser.parse_args()
+    start = time.perf_counter()
+    pair = open_pair(given.pair, given.device)
+    on_device = pair.target.model.device == "cuda"
+    path = native_path() if on_device else "numpy"
+    document, example = sample()
+    maker = PromptMaker(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)
+    wholes: dict[int, tuple[Request, ...]] = {}
+
+    def known(cell: Cell) -> tuple[Request, ...] | None:
+        """Full prefills are measured once, in the first part that has their length."""
+        return wholes.get(cell.tokens) if cell.full else None
+
+    print(f"pair ready after {time.perf_counter() - start:.1f} s", flush=True)
+    for number, part in enumerate(PLAN):
+        settings = [
+            RunOptions(
+                keep_ratio=keep,
+                scorer=SCORERS.build(name, {"attention": "flashprefill", "density": 0.05} if name == "tail" else {}),
+                kv="q4_0",
+                rotate=True,
+                max_new_tokens=16,
+            )
+            for name in part.scorers
+            for keep in part.keep_ratios
+        ]
+        budgets = [None if text is None or not on_device else parse_bytes(text) for text in part.budgets]
+        bench = Bench(pair, maker, part.repeats, full_repeats=3, full_seconds=13.0, timelines=True)
+        lengths = [max(256, length // given.shorter) for length in part.lengths]
+        for timing in bench.run(lengths, settings, budgets, known, fresh=number == 0):
+            made = records_of(timing, pair, path)
+            for record in made:
+                append(record, given.results)
+            if timing.cell.full and timing.requests:
+                wholes[timing.cell.tokens] = timing.requests
+            config, metrics = made[0]["config"], made[0]["metrics"]
+            took = f"{metrics['ttft_s']:.3f} s" if metrics["ttft_s"] else metrics["error"]
+            what = f"{config['prompt_tokens']:>7} keep {config['keep_ratio']:<4g} {config['scorer'] or 'full':9}"
+            total = time.perf_counter() - start
+            print(f"{total:6.1f} {what} {config['vram'] or '':4} {took} n={len(timing.requests)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
