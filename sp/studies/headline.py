@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
 from sp.pipeline.break_even import BreakEven, measured_break_evens
+from sp.pipeline.residency import parse_bytes
 from sp.studies.cells import is_control
 
 Record = Mapping[str, Any]
@@ -113,11 +113,11 @@ def _same_as_peers(record: Record) -> bool:
     return record.get("gpu") == PEER_CARD and record["config"]["target"].startswith(PEER_TARGET)
 
 
-def _order(record: Record) -> tuple[bool, bool, bool, str]:
-    """Full prefill, then the drafter's rows with no limit and with one, then controls."""
+def _order(record: Record) -> tuple[bool, bool, str, float]:
+    """Full prefill, then the drafter's rows with no limit and with ever smaller ones, then controls."""
     config = record["config"]
-    limit = config["vram"]
-    return config["keep_ratio"] < 1, is_control(str(config["scorer"])), limit is not None, f"{config['scorer']}{limit}"
+    limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
+    return config["keep_ratio"] < 1, is_control(str(config["scorer"])), str(config["scorer"]), limit
 
 
 def _what(config: Mapping[str, Any]) -> str:
@@ -144,10 +144,12 @@ def _notes(records: Sequence[Record]) -> str:
     said = [
         f"{first.get('gpu') or first['cpu']}, target {first['config']['target']}, "
         f"drafter {', '.join(drafters) or 'none'}, KV {', '.join(caches)}.",
-        f"Medians of {_range(runs)} requests and {_range(full)} full prefills in the same process.",
+        f"Medians; samples of a compressed row: {_range(runs)}, of a full prefill: {_range(full)}, in one process.",
     ]
     if densities:
-        said.append(f"The drafter read {median(densities):.1%} of its attention blocks.")
+        spread = dict.fromkeys(f"{100 * value:.1f}" for value in (min(densities), max(densities)))
+        more = ", the more the shorter the prompt" if len(spread) > 1 else ""
+        said.append(f"The drafter read {' to '.join(spread)} % of its attention blocks{more}.")
     return " ".join(said)
 
 
@@ -172,9 +174,12 @@ def _server(records: Sequence[Record]) -> str:
     said = [f"`sp serve` with the embedded pair on the same card adds {', '.join(added)}."] if added else []
     for crowd in crowds:
         config, metrics = crowd["config"], crowd["metrics"]
+        alike = (
+            "all alike" if metrics["different_answers"] == 1 else f"{metrics['different_answers']} of them different"
+        )
         said.append(
             f"With {config['clients']} clients at once {metrics['answered']} of {config['requests']} requests were "
-            f"answered, with {metrics['different_answers']} different answers to the one question."
+            f"answered, {alike}."
         )
     return " ".join(said)
 
