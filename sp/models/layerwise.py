@@ -16,7 +16,7 @@ from sp.models.forward import Pace, Progress, checked, slices
 from sp.models.layer_attention import LayerAttention, dense_attention
 from sp.models.model import Model
 
-CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 8192}
+CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 16384}
 """Tokens that are projected together: on the CPU what its caches like, on the device what fills it."""
 
 Watch = Callable[[int, Floats, Cache], None]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from sp.arrays import Floats, Ints
 from sp.models.cache import Cache
-from sp.models.forward import Progress, checked, slices
+from sp.models.forward import CHUNK, Progress, checked, slices
 from sp.models.layer_attention import SparseAttention
-from sp.models.layerwise import CHUNK_BY_LAYER, prefill_by_layer
+from sp.models.layerwise import prefill_by_layer
 from sp.models.model import Model
 from sp.ops.block_selector import BlockSelector
 
@@ -57,7 +57,7 @@ def prefill_sparse(
         As `prefill`.
     """
     chunk = SPARSE_CHUNK[model.device] if chunk is None else chunk
-    inside = min(chunk, CHUNK_BY_LAYER[model.device])
+    inside = min(chunk, CHUNK[model.device])
     ids, positions = checked(model, ids, positions, cache, chunk, 1)
     attend, told = SparseAttention(selector, ends=False), _whole_tokens(model.config.layers, progress)
     logits = None
