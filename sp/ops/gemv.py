@@ -26,7 +26,7 @@ LAYOUTS: dict[int, tuple[Layout, ...]] = {
 """By tokens held, the fastest layout first; taken is the first that fits."""
 STORE_Q4_K = Layout(6, 4)
 """Goes before them for one token of stored products of Q4_K alone."""
-PAIRS_FROM = 4096
+PAIRS_FROM = 8192
 """Inputs from which two blocks share a strip of an ADD of one token."""
 
 
