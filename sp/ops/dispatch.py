@@ -1,43 +1,100 @@
-"""Which kernel multiplies by packed weights: the decode kernel up to so many tokens, a prefill matmul above.
+"""Which kernel multiplies by packed weights: the fastest by a measured table.
 
-The decode kernel reads all weights once for every 8 or so tokens, so its time grows in steps; a matmul's is flat up
-to a hundred tokens. The limits are estimates of where the two meet, from the times of 8 and of 16 tokens on an H200 at
-the 27B model's shapes.
+``dispatch_table.json`` holds the microseconds that each kernel took, by format, shape and rows, on the card it names;
+`sp kernels tune` makes it. Times of the kernels grow in steps, and the table has the last rows of each: a product takes
+the kernel that is fastest at the next row of the table. Other cards use the same table.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sp.kernels.path import current_path
 from sp.ops.gemm_few import fits
-from sp.ops.gemv import ADD, STORE, SWIGLU, held
+from sp.ops.gemv import held
+from sp.quant import FORMATS
 
-GEMV_TOKENS = {STORE: 8, SWIGLU: 8, ADD: 8}
-"""Most tokens for which the decode kernel is the faster one, by what is done with the products."""
-FEW_TOKENS = 64
-"""Most tokens for which the kernel for a few of them is faster than a prefill matmul."""
 TABLE = Path(__file__).with_name("dispatch_table.json")
 SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
-"""Outputs and inputs of the products measured."""
+"""Outputs and inputs of the products measured; others go by which of the two is larger."""
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""Rows of x measured."""
+"""Rows of x measured; more go to the prefill matmul."""
+MATMUL = {"sm_90a": "gemm_sm90", "portable": "gemm_portable"}
 HELD_AT_LEAST = 8
-"""Where fewer tokens than this fit in a launch, passes do not pay."""
+"""Where fewer tokens than this fit in a launch of the decode kernel, its passes do not pay."""
 
 
-def decodes(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> bool:
-    """Whether the decode kernel takes a product of `tokens` rows of `k` inputs with weights of these ggml types."""
-    if tokens > GEMV_TOKENS[epilogue]:
-        return False
-    return held(tokens, k, kinds, norm, epilogue) >= min(tokens, HELD_AT_LEAST)
+@cache
+def table() -> dict[str, Any]:
+    """The table as it lies in the file."""
+    return json.loads(TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def takes_few(tokens: int, k: int, kinds: tuple[int, ...]) -> bool:
-    """Whether the kernel for a few tokens takes such a product, where the decode kernel does not."""
-    return tokens <= FEW_TOKENS and all(fits(k, (kind,)) for kind in kinds)
+def shape_class(out: int, width: int) -> str:
+    """Which of `SHAPES` stands for a product.
+
+    Examples
+    --------
+    >>> shape_class(10240, 5120), shape_class(5120, 6144)
+    ('wide', 'deep')
+    """
+    return "wide" if out >= width else "deep"
+
+
+@cache
+def times(name: str, shape: str, path: str) -> dict[int, dict[str, float]]:
+    """Microseconds by rows and kernel, of those a path may take."""
+    found: dict[int, dict[str, float]] = {rows: {} for rows in ROWS}
+    for key, us in table()["us"][f"{name} {shape}"].items():
+        kernel, rows = key.split()
+        if kernel in ("gemv", "gemm_few", MATMUL[path]):
+            found[int(rows)][kernel] = us
+    return found
+
+
+@cache
+def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> str:
+    """The fastest kernel: "gemv", "gemm_few", or the prefill matmul of the path.
+
+    Parameters
+    ----------
+    tokens : int
+        Rows of x.
+    kind : int
+        ggml type of the weight.
+    out, width : int
+        Its shape.
+    path : {"sm_90a", "portable"}
+
+    Examples
+    --------
+    >>> kernel_for(1, 12, 17408, 5120, "sm_90a"), kernel_for(4096, 12, 17408, 5120, "sm_90a")
+    ('gemv', 'gemm_sm90')
+    """
+    if tokens > ROWS[-1]:
+        return MATMUL[path]
+    at = times(FORMATS[kind].name, shape_class(out, width), path)[next(n for n in ROWS if n >= tokens)]
+    return min(at, key=lambda kernel: at[kernel])
+
+
+def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: int) -> str:
+    """The kernel for the product of `tokens` rows with weights that share them, as far as its shared memory has room.
+
+    Decided by the largest of the weights. `norm` and `epilogue` as in `sp.ops.gemv`.
+    """
+    largest = max(weights, key=lambda w: w.nbytes)
+    path, kinds = current_path(), tuple(w.format.ggml_type for w in weights)
+    out, width = largest.shape
+    kernel = kernel_for(tokens, largest.format.ggml_type, out, width, path)
+    if kernel == "gemv" and held(tokens, width, kinds, norm, epilogue) < min(tokens, HELD_AT_LEAST):
+        kernel = "gemm_few"
+    if kernel == "gemm_few" and not all(fits(width, (kind,)) for kind in kinds):
+        kernel = MATMUL[path]
+    return kernel
 
 
 def matmul() -> Callable[..., None]:
@@ -58,18 +115,35 @@ def gated_matmul() -> Callable[..., None]:
     return gated
 
 
-def rows() -> list[dict[str, Any]]:
-    """The table for people: one row an epilogue and kernel.
+def rows(path: str) -> list[dict[str, Any]]:
+    """The table for people: for every shape and format, ranges of rows and the kernel that takes them.
 
-    Examples
-    --------
-    >>> rows()[0]
-    {'product': 'store', 'tokens': '1..24', 'kernel': 'gemv'}
+    Each entry has ``shape``, ``format``, ``rows`` ("9..24"), ``kernel``, ``us`` (of the range's last row, None beyond
+    the table) and ``others``, the times of the kernels not taken there.
     """
-    names = {STORE: "store", ADD: "add", SWIGLU: "swiglu"}
-    table = []
-    for epilogue, limit in GEMV_TOKENS.items():
-        name = names[epilogue]
-        table.append({"product": name, "tokens": f"1..{limit}", "kernel": "gemv"})
-        table.append({"product": name, "tokens": f"{limit + 1}..", "kernel": "gemm_sm90 or gemm_portable"})
-    return table
+    found: list[dict[str, Any]] = []
+    for key in table()["us"]:
+        name, shape = key.split()
+        first = 1
+        measured = times(name, shape, path)
+        for i, count in enumerate(ROWS):
+            kernel = min(measured[count], key=lambda k: measured[count][k])
+            after = ROWS[i + 1] if i + 1 < len(ROWS) else None
+            if after is not None and min(measured[after], key=lambda k: measured[after][k]) == kernel:
+                continue
+            others = {k: us for k, us in measured[count].items() if k != kernel}
+            found.append(
+                {
+                    "shape": shape,
+                    "format": name,
+                    "rows": f"{first}..{count}",
+                    "kernel": kernel,
+                    "us": measured[count][kernel],
+                    "others": others,
+                }
+            )
+            first = count + 1
+        found.append(
+            {"shape": shape, "format": name, "rows": f"{first}..", "kernel": MATMUL[path], "us": None, "others": {}}
+        )
+    return found

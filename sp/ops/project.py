@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.ops.activations import swiglu
-from sp.ops.dispatch import decodes, gated_matmul, matmul, takes_few
+from sp.ops.dispatch import choose, gated_matmul, matmul
 from sp.ops.gemm_few import alike, gemm_few
 from sp.ops.gemv import ADD, STORE, SWIGLU, gemv
 from sp.ops.linear import linear
@@ -77,9 +77,10 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     if is_device(x):
         if not len(h):  # the kernels would read a row all the same
             return x
-        if decodes(len(h), h.shape[1], (w.format.ggml_type,), False, ADD):
+        kernel = choose(len(h), (w,), False, ADD)
+        if kernel == "gemv":
             gemv(h, (w,), (x,), ADD)  # type: ignore[arg-type]
-        elif takes_few(len(h), h.shape[1], (w.format.ggml_type,)):
+        elif kernel == "gemm_few":
             gemm_few(h, (w,), (x,), ADD)  # type: ignore[arg-type]
         else:
             matmul()(h, w, x, "add")
@@ -118,13 +119,14 @@ def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[
     )
     if not tokens:
         return outs
-    launches = [slice(start, start + LAUNCH_WEIGHTS) for start in range(0, len(weights), LAUNCH_WEIGHTS)]
-    if all(decodes(tokens, x.shape[1], _kinds(weights[some]), norm is not None, STORE) for some in launches):
-        for some in launches:
+    kernel = choose(tokens, weights, norm is not None, STORE)
+    if kernel == "gemv":
+        for start in range(0, len(weights), LAUNCH_WEIGHTS):
+            some = slice(start, start + LAUNCH_WEIGHTS)
             gemv(x, weights[some], outs[some], STORE, norm)
         return outs
     h = x if norm is None else rms_norm(x, *norm)
-    if takes_few(tokens, x.shape[1], _kinds(weights)):
+    if kernel == "gemm_few":
         for group in alike(_kinds(weights), LAUNCH_WEIGHTS):
             gemm_few(h, [weights[i] for i in group], [outs[i] for i in group], STORE)
         return outs
@@ -149,9 +151,10 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm) -> Any:
     out = import_cupy().empty((len(x), gate.shape[0]), np.uint16)
     if not len(x):
         return out
-    if decodes(len(x), x.shape[1], _kinds((gate, up)), True, SWIGLU):
+    kernel = choose(len(x), (gate, up), True, SWIGLU)
+    if kernel == "gemv":
         gemv(x, (gate, up), (out,), SWIGLU, norm)
-    elif gate.format == up.format and takes_few(len(x), x.shape[1], _kinds((gate, up))):
+    elif gate.format == up.format and kernel == "gemm_few":
         gemm_few(rms_norm(x, *norm), (gate, up), (out,), SWIGLU)
     elif gate.format == up.format:
         gated_matmul()(rms_norm(x, *norm), gate, up, out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sp.ops.dispatch import GEMV_TOKENS, rows
 from sp.ops.gemv import LAYOUTS
 from sp.ops.project import gated_project, project, project_add
 from sp.quant import Q4_K, Q6_K, Weight
@@ -44,14 +43,7 @@ def test_gated_project() -> None:
     np.testing.assert_allclose(gated_project(X, WEIGHTS[0], WEIGHTS[2], NORM), want, rtol=1e-3, atol=1e-3)
 
 
-def test_the_dispatch_table_leaves_no_gap() -> None:
-    for one, other in zip(rows()[::2], rows()[1::2], strict=True):
-        assert one["product"] == other["product"]
-        assert int(one["tokens"].split("..")[1]) + 1 == int(other["tokens"].split("..")[0])
-
-
 @pytest.mark.parametrize("held", LAYOUTS)
 def test_a_layout_fits_the_limits_of_every_card(held: int) -> None:
-    assert max(GEMV_TOKENS.values()) >= held
     for layout in LAYOUTS[held]:
         assert layout.warps * layout.groups <= 32
