@@ -172,7 +172,7 @@ def clock(seconds: float) -> str:
     Examples
     --------
     >>> clock(4.2), clock(75), clock(7300)
-    ('4 s', '1 min 15 s', '2 h 02 min')
+    ('4 s', '1 min 15 s', '2 h 01 min')
     """
     whole = round(seconds)
     if whole < 60:
