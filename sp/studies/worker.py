@@ -76,10 +76,17 @@ def examples(job: Run, pipeline: Pipeline) -> Iterator[Example]:
 
 
 def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
-    """What of the rows goes to disk: measures that exist, the task with its options, facts once an example."""
+    """What of the rows goes to disk: measures that exist, the task with its options, facts once an example.
+
+    A fixed depth is no other task, or a grid of depths would be as many tasks; it stays apart in the example's name.
+    """
+    words = job.spec.name.split(" ")
+    depth = [word for word in words if word.startswith("depth=")]
+    task = " ".join(word for word in words if word not in depth)
     pair = "+".join(str(path) for path in (job.pair.target, job.pair.drafter) if path)
     last = None
     for row in rows:
         first, last = row["example"] != last, row["example"]
         kept = {key: value for key, value in row.items() if value is not None and (first or key in COLUMNS)}
-        yield kept | {"task": job.spec.name} | ({"pair": pair} if pair else {})
+        example = " ".join([row["example"], *depth])
+        yield kept | {"task": task, "example": example} | ({"pair": pair} if pair else {})

@@ -14,6 +14,7 @@ from sp.studies.conduct import carry_out, from_earlier, make_plan
 from sp.studies.estimate import Work, deal, fit
 from sp.studies.executor import Outcome
 from sp.studies.sweep import load_sweep
+from sp.studies.worker import stored_rows
 
 
 @given(st.lists(st.floats(0.1, 100), max_size=40), st.integers(1, 9))
@@ -88,6 +89,25 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as stop:
         cli.main()
     return int(stop.value.code or 0)
+
+
+def test_rows_on_disk_have_facts_once_and_depths_as_examples_of_one_task(tmp_path: Path) -> None:
+    path = tmp_path / "depths.yaml"
+    path.write_text(
+        "tasks: {grid: {task: [needle], task.depth: [0.1, 0.9], task.distractors: [2]}, tokens: 512, examples: 1}\n"
+        "cells: {scorer: random}\n"
+    )
+    row = {"task": "needle", "example": "needle-512-0", "cell": -1, "answer": None, "keys": ["a"], "depth": 0.1}
+    jobs = load_sweep(path).runs
+    assert [job.label for job in jobs] == [
+        "needle depth=0.1 distractors=2/512/0",
+        "needle depth=0.9 distractors=2/512/0",
+    ]
+    first, second = stored_rows(jobs[0], [row, {**row, "cell": 0}])
+    assert first == {
+        "task": "needle distractors=2", "example": "needle-512-0 depth=0.1", "cell": -1, "keys": ["a"], "depth": 0.1,
+    }  # fmt: skip
+    assert second == {"task": "needle distractors=2", "example": "needle-512-0 depth=0.1", "cell": 0, "depth": 0.1}
 
 
 @pytest.mark.parametrize(
