@@ -73,11 +73,11 @@ class Residency:
     _notes: deque[Transition] = field(default_factory=lambda: deque(maxlen=MOST_NOTES))
     _meter: Meter | None = None
     _copies: list[tuple[Transition, Any, Any]] = field(default_factory=list)
-    _tidied: int = -1
+    _tidy_now: bool = False
 
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
-        return replace(self, budget=budget, _left_for={}, _tidied=-1)
+        return replace(self, budget=budget, _left_for={}, _tidy_now=False)
 
     def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
         """Load a model on the device and take it on; those that are there already leave for it if they must."""
@@ -208,7 +208,7 @@ class Residency:
         pool.set_limit(self.budget or 0)
         while self.budget and (over := pool.total_bytes() - self.budget) > 0 and self._leave_room(over):
             pool.free_all_blocks()
-        self._tidied = -1
+        self._tidy_now = False
 
     @contextmanager
     def _allocating(self) -> Iterator[None]:
@@ -228,17 +228,19 @@ class Residency:
         """Memory that the budget has none of: pieces nothing uses go back to the driver, then parts leave."""
         pool, full = self._pool, import_cupy().cuda.memory.OutOfMemoryError
         pool.free_all_blocks()
+        self._tidy_now = False
         while True:
             try:
                 return pool.malloc(size)
             except full:
-                if not self._leave_room(size):
+                if not self._leave_room(max(size, (self.budget or 0) // 64)):
                     break
                 pool.free_all_blocks()
-        limit = f"the budget of {self.budget / 2**30:.1f} GiB" if self.budget else "the device"
+                self._take_free()
+        limit = f"the budget of {self.budget / 2**30:.2f} GiB" if self.budget else "the device"
         raise DeviceError(
             f"the GPU's memory is full: {size / 2**20:.0f} MiB more do not fit {limit}, of which "
-            f"{pool.used_bytes() / 2**30:.1f} GiB are in use, and nothing is left that could leave it; "
+            f"{pool.used_bytes() / 2**30:.2f} GiB are in use, and nothing is left that could leave it; "
             "use a shorter prompt, a lower --keep-ratio, --kv q4_0 or a larger --vram"
         )
 
@@ -272,13 +274,18 @@ class Residency:
         It stays so until the driver is asked again, which then happens no more.
         """
         pool = self._pool
-        if self.budget is None or pool.total_bytes() == self._tidied:
+        if self.budget is None or self._tidy_now:
             return
         pool.free_all_blocks()
-        if (rest := self.budget - pool.total_bytes()) > 0:
+        self._take_free()
+        self._tidy_now = True
+
+    def _take_free(self) -> None:
+        """Ask the driver for all that the budget has left, as one free piece of the pool."""
+        pool = self._pool
+        if self.budget is not None and (rest := self.budget - pool.total_bytes()) > 0:
             with suppress(import_cupy().cuda.memory.OutOfMemoryError):
                 pool.malloc(rest)
-        self._tidied = pool.total_bytes()
 
     def _note(self, kind: Kind, name: str, parts: int, nbytes: int, *times: float) -> Transition:
         at, seconds = times or (time.perf_counter(), 0.0)

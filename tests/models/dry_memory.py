@@ -1,10 +1,9 @@
-"""Memory of the dry device: pools that count, lend whole pieces, obey a limit, and tell hooks."""
+"""Memory of the dry device: pools that count, cut pieces from blocks, obey a limit, and tell hooks."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -20,53 +19,57 @@ class OutOfMemoryError(MemoryError):
 class Memory:
     """Bytes of a pool; they go back when nobody holds this."""
 
-    def __init__(self, pool: Pool, size: int, taken: Any) -> None:
-        weakref.finalize(self, pool.give_back, size, taken)
+    def __init__(self, pool: Pool, size: int, block: Block) -> None:
+        weakref.finalize(self, pool.give_back, size, block)
+
+
+class Block:
+    """What was taken from the source at once; pieces are cut from it, wherever they lie."""
+
+    def __init__(self, size: int, source: Any) -> None:
+        self.size = self.free = size
+        self.source = source
 
 
 class Pool:
-    """Pieces of any size, kept by size once they were taken from the source: as wasteful as a pool can be."""
+    """Cuts pieces from blocks; a block nothing uses can go back."""
 
     def __init__(self, source: Callable[[int], Any] | None = None) -> None:
         self._source, self._limit = source, 0
-        self._used = self._total = 0
-        self._free: dict[int, list[Any]] = defaultdict(list)
+        self._blocks: list[Block] = []
 
     def malloc(self, size: int) -> Memory:
         size = -(-int(size) // 512) * 512
         for hook in hooks:
             hook.malloc_preprocess(mem_size=size)
-        if self._free[size]:
-            taken = self._free[size].pop()
-        else:
-            if self._limit and self._total + size > self._limit:
+        block = min((b for b in self._blocks if b.free >= size), key=lambda b: b.free, default=None)
+        if block is None:
+            if self._limit and self.total_bytes() + size > self._limit:
                 raise OutOfMemoryError(f"Out of memory allocating {size} bytes of {self._limit}")
             for hook in hooks:
                 hook.alloc_preprocess(mem_size=size)
-            taken = self._source(size) if self._source else object()
-            self._total += size
+            block = Block(size, self._source(size) if self._source else None)
+            self._blocks.append(block)
             for hook in hooks:
                 hook.alloc_postprocess(mem_size=size)
-        self._used += size
+        block.free -= size
         for hook in hooks:
             hook.malloc_postprocess(mem_size=size, mem_ptr=1)
-        return Memory(self, size, taken)
+        return Memory(self, size, block)
 
-    def give_back(self, size: int, taken: Any) -> None:
-        self._used -= size
-        self._free[size].append(taken)
+    def give_back(self, size: int, block: Block) -> None:
+        block.free += size
         for hook in hooks:
             hook.free_postprocess(mem_size=size)
 
     def free_all_blocks(self) -> None:
-        self._total -= sum(size * len(pieces) for size, pieces in self._free.items())
-        self._free.clear()
+        self._blocks = [block for block in self._blocks if block.free < block.size]
 
     def used_bytes(self) -> int:
-        return self._used
+        return sum(block.size - block.free for block in self._blocks)
 
     def total_bytes(self) -> int:
-        return self._total
+        return sum(block.size for block in self._blocks)
 
     def set_limit(self, size: int) -> None:
         self._limit = size

@@ -35,8 +35,8 @@ def digest(pair):
 
 document, example = sample()
 pair = Pipeline.open(device="cuda")
-prompt = Prompt.from_document(document[:12000], example.question, pair.target.template)
-options = RunOptions(keep_ratio=0.2, compress="always", max_new_tokens=4)
+prompt = Prompt.from_document(document[:24000], example.question, pair.target.template)
+options = RunOptions(keep_ratio=0.1, compress="always", max_new_tokens=4)
 
 out = {}
 
