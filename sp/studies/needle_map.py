@@ -52,7 +52,8 @@ def heat(rows: Sequence[Row], measure: str, lengths: Sequence[int], edges: Doubl
 
 def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str]) -> Figure:
     """Three maps a strategy at one keep ratio, examples of one task; the full prefill has only its answers."""
-    rows = [row for row in table.rows if row["task"] == task and row.get("depth") is not None]
+    there = [row for row in table.rows if row["task"] == task and row.get("depth") is not None]
+    rows = [{**row, "depth": row.get("asked_depth", row["depth"])} for row in there]
     lengths = sorted({row["tokens_asked"] for row in rows})
     names, edges = depth_rows(list({row["example"]: row["depth"] for row in rows}.values()))
     width, height = 0.42 * len(lengths) + 1.1, 0.17 * len(names) + 0.55

@@ -78,7 +78,8 @@ def examples(job: Run, pipeline: Pipeline) -> Iterator[Example]:
 def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
     """What of the rows goes to disk: measures that exist, the task with its options, facts once an example.
 
-    A fixed depth is no other task, or a grid of depths would be as many tasks; it stays apart in the example's name.
+    A fixed depth is no other task, or a grid of depths would be as many tasks: it goes into the example's name and into
+    `asked_depth`, beside the `depth` where the needle found a place.
     """
     words = job.spec.name.split(" ")
     depth = [word for word in words if word.startswith("depth=")]
@@ -88,5 +89,6 @@ def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
     for row in rows:
         first, last = row["example"] != last, row["example"]
         kept = {key: value for key, value in row.items() if value is not None and (first or key in COLUMNS)}
-        example = " ".join([row["example"], *depth])
-        yield kept | {"task": task, "example": example} | ({"pair": pair} if pair else {})
+        kept |= {"task": task, "example": " ".join([row["example"], *depth])}
+        kept |= {"asked_depth": float(word.removeprefix("depth=")) for word in depth}
+        yield kept | ({"pair": pair} if pair else {})

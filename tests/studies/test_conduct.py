@@ -97,7 +97,7 @@ def test_rows_on_disk_have_facts_once_and_depths_as_examples_of_one_task(tmp_pat
         "tasks: {grid: {task: [needle], task.depth: [0.1, 0.9], task.distractors: [2]}, tokens: 512, examples: 1}\n"
         "cells: {scorer: random}\n"
     )
-    row = {"task": "needle", "example": "needle-512-0", "cell": -1, "answer": None, "keys": ["a"], "depth": 0.1}
+    row = {"task": "needle", "example": "needle-512-0", "cell": -1, "answer": None, "keys": ["a"], "depth": 0.12}
     jobs = load_sweep(path).runs
     assert [job.label for job in jobs] == [
         "needle depth=0.1 distractors=2/512/0",
@@ -105,9 +105,10 @@ def test_rows_on_disk_have_facts_once_and_depths_as_examples_of_one_task(tmp_pat
     ]
     first, second = stored_rows(jobs[0], [row, {**row, "cell": 0}])
     assert first == {
-        "task": "needle distractors=2", "example": "needle-512-0 depth=0.1", "cell": -1, "keys": ["a"], "depth": 0.1,
+        "task": "needle distractors=2", "example": "needle-512-0 depth=0.1", "cell": -1, "keys": ["a"], "depth": 0.12,
+        "asked_depth": 0.1,
     }  # fmt: skip
-    assert second == {"task": "needle distractors=2", "example": "needle-512-0 depth=0.1", "cell": 0, "depth": 0.1}
+    assert second == {key: value for key, value in first.items() if key != "keys"} | {"cell": 0}
 
 
 @pytest.mark.parametrize(
