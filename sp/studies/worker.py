@@ -90,5 +90,6 @@ def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
         first, last = row["example"] != last, row["example"]
         kept = {key: value for key, value in row.items() if value is not None and (first or key in COLUMNS)}
         kept |= {"task": task, "example": " ".join([row["example"], *depth])}
-        kept |= {"asked_depth": float(word.removeprefix("depth=")) for word in depth}
+        if depth:
+            kept["asked_depth"] = float(depth[0].removeprefix("depth="))
         yield kept | ({"pair": pair} if pair else {})
