@@ -204,7 +204,10 @@ class Cache:
             self._grow(layer, total)
 
     def count(self, tokens: int) -> None:
-        """Count `tokens` more in every layer, on the host alone: a CUDA graph has read them, and counted for itself."""
+        """Count `tokens` more (if negative, fewer) in every layer, on the host alone.
+
+        A CUDA graph has read them, and counted for itself; or they were read for a try and are not kept.
+        """
         for layer in self._layers.values():
             layer.tokens += tokens
         for state in self._states.values():

@@ -16,6 +16,9 @@ from sp.models.cache import Cache
 from sp.models.gaps import Gaps, cross_gap, gap_lengths
 from sp.models.model import Model
 
+After = Callable[[int, Floats], None]
+"""Sees the residual stream after every layer: (layer, x (n, hidden)), of the last layer only the `rows` computed."""
+
 CHUNK = {"cpu": 1024, "cuda": 8192}
 """Tokens that go through a layer together: on the CPU what its caches like, on the device what fills it."""
 
@@ -31,6 +34,7 @@ def prefill(
     *,
     chunk: int | None = None,
     tap: Tap | None = None,
+    after: After | None = None,
     rows: int = 1,
     gaps: Gaps = "compact",
     progress: Progress | None = None,
@@ -51,6 +55,8 @@ def prefill(
         rounding.
     tap : callable, optional
         See `Tap`; called once a chunk and attention layer.
+    after : callable, optional
+        See `After`; called once a chunk and layer. On the device the stream is overwritten afterwards.
     rows : int
         How many of the last tokens pass the whole last layer. A tap that wants the queries of N last tokens in
         the last layer asks for N.
@@ -83,6 +89,8 @@ def prefill(
             for layer in range(model.config.layers):
                 last = layer == model.config.layers - 1
                 x = model.layer(layer, x, positions[part], cache, rows=wanted if last else None, tap=tap)
+                if after is not None:
+                    after(layer, x)
         pace.done(part.stop - part.start)
     pace.finish()
     logits: Floats = model.head(x[-1:])[0]

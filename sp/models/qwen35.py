@@ -9,6 +9,7 @@ from sp.models.blocks import Attention, Block, Mixer, Tap
 from sp.models.cache import Cache
 from sp.models.weights import Store
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.delta_tree import DeltaNodes, delta_tree
 from sp.ops.project import Norm, project, project_add
 from sp.quant import Weight
 
@@ -66,6 +67,13 @@ class GatedDelta:
         out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
         state.tokens += n
         return project_add(last, out, self.out)
+
+    def read_tree(self, x: Floats, norm: Norm, parents: Ints, cache: Cache) -> tuple[Floats, DeltaNodes]:
+        """The stream (nodes, hidden) of a tree of tokens, and the state after each node; that of the cache stays."""
+        weights = self.qkv, self.alpha, self.beta, self.gate
+        qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
+        out, nodes = delta_tree(qkv, z, alpha, beta, self.params, cache.state(self.index), parents)
+        return project_add(x, out, self.out), nodes
 
 
 def qwen35_block(store: Store, index: int) -> Block:

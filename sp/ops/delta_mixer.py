@@ -96,17 +96,28 @@ def delta_mixer(
         run = _few if len(qkv) <= delta.MOST_TOKENS else _many
         out: Floats = run(qkv, z, alpha, beta, params, state, rows)
         return out
-    p, n = params, len(qkv)
-    key_dim = p.key_heads * p.head_dim
+    p = params
     mixed, state.conv = causal_conv1d(qkv, p.conv, state.conv)
+    out, state.recurrent = gated_delta_net(*mixer_inputs(mixed, alpha, beta, p), state.recurrent)
+    return mixer_output(out[len(qkv) - rows :], z, p)
+
+
+def mixer_inputs(
+    mixed: Floats, alpha: Floats, beta: Floats, p: DeltaParams
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """From convolved q, k, v (tokens, conv_dim) to q, k, v, g and beta as `gated_delta_net` takes them; on the CPU."""
+    n, key_dim = len(mixed), p.key_heads * p.head_dim
     q = l2norm(mixed[:, :key_dim].reshape(n, p.key_heads, p.head_dim), p.eps)
     k = l2norm(mixed[:, key_dim : 2 * key_dim].reshape(n, p.key_heads, p.head_dim), p.eps)
     v = mixed[:, 2 * key_dim :].reshape(n, p.value_heads, p.head_dim)
-    g = p.a * softplus(alpha + p.dt_bias)
-    out, state.recurrent = gated_delta_net(q, k, v, g, sigmoid(beta), state.recurrent)
-    last = rms_norm(out[n - rows :], p.norm, p.eps).reshape(rows, p.value_heads * p.head_dim)
-    last *= silu(z)
-    return last
+    return q, k, v, p.a * softplus(alpha + p.dt_bias), sigmoid(beta)
+
+
+def mixer_output(out: Floats, z: Floats, p: DeltaParams) -> Floats:
+    """The gated norm of outputs (rows, value_heads, head_dim): (rows, value_heads * head_dim); on the CPU."""
+    y: Floats = rms_norm(out, p.norm, p.eps).reshape(len(out), p.value_heads * p.head_dim)
+    y *= silu(z)
+    return y
 
 
 def _few(qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State, rows: int) -> Any:

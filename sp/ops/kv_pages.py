@@ -96,6 +96,21 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
     return out
 
 
+def kv_move(pages: Bytes, table: Ints, source: Ints, start: int) -> None:
+    """Copy tokens `source` of a sequence to token `start` and after, in place and packed as they are; on the CPU.
+
+    >>> from sp.quant import F32
+    >>> pages = np.zeros((1, 4, 1, 4), np.uint8)
+    >>> kv_append(pages, np.array([0]), 0, np.arange(4, dtype=np.float32).reshape(4, 1, 1), F32)
+    >>> kv_move(pages, np.array([0]), np.array([1, 3]), 0)
+    >>> kv_gather(pages, np.array([0]), 2, F32).ravel().tolist()
+    [1.0, 3.0]
+    """
+    page_tokens = pages.shape[1]
+    slots = np.arange(start, start + len(source))
+    pages[table[slots // page_tokens], slots % page_tokens] = pages[table[source // page_tokens], source % page_tokens]
+
+
 def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:
     """The pages of a sequence on the device in order and as float16: (blocks, 128, kv_heads, head_dim).
 

@@ -1,0 +1,60 @@
+"""masked_attention: exact softmax attention under any mask, for the few queries of a draft block or a token tree."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sp.arrays import Bools, Floats
+from sp.ops.threads import run_parallel
+
+
+def masked_attention(q: Floats, k: Floats, v: Floats, visible: Bools) -> Floats:
+    """Attention of few queries, each over the keys its row of a mask names.
+
+    ``out[i, h] = sum_j softmax_j( q[i, h] · k[j, h // group] / sqrt(d) ) v[j, h // group]`` over keys with
+    ``visible[i, j]``, and ``group = heads / kv_heads``. All scores are held at once: `attention` is for long runs.
+
+    Parameters
+    ----------
+    q : float32 (n, heads, d)
+        Rotated queries, not yet scaled.
+    k, v : float32 (keys, kv_heads, d)
+        ``heads % kv_heads == 0``.
+    visible : bool (n, keys)
+        Every query must see a key.
+
+    Returns
+    -------
+    float32 (n, heads, d)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> v = np.array([[[1.0]], [[3.0]]], np.float32)
+    >>> masked_attention(np.zeros((2, 1, 1), np.float32), v, v, np.array([[True, True], [False, True]])).ravel()
+    array([2., 3.], dtype=float32)
+    """
+    n, heads, d = q.shape
+    keys, kv_heads, _ = k.shape
+    assert k.shape == v.shape == (keys, kv_heads, d), f"q {q.shape}, k {k.shape}, v {v.shape}"
+    assert visible.shape == (n, keys), f"mask {visible.shape} for {n} queries and {keys} keys"
+    assert visible.any(axis=1).all(), "a query sees no key"
+    assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
+    group = heads // kv_heads
+    hidden = np.where(visible, 0.0, -np.inf).astype(q.dtype)[:, None]
+    q = q * q.dtype.type(1 / math.sqrt(d))
+    out = np.empty_like(q)
+
+    def attend(kv_head: int) -> None:
+        mine = slice(kv_head * group, (kv_head + 1) * group)
+        score = (q[:, mine].reshape(n * group, d) @ k[:, kv_head].T).reshape(n, group, keys)
+        score += hidden
+        score -= score.max(axis=-1, keepdims=True)
+        weight = np.exp(score, out=score)
+        weight /= weight.sum(axis=-1, keepdims=True)
+        out[:, mine] = (weight.reshape(n * group, keys) @ v[:, kv_head]).reshape(n, group, d)
+
+    run_parallel(attend, range(kv_heads))
+    return out

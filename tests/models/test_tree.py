@@ -1,0 +1,111 @@
+"""read_tree and keep_path: a tree in one pass equals each of its paths read alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_models import VOCAB, write_tiny
+
+from sp.errors import PromptError
+from sp.models import decode_step, load_model, prefill
+from sp.models.tree import LayerFeatures, keep_path, read_tree
+
+PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5, 3])
+DEPTHS = np.array([0, 1, 1, 2, 2, 2, 3, 3])
+PATHS = [[0], [0, 1, 3, 7], [0, 1, 4], [0, 2, 5, 6]]
+N = 126  # the tree crosses the border of a page
+LAYERS = (1, 2)
+CACHES = [("f32", False), ("f16", False), ("q4_0", True)]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen35"])
+def model(request, tmp_path_factory):
+    """Both architectures."""
+    return load_model(write_tiny(tmp_path_factory.mktemp("m") / "m.gguf", request.param))
+
+
+@pytest.fixture(scope="module")
+def ids():
+    """A prompt and a tree after it."""
+    return np.random.default_rng(3).integers(0, VOCAB, N + len(PARENTS))
+
+
+def filled(model, ids, kv="f32", rotate=False):
+    """A cache that holds the prompt, at positions with gaps."""
+    cache = model.new_cache(N + 20, kv, rotate=rotate)
+    prefill(model, ids[:N], 2 * np.arange(N), cache)
+    return cache
+
+
+def contents(model, cache):
+    """All that a cache remembers."""
+    kept = [array for layer in model.config.attention_layers for array in cache.gather(layer)]
+    states = [cache.state(layer) for layer in model.config.delta_layers]
+    return kept + [array for state in states for array in (state.conv, state.recurrent)]
+
+
+@pytest.mark.parametrize(("kv", "rotate"), CACHES)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_of_the_tree_is_the_path_read_alone(model, ids, path, kv, rotate) -> None:
+    cache, alone = (filled(model, ids, kv, rotate) for _ in range(2))
+    start, nodes = 2 * N, ids[N:]
+    found = read_tree(model, nodes, PARENTS, start + DEPTHS, cache, LAYERS)
+    features: list[np.ndarray] = []
+    for node in path:
+        one = np.array([nodes[node]]), np.array([start + DEPTHS[node]])
+        expected = prefill(model, *one, alone, after=LayerFeatures(LAYERS, features.append), rows=1)
+        np.testing.assert_allclose(found.logits[node], expected, atol=2e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(found.features[path], np.concatenate(features), rtol=1e-4, atol=1e-5)
+    keep_path(model, cache, found, np.array(path))
+    assert cache.tokens == alone.tokens == N + len(path)
+    for mine, its in zip(contents(model, cache), contents(model, alone), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-3 if kv == "f16" else 1e-4, atol=1e-5)
+    logits = [decode_step(model, 7, start + len(path), c) for c in (cache, alone)]
+    np.testing.assert_allclose(*logits, atol=1e-4 * np.abs(logits[1]).max())
+
+
+def test_fast_rollback_is_exact_replay(model, ids) -> None:
+    """Keeping part of a block leaves what going back and reading that part again leaves."""
+    block, start = ids[N : N + 6], 2 * N
+    chain = np.arange(6) - 1
+    for kept in range(1, 7):
+        fast, replayed = filled(model, ids), filled(model, ids)
+        keep_path(model, fast, read_tree(model, block, chain, start + np.arange(6), fast), np.arange(kept))
+        prefill(model, block[:kept], start + np.arange(kept), replayed)
+        for mine, its in zip(contents(model, fast), contents(model, replayed), strict=True):
+            np.testing.assert_allclose(mine, its, rtol=1e-4, atol=2e-5)
+
+
+def test_nodes_off_the_path_leave_nothing(model, ids) -> None:
+    caches = []
+    for other in (ids[N:], (ids[N:] + 1) % VOCAB):
+        nodes = np.where(np.isin(np.arange(8), [0, 2, 5]), ids[N:], other)
+        cache = filled(model, ids)
+        keep_path(model, cache, read_tree(model, nodes, PARENTS, 2 * N + DEPTHS, cache), np.array([0, 2, 5]))
+        caches.append(contents(model, cache))
+    for mine, its in zip(*caches, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_features_of_a_prompt_do_not_depend_on_chunks(model, ids) -> None:
+    runs = []
+    last = model.config.layers - 1
+    for chunk in (N, 17):
+        parts: list[np.ndarray] = []
+        cache = model.new_cache(N, "f32")
+        prefill(model, ids[:N], np.arange(N), cache, chunk=chunk, after=LayerFeatures((0, last), parts.append), rows=N)
+        runs.append(np.concatenate(parts))
+    assert runs[0].shape == (N, 2 * model.config.hidden)
+    np.testing.assert_allclose(*runs, rtol=1e-3, atol=1e-4)
+    x = model.layer(0, model.embed(ids[:N]), np.arange(N), model.new_cache(N, "f32"))
+    np.testing.assert_allclose(runs[0][:, : model.config.hidden], x, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tree_that_does_not_fit_is_refused(model, ids) -> None:
+    cache = filled(model, ids)
+    many = np.zeros(21, np.int64)
+    with pytest.raises(PromptError, match="do not fit a cache"):
+        read_tree(model, many, np.arange(21) - 1, many, cache)
+    with pytest.raises(PromptError, match="outside the model's context"):
+        read_tree(model, many[:1], np.array([-1]), np.array([1 << 20]), cache)
+    assert cache.tokens == N
