@@ -1,4 +1,4 @@
-"""Packed weights times bf16 tokens, dequantisation inside the time; cuBLAS in bf16 beside them."""
+"""Packed weights times bf16 tokens, dequantisation inside the time; cuBLAS beside them, which no graph can capture."""
 
 from __future__ import annotations
 
