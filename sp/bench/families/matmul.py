@@ -1,4 +1,4 @@
-"""Packed weights times bf16 tokens, dequantisation inside the time; cuBLAS beside them, which no graph can capture."""
+"""Packed weights times bf16 tokens, dequantisation inside the time; cuBLAS beside them, which CuPy cannot capture."""
 
 from __future__ import annotations
 
