@@ -18,10 +18,14 @@ Text = Callable[[Mapping[str, Any]], str]
 
 
 class View(NamedTuple):
-    """What tells the points of a family apart: a colour and a line for `series`, words beside each for `label`."""
+    """What tells the points of a family apart: a colour for `series`, words beside each for `label`.
+
+    With `joined` a line follows a series from size to size.
+    """
 
     series: Text
     label: Text
+    joined: bool = False
 
 
 def _short(tokens: int) -> str:
@@ -29,13 +33,10 @@ def _short(tokens: int) -> str:
 
 
 VIEWS: dict[str, View] = {
-    "matmul": View(lambda c: str(c["type"]), lambda c: _short(c["m"])),
+    "matmul": View(lambda c: str(c["type"]), lambda c: _short(c["m"]), joined=True),
     "attention": View(lambda c: f"head dim {c['head_dim']}", lambda c: f"{_short(c['rows'])} of {_short(c['tokens'])}"),
-    "delta": View(lambda c: "Gated DeltaNet", lambda c: _short(c["tokens"])),
-    "flashprefill": View(
-        lambda c: f"{c['selector']}{', group' if c.get('share') == 'group' else ''}, d {c['head_dim']}",
-        lambda c: str(c["stage"]),
-    ),
+    "delta": View(lambda c: "Gated DeltaNet", lambda c: _short(c["tokens"]), joined=True),
+    "flashprefill": View(lambda c: str(c["stage"]), lambda c: f"{c['selector']}, d {c['head_dim']}"),
     "importance": View(lambda c: f"head dim {c['head_dim']}", lambda c: _short(c["tokens"])),
     "rows": View(lambda c: str(c["op"]), lambda c: f"{c['rows']} rows"),
     "memory": View(lambda c: "copy", lambda c: f"{c['copy'] >> 20} MiB"),
@@ -44,7 +45,7 @@ WORDS = {
     "matmul": "matrix products, by rows of x",
     "attention": "attention, queries of keys",
     "delta": "recurrent mixer, by tokens",
-    "flashprefill": "sparse prefill, by stage",
+    "flashprefill": "one layer of sparse prefill, by stage",
     "importance": "importance, by keys",
     "rows": "row operations",
     "memory": "device memory",
@@ -110,7 +111,12 @@ def _points(axes: Axes, mine: Sequence[Point], view: View, limits: tuple[float, 
         line.sort(key=lambda point: point.intensity)
         x, y = [point.intensity for point in line], [point.tflops for point in line]
         face = "none" if MARKERS.get(path) == "s" else colours[name]
-        style: dict[str, Any] = {"markersize": 5, "linewidth": 0.8, "color": colours[name], "markerfacecolor": face}
+        style: dict[str, Any] = {
+            "markersize": 5,
+            "linewidth": 0.8 if view.joined else 0,
+            "color": colours[name],
+            "markerfacecolor": face,
+        }
         axes.plot(x, y, marker=MARKERS.get(path, "^"), alpha=0.9, zorder=3, **style)
     _labels(axes, mine, view, limits[1])
     handles = [Line2D([], [], color=colours[name], linewidth=2, label=name) for name in names]
