@@ -1,11 +1,12 @@
 """The records behind the headline: one process, one pair, the longest prompts first that the machine's time must buy.
 
-    python experiments/ttft_headline.py results [--device cuda] [--pair synthetic] [--shorter 1]
+    python experiments/ttft_headline.py results [--device cuda] [--pair synthetic] [--more] [--shorter 1]
 
 Appends `ttft` and `ttft_memory` records to results/<machine>/, each as soon as it is measured: full prefill and keep
-ratio 0.05 of 32K, 64K and 128K tokens with no limit of device memory and within 23 GiB; 128K within 18 GiB; then short
-prompts for the break-even, other keep ratios and the controls at 32K. The drafter of the synthetic pair reads 5 % of
-its attention blocks. Draw and tabulate with `sp report`; `--shorter 64` is a rehearsal with prompts so much shorter.
+ratio 0.05 of 32K, 64K and 128K tokens with no limit of device memory and within 23 GiB; 128K within 18 GiB. With
+`--more` in their place the controls, other keep ratios, and short prompts for the break-even; full prefills of lengths
+that the newest records of results/<machine>/ttft.jsonl have are taken from there. The drafter reads 5 % of its
+attention blocks. Draw and tabulate with `sp report`; `--shorter 64` is a rehearsal with prompts so much shorter.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sp.bench.prompts import PromptMaker
-from sp.bench.record import append
+from sp.bench.record import append, newest
 from sp.bench.request import Request, without_ends
-from sp.bench.ttft import Bench, Cell, records_of
+from sp.bench.ttft import Bench, Cell, records_of, requests_of
+from sp.kernels.machine import machine_facts, machine_slug
 from sp.kernels.path import native_path
 from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
 from sp.pipeline.residency import parse_bytes
@@ -40,13 +42,16 @@ class Part:
     repeats: int = 5
 
 
-PLAN = (
+HEADLINE = (
     Part((32 * K, 64 * K, 128 * K), (0.05,), (None, "23g")),
     Part((128 * K,), (0.05,), ("18g",)),
-    Part((512, 1 * K, 2 * K, 4 * K), (0.2,), repeats=3),
-    Part((2 * K, 4 * K, 8 * K), (0.05,), repeats=3),
-    Part((32 * K,), (0.1, 0.2), repeats=3),
+)
+MORE = (
     Part((32 * K,), (0.05,), scorers=("random", "lexical", "head_tail", "oracle"), repeats=3),
+    Part((32 * K,), (0.02, 0.1, 0.2), repeats=3),
+    Part((128 * K,), (0.02, 0.1, 0.2), repeats=3),
+    Part((2 * K, 4 * K, 8 * K), (0.05,), repeats=3),
+    Part((512, 1 * K, 2 * K, 4 * K, 8 * K), (0.2,), repeats=3),
 )
 
 
@@ -67,11 +72,21 @@ def open_pair(name: str, device: str) -> Pipeline:
     return replace(pair, target=without_ends(pair.target))
 
 
+def recorded(folder: Path, pair: Pipeline, path: str) -> dict[int, tuple[Request, ...]]:
+    """Full prefills of this pair without a limit, by length, from the newest records of this machine."""
+    file = folder / machine_slug(machine_facts(pair.target.model.device)) / "ttft.jsonl"
+    want = {"target": pair.target.path.name, "keep_ratio": 1.0, "vram": None, "path": path, "kv": "q4_0 rotated"}
+    found = newest(file) if file.exists() else []
+    mine = [r for r in found if r["samples"] and all(r["config"].get(name) == value for name, value in want.items())]
+    return {record["config"]["prompt_tokens"]: requests_of(record) for record in mine}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--pair", choices=("synthetic", "embedded"), default="synthetic")
+    parser.add_argument("--more", action="store_true")
     parser.add_argument("--shorter", type=int, default=1)
     given = parser.parse_args()
     start = time.perf_counter()
@@ -80,14 +95,14 @@ def main() -> None:
     path = native_path() if on_device else "numpy"
     document, example = sample()
     maker = PromptMaker(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)
-    wholes: dict[int, tuple[Request, ...]] = {}
+    wholes = recorded(given.results, pair, path) if given.more else {}
 
     def known(cell: Cell) -> tuple[Request, ...] | None:
         """Full prefills are measured once, in the first part that has their length."""
         return wholes.get(cell.tokens) if cell.full else None
 
     print(f"pair ready after {time.perf_counter() - start:.1f} s", flush=True)
-    for number, part in enumerate(PLAN):
+    for number, part in enumerate(MORE if given.more else HEADLINE):
         settings = [
             RunOptions(
                 keep_ratio=keep,
