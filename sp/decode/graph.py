@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,9 @@ class GraphDecoder:
     eager : bool
         Launch every step kernel by kernel, as a reference.
     """
+
+    _lending: ClassVar[list[Any]] = []
+    """Pools that outlive their decoders, for others still use memory of theirs."""
 
     def __init__(
         self, model: Model, cache: Cache, logits: Any, position: int, limit: int, *, eager: bool = False
@@ -76,6 +79,18 @@ class GraphDecoder:
                 yield int(self._arrived[number])
         finally:
             self._stream.synchronize()  # nothing may run on in memory that is let go of now
+            self._end()
+
+    def _end(self) -> None:
+        """Give all memory back: pieces of one block hold one another, and a pool that ends with some loses the block.
+
+        What kernels keep for themselves, such as counters, may have come from here on its first use; it stays, and so
+        must the pool.
+        """
+        self._graph = self._token = self._position = self._history = self._step = None
+        self._pool.free_all_blocks()
+        if self._pool.used_bytes():
+            self._lending.append(self._pool)
 
     @contextmanager
     def _working(self) -> Iterator[None]:

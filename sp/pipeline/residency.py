@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from traceback import clear_frames
-from typing import Any
+from typing import Any, TypeVar
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
@@ -25,6 +25,7 @@ from sp.pipeline.meter import Kind, Meter, Transition
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 MOST_NOTES = 1024
+Made = TypeVar("Made")
 
 
 def parse_bytes(text: str) -> int:
@@ -117,6 +118,27 @@ class Residency:
                     self._left_for[name, tokens.bit_length()] = away
             finally:
                 self._busy = None
+
+    def attempt(self, stack: ExitStack, name: str, tokens: int, work: Callable[[], Made]) -> Made:
+        """What `work` makes while the model `name` is in use, which it stays until `stack` is closed.
+
+        Where memory ran out although parts of other models left, what is free now lies in scraps: the work is begun
+        anew, with all of it in one piece.
+        """
+        before: Any = None
+        while True:
+            again, before = before is None, self._away(name)
+            try:
+                with ExitStack() as mine:
+                    mine.enter_context(self.using(name, tokens))
+                    with self.metered():
+                        made = work()
+                    stack.enter_context(mine.pop_all())
+                    return made
+            except DeviceError:
+                if not again or self._away(name) == before:
+                    raise
+                self._left_for[name, tokens.bit_length()] = self._away(name)
 
     def prepare(self, name: str, tokens: int) -> bool:
         """Bring back what of a model has left, if it is soon to be used on about so many tokens; whether there was any.

@@ -75,10 +75,11 @@ class Steps:
         with (
             trace.stage("score", len(drafted)),
             reporter("scoring", len(drafted) * reader.model.config.layers) as progress,
-            self.residency.using(role, len(drafted)),
-            self.residency.metered(),
+            ExitStack() as stack,
         ):
-            importance = stages.score(reader, drafted, options, progress, by_head)
+            importance = self.residency.attempt(
+                stack, role, len(drafted), lambda: stages.score(reader, drafted, options, progress, by_head)
+            )
         return Scored(drafted, importance, trace)
 
     def _reader(self, options: RunOptions) -> tuple[str, Loaded]:
@@ -122,9 +123,9 @@ class Steps:
             )
         with ExitStack() as stack:
             with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
-                stack.enter_context(self.residency.using("target", len(given.ids)))
-                with self.residency.metered():
-                    begun = stages.begin(self.target, given, options, progress)
+                begun = self.residency.attempt(
+                    stack, "target", len(given.ids), lambda: stages.begin(self.target, given, options, progress)
+                )
             ttft = trace.seconds
             with trace.stage("decode") as stage:
                 tokens = stages.decode(self.target, begun, on_token)

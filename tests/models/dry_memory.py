@@ -65,6 +65,11 @@ class Pool:
     def free_all_blocks(self) -> None:
         self._blocks = [block for block in self._blocks if block.free < block.size]
 
+    def __del__(self) -> None:
+        """CuPy's blocks hold one another once they are cut, and Python never looks for that: what is left is lost."""
+        if self._source is not None:
+            lost.extend(self._blocks)
+
     def used_bytes(self) -> int:
         return sum(block.size - block.free for block in self._blocks)
 
@@ -97,6 +102,7 @@ class PinnedMemory:
 
 
 hooks: list[Any] = []
+lost: list[Block] = []
 pinned: list[int] = []
 pool = Pool()
 allocators: list[Callable[[int], Any]] = [pool.malloc]
