@@ -56,8 +56,7 @@ def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: N
         config: dict[str, Any] = dict(key)
         samples = {which: time_kernel(run, repeats, warmup=1, graph=True) for which, run in runs.items()}
         metrics = {
-            f"{kernel} {rows}": 1e3 * spread(ms).median / config["launches"]
-            for (kernel, rows), ms in samples.items()
+            f"{kernel} {rows}": 1e3 * spread(ms).median / config["launches"] for (kernel, rows), ms in samples.items()
         }
         yield make_record("dispatch", config, metrics, list(samples.values()))
         progress(1)
