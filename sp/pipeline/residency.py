@@ -125,19 +125,20 @@ class Residency:
         Where memory ran out although parts of other models left, what is free now lies in scraps: the work is begun
         anew, with all of it in one piece.
         """
-        before: Any = None
+        before, first = self._away(name), True
         while True:
-            again, before = before is None, self._away(name)
             try:
                 with ExitStack() as mine:
                     mine.enter_context(self.using(name, tokens))
+                    before = self._away(name)
                     with self.metered():
                         made = work()
                     stack.enter_context(mine.pop_all())
                     return made
             except DeviceError:
-                if not again or self._away(name) == before:
+                if not first or self._away(name) == before:
                     raise
+                first = False
                 self._left_for[name, tokens.bit_length()] = self._away(name)
 
     def prepare(self, name: str, tokens: int) -> bool:
