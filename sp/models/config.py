@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from sp.errors import ModelError
+from sp.models.keys import Keys
 
 if TYPE_CHECKING:
     from sp.gguf import GGUFFile
 
 ARCHITECTURES = ("qwen3", "qwen35")
 LayerKind = Literal["attention", "delta"]
-MAX_SIZE = 1 << 24
-"""No width, count or head size of a real model comes near; a larger one is a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class ModelConfig:
         arch = file.metadata.get("general.architecture")
         if arch not in ARCHITECTURES:
             raise ModelError(f"{file.path}: architecture {arch!r} is not supported; sp runs {', '.join(ARCHITECTURES)}")
-        keys = _Keys(str(arch), file.metadata, str(file.path))
+        keys = Keys(str(arch), file.metadata, str(file.path))
         keys.forbid_rope_scaling()
         blocks = keys.count("block_count")
         if blocks > len(file.tensors):
@@ -190,7 +187,7 @@ def _vocab(file: GGUFFile) -> int:
     return int(info.shape[0])
 
 
-def _recurrent(keys: _Keys, layers: int) -> list[bool]:
+def _recurrent(keys: Keys, layers: int) -> list[bool]:
     """Which trunk layers are recurrent; the explicit list of newer files wins over the interval."""
     flags = keys.get("attention.recurrent_layers")
     if flags is not None:
@@ -201,7 +198,7 @@ def _recurrent(keys: _Keys, layers: int) -> list[bool]:
     return [(i + 1) % interval != 0 for i in range(layers)]
 
 
-def _delta(keys: _Keys) -> DeltaConfig:
+def _delta(keys: Keys) -> DeltaConfig:
     """Sizes of the recurrent layers."""
     config = DeltaConfig(
         key_heads=keys.count("ssm.group_count"),
@@ -219,72 +216,3 @@ def _delta(keys: _Keys) -> DeltaConfig:
             "ssm.inner_size", f"is {inner}; {config.value_heads} heads x {config.head_dim} make {config.value_dim}"
         )
     return config
-
-
-class _Keys:
-    """Checked access to the keys of one architecture."""
-
-    def __init__(self, arch: str, metadata: Mapping[str, Any], path: str) -> None:
-        self.arch, self.metadata, self.path = arch, metadata, path
-
-    def error(self, key: str, what: str) -> ModelError:
-        return ModelError(f"{self.path}: key {self.arch}.{key} {what}")
-
-    def get(self, key: str) -> Any:
-        return self.metadata.get(f"{self.arch}.{key}")
-
-    def forbid_rope_scaling(self) -> None:
-        """A file that asks for YaRN or linear scaling would run, and be wrong."""
-        kind = self.get("rope.scaling.type")
-        if kind not in (None, "none"):
-            raise self.error("rope.scaling.type", f"is {kind!r}; sp supports unscaled RoPE only")
-
-    def count(self, key: str, *, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
-        """A whole number in [least, most]."""
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        return self._whole(key, value, least, most)
-
-    def _whole(self, key: str, value: Any, least: int, most: int) -> int:
-        if value is None:
-            raise self.error(key, "is missing; the file does not describe a complete model")
-        if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-            raise self.error(key, f"is {_short(value)}; a whole number is needed")
-        if not least <= int(value) <= most:
-            raise self.error(key, f"is {value}; it must lie in {least}..{most}")
-        return int(value)
-
-    def real(self, key: str, *, above: float) -> float:
-        """A finite number greater than `above`."""
-        value = self.get(key)
-        if value is None:
-            raise self.error(key, "is missing; the file does not describe a complete model")
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise self.error(key, f"is {_short(value)}; a number is needed")
-        if not (math.isfinite(value) and value > above):
-            raise self.error(key, f"is {value}; it must be finite and greater than {above:g}")
-        return float(value)
-
-    def per_layer(self, key: str, layers: int, *, default: int | None = None, least: int = 1) -> list[int]:
-        """One whole number a layer, from a scalar or from a list (which may cover blocks past the trunk)."""
-        value = self.get(key)
-        if isinstance(value, list | tuple | np.ndarray):
-            if len(value) < layers:
-                raise self.error(key, f"lists {len(value)} values for {layers} layers")
-            return [self._whole(key, item, least, MAX_SIZE) for item in list(value)[:layers]]
-        return [self.count(key, default=default, least=least)] * layers
-
-    def uniform(self, key: str, layers: int, where: list[int], *, default: int | None = None) -> int:
-        """A number that all layers of `where` share; a list may hold 0 in the other layers."""
-        values = self.per_layer(key, layers, default=default, least=0)
-        chosen = {values[i] for i in where}
-        if len(chosen) != 1 or 0 in chosen:
-            raise self.error(key, f"is {sorted(chosen)} over the attention layers; sp needs one positive value")
-        return chosen.pop()
-
-
-def _short(value: Any) -> str:
-    """A value for a message, cut to fit one line."""
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 60 else text[:57] + "..."

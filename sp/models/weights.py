@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
 from sp.arrays import Floats
 from sp.errors import ModelError
 from sp.models.config import ModelConfig
 from sp.quant import Weight
 
-if TYPE_CHECKING:
-    from sp.gguf import GGUFFile
+
+class TensorShape(Protocol):
+    """What a file's table says of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class TensorFile(Protocol):
+    """A file of weights: a `GGUFFile`, or a `SafetensorsFile`."""
+
+    path: Path
+
+    @property
+    def tensors(self) -> Mapping[str, TensorShape]: ...
+
+    def weight(self, name: str) -> Weight:
+        """A tensor, packed, as a view of the mapped file."""
+        ...
 
 
 class Store(Protocol):
@@ -34,11 +53,11 @@ class Store(Protocol):
 
 
 class WeightStore:
-    """Takes weights out of a GGUF file for a model under construction.
+    """Takes weights out of a file for a model under construction.
 
     Parameters
     ----------
-    file : GGUFFile
+    file : TensorFile
     config : ModelConfig
     decode_budget : int
         Bytes of float32 the model's matrices may take. When all of them fit, each is decoded once, here; when
@@ -55,7 +74,7 @@ class WeightStore:
         From the methods, when a tensor is missing or has another shape than the configuration asks for.
     """
 
-    def __init__(self, file: GGUFFile, config: ModelConfig, decode_budget: int) -> None:
+    def __init__(self, file: TensorFile, config: ModelConfig, decode_budget: int) -> None:
         self.file = file
         self.config = config
         self._taken: set[str] = set()

@@ -1,0 +1,91 @@
+"""SafetensorsFile: the tensors of one .safetensors file as packed weights, views of the mapped file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sp.arrays import Bytes
+from sp.errors import ModelError
+from sp.quant import BF16, F16, F32, Weight
+
+DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """An entry of the header; `start` counts from the first byte after it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+
+
+class SafetensorsFile:
+    """A file opened for reading; do not change it while it is in use.
+
+    Attributes
+    ----------
+    path : Path
+    tensors : dict of str to StoredTensor
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from safetensors.numpy import save_file
+    >>> path = Path(tempfile.mkdtemp()) / "tiny.safetensors"
+    >>> save_file({"w": np.ones((2, 3), np.float32)}, path)
+    >>> float(SafetensorsFile.open(path).weight("w").dense().sum())
+    6.0
+    """
+
+    def __init__(self, path: Path, tensors: dict[str, StoredTensor], data: Bytes) -> None:
+        self.path, self.tensors, self._data = path, tensors, data
+
+    @classmethod
+    def open(cls, path: str | Path) -> SafetensorsFile:
+        """Open a file whose header the safetensors library finds sound.
+
+        Raises
+        ------
+        ModelError
+            When the file cannot be read or is damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        path = Path(path)
+        try:
+            with safe_open(path, framework="numpy"):
+                pass  # checks sizes, offsets and the length of the file
+            mapped = np.memmap(path, np.uint8, "r")
+        except SafetensorError as error:
+            raise ModelError(f"{path}: is no sound safetensors file ({error}); get it again") from None
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read ({error.strerror or error}); check the path") from None
+        end = 8 + int(mapped[:8].view("<u8")[0])
+        header = json.loads(mapped[8:end].tobytes())
+        header.pop("__metadata__", None)
+        tensors = {
+            name: StoredTensor(tuple(entry["shape"]), entry["dtype"], entry["data_offsets"][0])
+            for name, entry in header.items()
+        }
+        return cls(path, tensors, mapped[end:])
+
+    def weight(self, name: str) -> Weight:
+        """The tensor `name`, packed.
+
+        Raises
+        ------
+        ModelError
+            When it is no matrix or vector of a type that `sp` decodes.
+        """
+        info = self.tensors[name]
+        fmt = DTYPES.get(info.dtype)
+        if fmt is None or not info.shape:
+            raise ModelError(f"{self.path}: tensor {name} is {info.dtype}; sp reads {', '.join(DTYPES)}")
+        rows = (*info.shape[:-1], fmt.row_bytes(info.shape[-1]))
+        data = self._data[info.start : info.start + fmt.nbytes(info.shape)].view(np.ndarray)
+        return Weight(name, fmt, info.shape, data.reshape(rows))
