@@ -24,7 +24,7 @@ from sp.bench.ttft import Bench, Cell, records_of, requests_of
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.kernels.path import native_path
 from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
-from sp.pipeline.residency import parse_bytes
+from sp.pipeline.sizes import parse_bytes
 from sp.scoring import SCORERS
 from sp.studies.sample import sample
 

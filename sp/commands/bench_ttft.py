@@ -79,7 +79,7 @@ def bench_ttft(
     from sp.kernels.device import pick_device
     from sp.kernels.path import native_path
     from sp.pipeline import Pipeline
-    from sp.pipeline.residency import parse_bytes
+    from sp.pipeline.sizes import parse_bytes
     from sp.studies.sample import sample
     from sp.studies.ttft_plots import draw_memory, draw_stages
 

@@ -26,7 +26,7 @@ def open_pair(
     """The pair on its device, its kernels compiled."""
     from sp.kernels.device import pick_device
     from sp.pipeline import Pipeline
-    from sp.pipeline.residency import parse_bytes
+    from sp.pipeline.sizes import parse_bytes
 
     where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
     if where == "cuda":

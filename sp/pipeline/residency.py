@@ -16,43 +16,15 @@ from dataclasses import dataclass, field, replace
 from traceback import clear_frames
 from typing import Any, TypeVar
 
-from sp.errors import ConfigError, DeviceError
+from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.models import Model
 from sp.models.parts import Parts
 from sp.pipeline.load import Loaded
 from sp.pipeline.meter import Kind, Meter, Transition
 
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 MOST_NOTES = 1024
 Made = TypeVar("Made")
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of a size such as ``24g`` (GiB), ``900m`` or ``17.5g``.
-
-    >>> parse_bytes("1.5g") // (1 << 20)
-    1536
-    """
-    number, unit = text.strip().lower().removesuffix("ib").removesuffix("b"), ""
-    if number[-1:] in UNITS:
-        number, unit = number[:-1], number[-1:]
-    try:
-        size = float(number) * UNITS[unit]
-    except ValueError:
-        size = 0.0
-    if not 0 < size < 1 << 50:
-        raise ConfigError(f"--vram takes a size such as 24g or 900m, not {text!r}")
-    return int(size)
-
-
-def format_bytes(budget: int | None) -> str | None:
-    """A budget as `parse_bytes` takes it, for records; None for none.
-
-    >>> format_bytes(parse_bytes("23g")), format_bytes(None)
-    ('23g', None)
-    """
-    return None if budget is None else f"{budget / UNITS['g']:g}g"
 
 
 @dataclass

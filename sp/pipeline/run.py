@@ -19,8 +19,9 @@ from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens
 from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.options import Compress, RunOptions
 from sp.pipeline.plan import decide
-from sp.pipeline.residency import Residency, format_bytes
+from sp.pipeline.residency import Residency
 from sp.pipeline.result import Reporter, RunResult, silent
+from sp.pipeline.sizes import format_bytes
 from sp.pipeline.steps import Steps
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.selection import token_budget

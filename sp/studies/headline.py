@@ -10,7 +10,7 @@ from typing import Any
 from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
 from sp.pipeline.break_even import BreakEven, measured_break_evens
-from sp.pipeline.residency import parse_bytes
+from sp.pipeline.sizes import parse_bytes
 from sp.studies.cells import is_control
 
 Record = Mapping[str, Any]

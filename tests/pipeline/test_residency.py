@@ -12,7 +12,7 @@ import pytest
 from sp.errors import ConfigError
 from sp.pipeline import Pipeline
 from sp.pipeline.meter import STEP
-from sp.pipeline.residency import parse_bytes
+from sp.pipeline.sizes import parse_bytes
 
 DRY = str(Path(__file__).parents[1] / "models")
 WALK = """
