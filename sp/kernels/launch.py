@@ -51,8 +51,8 @@ class Kernel:
     smem : int or callable
         Dynamic shared memory in bytes; a callable is given the defines.
     early : bool
-        Where the card can, start while the kernel before is still finishing; see `sp.kernels.early` for what the
-        kernel must then do.
+        In a CUDA graph, where the card can, start while the kernel before is still finishing; see `sp.kernels.early`
+        for what the kernel must then do. Outside of a graph such a launch costs the host more than the device gains.
     """
 
     source: str
@@ -110,7 +110,7 @@ class Kernel:
         _launched.add(self.source)
         if _debug:
             self._launch_debug(function, grid, block, arguments, shared)
-        elif self.early and capability(device) >= (9, 0):
+        elif self.early and capability(device) >= (9, 0) and import_cupy().cuda.get_current_stream().is_capturing():
             launch_early(function, grid, block[0], arguments, shared)
         else:
             function(grid, block, arguments, shared_mem=shared)
