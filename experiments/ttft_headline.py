@@ -49,9 +49,9 @@ HEADLINE = (
 MORE = (
     Part((32 * K,), (0.05,), scorers=("random", "lexical", "head_tail", "oracle"), repeats=3),
     Part((32 * K,), (0.02, 0.1, 0.2), repeats=3),
-    Part((128 * K,), (0.02, 0.1, 0.2), repeats=3),
-    Part((2 * K, 4 * K, 8 * K), (0.05,), repeats=3),
-    Part((512, 1 * K, 2 * K, 4 * K, 8 * K), (0.2,), repeats=3),
+    Part((2 * K, 4 * K, 8 * K), (0.05, 0.2), repeats=3),
+    Part((512, 1 * K), (0.2,), repeats=3),
+    Part((128 * K,), (0.1, 0.2), repeats=3),
 )
 
 
