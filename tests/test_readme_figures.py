@@ -69,3 +69,58 @@ def test_attention(head_dim: int, heads: str) -> None:
 def test_the_headline_table_is_what_its_records_say() -> None:
     records = [record for file in sorted(FOLDER.glob("*.jsonl")) for record in newest(file) if "bench" in record]
     assert insert_headline(README, headline(records)) == README
+
+
+V1 = {"variant": "FlashPrefill", "share": "head", "mean_correction": False}
+V2 = {"variant": "FlashPrefill", "share": "group", "alpha": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("alpha 0.1", V1 | {"alpha": 0.1, "head_dim": 128}),
+        ("alpha 0.85", V1 | {"alpha": 0.85, "head_dim": 128}),
+        ("alpha 0.1, version 2 without its correction", V2 | {"mean_correction": False, "head_dim": 128}),
+        ("alpha 0.1, version 2", V2 | {"mean_correction": True, "head_dim": 128}),
+        ("strongest 5 %", {"variant": "TopDensity", "density": 0.05, "head_dim": 128}),
+        ("alpha 0.1, d 256, 24/4 heads", V1 | {"alpha": 0.1, "head_dim": 256}),
+    ],
+)
+def test_sparse_layers(text: str, config: dict[str, object]) -> None:
+    shape = config | {"tokens": 131072}
+    found = {
+        name: [metric("flashprefill_layer", name, path=path, **shape) for path in ("sm_90a", "portable")]
+        for name in ("ms", "tflops_live", "density")
+    }
+    rates = " / ".join(f"{rate:.0f}" for rate in found["tflops_live"])
+    row(text, f"{found['density'][0]:.1%}".replace("%", " %"), *(f"{ms:.1f}" for ms in found["ms"]), rates)
+
+
+@pytest.mark.parametrize("tokens", [8192, 32768, 65536, 131072, 262144])
+def test_drafter(tokens: int) -> None:
+    names = ("density", "score_s", "limit_s", "peak_bytes")
+    config = {"prompt_tokens": tokens, "path": "sm_90a", "density": 0.05, "tokens": "random"}
+    read, seconds, limit, peak = (metric("drafter", name, **config) for name in names)
+    row(
+        f"score {tokens:,} tokens",
+        f"{read:.1%}".replace("%", " %"),
+        f"{seconds:.3f}",
+        f"{limit:.3f}",
+        f"{peak / 1e9:.2f}",
+    )
+
+
+@pytest.mark.parametrize("alpha", [None, 0.02, 0.05, 0.1, 0.2, 0.5])
+def test_quality_of_sparse_drafting(alpha: float | None) -> None:
+    config = {"alpha": alpha, "prompt_tokens": 131072, "keep_ratio": 0.05, "scorer": "tail"}
+    names = ("density", "rank_correlation", "overlap", "found", "cases")
+    read, ranks, overlap, found, cases = (metric("flashprefill_quality", name, **config) for name in names)
+    text = "dense drafter" if alpha is None else f"drafter at alpha {alpha:g}"
+    row(text, f"{read:.1%}".replace("%", " %"), f"{ranks:.3f}", f"{overlap:.2f}", f"{found:.0f} of {cases:.0f}")
+
+
+@pytest.mark.parametrize("name", ["random", "lexical", "head_tail", "oracle"])
+def test_controls_of_sparse_drafting(name: str) -> None:
+    config = {"row": name, "prompt_tokens": 131072, "keep_ratio": 0.05}
+    overlap, found, cases = (metric("flashprefill_quality", one, **config) for one in ("overlap", "found", "cases"))
+    row(f"{name} (no drafter)", f"{overlap:.2f}", f"{found:.0f} of {cases:.0f}")
