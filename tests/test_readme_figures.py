@@ -124,3 +124,11 @@ def test_controls_of_sparse_drafting(name: str) -> None:
     config = {"row": name, "prompt_tokens": 131072, "keep_ratio": 0.05}
     overlap, found, cases = (metric("flashprefill_quality", one, **config) for one in ("overlap", "found", "cases"))
     row(f"{name} (no drafter)", f"{overlap:.2f}", f"{found:.0f} of {cases:.0f}")
+
+
+def test_sparse_prefill_of_the_target() -> None:
+    shape = {"prompt_tokens": 32768, "path": "sm_90a"}
+    sparse, density = (metric("prefill", name, asked_density=0.05, **shape) for name in ("tok_s", "density"))
+    text = " ".join(README.split())
+    assert f"32K tokens at {sparse:,.0f} tok/s with {100 * density:.1f} % of the blocks" in text
+    assert f"and at {metric('prefill', 'tok_s', **shape):,.0f} tok/s with all of them" in text
