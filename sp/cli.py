@@ -51,9 +51,10 @@ def overrides(settings: list[str], group: str) -> dict[str, object]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         owner, dot, name = key.partition(".")
-        if not (equals and dot and name) or owner not in ("scorer", "selector", "target"):
+        if not (equals and dot and name) or owner not in ("scorer", "selector", "target", "decode"):
             raise ConfigError(
-                f"--set takes scorer.NAME=VALUE, selector.NAME=VALUE or target.NAME=VALUE, not {setting!r}"
+                "--set takes scorer.NAME=VALUE, selector.NAME=VALUE, target.NAME=VALUE or decode.NAME=VALUE, "
+                f"not {setting!r}"
             )
         if owner == group:
             try:
@@ -104,7 +105,8 @@ def run(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Option of a strategy, e.g. scorer.queries=16, or of sparse prefill, target.alpha=0.1; repeatable.",
+            help="Option of a strategy, e.g. scorer.queries=16 or decode.budget=22, or of sparse prefill, "
+            "target.alpha=0.1; repeatable.",
         ),
     ] = None,
     compress: Annotated[str, typer.Option(help="auto (where it pays), always or off.")] = "auto",
@@ -115,6 +117,8 @@ def run(
     mapping: Annotated[str, typer.Option(help="Drafter to target: byte_span, or text_rejoin.")] = "byte_span",
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    decode: Annotated[str, typer.Option(help="greedy, or with a draft: dflash (a chain), ddtree (a tree).")] = "greedy",
+    draft: Annotated[Path | None, typer.Option(help="DFlash draft of the target: .gguf or .safetensors.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 64,
     device: OnDevice = "auto",
     vram: VRAM = None,
@@ -136,8 +140,11 @@ def run(
 
       sp run --prompt-file book.txt --question "What is the special magic number for quiet-lantern?"
 
+      sp run --decode ddtree --draft draft.gguf --set decode.budget=22 --device cpu
+
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
+    from sp.decode import DECODERS, Speculative
     from sp.ops.flashprefill import FlashPrefill
     from sp.pipeline import RunOptions
     from sp.prompt import Prompt
@@ -161,10 +168,15 @@ def run(
         "kv": kv,
         "rotate": rotate,
         "sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
+        "decode": DECODERS.build(decode, overrides(settings or [], "decode")),
         "max_new_tokens": max_new_tokens,
         "seed": seed,
     }
     options = from_mapping(RunOptions, given, "sp run")
+    if isinstance(options.decode, Speculative) and draft is None:
+        raise ConfigError(f"--decode {decode} needs a draft of the target; name its file with --draft")
+    if draft is not None and not isinstance(options.decode, Speculative):
+        raise ConfigError(f"--decode {decode} reads no draft; add --decode dflash or ddtree, or leave --draft out")
     expected: list[str] | None = None
     if prompt_file is None:
         document, example = sample()
@@ -174,7 +186,7 @@ def run(
         document = read_text(prompt_file, "--prompt-file")
     if question is None:
         raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
-    pipeline = open_pair(target, drafter, device, vram, break_even)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft)
     prompt = Prompt.from_document(
         document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
     )

@@ -21,17 +21,26 @@ VRAM = Annotated[
 
 
 def open_pair(
-    target: Path | None, drafter: Path | None, device: str, vram: str | None, break_even: Path | None
+    target: Path | None,
+    drafter: Path | None,
+    device: str,
+    vram: str | None,
+    break_even: Path | None,
+    draft: Path | None = None,
 ) -> Pipeline:
-    """The pair on its device, its kernels compiled."""
+    """The pair on its device, its kernels compiled; `draft` is for speculative decoding."""
     from sp.kernels.device import pick_device
+    from sp.models.dflash import require_cpu
     from sp.pipeline import Pipeline
     from sp.pipeline.sizes import parse_bytes
 
     where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
+    if draft is not None:
+        require_cpu(where)
     if where == "cuda":
         compile_kernels()
-    return Pipeline.open(target, drafter, device=where, vram=budget).with_break_evens(break_even)
+    pair = Pipeline.open(target, drafter, device=where, vram=budget).with_break_evens(break_even)
+    return pair if draft is None else pair.with_draft(draft)
 
 
 def compile_kernels() -> None:

@@ -6,7 +6,7 @@ then masks) attends to them and to itself. Embedding and head are the target's.
 
 References
 ----------
-Chen et al., "DFlash: Block Diffusion for Flash Speculative Decoding", 2026, https://arxiv.org/abs/2602.06036
+z-lab, "DFlash: Block Diffusion for Flash Speculative Decoding", 2026, https://arxiv.org/abs/2602.06036
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.errors import ModelError
+from sp.errors import ConfigError
 from sp.gguf import GGUFFile
 from sp.models.blocks import Attention, Block
 from sp.models.cache import Cache
@@ -170,10 +170,11 @@ def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30)
     ------
     GGUFError, ModelError
         The file is damaged, no complete draft, or one for another target.
+    ConfigError
+        The target is on the GPU.
     """
     path, c = Path(path), target.config
-    if target.device != "cpu":
-        raise ModelError(f"{path}: drafts run on the CPU only; run with --device cpu, or decode with --decode greedy")
+    require_cpu(target.device)
     file: SafetensorsFile | GGUFFile
     if path.suffix == ".safetensors":
         config = draft_config(published_keys(path.with_name("config.json")), c)
@@ -192,6 +193,12 @@ def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30)
     )
     store.finish()
     return draft
+
+
+def require_cpu(device: str) -> None:
+    """ConfigError where a draft cannot run."""
+    if device != "cpu":
+        raise ConfigError("drafts run on the CPU only so far; use --device cpu, or --decode greedy on the GPU")
 
 
 def _mixer(block: Block) -> Attention:

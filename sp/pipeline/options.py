@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sp.config import check_fields
+from sp.decode import Decoder, Greedy, Speculative
 from sp.errors import ConfigError
 from sp.models import Gaps
 from sp.ops.flashprefill import FlashPrefill
@@ -46,10 +47,13 @@ class RunOptions:
         What the target's recurrent layers do where tokens were left out; see `sp.models.gaps`.
     sparse : FlashPrefill, optional
         Lists the key blocks that the target's own attention layers read of a prompt; densely without it.
+    decode : Decoder
+        How the answer is decoded; build it by name with `DECODERS.build`. The speculative ways need a pipeline with a
+        draft, see `Pipeline.with_draft`.
     max_new_tokens : int
         Longest answer.
     seed : int
-        For scorers that draw random numbers.
+        For scorers that draw random numbers, and for sampled answers.
     """
 
     keep_ratio: float = 0.05
@@ -63,6 +67,7 @@ class RunOptions:
     rotate: bool = False
     state_gaps: Gaps = "compact"
     sparse: FlashPrefill | None = None
+    decode: Decoder = field(default_factory=Greedy)
     max_new_tokens: int = 64
     seed: int = 0
 
@@ -73,6 +78,8 @@ class RunOptions:
             raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if self.mapping == "text_rejoin" and self.positions == "original":
             raise ConfigError("text_rejoin loses the original positions; use it with positions contiguous")
+        if self.sparse is not None and isinstance(self.decode, Speculative):
+            raise ConfigError("a draft needs a target that attends densely; leave target.alpha out or decode greedily")
         if self.state_gaps != "compact" and (self.positions != "original" or self.sparse is not None):
             raise ConfigError(
                 f"state_gaps {self.state_gaps} needs positions original and a target that attends densely"

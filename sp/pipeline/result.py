@@ -24,13 +24,19 @@ def silent(what: str, total: int) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One pass of the target over a prompt; `densities` as in `stages.Begun`."""
+    """One pass of the target over a prompt; `densities` and `passes` as in `stages.Begun`."""
 
     text: str
     tokens: tuple[int, ...]
     ttft_s: float
     trace: Trace
     densities: tuple[float, ...] = ()
+    passes: tuple[int, ...] = ()
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens that a pass of the target gave, on average; None where no draft guessed."""
+        return sum(self.passes) / len(self.passes) if self.passes else None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
+from sp.models.dflash import load_draft
 from sp.models.model import Device
 from sp.pipeline import stages
 from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens
@@ -129,6 +130,10 @@ class Pipeline(Steps):
                 "sp bench ttft --record"
             )
         return replace(self, break_evens=found)
+
+    def with_draft(self, path: str | Path) -> Pipeline:
+        """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`."""
+        return replace(self, draft=load_draft(path, self.target.model))
 
     def warm_up(self, tokens: int = 1024, options: RunOptions | None = None) -> None:
         """Answer a prompt of about `tokens` tokens, all of them kept, so that one-time costs fall on no measured run.

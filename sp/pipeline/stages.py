@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
+from sp.decode import Speculative
 from sp.decode.greedy import gather, generate
-from sp.errors import PromptError
+from sp.decode.speculate import speculate
+from sp.errors import ConfigError, PromptError
 from sp.gguf import Tokenizer
 from sp.models import prefill, prefill_sparse
+from sp.models.dflash import Draft
+from sp.models.tree import LayerFeatures
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Mapping, Positions, RunOptions
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans, transfer_scores
@@ -37,11 +41,13 @@ class Begun:
     """An answer whose first token is known; `rest` computes the others as it is asked for them.
 
     `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
+    `passes` fills with the tokens that each pass of the target gives, where a draft guesses.
     """
 
     first: int
     rest: Generator[int]
     densities: tuple[float, ...] = ()
+    passes: list[int] = field(default_factory=list)
 
     def tokens(self) -> Generator[int]:
         """All tokens, the first one first; closes `rest` when closed."""
@@ -138,8 +144,18 @@ def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:
     return start, end
 
 
-def begin(target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None) -> Begun:
-    """Run the target over the given tokens, up to the first token of the answer."""
+def begin(
+    target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None, draft: Draft | None = None
+) -> Begun:
+    """Run the target over the given tokens, up to the first token of the answer.
+
+    Raises
+    ------
+    ConfigError
+        Without the draft that the options' way of decoding needs.
+    """
+    if isinstance(options.decode, Speculative):
+        return _begin_with_draft(target, given, options, options.decode, progress, draft)
     cache = target.model.new_cache(len(given.ids) + options.max_new_tokens, options.kv, rotate=options.rotate)
     what = target.model, given.ids, given.positions, cache
     densities: tuple[float, ...] = ()
@@ -151,6 +167,44 @@ def begin(target: Loaded, given: Compressed, options: RunOptions, progress: Prog
     return Begun(next(rest), rest, densities)
 
 
+def _begin_with_draft(
+    target: Loaded,
+    given: Compressed,
+    options: RunOptions,
+    decoder: Speculative,
+    progress: Progress | None,
+    draft: Draft | None,
+) -> Begun:
+    """The same where a draft reads along: the outputs of some layers, as each part of the prompt passes them."""
+    if draft is None:
+        raise ConfigError("speculative decoding needs the target's draft; name its file with --draft")
+    tokens = len(given.ids) + options.max_new_tokens
+    cache = target.model.new_cache(tokens + decoder.room, options.kv, rotate=options.rotate)
+    session, read = draft.begin(target.model, tokens), 0
+
+    def take(features: Floats) -> None:
+        nonlocal read
+        session.remember(features, given.positions[read : read + len(features)])
+        read += len(features)
+
+    logits = prefill(
+        *(target.model, given.ids, given.positions, cache),
+        after=LayerFeatures(draft.layers, take),
+        # The last layer is whole only where the draft wants its outputs.
+        rows=len(given.ids) if target.model.config.layers - 1 in draft.layers else 1,
+        gaps=options.state_gaps,
+        progress=progress,
+    )
+    passes: list[int] = []
+    rest = speculate(
+        *(target.model, session, decoder, logits, given.next_position, cache),
+        limit=options.max_new_tokens,
+        seed=options.seed,
+        on_pass=passes.append,
+    )
+    return Begun(next(rest), rest, passes=passes)
+
+
 def decode(target: Loaded, begun: Begun, on_token: OnToken | None = None) -> list[int]:
-    """The greedy answer; `on_token` as for `greedy`."""
+    """The answer up to its end; `on_token` as for `greedy`."""
     return gather(begun.tokens(), target.tokenizer.eos_ids, on_token)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from sp.arrays import Bools, Floats
+from sp.models.dflash import Draft
 from sp.pipeline import stages
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
@@ -18,11 +19,12 @@ from sp.trace import Trace
 
 @dataclass(frozen=True)
 class Steps:
-    """A target and, for compression, its drafter, which share a device."""
+    """A target and, for compression, its drafter, which share a device; for speculative decoding a draft besides."""
 
     target: Loaded
     drafter: Loaded | None = None
     residency: Residency = field(default_factory=Residency, compare=False)
+    draft: Draft | None = None
 
     def __post_init__(self) -> None:
         self.residency.add("target", self.target.model)
@@ -124,11 +126,14 @@ class Steps:
         with ExitStack() as stack:
             with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
                 begun = self.residency.attempt(
-                    stack, "target", len(given.ids), lambda: stages.begin(self.target, given, options, progress)
+                    stack,
+                    "target",
+                    len(given.ids),
+                    lambda: stages.begin(self.target, given, options, progress, self.draft),
                 )
             ttft = trace.seconds
             with trace.stage("decode") as stage:
                 tokens = stages.decode(self.target, begun, on_token)
                 stage.tokens = len(tokens)
         text = self.target.tokenizer.decode(tokens).strip()
-        return Answer(text, tuple(tokens), ttft, trace, begun.densities)
+        return Answer(text, tuple(tokens), ttft, trace, begun.densities, tuple(begun.passes))

@@ -39,6 +39,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
     `forced_tokens` were kept by constraints, whatever their scores; `full_ttft_s` and `full_answer` are None
     when the full prefill was not run; `correct` is None without a known answer. Densities are the shares of the
     causal key blocks that attention read, mean over its layers: 1 where it was dense, None without attention.
+    `acceptance_length` is the tokens that a pass of the target gave, on average; None where no draft guessed.
     """
     full = result.full
     return {
@@ -62,6 +63,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "full_stages": stage_rows(full) if full else None,
         "drafter_density": drafter_density(result),
         "target_density": mean_density(result.answer.densities),
+        "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
@@ -115,6 +117,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "kv": options.kv,
             "rotate": options.rotate,
             "sparse": None if options.sparse is None else repr(options.sparse),
+            "decode": repr(options.decode),
             "max_new_tokens": options.max_new_tokens,
             "seed": options.seed,
         },
@@ -192,6 +195,8 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
         if density is not None:
             how = "dense" if density == 1 else f"sparse, {100 * density:.1f} % of the causal blocks read"
             console.print(f"[b]Attention of the {who}[/b]  {how}")
+    if report["acceptance_length"] is not None:
+        console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
     console.print(why(result))
     console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
     for line in memory_lines(report["residency"]):

@@ -26,7 +26,8 @@ from sp.studies.combine import Combination, expand, override
 from sp.studies.located import Located, build_located, read_yaml
 
 SECTIONS = ("pairs", "tasks", "cells")
-OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
+# Sweeps decode greedily.
+OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name != "decode")
 STRATEGIES: dict[str, tuple[Registry[Any], str]] = {"scorer": (SCORERS, "tail"), "selector": (SELECTORS, "top_chunks")}
 CELL_KEYS = (*OPTIONS, *(f"{name}." for name in STRATEGIES))
 TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run")

@@ -1,0 +1,131 @@
+"""`sp run --decode` with a draft: the same answers, what is told of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models.tiny_drafts import write_draft
+from retriever_files import text_task
+
+from sp import cli
+from sp.decode import DDTree, DFlash, Greedy
+from sp.errors import ConfigError
+from sp.models.dflash import require_cpu
+from sp.ops.flashprefill import FlashPrefill
+from sp.pipeline import Pipeline, RunOptions, load
+from sp.prompt import Prompt
+
+TASK = text_task(900, needles=4, seed=9)
+
+
+@pytest.fixture(scope="module")
+def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
+    return Pipeline(load(retriever_target, device="cpu"), load(retriever_drafter, extrapolate=True, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def draft_file(pair: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random draft that is fed by the last layer too."""
+    config = pair.target.model.config
+    return write_draft(tmp_path_factory.mktemp("draft"), "dflash", config, (0, config.layers - 1))
+
+
+@pytest.mark.parametrize("compress", ["always", "off"])
+def test_answers_do_not_depend_on_the_decoder(pair: Pipeline, draft_file: Path, compress) -> None:
+    prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template, needle=TASK.needle)
+    drafting, found = pair.with_draft(draft_file), {}
+    for decode in (Greedy(), DFlash(), DDTree(5, 3)):
+        options = RunOptions(keep_ratio=0.3, compress=compress, decode=decode, max_new_tokens=12)
+        found[decode] = drafting.run(prompt, options, full=False).answer
+    tokens = {answer.tokens for answer in found.values()}
+    assert len(tokens) == 1
+    assert found[Greedy()].acceptance_length is None
+    for decode in (DFlash(), DDTree(5, 3)):
+        answer = found[decode]
+        assert answer.acceptance_length == np.mean(answer.passes) >= 1
+        assert sum(answer.passes) >= len(answer.tokens) - 1
+
+
+def test_sampled_answers_depend_on_the_seed_alone(pair: Pipeline, draft_file: Path) -> None:
+    prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template)
+    drafting, found = pair.with_draft(draft_file), []
+    for seed in (0, 0, 1, 2):
+        options = RunOptions(compress="off", decode=DFlash(temperature=50.0), max_new_tokens=12, seed=seed)
+        found.append(drafting.run(prompt, options, full=False).answer.tokens)
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+
+
+def test_combinations_that_cannot_be(pair: Pipeline) -> None:
+    with pytest.raises(ConfigError, match="attends densely"):
+        RunOptions(decode=DFlash(), sparse=FlashPrefill(alpha=0.1))
+    prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template)
+    with pytest.raises(ConfigError, match="needs the target's draft"):
+        pair.run(prompt, RunOptions(compress="off", decode=DDTree()), full=False)
+    with pytest.raises(ConfigError, match="on the CPU only so far; use --device cpu"):
+        require_cpu("cuda")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["sp", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def command(retriever_target: Path, retriever_drafter: Path, tmp_path: Path) -> list[object]:
+    """What all runs share."""
+    text = tmp_path / "document.txt"
+    text.write_text(TASK.document)
+    pair = "--target", retriever_target, "--drafter", retriever_drafter, "--device", "cpu"
+    asked = "--prompt-file", text, "--question", TASK.question, "--out", tmp_path / "out"
+    return ["run", *pair, *asked, "--keep-ratio", 0.3, "--max-new-tokens", 12, "--no-full"]
+
+
+def test_sp_run_with_a_tree(command, draft_file, tmp_path, monkeypatch, capsys) -> None:
+    answers = []
+    for extra in ([], ["--decode", "ddtree", "--draft", draft_file, "--set", "decode.budget=4"]):
+        assert call(monkeypatch, *command, "--json", *extra) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["answer"] == answers[1]["answer"] == TASK.answer
+    assert answers[0]["acceptance_length"] is None
+    assert answers[1]["acceptance_length"] >= 1
+    assert "budget=4" in json.loads((tmp_path / "out" / "trace.json").read_text())["options"]["decode"]
+    assert call(monkeypatch, *command, "--decode", "dflash", "--draft", draft_file) == 0
+    assert "tokens a pass of the target" in capsys.readouterr().out
+
+
+BAD = [
+    (["--decode", "ddtree"], "--decode ddtree needs a draft"),
+    (["--draft", "{draft}"], "--decode greedy reads no draft"),
+    (["--decode", "ddtre", "--draft", "{draft}"], "did you mean 'ddtree'"),
+    (["--decode", "ddtree", "--draft", "{draft}", "--set", "decode.budget=0"], "budget is 0"),
+    (["--decode", "ddtree", "--draft", "{draft}", "--set", "decode.budgt=4"], "did you mean 'budget'"),
+    (["--decode", "dflash", "--draft", "{draft}", "--set", "decode.temperature=-1"], "temperature is -1"),
+    (["--decode", "dflash", "--draft", "{draft}", "--set", "target.alpha=0.2"], "attends densely"),
+    (["--decode", "dflash", "--draft", "{other}"], "hidden size"),
+    (["--decode", "dflash", "--draft", "{partial}"], "blk.1.attn_q.weight is missing"),
+    (["--decode", "dflash", "--draft", "{draft}x"], "no such file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_input_is_one_line(command, pair, draft_file, arguments, message, tmp_path, monkeypatch, capsys) -> None:
+    config = pair.target.model.config
+    (tmp_path / "o").mkdir()
+    (tmp_path / "p").mkdir()
+    names = {
+        "draft": draft_file,
+        "other": write_draft(tmp_path / "o", "dflash", config, (0, 1), embedding_length=config.hidden + 2),
+        "partial": write_draft(tmp_path / "p", "dflash", config, (0, 1), drop=("blk.1.attn_q.weight",)),
+    }
+    assert call(monkeypatch, *command, *(argument.format(**names) for argument in arguments)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sp: error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert not (tmp_path / "out").exists()
