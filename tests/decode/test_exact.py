@@ -159,6 +159,32 @@ def test_a_tree_takes_more_a_pass_than_its_chain(case) -> None:
     assert means[1] > means[0]
 
 
+def test_the_draft_remembers_the_accepted_path_alone(case) -> None:
+    """After many trees it guesses as a draft does that was told of the accepted tokens one after the other."""
+    session, oracle = case.draft.begin(case.model, len(case.ids) + LIMIT, "f32"), Oracle(case, 6, noise=1.1)
+    accepted: list[int] = []
+
+    class Watched:
+        block_size, layers, guess = 6, session.layers, oracle.guess
+
+        def remember(self, features, positions) -> None:
+            session.remember(features, positions)
+            accepted.append(len(positions))
+
+    decoder = DDTree(24, 6)
+    logits, cache = case.read(session, decoder.room)
+    list(speculate(case.model, Watched(), decoder, logits, case.start, cache, limit=LIMIT))
+    told, plain = sum(accepted), case.draft.begin(case.model, len(case.ids) + LIMIT, "f32")
+    assert max(accepted) > 2
+    _, cache = case.read(plain)
+    for i, token in enumerate(case.answer[:told]):
+        where = np.array([case.start + i])
+        after = LayerFeatures(session.layers, lambda rows, where=where: plain.remember(rows, where))
+        prefill(case.model, np.array([token]), where, cache, after=after)
+    found = [one.guess(case.answer[told], case.start + told, BLOCK - 1) for one in (session, plain)]
+    np.testing.assert_allclose(*found, atol=1e-3 * np.abs(found[1]).max())
+
+
 @pytest.mark.parametrize("decoder", DECODERS, ids=repr)
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 def test_answers_shorter_than_a_block(case, decoder, limit) -> None:
