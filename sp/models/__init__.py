@@ -7,6 +7,7 @@ from sp.models.cache import KV_FORMATS, Cache
 from sp.models.config import ARCHITECTURES, DeltaConfig, ModelConfig
 from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.delta_state import DeltaState
+from sp.models.dflash import Draft, load_draft
 from sp.models.forward import decode_step, prefill
 from sp.models.gaps import Gaps
 from sp.models.layer_attention import LayerAttention, SparseAttention, dense_attention
@@ -21,6 +22,7 @@ __all__ = [
     "Cost",
     "DeltaConfig",
     "DeltaState",
+    "Draft",
     "Gaps",
     "LayerAttention",
     "Model",
@@ -31,6 +33,7 @@ __all__ = [
     "decode_step",
     "dense_attention",
     "flops",
+    "load_draft",
     "load_model",
     "prefill",
     "prefill_by_layer",
