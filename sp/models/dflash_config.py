@@ -120,7 +120,7 @@ def published_keys(path: Path) -> DraftKeys:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}); it belongs beside the draft's tensors") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ModelError(f"{path}: is no JSON; get the draft's own config.json") from None
     draft = found.get("dflash_config", {}) if isinstance(found, dict) else None
     if not isinstance(draft, dict):
@@ -147,6 +147,9 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     told = keys.get("vocab_size")
     if told is not None and keys.count("vocab_size") != target.vocab:
         raise keys.error("vocab_size", f"is {told}, but the target's embedding has {target.vocab} rows; {USE}")
+    words = len(keys.metadata.get("tokenizer.ggml.tokens", ()))
+    if words > target.vocab:
+        raise ModelError(f"{keys.path}: has {words} tokens, but the target's embedding has {target.vocab} rows; {USE}")
     mask_id = keys.count("mask_token_id", least=0)
     if mask_id >= target.vocab:
         raise keys.error("mask_token_id", f"is {mask_id}, outside the target's vocabulary of {target.vocab}; {USE}")

@@ -128,6 +128,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "residency": result.answer.trace.facts.get("residency"),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
+        "tokens_by_pass": list(result.answer.passes),
     }
     trace.arrays = {"token_bytes": result.prompt.bytes, "token_ids": result.prompt.ids}
     if result.selection is not None and result.scores is not None and result.importance is not None:

@@ -16,6 +16,7 @@ from sp.models import load_model, prefill
 from sp.models.dflash import load_draft
 from sp.models.safetensors_file import SafetensorsFile
 from sp.models.tree import LayerFeatures
+from sp.quant import F16, F32
 
 TAKEN = (1, 4)
 
@@ -135,7 +136,22 @@ def test_bf16_checkpoints_are_read_as_they_are(tmp_path) -> None:
     np.testing.assert_array_equal(SafetensorsFile.open(path).weight("w").dense(), values)
 
 
+def test_packed_weights_decoded_on_every_use_guess_the_same(target, tmp_path) -> None:
+    path = write_draft(tmp_path, "dflash", target.config, TAKEN, fmt=F16)
+    features = np.random.default_rng(7).standard_normal((20, 2 * target.config.hidden)).astype(np.float32)
+    found = []
+    for budget in (0, 1 << 30):
+        draft = load_draft(path, target, decode_budget=budget)
+        assert draft.fuse.format is (F16 if budget == 0 else F32)
+        session = draft.begin(target, 20)
+        session.remember(features, np.arange(20))
+        found.append(session.guess(9, 20, BLOCK - 1))
+    np.testing.assert_array_equal(*found)
+
+
 BAD = [
+    ("dflash", {"words": VOCAB + 1}, "has 54 tokens, but the target's embedding has 53 rows"),
+    ("dflash", {"extra": ("blk.0.conv.weight",)}, "1 tensors have no place in dflash, the first is blk.0.conv.weight"),
     ("dflash", {"embedding_length": 41}, "dflash.embedding_length is 41, but the target's hidden size is 40"),
     ("safetensors", {"hidden_size": 41}, "hidden_size is 41, but the target's hidden size is 40"),
     ("safetensors", {"vocab_size": 99}, "vocab_size is 99, but the target's embedding has 53 rows"),
@@ -192,3 +208,10 @@ def test_other_files_are_refused(target, tmp_path) -> None:
     path.unlink()
     with pytest.raises(ModelError, match="cannot be read"):
         load_draft(path, target)
+    path.mkdir()
+    with pytest.raises(ModelError, match=path.name):
+        load_draft(path, target)
+    for text, message in (("[1]", "describes no DFlash draft"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON")):
+        path.with_name("config.json").write_text(text)
+        with pytest.raises(ModelError, match=message):
+            load_draft(path, target)

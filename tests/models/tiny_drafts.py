@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from sp.gguf import GGUFWriter
 from sp.models.config import ModelConfig
 from sp.models.dflash_store import PUBLISHED_PARTS
-from sp.quant import F32
+from sp.quant import F32, BlockFormat
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 5, 4, 2, 32, 64
 BLOCK, MASK, WINDOW, BASE = 6, 3, 20, 1e7
@@ -61,10 +61,13 @@ def write_draft(
     seed: int = 0,
     sliding: bool = True,
     drop: tuple[str, ...] = (),
+    extra: tuple[str, ...] = (),
+    fmt: BlockFormat = F32,
+    words: int = 0,
     **changes: object,
 ) -> Path:
-    """A draft file of a kind; `drop` leaves tensors out, `changes` replace keys (with `__` for the dot)."""
-    tensors = draft_tensors(target.hidden, len(layers), seed)
+    """A draft file of a kind; `drop` and `extra` change its tensors, `changes` replace keys (with `__` for the dot)."""
+    tensors = draft_tensors(target.hidden, len(layers), seed) | {name: np.ones(4, np.float32) for name in extra}
     for name in drop:
         del tensors[name]
     changed = {key.replace("__", "."): value for key, value in changes.items()}
@@ -96,10 +99,13 @@ def write_draft(
         }
         mark = "dflash_" if kind == "dflash-draft" else "dflash."
         named = {name: mark + name for name in ("fc.weight", "hidden_norm.weight")}
+    if words:
+        keys["tokenizer.ggml.tokens"] = [f"word{i}" for i in range(words)]
     keys |= {f"{kind}.{name}": value for name, value in (sizes | changed).items() if value is not None}
     writer = GGUFWriter(folder / f"{kind}.gguf", keys)
     for name, value in tensors.items():
-        writer.add(named.get(name, name), value.shape, F32, F32.encode(value))
+        stored = F32 if value.ndim == 1 else fmt
+        writer.add(named.get(name, name), value.shape, stored, stored.encode(value))
     return writer.write()
 
 

@@ -99,6 +99,14 @@ def test_sp_run_with_a_tree(command, draft_file, tmp_path, monkeypatch, capsys) 
     assert "tokens a pass of the target" in capsys.readouterr().out
 
 
+def test_a_gpu_is_refused_before_anything_is_loaded(command, draft_file, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sp.kernels.device.pick_device", lambda where: "cuda")
+    assert call(monkeypatch, *command, "--decode", "dflash", "--draft", draft_file) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "sp: error: drafts run on the CPU only so far; use --device cpu, or --decode greedy on the GPU"
+    ]
+
+
 BAD = [
     (["--decode", "ddtree"], "--decode ddtree needs a draft"),
     (["--draft", "{draft}"], "--decode greedy reads no draft"),
