@@ -24,7 +24,7 @@ def expected_density(selector: FlashPrefill | TopDensity, tokens: int) -> float:
     Examples
     --------
     >>> [round(expected_density(FlashPrefill(0.1), n), 2) for n in (8192, 32768, 131072)]
-    [0.6, 0.17, 0.05]
+    [0.64, 0.19, 0.05]
     >>> expected_density(FlashPrefill(0.0), 131072)
     1.0
     """

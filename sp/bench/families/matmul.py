@@ -37,9 +37,7 @@ def cases() -> Iterator[Case]:
         a = normal(tokens, IN).astype(np.float16)
         b = normal(IN, OUT).astype(np.float16)
         config = {"type": "F16", "m": tokens, "n": OUT, "k": IN}
-        yield Case(
-            config, "cublas", partial(cupy.matmul, a, b), bytes=b.nbytes, flops=2 * tokens * OUT * IN, graph=True
-        )
+        yield Case(config, "cublas", partial(cupy.matmul, a, b), bytes=b.nbytes, flops=2 * tokens * OUT * IN)
 
 
 def random_weight(fmt: BlockFormat) -> Any:
