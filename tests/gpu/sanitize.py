@@ -3,7 +3,8 @@
 Every file of tests runs in a process of its own for each tool. CuPy's memory pool is off: inside a pool an access past
 the end of an array is not seen. memcheck finds those and misaligned accesses, racecheck hazards in shared memory,
 synccheck wrong barriers, initcheck reads of global memory that nothing wrote. Accesses of the copy engine are seen only
-in part.
+in part. racecheck follows barriers, but not flags that blocks of a cluster release and acquire (gemv_pair.cuh): the tests
+of those are left out of it, and memcheck and repeated equality to the bit stand for them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ OPTIONS = (
     "--print-limit=20",
     "--kernel-name-exclude=kernel_substring=cublas",
 )
+LEFT_OUT = dict.fromkeys(TOOLS, "not no_sanitizer") | {"racecheck": "not no_sanitizer and not flags_between_blocks"}
 PYTEST = """
 import sys, cupy, pytest
 cupy.cuda.set_allocator(None)
@@ -64,7 +66,7 @@ def sanitize(tool: str, file: str, arguments: list[str]) -> int:
     command = [sanitizer(), f"--tool={tool}", *OPTIONS, sys.executable, "-c", PYTEST]
     start = time.perf_counter()
     done = subprocess.run(
-        [*command, "-q", "-m", "not no_sanitizer", "-p", "no:cacheprovider", file, *arguments],
+        [*command, "-q", "-m", LEFT_OUT[tool], "-p", "no:cacheprovider", file, *arguments],
         env=os.environ | {"CUDA_LAUNCH_BLOCKING": "1", "SP_KERNEL_DEBUG": "1"},
         capture_output=True,
         text=True,

@@ -98,6 +98,7 @@ def test_residual_add(tokens: int, name: str, guarded: Any) -> None:
     assert nmse(stream, residual + to_float64(to_bf16(x)) @ dense.T) < 1e-7
 
 
+@pytest.mark.flags_between_blocks
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("shape", [(8, 1024), (200, 8704), (13008, 1024)])
 def test_residual_add_by_pairs_of_blocks(shape: tuple[int, int], name: str, guarded: Any, monkeypatch: Any) -> None:
