@@ -3,8 +3,8 @@
 Every file of tests runs in a process of its own for each tool. CuPy's memory pool is off: inside a pool an access past
 the end of an array is not seen. memcheck finds those and misaligned accesses, racecheck hazards in shared memory,
 synccheck wrong barriers, initcheck reads of global memory that nothing wrote. Accesses of the copy engine are seen only
-in part. racecheck follows barriers, but not flags that blocks of a cluster release and acquire (gemv_pair.cuh): the tests
-of those are left out of it, and memcheck and repeated equality to the bit stand for them.
+in part. racecheck follows barriers, but not flags that blocks of a cluster release and acquire (gemv_pair.cuh): tests
+of those are left out of it; memcheck, and sums of many launches against float64, stand for them.
 """
 
 from __future__ import annotations
