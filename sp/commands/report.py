@@ -14,6 +14,7 @@ def report(
     readme: Annotated[
         Path | None, typer.Option(help="Put the headline table between its marks in this page, and write no report.")
     ] = None,
+    times: Annotated[bool, typer.Option(help="Show times of sweeps; leave them out if runs shared a device.")] = True,
 ) -> None:
     """Write report.md with tables, cells.csv, and pictures fit for a paper.
 
@@ -30,4 +31,4 @@ def report(
     if readme is not None:
         print(f"headline in {write_headline(paths, readme)}")
         return
-    print(f"report in {write_report(paths, out)}")
+    print(f"report in {write_report(paths, out, times)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sp.studies.cells import FULL, Group, Table
-from sp.studies.plots import save_png
 from sp.studies.style import Look, looks, plain_log, tidy, tokens_label
 
 Cost = Literal["kept_tokens", "ttft_s"]
@@ -28,7 +26,8 @@ def pareto_figure(table: Table, cost: Cost) -> Figure:
     styles = looks(names)
     columns = min(3, len(lengths))
     rows = -(-len(lengths) // columns)
-    figure = Figure(figsize=(3.1 * columns + 2.3, 2.9 * rows + 0.3), layout="constrained")
+    height = max(2.9 * rows + 0.3, 0.19 * len(names) + 0.4)  # the legend has a line a strategy
+    figure = Figure(figsize=(3.1 * columns + 2.3, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     groups = table.groups("tokens_asked", "keep_ratio")
     for axes, tokens in zip(grid.flat, lengths, strict=False):
@@ -78,9 +77,3 @@ def _ticks(low: float, high: float) -> list[float]:
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     ticks = [m * 10.0**e for e in decades for m in (1, 2, 5) if low <= m * 10.0**e <= high]
     return ticks if len(ticks) <= 7 else [tick for tick in ticks if f"{tick:e}".startswith("1")]
-
-
-def write_pareto(table: Table, folder: Path, prefix: str) -> list[Path]:
-    """Both pictures as PNG, over kept tokens and over time; file names begin with `prefix`."""
-    pictures: tuple[tuple[Cost, str], ...] = (("kept_tokens", "pareto_kept.png"), ("ttft_s", "pareto_ttft.png"))
-    return [save_png(pareto_figure(table, cost), folder / f"{prefix}{name}") for cost, name in pictures]

@@ -14,7 +14,7 @@ from sp.kernels.machine import machine_slug
 from sp.studies.cells import Table
 from sp.studies.importance_map import SavedRun, importance_map
 from sp.studies.needle_map import needle_figure
-from sp.studies.pareto import write_pareto
+from sp.studies.pareto import pareto_figure
 from sp.studies.plots import save_png
 from sp.studies.report_tables import cells_csv, grid_table, kept_table, markdown, points, share, time_table
 from sp.studies.stage_bars import stage_figure
@@ -93,8 +93,10 @@ def first_object(path: Path) -> Row:
     return value if isinstance(value, dict) else {}
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
+def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
     """Write ``report.md``, ``cells.csv`` and pictures into `out`; the path of the page.
+
+    Without `times`, those of sweeps are left out: runs side by side on one device wait for each other.
 
     Raises
     ------
@@ -113,18 +115,19 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
             names = ", ".join(map(str, sources.results + sources.evals))
             raise ConfigError(f"{names}: no finished run in it; run sp sweep first")
         parts += [provenance(results)] if results.runs else []
+        parts += [] if times else ["Times are left out: the runs shared their devices."]
         for number, (title, rows) in enumerate(groups.items(), 1):
             several = len(groups) > 1
             parts += [f"# {title}"] if several else []
-            parts += quality(Table.of(rows), out, f"{number}_" if several else "")
+            parts += quality(Table.of(rows), out, f"{number}_" if several else "", times)
     for folder in sources.runs:
         run = SavedRun.load(folder)
         if run.has_maps:
             name = f"importance_{folder.name}.png" if len(sources.runs) > 1 else "importance_heads.png"
             save_png(importance_map(run), out / name)
             parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n![Importance by layer and head]({name})")
-    if times := [record for path in sources.records for record in newest(path) if record["bench"] == "ttft"]:
-        parts += times_section(times, out)
+    if timed := [record for path in sources.records for record in newest(path) if record["bench"] == "ttft"]:
+        parts += times_section(timed, out)
     if not parts:
         raise ConfigError(f"{', '.join(map(str, paths))}: nothing here that a report shows")
     return write_atomic(out / "report.md", ("# Report\n\n" + "\n\n".join(parts) + "\n").encode())
@@ -169,8 +172,8 @@ def provenance(results: Results) -> str:
     return markdown(["", ""], rows).replace("---:", "---")
 
 
-def quality(table: Table, out: Path, prefix: str) -> list[str]:
-    """Sections on answers, selections and time, with their pictures; file names begin with `prefix`."""
+def quality(table: Table, out: Path, prefix: str, times: bool) -> list[str]:
+    """Sections on answers, selections and, if asked for, time, with their pictures; file names begin with `prefix`."""
     ratios = table.values("keep_ratio")
     shown = [ratio for ratio in SHOWN_KEEP if ratio in ratios] or ratios[:1]
     parts = [
@@ -181,8 +184,11 @@ def quality(table: Table, out: Path, prefix: str) -> list[str]:
         + grid_table(table, "keep_ratio", share, name=lambda r: f"keep {r:g}"),
         "### Against the full prefill\n\n" + grid_table(table, "keep_ratio", points, name=lambda r: f"keep {r:g}"),
     ]
-    kept, ttft = (path.name for path in write_pareto(table, out, prefix))
-    parts.append(f"![Right answers over kept tokens]({kept})\n\n![Right answers over time]({ttft})")
+    save_png(pareto_figure(table, "kept_tokens"), out / f"{prefix}pareto_kept.png")
+    parts.append(f"![Right answers over kept tokens]({prefix}pareto_kept.png)")
+    if times:
+        save_png(pareto_figure(table, "ttft_s"), out / f"{prefix}pareto_ttft.png")
+        parts.append(f"![Right answers over time]({prefix}pareto_ttft.png)")
     for keep in shown:
         parts.append(f"## By task, keep ratio {keep:g}\n\n" + grid_table(table, "task", share, keep=keep))
         by_length = grid_table(table, "tokens_asked", share, keep=keep, name=tokens_label)
@@ -190,15 +196,16 @@ def quality(table: Table, out: Path, prefix: str) -> list[str]:
     parts.append("## What was kept\n\n" + kept_table(table, shown))
     for keep in shown:
         parts += needle_maps(table, keep, out, prefix)
-    longest = table.values("tokens_asked")[-1]
-    save_png(stage_figure(table, longest, shown[0]), out / f"{prefix}stages.png")
-    parts.append(
-        f"## Time to the first token, keep ratio {shown[0]:g}\n\n"
-        + "Median seconds, and the full prefill's time over it.\n\n"
-        + time_table(table, shown[0])
-        + f"\n\n![Stages at {tokens_label(longest)} tokens]({prefix}stages.png)"
-    )
-    write_atomic(out / f"{prefix}cells.csv", cells_csv(table).encode())
+    if times:
+        longest = table.values("tokens_asked")[-1]
+        save_png(stage_figure(table, longest, shown[0]), out / f"{prefix}stages.png")
+        parts.append(
+            f"## Time to the first token, keep ratio {shown[0]:g}\n\n"
+            + "Median seconds, and the full prefill's time over it.\n\n"
+            + time_table(table, shown[0])
+            + f"\n\n![Stages at {tokens_label(longest)} tokens]({prefix}stages.png)"
+        )
+    write_atomic(out / f"{prefix}cells.csv", cells_csv(table, times).encode())
     return parts
 
 

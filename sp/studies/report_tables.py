@@ -17,6 +17,7 @@ CSV_COLUMNS = (
     "needle_recall", "needle_rank", "needle_margin", "given_kept", "accuracy_given_kept", "realised_keep",
     "kept_tokens", "drafter_density", "ttft_s", "full_ttft_s", "speedup",
 )  # fmt: skip
+TIMES = ("ttft_s", "full_ttft_s", "speedup")
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -107,10 +108,11 @@ def time_table(table: Table, keep: float) -> str:
     return grid_table(table, "tokens_asked", show, keep=keep, name=tokens_label)
 
 
-def cells_csv(table: Table) -> str:
-    """Every group of one strategy, task, length and keep ratio as a line of CSV."""
+def cells_csv(table: Table, times: bool = True) -> str:
+    """Every group of one strategy, task, length and keep ratio as a line of CSV, with or without times."""
     out = StringIO()
-    writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n")
+    columns = [name for name in CSV_COLUMNS if times or name not in TIMES]
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for (strategy, task, tokens, ratio), group in table.groups("task", "tokens_asked", "keep_ratio").items():
         kept = group.given(True)

@@ -81,6 +81,17 @@ def test_the_page_says_what_the_rows_say(results: Path, tmp_path: Path) -> None:
     assert "| tail | 0.0512 (20.0x) | 0.205 (20.0x) | 20 |" in text
 
 
+def test_times_can_be_left_out(results: Path, tmp_path: Path) -> None:
+    page = write_report([results], tmp_path / "out", times=False)
+    text = page.read_text()
+    assert "Times are left out" in text
+    assert "Time to the first token" not in text
+    assert {path.name for path in page.parent.iterdir()} == {"report.md", *re.findall(r"\]\((\S+)\)", text)}
+    assert "pareto_ttft.png" not in text
+    assert "stages.png" not in text
+    assert "ttft" not in (page.parent / "cells.csv").read_text()
+
+
 def test_cells_csv_counts() -> None:
     lines = list(csv.DictReader(cells_csv(Table.of(rows())).splitlines()))
     assert len(lines) == 2 * len(RIGHT)
