@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sp.evals.statistics import paired_difference, wilson
+from sp.studies.sweep import load_sweep
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -39,6 +40,8 @@ def find() -> Find:
             elif line["kind"] == "row" and line["status"] == "ok":
                 rows.append(line)
     assert f"{len(rows):,} answers" in STUDY
+    asked = len(load_sweep(ROOT / "experiments" / "study.yaml").runs)
+    assert f"({asked - len(parts)} of the {asked} runs are missing)" in STUDY
     scorers: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row["task"], row["tokens_asked"], row["example"])):
         row["part"] = parts[row["run"]]
