@@ -2,6 +2,11 @@
 # jupyter:
 #   jupytext:
 #     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -60,7 +65,7 @@ def read(bench):
 
 own = ("sm_90a", "portable", "cublas")
 found = [matmul(r) for r in read("matmul") if r["config"]["path"] in own and r["config"]["type"] in BITS]
-found += [attention(r) for r in read("attention") if r["config"]["path"] in own and "tflops" in r["metrics"]]
+found += [attention(r) for r in read("attention") if r["config"]["path"] in own and "queries" in r["config"]]
 copies = [r for bench in ("decode_matmul", "elementwise") for r in read(bench)]
 found += [Point(r["bench"], "", 0.0, 0.0, r["metrics"]["gb_s"], r["gpu"], r["config"]) for r in copies]
 bandwidth, peak = roof(found)
