@@ -132,11 +132,11 @@ class TokenisedPrompt:
 
     def mask(self, kind: SpanKind) -> Bools:
         """Tokens that share at least one byte with a span of `kind`, shape (n,)."""
-        starts, ends = self.bytes[:, 0], self.bytes[:, 1]
+        starts, ends = np.ascontiguousarray(self.bytes.T)  # both in order
         hit = np.zeros(len(self.ids), bool)
         for span in self.prompt.spans:
             if span.kind == kind:
-                hit |= (starts < span.end) & (ends > span.start)
+                hit[np.searchsorted(ends, span.start, "right") : np.searchsorted(starts, span.end)] = True
         return hit
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp.errors import PromptError
-from sp.prompt import Prompt, merge_spans, transfer_scores
+from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans, transfer_scores
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -83,3 +83,11 @@ def test_merge_spans_joins_what_touches() -> None:
     spans = np.array([[0, 2], [2, 5], [7, 9], [8, 8], [10, 11]])
     np.testing.assert_array_equal(merge_spans(spans), [[0, 5], [7, 9], [10, 11]])
     assert merge_spans(np.empty((0, 2), np.int64)).shape == (0, 2)
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=12), st.integers(0, 40), st.integers(1, 40))
+def test_a_mask_marks_every_token_that_shares_a_byte(cuts: list[int], start: int, length: int) -> None:
+    tokens = np.array(list(pairwise(sorted(cuts))))
+    prompt = TokenisedPrompt(Prompt("x" * 80, (Span("needle", start, start + length),)), np.arange(len(tokens)), tokens)
+    expected = [first < start + length and last > start for first, last in tokens.tolist()]
+    assert prompt.mask("needle").tolist() == expected
