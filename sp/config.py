@@ -134,9 +134,13 @@ class Registry(Generic[T]):
 
     def build(self, name: str, options: Mapping[str, object] | None = None) -> T:
         """Make the strategy called `name` with its options; ConfigError if either is unknown."""
+        return from_mapping(self.class_of(name), options or {}, f"{self.kind} {name}")
+
+    def class_of(self, name: str) -> type[T]:
+        """The class filed under `name`; ConfigError if there is none."""
         if name not in self._classes:
             raise unknown_name(self.kind, name, self._classes)
-        return from_mapping(self._classes[name], options or {}, f"{self.kind} {name}")
+        return self._classes[name]
 
     def name_of(self, strategy: T) -> str:
         """Name a strategy is filed under; that of its class if it is not."""

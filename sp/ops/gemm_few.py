@@ -12,7 +12,7 @@ from sp.kernels.declared import gemm_few as declared
 from sp.kernels.declared.gemm_few import ADD, GEMM_FEW, HELD, STORE, SWIGLU, bits
 from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
-from sp.ops.packed import PackedWeight
+from sp.ops.packed import PackedWeight, weight_arguments
 
 __all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "alike", "fits", "gemm_few", "passes", "plan_of"]
 
@@ -99,18 +99,6 @@ def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilog
     plan = _plan(held, k, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
     if plan is None:
         raise DeviceError(f"{tokens} tokens of {k} inputs do not fit in the shared memory of a block")
-    arguments: list[Any] = []
-    for i in range(4):
-        w = weights[i] if i < len(weights) else None
-        out = outs[i] if i < len(outs) else None
-        wide = out is not None and out.dtype.char == "f"
-        arguments += [
-            None if w is None else w.data,
-            0 if w is None else w.format.ggml_type,
-            0 if w is None else w.shape[0],
-            None if wide else out,
-            out if wide else None,
-        ]
     cupy, piece, defines = import_cupy(), declared.piece_bytes(held) // 4, plan.defines
     blocks, items = plan.blocks * plan.slices, _items(rows, epilogue)
     heads = None if defines["HEADS"] else cupy.empty(blocks * int(defines["WARPS"]) * piece, cupy.float32)
@@ -126,7 +114,7 @@ def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilog
         heads,
         partials,
         arrived,
-        *arguments,
+        *weight_arguments(weights, outs),
         defines=defines,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from sp.kernels import import_cupy
 from sp.kernels.declared.gemv import ADD, GEMV, STORE, SUPER, SWIGLU, Layout, bits, variant
 from sp.kernels.device import capability, current_device
-from sp.ops.packed import PackedWeight
+from sp.ops.packed import PackedWeight, weight_arguments
 from sp.quant import Q4_K
 
 __all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
@@ -79,18 +79,6 @@ def _launch(
     defines = _variant(count, k, kinds, norm is not None, epilogue, device)
     assert defines is not None, f"{tokens} tokens of {k} inputs do not fit"
     units = sum(-(-w.shape[0] // 16) for w in (weights if epilogue == STORE else weights[:1]))
-    arguments: list[Any] = []
-    for i in range(4):
-        w = weights[i] if i < len(weights) else None
-        out = outs[i] if i < len(outs) else None
-        wide = out is not None and out.dtype.char == "f"
-        arguments += [
-            None if w is None else w.data,
-            0 if w is None else w.format.ggml_type,
-            0 if w is None else w.shape[0],
-            None if wide else out,
-            out if wide else None,
-        ]
     weight, eps = norm if norm is not None else (None, 0.0)
     blocks = min(_attribute("MultiProcessorCount", device) // defines["SPLIT"], -(-units // defines["GROUPS"]))
     GEMV.launch(
@@ -101,7 +89,7 @@ def _launch(
         eps,
         tokens,
         len(weights),
-        *arguments,
+        *weight_arguments(weights, outs),
         defines=defines,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,17 @@ from sp.kernels.declared.packed import EXPAND_SCALES, PACK, UNPACK
 from sp.ops.fragment_order import SIZES, TILE, Offsets, pack_numpy, plane_offsets, unpack_numpy
 from sp.quant import BF16, F16, BlockFormat
 
-__all__ = ["TILE", "PackedWeight", "allocate", "expand_scales", "pack", "pack_rows", "unpack", "unpack_bf16"]
+__all__ = [
+    "TILE",
+    "PackedWeight",
+    "allocate",
+    "expand_scales",
+    "pack",
+    "pack_rows",
+    "unpack",
+    "unpack_bf16",
+    "weight_arguments",
+]
 
 
 @dataclass(frozen=True)
@@ -192,3 +203,20 @@ def _unpack(w: PackedWeight, f32: Any, bf16: Any, words: Any) -> None:
         w.k_tiles,
         defines={"FORMAT": w.format.ggml_type, "ROUNDED": int(f32 is None)},
     )
+
+
+def weight_arguments(weights: Sequence[PackedWeight], outs: Sequence[Any]) -> list[Any]:
+    """What a kernel of up to four weights is told of each: data, ggml type, rows, bf16 output, float32 output."""
+    arguments: list[Any] = []
+    for i in range(4):
+        w = weights[i] if i < len(weights) else None
+        out = outs[i] if i < len(outs) else None
+        wide = out is not None and out.dtype.char == "f"
+        arguments += [
+            None if w is None else w.data,
+            0 if w is None else w.format.ggml_type,
+            0 if w is None else w.shape[0],
+            None if wide else out,
+            out if wide else None,
+        ]
+    return arguments

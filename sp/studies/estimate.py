@@ -10,10 +10,9 @@ import numpy as np
 
 from sp.models import ModelConfig
 from sp.models.cost import flops
+from sp.scoring import SCORERS
+from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget
-
-READS_NO_MODEL = ("random", "uniform", "recency", "head_tail", "lexical", "bm25", "oracle")
-"""Scorers without a pass of a model."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,8 @@ def work_of(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig
     Cells that share a scorer share one pass of the drafter.
     """
     tokens, count = config["tokens"], config["count"]
-    scorers = {repr(cell["scorer"]) for cell in config["cells"] if cell["scorer"]["name"] not in READS_NO_MODEL}
+    free = {name for name in SCORERS if issubclass(SCORERS.class_of(name), ModelFreeScorer)}
+    scorers = {repr(cell["scorer"]) for cell in config["cells"] if cell["scorer"]["name"] not in free}
     flop = len(scorers) * flops(drafter, tokens) + (flops(target, tokens) if config["full"] else 0.0)
     flop += sum(flops(target, token_budget(cell["keep_ratio"], tokens)) for cell in config["cells"])
     return Work(count * flop, count * (len(config["cells"]) + bool(config["full"])))
