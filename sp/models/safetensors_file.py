@@ -31,6 +31,8 @@ class SafetensorsFile:
     ----------
     path : Path
     tensors : dict of str to StoredTensor
+    nbytes : int
+        Of the file.
 
     Examples
     --------
@@ -42,8 +44,9 @@ class SafetensorsFile:
     6.0
     """
 
-    def __init__(self, path: Path, tensors: dict[str, StoredTensor], data: Bytes) -> None:
-        self.path, self.tensors, self._data = path, tensors, data
+    def __init__(self, path: Path, tensors: dict[str, StoredTensor], data: Bytes, start: int) -> None:
+        self.path, self.tensors, self._data, self._start = path, tensors, data, start
+        self.nbytes = start + len(data)
 
     @classmethod
     def open(cls, path: str | Path) -> SafetensorsFile:
@@ -72,7 +75,7 @@ class SafetensorsFile:
             name: StoredTensor(tuple(entry["shape"]), entry["dtype"], entry["data_offsets"][0])
             for name, entry in header.items()
         }
-        return cls(path, tensors, mapped[end:])
+        return cls(path, tensors, mapped[end:], end)
 
     def weight(self, name: str) -> Weight:
         """The tensor `name`, packed.
@@ -89,3 +92,9 @@ class SafetensorsFile:
         rows = (*info.shape[:-1], fmt.row_bytes(info.shape[-1]))
         data = self._data[info.start : info.start + fmt.nbytes(info.shape)].view(np.ndarray)
         return Weight(name, fmt, info.shape, data.reshape(rows))
+
+    def locate(self, data: Bytes) -> tuple[Path, int]:
+        """The file, and the offset in it, of a view of `weight`'s data; see `GGUFFile.locate`."""
+        offset = data.ctypes.data - self._data.ctypes.data
+        assert 0 <= offset <= len(self._data) - data.nbytes, "no view of this file"
+        return self.path, self._start + offset

@@ -1,14 +1,15 @@
-"""trunk_to_device: the weights of a model from their file to the device, packed there as its kernels read them."""
+"""to_device: weights from their file to the device, packed there as its kernels read them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from sp.arrays import Bytes
 from sp.errors import DeviceError
-from sp.gguf import GGUFFile
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.trunk import Trunk, mapped
@@ -18,17 +19,47 @@ from sp.quant import BF16, F32, BlockFormat, Weight
 
 SLICE = 64 << 20
 """Most bytes of a matrix that are staged at a time; whole tiles of rows."""
+Parts = TypeVar("Parts")
 
 
-def trunk_to_device(trunk: Trunk, file: GGUFFile, progress: Callable[[int], None] | None = None) -> tuple[Trunk, int]:
-    """Copy a trunk whose matrices are views of `file` to the current device.
+class WeightFile(Protocol):
+    """An open file of weights: a `GGUFFile`, or a `SafetensorsFile`."""
 
-    Matrices are packed (see `sp.ops.packed`), float32 ones rounded to BF16 first; the embedding table keeps its rows,
-    norms and other vectors are float32. A tied embedding is held twice: as a table and, packed, as the head.
+    path: Path
+    nbytes: int
+
+    def locate(self, data: Bytes) -> tuple[Path, int]:
+        """The file, and the offset in it, of a view of a weight's data."""
+        ...
+
+
+def trunk_to_device(trunk: Trunk, file: WeightFile, progress: Callable[[int], None] | None = None) -> tuple[Trunk, int]:
+    """`to_device` of a whole model. A tied embedding is held twice: as a table and, packed, as the head."""
+    parts = trunk.blocks, trunk.output_norm, trunk.output
+    (blocks, norm, output), (table,), nbytes = to_device(parts, (trunk.embed,), file, progress)
+    return Trunk(table, blocks, norm, output), nbytes
+
+
+def to_device(
+    parts: Parts, tables: tuple[Weight, ...], file: WeightFile, progress: Callable[[int], None] | None = None
+) -> tuple[Parts, tuple[Weight, ...], int]:
+    """Copy weights that are views of `file` to the current device.
+
+    Parameters
+    ----------
+    parts : tree of dataclasses and tuples
+        Its matrices are packed (see `sp.ops.packed`), float32 ones rounded to BF16 first; norms and other vectors
+        become float32.
+    tables : tuple of Weight
+        Matrices of which only rows are read; they keep the rows of the file.
+    file : GGUFFile or SafetensorsFile
+    progress : callable, optional
+        See `load_model`.
 
     Returns
     -------
-    trunk : Trunk
+    parts, tables
+        The same on the device.
     nbytes : int
         Of everything copied, as it is held.
 
@@ -44,7 +75,7 @@ def trunk_to_device(trunk: Trunk, file: GGUFFile, progress: Callable[[int], None
     require_device()
     try:
         with device_errors():
-            return _copied(trunk, file, progress)
+            return _copied(parts, tables, file, progress)
     except DeviceError as error:
         if "memory is full" not in str(error):
             raise
@@ -55,13 +86,13 @@ def trunk_to_device(trunk: Trunk, file: GGUFFile, progress: Callable[[int], None
         ) from error
 
 
-def _copied(trunk: Trunk, file: GGUFFile, progress: Callable[[int], None] | None) -> tuple[Trunk, int]:
+def _copied(
+    parts: Parts, tables: tuple[Weight, ...], file: WeightFile, progress: Callable[[int], None] | None
+) -> tuple[Parts, tuple[Weight, ...], int]:
     cupy = import_cupy()
-    table = Weight(
-        trunk.embed.name, trunk.embed.format, trunk.embed.shape, cupy.empty(trunk.embed.data.shape, np.uint8)
-    )
     placed: dict[int, Any] = {}
-    sources: list[Weight] = []
+    kept = {id(w): Weight(w.name, w.format, w.shape, cupy.empty(w.data.shape, np.uint8)) for w in tables}
+    sources = {id(w): w for w in tables}
 
     def place(leaf: Any) -> Any:
         """What stands for a leaf on the device; matrices are filled later."""
@@ -69,33 +100,27 @@ def _copied(trunk: Trunk, file: GGUFFile, progress: Callable[[int], None] | None
             if isinstance(leaf, Weight):
                 assert len(leaf.shape) == 2, f"{leaf.name} {leaf.shape}"
                 placed[id(leaf)] = allocate(leaf.name, packed_format(leaf.format), leaf.shape)
-                sources.append(leaf)
+                sources[id(leaf)] = leaf
             else:
                 placed[id(leaf)] = cupy.asarray(leaf, np.float32)
         return placed[id(leaf)]
 
-    moved = Trunk(
-        table,
-        mapped(trunk.blocks, place),
-        place(trunk.output_norm),
-        place(trunk.output),
-    )
-    if trunk.output is not trunk.embed:
-        sources.append(trunk.embed)
-    pieces = [(*file.locate(w.data[rows]), w, rows) for w in sources for rows in row_slices(*w.data.shape)]
+    moved = mapped(parts, place)
+    pieces = [(*file.locate(w.data[rows]), w, rows) for w in sources.values() for rows in row_slices(*w.data.shape)]
     pieces.sort(key=lambda piece: piece[:2])
-    parts = [Part(path, offset, w.data[rows].nbytes) for path, offset, w, rows in pieces]
-    for index, raw in stream_parts(parts, progress):
+    wanted = [Part(path, offset, w.data[rows].nbytes) for path, offset, w, rows in pieces]
+    for index, raw in stream_parts(wanted, progress):
         _, _, w, rows = pieces[index]
         raw = raw.reshape(w.data[rows].shape)
-        if w is trunk.embed:
-            table.data[rows] = raw
+        if id(w) in kept:
+            kept[id(w)].data[rows] = raw
         if id(w) in placed:
             pack_rows(placed[id(w)], rows.start, raw if w.format is not F32 else to_bf16(raw))
         del raw  # the last one would hold the staging memory
     cupy.cuda.get_current_stream().synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
-    return moved, table.nbytes + sum(int(item.nbytes) for item in placed.values())
+    nbytes = sum(int(item.nbytes) for item in (*kept.values(), *placed.values()))
+    return moved, tuple(kept.values()), nbytes
 
 
 def packed_format(fmt: BlockFormat) -> BlockFormat:
