@@ -155,9 +155,7 @@ def keep_path(model: Model, cache: Cache, seen: TreePass, path: Ints) -> None:
     nodes = len(seen.logits)
     for layer in model.config.attention_layers:
         at = cache.stored(layer)
-        start = at.tokens - nodes
-        for pages in (at.k, at.v):
-            kv_move(pages, at.table, start + path, start)
+        kv_move(at.k, at.v, at.table[None], at.tokens, nodes, path, len(path))
     for layer, after in seen.states.items():
         state = cache.state(layer)
         state.conv, state.recurrent = after.conv[path[-1]].copy(), after.recurrent[path[-1]].copy()

@@ -96,19 +96,38 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
     return out
 
 
-def kv_move(pages: Bytes, table: Ints, source: Ints, start: int) -> None:
-    """Copy tokens `source` of a sequence to token `start` and after, in place and packed as they are; on the CPU.
+def kv_move(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
+    """Move some of the last `nodes` tokens to the front of these, in all layers, in place and packed as they are.
 
+    With ``start = total - nodes``, token ``start + path[i]`` goes to token ``start + i`` for all ``i < kept``.
+
+    Parameters
+    ----------
+    k_pages, v_pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
+    tables : int64 (layers, blocks), on the device int32
+        Pages of each layer, in order.
+    total : int, or on the device int32 (1,)
+        Tokens of every layer.
+    nodes : int
+    path : int64 (kept or more,), on the device int32
+        Increasing, below `nodes`.
+    kept : int, or on the device int32 (1,)
+
+    Examples
+    --------
     >>> from sp.quant import F32
-    >>> pages = np.zeros((1, 4, 1, 4), np.uint8)
-    >>> kv_append(pages, np.array([0]), 0, np.arange(4, dtype=np.float32).reshape(4, 1, 1), F32)
-    >>> kv_move(pages, np.array([0]), np.array([1, 3]), 0)
-    >>> kv_gather(pages, np.array([0]), 2, F32).ravel().tolist()
-    [1.0, 3.0]
+    >>> pages, table = np.zeros((1, 4, 1, 4), np.uint8), np.array([0])
+    >>> kv_append(pages, table, 0, np.arange(4, dtype=np.float32).reshape(4, 1, 1), F32)
+    >>> kv_move(pages, pages.copy(), table[None], 4, 3, np.array([0, 2]), 2)
+    >>> kv_gather(pages, table, 3, F32).ravel().tolist()
+    [0.0, 1.0, 3.0]
     """
-    page_tokens = pages.shape[1]
-    slots = np.arange(start, start + len(source))
-    pages[table[slots // page_tokens], slots % page_tokens] = pages[table[source // page_tokens], source % page_tokens]
+    page_tokens = k_pages.shape[1]
+    source, target = total - nodes + path[:kept], total - nodes + np.arange(kept)
+    for table in tables:
+        for pages in (k_pages, v_pages):
+            moved = pages[table[source // page_tokens], source % page_tokens]
+            pages[table[target // page_tokens], target % page_tokens] = moved
 
 
 def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:

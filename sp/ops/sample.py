@@ -43,15 +43,16 @@ class Sampling:
 
 
 def argmax(logits: Floats) -> Any:
-    """Id of the largest logit, the lowest id among equals.
+    """Id of the largest logit of each row, the lowest id among equals.
 
     Parameters
     ----------
-    logits : float32 (1, vocab)
+    logits : float32 (n, vocab)
+        At most 64 rows on the device.
 
     Returns
     -------
-    int32 (1,)
+    int32 (n,)
         On the device where `logits` is; nothing waits for it.
 
     Examples

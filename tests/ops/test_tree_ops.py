@@ -10,7 +10,7 @@ import pytest
 from sp.models.delta_state import DeltaState
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta_tree import delta_tree, windows
-from sp.ops.kv_pages import kv_append, kv_gather, kv_move
+from sp.ops.kv_pages import kv_move
 from sp.ops.masked_attention import masked_attention
 from sp.quant import Q4_0
 
@@ -114,9 +114,12 @@ def test_windows_of_a_chain_are_consecutive() -> None:
 
 def test_moved_tokens_keep_their_packed_bytes() -> None:
     rng = np.random.default_rng(2)
-    pages = np.zeros((3, 4, 2, Q4_0.row_bytes(32)), np.uint8)
-    table = np.array([2, 0, 1])
-    kv_append(pages, table, 0, rng.standard_normal((11, 2, 32)).astype(np.float32), Q4_0)
-    before = kv_gather(pages, table, 11, Q4_0)
-    kv_move(pages, table, np.array([3, 5, 6, 10]), 3)  # across pages, and sources that targets overwrite
-    np.testing.assert_array_equal(kv_gather(pages, table, 7, Q4_0), before[[0, 1, 2, 3, 5, 6, 10]])
+    k_pages, v_pages = rng.integers(0, 256, (2, 6, 4, 2, Q4_0.row_bytes(32)), np.uint8)
+    tables = np.array([[2, 0, 5], [4, 1, 3]])
+    before = k_pages[tables].reshape(2, 12, -1), v_pages[tables].reshape(2, 12, -1)
+    kv_move(
+        k_pages, v_pages, tables, 11, 8, np.array([0, 2, 3, 7, 99]), 4
+    )  # across pages, and from what is overwritten
+    for pages, was in zip((k_pages, v_pages), before, strict=True):
+        want = was[:, [0, 1, 2, 3, 5, 6, 10, 7, 8, 9, 10, 11]]
+        np.testing.assert_array_equal(pages[tables].reshape(2, 12, -1), want)

@@ -1,0 +1,77 @@
+"""The NumPy twins of tree_attention and top_logprobs against plain loops, and against attention under a causal mask."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from sp.ops import hadamard, kv_append
+from sp.ops.paged_attention import attention_output
+from sp.ops.top_logprobs import top_logprobs
+from sp.ops.tree_attention import seen_words, tree_attention, visible
+from sp.quant import F32
+
+HEADS, KV_HEADS, D = 4, 2, 64
+
+
+def stored(
+    rng: np.random.Generator, tokens: int, block: int = 0
+) -> tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]:
+    """Pages of keys and values, NaN where no token lies, their table, and what was stored."""
+    table = rng.permutation(tokens // 4 + 3)
+    pages = [np.full((len(table), 4, KV_HEADS, F32.row_bytes(D)), 0xFF, np.uint8) for _ in range(2)]
+    values = [rng.standard_normal((tokens, KV_HEADS, D)).astype(np.float32) for _ in range(2)]
+    for page, value, rotation in zip(pages, values, (block, min(block, 64)), strict=True):
+        kv_append(page, table, 0, value, F32, rotation)
+    return pages, table, values
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 9, 100])
+@pytest.mark.parametrize(("n", "start"), [(1, 0), (5, 0), (7, 1), (64, 13)])
+def test_tree_attention_is_the_formula(n: int, start: int, window: int | None) -> None:
+    rng = np.random.default_rng(n)
+    pages, table, (k, v) = stored(rng, start + n)
+    q = rng.standard_normal((n, HEADS, D)).astype(np.float32)
+    mask = rng.random((n, n)) < 0.4  # not only ancestors: a draft block looks both ways
+    np.fill_diagonal(mask, True)
+    found = tree_attention(q, *pages, table, start + n, F32, seen=seen_words(mask), window=window)
+    for i in range(n):
+        keys = [t for t in range(start) if window is None or start + i - t < window]
+        keys += [start + j for j in range(n) if mask[i, j]]
+        for h in range(HEADS):
+            weight = [math.exp(float(q[i, h].astype(np.float64) @ k[t, h // 2]) / math.sqrt(D)) for t in keys]
+            want = sum(w * v[t, h // 2].astype(np.float64) for w, t in zip(weight, keys, strict=True)) / sum(weight)
+            np.testing.assert_allclose(found.reshape(n, HEADS, D)[i, h], want, atol=3e-6)
+
+
+def test_a_chain_is_causal_attention_rotated_and_gated() -> None:
+    rng = np.random.default_rng(0)
+    pages, table, _ = stored(rng, 20, D)
+    q, wide = (rng.standard_normal((6, HEADS, size)).astype(np.float32) for size in (D, 2 * D))
+    seen = seen_words(np.tri(6, dtype=bool))
+    found = tree_attention(q, *pages, table, 20, F32, D, seen=seen, wide=wide)
+    np.testing.assert_allclose(found, attention_output(q, *pages, table, 20, F32, D, wide=wide), atol=2e-6)
+    assert not np.allclose(found, tree_attention(hadamard(q, D), *pages, table, 20, F32, D, seen=seen, wide=wide))
+
+
+def test_all_64_bits_count_and_no_more() -> None:
+    everything = np.full(64, 2**64 - 1, np.uint64)
+    assert visible(everything, 70).all()
+    assert seen_words(np.ones((64, 64), bool)).tolist() == everything.tolist()
+    assert visible(everything[:3], 5, window=2).astype(int).tolist() == [
+        [0, 1, 1, 1, 1],
+        [0, 0, 1, 1, 1],
+        [0, 0, 1, 1, 1],
+    ]
+
+
+def test_top_logprobs_ranks_ties_by_token_and_is_the_log_softmax() -> None:
+    rng = np.random.default_rng(1)
+    logits = rng.integers(-6, 6, (5, 300)).astype(np.float32)
+    logits[0, 7] = -np.inf
+    tokens, log_probs = top_logprobs(logits, 16)
+    for row, best, found in zip(logits.astype(np.float64), tokens, log_probs, strict=True):
+        assert best.tolist() == sorted(range(300), key=lambda i: (-row[i], i))[:16]
+        np.testing.assert_allclose(np.exp(found), np.exp(row[best]) / np.exp(row).sum(), rtol=1e-6)
