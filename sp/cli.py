@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
 from sp import __version__
@@ -22,9 +21,10 @@ from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
 from sp.commands.heads import heads
 from sp.commands.kernels import kernels_app
-from sp.commands.open_pair import VRAM, OnDevice, open_pair
+from sp.commands.open_pair import VRAM, Decode, Draft, OnDevice, draft_of, open_pair
 from sp.commands.report import report
 from sp.commands.serve import serve
+from sp.commands.strategies import overrides
 from sp.commands.sweep import sweep
 from sp.commands.terminal import AsJson, print_json, progress_bar, read_text
 from sp.config import from_mapping
@@ -43,25 +43,6 @@ app = typer.Typer(
 INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__bases__[0]
 """What Typer raises for a wrong command line; its module differs between Typer versions."""
-
-
-def overrides(settings: list[str], group: str) -> dict[str, object]:
-    """Options of `group` among `group.name=value` settings; values are read as YAML."""
-    options = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        owner, dot, name = key.partition(".")
-        if not (equals and dot and name) or owner not in ("scorer", "selector", "target", "decode"):
-            raise ConfigError(
-                "--set takes scorer.NAME=VALUE, selector.NAME=VALUE, target.NAME=VALUE or decode.NAME=VALUE, "
-                f"not {setting!r}"
-            )
-        if owner == group:
-            try:
-                options[name] = yaml.safe_load(value)
-            except yaml.YAMLError:
-                raise ConfigError(f"--set {key}: {value!r} is not a YAML value") from None
-    return options
 
 
 app.command()(doctor)
@@ -117,8 +98,8 @@ def run(
     mapping: Annotated[str, typer.Option(help="Drafter to target: byte_span, or text_rejoin.")] = "byte_span",
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
-    decode: Annotated[str, typer.Option(help="greedy, or with a draft: dflash (a chain), ddtree (a tree).")] = "greedy",
-    draft: Annotated[Path | None, typer.Option(help="DFlash draft of the target: .gguf or .safetensors.")] = None,
+    decode: Decode = "greedy",
+    draft: Draft = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 64,
     device: OnDevice = "auto",
     vram: VRAM = None,
@@ -140,7 +121,7 @@ def run(
 
       sp run --prompt-file book.txt --question "What is the special magic number for quiet-lantern?"
 
-      sp run --decode ddtree --draft draft.gguf --set decode.budget=22 --device cpu
+      sp run --decode ddtree --set decode.budget=22
 
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
@@ -173,9 +154,9 @@ def run(
         "seed": seed,
     }
     options = from_mapping(RunOptions, given, "sp run")
-    if isinstance(options.decode, Speculative) and draft is None:
-        raise ConfigError(f"--decode {decode} needs a draft of the target; name its file with --draft")
-    if draft is not None and not isinstance(options.decode, Speculative):
+    if isinstance(options.decode, Speculative):
+        draft = draft_of(target, draft)
+    elif draft is not None:
         raise ConfigError(f"--decode {decode} reads no draft; add --decode dflash or ddtree, or leave --draft out")
     expected: list[str] | None = None
     if prompt_file is None:

@@ -1,8 +1,9 @@
-"""Lists of strategies on the command line: names with commas between them, options of one in square brackets."""
+"""Strategies on the command line: lists of names with options in square brackets, and `--set GROUP.NAME=VALUE`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import yaml
@@ -12,6 +13,7 @@ from sp.errors import ConfigError
 
 T = TypeVar("T")
 
+GROUPS = ("scorer", "selector", "target", "decode")
 ITEM = re.compile(r"(?P<name>[^,\[\]]+?)\s*(?:\[(?P<options>[^\]]*)\])?\s*(?:,|$)")
 
 
@@ -57,6 +59,31 @@ def read_options(text: str, option: str) -> dict[str, Any]:
         except yaml.YAMLError:
             raise ConfigError(f"{option}: {name}: {value!r} is not a YAML value") from None
     return found
+
+
+def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
+    """Options of `group` among `group.name=value` settings; values are read as YAML.
+
+    Examples
+    --------
+    >>> overrides(["decode.budget=4", "scorer.queries=16"], "decode")
+    {'budget': 4}
+    """
+    options = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        owner, dot, name = key.partition(".")
+        if not (equals and dot and name) or owner not in GROUPS:
+            raise ConfigError(
+                "--set takes scorer.NAME=VALUE, selector.NAME=VALUE, target.NAME=VALUE or decode.NAME=VALUE, "
+                f"not {setting!r}"
+            )
+        if owner == group:
+            try:
+                options[name] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise ConfigError(f"--set {key}: {value!r} is not a YAML value") from None
+    return options
 
 
 def read_shares(text: str, option: str) -> list[float]:

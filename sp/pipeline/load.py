@@ -15,7 +15,7 @@ from sp.kernels.device import pick_device
 from sp.models import Model, ModelConfig, load_model
 from sp.models.shapes import tensor_plan
 
-EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf"}
+EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
 MOST_ON_CPU = 1 << 30
 """Bytes of random weights beyond which the CPU is no place for them."""
@@ -64,7 +64,7 @@ class Loaded:
 
 
 def embedded(role: str) -> Path:
-    """Path of the embedded `target` or `drafter`."""
+    """Path of the embedded `target`, `drafter` (which scores prompts) or `draft` (which guesses answers)."""
     return Path(str(files("sp") / "assets" / EMBEDDED[role]))
 
 

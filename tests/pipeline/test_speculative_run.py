@@ -108,7 +108,7 @@ def test_a_gpu_is_refused_before_anything_is_loaded(command, draft_file, monkeyp
 
 
 BAD = [
-    (["--decode", "ddtree"], "--decode ddtree needs a draft"),
+    (["--decode", "ddtree"], "needs a draft of target.gguf"),
     (["--draft", "{draft}"], "--decode greedy reads no draft"),
     (["--decode", "ddtre", "--draft", "{draft}"], "did you mean 'ddtree'"),
     (["--decode", "ddtree", "--draft", "{draft}", "--set", "decode.budget=0"], "budget is 0"),
