@@ -45,13 +45,10 @@ def open_pair(
 ) -> Pipeline:
     """The pair on its device, its kernels compiled; `draft` is for speculative decoding."""
     from sp.kernels.device import pick_device
-    from sp.models.dflash import require_cpu
     from sp.pipeline import Pipeline
     from sp.pipeline.sizes import parse_bytes
 
     where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
-    if draft is not None:
-        require_cpu(where)
     if where == "cuda":
         compile_kernels()
     pair = Pipeline.open(target, drafter, device=where, vram=budget).with_break_evens(break_even)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -213,6 +213,29 @@ class Cache:
         for state in self._states.values():
             state.tokens += tokens
 
+    def advance(self, tokens: int, more: Any = None) -> None:
+        """Count `tokens` more (if negative, fewer) in every layer, on the device alone; nothing on the CPU.
+
+        `more`, int32 (1,) on the device, is added to them.
+        """
+        if self._tables is not None:
+            self._tables.advance(tokens, more=more)
+
+    def move(self, nodes: int, path: Ints, kept: Ints) -> None:
+        """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay.
+
+        Parameters
+        ----------
+        path : int64 (kept or more,), on the device int32
+            Increasing, below `nodes`.
+        kept : int64 (1,), on the device int32
+        """
+        if self._tables is not None:
+            self._pool.move(self._tables.tables, self._tables.total(0), nodes, path, kept)
+            return
+        tables = np.array([layer.table for layer in self._layers.values()], np.int64)
+        self._pool.move(tables, self.tokens, nodes, path, int(kept[0]))
+
     def _grow(self, layer: int, total: int) -> None:
         """Take the pages a layer needs for `total` tokens."""
         if total > self.capacity:
@@ -259,6 +282,29 @@ class Cache:
         float32 (n, heads * head_dim)
         """
         return self._pool.attend(q, self._run(layer), self.key_block if self.rotate else 0, gate)
+
+    def attend_tree(
+        self, layer: int, q: Floats, seen: Ints, window: int | None = None, gate: Floats | None = None
+    ) -> Floats:
+        """Attention of the last tokens of a layer under a mask among themselves, gated; see `tree_attention`.
+
+        Parameters
+        ----------
+        layer : int
+        q : float32 (n, heads, head_dim)
+            After RoPE, not rotated for the cache.
+        seen : uint64 (n,)
+            Where the model is: which of the n last tokens each one sees.
+        window : int, optional
+            Tokens that a query sees back to, itself among them.
+        gate : float32 (n, heads, 2 head_dim), optional
+            See `attend`.
+
+        Returns
+        -------
+        float32 (n, heads * head_dim)
+        """
+        return self._pool.attend_tree(q, self._run(layer), self.key_block if self.rotate else 0, gate, seen, window)
 
     def stored(self, layer: int) -> Stored:
         """Where the keys and values of a layer lie, for ops that read pages."""

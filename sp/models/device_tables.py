@@ -38,10 +38,10 @@ class DeviceTables:
             part = self.tables[row, first : first + len(pages)]
             part.set(np.array(pages, np.int32), import_cupy().cuda.get_current_stream())
 
-    def advance(self, tokens: int, row: int | None = None) -> None:
-        """Count `tokens` more, in one layer or in all."""
+    def advance(self, tokens: int, row: int | None = None, more: Any = None) -> None:
+        """Count `tokens` more, and what int32 (1,) `more` holds on the device, in one layer or in all."""
         counts = self.counts if row is None else self.counts[row : row + 1]
-        ADVANCE_COUNTS.launch((-(-len(counts) // 64),), counts, len(counts), tokens)
+        ADVANCE_COUNTS.launch((-(-len(counts) // 64),), counts, len(counts), tokens, more)
 
     def start(self, row: int) -> Any:
         """Tokens of a layer before the last append: a view of one number."""

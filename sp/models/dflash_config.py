@@ -19,6 +19,7 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.keys import Keys, short
+from sp.ops.tree_attention import MOST_QUERIES
 
 DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
 PUBLISHED = {
@@ -179,7 +180,7 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     )
     return DraftConfig(
         model=model,
-        block_size=keys.count("block_size", least=2, most=1 << 10),
+        block_size=keys.count("block_size", least=2, most=MOST_QUERIES),
         mask_id=mask_id,
         target_layers=_target_layers(keys, target.layers),
         windows=tuple(window if slides else None for slides in sliding),

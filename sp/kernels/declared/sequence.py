@@ -7,7 +7,7 @@ from sp.kernels.launch import Kernel
 ADVANCE_COUNTS = Kernel(
     source="sequence.cu",
     entry="advance_counts",
-    args=("i32* counts", "i32 layers", "i32 tokens"),
+    args=("i32* counts", "i32 layers", "i32 tokens", "const i32*? more"),
     threads=64,
     early=True,
 )
@@ -17,5 +17,13 @@ NEXT_STEP = Kernel(
     entry="next_step",
     args=("const i32* chosen", "i32* current", "i64* position", "i32* history", "i32* step"),
     threads=1,
+    early=True,
+)
+
+MASKED_BLOCK = Kernel(
+    source="sequence.cu",
+    entry="masked_block",
+    args=("const i32* chosen", "const i64* position", "i32* ids", "i64* positions", "i32 mask", "i32 size"),
+    threads=64,
     early=True,
 )

@@ -1,0 +1,33 @@
+"""Outputs of a model's layers on their way to a draft."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Kernel
+
+THREADS = 128
+EACH = 8
+"""Values of a thread."""
+
+STORE_FEATURES = Kernel(
+    source="feature_rows.cu",
+    entry="store_features",
+    args=("const f32* x", "u16* features", "i32 hidden", "i32 width", "i32 column"),
+    threads=THREADS,
+    early=True,
+)
+
+PICK_FEATURES = Kernel(
+    source="feature_rows.cu",
+    entry="pick_features",
+    args=(
+        "const u16* features",
+        "const i64* positions",
+        "const i32* path",
+        "const i32* kept",
+        "u16* y",
+        "i64* y_positions",
+        "i32 width",
+    ),
+    threads=THREADS,
+    early=True,
+)
