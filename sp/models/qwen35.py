@@ -8,8 +8,8 @@ from sp.arrays import Floats, Ints
 from sp.models.blocks import Attention, Block, Mixer, Tap
 from sp.models.cache import Cache
 from sp.models.weights import Store
+from sp.ops.delta_checkpoints import DeltaNodes, delta_checkpoints
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
-from sp.ops.delta_tree import DeltaNodes, delta_tree
 from sp.ops.project import Norm, project, project_add
 from sp.quant import Weight
 
@@ -72,7 +72,7 @@ class GatedDelta:
         """The stream (nodes, hidden) of a tree of tokens, and the state after each node; that of the cache stays."""
         weights = self.qkv, self.alpha, self.beta, self.gate
         qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
-        out, nodes = delta_tree(qkv, z, alpha, beta, self.params, cache.state(self.index), parents)
+        out, nodes = delta_checkpoints(qkv, z, alpha, beta, self.params, cache.state(self.index), parents)
         return project_add(x, out, self.out), nodes
 
 

@@ -18,7 +18,7 @@ from sp.models.cache import Cache
 from sp.models.forward import checked
 from sp.models.model import Model
 from sp.models.qwen35 import GatedDelta
-from sp.ops.delta_tree import DeltaNodes
+from sp.ops.delta_checkpoints import DeltaNodes
 from sp.ops.gate_output import gate_output
 from sp.ops.hadamard import hadamard
 from sp.ops.kv_pages import kv_move

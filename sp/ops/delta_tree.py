@@ -1,81 +1,216 @@
-"""delta_tree: a Gated DeltaNet layer over a tree of tokens, each node going on from the memory of its parent."""
+"""delta_tree and delta_keep: a Gated DeltaNet layer over a tree of tokens, and then only the path that came true.
+
+With S the state before the tree, G_i the sum of the log decays g from the first node down to i,
+``r_ij = exp(G_i - G_j)`` and j an ancestor of i (``j <= i``: or i itself):
+
+    u_i = beta_i (v_i - exp(G_i) Sᵀ k_i - sum_{j < i} r_ij (k_j . k_i) u_j)
+    o_i = (exp(G_i) Sᵀ q_i + sum_{j <= i} r_ij (k_j . q_i) u_j) / sqrt(head_dim)
+    state after p = exp(G_p) S + sum_{j <= p} r_pj k_j u_jᵀ
+
+So the pass reads S once and leaves it alone; k, u and g of the nodes say how to move on along any path later.
+
+References
+----------
+Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", 2024 (the same sums along a
+chain); Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
+from sp.kernels import import_cupy, is_device
 from sp.ops.activations import silu
 from sp.ops.delta_mixer import DeltaParams, State, mixer_inputs, mixer_output
-from sp.ops.gated_delta_net import gated_delta_net_recurrent
+
+MOST_NODES = 64
+"""Nodes of a tree: one bit each in a word of ancestors."""
 
 
-class DeltaNodes(NamedTuple):
-    """Memory of the layer after every node, in float32 as `State` holds it: to go on from whichever is kept.
+@dataclass(frozen=True)
+class DeltaTrace:
+    """What reading a tree leaves of every recurrent layer, written by `delta_tree` and read by `delta_keep`.
 
     Attributes
     ----------
-    conv : float32 (nodes, taps - 1, conv_dim)
-    recurrent : float32 (nodes, value_heads, head_dim, head_dim)
+    k : float32 (layers, nodes, key_heads, head_dim)
+        Unit keys.
+    u : float32 (layers, nodes, value_heads, head_dim)
+        What each node adds to the state along its key.
+    g : float32 (layers, nodes, value_heads)
+        Log decays.
+    inputs : float32 (layers, nodes, conv_dim), on the device bf16 (uint16)
+        Of the convolution.
     """
 
-    conv: Floats
-    recurrent: Floats
+    k: Floats
+    u: Floats
+    g: Floats
+    inputs: Floats
+
+    @classmethod
+    def new(cls, layers: int, nodes: int, params: DeltaParams, device: Literal["cpu", "cuda"]) -> DeltaTrace:
+        """Room for trees of up to `nodes` nodes in `layers` layers of the sizes in `params`."""
+        assert nodes <= MOST_NODES, f"{nodes} nodes; a word of ancestors has {MOST_NODES} bits"
+        zeros, raw = (np.zeros, np.float32) if device == "cpu" else (import_cupy().zeros, np.uint16)
+        heads = params.value_heads, params.head_dim
+        return cls(
+            zeros((layers, nodes, params.key_heads, params.head_dim), np.float32),
+            zeros((layers, nodes, *heads), np.float32),
+            zeros((layers, nodes, params.value_heads), np.float32),
+            zeros((layers, nodes, len(params.conv)), raw),
+        )
+
+
+@dataclass(frozen=True)
+class DeltaStates:
+    """The memories of all recurrent layers, for `delta_keep` to move on together.
+
+    Attributes
+    ----------
+    layers : tuple of State
+        In the order of the layers of a `DeltaTrace`.
+    addresses : uint64 (layers, 2), on the device
+        Where `conv` and `recurrent` of each lie; None on the CPU.
+    """
+
+    layers: tuple[State, ...]
+    addresses: Any
+
+    @classmethod
+    def of(cls, layers: Sequence[State]) -> DeltaStates:
+        """Gather memories whose arrays, on the device, stay where they are."""
+        if not layers or not is_device(layers[0].conv):
+            return cls(tuple(layers), None)
+        addresses = [[state.conv.data.ptr, state.recurrent.data.ptr] for state in layers]  # type: ignore[attr-defined]
+        return cls(tuple(layers), import_cupy().asarray(np.array(addresses, np.uint64)))
 
 
 def delta_tree(
-    qkv: Floats, z: Floats, alpha: Floats, beta: Floats, params: DeltaParams, state: State, parents: Ints
-) -> tuple[Floats, DeltaNodes]:
+    qkv: Floats,
+    z: Floats,
+    alpha: Floats,
+    beta: Floats,
+    params: DeltaParams,
+    state: State,
+    seen: Any,
+    trace: DeltaTrace,
+    layer: int,
+) -> Floats:
     """What `delta_mixer` gives each node, were it read after its ancestors alone.
 
     Parameters
     ----------
-    qkv : float32 (nodes, conv_dim)
-    z : float32 (nodes, value_heads * head_dim)
+    qkv : float32 (nodes, conv_dim), on the device bf16 (uint16)
+        Before the convolution.
+    z : float32 (nodes, value_heads * head_dim), on the device bf16
     alpha, beta : float32 (nodes, value_heads)
     params : DeltaParams
     state : State
         Memory before the tree; left alone.
-    parents : int64 (nodes,)
-        Each less than its node's own index; -1 for those that follow `state`.
+    seen : uint64 (nodes,)
+        Bit j of word i: node j is an ancestor of node i, or i itself. Every node stands behind its ancestors.
+    trace : DeltaTrace
+        Takes k, u, g and inputs of the nodes.
+    layer : int
+        Whose place in `trace` that is.
 
     Returns
     -------
-    y : float32 (nodes, value_heads * head_dim)
-    nodes : DeltaNodes
+    float32 (nodes, value_heads * head_dim), on the device bf16
+
+    Notes
+    -----
+    On the device one launch that can be captured: 4 taps, head_dim 64 or 128. Products with the state and between keys
+    have float32's precision.
 
     Examples
     --------
     >>> import numpy as np
-    >>> windows(np.array([-1, 0, 0, 2]), 3).tolist()  # slots 0 and 1 were read before the tree
-    [[0, 1, 2], [1, 2, 3], [1, 2, 4], [2, 4, 5]]
+    >>> from types import SimpleNamespace
+    >>> one, zeros = np.ones((1, 1), np.float32), np.zeros((3, 1), np.float32)
+    >>> params = DeltaParams(100 * np.eye(1, 4, 3, np.float32)[[0, 0, 0]], one[0], one[0], one[0], 1e-6, 1, 1, 1)
+    >>> state = SimpleNamespace(conv=np.zeros((3, 3), np.float32), recurrent=np.zeros((1, 1, 1), np.float32))
+    >>> trace = DeltaTrace.new(1, 4, params, "cpu")
+    >>> rows = np.ones((2, 3), np.float32), np.full((2, 1), 50, np.float32), zeros[:2], zeros[:2] + 50
+    >>> delta_tree(*rows, params, state, np.array([0b01, 0b11]), trace, 0).round(3).ravel().tolist()
+    [50.0, 50.0]
     """
     p, n = params, len(qkv)
-    inputs = np.concatenate([state.conv, qkv])[windows(parents, p.conv.shape[1])]  # (nodes, taps, conv_dim)
+    seen = np.asarray(seen, np.uint64)
+    inputs = np.concatenate([state.conv, qkv])[windows(seen, p.conv.shape[1])]  # (nodes, taps, conv_dim)
     mixed = np.zeros_like(qkv)
     for tap in range(p.conv.shape[1]):
         mixed += inputs[:, tap] * p.conv[:, tap]
     q, k, v, g, strength = mixer_inputs(silu(mixed), alpha, beta, p)
-    out = np.empty_like(v)
-    after = np.empty((n, *state.recurrent.shape), np.float32)
-    for node, parent in enumerate(parents):
-        before = after[parent] if parent >= 0 else state.recurrent
-        one = slice(node, node + 1)
-        out[one], after[node] = gated_delta_net_recurrent(q[one], k[one], v[one], g[one], strength[one], before)
-    return mixer_output(out, z, p), DeltaNodes(inputs[:, 1:], after)
+
+    mask = (seen[:, None] >> np.arange(n, dtype=np.uint64)) & np.uint64(1) > 0  # (i, j)
+    total = (mask @ g.astype(np.float64)).T  # G (heads, i), so exact that differences keep float32's precision
+    grown = np.exp(total)[..., None].astype(g.dtype)
+    ratio = np.exp(np.where(mask, total[:, :, None] - total[:, None, :], -np.inf)).astype(g.dtype)  # (heads, i, j)
+    heads = np.arange(p.value_heads) % p.key_heads
+    Q, K = (np.moveaxis(x, 1, 0)[heads] for x in (q * q.dtype.type(1 / math.sqrt(p.head_dim)), k))  # (heads, i, d)
+    within, above = (ratio * (x @ K.swapaxes(1, 2)) for x in (Q, K))
+    b = strength.T[..., None]
+    u = b * (np.moveaxis(v, 1, 0) - grown * (K @ state.recurrent))
+    for i in range(1, n):
+        u[:, i] -= (b[:, i, :, None] * above[:, i, None, :i] @ u[:, :i])[:, 0]
+    out = grown * (Q @ state.recurrent) + within @ u
+
+    trace.k[layer, :n], trace.u[layer, :n] = k, np.moveaxis(u, 0, 1)
+    trace.g[layer, :n], trace.inputs[layer, :n] = g, qkv
+    return mixer_output(np.ascontiguousarray(np.moveaxis(out, 0, 1)), z, p)
 
 
-def windows(parents: Ints, taps: int) -> Ints:
+def delta_keep(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -> None:
+    """Move the memories of all layers on, in place, along one path of the tree that was read.
+
+    Parameters
+    ----------
+    trace : DeltaTrace
+    states : DeltaStates
+        Of as many layers as `trace`.
+    path : int64 (kept or more,), on the device int32
+        Nodes, each the parent of the next; the first follows the memory.
+    kept : int64 (1,), on the device int32
+        How many nodes of `path` count. With 0 everything stays as it is.
+
+    Notes
+    -----
+    On the device one launch that can be captured; `path` and `kept` are read when it runs.
+    """
+    nodes = path[: int(kept[0])]
+    for layer, state in enumerate(states.layers):
+        g, k, u = (array[layer, nodes] for array in (trace.g, trace.k, trace.u))
+        heads = np.arange(g.shape[1]) % k.shape[1]
+        after = np.cumsum(g[::-1], axis=0)[::-1]  # of a node's own decay and of all below it
+        share = np.exp(after - g)[..., None] * k[:, heads]  # (kept, value_heads, d)
+        state.recurrent *= np.exp(g.sum(axis=0))[:, None, None]
+        state.recurrent += np.moveaxis(share, 0, 2) @ np.moveaxis(u, 0, 1)
+        state.conv[...] = np.concatenate([state.conv, trace.inputs[layer, nodes]])[len(nodes) :]
+
+
+def windows(seen: Any, taps: int) -> Ints:
     """Inputs that the convolution sees at every node, oldest first: int64 (nodes, taps).
 
-    Slots 0 to ``taps - 2`` are the inputs before the tree, slot ``taps - 1 + i`` is that of node i.
+    Slots 0 to ``taps - 2`` are the inputs before the tree, slot ``taps - 1 + i`` is that of node i. The nearest
+    ancestor of a node is the last one before it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> windows(np.array([0b0001, 0b0011, 0b0101, 0b1101]), 4).tolist()
+    [[0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5], [2, 3, 5, 6]]
     """
     old = taps - 1
-    above = np.concatenate([np.arange(old) - 1, np.asarray(parents, np.int64) + old])
-    slots = np.empty((len(parents), taps), np.int64)
-    slots[:, -1] = np.arange(len(parents)) + old
-    for tap in range(taps - 1, 0, -1):
-        slots[:, tap - 1] = above[slots[:, tap]]
+    slots = np.empty((len(seen), taps), np.int64)
+    for node, word in enumerate(seen):
+        line = [*range(old), *(old + j for j in range(node + 1) if int(word) >> j & 1)]
+        slots[node] = line[-taps:]
     return slots
