@@ -43,7 +43,8 @@ def question(key: str) -> str:
 def serving(pipeline: Pipeline, *, queue: int = 64, limits: Limits | None = None) -> Iterator[Running]:
     """Start, yield, stop; the end of the thread is asserted."""
     worker = Worker(pipeline, Metrics(), queue)
-    service = Service(worker, Defaults(OPTIONS, 64), limits or Limits(body_bytes=1 << 20))
+    defaults = Defaults(OPTIONS, 64, pipeline.draft is not None)
+    service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20))
     server, listener = Server(service, grace=5), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.serve_on, args=[listener])

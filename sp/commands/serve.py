@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.open_pair import VRAM, OnDevice, open_pair
+from sp.commands.open_pair import VRAM, Decode, Draft, OnDevice, draft_of, open_pair
+from sp.commands.strategies import GROUPS, overrides
 from sp.config import from_mapping
 from sp.errors import ConfigError
 
@@ -21,6 +22,10 @@ def serve(
     keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Annotated[str, typer.Option(help="What makes a token important: tail, lookahead, ...")] = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Option of a strategy, e.g. scorer.queries=16 or decode.budget=22; repeatable."),
+    ] = None,
     compress: Annotated[str, typer.Option(help="auto (where it pays), always or off.")] = "auto",
     threshold: Annotated[int, typer.Option(min=0, help="With auto: shortest prompt to compress, in tokens.")] = 0,
     break_even: Annotated[
@@ -29,6 +34,8 @@ def serve(
     positions: Annotated[str, typer.Option(help="Of kept tokens: original or contiguous.")] = "original",
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    decode: Decode = "greedy",
+    draft: Draft = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Answer length where a request names none.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer a request may ask for.")] = 4096,
     device: OnDevice = "auto",
@@ -45,6 +52,8 @@ def serve(
 
       sp serve --keep-ratio 0.1 --threshold 4096
 
+      sp serve --decode ddtree --set decode.budget=22
+
       sp serve --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --compress always
     """
     try:
@@ -56,16 +65,22 @@ def serve(
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
+    from sp.decode import DECODERS, Speculative
+    from sp.ops.flashprefill import FlashPrefill
     from sp.pipeline import RunOptions
     from sp.scoring import SCORERS
     from sp.scoring.reading import by_length
     from sp.selection import SELECTORS
     from sp.serve.protocol import Defaults
 
+    scoring, selecting, sparse, decoding = (overrides(settings or [], group) for group in GROUPS)
+    chosen = SCORERS.build(scorer, scoring)
     given = {
         "keep_ratio": keep_ratio,
-        "scorer": by_length(SCORERS.build(scorer)),
-        "selector": SELECTORS.build(selector),
+        "scorer": chosen if "attention" in scoring else by_length(chosen),
+        "selector": SELECTORS.build(selector, selecting),
+        "sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
+        "decode": DECODERS.build(decode, decoding),
         "compress": compress,
         "threshold": threshold,
         "positions": positions,
@@ -74,11 +89,17 @@ def serve(
         "max_new_tokens": min(max_new_tokens, max_tokens),
     }
     options = from_mapping(RunOptions, given, "sp serve")
+    if isinstance(options.decode, Speculative):
+        draft = draft_of(target, draft)
+    if decoding.get("temperature"):
+        raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
     listener = listen(host, port)
-    pipeline = open_pair(target, drafter, device, vram, break_even)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft)
     pipeline.warm_up(options=options)
     worker = Worker(pipeline, Metrics(), queue)
-    service = Service(worker, Defaults(options, max_tokens), Limits(body_bytes=max_body << 20))
+    service = Service(
+        worker, Defaults(options, max_tokens, pipeline.draft is not None), Limits(body_bytes=max_body << 20)
+    )
     if host not in LOOPBACK:
         print(f"sp: warning: anyone who reaches {host} can use this server", file=sys.stderr)
     where = f"[{host}]" if ":" in host else host

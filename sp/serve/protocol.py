@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sp.config import from_mapping
+from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.pipeline import RunOptions
 from sp.scoring import SCORERS
@@ -71,6 +72,8 @@ class Overrides:
         As `--threshold`.
     protect : {"turn", "paragraph"}
         Whether all of the last user turn is kept, or of its last part what follows the last blank line.
+    decode : str
+        How the answer is decoded, by name; the server needs a draft for all but `greedy`.
     """
 
     keep_ratio: float | None = None
@@ -81,6 +84,7 @@ class Overrides:
     compress: Literal["auto", "always", "off"] | None = None
     threshold: int | None = None
     protect: Protect = "turn"
+    decode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Options of the server: those of a run, and the longest answer a request may ask for."""
+    """Options of the server: those of a run, the longest answer a request may ask for, and whether it has a draft."""
 
     options: RunOptions = field(default_factory=RunOptions)
     max_new_tokens: int = 1024
+    draft: bool = False
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -191,10 +196,22 @@ def _options(body: Mapping[str, Any], given: Overrides, defaults: Defaults) -> R
             changes["scorer"] = by_length(SCORERS.build(given.scorer))
         if given.selector is not None:
             changes["selector"] = SELECTORS.build(given.selector)
+        if given.decode is not None:
+            changes["decode"] = _decoder(given.decode, defaults)
         options = replace(defaults.options, **changes)
         return options if given.alpha is None else _with_alpha(options, given.alpha)
     except ConfigError as error:
         raise RequestError(f"sp: {error}", "sp") from None
+
+
+def _decoder(name: str, defaults: Defaults) -> Decoder:
+    """The server's own decoder, options and all, if it is the one named; else that with its defaults."""
+    if name == DECODERS.name_of(defaults.options.decode):
+        return defaults.options.decode
+    decoder = DECODERS.build(name)
+    if isinstance(decoder, Speculative) and not defaults.draft:
+        raise ConfigError(f"decode {name} needs a draft of the target, and this server has none; leave it out")
+    return decoder
 
 
 def _with_alpha(options: RunOptions, alpha: float) -> RunOptions:

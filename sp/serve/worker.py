@@ -200,7 +200,7 @@ class Worker:
 
 
 def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
-    """OpenAI's usage block, with what compression did and what each stage cost under `sp`."""
+    """OpenAI's usage block; under `sp` what compression did, what each stage cost and what a draft's guesses gave."""
     prompt, generated = len(result.prompt), len(result.answer.tokens)
     stages = [{"name": "render", "tokens": 0, "ms": 1e3 * render}]
     stages += [{"name": s.name, "tokens": s.tokens, "ms": 1e3 * s.seconds} for s in result.answer.trace.stages]
@@ -214,6 +214,8 @@ def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
             "kept_tokens": result.kept_tokens,
             "break_even_tokens": result.decision.break_even_tokens,
             "break_even_source": result.decision.break_even_source,
+            "acceptance_length": result.answer.acceptance_length,
+            "tokens_by_pass": list(result.answer.passes),
             "queue_ms": 1e3 * queued,
             "ttft_ms": 1e3 * (render + result.answer.ttft_s),
             "stages": stages,
