@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -209,7 +208,9 @@ def inspect(
 
 @app.command()
 def synth(
-    shape: Annotated[str, typer.Option(help="Named shape: qwen3.6-27b, qwen3-0.6b, tiny-..., retriever-...")],
+    shape: Annotated[
+        str, typer.Option(help="Named shape: qwen3.6-27b, qwen3-0.6b, dflash-..., tiny-..., retriever-...")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="GGUF file to write.")],
     type_: Annotated[
         str | None,
@@ -218,29 +219,35 @@ def synth(
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model with random weights in a real shape (for speed), or a constructed retriever (for tests).
+    """Write a model or a draft with random weights in a real shape, or a constructed retriever (for tests).
 
     [bold]Examples[/bold]
 
       sp synth --shape qwen3.6-27b --type q4_k_m -o target.gguf
 
+      sp synth --shape dflash-qwen3.6-27b --type bf16 -o draft.gguf
+
       sp synth --shape retriever-qwen3 --type f16 -o retriever.gguf
     """
+    from sp.models.dflash_shapes import find_draft_shape, list_draft_shapes
+    from sp.models.dflash_synthetic import write_synthetic_draft
     from sp.models.retriever import RETRIEVER_SHAPES, write_retriever
     from sp.models.shapes import list_shapes, tensor_plan
     from sp.models.synthetic import write_synthetic
 
-    if shape not in RETRIEVER_SHAPES and shape not in list_shapes():
-        raise unknown_name("shape", shape, [*list_shapes(), *RETRIEVER_SHAPES])
+    drafts = list_draft_shapes()
+    if shape not in RETRIEVER_SHAPES and shape not in list_shapes() and shape not in drafts:
+        raise unknown_name("shape", shape, [*list_shapes(), *drafts, *RETRIEVER_SHAPES])
     start = time.perf_counter()
     if shape in RETRIEVER_SHAPES:
         type_ = type_ or "f16"
         write_retriever(out, shape, type_, seed=seed)
     else:
         type_ = type_ or "q4_k_m"
-        total = sum(fmt.row_bytes(dims[-1]) * prod(dims[:-1]) for _, dims, fmt in tensor_plan(shape, type_))
-        with progress_bar("writing", total) as progress:
-            write_synthetic(out, shape, type_, seed, progress)
+        plan = find_draft_shape(shape).plan(type_) if shape in drafts else tensor_plan(shape, type_)
+        write = write_synthetic_draft if shape in drafts else write_synthetic
+        with progress_bar("writing", sum(fmt.nbytes(dims) for _, dims, fmt in plan)) as progress:
+            write(out, shape, type_, seed, progress)
     seconds, size = time.perf_counter() - start, out.stat().st_size
     if as_json:
         print_json({"file": str(out), "bytes": size, "seconds": seconds, "shape": shape, "type": type_, "seed": seed})

@@ -19,7 +19,7 @@ from sp.models.synthetic import random_vector
 from sp.models.to_device import packed_format, row_slices, to_bf16
 from sp.models.trunk import Trunk
 from sp.ops.packed import allocate, pack_rows
-from sp.quant import F32, Weight
+from sp.quant import F32, BlockFormat, Weight
 
 POOL_BITS = 16
 """Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
@@ -40,7 +40,7 @@ def random_model(shape: str, file_type: str, seed: int = 0) -> Model:
     """
     require_device()
     with device_errors():
-        store = RandomStore(shape, file_type, seed)
+        store = RandomStore(find_shape(shape).config, tensor_plan(shape, file_type), seed)
         trunk = Trunk.take(store)
         if trunk.output is trunk.embed:
             trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))
@@ -50,6 +50,12 @@ def random_model(shape: str, file_type: str, seed: int = 0) -> Model:
 class RandomStore:
     """Hands out random weights by name, packed on the device.
 
+    Parameters
+    ----------
+    config : ModelConfig
+    plan : list of (name, shape, format)
+    seed : int
+
     Attributes
     ----------
     config : ModelConfig
@@ -57,10 +63,12 @@ class RandomStore:
         Bytes handed out so far.
     """
 
-    def __init__(self, shape: str, file_type: str, seed: int = 0) -> None:
-        self.config: ModelConfig = find_shape(shape).config
+    def __init__(
+        self, config: ModelConfig, plan: list[tuple[str, tuple[int, ...], BlockFormat]], seed: int = 0
+    ) -> None:
+        self.config = config
         self.nbytes = 0
-        self._formats = {name: fmt for name, _, fmt in tensor_plan(shape, file_type)}
+        self._formats = {name: fmt for name, _, fmt in plan}
         self._rng = np.random.default_rng(seed)
         self._pools: dict[tuple[str, int], Any] = {}
 

@@ -73,10 +73,21 @@ def write_synthetic(
     ...     file.architecture, len(file.tensors)
     ('qwen3', 46)
     """
+    plan = tensor_plan(shape, file_type)
+    return write_random(path, synthetic_metadata(shape, file_type), plan, seed, progress)
+
+
+def write_random(
+    path: str | Path,
+    metadata: dict[str, Value],
+    plan: list[tuple[str, tuple[int, ...], BlockFormat]],
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Write a GGUF file of random weights with the names, shapes and formats of a plan; see `write_synthetic`."""
     if seed < 0:
         raise ConfigError(f"seed {seed} is negative; give 0 or more")
-    plan = tensor_plan(shape, file_type)
-    writer = GGUFWriter(path, synthetic_metadata(shape, file_type))
+    writer = GGUFWriter(path, metadata)
     for name, size, fmt in plan:
         writer.add(name, size, fmt, partial(_data, name, size, fmt, seed))
     return writer.write(progress)

@@ -1,0 +1,109 @@
+"""Synthetic drafts: the published sizes, files that load, and the device path without a device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sp import cli
+from sp.errors import ConfigError, ModelError
+from sp.models.dflash import load_draft
+from sp.models.dflash_shapes import find_draft_shape, list_draft_shapes
+from sp.models.dflash_synthetic import synthetic_draft, write_synthetic_draft
+from sp.models.shapes import find_shape
+from sp.pipeline.load import synthetic
+
+TINY = "dflash-tiny-qwen35"
+
+
+@pytest.fixture(scope="module")
+def target():
+    return synthetic("tiny-qwen35", device="cpu").model
+
+
+@pytest.mark.parametrize("name", list_draft_shapes())
+def test_shapes_fit_the_model_they_are_named_for(name) -> None:
+    shape, target = find_draft_shape(name), find_shape(name.removeprefix("dflash-"))
+    assert shape.hidden == target.config.hidden
+    assert max(shape.target_layers) < target.config.layers
+    assert target.text_tokens <= shape.mask_id < target.config.vocab
+
+
+def test_the_published_draft_has_its_published_size() -> None:
+    shape = find_draft_shape("dflash-qwen3.6-27b")
+    values = [int(np.prod(size)) for size in shape.tensors().values()]
+    assert round(sum(values) / 1e9, 2) == 1.73
+    assert shape.target_layers == tuple(1 + 15 * i for i in range(5))
+
+
+@pytest.mark.parametrize("file_type", ["bf16", "q8_0", "q4_k_m"])
+def test_sp_synth_writes_a_draft_that_loads(target, file_type, tmp_path, monkeypatch, capsys) -> None:
+    path = tmp_path / "draft.gguf"
+    monkeypatch.setattr("sys.argv", ["sp", "synth", "--shape", TINY, "--type", file_type, "-o", str(path), "--json"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    assert json.loads(capsys.readouterr().out)["shape"] == TINY
+    draft, made = load_draft(path, target), synthetic_draft(TINY, file_type, target)
+    assert draft.config == made.config
+    assert (draft.layers, draft.block_size, draft.config.windows) == ((1, 3), 16, (100, 100, None))
+    np.testing.assert_array_equal(draft.fuse.dense(), made.fuse.dense())
+    session = draft.begin(target, 40)
+    features = np.random.default_rng(0).standard_normal((40, draft.fuse.shape[1])).astype(np.float32)
+    session.remember(features, np.arange(40))
+    guessed = session.guess(7, 40, 15)
+    assert guessed.shape == (15, target.config.vocab)
+    assert 0.3 < guessed.std() < 3
+
+
+def test_other_shapes_and_targets_are_refused(target) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'dflash-tiny-qwen35'"):
+        synthetic_draft("dflash-tiny-qwen3", "bf16", target)
+    with pytest.raises(ModelError, match="embedding_length is 5120, but the target's hidden size is 256"):
+        synthetic_draft("dflash-qwen3.6-27b", "bf16", target)
+
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import numpy as np
+from sp.kernels import forced_path
+from sp.models.dflash import load_draft
+from sp.models.dflash_synthetic import synthetic_draft
+from sp.pipeline.load import synthetic
+target = synthetic("tiny-qwen35", device="cuda").model
+empty, asarray = dry_device.empty, dry_device.asarray
+for draft in (synthetic_draft("dflash-tiny-qwen35", "q4_k_m", target), load_draft(sys.argv[2], target)):
+    assert draft.device == "cuda" and draft.nbytes > 1e6
+    for path in ("sm_90a", "portable"):
+        with forced_path(path):
+            session, width = draft.begin(target, 360), draft.fuse.shape[1]
+            for n in (300, 16, 1):
+                session.remember(empty((n, width), np.uint16), np.arange(n))
+                guessed = session.guess(7, 300, 5)
+                assert (guessed.shape, guessed.dtype) == ((5, 2048), np.float32), (guessed.shape, guessed.dtype)
+            tree = empty((23, width), np.uint16), empty(23, np.int64), empty(16, np.int32), empty(1, np.int32)
+            dry_device.launches.clear()
+            for kept in (0, 16, 12):
+                session.reserve()
+                guessed = session.follow(*tree, empty(1, np.int32), empty(1, np.int64))
+                assert (guessed.shape, guessed.dtype) == ((15, 2048), np.float32), (guessed.shape, guessed.dtype)
+                session.count(kept)
+            assert session._cache.tokens == 345, session._cache.tokens
+            assert dry_device.launches["pick_features"] == dry_device.launches["masked_block"] == 3
+            assert dry_device.launches["advance_counts"] == 3 * 4
+"""
+
+
+def test_every_launch_of_a_draft_fits(tmp_path) -> None:
+    path = write_synthetic_draft(tmp_path / "draft.gguf", TINY, "bf16")
+    command = [sys.executable, "-c", WALK, str(Path(__file__).parent), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
