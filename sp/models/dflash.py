@@ -68,8 +68,8 @@ class Draft:
         """Layers of the target whose outputs feed the draft."""
         return self.config.target_layers
 
-    def begin(self, target: Model, tokens: int, kv: str = "f16") -> DraftSession:
-        """Memory for a sequence of at most `tokens`; `kv` as for `Cache`.
+    def begin(self, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
+        """Memory for a sequence of at most `tokens`; `kv` as for `Cache`, `eager` as for `DraftSession`.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class Draft:
         if target.device != self.device:
             raise ConfigError(f"the target is on {target.device} and its draft on {self.device}; load both on one")
         cache = Cache(self.config.model, tokens + self.block_size, kv, device=self.device)
-        return DraftSession(self, target, cache)
+        return DraftSession(self, target, cache, eager=eager)
 
 
 Parts = tuple[Weight, Floats, tuple[Block, ...], Floats]

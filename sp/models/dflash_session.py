@@ -8,11 +8,10 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.kernels import import_cupy
-from sp.kernels.declared.sequence import MASKED_BLOCK
 from sp.models.blocks import Attention, Block
 from sp.models.cache import Cache
 from sp.models.model import Model
-from sp.ops.feature_rows import pick_features
+from sp.models.replay import Replay
 from sp.ops.head_norm_rope import head_norm_rope
 from sp.ops.norms import rms_norm
 from sp.ops.project import project
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
 class DraftSession:
     """A draft at work on one sequence; `Draft.begin` makes one.
 
+    On the device, on a stream that can be captured, guesses and the remembering of as many tokens as a block has are
+    CUDA graphs from their second time on.
+
     Parameters
     ----------
     draft : Draft
@@ -32,14 +34,17 @@ class DraftSession:
         Lends its embedding and its head.
     cache : Cache
         Of the draft's own layers, with room for a block behind what is to be remembered.
+    eager : bool
+        Launch everything kernel by kernel, as a reference.
     """
 
-    def __init__(self, draft: Draft, target: Model, cache: Cache) -> None:
+    def __init__(self, draft: Draft, target: Model, cache: Cache, *, eager: bool = False) -> None:
         self._draft, self._target, self._cache = draft, target, cache
         self.block_size, self.layers = draft.block_size, draft.layers
         rules = zip(draft.config.causal, draft.config.windows, strict=True)
         words = [seen_words(block_mask(self.block_size, causal, window)) for causal, window in rules]
         self._seen = [target.place(word, np.uint64) for word in words]
+        self._graphs = None if target.device == "cpu" else _Graphs(self, eager)
 
     def remember(self, features: Floats, positions: Ints) -> None:
         """Take in tokens the target has read, in order.
@@ -49,12 +54,15 @@ class DraftSession:
         features : float32 (n, target_layers * hidden), on the device bf16
             Outputs of the target's layers, side by side.
         positions : int64 (n,)
-            Where they stand; gaps allowed.
+            On the host. Where they stand; gaps allowed.
         """
-        self._store(features, self._target.place(positions))
+        if self._graphs is None or len(positions) > self.block_size:
+            self.store(features, self._target.place(positions))
+        else:
+            self._graphs.remember(features, positions)
 
     def guess(self, token: int, position: int, depth: int) -> Floats:
-        """Logits (depth, vocab) of the `depth` tokens after `token`, each guessed without knowing the others.
+        """Logits of the `depth` tokens after `token`, each guessed without knowing the others.
 
         Parameters
         ----------
@@ -64,53 +72,26 @@ class DraftSession:
             Where it stands.
         depth : int
             1 to ``block_size - 1``.
-        """
-        c = self._draft.config
-        assert 1 <= depth < c.block_size, f"{depth} of a block of {c.block_size}"
-        ids = np.full(c.block_size, c.mask_id)
-        ids[0] = token
-        return self._read_block(ids, self._target.place(position + np.arange(c.block_size)), depth)
-
-    def reserve(self) -> None:
-        """Take the pages that the next `follow` needs, which a CUDA graph cannot do."""
-        self._cache.reserve(self.block_size)
-
-    def follow(self, features: Any, positions: Any, path: Any, kept: Any, token: Any, position: Any) -> Any:
-        """On the device: `remember` what was kept of a tree, and `guess` all that a block holds after it.
-
-        Everything is read from device memory and the launches are always the same, so a CUDA graph can hold them.
-        Before every run `reserve` must be called, after it `count`.
-
-        Parameters
-        ----------
-        features : bf16 (nodes, target_layers * hidden)
-        positions : int64 (nodes,)
-        path : int32 (block_size or more,)
-            Nodes that were kept, the first `kept` of it.
-        kept : int32 (1,)
-            0 to `block_size`.
-        token : int32 (1,)
-        position : int64 (1,)
 
         Returns
         -------
-        float32 (block_size - 1, vocab)
+        float32 (depth, vocab)
+            On the device until the next guess.
         """
-        cupy, size = import_cupy(), self.block_size
-        # A full set of rows is stored, whatever `kept` is, and only so many are counted; the block covers the others.
-        self._store(*pick_features(features, positions, path, kept, size))
-        self._cache.count(-size)
-        self._cache.advance(-size, kept)
-        ids, where = cupy.empty(size, np.int32), cupy.empty(size, np.int64)
-        MASKED_BLOCK.launch((-(-size // 64),), token, position, ids, where, self._draft.config.mask_id, size)
-        return self._read_block(ids, where, size - 1)
+        c = self._draft.config
+        assert 1 <= depth < c.block_size, f"{depth} of a block of {c.block_size}"
+        ids, positions = np.full(c.block_size, c.mask_id), position + np.arange(c.block_size)
+        ids[0] = token
+        logits = self.read_block(ids, positions) if self._graphs is None else self._graphs.guess(ids, positions)
+        return logits[:depth]
 
-    def count(self, kept: int) -> None:
-        """Count on the host the tokens that `follow` has remembered."""
-        self._cache.count(kept)
+    def end(self) -> None:
+        """Let go of graphs and their memory, when no work is under way; they come again if it goes on."""
+        if self._graphs is not None:
+            self._graphs.clear()
 
-    def _store(self, features: Floats, positions: Ints) -> None:
-        """Keys and values of all layers for tokens the target has read."""
+    def store(self, features: Floats, positions: Ints) -> None:
+        """Keys and values of all layers for tokens the target has read; `positions` where the target is."""
         draft, mixers = self._draft, [_mixer(block) for block in self._draft.blocks]
         with self._cache.together(len(positions)):
             (fused,) = project(features, (draft.fuse,), f32=(True,))
@@ -121,8 +102,8 @@ class DraftSession:
                 k, v = found[2 * layer : 2 * layer + 2]
                 self._cache.append(layer, self._turned(k, mixer.k_norm, positions), self._heads(v))
 
-    def _read_block(self, ids: Ints, positions: Ints, depth: int) -> Floats:
-        """Logits (depth, vocab) of a block behind its first token; nothing of it stays in the cache."""
+    def read_block(self, ids: Ints, positions: Ints) -> Floats:
+        """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""
         draft, size = self._draft, self.block_size
         with self._cache.together(size):
             x = self._target.embed(ids)
@@ -131,7 +112,7 @@ class DraftSession:
         self._cache.count(-size)
         self._cache.advance(-size)
         norm = draft.output_norm, draft.config.model.eps
-        (logits,) = project(x[1 : 1 + depth], (self._target.trunk.output,), norm, f32=(True,))
+        (logits,) = project(x[1:], (self._target.trunk.output,), norm, f32=(True,))
         return logits
 
     def _through(self, layer: int, block: Block, x: Floats, positions: Ints) -> Floats:
@@ -147,6 +128,49 @@ class DraftSession:
     def _turned(self, x: Floats, weight: Floats, positions: Ints) -> Floats:
         c = self._draft.config.model
         return head_norm_rope(self._heads(x), weight, c.eps, positions, c.rope_base, c.rope_dim)
+
+
+class _Graphs:
+    """The two halves of a draft step on the device, between buffers whose addresses stay."""
+
+    def __init__(self, session: DraftSession, eager: bool) -> None:
+        cupy, draft, cache, size = import_cupy(), session._draft, session._cache, session.block_size
+        self._cache, self._size = cache, size
+        self._features, self._where = cupy.zeros((size, draft.fuse.shape[1]), np.uint16), cupy.zeros(size, np.int64)
+        self._ids, self._block = cupy.zeros(size, np.int32), cupy.zeros(size, np.int64)
+        self._kept = cupy.zeros(1, np.int32)
+
+        def remember() -> None:
+            """All rows are stored, so that one graph does for any number; the block covers those that do not count."""
+            session.store(self._features, self._where)
+            cache.count(-size)
+            cache.advance(-size, self._kept)
+
+        self._remember = Replay(remember, eager=eager)
+        self._guess = Replay(lambda: session.read_block(self._ids, self._block), eager=eager)
+
+    def remember(self, features: Any, positions: Ints) -> None:
+        """As `DraftSession.remember`, for at most `block_size` tokens."""
+        n, stream = len(positions), import_cupy().cuda.get_current_stream()
+        self._cache.reserve(self._size)
+        self._features[:n] = features
+        self._where[:n].set(np.asarray(positions, np.int64), stream)
+        self._kept.set(np.array([n], np.int32), stream)
+        self._remember()
+        self._cache.count(n)
+
+    def guess(self, ids: Ints, positions: Ints) -> Any:
+        """As `DraftSession.read_block`, of arrays on the host."""
+        stream = import_cupy().cuda.get_current_stream()
+        self._cache.reserve(self._size)
+        self._ids.set(ids.astype(np.int32), stream)
+        self._block.set(positions.astype(np.int64), stream)
+        return self._guess()
+
+    def clear(self) -> None:
+        """Forget what was captured."""
+        self._remember.clear()
+        self._guess.clear()
 
 
 def block_mask(size: int, causal: bool, window: int | None) -> Bools:

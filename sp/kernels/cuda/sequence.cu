@@ -2,12 +2,10 @@
 //
 //   advance_counts  for each layer: before = after, after += tokens + more
 //   next_step       current = history[step] = chosen, step += 1, position += 1
-//   masked_block    ids = chosen, mask, mask, ...; positions = position, position + 1, ...
 //
 // Layouts: counts i32 (layers, 2) of tokens before and after the last append; more i32 (1,) or null for 0; chosen,
-//   current i32 (1,); position i64 (1,); history i32 (capacity,); step i32 (1,), below capacity; ids i32 and positions
-//   i64 (size,).
-// Launch: advance_counts a thread a layer, next_step one thread, masked_block a thread a token. sm_80 and newer.
+//   current i32 (1,); position i64 (1,); history i32 (capacity,); step i32 (1,), below capacity.
+// Launch: advance_counts a thread a layer, next_step one thread. sm_80 and newer.
 #include "early.cuh"
 
 extern "C" __global__ void advance_counts(i32* counts, i32 layers, i32 tokens, const i32* more) {
@@ -26,14 +24,4 @@ extern "C" __global__ void next_step(const i32* chosen, i32* current, i64* posit
     *current = history[*step] = *chosen;
     *step += 1;
     *position += 1;
-}
-
-extern "C" __global__ void masked_block(const i32* chosen, const i64* position, i32* ids, i64* positions, i32 mask,
-                                        i32 size) {
-    let_next_start();
-    wait_for_earlier();
-    const i32 at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= size) return;
-    ids[at] = at ? mask : *chosen;
-    positions[at] = *position + at;
 }

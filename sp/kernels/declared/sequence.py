@@ -19,11 +19,3 @@ NEXT_STEP = Kernel(
     threads=1,
     early=True,
 )
-
-MASKED_BLOCK = Kernel(
-    source="sequence.cu",
-    entry="masked_block",
-    args=("const i32* chosen", "const i64* position", "i32* ids", "i64* positions", "i32 mask", "i32 size"),
-    threads=64,
-    early=True,
-)

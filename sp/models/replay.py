@@ -1,0 +1,135 @@
+"""Replay: work on the device that is done again and again, from its second time on as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, ClassVar, Generic, TypeVar
+
+from sp.kernels import import_cupy
+
+Made = TypeVar("Made")
+
+
+class Scratch:
+    """Memory that no work but that inside `lent` is ever given, from the present allocator."""
+
+    _lending: ClassVar[list[Any]] = []
+    """Pools that outlive their owners, for others still use memory of theirs."""
+
+    def __init__(self) -> None:
+        cuda = import_cupy().cuda
+        self._pool = cuda.MemoryPool(_from_here(cuda))
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Inside, arrays take their memory from here."""
+        lent: AbstractContextManager[None] = import_cupy().cuda.using_allocator(self._pool.malloc)
+        return lent
+
+    def end(self) -> None:
+        """Give all memory back: pieces of one block hold one another, and a pool that ends with some loses the block.
+
+        What kernels keep for themselves, such as counters, may have come from here on its first use; it stays, and so
+        must the pool.
+        """
+        self._pool.free_all_blocks()
+        if self._pool.used_bytes() and self._pool not in self._lending:
+            self._lending.append(self._pool)
+
+
+class Lane:
+    """A stream of its own, for only such a one can be captured, with memory of its own."""
+
+    def __init__(self) -> None:
+        self.stream = import_cupy().cuda.Stream(non_blocking=True)
+        self._scratch = Scratch()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Work goes to this stream and takes its memory.
+
+        It runs after what the current stream was given and before what it is given next, since kernels that count
+        their finished blocks share the counters.
+        """
+        current = import_cupy().cuda.get_current_stream()
+        self.stream.wait_event(current.record())
+        try:
+            with self.stream, self._scratch.lent():
+                yield
+        finally:
+            current.wait_event(self.stream.record())
+
+    def end(self) -> None:
+        """Wait for the work, and give the memory back."""
+        self.stream.synchronize()
+        self._scratch.end()
+
+
+class Replay(Generic[Made]):
+    """Work that is launched kernel by kernel the first time, captured the second, and replayed after that.
+
+    Kernels compile and make room for themselves the first time, which a capture cannot do. What the work makes lies in
+    memory of its own and stays until it is done again; what it reads must stay where it was. On the host it runs no
+    more once captured: counts that it moved are then for the caller to move.
+
+    Parameters
+    ----------
+    work : callable
+    eager : bool
+        Never capture, as a reference.
+    """
+
+    def __init__(self, work: Callable[[], Made], *, eager: bool = False) -> None:
+        self._work, self._eager = work, eager
+        self._scratch = Scratch()
+        self._graph: Any = None
+        self._made: Any = None
+        self._warm = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is captured."""
+        return self._graph is not None
+
+    def __call__(self) -> Made:
+        """Do the work on the current stream; on the default one, which cannot be captured, kernel by kernel."""
+        stream = import_cupy().cuda.get_current_stream()
+        if self._graph is None:
+            with self._scratch.lent():
+                self._made = None
+                if self._eager or not self._warm or not stream.ptr:
+                    self._made, self._warm = self._work(), bool(stream.ptr)
+                    return self._made  # type: ignore[no-any-return]
+                self._capture(stream)
+        self._graph.launch(stream)
+        return self._made  # type: ignore[no-any-return]
+
+    def clear(self) -> None:
+        """Forget what was captured, and give the memory back; no replay may be under way."""
+        self._graph = self._made = None
+        self._warm = False
+        self._scratch.end()
+
+    def _capture(self, stream: Any) -> None:
+        stream.begin_capture()
+        try:
+            self._made = self._work()
+        except BaseException:
+            with suppress(Exception):
+                stream.end_capture()
+            raise
+        self._graph = stream.end_capture()
+
+
+def _from_here(cuda: Any) -> Callable[[int], Any]:
+    """The present allocator, on the present stream whatever stream asks.
+
+    A pool keeps what each stream gave back apart, and that of a lane goes with the lane.
+    """
+    source, home = cuda.get_allocator(), cuda.get_current_stream()
+
+    def malloc(size: int) -> Any:
+        with home:
+            return source(size)
+
+    return malloc
