@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sp.config import Registry
+from sp.decode import DECODERS, Greedy
 from sp.errors import PromptError
 from sp.evals.base import Count, Example
 from sp.evals.metrics import Caught, Evidence, caught, score_answer
@@ -50,20 +51,21 @@ def evaluate(
     cells : sequence of RunOptions
         `compress`, `threshold` and `max_new_tokens` are ignored.
     full : bool
-        Also read every prompt whole, with the cache format of the first cell.
+        Also read every prompt whole and answer greedily, with the cache format of the first cell.
     progress : callable, optional
         Called with 1 after every row.
 
     Yields
     ------
     dict
-        ``task, example, tokens_asked, prompt_tokens``; ``cell`` (index, -1 for the full prefill), ``scorer, selector``
-        (name and options that were set), then `COLUMNS`; ``status``: ``ok``, ``budget`` (the protected text alone
-        exceeds the budget) or ``no_needle`` (scorer oracle where the whole text counts), and None in all that follows
-        if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
+        ``task, example, tokens_asked, prompt_tokens``; ``cell`` (index, -1 for the full prefill), ``scorer, selector,
+        decode`` (name and options that were set), then `COLUMNS`; ``status``: ``ok``, ``budget`` (the protected text
+        alone exceeds the budget) or ``no_needle`` (scorer oracle where the whole text counts), and None in all that
+        follows if it is not ``ok``: ``answer, correct`` (0 or 1), ``score`` (0 to 1),
         ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
         `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
-        ``drafter_density``. Then ``expected, depth`` and the other facts of the example.
+        ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed. Then ``expected, depth`` and
+        the other facts of the example.
 
     Raises
     ------
@@ -121,7 +123,7 @@ class _Reading:
     def full(self, options: RunOptions) -> Row:
         """Row of the full prefill."""
         everything = np.ones(len(self.prompt), bool)
-        options = _options(options, self.example)
+        options = replace(_options(options, self.example), decode=Greedy())
         answer = self.pipeline.read(self.prompt, everything, options, Trace(list(self.tokenised.stages)))
         found = Caught(1.0, True, None, None) if self.evidence.needles else None
         return self.row(-1, options) | self.results(answer, len(self.prompt), 0, found, None)
@@ -158,7 +160,7 @@ class _Reading:
         values = (
             answer.text, int(score == 1), score, kept, forced, kept / len(self.prompt),
             *((found.recall, found.rank, found.margin, found.complete) if found else (None,) * 4),
-            answer.ttft_s, *spent.values(), density,
+            answer.ttft_s, *spent.values(), density, answer.acceptance_length,
         )  # fmt: skip
         return dict(zip(RESULTS, values, strict=True))
 
@@ -176,7 +178,7 @@ STAGES = {
 RESULTS = (
     "answer", "correct", "score", "kept_tokens", "forced_tokens", "realised_keep",
     "needle_recall", "needle_rank", "needle_margin", "given_kept",
-    "ttft_s", *STAGES, "drafter_density",
+    "ttft_s", *STAGES, "drafter_density", "acceptance_length",
 )  # fmt: skip
 
 
@@ -191,9 +193,17 @@ def cell_columns(index: int, options: RunOptions) -> Row:
         "cell": index,
         "scorer": label(SCORERS, options.scorer),
         "selector": label(SELECTORS, options.selector),
+        "decode": label(DECODERS, options.decode),
         **{name: getattr(options, name) for name in COLUMNS},
     }
-    whole = {"scorer": FULL, "selector": FULL, "keep_ratio": 1.0, "positions": "original", "mapping": "byte_span"}
+    whole = {
+        "scorer": FULL,
+        "selector": FULL,
+        "decode": "greedy",
+        "keep_ratio": 1.0,
+        "positions": "original",
+        "mapping": "byte_span",
+    }
     return columns | whole | {"state_gaps": "compact"} if index < 0 else columns
 
 

@@ -22,6 +22,7 @@ DEFAULTS = {
     "kv": "f16",
     "rotate": False,
     "state_gaps": "compact",
+    "decode": "greedy",
     "seed": 0,
 }
 """Options that are part of a strategy's name where they differ."""

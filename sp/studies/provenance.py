@@ -40,20 +40,25 @@ class PairFacts:
 
 
 def pair_paths(pair: Pair) -> dict[str, Path]:
-    """File of each role, the embedded one where none is named."""
-    return {"target": pair.target or embedded("target"), "drafter": pair.drafter or embedded("drafter")}
+    """File of each role, the embedded one where none is named; a draft only where the pair has one."""
+    paths = {"target": pair.target or embedded("target"), "drafter": pair.drafter or embedded("drafter")}
+    return paths | ({"draft": pair.draft} if pair.draft else {})
 
 
 def pair_facts(pair: Pair) -> PairFacts:
-    """Open both files far enough to describe them.
+    """Open the files far enough to describe them.
 
     Raises
     ------
     SpError
         A file is missing, damaged or no model.
     """
-    configs, models = {}, {}
-    for role, path in pair_paths(pair).items():
+    configs: dict[str, ModelConfig] = {}
+    models: dict[str, dict[str, Any]] = {}
+    paths = pair_paths(pair)
+    if draft := paths.pop("draft", None):
+        models["draft"] = {"file": draft.name, "sha256": files_sha256([draft]), "template_sha256": None}
+    for role, path in paths.items():
         with GGUFFile.open(path) as file:
             configs[role] = ModelConfig.from_gguf(file)
             template = chat_template(file)

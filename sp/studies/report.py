@@ -16,7 +16,16 @@ from sp.studies.importance_map import SavedRun, importance_map
 from sp.studies.needle_map import needle_figure
 from sp.studies.pareto import pareto_figure
 from sp.studies.plots import save_png
-from sp.studies.report_tables import cells_csv, grid_table, kept_table, markdown, points, share, time_table
+from sp.studies.report_tables import (
+    cells_csv,
+    decode_table,
+    grid_table,
+    kept_table,
+    markdown,
+    points,
+    share,
+    time_table,
+)
 from sp.studies.stage_bars import stage_figure
 from sp.studies.store import SUFFIXES, Results, Row, read_results
 from sp.studies.style import tokens_label
@@ -194,6 +203,8 @@ def quality(table: Table, out: Path, prefix: str, times: bool) -> list[str]:
         by_length = grid_table(table, "tokens_asked", share, keep=keep, name=tokens_label)
         parts.append(f"## By prompt tokens, keep ratio {keep:g}\n\n" + by_length)
     parts.append("## What was kept\n\n" + kept_table(table, shown))
+    if any(row.get("acceptance_length") is not None for row in table.rows):
+        parts.append("## Decoding\n\nMean tokens a pass, median seconds.\n\n" + decode_table(table, shown))
     for keep in shown:
         parts += needle_maps(table, keep, out, prefix)
     if times:

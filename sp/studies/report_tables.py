@@ -15,9 +15,9 @@ Key = tuple[Any, ...]
 CSV_COLUMNS = (
     "strategy", "task", "tokens_asked", "keep_ratio", "n", "correct", "accuracy", "low", "high", "score",
     "needle_recall", "needle_rank", "needle_margin", "given_kept", "accuracy_given_kept", "realised_keep",
-    "kept_tokens", "drafter_density", "ttft_s", "full_ttft_s", "speedup",
+    "kept_tokens", "drafter_density", "acceptance_length", "ttft_s", "full_ttft_s", "speedup", "decode_s",
 )  # fmt: skip
-TIMES = ("ttft_s", "full_ttft_s", "speedup")
+TIMES = ("ttft_s", "full_ttft_s", "speedup", "decode_s")
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -108,6 +108,21 @@ def time_table(table: Table, keep: float) -> str:
     return grid_table(table, "tokens_asked", show, keep=keep, name=tokens_label)
 
 
+def decode_table(table: Table, keep: Sequence[float]) -> str:
+    """Tokens that a pass of the target gave where a draft guessed, and the time of decoding."""
+    rows = [
+        [
+            strategy,
+            f"{ratio:g}",
+            number(group.mean("acceptance_length"), ".2f"),
+            number(group.median("decode_s"), ".3g"),
+            f"{group.n:,}",
+        ]
+        for (strategy, ratio), group in table.groups("keep_ratio", keep=keep).items()
+    ]
+    return markdown(["strategy", "keep ratio", "tokens a pass", "decoding (s)", "n"], rows)
+
+
 def cells_csv(table: Table, times: bool = True) -> str:
     """Every group of one strategy, task, length and keep ratio as a line of CSV, with or without times."""
     out = StringIO()
@@ -124,9 +139,12 @@ def cells_csv(table: Table, times: bool = True) -> str:
             "accuracy_given_kept": kept.accuracy if kept.n else None,
             "full_ttft_s": full.median("ttft_s") if full.n else None, "speedup": group.speedup(),
             "ttft_s": group.median("ttft_s"), "needle_rank": group.median("needle_rank"),
-            "needle_margin": group.median("needle_margin"),
+            "needle_margin": group.median("needle_margin"), "decode_s": group.median("decode_s"),
         }  # fmt: skip
-        means = ("score", "needle_recall", "given_kept", "realised_keep", "kept_tokens", "drafter_density")
+        means = (
+            "score", "needle_recall", "given_kept", "realised_keep", "kept_tokens", "drafter_density",
+            "acceptance_length",
+        )  # fmt: skip
         line |= {name: group.mean(name) for name in means}
         writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()})
     return out.getvalue()

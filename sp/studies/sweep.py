@@ -16,22 +16,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sp.config import Registry, check_type
+from sp.decode import DECODERS, Greedy, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS, Task
 from sp.evals.run import label as strategy_label
-from sp.pipeline import RunOptions
+from sp.pipeline import RunOptions, embedded
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
 from sp.studies.combine import Combination, expand, override
 from sp.studies.located import Located, build_located, read_yaml
 
 SECTIONS = ("pairs", "tasks", "cells")
-# Sweeps decode greedily.
-OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions) if field.name != "decode")
-STRATEGIES: dict[str, tuple[Registry[Any], str]] = {"scorer": (SCORERS, "tail"), "selector": (SELECTORS, "top_chunks")}
+OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
+STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
+    "scorer": (SCORERS, "tail"),
+    "selector": (SELECTORS, "top_chunks"),
+    "decode": (DECODERS, "greedy"),
+}
 CELL_KEYS = (*OPTIONS, *(f"{name}." for name in STRATEGIES))
 TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run")
-PAIR_KEYS = ("target", "drafter")
+PAIR_KEYS = ("target", "drafter", "draft")
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -53,10 +57,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Pair:
-    """Files of the models; None for the embedded one."""
+    """Files of the models; None for the embedded one, and for a draft where no cell guesses ahead."""
 
     target: Path | None = None
     drafter: Path | None = None
+    draft: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,8 @@ def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Ru
             raise ConfigError(f"{file}: the section {section} is missing")
     pairs = [Pair()] if "pairs" not in part else [make_pair(each) for each in _combinations(part, "pairs")]
     cells = unique_cells(make_cell(each, part["cells"]) for each in _combinations(part, "cells"))
-    for pair in pairs:
+    guesses = any(isinstance(cell.options.decode, Speculative) for cell in cells)
+    for pair in [with_draft(pair, guesses, part["cells"]) for pair in pairs]:
         for each in _combinations(part, "tasks"):
             for run in make_runs(each, part["tasks"], pair, cells, full):
                 yield dataclasses.replace(run, part=name)
@@ -223,8 +229,15 @@ def make_pair(each: Combination) -> Pair:
     return Pair(**paths)
 
 
+def with_draft(pair: Pair, guesses: bool, cells: Located) -> Pair:
+    """The pair with a draft if cells guess ahead, the embedded one for the embedded target, and else without."""
+    if guesses and pair.draft is None and pair.target is not None:
+        raise cells.error(f"cells that guess ahead need a draft of {pair.target.name}; name it in pairs: draft: FILE")
+    return dataclasses.replace(pair, draft=(pair.draft or embedded("draft")) if guesses else None)
+
+
 def make_strategy(each: Combination, kind: str, registry: Registry[Any], default: str) -> tuple[Any, dict[str, Any]]:
-    """A scorer, selector or task from ``kind`` (a name, or a mapping with ``name``) and ``kind.OPTION`` keys.
+    """A scorer, selector, decoder or task from ``kind`` (a name, or a mapping with ``name``) and ``kind.OPTION`` keys.
 
     Returns
     -------
@@ -260,6 +273,8 @@ def make_cell(each: Combination, section: Located) -> Cell:
     base = {"compress": "always", **built}
     options = build_located(lambda values: RunOptions(**base | check_options(values)), hints, section)
     config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
+    if isinstance(options.decode, Greedy):  # as all runs were before there was a choice, whose hashes stand
+        del config["decode"]
     return Cell(options, config)
 
 

@@ -16,7 +16,8 @@ from sp.studies.provenance import pair_paths
 from sp.studies.sweep import Pair, Run
 
 COLUMNS = (
-    "task", "example", "tokens_asked", "prompt_tokens", "cell", "scorer", "selector", "status", "depth",
+    "task", "example", "tokens_asked", "prompt_tokens", "cell", "scorer", "selector", "decode", "status",
+    "depth",
     *OPTION_COLUMNS, *RESULTS,
 )  # fmt: skip
 """What every row says; the answers expected and other facts of an example stand in its first row."""
@@ -43,6 +44,8 @@ class Worker:
             self._loaded = None
             paths = pair_paths(pair)
             pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device)
+            if "draft" in paths:
+                pipeline = pipeline.with_draft(paths["draft"])
             pipeline.warm_up()
             self._loaded = pair, pipeline
         return self._loaded[1]
@@ -84,7 +87,8 @@ def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
     words = job.spec.name.split(" ")
     depth = [word for word in words if word.startswith("depth=")]
     task = " ".join(word for word in words if word not in depth)
-    pair = "+".join(str(path) for path in (job.pair.target, job.pair.drafter) if path)
+    named = job.pair.target, job.pair.drafter, job.pair.draft if job.pair.target else None
+    pair = "+".join(str(path) for path in named if path)
     last = None
     for row in rows:
         first, last = row["example"] != last, row["example"]
