@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_drafts import as_published
 
 from sp import cli
 from sp.errors import ConfigError, ModelError
@@ -80,7 +81,8 @@ from sp.models.dflash_synthetic import synthetic_draft
 from sp.pipeline.load import synthetic
 target = synthetic("tiny-qwen35", device="cuda").model
 empty = dry_device.empty
-for draft in (synthetic_draft("dflash-tiny-qwen35", "q4_k_m", target), load_draft(sys.argv[2], target)):
+drafts = [synthetic_draft("dflash-tiny-qwen35", "q4_k_m", target), *(load_draft(path, target) for path in sys.argv[2:])]
+for draft in drafts:
     assert draft.device == "cuda" and draft.nbytes > 1e6
     for path in ("sm_90a", "portable"):
         with forced_path(path):
@@ -99,7 +101,21 @@ for draft in (synthetic_draft("dflash-tiny-qwen35", "q4_k_m", target), load_draf
 
 
 def test_every_launch_of_a_draft_fits(tmp_path) -> None:
-    path = write_synthetic_draft(tmp_path / "draft.gguf", TINY, "bf16")
-    command = [sys.executable, "-c", WALK, str(Path(__file__).parent), str(path)]
+    path = write_synthetic_draft(tmp_path / "draft.gguf", TINY, "f16")
+    files = [path, as_published(tmp_path, path)]
+    command = [sys.executable, "-c", WALK, str(Path(__file__).parent), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_checkpoint_is_the_same_draft_as_its_gguf(target, tmp_path) -> None:
+    path = write_synthetic_draft(tmp_path / "draft.gguf", TINY, "f16")
+    drafts = [load_draft(one, target) for one in (path, as_published(tmp_path, path))]
+    assert drafts[0].config == drafts[1].config
+    features = np.random.default_rng(1).standard_normal((150, drafts[0].fuse.shape[1])).astype(np.float32)
+    found = []
+    for draft in drafts:
+        session = draft.begin(target, 150)
+        session.remember(features, np.arange(150))
+        found.append(session.guess(7, 150, 15))
+    np.testing.assert_array_equal(*found)

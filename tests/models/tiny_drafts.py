@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from sp.gguf import GGUFWriter
+from sp.gguf import GGUFFile, GGUFWriter
 from sp.models.config import ModelConfig
+from sp.models.dflash_config import PUBLISHED
 from sp.models.dflash_store import PUBLISHED_PARTS
 from sp.quant import F32, BlockFormat
 
@@ -137,5 +138,34 @@ def write_published(
             name = f"layers.{number}.{PUBLISHED_PARTS[part]}.weight"
         named["norm.weight" if name == "output_norm.weight" else name] = value
     (folder / "config.json").write_text(json.dumps(config | changed))
+    save_file(named, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def as_published(folder: Path, path: Path) -> Path:
+    """The draft of a GGUF file of architecture dflash as a checkpoint with its matrices in float16."""
+    with GGUFFile.open(path) as file:
+        keys = {name.removeprefix("dflash."): value for name, value in file.metadata.items()}
+        config = {PUBLISHED[name]: keys[name] for name in PUBLISHED if name in keys} | {
+            "block_size": keys["block_size"],
+            "dflash_config": {
+                "mask_token_id": keys["tokenizer.ggml.mask_token_id"],
+                "target_layer_ids": [int(one) - 1 for one in keys["target_layers"]],
+            },
+            "layer_types": [
+                f"{'sliding' if slides else 'full'}_attention" for slides in keys["attention.sliding_window_pattern"]
+            ],
+        }
+        named = {}
+        for name in file.tensors:
+            value = file.weight(name).dense()
+            renamed = {"enc.output_norm.weight": "hidden_norm.weight", "output_norm.weight": "norm.weight"}.get(
+                name, name
+            )
+            if name.startswith("blk."):
+                _, number, part, _ = name.split(".")
+                renamed = f"layers.{number}.{PUBLISHED_PARTS[part]}.weight"
+            named[renamed] = value if value.ndim == 1 else value.astype(np.float16)
+    (folder / "config.json").write_text(json.dumps(config))
     save_file(named, folder / "model.safetensors")
     return folder / "model.safetensors"
