@@ -9,6 +9,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.config import Registry
+from sp.models.tree import TreePass
 
 
 class Decoder:
@@ -54,12 +55,14 @@ class Tree:
 
 
 class Speculative(Decoder, ABC):
-    """Guesses of a draft, verified by the target many at a time."""
+    """Guesses of a draft, verified by the target many at a time.
 
-    @property
+    Logits lie where the models run; what decides about tokens comes to the host.
+    """
+
     @abstractmethod
-    def room(self) -> int:
-        """Tokens the cache must hold beyond prompt and answer."""
+    def nodes(self, block_size: int) -> int:
+        """Most nodes of a tree, where the draft's blocks have `block_size` tokens; `MOST_NODES` at most."""
 
     @abstractmethod
     def first(self, logits: Floats, rng: np.random.Generator) -> int:
@@ -70,8 +73,17 @@ class Speculative(Decoder, ABC):
         """A tree whose first token is `token`, from the draft's logits (depth, vocab) of those after it."""
 
     @abstractmethod
-    def accept(self, tree: Tree, guessed: Floats, logits: Floats, rng: np.random.Generator) -> tuple[Ints, int]:
-        """What the target's logits (nodes, vocab) make of the tree.
+    def accept(self, tree: Tree, guessed: Floats, seen: TreePass, rng: np.random.Generator) -> tuple[Ints, int]:
+        """What the target makes of the tree.
+
+        Parameters
+        ----------
+        tree : Tree
+            As proposed from `guessed`.
+        guessed : float32 (depth, vocab)
+        seen : TreePass
+            Of the nodes of the tree, and perhaps of others behind them.
+        rng : Generator
 
         Returns
         -------

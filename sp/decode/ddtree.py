@@ -17,10 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sp.arrays import Doubles, Floats, Ints
+from sp.arrays import Floats, Ints
 from sp.config import check_fields
 from sp.decode.base import DECODERS, Speculative, Tree
 from sp.errors import ConfigError
+from sp.models.tree import MOST_NODES, TreePass
+from sp.ops.array_module import on_host
+from sp.ops.sample import argmax
+from sp.ops.top_logprobs import MOST, top_logprobs
 
 
 @DECODERS.register("ddtree")
@@ -31,9 +35,9 @@ class DDTree(Speculative):
     Parameters
     ----------
     budget : int
-        Guesses in a tree, at least 1.
+        Guesses in a tree, 1 to 63: with the known token they are the 64 nodes that a pass takes.
     top_k : int
-        Guesses that each depth chooses among, at least 1.
+        Guesses that each depth chooses among, 1 to 16.
     chain_seed : bool
         Whether the likeliest token of every depth, one after the other, is in the tree before all else. Depths are
         guessed apart, so the probabilities of long paths are too low without it.
@@ -56,45 +60,54 @@ class DDTree(Speculative):
             raise ConfigError(
                 f"decoder ddtree: budget is {self.budget} and top_k {self.top_k}; both must be at least 1"
             )
+        if self.top_k > MOST:
+            raise ConfigError(f"decoder ddtree: top_k is {self.top_k}; a depth chooses among 1 to {MOST} guesses")
+        if self.budget >= MOST_NODES:
+            raise ConfigError(
+                f"decoder ddtree: budget is {self.budget}, but a pass takes the known token and {MOST_NODES - 1} "
+                f"guesses at most; give 1 to {MOST_NODES - 1}"
+            )
 
-    @property
-    def room(self) -> int:
+    def nodes(self, block_size: int) -> int:
         """See `Speculative`."""
-        return self.budget
+        return self.budget + 1
 
     def first(self, logits: Floats, rng: np.random.Generator) -> int:
         """See `Speculative`."""
-        return int(logits.argmax())
+        return int(on_host(argmax(logits[None]))[0])
 
     def propose(self, token: int, guessed: Floats, rng: np.random.Generator) -> Tree:
         """See `Speculative`."""
-        return best_first(token, log_softmax(guessed), self.budget, self.top_k, self.chain_seed)
+        ranked, scores = map(on_host, top_logprobs(guessed, min(self.top_k, guessed.shape[1])))
+        return best_first(token, ranked, scores, self.budget, self.chain_seed)
 
-    def accept(self, tree: Tree, guessed: Floats, logits: Floats, rng: np.random.Generator) -> tuple[Ints, int]:
+    def accept(self, tree: Tree, guessed: Floats, seen: TreePass, rng: np.random.Generator) -> tuple[Ints, int]:
         """See `Speculative`."""
-        return follow(tree, logits.argmax(axis=-1))
+        return follow(tree, on_host(seen.choices))
 
 
-def best_first(token: int, log_probs: Doubles, budget: int, top_k: int, chain_seed: bool) -> Tree:
+def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed: bool) -> Tree:
     """The `budget` likeliest paths below `token`.
 
     Parameters
     ----------
-    log_probs : float64 (depths, vocab)
+    ranked : int (depths, top_k)
+        Guesses of each depth, the likeliest first.
+    scores : float32 (depths, top_k)
+        Their log probabilities.
     """
-    depths = len(log_probs)
-    ranked = np.argsort(-log_probs, axis=-1, kind="stable")[:, :top_k]
-    scores = np.take_along_axis(log_probs, ranked, axis=-1)
+    depths, choices = ranked.shape
     tokens, parents = [token], [-1]
+    words, gains = ranked.tolist(), scores.tolist()
     waiting: list[tuple[float, int, int, int, float]] = []
 
     def offer(parent: int, depth: int, rank: int, above: float) -> None:
         """A guess that may come in; the likeliest goes first, ties by the order of the offers' parents and ranks."""
-        if depth < depths and rank < ranked.shape[1]:
-            heapq.heappush(waiting, (-(above + scores[depth, rank]), parent, rank, depth, above))
+        if depth < depths and rank < choices:
+            heapq.heappush(waiting, (-(above + gains[depth][rank]), parent, rank, depth, above))
 
     def add(parent: int, depth: int, rank: int) -> int:
-        tokens.append(int(ranked[depth, rank]))
+        tokens.append(words[depth][rank])
         parents.append(parent)
         return len(tokens) - 1
 
@@ -102,7 +115,7 @@ def best_first(token: int, log_probs: Doubles, budget: int, top_k: int, chain_se
     if chain_seed:
         for depth in range(min(depths, budget)):
             offer(parent, depth, 1, above)
-            parent, above = add(parent, depth, 0), above + float(scores[depth, 0])
+            parent, above = add(parent, depth, 0), above + gains[depth][0]
     else:
         offer(0, 0, 0, 0.0)
     while waiting and len(tokens) <= budget:
@@ -140,10 +153,3 @@ def follow(tree: Tree, choices: Ints) -> tuple[Ints, int]:
     while (child := children.get((path[-1], int(choices[path[-1]])))) is not None:
         path.append(child)
     return np.array(path), int(choices[path[-1]])
-
-
-def log_softmax(logits: Floats) -> Doubles:
-    """Log probabilities of the last axis, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    found: Doubles = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return found

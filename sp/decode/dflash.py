@@ -20,8 +20,12 @@ import numpy as np
 from sp.arrays import Doubles, Floats, Ints
 from sp.config import check_fields
 from sp.decode.base import DECODERS, Speculative, Tree
-from sp.decode.ddtree import follow, log_softmax
+from sp.decode.ddtree import follow
 from sp.errors import ConfigError
+from sp.models.tree import MOST_NODES, TreePass
+from sp.ops.array_module import on_host
+from sp.ops.draw_tokens import draw_tokens, token_shares
+from sp.ops.sample import argmax
 
 
 @DECODERS.register("dflash")
@@ -31,6 +35,8 @@ class DFlash(Speculative):
 
     Parameters
     ----------
+    budget : int, optional
+        Most guesses of a pass, 1 to 63; all of the block's if left out.
     temperature : float
         0 takes the likeliest token, as greedy decoding does; above, tokens are sampled from the target's softmax at
         this temperature.
@@ -41,69 +47,67 @@ class DFlash(Speculative):
     [5, 1, 0]
     """
 
+    budget: int | None = None
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "decoder dflash")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ConfigError(f"decoder dflash: temperature is {self.temperature}; give 0 (greedy) or more")
+        if self.budget is not None and not 1 <= self.budget < MOST_NODES:
+            raise ConfigError(
+                f"decoder dflash: budget is {self.budget}; give 1 to {MOST_NODES - 1} guesses, or leave it out for "
+                "the draft's whole block"
+            )
 
-    @property
-    def room(self) -> int:
-        """See `Speculative`; a chain is no longer than the answer may become."""
-        return 0
+    def nodes(self, block_size: int) -> int:
+        """See `Speculative`."""
+        return min(block_size, MOST_NODES, (self.budget or MOST_NODES) + 1)
 
     def first(self, logits: Floats, rng: np.random.Generator) -> int:
         """See `Speculative`."""
-        if not self.temperature:
-            return int(logits.argmax())
-        return draw(softmax(logits, self.temperature), rng)
+        return int(self._chosen(logits[None], rng)[0])
 
     def propose(self, token: int, guessed: Floats, rng: np.random.Generator) -> Tree:
         """See `Speculative`."""
-        if not self.temperature:
-            guesses = guessed.argmax(axis=-1)
-        else:
-            guesses = np.array([draw(q, rng) for q in softmax(guessed, self.temperature)], np.int64)
+        guesses = self._chosen(guessed[: self.nodes(len(guessed) + 1) - 1], rng)
         return Tree(np.concatenate([[token], guesses]), np.arange(len(guesses) + 1) - 1)
 
-    def accept(self, tree: Tree, guessed: Floats, logits: Floats, rng: np.random.Generator) -> tuple[Ints, int]:
+    def accept(self, tree: Tree, guessed: Floats, seen: TreePass, rng: np.random.Generator) -> tuple[Ints, int]:
         """See `Speculative`."""
         if not self.temperature:
-            return follow(tree, logits.argmax(axis=-1))
-        p, q = softmax(logits, self.temperature), softmax(guessed, self.temperature)
-        kept, token = accept_sampled(tree.tokens[1:], p, q, rng)
-        return np.arange(kept + 1), token
+            return follow(tree, on_host(seen.choices))
+        guesses = tree.tokens[1:]
+        p, q = (token_shares(rows[: len(guesses)], self.temperature, guesses) for rows in (seen.logits, guessed))
+        kept = stands(p, q, rng.random(len(guesses)))
+        after = slice(kept, kept + 1)
+        less = guessed[after] if kept < len(guesses) else None
+        token = draw_tokens(seen.logits[after], self.temperature, rng.random(1), less)
+        return np.arange(kept + 1), int(token[0])
+
+    def _chosen(self, logits: Floats, rng: np.random.Generator) -> Ints:
+        """A token for each row of logits (n, vocab), on the host."""
+        if not len(logits):
+            return np.empty(0, np.int64)
+        if not self.temperature:
+            return np.asarray(on_host(argmax(logits)), np.int64)
+        return draw_tokens(logits, self.temperature, rng.random(len(logits)))
 
 
-def accept_sampled(guesses: Ints, p: Doubles, q: Doubles, rng: np.random.Generator) -> tuple[int, int]:
-    """How many sampled guesses stand, and the token after them.
+def stands(p: Doubles, q: Doubles, numbers: Doubles) -> int:
+    """How many of some sampled guesses stand, up to the first that is refused.
 
     Parameters
     ----------
-    guesses : int64 (n,)
-        Each drawn from its row of q.
-    p : float64 (n + 1, vocab)
-        The target's distribution at every guess, and after the last.
-    q : float64 (n, vocab)
-    rng : Generator
+    p, q : float64 (n,)
+        Probability of each guess by the target and by the draft.
+    numbers : float64 (n,)
+        Drawn from [0, 1).
+
+    Examples
+    --------
+    >>> stands(np.array([0.5, 0.1]), np.array([0.4, 0.9]), np.array([0.99, 0.5]))
+    1
     """
-    for i, guess in enumerate(guesses):
-        if rng.random() * q[i, guess] >= p[i, guess]:
-            rest = np.maximum(p[i] - q[i], 0)
-            total = rest.sum()
-            # Where p and q differ by rounding alone nothing is left, and p itself is as good.
-            return i, draw(rest / total if total > 0 else p[i], rng)
-    return len(guesses), draw(p[len(guesses)], rng)
-
-
-def softmax(logits: Floats, temperature: float) -> Doubles:
-    """Probabilities of the last axis, in float64."""
-    found: Doubles = np.exp(log_softmax(logits / np.float32(temperature)))
-    return found
-
-
-def draw(probabilities: Doubles, rng: np.random.Generator) -> int:
-    """A token drawn from probabilities (vocab,)."""
-    ends = probabilities.cumsum()
-    return int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))
+    refused = np.flatnonzero(numbers * q >= p)
+    return int(refused[0]) if refused.size else len(p)

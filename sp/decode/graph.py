@@ -7,9 +7,8 @@ replay is the same. The host only starts replays, takes pages for the cache and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from sp.errors import PromptError
 from sp.kernels import import_cupy
 from sp.kernels.declared.sequence import NEXT_STEP
 from sp.models import Cache, Model
+from sp.models.replay import Lane, Replay
 from sp.ops.sample import argmax
 
 
@@ -39,26 +39,19 @@ class GraphDecoder:
         Launch every step kernel by kernel, as a reference.
     """
 
-    _lending: ClassVar[list[Any]] = []
-    """Pools that outlive their decoders, for others still use memory of theirs."""
-
     def __init__(
         self, model: Model, cache: Cache, logits: Any, position: int, limit: int, *, eager: bool = False
     ) -> None:
         cupy = import_cupy()
-        self._model, self._cache, self._limit, self._eager = model, cache, limit, eager
+        self._model, self._cache, self._limit = model, cache, limit
         self._last_position = position - 1
-        # A stream of its own, for only such a one can be captured, and memory that no other work is ever given.
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._pool = cupy.cuda.MemoryPool(_from_here(cupy.cuda))
-        self._graph: Any = None
-        self._warm = False
+        self._lane, self._read_next = Lane(), Replay(self._read, eager=eager)
         self._arrived = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * limit), np.int32, limit)
-        with self._working():
-            self._token = cupy.empty(1, np.int32)
-            self._position = cupy.full(1, position - 1, np.int64)
-            self._history = cupy.empty(limit, np.int32)
-            self._step = cupy.zeros(1, np.int32)
+        self._token = cupy.empty(1, np.int32)
+        self._position = cupy.full(1, position - 1, np.int64)
+        self._history = cupy.empty(limit, np.int32)
+        self._step = cupy.zeros(1, np.int32)
+        with self._lane.working():
             self._choose(logits.reshape(1, -1))
 
     def tokens(self) -> Iterator[int]:
@@ -78,40 +71,16 @@ class GraphDecoder:
                 waiting.pop(0).synchronize()
                 yield int(self._arrived[number])
         finally:
-            self._stream.synchronize()  # nothing may run on in memory that is let go of now
-            self._end()
-
-    def _end(self) -> None:
-        """Give all memory back: pieces of one block hold one another, and a pool that ends with some loses the block.
-
-        What kernels keep for themselves, such as counters, may have come from here on its first use; it stays, and so
-        must the pool.
-        """
-        self._graph = self._token = self._position = self._history = self._step = None
-        self._pool.free_all_blocks()
-        if self._pool.used_bytes():
-            self._lending.append(self._pool)
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Work goes to the stream of this decoder and takes memory from its pool.
-
-        It runs after what the current stream was given and before what it is given next, since kernels that count
-        their finished blocks share the counters.
-        """
-        cuda = import_cupy().cuda
-        current = cuda.get_current_stream()
-        self._stream.wait_event(current.record())
-        with self._stream, cuda.using_allocator(self._pool.malloc):
-            yield
-        current.wait_event(self._stream.record())
+            self._lane.stream.synchronize()  # nothing may run on in memory that is let go of now
+            self._read_next.clear()
+            self._lane.end()
 
     def _fetch(self, number: int) -> Any:
         """Copy a token to the host; the event that marks its arrival."""
         runtime = import_cupy().cuda.runtime
         source, target = self._history[number:].data.ptr, self._arrived[number:].ctypes.data
-        runtime.memcpyAsync(target, source, 4, runtime.memcpyDeviceToHost, self._stream.ptr)
-        return self._stream.record()
+        runtime.memcpyAsync(target, source, 4, runtime.memcpyDeviceToHost, self._lane.stream.ptr)
+        return self._lane.stream.record()
 
     def _advance(self) -> None:
         """Read the newest token and choose the next one: the first time launch by launch, then by replays."""
@@ -121,27 +90,11 @@ class GraphDecoder:
                 f"position {self._last_position} is outside the model's context of {self._model.config.context} "
                 "tokens; ask for a shorter answer"
             )
-        with self._working():
+        with self._lane.working():
             self._cache.reserve(1)
-            if self._graph is not None:
+            if self._read_next.ready:
                 self._cache.count(1)
-                self._graph.launch(self._stream)
-            elif self._eager or not self._warm:
-                self._read()  # compiles kernels and fills the pool, which a capture cannot do
-                self._warm = True
-            else:
-                self._graph = self._captured()  # moves the host's counts, as if it had run
-                self._graph.launch(self._stream)
-
-    def _captured(self) -> Any:
-        self._stream.begin_capture()
-        try:
-            self._read()
-        except BaseException:
-            with suppress(Exception):
-                self._stream.end_capture()
-            raise
-        return self._stream.end_capture()
+            self._read_next()
 
     def _read(self) -> None:
         """One step: the token through all layers."""
@@ -154,17 +107,3 @@ class GraphDecoder:
     def _choose(self, logits: Any) -> None:
         """The likeliest token of logits (1, vocab) is the next one."""
         NEXT_STEP.launch((1,), argmax(logits), self._token, self._position, self._history, self._step)
-
-
-def _from_here(cuda: Any) -> Callable[[int], Any]:
-    """The present allocator, on the present stream whatever stream asks.
-
-    A pool keeps what each stream gave back apart, and that of a decoder goes with the decoder.
-    """
-    source, home = cuda.get_allocator(), cuda.get_current_stream()
-
-    def malloc(size: int) -> Any:
-        with home:
-            return source(size)
-
-    return malloc

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Protocol
 
 import numpy as np
 
-from sp.arrays import Floats, Ints
+from sp.arrays import Floats
 from sp.decode.base import Speculative
+from sp.decode.cycle import Cycle, Guesser, new_cycle
 from sp.models import Cache, Model
-from sp.models.tree import keep_path, read_tree
-
-
-class Guesser(Protocol):
-    """A draft at work on one sequence, for example a `DraftSession`."""
-
-    block_size: int
-    layers: tuple[int, ...]
-
-    def remember(self, features: Floats, positions: Ints) -> None:
-        """Take in the outputs of `layers` for tokens the target has read."""
-        ...
-
-    def guess(self, token: int, position: int, depth: int) -> Floats:
-        """Logits (depth, vocab) of the tokens after `token`."""
-        ...
 
 
 def speculate(
@@ -48,7 +32,6 @@ def speculate(
     Parameters
     ----------
     model : Model
-        On the CPU.
     guesser : Guesser
         Remembers all that `cache` holds.
     decoder : Speculative
@@ -58,7 +41,8 @@ def speculate(
     position : int
         Of the first token generated.
     cache : Cache
-        With room for ``limit - 1 + decoder.room`` more tokens. Whoever stops early finds it further on.
+        With room for ``limit - 1 + decoder.nodes(guesser.block_size)`` more tokens. Whoever stops early finds it
+        further on.
     limit : int
     seed : int
         Of the random numbers where tokens are sampled.
@@ -68,18 +52,31 @@ def speculate(
     rng = np.random.default_rng(seed)
     token, left = decoder.first(logits, rng), limit - 1
     yield token
-    while left:
-        depth = min(guesser.block_size - 1, left - 1)  # the target itself gives one token a pass
-        guessed = guesser.guess(token, position, depth) if depth else np.empty((0, len(logits)), np.float32)
+    if not left:
+        return
+    cycle = new_cycle(model, guesser, cache, decoder.nodes(guesser.block_size))
+    try:
+        while left:
+            known, token = _round(cycle, decoder, token, position, left, rng)
+            left, position = left - len(known), position + len(known)
+            if on_pass is not None:
+                on_pass(len(known))
+            yield from known[1:]
+            yield token
+    finally:
+        cycle.end()
+
+
+def _round(
+    cycle: Cycle, decoder: Speculative, token: int, position: int, left: int, rng: np.random.Generator
+) -> tuple[list[int], int]:
+    """Tokens that stand, `token` itself the first of them, and the one after; `left` are wanted in all."""
+    with cycle.working():
+        depth = min(cycle.block_size - 1, left - 1)  # the target itself gives one token a pass
+        guessed = cycle.guess(token, position, depth) if depth else np.empty((0, 1), np.float32)
         tree = decoder.propose(token, guessed, rng)
-        positions = position + tree.depths
-        seen = read_tree(model, tree.tokens, tree.parents, positions, cache, guesser.layers)
-        path, token = decoder.accept(tree, guessed, seen.logits, rng)
-        keep_path(model, cache, seen, path)
-        left, position = left - len(path), position + len(path)
-        if on_pass is not None:
-            on_pass(len(path))
-        yield from tree.tokens[path[1:]].tolist()
-        yield token
-        if left:
-            guesser.remember(seen.features[path], positions[path])
+        path, after = decoder.accept(tree, guessed, cycle.read(tree, position), rng)
+        cycle.keep(path)
+        if left > len(path):
+            cycle.remember(path, position + tree.depths[path])
+    return tree.tokens[path].tolist(), after

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sp.arrays import Floats, Ints
 from sp.models.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.weights import Store, split_rows
+from sp.ops.delta_tree import DeltaTrace
 from sp.ops.head_norm_rope import head_norm_rope
 from sp.ops.project import Norm, gated_project, project, project_add
 from sp.quant import Weight
@@ -21,11 +22,33 @@ q and k are after RoPE and before any cache rotation; q belongs to the last `row
 """
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """A tree of tokens that goes on from what a cache holds, in arrays where the model is.
+
+    Attributes
+    ----------
+    ids : int64 (nodes,), on the device int32
+    positions : int64 (nodes,)
+        Where RoPE puts them.
+    seen : uint64 (nodes,)
+        Bit j of word i: node i sees node j, which is itself or an ancestor; ancestors come first.
+    """
+
+    ids: Ints
+    positions: Ints
+    seen: Any
+
+
 class Mixer(Protocol):
     """The half of a block where tokens meet: attention or a recurrence."""
 
     def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """Residual stream (n, hidden) -> the stream (rows, hidden) of the last `rows` tokens; memory takes all n."""
+        ...
+
+    def read_tree(self, x: Floats, norm: Norm, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
+        """The stream (nodes, hidden) of a tree; a recurrent memory stays, and `trace` takes what moves it on."""
         ...
 
 
@@ -63,6 +86,10 @@ class Block:
         """Residual stream (n, hidden) -> (rows, hidden)."""
         x = self.mixer(x, (self.attn_norm, self.eps), positions, cache, rows, tap)
         return self.feed_forward(x) if rows else x
+
+    def read_tree(self, x: Floats, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
+        """As `Mixer.read_tree`, and the second half."""
+        return self.feed_forward(self.mixer.read_tree(x, (self.attn_norm, self.eps), nodes, cache, trace))
 
     def feed_forward(self, x: Floats) -> Floats:
         """The second half: ``x + down(silu(gate(norm(x))) * up(norm(x)))``."""
@@ -113,6 +140,11 @@ class Attention:
         q, gate = self.enter(x, norm, positions, cache, rows, tap)
         last = x[len(x) - rows :]
         return self.leave(last, cache.attend(self.index, q, gate)) if rows else last
+
+    def read_tree(self, x: Floats, norm: Norm, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
+        """See `Mixer`; keys and values of all nodes are stored."""
+        q, gate = self.enter(x, norm, nodes.positions, cache, len(x))
+        return self.leave(x, cache.attend_tree(self.index, q, nodes.seen, gate=gate))
 
     def enter(
         self,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.arrays import Floats, Ints
-from sp.models.blocks import Attention, Block, Mixer, Tap
+from sp.models.blocks import Attention, Block, Mixer, Nodes, Tap
 from sp.models.cache import Cache
 from sp.models.weights import Store
-from sp.ops.delta_checkpoints import DeltaNodes, delta_checkpoints
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.delta_tree import DeltaTrace, delta_tree
 from sp.ops.project import Norm, project, project_add
 from sp.quant import Weight
 
@@ -68,12 +68,15 @@ class GatedDelta:
         state.tokens += n
         return project_add(last, out, self.out)
 
-    def read_tree(self, x: Floats, norm: Norm, parents: Ints, cache: Cache) -> tuple[Floats, DeltaNodes]:
-        """The stream (nodes, hidden) of a tree of tokens, and the state after each node; that of the cache stays."""
+    def read_tree(self, x: Floats, norm: Norm, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
+        """See `Mixer`."""
+        assert trace is not None, f"layer {self.index} has nowhere to note a tree"
         weights = self.qkv, self.alpha, self.beta, self.gate
         qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
-        out, nodes = delta_checkpoints(qkv, z, alpha, beta, self.params, cache.state(self.index), parents)
-        return project_add(x, out, self.out), nodes
+        state, row = cache.state(self.index), cache.config.delta_layers.index(self.index)
+        out = delta_tree(qkv, z, alpha, beta, self.params, state, nodes.seen, trace, row)
+        state.tokens += len(x)
+        return project_add(x, out, self.out)
 
 
 def qwen35_block(store: Store, index: int) -> Block:

@@ -1,47 +1,49 @@
-"""read_tree and keep_path: a tree of guessed tokens in one pass of the target, and then only what came true.
+"""TreeReader: a tree of guessed tokens in one pass of the target, and then only what came true.
 
 Every node stands at the position its depth gives it and sees what the cache held before and its own ancestors.
 Attention layers store keys and values of all nodes behind those of the cache; recurrent layers leave their state
-alone and hand out one a node. `keep_path` makes of this what reading the path alone would have left.
+alone and note what it takes to move it on. Keeping a path makes of this what reading the path alone would have left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from sp.arrays import Bools, Floats, Ints
-from sp.models.blocks import Attention
+from sp.arrays import Floats, Ints
+from sp.models.blocks import Nodes
 from sp.models.cache import Cache
 from sp.models.forward import checked
 from sp.models.model import Model
 from sp.models.qwen35 import GatedDelta
-from sp.ops.delta_checkpoints import DeltaNodes
-from sp.ops.gate_output import gate_output
-from sp.ops.hadamard import hadamard
-from sp.ops.kv_pages import kv_move
-from sp.ops.masked_attention import masked_attention
+from sp.ops.array_module import array_module
+from sp.ops.delta_tree import MOST_NODES, DeltaStates, DeltaTrace, delta_keep
+from sp.ops.feature_rows import store_features
+from sp.ops.sample import argmax
+
+__all__ = ["MOST_NODES", "LayerFeatures", "TreePass", "TreeReader", "ancestry"]
 
 
 @dataclass(frozen=True)
 class TreePass:
-    """What the target made of a tree.
+    """What the target made of a tree, where the target is.
 
     Attributes
     ----------
     logits : float32 (nodes, vocab)
         Of the token after every node.
-    features : float32 (nodes, layers * hidden)
-        Outputs of the layers that were asked for, side by side; no columns where none were.
-    states : dict of int to DeltaNodes
-        Memory of each recurrent layer after every node.
+    choices : int32 (nodes,)
+        The likeliest token after every node.
+    features : float32 (nodes, layers * hidden), on the device bf16 (uint16)
+        Outputs of the layers that were asked for, side by side, until the next tree is read.
     """
 
     logits: Floats
+    choices: Ints
     features: Floats
-    states: dict[int, DeltaNodes]
 
 
 class LayerFeatures:
@@ -52,7 +54,8 @@ class LayerFeatures:
     layers : sequence of int
         In the order of their columns.
     take : callable
-        Is given the features (n, layers * hidden) of each run of tokens once its last layer is done.
+        Is given the features (n, layers * hidden) of each run of tokens once its last layer is done: float32, on the
+        device bf16 (uint16).
 
     Examples
     --------
@@ -70,102 +73,125 @@ class LayerFeatures:
         """See `sp.models.forward.After`."""
         if layer not in self._layers:
             return
-        n, hidden = x.shape
         if layer == min(self._layers):
-            self._found = np.empty((n, len(self._layers) * hidden), np.float32)
-        at = self._layers.index(layer) * hidden
-        self._found[:, at : at + hidden] = x
+            self._found = feature_rows(len(x), len(self._layers) * x.shape[1], x)
+        store_features(x, self._found, self._layers.index(layer) * x.shape[1])
         if layer == max(self._layers):
             self._take(self._found)
 
 
-def ancestry(parents: Ints) -> Bools:
-    """Which nodes each node sees, its ancestors and itself: bool (nodes, nodes).
+def feature_rows(rows: int, width: int, like: object) -> Floats:
+    """Room for features where the array `like` is."""
+    xp = array_module(like)
+    found: Floats = xp.empty((rows, width), np.float32 if xp is np else np.uint16)
+    return found
+
+
+def ancestry(parents: Ints) -> Any:
+    """Which nodes each node sees, its ancestors and itself: uint64 (nodes,), bit j of word i for node j.
 
     Examples
     --------
-    >>> ancestry(np.array([-1, 0, 0, 2])).astype(int).tolist()
-    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
+    >>> [f"{word:04b}" for word in ancestry(np.array([-1, 0, 0, 2])).tolist()]
+    ['0001', '0011', '0101', '1101']
     """
-    seen = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            seen[node] |= seen[parent]
-    return seen
+    words: list[int] = []
+    for node, parent in enumerate(parents.tolist()):
+        words.append((words[parent] if parent >= 0 else 0) | 1 << node)
+    return np.array(words, np.uint64)
 
 
-def read_tree(
-    model: Model, ids: Ints, parents: Ints, positions: Ints, cache: Cache, layers: Sequence[int] = ()
-) -> TreePass:
-    """Read a tree of tokens that goes on from what a cache holds; `keep_path` must follow before anything else.
+class TreeReader:
+    """Reads trees that go on from what a cache holds, each followed by the path that is kept of it.
 
     Parameters
     ----------
     model : Model
-        On the CPU.
-    ids, parents, positions : int64 (nodes,)
-        Tokens, the index of each one's parent (less than its own; -1 for the first) and where RoPE puts them.
     cache : Cache
-        Needs room for all nodes.
+        Needs room for all nodes of a tree.
     layers : sequence of int
         Whose outputs are wanted as features.
+    most : int
+        Nodes of the largest tree, 64 at most.
 
-    Returns
-    -------
-    TreePass
-
-    Raises
-    ------
-    PromptError
-        As `prefill`.
+    Attributes
+    ----------
+    features : float32 (most, layers * hidden), on the device bf16 (uint16)
+        Of the nodes read last, always in the same place.
 
     References
     ----------
     Miao et al., "SpecInfer", 2024 (tree attention in one pass).
     """
-    assert model.device == "cpu", "trees are read on the CPU"
-    ids, positions = checked(model, ids, positions, cache, 1, 1)
-    assert (parents < np.arange(len(ids))).all(), f"parents {parents} stand behind their children"
-    visible = np.concatenate([np.ones((len(ids), cache.tokens), bool), ancestry(parents)], axis=1)
-    taken: list[Floats] = [np.empty((len(ids), 0), np.float32)]
-    features = LayerFeatures(layers, taken.append)
-    states: dict[int, DeltaNodes] = {}
-    x = model.embed(ids)
-    for index, block in enumerate(model.trunk.blocks):
-        mixer, norm = block.mixer, (block.attn_norm, block.eps)
-        if isinstance(mixer, Attention):
-            q, gate = mixer.enter(x, norm, positions, cache, len(x))
-            x = mixer.leave(x, _attend(cache, index, q, gate, visible))
-        else:
-            assert isinstance(mixer, GatedDelta), f"layer {index} cannot read a tree"
-            x, states[index] = mixer.read_tree(x, norm, parents, cache)
-        x = block.feed_forward(x)
-        features(index, x)
-    return TreePass(model.head(x), taken[-1], states)
 
+    def __init__(self, model: Model, cache: Cache, layers: Sequence[int] = (), most: int = MOST_NODES) -> None:
+        self.model, self.cache, self.layers = model, cache, tuple(layers)
+        recurrent = model.config.delta_layers
+        self._states = DeltaStates.of([cache.state(layer) for layer in recurrent])
+        self._trace: DeltaTrace | None = None
+        if recurrent:
+            mixer = model.trunk.blocks[recurrent[0]].mixer
+            assert isinstance(mixer, GatedDelta), f"layer {recurrent[0]} is no recurrence"
+            self._trace = DeltaTrace.new(len(recurrent), most, mixer.params, model.device)
+        self._nodes = 0
+        self.features = feature_rows(most, len(self.layers) * model.config.hidden, model.trunk.output_norm)
 
-def keep_path(model: Model, cache: Cache, seen: TreePass, path: Ints) -> None:
-    """Leave in the cache, of the tree just read, the nodes of one path alone.
+    def read_tree(self, ids: Ints, parents: Ints, positions: Ints) -> TreePass:
+        """Read a tree; `keep_path` must follow before anything else.
 
-    Parameters
-    ----------
-    path : int64 (kept,)
-        Nodes from the first one of the tree downwards, at least one.
-    """
-    nodes = len(seen.logits)
-    for layer in model.config.attention_layers:
-        at = cache.stored(layer)
-        kv_move(at.k, at.v, at.table[None], at.tokens, nodes, path, len(path))
-    for layer, after in seen.states.items():
-        state = cache.state(layer)
-        state.conv, state.recurrent = after.conv[path[-1]].copy(), after.recurrent[path[-1]].copy()
-        state.tokens += nodes
-    cache.count(len(path) - nodes)
+        Parameters
+        ----------
+        ids, parents, positions : int64 (nodes,)
+            Tokens, the index of each one's parent (less than its own; -1 for the first) and where RoPE puts them; on
+            the host.
 
+        Raises
+        ------
+        PromptError
+            As `prefill`.
+        """
+        model = self.model
+        ids, positions = checked(model, ids, positions, self.cache, 1, 1)
+        assert (parents < np.arange(len(ids))).all(), f"parents {parents} stand behind their children"
+        self._nodes = len(ids)
+        return self.read(
+            Nodes(model.place(ids, np.int32), model.place(positions), model.place(ancestry(parents), np.uint64))
+        )
 
-def _attend(cache: Cache, layer: int, q: Floats, gate: Floats | None, visible: Bools) -> Floats:
-    """As `Cache.attend`, under a mask."""
-    k, v = cache.gather(layer)
-    if cache.rotate:
-        q = hadamard(q, cache.key_block)
-    return gate_output(masked_attention(q, k, v, visible), gate, cache.rotate)
+    def keep_path(self, path: Ints) -> None:
+        """Leave in the cache, of the tree just read, the nodes of one path alone.
+
+        Parameters
+        ----------
+        path : int64 (kept,)
+            Nodes from the first one of the tree downwards, at least one; on the host.
+        """
+        place, kept = self.model.place, np.array([len(path)])
+        self.keep(self._nodes, place(path, np.int32), place(kept, np.int32))
+        self.cache.count(len(path) - self._nodes)
+
+    def read(self, nodes: Nodes) -> TreePass:
+        """`read_tree` of nodes that are where the model is; a CUDA graph can capture it."""
+        x, hidden = self.model.embed(nodes.ids), self.model.config.hidden
+        features = self.features[: len(x)]
+        with self.cache.together(len(x)):
+            for index, block in enumerate(self.model.trunk.blocks):
+                x = block.read_tree(x, nodes, self.cache, self._trace)
+                if index in self.layers:
+                    store_features(x, features, self.layers.index(index) * hidden)
+        logits = self.model.head(x)
+        return TreePass(logits, argmax(logits), features)
+
+    def keep(self, nodes: int, path: Ints, kept: Ints) -> None:
+        """`keep_path` of a tree of `nodes`, but for the counts of the host; a CUDA graph can capture it.
+
+        Parameters
+        ----------
+        path : int64 (kept or more,), on the device int32
+        kept : int64 (1,), on the device int32
+            Nodes of the path.
+        """
+        self.cache.move(nodes, path, kept)
+        if self._trace is not None:
+            delta_keep(self._trace, self._states, path, kept)
+        self.cache.advance(-nodes, kept)

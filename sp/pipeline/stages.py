@@ -179,7 +179,7 @@ def _begin_with_draft(
     if draft is None:
         raise ConfigError("speculative decoding needs the target's draft; name its file with --draft")
     tokens = len(given.ids) + options.max_new_tokens
-    cache = target.model.new_cache(tokens + decoder.room, options.kv, rotate=options.rotate)
+    cache = target.model.new_cache(tokens + decoder.nodes(draft.block_size), options.kv, rotate=options.rotate)
     session, read = draft.begin(target.model, tokens), 0
 
     def take(features: Floats) -> None:

@@ -56,7 +56,7 @@ class Case:
     def speculate(self, decoder, guesser=None, limit: int = LIMIT):
         """The answer with a draft, and the tokens each pass gave."""
         session = guesser or self.draft.begin(self.model, len(self.ids) + LIMIT)
-        logits, cache = self.read(None if guesser else session, decoder.room)
+        logits, cache = self.read(None if guesser else session, decoder.nodes(session.block_size))
         passes: list[int] = []
         how = self.model, session, decoder, logits, self.start, cache
         return speculate(*how, limit=limit, on_pass=passes.append), passes, cache
@@ -96,6 +96,9 @@ class Oracle:
         for i, true in enumerate(self._case.answer[at + 1 : at + 1 + depth]):
             logits[i, true] += 3
         return logits
+
+    def end(self) -> None:
+        """Nothing is held."""
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen35"])
@@ -165,14 +168,14 @@ def test_the_draft_remembers_the_accepted_path_alone(case) -> None:
     accepted: list[int] = []
 
     class Watched:
-        block_size, layers, guess = 6, session.layers, oracle.guess
+        block_size, layers, guess, end = 6, session.layers, oracle.guess, session.end
 
         def remember(self, features, positions) -> None:
             session.remember(features, positions)
             accepted.append(len(positions))
 
     decoder = DDTree(24, 6)
-    logits, cache = case.read(session, decoder.room)
+    logits, cache = case.read(session, decoder.nodes(6))
     list(speculate(case.model, Watched(), decoder, logits, case.start, cache, limit=LIMIT))
     told, plain = sum(accepted), case.draft.begin(case.model, len(case.ids) + LIMIT, "f32")
     assert max(accepted) > 2

@@ -6,10 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from sp.decode.base import Tree
-from sp.decode.ddtree import DDTree, best_first, follow, log_softmax
+from sp.decode.ddtree import DDTree, best_first, follow
+from sp.decode.dflash import DFlash
 from sp.errors import ConfigError
+from sp.ops.top_logprobs import top_logprobs
 
 NOBODY = np.random.default_rng(0)
 
@@ -35,17 +38,20 @@ def likeliest(log_probs: np.ndarray, budget: int, top_k: int, chain: bool) -> se
 
 
 @pytest.mark.parametrize("chain", [True, False])
-@pytest.mark.parametrize("budget", [1, 3, 4, 11, 40, 500])
+@pytest.mark.parametrize("budget", [1, 3, 4, 11, 40, 63, 500])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_tree_holds_the_likeliest_paths(seed, budget, chain) -> None:
     logits = np.random.default_rng(seed).standard_normal((4, 9)).astype(np.float32) * 2
-    tree = DDTree(budget, 3, chain).propose(77, logits, NOBODY)
+    if budget < 64:
+        tree = DDTree(budget, 3, chain).propose(77, logits, NOBODY)
+    else:
+        tree = best_first(77, *top_logprobs(logits, 3), budget, chain)
     assert tree.tokens[0] == 77
     assert tree.parents[0] == -1
     assert (tree.parents[1:] < np.arange(1, len(tree.tokens))).all()
     found = paths_of(tree)
     assert len(found) == len(set(found)) == min(budget, 3 + 9 + 27 + 81)
-    assert set(found) == likeliest(log_softmax(logits), budget, 3, chain)
+    assert set(found) == likeliest(log_softmax(logits, axis=1), budget, 3, chain)
 
 
 def test_without_guesses_there_is_the_known_token_alone() -> None:
@@ -54,7 +60,7 @@ def test_without_guesses_there_is_the_known_token_alone() -> None:
 
 
 def test_more_choices_than_tokens() -> None:
-    tree = best_first(0, log_softmax(np.zeros((1, 3), np.float32)), 10, 8, True)
+    tree = DDTree(10, 8).propose(0, np.zeros((1, 3), np.float32), NOBODY)
     assert sorted(tree.tokens[1:].tolist()) == [0, 1, 2]
 
 
@@ -70,3 +76,23 @@ def test_follow_goes_as_far_as_the_target_agrees() -> None:
 def test_an_empty_tree_is_refused(options) -> None:
     with pytest.raises(ConfigError, match="both must be at least 1"):
         DDTree(**options)
+
+
+@pytest.mark.parametrize(("options", "match"), [({"budget": 64}, "give 1 to 63"), ({"top_k": 17}, "1 to 16")])
+def test_trees_that_no_pass_takes_are_refused(options, match) -> None:
+    with pytest.raises(ConfigError, match=match):
+        DDTree(**options)
+
+
+@pytest.mark.parametrize("budget", [0, 64])
+def test_chains_that_no_pass_takes_are_refused(budget) -> None:
+    with pytest.raises(ConfigError, match="give 1 to 63"):
+        DFlash(budget=budget)
+
+
+def test_a_chain_is_cut_to_its_budget() -> None:
+    logits = np.eye(5, 7, dtype=np.float32)
+    for budget, guesses in ((None, [0, 1, 2, 3, 4]), (2, [0, 1]), (9, [0, 1, 2, 3, 4])):
+        decoder = DFlash(budget=budget)
+        tree = decoder.propose(6, logits, NOBODY)
+        assert (tree.tokens.tolist(), len(tree.tokens)) == ([6, *guesses], decoder.nodes(6))

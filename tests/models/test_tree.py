@@ -8,7 +8,7 @@ from tiny_models import VOCAB, write_tiny
 
 from sp.errors import PromptError
 from sp.models import decode_step, load_model, prefill
-from sp.models.tree import LayerFeatures, keep_path, read_tree
+from sp.models.tree import LayerFeatures, TreeReader
 
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5, 3])
 DEPTHS = np.array([0, 1, 1, 2, 2, 2, 3, 3])
@@ -49,14 +49,16 @@ def contents(model, cache):
 def test_a_path_of_the_tree_is_the_path_read_alone(model, ids, path, kv, rotate) -> None:
     cache, alone = (filled(model, ids, kv, rotate) for _ in range(2))
     start, nodes = 2 * N, ids[N:]
-    found = read_tree(model, nodes, PARENTS, start + DEPTHS, cache, LAYERS)
+    reader = TreeReader(model, cache, LAYERS)
+    found = reader.read_tree(nodes, PARENTS, start + DEPTHS)
+    np.testing.assert_array_equal(found.choices, found.logits.argmax(axis=1))
     features: list[np.ndarray] = []
     for node in path:
         one = np.array([nodes[node]]), np.array([start + DEPTHS[node]])
         expected = prefill(model, *one, alone, after=LayerFeatures(LAYERS, features.append), rows=1)
         np.testing.assert_allclose(found.logits[node], expected, atol=2e-5 * np.abs(expected).max())
     np.testing.assert_allclose(found.features[path], np.concatenate(features), rtol=1e-4, atol=1e-5)
-    keep_path(model, cache, found, np.array(path))
+    reader.keep_path(np.array(path))
     assert cache.tokens == alone.tokens == N + len(path)
     for mine, its in zip(contents(model, cache), contents(model, alone), strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-3 if kv == "f16" else 1e-4, atol=1e-5)
@@ -70,7 +72,9 @@ def test_fast_rollback_is_exact_replay(model, ids) -> None:
     chain = np.arange(6) - 1
     for kept in range(1, 7):
         fast, replayed = filled(model, ids), filled(model, ids)
-        keep_path(model, fast, read_tree(model, block, chain, start + np.arange(6), fast), np.arange(kept))
+        reader = TreeReader(model, fast)
+        reader.read_tree(block, chain, start + np.arange(6))
+        reader.keep_path(np.arange(kept))
         prefill(model, block[:kept], start + np.arange(kept), replayed)
         for mine, its in zip(contents(model, fast), contents(model, replayed), strict=True):
             np.testing.assert_allclose(mine, its, rtol=1e-4, atol=2e-5)
@@ -81,7 +85,9 @@ def test_nodes_off_the_path_leave_nothing(model, ids) -> None:
     for other in (ids[N:], (ids[N:] + 1) % VOCAB):
         nodes = np.where(np.isin(np.arange(8), [0, 2, 5]), ids[N:], other)
         cache = filled(model, ids)
-        keep_path(model, cache, read_tree(model, nodes, PARENTS, 2 * N + DEPTHS, cache), np.array([0, 2, 5]))
+        reader = TreeReader(model, cache)
+        reader.read_tree(nodes, PARENTS, 2 * N + DEPTHS)
+        reader.keep_path(np.array([0, 2, 5]))
         caches.append(contents(model, cache))
     for mine, its in zip(*caches, strict=True):
         np.testing.assert_array_equal(mine, its)
@@ -105,7 +111,7 @@ def test_a_tree_that_does_not_fit_is_refused(model, ids) -> None:
     cache = filled(model, ids)
     many = np.zeros(21, np.int64)
     with pytest.raises(PromptError, match="do not fit a cache"):
-        read_tree(model, many, np.arange(21) - 1, many, cache)
+        TreeReader(model, cache).read_tree(many, np.arange(21) - 1, many)
     with pytest.raises(PromptError, match="outside the model's context"):
-        read_tree(model, many[:1], np.array([-1]), np.array([1 << 20]), cache)
+        TreeReader(model, cache).read_tree(many[:1], np.array([-1]), np.array([1 << 20]))
     assert cache.tokens == N

@@ -1,0 +1,128 @@
+"""GraphCycle: reading a tree and keeping a path of it as CUDA graphs, one for all trees of up to so many nodes.
+
+What a pass is about (tokens, positions, who sees whom, the path) lies in device memory that the host fills before each
+replay. Smaller trees are filled up with copies of their first token, which nothing follows: a pass over a few tokens
+costs the reading of all weights, whatever their number.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Ints
+from sp.decode.base import Tree
+from sp.decode.cycle import Cycle, Guesser
+from sp.kernels import import_cupy
+from sp.models import Cache, Model
+from sp.models.blocks import Nodes
+from sp.models.forward import checked
+from sp.models.replay import Lane, Replay
+from sp.models.tree import TreePass, ancestry
+from sp.ops.feature_rows import pick_features
+
+
+class GraphCycle(Cycle):
+    """A cycle on the device, see `Cycle`; a tree and a path are read and kept launch by launch the first time alone."""
+
+    def __init__(self, model: Model, guesser: Guesser, cache: Cache, nodes: int) -> None:
+        super().__init__(model, guesser, cache, nodes)
+        self._model, self._cache, self._nodes = model, cache, nodes
+        self._lane = Lane()
+        self._tree = Mailbox(ids=(np.int32, nodes), positions=(np.int64, nodes), seen=(np.uint64, nodes))
+        self._path = Mailbox(path=(np.int32, nodes), kept=(np.int32, 1))
+        self._picked: Any = None
+        self._reading, self._keeping = Replay(self._read), Replay(self._keep)
+
+    def working(self) -> AbstractContextManager[None]:
+        """See `Cycle`: a stream and memory of its own."""
+        return self._lane.working()
+
+    def read(self, tree: Tree, position: int) -> TreePass:
+        """See `Cycle`."""
+        n, nodes = len(tree.tokens), self._nodes
+        assert n <= nodes, f"a tree of {n} nodes for graphs of {nodes}"
+        ids, positions = checked(self._model, tree.tokens, position + tree.depths, self._cache, 1, 1)
+        self._cache.reserve(nodes)
+        for name, values in (("ids", ids), ("positions", positions), ("seen", ancestry(tree.parents))):
+            self._tree.host[name][:n] = values
+            self._tree.host[name][n:] = values[0]
+        self._tree.host["seen"][n:] |= np.uint64(1) << np.arange(n, nodes, dtype=np.uint64)
+        self._tree.send()
+        if self._reading.ready:
+            self._cache.count(nodes)
+        return self._reading()
+
+    def keep(self, path: Ints) -> None:
+        """See `Cycle`."""
+        self._path.host["path"][: len(path)] = path
+        self._path.host["kept"][:] = len(path)
+        self._path.send()
+        self._picked = self._keeping()
+        self._cache.count(len(path) - self._nodes)
+
+    def remember(self, path: Ints, positions: Ints) -> None:
+        """See `Cycle`."""
+        self._guesser.remember(self._picked[: len(path)], positions)
+
+    def end(self) -> None:
+        """See `Cycle`."""
+        self._lane.stream.synchronize()
+        self._picked = None
+        for replay in (self._reading, self._keeping):
+            replay.clear()
+        super().end()
+        self._lane.end()
+
+    def _read(self) -> TreePass:
+        tree = self._tree.device
+        return self._reader.read(Nodes(tree["ids"], tree["positions"], tree["seen"]))
+
+    def _keep(self) -> Any:
+        """Keep the path; features of its nodes, as many rows as a tree has nodes."""
+        path, kept = self._path.device["path"], self._path.device["kept"]
+        self._reader.keep(self._nodes, path, kept)
+        if not self._reader.layers:
+            return self._reader.features
+        picked, _ = pick_features(self._reader.features, self._tree.device["positions"], path, kept, self._nodes)
+        return picked
+
+
+class Mailbox:
+    """Small arrays that the host fills and sends to the device in one copy.
+
+    The host must not fill them again before the device has what was sent, as it has once anything that follows from
+    it has come back.
+
+    Parameters
+    ----------
+    fields : (dtype, size)
+        By name.
+
+    Attributes
+    ----------
+    host, device : dict of str to array
+    """
+
+    def __init__(self, **fields: tuple[Any, int]) -> None:
+        cupy = import_cupy()
+        starts, size = {}, 0
+        for name, (kind, count) in fields.items():
+            starts[name] = size
+            size += -(-count * np.dtype(kind).itemsize // 256) * 256
+        self._pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
+        self._buffer = cupy.zeros(size, np.uint8)
+        self.host, self.device = {}, {}
+        for name, (kind, count) in fields.items():
+            part = slice(starts[name], starts[name] + count * np.dtype(kind).itemsize)
+            self.host[name], self.device[name] = self._pinned[part].view(kind), self._buffer[part].view(kind)
+            self.host[name][:] = 0
+
+    def send(self) -> None:
+        """Copy everything, on the current stream."""
+        cuda = import_cupy().cuda
+        pointers = self._buffer.data.ptr, self._pinned.ctypes.data
+        stream = cuda.get_current_stream()
+        cuda.runtime.memcpyAsync(*pointers, len(self._pinned), cuda.runtime.memcpyHostToDevice, stream.ptr)

@@ -1,0 +1,26 @@
+"""Draws by given numbers, and the probabilities of given tokens."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Kernel
+
+DRAW_TOKENS = Kernel(
+    source="draw_tokens.cu",
+    entry="draw_tokens",
+    args=(
+        "const f32* logits",
+        "const f32*? less",
+        "const u64* numbers",
+        "i32* tokens",
+        "i32 vocab",
+        "f32 temperature",
+    ),
+    threads=512,
+)
+
+TOKEN_SHARES = Kernel(
+    source="draw_tokens.cu",
+    entry="token_shares",
+    args=("const f32* logits", "const i32* tokens", "u64* shares", "i32 vocab", "f32 temperature"),
+    threads=512,
+)
