@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.declared.elementwise import RMS_NORM
+from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.threads import run_parallel, token_slices
 
 
@@ -44,7 +47,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Flo
         assert d <= 8192, f"rows of {d}"
         cupy = import_cupy()
         out: Floats = cupy.empty(x.shape, cupy.float32 if f32 else cupy.uint16)
-        RMS_NORM.launch((x.size // d,), x, weight, *((None, out) if f32 else (out, None)), eps, defines={"COLS": d})
+        outs = (None, out) if f32 else (out, None)
+        RMS_NORM.launch((x.size // d,), x, weight, *outs, None, 0, eps, defines={"COLS": d})
         return out
     y = np.empty_like(x)
 
@@ -58,6 +62,14 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Flo
 
     run_parallel(normalise, token_slices(len(x)) if x.ndim > 1 else [slice(None)])
     return y
+
+
+def rms_norm_tiles(x: Any, weight: Any, eps: float, held: int) -> InputTiles:
+    """`rms_norm` of float32 (tokens, d) on the device as input of `sp.ops.gemm_few_sm90`; d a multiple of 256."""
+    tokens, width = x.shape
+    tiles = empty_tiles(tokens, width, held)
+    RMS_NORM.launch((tiles.tokens,), x, weight, None, None, tiles.data, held, eps, defines={"COLS": tiles.width})
+    return tiles
 
 
 def l2norm(x: Floats, eps: float) -> Floats:

@@ -1,0 +1,113 @@
+// One unit of a weight, 64 rows x 256 inputs, times up to 32 tokens: the inner loop of gemm_few_sm90.cu.
+//
+// A warp takes the codes of its 16 rows out of the ring and makes A operands of them (small_codes.cuh), a tile of 64
+// inputs while wgmma multiplies the one before; what it does so does not depend on the number of tokens. The minima of
+// Q4_K and Q5_K take two more products: (rows x groups) codes times (groups x tokens) means of inputs, in two parts.
+// Nothing is rounded but products of Q6_K, to 11 bits, and float32 sums.
+#pragma once
+#include "few_sm90_work.cuh"
+#include "small_codes.cuh"
+#include "wgmma_few.cuh"
+
+constexpr int SUMS = TOKENS / 2;  // of a thread: D of wgmma_few
+
+// Scales of rows g and g + 8 of a warp: `codes` a byte for each group of 32 (Q4_K, Q5_K: two words) or of 16 inputs
+// (Q6_K: four words, raised by 128), `minima` of 8 groups.
+struct RowScales {
+    u32 codes[2][4], minima[2][2];
+    f32 d[2], dmin[2];
+};
+
+// `unit`: where the unit lies in shared memory, `row`: g of the warp's rows.
+template <int F>
+SP_DEVICE RowScales row_scales(const u8* unit, int row) {
+    RowScales v;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const uint4 h = reinterpret_cast<const uint4*>(unit + Unit<F>::scales_at)[row + 8 * r];
+        if constexpr (F == Q6_K) {
+            v.d[r] = f32_from_f16(reinterpret_cast<const u16*>(unit + Unit<F>::deltas_at)[row + 8 * r]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v.codes[r][i] = word_of(h, i) ^ 0x80808080u;
+        } else {
+            v.d[r] = low_f16(h.x), v.dmin[r] = high_f16(h.x);
+            v.codes[r][0] = h.y & 0x3f3f3f3fu;
+            v.codes[r][1] = (h.w & 0x0f0f0f0fu) | ((h.y >> 2) & 0x30303030u);
+            v.minima[r][0] = h.z & 0x3f3f3f3fu;
+            v.minima[r][1] = ((h.w >> 4) & 0x0f0f0f0fu) | ((h.z >> 2) & 0x30303030u);
+        }
+    }
+    return v;
+}
+
+// A operands of one tile.
+template <int F>
+SP_DEVICE void make_operands(u32 (&a)[4][4], const Quants<F>& q, const RowScales& scales, int tile, u32 upper) {
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+        const int group = F == Q6_K ? 4 * tile + s : 2 * tile + s / 2;
+        SmallScale by[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) by[r] = small_scale<F>(scales.codes[r][group / 4], r, group % 4, upper);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const u32 codes = small_codes<F>(q, s, j);
+            a[s][j] = F == Q6_K ? fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias) : mul_f16x2(codes, by[j % 2].scale);
+        }
+    }
+}
+
+// acc += W X for a unit, whose slot is given free by `release` as soon as it has been read. `x`, `means`: descriptors of
+// the unit's inputs and of their means; `upper`: upper_bytes().
+template <int F, class Release>
+SP_DEVICE void multiply_unit(f32 (&acc)[SUMS], const u8* unit, u64 x, u64 means, u32 upper, int thread,
+                             Release release) {
+    constexpr bool minima = F != Q6_K;
+    const int warp = thread / 32, lane = thread % 32;
+    Quants<F> q[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t)
+        load_quants<F>(q[t], unit + t * Fragment<F>::low_bytes, unit + Unit<F>::low + t * Fragment<F>::high_bytes, thread);
+    const RowScales scales = row_scales<F>(unit, 16 * warp + lane / 4);
+    release();
+
+    f32 sum[SUMS], lowest[SUMS];
+    u32 a[2][4][4], m[4];
+    if constexpr (minima) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {  // two columns, of one group
+            const u32 raised = __byte_perm(scales.minima[j % 2][j / 2], upper, 0x4040 | lane % 4 * 0x0101);
+            m[j] = fma_f16x2(raised, 0x3C003C00u, 0xE400E400u);
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+        make_operands<F>(a[t % 2], q[t], scales, t, upper);
+        wgmma_fence();
+        if constexpr (minima) {
+            if (t == 0) {
+                wgmma_few<false>(lowest, m, means);
+                wgmma_few<true>(lowest, m, means + 2);
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+            const u64 b = x + (t * (TOKENS * 128 / 16) + 2 * s);
+            if (t == 0 && s == 0)
+                wgmma_few<false>(sum, a[t % 2][s], b);
+            else
+                wgmma_few<true>(sum, a[t % 2][s], b);
+        }
+        wgmma_commit();
+        if (t > 0) wgmma_wait<1>();
+    }
+    wgmma_wait<0>();
+    accumulators_ready(sum);
+    if constexpr (minima) accumulators_ready(lowest);
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) {
+        const int r = i / 2 % 2;
+        acc[i] = fmaf(scales.d[r] * 16777216.0f, sum[i], acc[i]);
+        if constexpr (minima) acc[i] = fmaf(scales.dmin[r] * -16.0f, lowest[i], acc[i]);
+    }
+}

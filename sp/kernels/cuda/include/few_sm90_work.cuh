@@ -1,0 +1,119 @@
+// How gemm_few_sm90.cu divides its work.
+//
+// An item is a row tile, 64 outputs, of one weight; with EPILOGUE 2 the same rows of gate and of up. A unit is an item's
+// super-block of 256 inputs. The inputs are cut into gridDim.y slices. In a slice the units lie in a row, item by item;
+// each of its workers, the warpgroups of gridDim.x blocks, takes a range of them, so that all have about as many bytes.
+// An item's sum then meets from several workers: the piece of worker v for item t lies at place t + v of its slice,
+// which no other piece has, since along the row of units neither of the two numbers falls and one of them grows.
+#pragma once
+#include "fragment.cuh"
+
+struct Weight {
+    const u8* data;
+    i32 kind, rows;
+    u16* y;
+    f32* z;
+};
+
+struct Weights {
+    Weight list[4];
+    i32 count;
+};
+
+// What `DO` says for the format `kind`, a number known at run time.
+#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K)
+
+template <int F>
+constexpr bool has = (FORMATS >> F) & 1;
+
+// Bytes of a unit of one weight, as it lies in a slot of the ring.
+template <int F>
+struct Unit {
+    static constexpr int low = 4 * Fragment<F>::low_bytes, high = 4 * Fragment<F>::high_bytes;
+    static constexpr int scales = 16 * TILE_ROWS, deltas = F == Q6_K ? 2 * TILE_ROWS : 0;
+    static constexpr int scales_at = low + high, deltas_at = scales_at + scales;
+    static constexpr int bytes = low + high + scales + deltas;
+    static constexpr int cost = bytes / 1024;
+};
+
+constexpr int OF_EPILOGUE = EPILOGUE == 0 ? 4 : 1;  // weights of which each has items of its own
+constexpr int SETS = EPILOGUE == 2 ? 2 : 1;         // weights of an item
+
+SP_DEVICE Weight pick(const Weights& weights, int which) {
+    Weight w = weights.list[0];
+#pragma unroll
+    for (int i = 1; i < 4; ++i)
+        if (which == i) w = weights.list[i];
+    return w;
+}
+
+SP_DEVICE int cost_of(int kind) {
+    int cost = 0;
+#define SP_DO(F)          \
+    if constexpr (has<F>) \
+        if (kind == F) cost = Unit<F>::cost;
+    SP_FOR_FORMAT(SP_DO)
+#undef SP_DO
+    return cost;
+}
+
+SP_DEVICE int tiles_of(const Weight& w) { return (w.rows + TILE_ROWS - 1) / TILE_ROWS; }
+
+// Where item t is: row tile `tile` of weight `which`.
+struct Item {
+    int which, tile, kind;
+    u32 before;  // cost of a stage of all items before it
+};
+
+SP_DEVICE Item item_at(const Weights& weights, int t) {
+    Item item = {0, t, weights.list[0].kind, 0};
+#pragma unroll
+    for (int i = 0; i + 1 < OF_EPILOGUE; ++i) {
+        const int here = tiles_of(weights.list[i]);
+        if (item.which == i && i + 1 < weights.count && item.tile >= here) {
+            item.which = i + 1, item.tile -= here, item.kind = weights.list[i + 1].kind;
+            item.before += here * cost_of(weights.list[i].kind);
+        }
+    }
+    item.before += item.tile * cost_of(item.kind);
+    return item;
+}
+
+// The work of one slice. Costs times workers fit in 32 bits; the host sees to it.
+struct Division {
+    u32 cost;     // of a stage of all items
+    int items, stages, first, workers;
+
+    SP_DEVICE Division(const Weights& weights, int supers) {
+        first = supers * blockIdx.y / gridDim.y;
+        stages = supers * (blockIdx.y + 1) / gridDim.y - first;
+        workers = gridDim.x * GROUPS;
+        cost = 0, items = 0;
+#pragma unroll
+        for (int i = 0; i < OF_EPILOGUE; ++i)
+            if (i < weights.count) {
+                const int here = tiles_of(weights.list[i]);
+                items += here, cost += here * cost_of(weights.list[i].kind);
+            }
+    }
+
+    // The first unit of a worker: the first one before which that worker's share of the cost lies.
+    SP_DEVICE int start(const Weights& weights, int worker) const {
+        u32 target = (cost * stages * worker + workers - 1) / workers;
+        int before = 0;
+#pragma unroll
+        for (int i = 0; i < OF_EPILOGUE; ++i)
+            if (i < weights.count) {
+                const u32 each = cost_of(weights.list[i].kind);
+                const int units = tiles_of(weights.list[i]) * stages;
+                if (target <= units * each) return before + int((target + each - 1) / each);
+                target -= units * each, before += units;
+            }
+        return before;
+    }
+
+    // The worker that has stage `stage` of an item, in a slice of `count` stages.
+    SP_DEVICE int worker_of(const Item& item, int stage, int count) const {
+        return (item.before * count + stage * cost_of(item.kind)) * workers / (cost * count);
+    }
+};

@@ -1,0 +1,54 @@
+// K-quants as f16 operands: f16's smallest numbers are exact multiples of 2^-24, so that a code masked in place is
+// q 2^-24 or 16 q 2^-24; times its scale, an integer up to 127, or that over 16, it is an A operand in units of 2^-24,
+// exact for Q4_K and Q5_K (at most 11 bits) and rounded to 11 bits for Q6_K. So all of a super-block adds up in one
+// accumulator, and its d comes last.
+#pragma once
+#include "fragment.cuh"
+
+SP_DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+SP_DEVICE u32 mul_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+// Register j of step s as two f16: codes times 2^-24 (rows g: j even), or 2^-20 (rows g + 8).
+template <int F>
+SP_DEVICE u32 small_codes(const Quants<F>& q, int s, int j) {
+    const int up = j % 2 * 4;
+    const u32 word = j < 2 ? word_of(q.low[0], s) : word_of(q.low[0], s) >> 8;
+    const u32 b = word & (0x000F000Fu << up);
+    if constexpr (F == Q6_K)
+        return masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4 - up), 0x00300030u << up, b);
+    else if constexpr (F == Q5_K)
+        return masked_or(shifted(q.high[0], 4 * s + j - 4 - up), 0x00100010u << up, b);
+    else
+        return b;
+}
+
+// The scale of row g (r = 0), or a sixteenth of that of row g + 8 (r = 1), twice as f16; what 32 codes too many make.
+struct SmallScale {
+    u32 scale, bias;
+};
+
+// 0x64646464, four upper bytes of the f16 1024. Hidden from the compiler, a kernel of one row of threads having no
+// threadIdx.y but 0: it would keep the constant in each instruction and the other operand in a register.
+SP_DEVICE u32 upper_bytes() { return 0x64646464u + threadIdx.y; }
+
+// `codes`: of four groups, a byte each, raised by 128 for Q6_K; `i`: which of them.
+template <int F>
+SP_DEVICE SmallScale small_scale(u32 codes, int r, int i, u32 upper) {
+    const u32 raised = __byte_perm(codes, upper, 0x4040 | i * 0x0101);  // 1024 + the code
+    constexpr u32 ONE = 0x3C003C00u, SIXTEENTH = 0x2C002C00u;
+    if constexpr (F == Q6_K) {  // -32 * 2^-24, and 16 times that
+        const u32 scale = r == 0 ? fma_f16x2(raised, ONE, 0xE480E480u) : fma_f16x2(raised, SIXTEENTH, 0xD480D480u);
+        return {scale, mul_f16x2(scale, r == 0 ? 0x80208020u : 0x82008200u)};
+    } else {
+        return {r == 0 ? fma_f16x2(raised, ONE, 0xE400E400u) : fma_f16x2(raised, SIXTEENTH, 0xD400D400u), 0};
+    }
+}

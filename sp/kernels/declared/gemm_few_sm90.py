@@ -1,0 +1,90 @@
+"""The matrix products of few tokens with K-quants on Hopper.
+
+Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source.
+"""
+
+from __future__ import annotations
+
+from sp.kernels.declared.gemv import ADD, STORE, SWIGLU, bits, kinds_of
+from sp.kernels.launch import Defines, Kernel
+
+__all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "INPUT_TILES", "STORE", "SWIGLU", "UNIT_BYTES", "bits"]
+
+HELD = (16, 24, 32)
+"""Tokens that a variant of the kernel can hold."""
+UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
+"""Bytes of 64 rows x 256 inputs, by ggml type id."""
+CAPACITY = 227 * 1024
+"""Shared memory a block of an sm_90 card can have; every launch takes all of it."""
+GROUPS = 3
+"""Warpgroups of a block that multiply."""
+
+
+def slot_bytes(formats: int) -> int:
+    """Bytes of a ring slot."""
+    return max(UNIT_BYTES[kind] for kind in kinds_of(formats))
+
+
+def input_bytes(width: int, tokens: int, formats: int) -> int:
+    """Shared memory of a slice of `width` inputs, with their means if a format has minima."""
+    means = width // 512 + 1 if kinds_of(formats) & {12, 13} else 0
+    return (width // 64 + means) * tokens * 128
+
+
+def depth(width: int, tokens: int, formats: int, groups: int = GROUPS) -> int:
+    """Slots of the ring of a warpgroup, as many as there is room for."""
+    chunks = width // 512 + 1
+    room = CAPACITY - input_bytes(width, tokens, formats) - 8 * chunks
+    return room // (groups * (slot_bytes(formats) + 16))
+
+
+def variant(tokens: int, formats: int, epilogue: int, groups: int = GROUPS) -> dict[str, int]:
+    """Defines of a variant."""
+    return {"TOKENS": tokens, "FORMATS": formats, "EPILOGUE": epilogue, "GROUPS": groups}
+
+
+_SHIPPED = (((12,), STORE), ((14,), STORE), ((12, 14), STORE), ((12,), ADD), ((14,), ADD), ((12,), SWIGLU))
+
+
+def _threads(defines: Defines) -> int:
+    return 128 * int(defines["GROUPS"]) + 32
+
+
+GEMM_FEW_SM90 = Kernel(
+    source="gemm_few_sm90.cu",
+    entry="gemm_few_sm90",
+    args=(
+        "const u8* x",
+        "i32 tokens",
+        "i32 k",
+        "i32 width",
+        "i32 depth",
+        "i32 ahead",
+        "i32 count",
+        "f32* partials",
+        "u32* arrived",
+        "u8*? tiles",
+        *(
+            text
+            for i in range(4)
+            for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
+        ),
+    ),
+    threads=_threads,
+    variants=(
+        *(variant(tokens, bits(*kinds), epilogue) for tokens in HELD for kinds, epilogue in _SHIPPED),
+        variant(16, bits(13), STORE),
+        variant(32, bits(14), SWIGLU),
+    ),
+    arches="90a",
+    smem=CAPACITY,
+    early=True,
+)
+
+INPUT_TILES = Kernel(
+    source="input_tiles.cu",
+    entry="input_tiles",
+    args=("const u16* x", "u8* tiles", "i64 k", "i32 held"),
+    threads=256,
+    early=True,
+)

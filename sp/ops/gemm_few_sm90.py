@@ -1,0 +1,174 @@
+"""gemm_few_sm90: up to 32 tokens times up to four K-quant weights in one launch on Hopper; for checking drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from sp.errors import DeviceError
+from sp.kernels import import_cupy
+from sp.kernels.declared.gemm_few_sm90 import (
+    ADD,
+    GEMM_FEW_SM90,
+    GROUPS,
+    HELD,
+    STORE,
+    SWIGLU,
+    UNIT_BYTES,
+    bits,
+    depth,
+    input_bytes,
+    variant,
+)
+from sp.kernels.device import current_device
+from sp.kernels.launch import Defines
+from sp.ops.input_tiles import InputTiles
+from sp.ops.packed import TILE, PackedWeight, weight_arguments
+
+__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
+
+SUPER = 256
+"""Inputs of a super-block."""
+MOST_SLICES = 16
+READING, PASSING_ON, MEETING = 1.5, 2, 24 << 10
+"""What these cost, as bytes of weights that could be read meanwhile: to take in a byte of inputs, to pass on a byte of
+sums, a slice more."""
+LEAST_AHEAD = 64 << 10
+"""Bytes a block should have on their way while it multiplies."""
+MOST_DEPTH = 12
+ITEM_COUNTERS = 1 << 16
+
+
+class Plan(NamedTuple):
+    """How a product is divided: `blocks` for each of `slices` of the inputs, of at most `width`; slots of a ring, and
+    how many of them are filled before the inputs are asked for."""
+
+    defines: Defines
+    blocks: int
+    slices: int
+    width: int
+    depth: int
+    ahead: int
+    cost: float
+
+
+def held_for(tokens: int) -> int:
+    """Tokens that the smallest variant for `tokens` (at most 32) holds.
+
+    Examples
+    --------
+    >>> held_for(9), held_for(23)
+    (16, 24)
+    """
+    return next(n for n in HELD if n >= tokens)
+
+
+def gemm_few_sm90(x: InputTiles, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int) -> None:
+    """Fill `outs` with the products of `x` and the weights.
+
+    Parameters
+    ----------
+    x : InputTiles (tokens, in), as many held as `held_for` says
+    weights : up to 4 PackedWeights of shape (out_i, in), K-quants
+        For SWIGLU gate and up of one format and shape.
+    outs : arrays
+        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
+        SWIGLU: for the weights (gate, up) uint16 (tokens, out) or InputTiles of the next product, then with out a
+        multiple of 256.
+    epilogue : STORE, ADD or SWIGLU
+    """
+    if epilogue == SWIGLU and (weights[0].format, weights[0].shape) != (weights[1].format, weights[1].shape):
+        raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
+    device = current_device()
+    rows = tuple(w.shape[0] for w in (weights if epilogue == STORE else weights[:1]))
+    plan = _plan(x.held, x.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
+    tiles = outs[0].data if isinstance(outs[0], InputTiles) else None
+    pieces = plan.slices * (_items(rows) + plan.blocks * GROUPS)
+    partials = import_cupy().empty(pieces * _piece_bytes(x.held, epilogue) // 4, "f4")
+    GEMM_FEW_SM90.launch(
+        (plan.blocks, plan.slices),
+        x.data,
+        x.tokens,
+        x.width,
+        plan.width,
+        plan.depth,
+        plan.ahead,
+        len(weights),
+        partials,
+        _counters(device),
+        tiles,
+        *weight_arguments(weights, () if tiles is not None else outs),
+        defines=plan.defines,
+    )
+
+
+def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, processors: int) -> Plan:
+    """The division whose blocks move the fewest bytes, of weights, inputs and partial sums.
+
+    Parameters
+    ----------
+    held : int
+        Tokens a variant holds.
+    k : int
+        Inputs.
+    kinds : tuple of int
+        ggml types of the weights.
+    rows : tuple of int
+        Outputs of every weight; of gate alone for SWIGLU.
+    epilogue : STORE, ADD or SWIGLU
+    processors : int
+        Multiprocessors of the card.
+
+    Examples
+    --------
+    >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132)
+    >>> plan.blocks, plan.slices, plan.width, plan.depth
+    (66, 2, 2560, 5)
+    """
+    supers, formats, sets = k // SUPER, bits(*kinds), 2 if epilogue == SWIGLU else 1
+    items, unit = _items(rows), max(UNIT_BYTES[kind] for kind in kinds)
+    every = supers * sum(-(-n // TILE) * UNIT_BYTES[kind] for n, kind in zip(rows, kinds, strict=False)) * sets
+    best: Plan | None = None
+    for slices in range(1, min(supers, MOST_SLICES, processors) + 1):
+        stages = -(-supers // slices)
+        width = SUPER * stages
+        ring = min(depth(width, held, formats), MOST_DEPTH)
+        if ring < 2:
+            continue
+        blocks = max(1, min(processors // slices, -(-items * stages // GROUPS)))
+        ranges = every * stages / supers / (blocks * GROUPS)  # bytes of a worker
+        longest = max(ranges, unit * sets) + unit * sets / 2
+        pieces = longest / (unit * sets * stages) + 1
+        partial = pieces * _piece_bytes(held, epilogue) * PASSING_ON * (slices > 1 or items < blocks * GROUPS)
+        cost = GROUPS * (longest + partial) + input_bytes(width, held, formats) * READING + slices * MEETING
+        cost *= max(1.0, LEAST_AHEAD / (ring * GROUPS * unit))
+        if best is None or cost < best.cost:
+            best = Plan(variant(held, formats, epilogue), blocks, slices, width, ring, ring, cost)
+    if best is None:
+        raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
+    if best.blocks * GROUPS * best.width * every // k >> 42 or items > ITEM_COUNTERS // 4:  # as the kernel counts costs
+        raise DeviceError(f"a product of {items * TILE} outputs of {k} inputs is too large for one launch")
+    return best
+
+
+@lru_cache(4096)
+def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, device: int) -> Plan:
+    processors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
+    return plan_of(held, k, kinds, rows, epilogue, processors)
+
+
+def _items(rows: Sequence[int]) -> int:
+    """Row tiles: of one weight each, or of gate and up."""
+    return sum(-(-count // TILE) for count in rows)
+
+
+def _piece_bytes(held: int, epilogue: int) -> int:
+    """Partial sums of an item."""
+    return 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
+
+
+@cache
+def _counters(device: int) -> Any:
+    """Super-blocks of each quarter of an item that have come, zero between launches."""
+    return import_cupy().zeros(ITEM_COUNTERS, "uint32")

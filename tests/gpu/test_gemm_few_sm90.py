@@ -1,0 +1,225 @@
+"""The Hopper kernel for few tokens against float64: formats, epilogues, tokens, divisions, with guards and NaN around.
+
+Bounds on the NMSE: products are exact up to float32 sums (1e-7; weights of Q6_K are rounded to 11 bits), for the inputs
+as tiles hold them, which are BF16 inputs to within 2^-19; BF16 results add one rounding (4e-6), SwiGLU of them too.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+from compare import nmse, to_bf16, to_float64
+
+from sp.errors import DeviceError
+from sp.kernels.path import native_path
+from sp.ops import gemm_few_sm90 as module
+from sp.ops.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
+from sp.ops.input_tiles import InputTiles, empty_tiles, input_tiles
+from sp.ops.norms import rms_norm_tiles
+from sp.ops.packed import PackedWeight, pack
+from sp.quant import format_by_name
+
+pytestmark = pytest.mark.skipif(native_path() != "sm_90a", reason="needs compute capability 9.0")
+NAMES = ["Q4_K", "Q5_K", "Q6_K"]
+EXACT, ROUNDED = 1e-7, 4e-6
+
+
+@cache
+def weight(name: str, shape: tuple[int, int], seed: int = 0) -> tuple[PackedWeight, np.ndarray]:
+    """A weight and the values of its distinct rows, up to 320, which repeat: it is quantised on the host."""
+    fmt, distinct = format_by_name(name), min(shape[0], 320)
+    some = np.random.default_rng(seed).standard_normal((distinct, shape[1])).astype(np.float32) * 0.05
+    packed = np.resize(fmt.encode(some), (shape[0], fmt.row_bytes(shape[1])))
+    dense = fmt.decode(packed[:distinct]).astype(np.float64)
+    return pack(name, fmt, shape, cupy.asarray(packed)), dense
+
+
+def inputs(tokens: int, k: int, seed: int = 1) -> np.ndarray:
+    """Normal values, some far out, as real activations have them."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, k)).astype(np.float32)
+    x[:, rng.integers(0, k, 4)] *= 500
+    return x
+
+
+def times(x: np.ndarray, dense: np.ndarray, rows: int) -> np.ndarray:
+    """The product in float64, of inputs as the kernel is given them."""
+    some = to_float64(to_bf16(x)) @ dense.T
+    return np.resize(some.T, (rows, len(x))).T
+
+
+def poisoned(tokens: int, width: int) -> InputTiles:
+    """Tiles full of NaN."""
+    tiles = empty_tiles(tokens, width, held_for(tokens))
+    tiles.data.fill(0xFF)
+    return tiles
+
+
+def tiles_of(guarded: Any, x: np.ndarray) -> InputTiles:
+    dirty = poisoned(*x.shape)  # its memory, soon free again, serves the tiles
+    held = dirty.held
+    del dirty
+    return input_tiles(guarded(x.shape, np.uint16, to_bf16(x)), held)
+
+
+def product(guarded: Any, x: np.ndarray, w: PackedWeight, dtype: Any) -> Any:
+    out = guarded((len(x), w.shape[0]), dtype)
+    gemm_few_sm90(tiles_of(guarded, x), [w], [out], STORE)
+    return out
+
+
+@pytest.mark.parametrize(("tokens", "k"), [(16, 5120), (9, 256), (23, 1280), (32, 17408)])
+def test_tiles(tokens: int, k: int, guarded: Any) -> None:
+    x = inputs(tokens, k) * np.float32(1000)
+    x[0, :3] = 5e6, -5e6, 1e-3
+    want = np.clip(to_float64(to_bf16(x)), -65504.0 * 64, 65504.0 * 64)
+    tiles = tiles_of(guarded, x)
+    values = tiles.values()
+    assert np.abs(values - want).max() <= 2.0**-19
+    groups = values.reshape(tokens, -1, 16)
+    assert np.abs(tiles.means() - groups.mean(axis=2)).max() <= np.abs(values).max() * 2.0**-21
+
+
+def test_norm_writes_tiles(guarded: Any) -> None:
+    x, w = inputs(19, 5120), np.linspace(-2, 2, 5120, dtype=np.float32)
+    tiles = rms_norm_tiles(guarded(x.shape, np.float32, x), cupy.asarray(w), 1e-6, held_for(19))
+    wide = x.astype(np.float64)
+    want = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-6) * w
+    assert nmse(cupy.asarray(tiles.values()), want) < 1e-7
+    means = tiles.values().reshape(19, -1, 16).mean(axis=2)
+    assert nmse(cupy.asarray(tiles.means()), means) < 1e-10
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tokens", [9, 16, 23, 24, 31, 32])
+def test_formats(name: str, tokens: int, guarded: Any) -> None:
+    w, dense = weight(name, (200, 1280))
+    x = inputs(tokens, 1280)
+    want = times(x, dense, 200)
+    wide = product(guarded, x, w, np.float32)
+    assert nmse(wide, want) < EXACT
+    assert nmse(product(guarded, x, w, np.uint16), want) < ROUNDED
+    for _ in range(3):
+        assert bool((product(guarded, x, w, np.float32) == wide).all()), "a rerun differs"
+
+
+@pytest.mark.parametrize("tokens", [16, 23, 32])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Q4_K", (8, 256)),
+        ("Q4_K", (48, 5120)),
+        ("Q4_K", (5120, 6144)),
+        ("Q4_K", (17408, 5120)),
+        ("Q6_K", (10240, 5120)),
+        ("Q6_K", (5120, 17408)),
+        ("Q4_K", (5120, 17408)),
+        ("Q5_K", (3072, 1024)),
+    ],
+)
+def test_shapes(name: str, shape: tuple[int, int], tokens: int, guarded: Any) -> None:
+    """Of the 27B model, and small odd ones."""
+    w, dense = weight(name, shape)
+    x = inputs(tokens, shape[1])
+    assert nmse(product(guarded, x, w, np.float32), times(x, dense, shape[0])) < EXACT
+
+
+@pytest.mark.parametrize("tokens", [9, 24, 32])
+@pytest.mark.parametrize(("name", "shape"), [("Q4_K", (200, 1280)), ("Q6_K", (640, 17408))])
+def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: Any) -> None:
+    w, dense = weight(name, shape)
+    x = inputs(tokens, shape[1])
+    residual = np.random.default_rng(2).standard_normal((tokens, shape[0])).astype(np.float32)
+    want = residual + times(x, dense, shape[0])
+    first = None
+    for _ in range(2):
+        stream = guarded(residual.shape, np.float32, residual)
+        gemm_few_sm90(tiles_of(guarded, x), [w], [stream], ADD)
+        assert nmse(stream, want) < EXACT
+        first = stream if first is None else first
+        assert bool((stream == first).all())
+
+
+@pytest.mark.parametrize("tokens", [9, 17, 32])
+def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
+    """As a recurrent layer has them, with small ones whose last tile is mostly padding."""
+    parts = [("Q6_K", (1040, 1280)), ("Q4_K", (608, 1280)), ("Q4_K", (48, 1280)), ("Q5_K", (8, 1280))]
+    weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
+    x = inputs(tokens, 1280)
+    outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]
+    gemm_few_sm90(tiles_of(guarded, x), [w for w, _ in weights], outs, STORE)
+    for (_, dense), out in zip(weights, outs, strict=True):
+        assert nmse(out, times(x, dense, out.shape[1])) < ROUNDED
+
+
+@pytest.mark.parametrize("tokens", [9, 24, 32])
+@pytest.mark.parametrize(("name", "shape"), [("Q4_K", (200, 1280)), ("Q6_K", (17408, 256)), ("Q4_K", (3072, 1024))])
+def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) -> None:
+    (gate, g), (up, u) = (weight(name, shape, seed) for seed in range(2))
+    x = inputs(tokens, shape[1])
+    out = guarded((tokens, shape[0]), np.uint16)
+    gemm_few_sm90(tiles_of(guarded, x), [gate, up], [out], SWIGLU)
+    a, b = (times(x, dense, shape[0]) for dense in (g, u))
+    want = a / (1 + np.exp(-np.clip(a, -700, 700))) * b
+    assert nmse(out, want) < ROUNDED
+    if shape[0] % 256:
+        return
+    tiles = poisoned(tokens, shape[0])
+    gemm_few_sm90(tiles_of(guarded, x), [gate, up], [tiles], SWIGLU)
+    assert nmse(cupy.asarray(tiles.values()), want) < EXACT
+    means = tiles.values().reshape(tokens, -1, 16).mean(axis=2)
+    assert nmse(cupy.asarray(tiles.means()), means) < 1e-10
+
+
+@pytest.mark.parametrize("processors", [1, 3, 20, 64])
+def test_every_division_is_right(processors: int, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer multiprocessors divide the work otherwise; some workers have nothing to do, some several items."""
+    w, dense = weight("Q4_K", (456, 2560))
+    x = inputs(19, 2560)
+    monkeypatch.setattr(module, "_plan", lambda *given: module.plan_of(*given[:5], processors))
+    assert nmse(product(guarded, x, w, np.float32), times(x, dense, w.shape[0])) < EXACT
+
+
+def test_a_chain_waits_for_its_inputs(guarded: Any) -> None:
+    """x += f(x) W, again and again, also as a graph: every launch reads what the one before wrote."""
+    (down, dense), (gate, g), (up, u) = (
+        weight("Q4_K", (256, 2048)),
+        weight("Q6_K", (2048, 256)),
+        weight("Q6_K", (2048, 256), 1),
+    )
+    x, ones = inputs(16, 256) * 0.1, cupy.ones(256, np.float32)
+    stream, steps = guarded(x.shape, np.float32, x), 6
+
+    def chain() -> None:
+        for _ in range(steps):
+            middle = poisoned(16, 2048)
+            gemm_few_sm90(rms_norm_tiles(stream, ones, 1e-6, 16), [gate, up], [middle], SWIGLU)
+            gemm_few_sm90(middle, [down], [stream], ADD)
+
+    chain()
+    want = x.astype(np.float64)
+    for _ in range(steps):
+        h = want / np.sqrt((want**2).mean(axis=1, keepdims=True) + 1e-6)
+        a, b = (np.resize((h @ v.T).T, (2048, 16)).T for v in (g, u))
+        want = want + (a / (1 + np.exp(-a)) * b) @ dense.T  # 256 rows, all distinct
+    assert nmse(stream, want) < ROUNDED
+    once = stream.copy()
+    with cupy.cuda.Stream(non_blocking=True) as side:
+        side.begin_capture()
+        chain()
+        graph = side.end_capture()
+        for _ in range(2):
+            stream[...] = cupy.asarray(x)
+            graph.launch()
+            side.synchronize()
+            assert bool((stream == once).all())
+
+
+def test_what_does_not_match_is_refused(guarded: Any) -> None:
+    (gate, _), (up, _) = weight("Q4_K", (200, 1280)), weight("Q6_K", (200, 1280))
+    with pytest.raises(DeviceError, match="only when alike"):
+        gemm_few_sm90(poisoned(9, 1280), [gate, up], [cupy.empty((9, 200), np.uint16)], SWIGLU)
