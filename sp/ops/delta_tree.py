@@ -20,17 +20,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
+from sp.kernels.declared import delta_tree as declared
+from sp.kernels.device import current_device
 from sp.ops.activations import silu
 from sp.ops.delta_mixer import DeltaParams, State, mixer_inputs, mixer_output
 
-MOST_NODES = 64
+MOST_NODES = declared.NODES[-1]
 """Nodes of a tree: one bit each in a word of ancestors."""
+ROOM = 8
+"""Nodes of a trace are a multiple of this, so that every layer of it begins at a multiple of 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,9 @@ class DeltaTrace:
 
     @classmethod
     def new(cls, layers: int, nodes: int, params: DeltaParams, device: Literal["cpu", "cuda"]) -> DeltaTrace:
-        """Room for trees of up to `nodes` nodes in `layers` layers of the sizes in `params`."""
-        assert nodes <= MOST_NODES, f"{nodes} nodes; a word of ancestors has {MOST_NODES} bits"
+        """Room for trees of up to `nodes` nodes, at most 64, in `layers` layers of the sizes in `params`."""
+        assert 1 <= nodes <= MOST_NODES, f"{nodes} nodes"
+        nodes = -(-nodes // ROOM) * ROOM
         zeros, raw = (np.zeros, np.float32) if device == "cpu" else (import_cupy().zeros, np.uint16)
         heads = params.value_heads, params.head_dim
         return cls(
@@ -143,7 +150,9 @@ def delta_tree(
     [50.0, 50.0]
     """
     p, n = params, len(qkv)
-    seen = np.asarray(seen, np.uint64)
+    if is_device(qkv):
+        out: Floats = _launch(qkv, z, alpha, beta, p, state, seen, trace, layer)
+        return out
     inputs = np.concatenate([state.conv, qkv])[windows(seen, p.conv.shape[1])]  # (nodes, taps, conv_dim)
     mixed = np.zeros_like(qkv)
     for tap in range(p.conv.shape[1]):
@@ -161,11 +170,11 @@ def delta_tree(
     u = b * (np.moveaxis(v, 1, 0) - grown * (K @ state.recurrent))
     for i in range(1, n):
         u[:, i] -= (b[:, i, :, None] * above[:, i, None, :i] @ u[:, :i])[:, 0]
-    out = grown * (Q @ state.recurrent) + within @ u
+    o = grown * (Q @ state.recurrent) + within @ u
 
     trace.k[layer, :n], trace.u[layer, :n] = k, np.moveaxis(u, 0, 1)
     trace.g[layer, :n], trace.inputs[layer, :n] = g, qkv
-    return mixer_output(np.ascontiguousarray(np.moveaxis(out, 0, 1)), z, p)
+    return mixer_output(np.ascontiguousarray(np.moveaxis(o, 0, 1)), z, p)
 
 
 def delta_keep(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -> None:
@@ -185,6 +194,17 @@ def delta_keep(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -
     -----
     On the device one launch that can be captured; `path` and `kept` are read when it runs.
     """
+    if states.addresses is not None:
+        key_heads, head_dim = trace.k.shape[2:]
+        layers, capacity, value_heads = trace.g.shape
+        assert len(states.layers) == layers, f"{len(states.layers)} memories, a trace of {layers} layers"
+        assert path.size >= capacity, f"a path of {path.size} for trees of {capacity} nodes"
+        declared.DELTA_KEEP.launch(
+            (value_heads * head_dim // 64, layers),
+            *(states.addresses, trace.k, trace.u, trace.g, trace.inputs, path, kept, capacity, key_heads, value_heads),
+            defines={"HEAD_DIM": head_dim},
+        )
+        return
     nodes = path[: int(kept[0])]
     for layer, state in enumerate(states.layers):
         g, k, u = (array[layer, nodes] for array in (trace.g, trace.k, trace.u))
@@ -194,6 +214,41 @@ def delta_keep(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -
         state.recurrent *= np.exp(g.sum(axis=0))[:, None, None]
         state.recurrent += np.moveaxis(share, 0, 2) @ np.moveaxis(u, 0, 1)
         state.conv[...] = np.concatenate([state.conv, trace.inputs[layer, nodes]])[len(nodes) :]
+
+
+def _launch(
+    qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State, seen: Any, trace: DeltaTrace, layer: int
+) -> Any:
+    n, value_dim = len(qkv), p.value_heads * p.head_dim
+    channels = 2 * p.key_heads * p.head_dim + value_dim
+    shapes = [a.shape for a in (qkv, z, alpha, beta, p.conv, state.conv, state.recurrent, seen)]
+    gates, square = (n, p.value_heads), (p.value_heads, p.head_dim, p.head_dim)
+    wanted = [(n, channels), (n, value_dim), gates, gates, (channels, 4), (3, channels), square, (n,)]
+    assert shapes == wanted, f"{shapes}, not {wanted}"
+    assert p.value_heads % p.key_heads == 0, f"{p.value_heads} value heads on {p.key_heads} key heads"
+    assert p.head_dim in (64, 128), f"heads of {p.head_dim}"
+    assert 1 <= n <= trace.g.shape[1], f"{n} nodes, a trace of {trace.g.shape[1]}"
+    y = import_cupy().empty((n, value_dim), np.uint16)
+    declared.DELTA_TREE.launch(
+        (p.value_heads,),
+        *(qkv, z, alpha, beta, p.conv, p.a, p.dt_bias, p.norm, state.conv, state.recurrent, seen, y),
+        *(trace.k[layer], trace.u[layer], trace.g[layer], trace.inputs[layer], n, p.key_heads, p.value_heads, p.eps),
+        defines={"HEAD_DIM": p.head_dim, "NODES": _built_for(n, p.head_dim, current_device())},
+    )
+    return y
+
+
+@cache
+def _built_for(nodes: int, head_dim: int, device: int) -> int:
+    """Size of the smallest kernel that takes so many nodes; ConfigError where the shared memory is too small for it."""
+    size = next(size for size in declared.NODES if size >= nodes)
+    most = import_cupy().cuda.runtime.getDeviceProperties(device)["sharedMemPerBlockOptin"]
+    fitting = [n for n in declared.NODES if declared.tree_smem({"HEAD_DIM": head_dim, "NODES": n}) <= int(most)]
+    if size not in fitting:
+        raise ConfigError(
+            f"a tree of {nodes} nodes does not fit this GPU; ask for a budget of at most {fitting[-1] - 1}"
+        )
+    return size
 
 
 def windows(seen: Any, taps: int) -> Ints:

@@ -31,6 +31,14 @@ SP_DEVICE void ldmatrix_x4(u32 (&r)[4], u32 address) {
                  : "memory");
 }
 
+// Two of them; lanes 0 to 15 give the addresses, the others' must still be valid.
+SP_DEVICE void ldmatrix_x2(u32 (&r)[2], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(address)
+                 : "memory");
+}
+
 SP_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -1,0 +1,352 @@
+// A Gated DeltaNet layer between its matrices over a tree of nodes, each going on from its parent: convolution along the
+// ancestors, SiLU, unit q and k, gates, the delta rule, gated norm. The state S before the tree is read once and kept.
+//
+//   u_i = b_i (v_i - exp(G_i) S^T k_i - sum_{j < i} r_ij (k_j . k_i) u_j),      r_ij = exp(G_i - G_j), j an ancestor of i
+//   o_i = (exp(G_i) S^T q_i + sum_{j <= i} r_ij (k_j . q_i) u_j) / sqrt(HEAD_DIM),  y = rms_norm(o, norm) * silu(z)
+//
+// x            bf16 (nodes, channels), channels = (2 key_heads + value_heads) * HEAD_DIM: q | k | v
+// z, y         bf16 (nodes, value_heads * HEAD_DIM)
+// alpha, beta  f32 (nodes, value_heads);  a, dt_bias f32 (value_heads);  norm f32 (HEAD_DIM)
+// taps         f32 (channels, 4);  history f32 (3, channels);  state f32 (value_heads, HEAD_DIM keys, HEAD_DIM values)
+// seen         u64 (nodes): bit j of word i says that j is i or an ancestor; ancestors stand before
+// keys         f32 (nodes, key_heads, HEAD_DIM) unit k;  added f32 (nodes, value_heads, HEAD_DIM) u
+// decays       f32 (nodes, value_heads) g;  inputs bf16 (nodes, channels), a copy of x
+//
+// Grid (value_heads), 2 * HEAD_DIM threads; nodes in 1 .. NODES, a multiple of 8. Block p takes value head p and key head
+// p % key_heads. Rows k and q of all nodes meet [S | K^T] on the tensor cores, every number as a sum of three bf16, which
+// hold float32's 24 bits (Henry, Tang, Heinecke 2019): rows that lead to u take the six products above 2^-24, rows q
+// alone the three above 2^-16, far below the rounding of y. A warp has 16 columns of S, for all keys, in registers, and
+// 8 columns of K^T. Then u by substitution in the order of the nodes, a thread a column. G is summed in float64: after a
+// deep decay differences of G must still be exact. Capturable. 16-byte aligned rows. sm_80+. The limit is the latency of
+// the five phases, and for many nodes the tensor cores; only value_heads multiprocessors work.
+#include "early.cuh"
+#include "gates.cuh"
+#include "mma.cuh"
+
+#define THREADS (2 * HEAD_DIM)
+#define WARPS (THREADS / 32)
+#define E (HEAD_DIM / 32)    // channels of a lane
+#define STEPS (HEAD_DIM / 16)
+#define ROWS (2 * NODES)     // k of all nodes, then q
+#define PART (HEAD_DIM + 8)  // row of one bf16 part
+#define GRAM (ROWS + 4)      // row of the products between nodes
+#define GRAM_TILES ((NODES / 8 + WARPS - 1) / WARPS)
+
+// Inputs of the convolution at a node: E channels of a lane, newest first; bf16 of a node or f32 of the history.
+struct Taps {
+    uint4 raw[4];
+};
+
+template <int COUNT>
+SP_DEVICE void load_words(u32* words, const void* source) {
+    if (COUNT == 4) *reinterpret_cast<uint4*>(words) = *reinterpret_cast<const uint4*>(source);
+    if (COUNT == 2) *reinterpret_cast<uint2*>(words) = *reinterpret_cast<const uint2*>(source);
+    if (COUNT == 1) *words = *reinterpret_cast<const u32*>(source);
+}
+
+template <int COUNT>
+SP_DEVICE void store_words(void* target, const u32* words) {
+    if (COUNT == 4) *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(words);
+    if (COUNT == 2) *reinterpret_cast<uint2*>(target) = *reinterpret_cast<const uint2*>(words);
+    if (COUNT == 1) *reinterpret_cast<u32*>(target) = *words;
+}
+
+SP_DEVICE void take_part(u32& part, f32& low, f32& high) {  // the rounded pair, and what is left of it
+    part = pack_bf16(low, high);
+    low -= low_bf16(part), high -= high_bf16(part);
+}
+
+// E numbers of a row as three bf16 each.
+SP_DEVICE void store_parts(u16* target, const f32 (&values)[E]) {
+    f32 left[E];
+#pragma unroll
+    for (int i = 0; i < E; ++i) left[i] = values[i];
+#pragma unroll
+    for (int part = 0; part < 3; ++part) {
+        u32 words[E / 2];
+#pragma unroll
+        for (int i = 0; i < E; i += 2) take_part(words[i / 2], left[i], left[i + 1]);
+        store_words<E / 2>(target + part * ROWS * PART, words);
+    }
+}
+
+// acc += rows of a tile (16 at `rows`, ldmatrix addresses) times 16 x 8 tiles of B; products of parts i and j, i + j < LIMIT.
+template <int LIMIT>
+SP_DEVICE void multiply(f32 (&acc)[2][2 + GRAM_TILES][4], u32 rows, const u32 (&B)[STEPS][2][3][2], u32 keys, i32 tiles) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        u32 A[LIMIT][4];
+#pragma unroll
+        for (int i = 0; i < LIMIT; ++i) ldmatrix_x4(A[i], rows + 2 * (i * ROWS * PART + step * 16));
+#pragma unroll
+        for (int i = 0; i < LIMIT; ++i)
+#pragma unroll
+            for (int j = 0; i + j < LIMIT; ++j)
+#pragma unroll
+                for (int tile = 0; tile < 2; ++tile)
+                    mma_bf16(acc[step % 2][tile], A[i], B[step][tile][j][0], B[step][tile][j][1]);
+#pragma unroll
+        for (int tile = 0; tile < GRAM_TILES; ++tile)
+            if (tile < tiles) {
+                u32 K[LIMIT][2];
+#pragma unroll
+                for (int j = 0; j < LIMIT; ++j)
+                    ldmatrix_x2(K[j], keys + 2 * (j * ROWS * PART + tile * WARPS * 8 * PART + step * 16));
+#pragma unroll
+                for (int i = 0; i < LIMIT; ++i)
+#pragma unroll
+                    for (int j = 0; i + j < LIMIT; ++j) mma_bf16(acc[step % 2][2 + tile], A[i], K[j][0], K[j][1]);
+            }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    delta_tree(const u16* x, const u16* z, const f32* alpha, const f32* beta, const f32* __restrict__ taps,
+               const f32* __restrict__ a, const f32* __restrict__ dt_bias, const f32* __restrict__ norm,
+               const f32* history, const f32* state, const u64* seen, u16* y, f32* keys, f32* added, f32* decays,
+               u16* inputs, i32 nodes, i32 key_heads, i32 value_heads, f32 eps) {
+    extern __shared__ __align__(16) u8 shared[];
+    f32* const rows = reinterpret_cast<f32*>(shared);   // (ROWS, HEAD_DIM): v, then u; S^T q, then o
+    f32* const gram = rows + ROWS * HEAD_DIM;           // (NODES, GRAM): node j, then rows k and q
+    u16* const parts = reinterpret_cast<u16*>(gram + NODES * GRAM);  // (3, ROWS, PART): k and q
+    f64* const sums = reinterpret_cast<f64*>(parts + 3 * ROWS * PART);  // G
+    u64* const lines = reinterpret_cast<u64*>(sums + NODES);            // seen
+    f32* const logs = reinterpret_cast<f32*>(lines + NODES);            // g
+    f32* const grown = logs + NODES;                                    // exp(G)
+    f32* const strengths = grown + NODES;                               // b
+    const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+    const i32 p = blockIdx.x, head = p % key_heads;
+    const bool first = p < key_heads;  // of the blocks of this key head
+    const i64 channels = i64(2 * key_heads + value_heads) * HEAD_DIM;
+    const i32 own = E * lane;  // first channel of the lane
+    i64 channel[3];
+#pragma unroll
+    for (int part = 0; part < 3; ++part)
+        channel[part] = i64(part == 0 ? head : part == 1 ? key_heads + head : 2 * key_heads + p) * HEAD_DIM + own;
+
+    for (i32 line = threadIdx.x; line < HEAD_DIM * HEAD_DIM / 32; line += THREADS)
+        prefetch_l2(state + i64(p) * HEAD_DIM * HEAD_DIM + line * 32);
+    float4 tap[3][E];
+#pragma unroll
+    for (int part = 0; part < 3; ++part)
+#pragma unroll
+        for (int i = 0; i < E; ++i) tap[part][i] = *reinterpret_cast<const float4*>(taps + (channel[part] + i) * 4);
+    f32 weight[E];
+#pragma unroll
+    for (int i = 0; i < E; ++i) weight[i] = norm[own + i];
+    wait_for_earlier();
+
+    // Where the inputs of a node lie: the node itself, then its nearest ancestors, then the history (-1 the newest).
+    auto find = [&](i32 t, i32 (&slots)[4]) {
+        u64 above = seen[t] & ((u64(1) << t) - 1);
+        i32 old = 0;
+        slots[0] = t;
+#pragma unroll
+        for (int j = 1; j < 4; ++j) {
+            slots[j] = above ? 63 - __clzll(i64(above)) : --old;
+            above &= above ? (u64(1) << slots[j]) - 1 : 0;
+        }
+    };
+    auto load = [&](i32 t, i32 (&slots)[4], Taps (&found)[3]) {
+        find(t, slots);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int part = 0; part < 3; ++part) {
+                u32* const words = reinterpret_cast<u32*>(&found[part].raw[j]);
+                if (slots[j] >= 0)
+                    load_words<E / 2>(words, x + slots[j] * channels + channel[part]);
+                else
+                    load_words<E>(words, history + (slots[j] + 3) * channels + channel[part]);
+            }
+    };
+    i32 slots[4];
+    Taps found[3];
+    if (warp < nodes) load(warp, slots, found);
+    float2 S[STEPS][4];  // keys 16 step + 2 pair + {0, 1, 8, 9}, 2 columns
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const i32 key = 16 * step + 2 * pair + i % 2 + 8 * (i / 2);
+            S[step][i] = *reinterpret_cast<const float2*>(state + (i64(p) * HEAD_DIM + key) * HEAD_DIM + 16 * warp + 2 * group);
+        }
+
+    if (warp == WARPS - 1) {
+        const f32 rate = a[p], bias = dt_bias[p];
+        for (i32 t = lane; t < NODES; t += 32) {
+            const bool real = t < nodes;
+            const i64 at = i64(t) * value_heads + p;
+            const f32 g = real ? rate * softplus(alpha[at] + bias) : 0.0f;
+            lines[t] = real ? seen[t] : 0, logs[t] = g, strengths[t] = real ? sigmoid(beta[at]) : 0.0f;
+            if (real) decays[at] = g;
+        }
+        __syncwarp();
+        for (i32 t = lane; t < NODES; t += 32) {
+            f64 sum = 0;
+            for (i32 j = 0; j < nodes; ++j)
+                if (lines[t] >> j & 1) sum += logs[j];
+            sums[t] = sum, grown[t] = expf(f32(sum));
+        }
+    }
+#pragma unroll 1
+    for (i32 t = warp; t < NODES; t += WARPS) {
+        f32 mixed[3][E] = {};
+        if (t < nodes) {
+#pragma unroll
+            for (int part = 0; part < 3; ++part) {
+#pragma unroll
+                for (int i = 0; i < E; ++i) {
+                    const f32 share[4] = {tap[part][i].w, tap[part][i].z, tap[part][i].y, tap[part][i].x};
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        const u32* const words = reinterpret_cast<const u32*>(&found[part].raw[j]);
+                        const f32 node = i % 2 ? high_bf16(words[i / 2]) : low_bf16(words[i / 2]);
+                        mixed[part][i] += share[j] * (slots[j] >= 0 ? node : __uint_as_float(words[i]));
+                    }
+                    mixed[part][i] = silu(mixed[part][i]);
+                }
+                if (part == 2 || first)
+                    store_words<E / 2>(inputs + t * channels + channel[part],
+                                       reinterpret_cast<const u32*>(&found[part].raw[0]));
+            }
+        }
+        if (t + WARPS < nodes) load(t + WARPS, slots, found);
+        f32 qq = 0.0f, kk = 0.0f;
+#pragma unroll
+        for (int i = 0; i < E; ++i) qq += mixed[0][i] * mixed[0][i], kk += mixed[1][i] * mixed[1][i];
+        qq = rsqrtf(warp_sum(qq) + eps) * rsqrtf(f32(HEAD_DIM)), kk = rsqrtf(warp_sum(kk) + eps);
+#pragma unroll
+        for (int i = 0; i < E; ++i) mixed[0][i] *= qq, mixed[1][i] *= kk;
+        store_parts(parts + t * PART + own, mixed[1]);
+        store_parts(parts + (NODES + t) * PART + own, mixed[0]);
+        store_words<E>(rows + t * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed[2]));
+        if (first && t < nodes)
+            store_words<E>(keys + (i64(t) * key_heads + head) * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed[1]));
+    }
+    __syncthreads();
+    let_next_start();  // not before the state is here: the next kernel's reads would delay it
+
+    u32 B[STEPS][2][3][2];
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float2 low = S[step][2 * half], high = S[step][2 * half + 1];
+#pragma unroll
+            for (int part = 0; part < 3; ++part) {
+                take_part(B[step][0][part][half], low.x, high.x);
+                take_part(B[step][1][part][half], low.y, high.y);
+            }
+        }
+    const u32 part_rows = shared_address(parts + lane % 16 * PART + lane / 16 * 8);
+    const u32 part_keys = shared_address(parts + (warp * 8 + lane % 8) * PART + lane / 8 % 2 * 8);
+    const i32 tiles = (NODES / 8 - warp + WARPS - 1) / WARPS;  // of K^T, every WARPS-th one
+#pragma unroll 1
+    for (i32 top = 0; top < ROWS; top += 16) {
+        f32 acc[2][2 + GRAM_TILES][4] = {};
+        if (top < NODES)
+            multiply<3>(acc, part_rows + 2 * top * PART, B, part_keys, tiles);
+        else
+            multiply<2>(acc, part_rows + 2 * top * PART, B, part_keys, tiles);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const i32 row = top + group + 8 * half;
+            const bool of_key = row < NODES;
+            const i32 node = of_key ? row : row - NODES;
+            f32 sum[2 + GRAM_TILES][2];
+#pragma unroll
+            for (int tile = 0; tile < 2 + GRAM_TILES; ++tile)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) sum[tile][i] = acc[0][tile][2 * half + i] + acc[1][tile][2 * half + i];
+            const f32 scale = grown[node], strength = strengths[node];
+            float4* const at = reinterpret_cast<float4*>(rows + row * HEAD_DIM + 16 * warp + 4 * pair);
+            float4 four = make_float4(scale * sum[0][0], scale * sum[1][0], scale * sum[0][1], scale * sum[1][1]);
+            if (of_key) {
+                const float4 v = *at;
+                four = make_float4(strength * (v.x - four.x), strength * (v.y - four.y), strength * (v.z - four.z),
+                                   strength * (v.w - four.w));
+            }
+            *at = four;
+            const u64 line = lines[node];
+            const f64 end = sums[node];
+#pragma unroll
+            for (int tile = 0; tile < GRAM_TILES; ++tile)
+                if (tile < tiles)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const i32 j = 8 * (warp + tile * WARPS) + 2 * pair + i;
+                        const f32 ratio = line >> j & 1 ? expf(f32(end - sums[j])) : 0.0f;
+                        gram[j * GRAM + row] = ratio * (of_key ? strength : 1.0f) * sum[2 + tile][i];
+                    }
+        }
+    }
+    constexpr int TURNS = (NODES + WARPS - 1) / WARPS;  // rows of y that a warp writes
+    u32 gates[TURNS][E / 2];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn)
+        if (warp + turn * WARPS < nodes)
+            load_words<E / 2>(gates[turn], z + (i64(warp + turn * WARPS) * value_heads + p) * HEAD_DIM + own);
+    __syncthreads();
+
+    const i32 column = threadIdx.x % HEAD_DIM;
+    if (threadIdx.x < HEAD_DIM)
+        for (i32 start = 0; start < nodes; start += 8) {
+            f32 u[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) u[i] = rows[(start + i) * HEAD_DIM + column];
+#pragma unroll 8
+            for (i32 j = 0; j < start; ++j) {
+                const f32 above = rows[j * HEAD_DIM + column];
+                const float4 low = *reinterpret_cast<const float4*>(gram + j * GRAM + start);
+                const float4 high = *reinterpret_cast<const float4*>(gram + j * GRAM + start + 4);
+                u[0] -= low.x * above, u[1] -= low.y * above, u[2] -= low.z * above, u[3] -= low.w * above;
+                u[4] -= high.x * above, u[5] -= high.y * above, u[6] -= high.z * above, u[7] -= high.w * above;
+            }
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                f32 share[8];
+                load_words<4>(reinterpret_cast<u32*>(share), gram + (start + j) * GRAM + start);
+                load_words<4>(reinterpret_cast<u32*>(share) + 4, gram + (start + j) * GRAM + start + 4);
+#pragma unroll
+                for (int i = j + 1; i < 8; ++i) u[i] -= share[i] * u[j];
+                rows[(start + j) * HEAD_DIM + column] = u[j];
+                if (start + j < nodes) added[(i64(start + j) * value_heads + p) * HEAD_DIM + column] = u[j];
+            }
+        }
+    __syncthreads();
+
+    for (i32 start = 8 * (threadIdx.x / HEAD_DIM); start < nodes; start += 16) {
+        f32 o[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) o[i] = rows[(NODES + start + i) * HEAD_DIM + column];
+#pragma unroll 8
+        for (i32 j = 0; j < start + 8; ++j) {
+            const f32 u = rows[j * HEAD_DIM + column];
+            const float4 low = *reinterpret_cast<const float4*>(gram + j * GRAM + NODES + start);
+            const float4 high = *reinterpret_cast<const float4*>(gram + j * GRAM + NODES + start + 4);
+            o[0] += low.x * u, o[1] += low.y * u, o[2] += low.z * u, o[3] += low.w * u;
+            o[4] += high.x * u, o[5] += high.y * u, o[6] += high.z * u, o[7] += high.w * u;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) rows[(NODES + start + i) * HEAD_DIM + column] = o[i];
+    }
+    __syncthreads();
+
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const i32 t = warp + turn * WARPS;
+        if (t >= nodes) break;
+        f32 o[E], sum = 0.0f;
+        load_words<E>(reinterpret_cast<u32*>(o), rows + (NODES + t) * HEAD_DIM + own);
+#pragma unroll
+        for (int i = 0; i < E; ++i) sum += o[i] * o[i];
+        const f32 scale = rsqrtf(warp_sum(sum) * (1.0f / HEAD_DIM) + eps);
+        u32 words[E / 2];
+#pragma unroll
+        for (int i = 0; i < E; i += 2)
+            words[i / 2] = pack_bf16(o[i] * scale * weight[i] * silu(low_bf16(gates[turn][i / 2])),
+                                     o[i + 1] * scale * weight[i + 1] * silu(high_bf16(gates[turn][i / 2])));
+        store_words<E / 2>(y + (i64(t) * value_heads + p) * HEAD_DIM + own, words);
+    }
+}

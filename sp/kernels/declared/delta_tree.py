@@ -1,0 +1,66 @@
+"""Gated DeltaNet over a tree of nodes, and the move of all memories along one of its paths."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Defines, Kernel
+
+NODES = (16, 24, 32, 48, 64)
+"""Sizes that `DELTA_TREE` is built for; it takes up to that many nodes."""
+
+
+def tree_smem(defines: Defines) -> int:
+    """Rows v and S^T q; products between nodes; three bf16 parts of k and q; G, seen, g, exp(G), b."""
+    nodes, dim = int(defines["NODES"]), int(defines["HEAD_DIM"])
+    rows = 2 * nodes
+    return rows * dim * 4 + nodes * (rows + 4) * 4 + 3 * rows * (dim + 8) * 2 + nodes * (8 + 8 + 4 + 4 + 4)
+
+
+DELTA_TREE = Kernel(
+    source="delta_tree.cu",
+    entry="delta_tree",
+    args=(
+        "const u16* x",
+        "const u16* z",
+        "const f32* alpha",
+        "const f32* beta",
+        "const f32* taps",
+        "const f32* a",
+        "const f32* dt_bias",
+        "const f32* norm",
+        "const f32* history",
+        "const f32* state",
+        "const u64* seen",
+        "u16* y",
+        "f32* keys",
+        "f32* added",
+        "f32* decays",
+        "u16* inputs",
+        "i32 nodes",
+        "i32 key_heads",
+        "i32 value_heads",
+        "f32 eps",
+    ),
+    threads=lambda defines: 2 * int(defines["HEAD_DIM"]),
+    variants=tuple({"HEAD_DIM": dim, "NODES": nodes} for dim in (128, 64) for nodes in NODES),
+    smem=tree_smem,
+    early=True,
+)
+
+DELTA_KEEP = Kernel(
+    source="delta_keep.cu",
+    entry="delta_keep",
+    args=(
+        "const u64* memories",
+        "const f32* keys",
+        "const f32* added",
+        "const f32* decays",
+        "const u16* inputs",
+        "const i32* path",
+        "const i32* kept",
+        "i32 nodes",
+        "i32 key_heads",
+        "i32 value_heads",
+    ),
+    threads=lambda defines: 2 * int(defines["HEAD_DIM"]),
+    variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 64}),
+)
