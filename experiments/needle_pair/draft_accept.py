@@ -1,0 +1,110 @@
+"""Acceptance of the shipped draft in ``sp``: ``python draft_accept.py PLAN.yaml DATA ASSETS OUT.jsonl``.
+
+Every prompt is read once; greedy decoding and both speculative ways go on from copies of what the target then holds.
+``tokens`` are those up to the end token without the first, which the prompt gives, ``passes`` the target's for them,
+and ``equal`` counts answers that are greedy decoding's token for token. Wrong answers are counted like right ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from copy import deepcopy
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import yaml
+from batches import apply_mask, kept_mask
+from draft_figures import interval
+from evaluate import Drawer
+
+from sp.decode import DECODERS, Speculative
+from sp.decode.greedy import gather, generate
+from sp.decode.speculate import speculate
+from sp.kernels.machine import machine_facts
+from sp.models import Model, load_model, prefill
+from sp.models.dflash import Draft, load_draft
+from sp.models.tree import LayerFeatures
+
+WAYS = ("dflash", "ddtree")
+
+
+def answers(
+    model: Model, draft: Draft, ids: np.ndarray, positions: np.ndarray, limit: int, end: frozenset[int]
+) -> dict[str, tuple[list[int], int]]:
+    """Tokens and passes of one prompt by way of decoding."""
+    ways = {name: DECODERS.build(name, {}) for name in WAYS}
+    nodes = {n: w.nodes(draft.block_size) for n, w in ways.items() if isinstance(w, Speculative)}
+    cache = model.new_cache(len(ids) + limit + max(nodes.values()), "f16")
+    features: list[np.ndarray] = []
+    logits = prefill(
+        model, ids, positions, cache, after=LayerFeatures(draft.layers, lambda f: features.append(f.copy()))
+    )
+    at = int(positions[-1]) + 1
+    plain = gather(generate(model, logits, at, deepcopy(cache), limit=limit), end)
+    out = {"greedy": (plain, min(len(plain), limit - 1))}
+    for name, way in ways.items():
+        session = draft.begin(model, len(ids) + limit)
+        session.remember(np.concatenate(features), positions)
+        passes: list[int] = []
+        found = speculate(model, session, way, logits, at, deepcopy(cache), limit=limit, on_pass=passes.append)
+        out[name] = gather(found, end), len(passes)
+    return out
+
+
+def main() -> None:
+    a = argparse.ArgumentParser()
+    a.add_argument("plan", type=Path)
+    a.add_argument("data", type=Path)
+    a.add_argument("assets", type=Path)
+    a.add_argument("out", type=Path)
+    args = a.parse_args()
+    plan = yaml.safe_load(args.plan.read_text())
+    model = load_model(args.assets / "target.gguf")
+    draft = load_draft(args.assets / "draft.gguf", model)
+    sums = {r: sha256((args.assets / f"{r}.gguf").read_bytes()).hexdigest() for r in ("draft", "target")}
+    drawer = Drawer("target", args.data)
+    end = frozenset({drawer.encoder.end, drawer.encoder.end_of_text})
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    for c, case in enumerate(plan["cases"]):
+        for length, n in case["n"].items():
+            started, rng = time.time(), random.Random(length + c)
+            found = []
+            for i in range(n):
+                recipe = plan["recipe"] | case.get("recipe", {})
+                s = drawer((recipe, length, plan["seed"] + 7919 * c + 104729 * i + length))
+                mask = np.ones(len(s.ids), bool)
+                if keep := case.get("keep"):
+                    mask = kept_mask(s, keep, rng, {x for t in s.turns for x in t.needles})
+                mask[s.prompt_end :] = False
+                item = apply_mask(s, mask, np.arange(len(s.ids)))
+                found.append(answers(model, draft, item["ids"], item["positions"], plan["limit"], end))
+            for way in WAYS:
+                tokens = [min(len(f[way][0]), plan["limit"] - 1) for f in found]
+                passes = [f[way][1] for f in found]
+                record = {
+                    "decode": way, "task": case["name"], "length": length, "keep": case.get("keep", 1.0), "n": n,
+                    "equal": sum(f[way][0] == f["greedy"][0] for f in found), "tokens": sum(tokens),
+                    "passes": sum(passes), "greedy_passes": sum(f["greedy"][1] for f in found),
+                    "accepted": round(sum(tokens) / sum(passes), 3), "interval": interval(tokens, passes),
+                    "one_pass": sum(p == 1 for p in passes), "limit": plan["limit"], "seed": plan["seed"],
+                    "machine": machine_facts("cpu"), "draft_sha256": sums["draft"], "target_sha256": sums["target"],
+                    "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    "seconds": round(time.time() - started, 1),
+                }  # fmt: skip
+                with args.out.open("a") as f:
+                    f.write(json.dumps(record) + "\n")
+                print(
+                    {
+                        k: record[k]
+                        for k in ("decode", "task", "length", "n", "equal", "accepted", "interval", "one_pass")
+                    },
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

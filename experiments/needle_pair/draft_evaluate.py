@@ -1,0 +1,128 @@
+"""Acceptance of the draft in PyTorch: ``python draft_evaluate.py PLAN.yaml DATA ASSETS DRAFT OUT.jsonl``.
+
+One pass of the target over prompt and reference answer gives the features; all blocks of the answer are guessed at
+once, then the chain is followed as greedy decoding would. Only prompts whose reference the target itself would give
+are counted (``right`` of ``n``). Tokens a pass: those up to the end token, without the first, which the prompt gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from batches import apply_mask, kept_mask
+from draft import Draft
+from draft_export import read_draft
+from draft_figures import interval
+from draft_step import blocks_at, read
+from evaluate import Drawer, padded
+from export import load_quantised
+from models import build
+from target import Target
+
+DEPTHS = (1, 2, 4, 6, 8, 12, 15)
+
+
+def follow(right: np.ndarray, rows: int) -> tuple[int, int]:
+    """Tokens and passes of one answer; ``right`` (rows - 1, depth): the guesses of the block at each of its tokens."""
+    k = passes = 0
+    while k < rows - 1:
+        k += int(right[k].cumprod().sum()) + 1
+        passes += 1
+    return rows - 1, passes
+
+
+@torch.no_grad()
+def chains(
+    draft: Draft, target: Target, items: list[dict], pad: int, device: str
+) -> list[tuple[int, int, np.ndarray, np.ndarray] | None]:
+    """Tokens, passes, right guesses and guesses by depth of every prompt; None where the target errs."""
+    b = padded(items, pad, device)
+    features, best = read(target, draft.config.target_layers, b["ids"], b["positions"], b["rows"])
+    count = torch.tensor([len(it["rows"]) for it in items], device=device)
+    used = torch.arange(best.shape[1], device=device) < count[:, None]
+    k = torch.arange(best.shape[1] - 1, device=device).expand(len(items), -1)
+    at = blocks_at(k, draft.config.block, b["ids"], b["rows"], used, best, torch.full_like(best, -1))
+    logits, _ = draft(
+        target.w("token_embd.weight"), target.w("output.weight"), features, b["positions"], at.tokens, at.starts
+    )
+    right = ((logits.argmax(-1) == at.labels) & (at.weight > 0)).cpu().numpy()
+    weight = at.weight.cpu().numpy() > 0
+    said = (best == b["ids"].gather(1, (b["rows"] + 1).clamp(max=b["ids"].shape[1] - 1))) | ~used
+    out: list[tuple[int, int, np.ndarray, np.ndarray] | None] = []
+    for j, it in enumerate(items):
+        if not bool(said[j].all()):
+            out.append(None)
+            continue
+        n = len(it["rows"])
+        out.append((*follow(right[j, : n - 1], n), right[j, : n - 1].sum(0), weight[j, : n - 1].sum(0)))
+    return out
+
+
+def main() -> None:
+    a = argparse.ArgumentParser()
+    a.add_argument("plan", type=Path)
+    a.add_argument("data", type=Path)
+    a.add_argument("assets", type=Path)
+    a.add_argument("draft", type=Path)
+    a.add_argument("out", type=Path)
+    a.add_argument("--device", default="cuda")
+    a.add_argument("--scale", type=float, default=1.0, help="multiplies every n")
+    args = a.parse_args()
+    plan = yaml.safe_load(args.plan.read_text())
+    compute = torch.bfloat16 if args.device == "cuda" else torch.float32
+    draft = read_draft(args.draft)
+    draft.compute = compute
+    draft.to(args.device).eval()
+    target = load_quantised(build("target", compute), args.assets / "target.gguf").to(args.device).eval()
+    drawer = Drawer("target", args.data)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    for c, case in enumerate(plan["cases"]):
+        for length, n in case["n"].items():
+            started, items = time.time(), []
+            rng = random.Random(length + c)
+            for i in range(max(2, int(n * args.scale))):
+                recipe = plan["recipe"] | case.get("recipe", {})
+                s = drawer((recipe, length, plan["seed"] + 7919 * c + 104729 * i + length))
+                mask = np.ones(len(s.ids), bool)
+                if keep := case.get("keep"):
+                    mask = kept_mask(s, keep, rng, {x for t in s.turns for x in t.needles})
+                items.append(apply_mask(s, mask, np.arange(len(s.ids))))
+            size = max(1, plan["batch_tokens"] // length)
+            found = [
+                f
+                for i in range(0, len(items), size)
+                for f in chains(draft, target, items[i : i + size], drawer.encoder.end_of_text, args.device)
+            ]
+            good = [f for f in found if f is not None]
+            tokens, passes = [f[0] for f in good], [f[1] for f in good]
+            seen = np.maximum(sum(f[3] for f in good), 1)
+            rate = sum(f[2] for f in good) / seen
+            record = {
+                "task": case["name"], "length": length, "keep": case.get("keep", 1.0), "n": len(found),
+                "right": len(good), "tokens": sum(tokens), "passes": sum(passes),
+                "accepted": round(sum(tokens) / sum(passes), 3), "interval": interval(tokens, passes),
+                "fewest": sum(p == math.ceil(t / draft.config.block) for t, p in zip(tokens, passes, strict=True)),
+                "depth_accuracy": {d: round(float(rate[d - 1]), 4) for d in DEPTHS if d < draft.config.block},
+                "seed": plan["seed"], "torch": torch.__version__,
+                "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+                "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "seconds": round(time.time() - started, 2),
+            }  # fmt: skip
+            with args.out.open("a") as f:
+                f.write(json.dumps(record) + "\n")
+            brief = {
+                k: record[k]
+                for k in ("task", "length", "keep", "right", "accepted", "interval", "fewest", "depth_accuracy")
+            }
+            print(json.dumps(brief), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""One training step of the draft: features and choices of the frozen target, random blocks in its answers, the loss.
+
+A block may start at any token of an answer. What it should guess is the target's own choice after every reference
+token, as long as the reference before it is what the target chose too. Features of a batch are read once and used for
+several steps with other blocks, as reading them costs more than a step of the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from batches import Stage
+from draft import Draft
+from target import Target
+from torch import Tensor
+from torch.nn.functional import embedding
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 10, 12, 15)  # whose accuracy is told
+
+
+@dataclass
+class DraftStage(Stage):
+    """One stage; ``rows`` are the answer tokens of a sequence that blocks may use."""
+
+    blocks: int = 24  # a sequence and step
+    first: float = 0.3  # share of blocks that start at the first token of an answer
+    reuse: int = 2  # steps for each batch that the target reads
+    slots: int = 6  # batches to choose among
+    decay: float = 0.93  # of the loss from depth to depth
+
+
+@torch.no_grad()
+def read(
+    target: Target, layers: tuple[int, ...], ids: Tensor, positions: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Features (B, L, layers * hidden) and the target's choices (B, K) after the tokens at ``rows``."""
+    x = embedding(ids, target.w("token_embd.weight")).float()
+    found: dict[int, Tensor] = {}
+    for i in range(target.config.layers):
+        x, _ = target.block(i, x, positions, rows, None)
+        if i in layers:
+            found[i] = x.to(target.compute)
+    logits = target.linear(target.norm(x, "output_norm.weight"), "output.weight")
+    return torch.cat([found[i] for i in layers], -1), logits.float().argmax(-1)
+
+
+@dataclass
+class Blocks:
+    """Blocks that start at rows ``k`` (B, N): known tokens and indices; for the guesses (B, N, block - 1) the rest."""
+
+    tokens: Tensor
+    starts: Tensor
+    labels: Tensor
+    weight: Tensor
+    source: Tensor
+
+
+def blocks_at(k: Tensor, size: int, ids: Tensor, rows: Tensor, used: Tensor, best: Tensor, source: Tensor) -> Blocks:
+    """See `Blocks`; row r of ``rows`` (B, K) predicts token r + 1, ``best`` is the target's choice there."""
+    n = k.shape[1]
+    starts = rows.gather(1, k) + 1
+    step = torch.arange(1, size, device=k.device)
+    index = k[..., None] + step
+    inside = index < rows.shape[1]
+    flat = index.clamp(max=rows.shape[1] - 1).flatten(1)
+
+    def at(x: Tensor) -> Tensor:
+        return x.gather(1, flat).unflatten(1, (n, size - 1))
+
+    valid = inside & at(used) & (at(rows) == starts[..., None] + step - 1)
+    stands = at(best == ids.gather(1, (rows + 1).clamp(max=ids.shape[1] - 1))) & valid
+    before = torch.cat([torch.ones_like(stands[..., :1]), stands[..., :-1]], -1).cumprod(-1) > 0
+    weight = (valid & before).float()
+    shown = torch.where(weight > 0, at(source), -1)
+    shown = torch.cat([torch.full_like(shown[..., :1], -1), shown], -1)
+    return Blocks(ids.gather(1, starts.clamp(max=ids.shape[1] - 1)), starts, at(best), weight, shown)
+
+
+def choose(rows: np.ndarray, used: np.ndarray, count: int, first: float, rng: np.random.Generator) -> np.ndarray:
+    """Indices (B, count) into ``rows`` of the rows that predict the known token of a block."""
+    out = np.zeros((len(rows), count), np.int64)
+    for j, (r, u) in enumerate(zip(rows, used, strict=True)):
+        n = int(u.sum())
+        goes_on = np.flatnonzero(np.diff(r[:n]) == 1)
+        begins = np.flatnonzero(np.diff(r[:n], prepend=-9) != 1)
+        begins = np.intersect1d(begins, goes_on)
+        if len(goes_on):
+            out[j] = rng.choice(goes_on, count)
+            out[j] = np.where(rng.random(count) < first, rng.choice(begins, count), out[j])
+    return out
+
+
+def replayed(run: Callable[[], None], device: str) -> Callable[[], None]:
+    """``run`` as the replay of a CUDA graph, where the device is a GPU."""
+    if device != "cuda":
+        return run
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+class Reader:
+    """Features of batches in slots on the device."""
+
+    NAMES = ("ids", "positions", "rows", "used", "best", "source", "features")
+
+    def __init__(self, target: Target, layers: tuple[int, ...], stage: DraftStage, device: str) -> None:
+        self.device, self.slots, self.hosts = device, [], []
+        self.most, self.next = stage.slots, 0
+        shape = {"ids": stage.length, "positions": stage.length, "rows": stage.rows}
+        self.now = {k: torch.zeros(stage.batch, n, dtype=torch.int64, device=device) for k, n in shape.items()}
+
+        def run() -> None:
+            features, best = read(target, layers, self.now["ids"], self.now["positions"], self.now["rows"])
+            self.out = {"features": features, "best": best}
+
+        self.replay = replayed(run, device)
+
+    def take(self, batch: dict[str, np.ndarray]) -> None:
+        for k, v in self.now.items():
+            v.copy_(torch.from_numpy(batch[k]))
+        self.replay()
+        used = batch["weight"] > 0
+        slot = {k: v.clone() for k, v in {**self.now, **self.out}.items()}
+        slot |= {
+            "used": torch.from_numpy(used).to(self.device),
+            "source": torch.from_numpy(batch["source"]).long().to(self.device),
+        }
+        host = (batch["rows"], used)
+        if len(self.slots) < self.most:
+            self.slots.append(slot)
+            self.hosts.append(host)
+        else:
+            for k, v in slot.items():
+                self.slots[self.next][k].copy_(v)
+            self.hosts[self.next] = host
+        self.next = (self.next + 1) % self.most
+
+
+class DraftStepper:
+    """Forward, backward, clip and AdamW on static buffers."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        target: Target,
+        optimiser: torch.optim.Optimizer,
+        stage: DraftStage,
+        slot: dict[str, Tensor],
+        device: str,
+    ) -> None:
+        self.draft, self.optimiser, self.stage, self.device = draft, optimiser, stage, device
+        self.embed, self.head = target.w("token_embd.weight").detach(), target.w("output.weight").detach()
+        self.now = {k: v.clone() for k, v in slot.items()}
+        self.k = torch.zeros(stage.batch, stage.blocks, dtype=torch.int64, device=device)
+        depth = draft.config.block - 1
+        self.decay = stage.decay ** torch.arange(depth, device=device)
+        self.out = torch.zeros(2 * depth + 7, device=device)
+        self.replay: Callable[[], None] | None = None
+
+    def run(self) -> None:
+        s, now = self.stage, self.now
+        b = blocks_at(self.k, self.draft.config.block, *(now[k] for k in ("ids", "rows", "used", "best", "source")))
+        source = b.source if s.pointer else None
+        logits, pointer = self.draft(
+            self.embed, self.head, now["features"], now["positions"], b.tokens, b.starts, source
+        )
+        weight = b.weight * self.decay
+        nll = -logits.log_softmax(-1).gather(-1, b.labels[..., None]).squeeze(-1)
+        loss = (nll * weight).sum() / weight.sum().clamp(min=1e-6)
+        (loss + s.pointer * pointer).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0, foreach=True)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=False)
+        with torch.no_grad():
+            right = (logits.argmax(-1) == b.labels).float() * b.weight
+            some = (b.weight[..., 0] > 0).float()
+            values = [loss, pointer, norm, right.cumprod(-1).sum(), b.weight.sum(), some.sum(), torch.ones_like(loss)]
+            self.out += torch.cat([right.sum((0, 1)), b.weight.sum((0, 1)), torch.stack(values)])
+
+    def __call__(self, slot: dict[str, Tensor], k: np.ndarray) -> None:
+        for name, v in self.now.items():
+            v.copy_(slot[name])
+        self.k.copy_(torch.from_numpy(k))
+        if self.replay is None:
+            self.replay = replayed(self.run, self.device)
+            self.out.zero_()
+        self.replay()
+
+    def report(self) -> dict[str, object]:
+        """Means since the last report; ``accepted`` of at most ``room`` guesses a block."""
+        o = self.out.tolist()
+        self.out.zero_()
+        depth = self.draft.config.block - 1
+        right, seen, (loss, pointer, norm, accepted, room, blocks, steps) = (
+            o[:depth],
+            o[depth : 2 * depth],
+            o[2 * depth :],
+        )
+        steps, blocks = max(steps, 1), max(blocks, 1)
+        by_depth = {str(d): round(right[d - 1] / max(seen[d - 1], 1), 4) for d in DEPTHS if d <= depth}
+        return {
+            "loss": round(loss / steps, 4), "pointer": round(pointer / steps, 4), "grad": round(norm / steps, 3),
+            "accepted": round(accepted / blocks, 3), "room": round(room / blocks, 3), "accuracy": by_depth,
+        }  # fmt: skip

@@ -1,0 +1,145 @@
+"""Train the draft of the target: ``python draft_train.py CONFIG.yaml DATA ASSETS OUT [--init FILE]``.
+
+Prints and writes one JSON line every few seconds (``OUT/train_NAME.jsonl``); the weights go to ``OUT/NAME.pt`` (bf16).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from batches import Feed
+from draft import Draft, DraftConfig, start_from_pointer
+from draft_export import load_draft_weights
+from draft_step import DraftStage, DraftStepper, Reader, choose
+from export import load_quantised
+from models import build
+
+
+def save(draft: Draft, path: Path) -> None:
+    """Weights and shape, replaced at once."""
+    tensors = {
+        k: v.detach().to(torch.bfloat16 if v.ndim == 2 else torch.float32).cpu() for k, v in draft.named().items()
+    }
+    tmp = path.with_suffix(".tmp")
+    torch.save({"config": vars(draft.config), "tensors": tensors}, tmp)
+    os.replace(tmp, path)
+
+
+def config_of(cfg: dict) -> DraftConfig:
+    """The shape that a configuration asks for."""
+    given = dict(cfg.get("shape", {}))
+    for key in ("target_layers", "pointers"):
+        if key in given:
+            given[key] = tuple(tuple(x) if isinstance(x, list) else x for x in given[key])
+    return DraftConfig(**given)
+
+
+def main() -> None:
+    a = argparse.ArgumentParser()
+    a.add_argument("config", type=Path)
+    a.add_argument("data", type=Path)
+    a.add_argument("assets", type=Path)
+    a.add_argument("out", type=Path)
+    a.add_argument("--device", default="cuda")
+    a.add_argument("--init", type=Path)
+    a.add_argument("--workers", type=int, default=6)
+    a.add_argument("--seconds-scale", type=float, default=1.0)
+    a.add_argument("--first-stage", type=int, default=0)
+    args = a.parse_args()
+    started = time.time()
+    cfg = yaml.safe_load(args.config.read_text())
+    name, seed, common = args.config.stem, cfg["seed"], cfg.get("recipe", {})
+    stages = [DraftStage(**{"lm_rows": 0, **s, "recipe": {**common, **s.get("recipe", {})}}) for s in cfg["stages"]]
+    stages = stages[args.first_stage :]
+    feed = Feed("target", args.data, stages, args.workers, seed)  # before CUDA
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    args.out.mkdir(parents=True, exist_ok=True)
+    cuda = args.device == "cuda"
+    compute = torch.bfloat16 if cuda else torch.float32
+    target = load_quantised(build("target", compute), args.assets / "target.gguf").to(args.device).eval()
+    target.requires_grad_(False)
+    draft = Draft(config_of(cfg), compute)
+    if args.init:
+        load_draft_weights(draft, args.init)
+    else:
+        with torch.no_grad():
+            draft.p["output_norm/weight"].copy_(target.p["output_norm/weight"])
+        if cfg.get("start_from_pointer"):
+            start_from_pointer(draft, target.cpu())
+            target.to(args.device)
+    draft.to(args.device).train()
+    rate = torch.tensor(1e-3, device=args.device)
+    optimiser = torch.optim.AdamW(
+        draft.groups(cfg.get("weight_decay", 0.05)), lr=rate, betas=(0.9, 0.95), fused=cuda, capturable=cuda
+    )
+    for g in optimiser.param_groups:
+        g["lr"] = rate
+    log = (args.out / f"train_{name}.jsonl").open("a")
+
+    def emit(record: dict) -> None:
+        line = json.dumps(record)
+        print(line, flush=True)
+        log.write(line + "\n")
+        log.flush()
+
+    emit({"role": "draft", "config": cfg, "shape": vars(draft.config), "torch": torch.__version__,
+          "parameters": sum(v.numel() for v in draft.parameters()),
+          "device": torch.cuda.get_device_name() if cuda else "cpu", "init": str(args.init or ""),
+          "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})  # fmt: skip
+    step, tokens, waited = 0, 0, 0.0
+    for i, stage in enumerate(stages):
+        feed.current.value = i
+        reader = Reader(target, draft.config.target_layers, stage, args.device)
+        reader.take(feed.next())
+        rate.fill_(0.0)
+        stepper = DraftStepper(draft, target, optimiser, stage, reader.slots[0], args.device)
+        begin = last = time.time()
+        limit, local = stage.seconds * args.seconds_scale, 0
+        while (used := time.time() - begin) < limit:
+            if local and local % stage.reuse == 0:
+                t = time.time()
+                batch = feed.next()
+                waited += time.time() - t
+                reader.take(batch)
+                tokens += stage.batch * stage.length
+            slot = int(rng.integers(len(reader.slots)))
+            if local > 1:  # not while graphs are captured
+                warm = min(1.0, local / stage.warmup)
+                rate.fill_(stage.lr * warm * (1 - (1 - stage.final_lr) * min(1.0, used / limit)))
+            stepper(reader.slots[slot], choose(*reader.hosts[slot], stage.blocks, stage.first, rng))
+            if local == 0:
+                begin = last = time.time()  # the captures are not training time
+            local, step = local + 1, step + 1
+            if cuda and local % 4 == 0:
+                torch.cuda.synchronize()
+            if time.time() - last > cfg.get("log_seconds", 4.0):
+                found = stepper.report()
+                emit({"stage": stage.name, "step": step, "tokens": tokens, "seconds": round(time.time() - started, 1),
+                      **found, "lr": round(rate.item(), 6), "waited": round(waited, 1)})  # fmt: skip
+                last = time.time()
+                if not math.isfinite(found["loss"]):
+                    raise SystemExit("loss is not finite")
+                save(draft, args.out / f"{name}.pt")
+        del stepper, reader
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            emit({"stage_end": stage.name, "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)})
+        save(draft, args.out / f"{name}.pt")
+    feed.stop()
+    emit({"done": name, "steps": step, "tokens": tokens, "seconds": round(time.time() - started, 1)})
+
+
+if __name__ == "__main__":
+    main()
