@@ -173,6 +173,11 @@ class Cache:
         turn = c.eps, positions, c.rope_base, c.rope_dim
         return self._pool.write_heads(run, q, k, v, q_norm, k_norm, *turn, self.rotate, out)
 
+    def append_context(self, layer: int, k: Floats, v: Floats, k_norm: Floats, positions: Ints) -> None:
+        """As `append_heads`, for tokens that ask nothing."""
+        c, run = self.config, self._next(layer, len(k))
+        self._pool.write_context(run, k, v, k_norm, c.eps, positions, c.rope_base, c.rope_dim, self.rotate)
+
     def _next(self, layer: int, tokens: int) -> Run:
         """Make room for the next tokens of a layer and count them; the run they are to be written to."""
         state = self._layers[layer]

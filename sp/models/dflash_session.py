@@ -12,7 +12,6 @@ from sp.models.blocks import Attention, Block
 from sp.models.cache import Cache
 from sp.models.model import Model
 from sp.models.replay import Replay
-from sp.ops.head_norm_rope import head_norm_rope
 from sp.ops.norms import rms_norm
 from sp.ops.project import project
 from sp.ops.tree_attention import seen_words
@@ -99,8 +98,8 @@ class DraftSession:
             # Without attn_norm, which is for the block, so that all layers read the same.
             found = project(fused, [weight for mixer in mixers for weight in (mixer.k, mixer.v)])
             for layer, mixer in enumerate(mixers):
-                k, v = found[2 * layer : 2 * layer + 2]
-                self._cache.append(layer, self._turned(k, mixer.k_norm, positions), self._heads(v))
+                k, v = (x.reshape(len(x), -1, self._cache.config.head_dim) for x in found[2 * layer : 2 * layer + 2])
+                self._cache.append_context(layer, k, v, mixer.k_norm, positions)
 
     def read_block(self, ids: Ints, positions: Ints) -> Floats:
         """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""
@@ -121,13 +120,6 @@ class DraftSession:
         q, _ = mixer.enter(x, norm, positions, self._cache, len(x))
         attended = self._cache.attend_tree(layer, q, self._seen[layer], self._draft.config.windows[layer])
         return block.feed_forward(mixer.leave(x, attended))
-
-    def _heads(self, x: Floats) -> Floats:
-        return x.reshape(len(x), -1, self._draft.config.model.head_dim)
-
-    def _turned(self, x: Floats, weight: Floats, positions: Ints) -> Floats:
-        c = self._draft.config.model
-        return head_norm_rope(self._heads(x), weight, c.eps, positions, c.rope_base, c.rope_dim)
 
 
 class _Graphs:

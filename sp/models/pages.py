@@ -11,7 +11,7 @@ from sp.arrays import Bytes, Floats, Ints
 from sp.errors import PromptError
 from sp.kernels import import_cupy
 from sp.ops import kv_append, kv_gather
-from sp.ops.attention_heads import attention_heads
+from sp.ops.attention_heads import attention_heads, context_heads
 from sp.ops.kv_pages import kv_move
 from sp.ops.paged_attention import attention_output
 from sp.ops.tree_attention import tree_attention
@@ -146,6 +146,22 @@ class PagePool:
         """See `attention_heads`; k and v are the next tokens of the run."""
         pages = self._k, self._v, run.table, run.first, self._fmt
         return attention_heads(q, k, v, q_norm, k_norm, eps, positions, base, rope_dim, *pages, rotate, out)
+
+    def write_context(
+        self,
+        run: Run,
+        k: Floats,
+        v: Floats,
+        k_norm: Floats,
+        eps: float,
+        positions: Ints,
+        base: float,
+        rope_dim: int,
+        rotate: bool,
+    ) -> None:
+        """See `context_heads`; k and v are the next tokens of the run."""
+        pages = self._k, self._v, run.table, run.first, self._fmt
+        context_heads(k, v, k_norm, eps, positions, base, rope_dim, *pages, rotate)
 
     def stored(self, run: Run) -> Stored:
         """The pages of a run."""

@@ -23,8 +23,10 @@ from sp.models.random_store import RandomStore
 from sp.models.replay import Lane
 from sp.models.shapes import find_shape, tensor_plan
 from sp.models.trunk import Trunk
-from sp.ops.feature_rows import store_features
+from sp.ops.attention_heads import attention_heads, context_heads
+from sp.ops.feature_rows import pick_features, store_features
 from sp.ops.packed import unpack
+from sp.quant import F16, Q4_0
 
 TINY, TARGET = "dflash-tiny-qwen35", "tiny-qwen35:q4_k_m"
 BOUND = 1e-3
@@ -210,3 +212,39 @@ def test_features_are_rounded_into_their_columns(guarded, tokens) -> None:
     np.testing.assert_array_equal(found[:, :264], to_bf16(x))
     np.testing.assert_array_equal(found[:, 528:], to_bf16(x))
     assert (found[:, 264:528] == 0xFFFF).all()
+
+
+@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, True)])
+def test_tokens_that_ask_nothing_are_stored_like_others(guarded, fmt, rotate) -> None:
+    tokens, heads, kv_heads, d, start = 13, 6, 2, 128, 120  # crosses a page border
+    rng, stored = np.random.default_rng(1), []
+    q, k, v = (
+        cupy.asarray(to_bf16(rng.standard_normal((tokens, n, d), np.float32))) for n in (heads, kv_heads, kv_heads)
+    )
+    norm, where = cupy.asarray(1 + rng.random(d, np.float32)), cupy.asarray(np.cumsum(rng.integers(1, 5, tokens)))
+    table, rest = cupy.asarray(np.array([2, 0], np.int32)), (1e-6, where, 1e7, d)
+    for asks in (True, False):
+        pages = [guarded((3, 128, kv_heads, fmt.row_bytes(d)), np.uint8) for _ in range(2)]
+        if asks:
+            attention_heads(q, k, v, norm, norm, *rest, *pages, table, start, fmt, rotate)
+        else:
+            context_heads(k, v, norm, *rest, *pages, table, start, fmt, rotate)
+        stored.append(np.stack([one.get() for one in pages]))
+    np.testing.assert_array_equal(*stored)
+    rows = (stored[0].reshape(2, 3 * 128, -1) != 0xFF).any(axis=2)
+    assert sorted(np.flatnonzero(rows.any(axis=0))) == [*range(5), *range(2 * 128 + 120, 3 * 128)]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 11, 16])
+def test_features_of_a_path(guarded, kept) -> None:
+    rng, nodes, width, rows = np.random.default_rng(3), 23, 1032, 16
+    features, positions = rng.integers(0, 1 << 15, (nodes, width), np.uint16), rng.integers(0, 1 << 40, nodes)
+    path = np.full(64, 1 << 30, np.int32)  # nothing beyond `kept` is looked at
+    path[:kept] = np.sort(rng.permutation(nodes)[:kept])
+    given = guarded((nodes, width), np.uint16, features), guarded(nodes, np.int64, positions)
+    count = cupy.asarray(np.array([kept], np.int32))
+    picked, where = (one.get() for one in pick_features(*given, cupy.asarray(path), count, rows))
+    np.testing.assert_array_equal(picked[:kept], features[path[:kept]])
+    np.testing.assert_array_equal(where[:kept], positions[path[:kept]])
+    assert not picked[kept:].any()
+    assert not where[kept:].any()

@@ -2,8 +2,9 @@
 // rotation and storage of k and v.
 //
 //   head_norm_rope   y[t, h] = rope(norm(x[t, h, :d]), positions[t]), f16
-//   attention_heads  the same for q; k likewise, then rotated over its largest power of two and stored in its page;
-//                    v rotated over blocks of 64 and stored: everything between the projections and attention in one launch
+//   attention_heads  the same for q, where there is one (heads is 0 else); k likewise, then rotated over its largest power
+//                    of two and stored in its page; v rotated over blocks of 64 and stored: everything between the
+//                    projections and attention in one launch
 //   norm: x / sqrt(mean(x^2) + eps) * weight; rope: NeoX pairs (j, j + half) turned by positions[t] * base^(-j / half)
 //
 // Layouts: x, q (tokens, heads, stride) bf16 with stride >= d (a gate may follow), k, v (tokens, kv_heads, d) bf16,
