@@ -20,7 +20,7 @@ from sp.models import Cache, Model
 from sp.models.blocks import Nodes
 from sp.models.forward import checked
 from sp.models.replay import Lane, Replay
-from sp.models.tree import TreePass, ancestry
+from sp.models.tree import MOST_NODES, TreePass, ancestry
 from sp.ops.feature_rows import pick_features
 
 
@@ -32,7 +32,7 @@ class GraphCycle(Cycle):
         self._model, self._cache, self._nodes = model, cache, nodes
         self._lane = Lane()
         self._tree = Mailbox(ids=(np.int32, nodes), positions=(np.int64, nodes), seen=(np.uint64, nodes))
-        self._path = Mailbox(path=(np.int32, nodes), kept=(np.int32, 1))
+        self._path = Mailbox(path=(np.int32, MOST_NODES), kept=(np.int32, 1))
         self._picked: Any = None
         self._reading, self._keeping = Replay(self._read), Replay(self._keep)
 

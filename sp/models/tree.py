@@ -166,8 +166,9 @@ class TreeReader:
         path : int64 (kept,)
             Nodes from the first one of the tree downwards, at least one; on the host.
         """
-        place, kept = self.model.place, np.array([len(path)])
-        self.keep(self._nodes, place(path, np.int32), place(kept, np.int32))
+        place, whole = self.model.place, np.zeros(MOST_NODES, np.int64)
+        whole[: len(path)] = path
+        self.keep(self._nodes, place(whole, np.int32), place(np.array([len(path)]), np.int32))
         self.cache.count(len(path) - self._nodes)
 
     def read(self, nodes: Nodes) -> TreePass:
@@ -187,7 +188,8 @@ class TreeReader:
 
         Parameters
         ----------
-        path : int64 (kept or more,), on the device int32
+        path : int64 (64,), on the device int32
+            Looked at up to `kept`.
         kept : int64 (1,), on the device int32
             Nodes of the path.
         """

@@ -103,22 +103,31 @@ def asarray(values: Any, dtype: Any = None) -> Array:
     return made
 
 
-class Stream(nullcontext):
-    """Does everything at once; a captured graph does nothing."""
+class Stream:
+    """Does everything at once; a captured graph does nothing. One made anew can be captured, the default one cannot."""
 
-    ptr = 0
+    def __init__(self, non_blocking: bool = False, ptr: int = 1) -> None:
+        self.ptr = ptr
 
-    def __init__(self, non_blocking: bool = False) -> None:
-        super().__init__()
+    def __enter__(self) -> None:
+        streams.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        streams.pop()
 
     def record(self, event: object = None) -> Event:
         return Event()
 
     def wait_event(self, event: object) -> None: ...
     def synchronize(self) -> None: ...
-    def begin_capture(self) -> None: ...
+    def begin_capture(self) -> None:
+        assert self.ptr, "the default stream cannot be captured"
+
     def end_capture(self) -> SimpleNamespace:
         return SimpleNamespace(launch=lambda stream: None)
+
+
+streams = [Stream(ptr=0)]
 
 
 class Event:
@@ -165,7 +174,7 @@ def install() -> None:
             Stream=Stream,
             Event=Event,
             Device=Device,
-            get_current_stream=Stream,
+            get_current_stream=lambda: streams[-1],
             alloc_pinned_memory=bytearray,
             **dry_memory.NAMES,
         ),

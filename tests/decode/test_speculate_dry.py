@@ -1,0 +1,72 @@
+"""The loop on the device without a device: every launch fits its declaration, graphs are made once, counts add up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sp.models.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic import write_synthetic
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import numpy as np
+from sp.decode import DDTree, DFlash
+from sp.decode.speculate import speculate
+from sp.errors import PromptError
+from sp.models import load_draft, load_model, prefill
+from sp.models.tree import LayerFeatures
+N, NEW = 100, 60
+model = load_model(sys.argv[2], device="cuda")
+draft, ids = load_draft(sys.argv[3], model), np.arange(N)
+
+
+def begin(kv, nodes, room=N + NEW):
+    session, read = draft.begin(model, N + NEW), []
+    def take(found):
+        assert found.dtype == np.uint16
+        session.remember(found, ids[sum(read):][: len(found)])
+        read.append(len(found))
+    cache = model.new_cache(room + nodes, kv, rotate=kv == "q4_0")
+    logits = prefill(model, ids, ids, cache, chunk=64, after=LayerFeatures(session.layers, take), rows=N)
+    return session, cache, logits
+
+
+for kv in ("f16", "q4_0"):
+    for decoder in (DFlash(), DFlash(temperature=0.8), DFlash(3), DDTree(22), DDTree(63, 4, chain_seed=False)):
+        nodes, passes = decoder.nodes(draft.block_size), []
+        session, cache, logits = begin(kv, nodes)
+        how = model, session, decoder, logits, N, cache
+        found = list(speculate(*how, limit=NEW, on_pass=passes.append))
+        assert len(found) == NEW and cache.tokens == N + NEW - 1 == N + sum(passes), (passes, cache.tokens)
+session, cache, logits = begin("f16", 16)
+dry_device.launches.clear()
+stream, launched = speculate(model, session, DFlash(), logits, N, cache, limit=NEW), []
+for token in stream:
+    launched.append(sum(dry_device.launches.values()))
+rounds = [after - before for before, after in zip(launched, launched[1:]) if after > before]
+assert len(rounds) == 4 and rounds[0] > 20 and rounds[2] < 8, f"replays launch nothing but the choice: {rounds}"
+session, cache, logits = begin("f16", 0, N + 15)
+try:
+    list(speculate(model, session, DFlash(), logits, N, cache, limit=NEW))
+except PromptError as error:
+    assert "do not fit a cache" in str(error)
+else:
+    raise AssertionError("a full cache went unnoticed")
+"""
+
+
+@pytest.mark.parametrize("arch", ["tiny-qwen3", "tiny-qwen35"])
+def test_every_launch_fits(arch, tmp_path) -> None:
+    target = write_synthetic(tmp_path / "m.gguf", arch, "q4_k_m")
+    draft = write_synthetic_draft(tmp_path / "d.gguf", "dflash-tiny-qwen35", "q8_0")
+    here = str(Path(__file__).parents[1] / "models")
+    given = [sys.executable, "-c", WALK, here, str(target), str(draft)]
+    done = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
