@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,6 +23,8 @@ from sp.quant import F16, F32, Q4_0, BlockFormat
 
 KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
 DEVICE_KV_FORMATS = ("f16", "q4_0")
+AT_ONCE = 8192
+"""Most tokens that a layer with a window takes in one append."""
 
 
 @dataclass
@@ -56,6 +58,9 @@ class Cache:
         layer prefill that keeps nothing.
     device : {"cpu", "cuda"}
         Where the model is that reads into it. ``"f32"`` is for the CPU alone.
+    windows : sequence of int or None, optional
+        How many of its last tokens each attention layer is ever asked for, None for all. Pages further back are
+        written again, and `gather` is not for such layers.
 
     Raises
     ------
@@ -80,6 +85,7 @@ class Cache:
         rotate: bool = False,
         layers: int | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
+        windows: Sequence[int | None] | None = None,
     ) -> None:
         if device == "cuda" and kv not in DEVICE_KV_FORMATS and kv in KV_FORMATS:
             raise ConfigError(f"the GPU caches keys and values as {' or '.join(DEVICE_KV_FORMATS)}, not {kv}")
@@ -106,8 +112,11 @@ class Cache:
             raise ConfigError(f"layers is {layers}; ask for at least 1")
         blocks = -(-self.capacity // PAGE_TOKENS)
         self.device = device
+        wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
+        self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}
+        pages = sum(wanted) if wanted else resident * blocks
         with device_errors():
-            self._pool = PagePool(resident * blocks, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, device)
+            self._pool = PagePool(pages, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, device)
             self._tables = DeviceTables(len(attention), blocks) if device == "cuda" else None
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
         self._rows = {layer: row for row, layer in enumerate(attention)}
@@ -182,6 +191,7 @@ class Cache:
         """Make room for the next tokens of a layer and count them; the run they are to be written to."""
         state = self._layers[layer]
         total = state.tokens + tokens
+        assert layer not in self._rings or tokens <= AT_ONCE, f"{tokens} tokens at once, {AT_ONCE} at most"
         if state.released:
             raise PromptError(f"layer {layer} of this cache was released; reset() the cache before reading on")
         self._grow(layer, total)
@@ -249,8 +259,11 @@ class Cache:
             )
         state = self._layers[layer]
         held = len(state.table)
-        pages = self._pool.take(-(-total // PAGE_TOKENS) - held) if total > held * PAGE_TOKENS else []
-        state.table += pages
+        wanted = max(held, -(-total // PAGE_TOKENS))
+        state.table += self._pool.take(max(0, min(wanted, self._rings.get(layer, wanted)) - held))
+        while len(state.table) < wanted:
+            state.table.append(state.table[-self._rings[layer]])
+        pages = state.table[held:]
         if self._tables is not None:
             self._tables.grow(self._rows[layer], held, pages)
 
@@ -323,7 +336,7 @@ class Cache:
         """Give the pages of a layer back to the pool; it takes no more tokens until `reset`. No effect elsewhere."""
         if layer in self._layers:
             state = self._layers[layer]
-            self._pool.give_back(state.table)
+            self._pool.give_back(list(dict.fromkeys(state.table)))
             self._layers[layer] = _Layer(released=True)
             if self._tables is not None:
                 self._tables.clear(self._rows[layer])
@@ -368,3 +381,12 @@ class Cache:
     def peak_nbytes(self) -> int:
         """Bytes ever written to: pages held at the peak and all states."""
         return self._pool.peak * self._pool.page_nbytes + self.state_nbytes
+
+
+def ring_pages(window: int | None) -> int:
+    """Pages that a layer cannot do without whose tokens see `window` back and come at most AT_ONCE at a time.
+
+    >>> ring_pages(2048) * PAGE_TOKENS, ring_pages(None) > 1 << 30
+    (10368, True)
+    """
+    return 1 << 31 if window is None else -(-(window + AT_ONCE) // PAGE_TOKENS) + 1

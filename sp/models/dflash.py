@@ -78,7 +78,8 @@ class Draft:
         """
         if target.device != self.device:
             raise ConfigError(f"the target is on {target.device} and its draft on {self.device}; load both on one")
-        cache = Cache(self.config.model, tokens + self.block_size, kv, device=self.device)
+        c = self.config
+        cache = Cache(c.model, tokens + c.block_size, kv, device=self.device, windows=c.windows)
         return DraftSession(self, target, cache, eager=eager)
 
 

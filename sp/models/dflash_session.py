@@ -9,7 +9,7 @@ import numpy as np
 from sp.arrays import Bools, Floats, Ints
 from sp.kernels import import_cupy
 from sp.models.blocks import Attention, Block
-from sp.models.cache import Cache
+from sp.models.cache import AT_ONCE, Cache
 from sp.models.model import Model
 from sp.models.replay import Replay
 from sp.ops.norms import rms_norm
@@ -56,7 +56,9 @@ class DraftSession:
             On the host. Where they stand; gaps allowed.
         """
         if self._graphs is None or len(positions) > self.block_size:
-            self.store(features, self._target.place(positions))
+            for start in range(0, len(positions), AT_ONCE):
+                part = slice(start, start + AT_ONCE)
+                self.store(features[part], self._target.place(positions[part]))
         else:
             self._graphs.remember(features, positions)
 

@@ -13,7 +13,9 @@ from tiny_models import VOCAB, write_tiny
 
 from sp.errors import GGUFError, ModelError
 from sp.models import load_model, prefill
+from sp.models.cache import Cache
 from sp.models.dflash import load_draft
+from sp.models.dflash_session import DraftSession
 from sp.models.safetensors_file import SafetensorsFile
 from sp.models.tree import LayerFeatures
 from sp.quant import F16, F32
@@ -134,6 +136,22 @@ def test_bf16_checkpoints_are_read_as_they_are(tmp_path) -> None:
     path = tmp_path / "b.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bits)
     np.testing.assert_array_equal(SafetensorsFile.open(path).weight("w").dense(), values)
+
+
+def test_layers_that_slide_keep_only_what_they_see(target, tmp_path) -> None:
+    draft = load_draft(write_draft(tmp_path, "dflash", target.config, TAKEN), target)
+    n, sizes = 20_000, (9000, 3, 500, 8192, 6, 2000, 200, 99)  # pages are taken for the second time, and the third
+    features = np.random.default_rng(8).standard_normal((n, 2 * target.config.hidden)).astype(np.float32)
+    whole = Cache(draft.config.model, n + BLOCK, "f32")
+    sessions = draft.begin(target, n, "f32"), DraftSession(draft, target, whole)
+    found = []
+    for session in sessions:
+        for size, stop in zip(sizes, np.cumsum(sizes), strict=True):
+            session.remember(features[stop - size : stop], np.arange(stop - size, stop))
+            found.append(session.guess(9, int(stop), BLOCK - 1))
+    np.testing.assert_array_equal(found[: len(sizes)], found[len(sizes) :])
+    assert sum(sizes) == n
+    assert draft.begin(target, n, "f32")._cache.nbytes < 0.65 * whole.nbytes
 
 
 def test_packed_weights_decoded_on_every_use_guess_the_same(target, tmp_path) -> None:
