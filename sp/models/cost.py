@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sp.errors import ConfigError
 from sp.models.config import ModelConfig
@@ -73,14 +74,12 @@ def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost
     """
     if tokens < 0:
         raise ConfigError(f"tokens is {tokens}; a prompt has at least 0")
-    params = sum(matmul_params(config, i) for i in range(config.layers))
     pairs = tokens * (tokens + 1) / 2
     if not 0 <= density <= 1:
         raise ConfigError(f"density is {density}; it is a share, from 0 to 1")
     share = density + (SCORING if density < 1 else 0)
-    attention = 4.0 * config.heads * config.head_dim * pairs * len(config.attention_layers) * share
-    delta = len(config.delta_layers) * _delta_per_token(config) * tokens
-    return Cost(2.0 * params * tokens, attention, delta)
+    weights, attention, delta = _rates(config)
+    return Cost(weights * tokens, attention * pairs * share, delta * tokens)
 
 
 def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: float = 1.0) -> float:
@@ -116,6 +115,17 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: fl
     if kept is not None and not 0 <= kept <= tokens:
         raise ConfigError(f"kept is {kept} of {tokens} tokens")
     return prefill_cost(config, tokens if kept is None else kept, density).total
+
+
+@lru_cache(maxsize=64)
+def _rates(config: ModelConfig) -> tuple[float, float, float]:
+    """Operations of all layers: weights for a token, attention for a pair of tokens, Gated DeltaNet for a token.
+
+    Kept, for a break-even is looked for among a thousand lengths while a request waits.
+    """
+    params = sum(matmul_params(config, i) for i in range(config.layers))
+    attention = 4.0 * config.heads * config.head_dim * len(config.attention_layers)
+    return 2.0 * params, attention, len(config.delta_layers) * _delta_per_token(config)
 
 
 def _delta_per_token(config: ModelConfig) -> float:

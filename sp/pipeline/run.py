@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,7 @@ class Pipeline(Steps):
     """
 
     break_evens: tuple[BreakEven, ...] = ()
+    beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
 
     @classmethod
     def open(
@@ -171,11 +173,10 @@ class Pipeline(Steps):
         start, trace, scored = time.perf_counter(), Trace(), None
         if self._drafts_ahead(options):
             drafted = self._drafted(prompt, options, trace)  # by itself: it is what everything waits for
-            with ThreadPoolExecutor(1, thread_name_prefix="sp-tokenise") as beside:
-                waiting = beside.submit(_timed, self.tokenise, prompt)
-                scored = self._scored(drafted, options, trace, reporter, by_head)
-                with trace.stage("tokenise") as stage:
-                    tokenised, took = waiting.result()
+            waiting = self.beside.submit(_timed, self.tokenise, prompt)
+            scored = self._scored(drafted, options, trace, reporter, by_head)
+            with trace.stage("tokenise") as stage:
+                tokenised, took = waiting.result()
             stage.tokens, stage.beside = len(tokenised), max(0.0, took - stage.seconds)
         else:
             with trace.stage("tokenise") as stage:

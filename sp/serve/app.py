@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,9 +20,12 @@ from starlette.types import Receive, Scope, Send
 from sp.serve.errors import RequestError, as_request_error
 from sp.serve.protocol import Defaults, parse_json, parse_request
 from sp.serve.replies import Reply, event
-from sp.serve.worker import Done, Event, Failed, Piece, Worker
+from sp.serve.worker import Done, Event, Failed, Piece, Ticket, Worker
 
 log = logging.getLogger("sp.serve")
+
+HANDOVER_SECONDS = 0.005
+"""How long the worker waits at most for the first piece of a stream to be sent."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,9 @@ class Service:
 
     async def respond(self, request: Request, kind: Literal["chat", "completion"], body: dict[str, Any]) -> Response:
         """Queue a body and wait for its first event, so that refusals still have a status of their own."""
-        answer, streaming = Answer(self.worker, request), False
+        job = parse_request(kind, body, self.defaults)
+        answer, streaming = Answer(self.worker, request, job.stream), False
         try:
-            job = parse_request(kind, body, self.defaults)
             answer.ticket = self.worker.submit(job, answer.emit)
             reply = Reply(job, self.model)
             first = await answer.next()
@@ -127,36 +131,45 @@ class Service:
 
 
 class Answer:
-    """The events of one ticket on the side of the event loop, and the watch over its client."""
+    """The events of one ticket on the side of the event loop, and the watch over its client.
 
-    def __init__(self, worker: Worker, request: Request) -> None:
-        self.ticket: Any = None
+    `begun` is set once the first piece of a stream was sent, or need not be.
+    """
+
+    def __init__(self, worker: Worker, request: Request, stream: bool) -> None:
+        self.ticket: Ticket | None = None
         self.worker = worker
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.begun = threading.Event()
+        if not stream:
+            self.begun.set()
         self._gone = asyncio.ensure_future(_disconnect(request))
+        self._gone.add_done_callback(lambda _: self._events.put_nowait(None))
 
     def emit(self, item: Event) -> None:
-        """Called on the worker's thread; never waits for a slow reader."""
+        """Called on the worker's thread; never waits for a slow reader.
+
+        It does wait, shortly, until the first piece of a stream is on its way: the launches of the next step would
+        keep the interpreter from the event loop at each of its turns.
+        """
         with suppress(RuntimeError):  # the loop is closed: nobody listens
             self._loop.call_soon_threadsafe(self._events.put_nowait, item)
+            self.begun.wait(HANDOVER_SECONDS)
+            self.begun.set()
 
     async def next(self) -> Event:
         """The next event; RequestError if the work failed, ClientDisconnect if the client has left."""
-        getting = asyncio.ensure_future(self._events.get())
-        try:
-            await asyncio.wait({getting, self._gone}, return_when=asyncio.FIRST_COMPLETED)
-            if self._gone.done():
-                raise ClientDisconnect
-            item = getting.result()
-        finally:
-            getting.cancel()
+        item = await self._events.get()
+        if item is None or self._gone.done():
+            raise ClientDisconnect
         if isinstance(item, Failed):
             raise item.error
         return item
 
     def leave(self) -> None:
         """No more events are wanted."""
+        self.begun.set()
         self._gone.cancel()
         if self.ticket is not None:
             self.worker.cancel(self.ticket)
@@ -178,6 +191,7 @@ class EventStream(Response):
             async for chunk in self._chunks:
                 async with asyncio.timeout(self._stall):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._answer.begun.set()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientDisconnect, TimeoutError):
             pass

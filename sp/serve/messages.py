@@ -53,35 +53,41 @@ def chat_prompt(
     """
     asked = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     described = json.dumps(tools, ensure_ascii=False) if tools else ""
-    if tokenizer.special_ids & set(tokenizer.encode(described).ids.tolist()):
+    if tools and tokenizer.special_ids & set(tokenizer.encode(described).ids.tolist()):
         raise RequestError("tools spell a special token of the model; describe them without it", "tools")
     first, *shown = _markup(template, tuple(message["role"] for message in messages), described)
-    at = len(first[1].encode())
+    at = _size(first[1])
     text, spans = [first[1]], [Span("protected", 0, at)]
     for index, markup in shown:
-        content, kept = _content(messages[index]["parts"], messages[index]["role"], index == asked, protect)
-        end = at + len(content.encode())
+        parts = messages[index]["parts"]
+        content = [parts[0], *(piece for part in parts[1:] for piece in (DOCUMENT_MARK, part))]
+        end = at + sum(map(_size, content))
+        kept = _kept(parts, messages[index]["role"], end - at, index == asked, protect)
         spans.append(Span("plain", at, end))
         spans.append(Span("protected", end - kept, end))
         if index == asked:
             spans.append(Span("question", end - kept, end))
-        at = end + len(markup.encode())
+        at = end + _size(markup)
         spans.append(Span("protected", end, at))
-        text += [content, markup]
+        text += [*content, markup]
     return Prompt("".join(text), tuple(span for span in spans if span.end > span.start))
 
 
-def _content(parts: list[str], role: str, asked: bool, protect: Protect) -> tuple[str, int]:
-    """Text of a message, and how many bytes at its end are protected."""
-    content = DOCUMENT_MARK.join(parts)
+def _kept(parts: list[str], role: str, size: int, asked: bool, protect: Protect) -> int:
+    """How many bytes at the end of a message of `size` bytes are protected."""
     if role == "system":
-        return content, len(content.encode())
+        return size
     if not asked:
-        return content, 0
+        return 0
     last = parts[-1]
     if protect == "paragraph":
         last = last.rstrip().rpartition(DOCUMENT_MARK)[2] + last[len(last.rstrip()) :]
-    return content, len(last.encode())
+    return _size(last)
+
+
+def _size(text: str) -> int:
+    """Bytes of a text; it is long, and mostly known to be ASCII."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 @lru_cache(maxsize=8)
