@@ -93,7 +93,7 @@ class Block:
 
     def feed_forward(self, x: Floats) -> Floats:
         """The second half: ``x + down(silu(gate(norm(x))) * up(norm(x)))``."""
-        h = gated_project(x, self.ffn_gate, self.ffn_up, (self.ffn_norm, self.eps))
+        h = gated_project(x, self.ffn_gate, self.ffn_up, (self.ffn_norm, self.eps), self.ffn_down)
         return project_add(x, h, self.ffn_down)
 
 

@@ -26,7 +26,7 @@ from sp.kernels.launch import Defines
 from sp.ops.input_tiles import InputTiles
 from sp.ops.packed import TILE, PackedWeight, weight_arguments
 
-__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
+__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
 
 SUPER = 256
 """Inputs of a super-block."""

@@ -64,11 +64,14 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Flo
     return y
 
 
-def rms_norm_tiles(x: Any, weight: Any, eps: float, held: int) -> InputTiles:
-    """`rms_norm` of float32 (tokens, d) on the device as input of `sp.ops.gemm_few_sm90`; d a multiple of 256."""
+def rms_norm_tiles(x: Any, weight: Any, eps: float, held: int, out: Any = None) -> InputTiles:
+    """`rms_norm` of float32 (tokens, d) on the device as input of `sp.ops.gemm_few_sm90`; d a multiple of 256.
+
+    With `out`, uint16 (tokens, d), the same as BF16 goes there as well.
+    """
     tokens, width = x.shape
     tiles = empty_tiles(tokens, width, held)
-    RMS_NORM.launch((tiles.tokens,), x, weight, None, None, tiles.data, held, eps, defines={"COLS": tiles.width})
+    RMS_NORM.launch((tokens,), x, weight, out, None, tiles.data, held, eps, defines={"COLS": width})
     return tiles
 
 

@@ -14,8 +14,10 @@ from sp.ops.activations import swiglu
 from sp.ops.dispatch import choose, gated_matmul, matmul
 from sp.ops.gemm_few import alike, gemm_few
 from sp.ops.gemv import ADD, STORE, SWIGLU, gemv
+from sp.ops.input_tiles import InputTiles
 from sp.ops.linear import linear
 from sp.ops.norms import rms_norm
+from sp.ops.project_few import gated_few, multiply_few
 from sp.quant import Weight
 
 Norm = tuple[Floats, float]
@@ -66,7 +68,7 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     x : float32 (tokens, out)
         The residual stream.
     h : float32 (tokens, in)
-        On the device BF16 (uint16).
+        On the device BF16 (uint16) or what `gated_project` returned.
     w : Weight of shape (out, in)
 
     Returns
@@ -75,6 +77,9 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
         A new array; on the device x itself, added to in place.
     """
     if is_device(x):
+        if isinstance(h, InputTiles):
+            multiply_few(h, (w,), (x,), ADD)
+            return x
         if not len(h):  # the kernels would read a row all the same
             return x
         kernel = choose(len(h), (w,), False, ADD)
@@ -82,6 +87,8 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
             gemv(h, (w,), (x,), ADD)  # type: ignore[arg-type]
         elif kernel == "gemm_few":
             gemm_few(h, (w,), (x,), ADD)  # type: ignore[arg-type]
+        elif kernel == "gemm_few_sm90":
+            multiply_few(h, (w,), (x,), ADD)
         else:
             matmul()(h, w, x, "add")
         return x
@@ -90,7 +97,7 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     return y
 
 
-def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm) -> Floats:
+def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm, reader: Weight | None = None) -> Floats:
     """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed.
 
     Parameters
@@ -98,14 +105,16 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm) -> Floats:
     x : float32 (tokens, in)
     gate, up : Weights of shape (ffn, in)
     norm : (float32 (in,), float)
+    reader : Weight of shape (out, ffn), optional
+        The weight of the `project_add` that alone reads the result.
 
     Returns
     -------
     float32 (tokens, ffn)
-        On the device BF16 (uint16).
+        On the device BF16 (uint16), or InputTiles where the product with `reader` takes them.
     """
     if is_device(x):
-        gated: Floats = _gated_project(x, gate, up, norm)
+        gated: Floats = _gated_project(x, gate, up, norm, reader)
         return gated
     return swiglu(*project(x, (gate, up), norm))
 
@@ -124,6 +133,9 @@ def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[
         for start in range(0, len(weights), LAUNCH_WEIGHTS):
             some = slice(start, start + LAUNCH_WEIGHTS)
             gemv(x, weights[some], outs[some], STORE, norm)
+        return outs
+    if kernel == "gemm_few_sm90":
+        multiply_few(x, weights, outs, STORE, norm)
         return outs
     h = x if norm is None else rms_norm(x, *norm)
     if kernel == "gemm_few":
@@ -147,13 +159,15 @@ def _multiply(h: Any, w: Any, out: Any) -> None:
     out[...] = padded[:, :rows]
 
 
-def _gated_project(x: Any, gate: Any, up: Any, norm: Norm) -> Any:
+def _gated_project(x: Any, gate: Any, up: Any, norm: Norm, reader: Any) -> Any:
     out = import_cupy().empty((len(x), gate.shape[0]), np.uint16)
     if not len(x):
         return out
     kernel = choose(len(x), (gate, up), True, SWIGLU)
     if kernel == "gemv":
         gemv(x, (gate, up), (out,), SWIGLU, norm)
+    elif gate.format == up.format and kernel == "gemm_few_sm90":
+        return gated_few(x, gate, up, norm, reader)
     elif gate.format == up.format and kernel == "gemm_few":
         gemm_few(rms_norm(x, *norm), (gate, up), (out,), SWIGLU)
     elif gate.format == up.format:

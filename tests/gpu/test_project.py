@@ -92,3 +92,20 @@ def test_other_formats(name: str, tokens: int, guarded: Any, path: str) -> None:
     x = np.random.default_rng(0).standard_normal((tokens, K)).astype(np.float32)
     (out,) = project(guarded(x.shape, np.uint16, to_bf16(x)), [w], f32=[True])
     assert nmse(out, to_float64(to_bf16(x)) @ dense.T) < BOUND
+
+
+@pytest.mark.parametrize("names", [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K"), ("Q4_K", "Q8_0")])
+@pytest.mark.parametrize("tokens", [1, 9, 32, 40, 64])
+def test_feed_forward(tokens: int, names: tuple[str, str], guarded: Any, path: str) -> None:
+    """The result of gate and up goes to down in the form its kernel takes."""
+    rng = np.random.default_rng(tokens)
+    x, norm = rng.standard_normal((tokens, K)).astype(np.float32), rng.uniform(0.5, 1.5, K).astype(np.float32)
+    (gate, g), (up, u) = weight(names[0], 512, 0), weight(names[0], 512, 1)
+    fmt = format_by_name(names[1])
+    rows = fmt.encode(rng.standard_normal((K, 512)).astype(np.float32) * 0.05)
+    down, dense = pack(names[1], fmt, (K, 512), cupy.asarray(rows)), fmt.decode(rows).astype(np.float64)
+    stream = guarded(x.shape, np.float32, x)
+    h = gated_project(stream, gate, up, (guarded(norm.shape, np.float32, norm), EPS), down)
+    project_add(stream, h, down)
+    a, b = normed(x, norm) @ g.T, normed(x, norm) @ u.T
+    assert nmse(stream, x + (a / (1 + np.exp(-a)) * b) @ dense.T) < BOUND

@@ -1,0 +1,61 @@
+"""The products of `sp.ops.project` with 9 to 64 tokens on Hopper, as checking drafts makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sp.kernels import import_cupy
+from sp.ops.gemm_few import alike, gemm_few, passes
+from sp.ops.gemm_few_sm90 import HELD, STORE, SWIGLU, UNIT_BYTES, gemm_few_sm90, held_for
+from sp.ops.input_tiles import InputTiles, empty_tiles, input_tiles
+from sp.ops.norms import rms_norm_tiles
+
+MOST = 4
+"""Weights of one launch."""
+
+
+def multiply_few(x: Any, weights: Sequence[Any], outs: Sequence[Any], epilogue: int, norm: Any = None) -> None:
+    """Products as `gemm_few_sm90` makes them; with STORE weights that are no K-quants take the kernel of all cards.
+
+    Parameters
+    ----------
+    x : InputTiles; or uint16 (tokens, in) of BF16 bits, with `norm` float32
+    weights, outs, epilogue :
+        See `gemm_few_sm90`.
+    norm : (float32 (in,), float), optional
+        Weight and eps of the RMS norm that comes first.
+    """
+    if isinstance(x, InputTiles):
+        gemm_few_sm90(x, weights, outs, epilogue)
+        return
+    others = [i for i, w in enumerate(weights) if w.format.ggml_type not in UNIT_BYTES]
+    quants = [i for i in range(len(weights)) if i not in others]
+    plain = import_cupy().empty(x.shape, np.uint16) if others and norm is not None else x
+    start = 0
+    for tokens in passes(len(x)):
+        part, held = slice(start, start + tokens), held_for(tokens)
+        if norm is None:
+            tiles = input_tiles(x[part], held)
+        else:
+            weight, eps = norm
+            tiles = rms_norm_tiles(x[part], weight, eps, held, plain[part] if others else None)
+        mine = [out if isinstance(out, InputTiles) else out[part] for out in outs]
+        for first in range(0, len(quants), MOST):
+            some = quants[first : first + MOST]
+            into = mine if epilogue == SWIGLU else [mine[i] for i in some]
+            gemm_few_sm90(tiles, [weights[i] for i in some], into, epilogue)
+        start += tokens
+    for group in alike([weights[i].format.ggml_type for i in others], MOST):
+        gemm_few(plain, [weights[others[i]] for i in group], [outs[others[i]] for i in group], STORE)
+
+
+def gated_few(x: Any, gate: Any, up: Any, norm: Any, reader: Any) -> Any:
+    """See `sp.ops.project.gated_project`; gate and up are K-quants of one format."""
+    tokens, rows = len(x), gate.shape[0]
+    chained = reader is not None and reader.format.ggml_type in UNIT_BYTES and tokens <= HELD[-1] and rows % 256 == 0
+    out = empty_tiles(tokens, rows, held_for(tokens)) if chained else import_cupy().empty((tokens, rows), np.uint16)
+    multiply_few(x, (gate, up), (out,), SWIGLU, norm)
+    return out
