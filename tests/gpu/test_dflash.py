@@ -16,6 +16,7 @@ import pytest
 from compare import nmse, to_bf16, to_float64
 from device_models import case
 
+from sp.errors import ConfigError
 from sp.models.dflash import load_draft
 from sp.models.dflash_synthetic import synthetic_draft, write_synthetic_draft
 from sp.models.model import Model
@@ -136,6 +137,16 @@ def test_a_draft_takes_the_memory_it_says() -> None:
     before, target = pool.used_bytes(), case(TARGET).gpu
     draft = load_draft(path, target)
     assert draft.nbytes <= pool.used_bytes() - before <= draft.nbytes + (1 << 16)
+
+
+def test_heads_that_no_kernel_takes_are_refused_in_one_line(tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    from models.tiny_drafts import write_draft
+
+    target = case(TARGET).gpu
+    with pytest.raises(ConfigError, match="heads of 32 values: on the GPU they must be one of") as caught:
+        load_draft(write_draft(tmp_path, "dflash", target.config, (0, 2)), target)
+    assert "\n" not in str(caught.value)
 
 
 @cache

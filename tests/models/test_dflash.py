@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tiny_drafts import BASE, BLOCK, HEAD_DIM, HEADS, KINDS, KV_HEADS, MASK, SLIDING, WINDOW, draft_tensors, write_draft
 from tiny_models import VOCAB, write_tiny
 
-from sp.errors import GGUFError, ModelError
+from sp.errors import ConfigError, GGUFError, ModelError
 from sp.models import load_model, prefill
 from sp.models.cache import Cache
 from sp.models.dflash import load_draft
@@ -209,6 +210,12 @@ def test_a_draft_for_another_target_is_refused_in_one_line(target, tmp_path, kin
 def test_missing_tensors_are_named_as_the_file_would(target, tmp_path, kind, name, shown) -> None:
     with pytest.raises(ModelError, match=shown):
         load_draft(write_draft(tmp_path, kind, target.config, TAKEN, drop=(name,)), target)
+
+
+def test_draft_and_target_are_on_one_device(target, tmp_path) -> None:
+    draft = load_draft(write_draft(tmp_path, "dflash", target.config, TAKEN), target)
+    with pytest.raises(ConfigError, match="the target is on cpu and its draft on cuda; load both on one"):
+        replace(draft, device="cuda").begin(target, 10)
 
 
 def test_other_files_are_refused(target, tmp_path) -> None:
