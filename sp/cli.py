@@ -12,6 +12,7 @@ from rich.console import Console
 
 from sp import __version__
 from sp.commands.bench import bench_app
+from sp.commands.bench_decode import bench_decode
 from sp.commands.bench_drafter import bench_drafter
 from sp.commands.bench_llama_cpp import bench_llama_cpp
 from sp.commands.bench_passes import bench_passes
@@ -50,6 +51,7 @@ app.command()(serve)
 app.command()(sweep)
 app.command()(report)
 app.add_typer(kernels_app, name="kernels")
+bench_app.command("decode")(bench_decode)
 bench_app.command("drafter")(bench_drafter)
 bench_app.command("passes")(bench_passes)
 bench_app.command("ttft")(bench_ttft)

@@ -57,18 +57,28 @@ def headline(records: Iterable[Record]) -> str:
 
 
 def insert_headline(text: str, table: str) -> str:
-    """`text` with `table` between the two marks.
+    """`text` with `table` between the two marks; errors as of `insert_between`."""
+    return insert_between(text, BEGIN, END, table)
+
+
+def insert_between(text: str, first: str, last: str, table: str) -> str:
+    """`text` with `table` between two lines of it.
 
     Raises
     ------
     ConfigError
-        The marks are not there, once each and in order.
+        The lines are not there, once each and in order.
+
+    Examples
+    --------
+    >>> insert_between("a [ old ] z", "[", "]", "new")
+    'a [\\nnew\\n] z'
     """
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in tail or END in head:
-        raise ConfigError(f"the page lacks the two lines {BEGIN} and {END}, once each; put them where the table goes")
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+    head, begin, rest = text.partition(first)
+    _, end, tail = rest.partition(last)
+    if not begin or not end or first in rest or last in tail or last in head:
+        raise ConfigError(f"the page lacks the two lines {first} and {last}, once each; put them where the table goes")
+    return f"{head}{first}\n{table}\n{last}{tail}"
 
 
 def _table(records: Sequence[Record]) -> str:

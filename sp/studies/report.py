@@ -137,6 +137,7 @@ def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
             parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n![Importance by layer and head]({name})")
     if timed := [record for path in sources.records for record in newest(path) if record["bench"] == "ttft"]:
         parts += times_section(timed, out)
+    parts += decoding_section([record for path in sources.records for record in newest(path)], out)
     if not parts:
         raise ConfigError(f"{', '.join(map(str, paths))}: nothing here that a report shows")
     return write_atomic(out / "report.md", ("# Report\n\n" + "\n\n".join(parts) + "\n").encode())
@@ -258,19 +259,34 @@ def times_section(records: Sequence[Row], out: Path) -> list[str]:
     return parts
 
 
+def decoding_section(records: Sequence[Row], out: Path) -> list[str]:
+    """Tables and pictures of decoding with a draft; nothing where none is recorded."""
+    from sp.studies.decode_plots import draw_decoding
+    from sp.studies.decode_table import decode_tables
+
+    parts = [f"{title}\n\n{markdown(heads, cells)}" for title, heads, cells, _ in decode_tables(records)]
+    parts += [f"![Decoding by budget]({path.name})" for path in draw_decoding(records, out)] if parts else []
+    return ["## Decoding with a draft", *parts] if parts else []
+
+
 def write_headline(paths: Sequence[Path], page: Path) -> Path:
-    """Put the headline table of the records below `paths` between its marks in `page`.
+    """Put the headline table of the records below `paths` between its marks in `page`, and that of decoding if it has
+    marks for it.
 
     Raises
     ------
     ConfigError
         See `find_sources` and `insert_headline`; also when the page cannot be read.
     """
-    from sp.studies.headline import headline, insert_headline
+    from sp.studies.decode_table import BEGIN, END, decoding
+    from sp.studies.headline import headline, insert_between, insert_headline
 
     records = [record for path in find_sources(paths).records for record in newest(path)]
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {page}: {error.strerror}; name a page in --readme") from None
-    return write_atomic(page, insert_headline(text, headline(records)).encode())
+    text = insert_headline(text, headline(records))
+    if BEGIN in text:
+        text = insert_between(text, BEGIN, END, decoding(records))
+    return write_atomic(page, text.encode())

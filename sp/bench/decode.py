@@ -1,0 +1,200 @@
+"""Decoding timed: tokens a second and tokens a pass, plainly and with a draft, in one process and of one prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Ints
+from sp.bench.decode_metrics import Answered, Measured
+from sp.bench.simulate import SIMULATED, Acceptance, Simulated, Way
+from sp.decode import DECODERS, Decoder, Speculative
+from sp.kernels.launch import launched_sources, reset_launched
+from sp.models.dflash import Draft
+from sp.pipeline import Loaded, RunOptions
+from sp.pipeline.stages import Compressed, begin
+
+SKIPPED = 3  # passes before the clock counts: one launch by launch, one captured, one replayed
+GREEDY: Way = ("greedy", 0)
+REAL = "real acceptance"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt in tokens, the task it belongs to, and the longest answer."""
+
+    task: str
+    ids: Ints
+    max_new_tokens: int
+
+
+def decoder_of(way: Way) -> Decoder:
+    """The decoder of a way.
+
+    Examples
+    --------
+    >>> decoder_of(("ddtree", 4)).budget
+    4
+    """
+    method, budget = way
+    return DECODERS.build(method, {} if way == GREEDY else {"budget": budget})
+
+
+def ways_of(methods: Sequence[str], budgets: Sequence[int], block_size: int) -> list[Way]:
+    """Greedy decoding, then every method with every budget; chains no longer than the block.
+
+    Examples
+    --------
+    >>> ways_of(["greedy", "dflash", "ddtree"], [4, 22], 16)
+    [('greedy', 0), ('dflash', 4), ('dflash', 15), ('ddtree', 4), ('ddtree', 22)]
+    """
+    ways = [GREEDY]
+    for method in methods:
+        longest = block_size - 1 if method == "dflash" else max(budgets)
+        ways += [(method, n) for n in dict.fromkeys(min(b, longest) for b in budgets) if method != "greedy"]
+    return ways
+
+
+def answer(target: Loaded, draft: Draft | None, question: Question, options: RunOptions) -> Answered:
+    """Read a prompt and decode, pass by pass on the clock."""
+    ids = question.ids
+    given = Compressed(ids, np.arange(len(ids)), len(ids))
+    options = replace(options, max_new_tokens=question.max_new_tokens)
+    begun = begin(target, given, options, None, draft)
+    tokens: list[int] = []
+    times: list[float] = []
+    with closing(begun.tokens()) as stream:
+        for token in stream:
+            times.append(time.perf_counter())
+            tokens.append(token)
+            if token in target.tokenizer.eos_ids:
+                break
+    passes = cut(begun.passes or [1] * (len(tokens) - 1), len(tokens) - 1)
+    ends = np.concatenate([[0], np.cumsum(passes, dtype=np.int64)])
+    seconds = np.diff(np.array(times)[ends])
+    return Answered(question.task, tuple(tokens), tuple(passes), tuple(seconds.tolist()))
+
+
+def cut(passes: Sequence[int], tokens: int) -> list[int]:
+    """Passes up to so many tokens in all, the last one cut.
+
+    Examples
+    --------
+    >>> cut([3, 4, 2], 5)
+    [3, 2]
+    """
+    found: list[int] = []
+    for length in passes:
+        if tokens <= 0:
+            break
+        found.append(min(length, tokens))
+        tokens -= length
+    return found
+
+
+def measure_pair(
+    target: Loaded,
+    draft: Draft,
+    questions: Sequence[Question],
+    ways: Sequence[Way],
+    options: RunOptions,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Measured]:
+    """Answer every question in every way, all ways of a question one after the other, after a question unmeasured.
+
+    Parameters
+    ----------
+    ways : sequence of Way
+        The first is `GREEDY`.
+    options : RunOptions
+        Of the caches.
+
+    Returns
+    -------
+    list of Measured
+        One a way, in order.
+    """
+    decoders = {way: decoder_of(way) for way in ways}
+    found: dict[Way, list[Answered]] = {way: [] for way in ways}
+    reset_launched()
+    for way in ways:
+        answer(target, draft, questions[0], replace(options, decode=decoders[way]))
+    for question in questions:
+        for way in ways:
+            found[way].append(answer(target, draft, question, replace(options, decode=decoders[way])))
+            progress()
+    greedy = tuple(found[GREEDY])
+    return [Measured(way, tuple(done), greedy, sources=launched_sources()) for way, done in found.items()]
+
+
+def measure_simulated(
+    target: Loaded,
+    draft: Draft,
+    ways: Sequence[Way],
+    acceptances: Sequence[Acceptance],
+    options: RunOptions,
+    *,
+    context: int,
+    tokens: int,
+    repeats: int,
+    progress: Callable[[], None] = lambda: None,
+) -> Iterator[Measured]:
+    """Decode random prompts of `context` tokens, greedily and then in every way with every acceptance.
+
+    Of every repetition the first `SKIPPED` passes and the last one, which the end may cut, do not count.
+
+    Parameters
+    ----------
+    target : Loaded
+        Without tokens that end an answer.
+    ways : sequence of Way
+        The first is `GREEDY`.
+    tokens : int
+        That count in each greedy repetition; the others go on as long.
+    """
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, target.model.config.vocab, context) for _ in range(repeats)]
+    greedy: tuple[Answered, ...] = ()
+    for way in ways:
+        for acceptance in acceptances[:1] if way == GREEDY else acceptances:
+            lengths = (1,) if way == GREEDY else acceptance.of(way, draft.block_size)
+            if not lengths:
+                continue
+            reset_launched()
+            decoder = decoder_of(way)
+            if isinstance(decoder, Speculative):
+                decoder = Simulated(decoder, lengths)
+            most = (SKIPPED + 1) * max(lengths) + 1
+            done = []
+            for ids in prompts:
+                question = Question("", ids, tokens + most)
+                whole = answer(target, draft, question, replace(options, decode=decoder))
+                done.append(replace(whole, passes=whole.passes[SKIPPED:-1], seconds=whole.seconds[SKIPPED:-1]))
+                progress()
+            greedy = greedy or tuple(done)
+            yield Measured(way, tuple(done), greedy, None if way == GREEDY else acceptance, launched_sources())
+
+
+def describe(measured: Measured, target: Loaded, draft: Draft, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `make_record`; samples are tokens and milliseconds of the passes of each answer."""
+    method, budget = measured.way
+    mode = SIMULATED if measured.acceptance else "greedy" if measured.way == GREEDY else REAL
+    config = {"model": target.path.name, "draft": draft.path.name, **common, "method": method, "budget": budget}
+    simulated = {"acceptance": measured.acceptance.name} if measured.acceptance else {}
+    samples = [
+        {"task": a.task, "passes": list(a.passes), "ms": [round(1e3 * s, 4) for s in a.seconds]}
+        for a in measured.answers
+    ]
+    return {
+        "bench": "decode",
+        "config": {**config, "mode": mode, **simulated},
+        "metrics": measured.metrics(),
+        "samples": samples,
+        "sources": measured.sources,
+        "device": target.model.device,
+    }

@@ -1,0 +1,143 @@
+"""`decode` and `verify` records as tables: acceptance and speed by budget, acceptance by task, parts of a round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sp.bench.decode import REAL
+from sp.bench.simulate import SIMULATED
+from sp.kernels.machine import machine_slug
+
+Record = Mapping[str, Any]
+TableParts = tuple[str, list[str], list[list[str]], int]
+"""Title, heads, cells, and how many columns are text."""
+
+BEGIN, END = "<!-- decoding: made by `sp report`, not by hand -->", "<!-- end of decoding -->"
+NOTHING = "No decoding with a draft is recorded yet; `sp bench decode --record results` makes such records."
+SHOWN = (4, 8, 15, 22, 63)
+"""Budgets on a page; all of them are in the pictures."""
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """One flat row: configuration and numbers."""
+    metrics = record["metrics"]
+    flat = {name: value for name, value in metrics.items() if name != "by_task"}
+    by_task = metrics.get("by_task", {})
+    return {**record["config"], **flat, **{f"acceptance: {t}": m["acceptance_length"] for t, m in by_task.items()}}
+
+
+def of_decoding(records: Sequence[Record]) -> list[Record]:
+    """The `decode` records that tell how acceptance came about; others time greedy decoding alone."""
+    return [r for r in records if r.get("bench") == "decode" and "mode" in r["config"]]
+
+
+def decode_tables(records: Sequence[Record], budgets: Sequence[int] | None = None) -> Iterator[TableParts]:
+    """The tables that the records fill, pair by pair; real and simulated acceptance never share one.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        Others than `decode` and `verify` are passed over.
+    budgets : sequence of int, optional
+        Rows to show; all if left out.
+    """
+    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in [*of_decoding(records), *(r for r in records if r.get("bench") == "verify")]:
+        config = record["config"]
+        if budgets is None or config.get("budget", 0) in (0, *budgets):
+            groups[machine_slug(record), *(config[name] for name in ("model", "draft", "context", "kv"))].append(record)
+    for group in groups.values():
+        modes = defaultdict(list)
+        for record in group:
+            modes[record["config"].get("mode", "round")].append(record)
+        if REAL in modes:
+            yield _speeds([*modes["greedy"], *modes[REAL]], "Real acceptance.")
+            yield _by_task(modes[REAL])
+        if SIMULATED in modes:
+            yield _speeds([*modes["greedy"], *modes[SIMULATED]], f"Speed with {SIMULATED}: draft and passes ran.")
+        if "round" in modes:
+            yield _rounds(modes["round"])
+
+
+def decoding(records: Sequence[Record]) -> str:
+    """The tables in Markdown, for a page.
+
+    Examples
+    --------
+    >>> decoding([]) == NOTHING
+    True
+    """
+    parts = []
+    for title, heads, cells, left in decode_tables(records, SHOWN):
+        rule = ["---"] * left + ["---:"] * (len(heads) - left)
+        lines = "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells))
+        parts.append(f"{title}\n\n{lines}")
+    return "\n\n".join(parts) or NOTHING
+
+
+def _pair(record: Record) -> str:
+    config = record["config"]
+    where = record.get("gpu") or record["cpu"]
+    return (
+        f"{config['model']} with {config['draft']}; {config['context']:,} tokens read before, KV {config['kv']}, "
+        f"path {config['path']}, {where}."
+    )
+
+
+def _speeds(records: Sequence[Record], what: str) -> TableParts:
+    simulated = records[-1]["config"]["mode"] == SIMULATED
+    heads = ["method", "guesses", *([SIMULATED] if simulated else [])]
+    left = len(heads)
+    heads += ["tokens a pass", "passes", "tok/s", "against greedy", "ms a pass"]
+    heads += [] if simulated else ["answers equal to greedy"]
+    title = f"{what} {_pair(records[-1])} In brackets 95 % bootstrap intervals."
+    return title, heads, [_speed(r, simulated) for r in records], left
+
+
+def _speed(record: Record, simulated: bool) -> list[str]:
+    config, m = record["config"], record["metrics"]
+    greedy = config["method"] == "greedy"
+    cells = [config["method"], "" if greedy else str(config["budget"])]
+    cells += [config.get("acceptance", "")] if simulated else []
+    length = "1" if greedy else spread(m, "acceptance_length", "acceptance_low", "acceptance_high", ".2f")
+    cells += [length, f"{m['passes']:,}", spread(m, "tok_s", "tok_s_low", "tok_s_high", ".1f")]
+    cells += [f"{m['speedup']:.2f}x", f"{m['pass_ms']:.2f}"]
+    return cells if simulated else [*cells, f"{m['equal']} of {m['answers']}"]
+
+
+def _by_task(records: Sequence[Record]) -> TableParts:
+    """Acceptance of every task."""
+    tasks = {task: m["answers"] for r in records for task, m in r["metrics"]["by_task"].items()}
+    cells = []
+    for record in records:
+        by_task = record["metrics"]["by_task"]
+        names = "acceptance_length", "acceptance_low", "acceptance_high"
+        lengths = [spread(by_task[task], *names, ".2f") if task in by_task else "" for task in tasks]
+        cells.append([record["config"]["method"], str(record["config"]["budget"]), *lengths])
+    heads = ["method", "guesses", *(f"{task} (n = {n})" for task, n in tasks.items())]
+    return "Tokens a pass by task, real acceptance; n answers.", heads, cells, 2
+
+
+def _rounds(records: Sequence[Record]) -> TableParts:
+    heads = ["pass", "nodes", "pass (ms)", "in greedy steps", "greedy step (ms)", "draft step (ms)", "keep (ms)"]
+    heads += ["tree on the host (ms)", "samples"]
+    cells = []
+    for record in records:
+        m, config = record["metrics"], record["config"]
+        times = [f"{m[name]:.3f}" for name in ("decode_ms", "draft_ms", "keep_ms", "propose_ms")]
+        line = [config["shape"], str(config["nodes"]), f"{m['ms']:.3f}", f"{m['ratio_to_decode']:.2f}x", *times]
+        cells.append([*line, str(len(record["samples"]))])
+    return f"Parts of a round, medians. {_pair(records[0])}", heads, cells, 1
+
+
+def spread(metrics: Mapping[str, Any], name: str, low: str, high: str, form: str) -> str:
+    """A number with its interval.
+
+    Examples
+    --------
+    >>> spread({"x": 2.0, "l": 1.5, "h": 2.5}, "x", "l", "h", ".1f")
+    '2.0 (1.5 to 2.5)'
+    """
+    return f"{metrics[name]:{form}} ({metrics[low]:{form}} to {metrics[high]:{form}})"
