@@ -1,10 +1,15 @@
-"""Write ``MODEL_CARD.md`` from the records: ``python card.py RESULTS ASSETS`` (every number comes from a record)."""
+"""Write ``MODEL_CARD.md`` from the records: ``python card.py RESULTS ASSETS CPU_RESULTS``; no number is typed.
+
+RESULTS are those of the training machine, CPU_RESULTS those of `draft_accept`.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+
+from draft_figures import acceptance_table, depth_table
 
 
 def rows(path: Path) -> list[dict]:
@@ -43,7 +48,7 @@ def recall_table(records: list[dict]) -> str:
 def training(results: Path) -> str:
     out = ["| part | stages | steps | tokens | seconds |", "|---|---|---|---|---|"]
     for path in sorted(results.glob("train_*.jsonl")):
-        points = [r for r in rows(path) if "first_acc" in r]
+        points = [r for r in rows(path) if "lr" in r]
         stages = ", ".join(dict.fromkeys(p["stage"] for p in points))
         last = points[-1]
         size = f"{last['tokens'] / 1e6:.0f} M | {last['seconds']:.0f}"
@@ -51,11 +56,19 @@ def training(results: Path) -> str:
     return "\n".join(out)
 
 
-def main(results: Path, assets: Path) -> None:
+def main(results: Path, assets: Path, cpu_results: Path) -> None:
     target, drafter = rows(results / "eval_target.jsonl"), rows(results / "eval_drafter.jsonl")
+    draft, accepted = rows(results / "eval_draft.jsonl"), rows(cpu_results / "draft.jsonl")
     free = next(r for r in target if r["task"] == "multivalue-generated")["values_found"]
     fill = {
         "drafter_bytes": f"{(assets / 'drafter.gguf').stat().st_size:,}".replace(",", " "),
+        "draft_bytes": f"{(assets / 'draft.gguf').stat().st_size:,}".replace(",", " "),
+        "draft_parameters": f"{rows(results / 'train_draft_1.jsonl')[0]['parameters']:,}".replace(",", " "),
+        "acceptance": acceptance_table(accepted),
+        "by_depth": depth_table(draft),
+        "draft_cpu": accepted[0]["machine"]["cpu"],
+        "draft_gpu": draft[0]["gpu"],
+        "draft_date": accepted[0]["date"][:10],
         "target_bytes": f"{(assets / 'target.gguf').stat().st_size:,}".replace(",", " "),
         "training": training(results),
         "date": target[0]["date"][:10],
@@ -76,4 +89,4 @@ def main(results: Path, assets: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:4]))

@@ -20,23 +20,14 @@ import yaml
 from batches import apply_mask, kept_mask
 from draft import Draft
 from draft_export import read_draft
-from draft_figures import interval
+from draft_figures import follow, interval
 from draft_step import blocks_at, read
 from evaluate import Drawer, padded
 from export import load_quantised
 from models import build
 from target import Target
 
-DEPTHS = (1, 2, 4, 6, 8, 12, 15)
-
-
-def follow(right: np.ndarray, rows: int) -> tuple[int, int]:
-    """Tokens and passes of one answer; ``right`` (rows - 1, depth): the guesses of the block at each of its tokens."""
-    k = passes = 0
-    while k < rows - 1:
-        k += int(right[k].cumprod().sum()) + 1
-        passes += 1
-    return rows - 1, passes
+DEPTHS = (1, 2, 4, 6, 8, 10, 12, 15)
 
 
 @torch.no_grad()
@@ -62,7 +53,7 @@ def chains(
             out.append(None)
             continue
         n = len(it["rows"])
-        out.append((*follow(right[j, : n - 1], n), right[j, : n - 1].sum(0), weight[j, : n - 1].sum(0)))
+        out.append((n - 1, follow(right[j, : n - 1]), right[j, : n - 1].sum(0), weight[j, : n - 1].sum(0)))
     return out
 
 
@@ -103,14 +94,14 @@ def main() -> None:
             ]
             good = [f for f in found if f is not None]
             tokens, passes = [f[0] for f in good], [f[1] for f in good]
-            seen = np.maximum(sum(f[3] for f in good), 1)
-            rate = sum(f[2] for f in good) / seen
+            seen, stood = sum(f[3] for f in good), sum(f[2] for f in good)
+            by_depth = {d: round(stood[d - 1] / seen[d - 1], 4) if seen[d - 1] else None for d in DEPTHS}
             record = {
                 "task": case["name"], "length": length, "keep": case.get("keep", 1.0), "n": len(found),
                 "right": len(good), "tokens": sum(tokens), "passes": sum(passes),
                 "accepted": round(sum(tokens) / sum(passes), 3), "interval": interval(tokens, passes),
                 "fewest": sum(p == math.ceil(t / draft.config.block) for t, p in zip(tokens, passes, strict=True)),
-                "depth_accuracy": {d: round(float(rate[d - 1]), 4) for d in DEPTHS if d < draft.config.block},
+                "depth_accuracy": by_depth,
                 "seed": plan["seed"], "torch": torch.__version__,
                 "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
                 "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "seconds": round(time.time() - started, 2),

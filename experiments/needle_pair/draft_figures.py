@@ -11,3 +11,53 @@ def interval(tokens: list[int], passes: list[int], seed: int = 0, draws: int = 2
     at = np.random.default_rng(seed).integers(len(t), size=(draws, len(t)))
     low, high = np.quantile(t[at].sum(1) / p[at].sum(1), (0.025, 0.975))
     return round(float(low), 3), round(float(high), 3)
+
+
+def follow(right: np.ndarray) -> int:
+    """Passes for one answer; ``right`` (tokens, depth): which guesses stand after each of its tokens but the last.
+
+    Examples
+    --------
+    >>> follow(np.array([[True, True], [True, False], [False, False]]))
+    1
+    >>> follow(np.array([[True, False], [True, True], [False, False]]))
+    2
+    """
+    at = passes = 0
+    while at < len(right):
+        at += int(right[at].cumprod().sum()) + 1
+        passes += 1
+    return passes
+
+
+def kept(record: dict) -> str:
+    """How much of the haystack the target read."""
+    return "all" if record["keep"] == 1.0 else f"{record['keep']:.0%} of the haystack + needle"
+
+
+def acceptance_table(records: list[dict]) -> str:
+    """Markdown table of `draft_accept`'s records."""
+    names = "decode|task|prompt tokens|kept|n|tokens a pass|interval|whole answer in one pass|equal to greedy"
+    out = ["| " + " | ".join(names.split("|")) + " |", "|---" * 9 + "|"]
+    for r in records:
+        low, high = r["interval"]
+        out.append(
+            f"| {r['decode']} | {r['task']} | {r['length']} | {kept(r)} | {r['n']} | {r['accepted']:.2f} "
+            f"| {low:.2f} to {high:.2f} | {r['one_pass']} | {r['equal']} |"
+        )
+    return "\n".join(out)
+
+
+def depth_table(records: list[dict]) -> str:
+    """Markdown table of `draft_evaluate`'s records: how often the guess at each depth is right, from any token on."""
+    depths = list(records[0]["depth_accuracy"])
+    out = ["| task | prompt tokens | kept | n | tokens a pass | interval | " + " | ".join(depths) + " |"]
+    out.append("|---" * (6 + len(depths)) + "|")
+    for r in records:
+        low, high = r["interval"]
+        cells = " | ".join("" if (a := r["depth_accuracy"][d]) is None else f"{100 * a:.0f} %" for d in depths)
+        out.append(
+            f"| {r['task']} | {r['length']} | {kept(r)} | {r['right']} of {r['n']} | {r['accepted']:.2f} "
+            f"| {low:.2f} to {high:.2f} | {cells} |"
+        )
+    return "\n".join(out)
