@@ -13,7 +13,7 @@ import sp
 from sp.pipeline import Pipeline, RunOptions
 from sp.serve.app import Limits, Service
 from sp.serve.metrics import Metrics
-from sp.serve.protocol import Defaults
+from sp.serve.options import Defaults
 from sp.serve.server import Server, listen
 from sp.serve.worker import Worker
 

@@ -71,7 +71,7 @@ def serve(
     from sp.scoring import SCORERS
     from sp.scoring.reading import by_length
     from sp.selection import SELECTORS
-    from sp.serve.protocol import Defaults
+    from sp.serve.options import Defaults
 
     scoring, selecting, sparse, decoding = (overrides(settings or [], group) for group in GROUPS)
     chosen = SCORERS.build(scorer, scoring)

@@ -18,7 +18,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sp.serve.errors import RequestError, as_request_error
-from sp.serve.protocol import Defaults, parse_json, parse_request
+from sp.serve.options import Defaults
+from sp.serve.protocol import parse_json, parse_request
 from sp.serve.replies import Reply, event
 from sp.serve.worker import Done, Event, Failed, Piece, Ticket, Worker
 

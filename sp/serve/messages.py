@@ -16,7 +16,8 @@ from sp.gguf import Tokenizer
 from sp.gguf.template import render_chat
 from sp.prompt import DOCUMENT_MARK, Prompt, Span
 from sp.serve.errors import RequestError
-from sp.serve.protocol import Job, Protect
+from sp.serve.options import Protect
+from sp.serve.protocol import Job
 
 
 def to_prompt(job: Job, template: str | None, tokenizer: Tokenizer) -> Prompt:

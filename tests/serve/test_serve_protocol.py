@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.serve.errors import RequestError
-from sp.serve.protocol import Defaults, parse_json, parse_request
+from sp.serve.options import Defaults
+from sp.serve.protocol import parse_json, parse_request
 
 HELLO = [{"role": "user", "content": "hi"}]
 DEFAULTS = Defaults(max_new_tokens=64)
