@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.declared.attention_portable import (
-    ATTENTION_COMBINE,
-    ATTENTION_SPLIT,
-    COMBINE_ROWS,
-    SHORTEST_SPLIT,
-    queries,
-    variant,
-)
+from sp.kernels.declared.attention_portable import KEYS
+from sp.kernels.declared.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, queries, variant
 from sp.kernels.device import current_device
-from sp.ops.attention_decode import resident_blocks
+from sp.ops.attention_decode import is_roomy
 from sp.ops.kv_pages import PAGE_TOKENS, is_packed, page_head_dim, split_count
 from sp.quant import BlockFormat
 
@@ -32,11 +27,21 @@ def split(
     rotate: bool = False,
     finish: bool = False,
     wide: Any = None,
+    seen: Any = None,
+    window: int | None = None,
 ) -> Any:
     """Attention of the last `n` of `tokens` tokens, in two launches whose grids do not depend on `tokens`.
 
-    For more query rows than `sp.ops.attention_decode.decode` takes at once: the rows of all heads of a group share
-    tiles of 64 or 128 rows. Parameters and result are that function's, but `q` is in the basis of the cached keys.
+    For more query rows than `sp.ops.attention_decode.decode` takes at once, and under masks: all rows of a kv head
+    share its keys, 64 at a time. Parameters and result are that function's, but `q` is never rotated yet. The twin
+    with `seen` or `window` is `sp.ops.tree_attention`.
+
+    Parameters
+    ----------
+    seen : cupy uint64 (n,), optional
+        Which of the last n tokens each query sees; itself and those before it if left out.
+    window : int, optional
+        See `sp.ops.tree_attention`.
     """
     cupy = import_cupy()
     n, heads, head_dim = q.shape
@@ -45,39 +50,53 @@ def split(
     assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
-    defines = variant(head_dim, is_packed(fmt), split=True)
-    tiles = -(-n * (heads // kv_heads) // queries(defines))
+    group, device = heads // kv_heads, current_device()
+    defines = variant(head_dim, is_packed(fmt), n * group, rotate, is_roomy(device))
+    tiles = -(-n * group // queries(defines))
     rows = tiles * queries(defines)
-    blocks = resident_blocks(ATTENTION_SPLIT, tuple(defines.items()), current_device())
-    splits = max(1, min(blocks // (kv_heads * tiles), -(-len(table) * PAGE_TOKENS // SHORTEST_SPLIT)))
-    partial = cupy.empty(kv_heads * splits * rows * (head_dim + 2), np.float32)
+    splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * tiles)
+    splits = max(1, min(splits, len(table) * PAGE_TOKENS // KEYS))
+    partial = cupy.empty((kv_heads, splits, rows, head_dim), np.float16)
+    states = cupy.empty((kv_heads, splits, rows, 2), np.float32)
     out = cupy.empty((n, heads, head_dim), np.uint16)
-    tokens_at, more = split_count(tokens)
-    scale = float(np.log2(np.e) / np.sqrt(head_dim))
+    count = split_count(tokens)
     shape = n, heads, kv_heads
+    scale = float(np.log2(np.e) / np.sqrt(head_dim))
     ATTENTION_SPLIT.launch(
         (splits, kv_heads, tiles),
         q,
         k_pages,
         v_pages,
         table,
-        tokens_at,
-        more,
+        *count,
+        seen,
+        window or 0,
         partial,
+        states,
         *shape,
         scale,
         defines=defines,
     )
     ATTENTION_COMBINE.launch(
-        (-(-n * heads // COMBINE_ROWS),),
+        (n * heads,),
         partial,
+        states,
         wide,
         out,
-        tokens_at,
-        more,
+        *count,
+        window or 0,
         splits,
         rows,
         *shape,
         defines={"HEAD_DIM": head_dim, "ROTATE": int(rotate), "FINISH": int(finish)},
     )
     return out
+
+
+@cache
+def resident_blocks(defines: tuple[tuple[str, int], ...], device: int) -> int:
+    """Blocks of a variant of `ATTENTION_SPLIT` that the device runs at once."""
+    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
+    chosen = dict(defines)
+    fit = properties["sharedMemPerMultiprocessor"] // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
+    return int(properties["multiProcessorCount"] * max(1, min(fit, chosen["BLOCKS"])))

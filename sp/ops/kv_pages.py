@@ -1,4 +1,4 @@
-"""kv_append and kv_gather: rows of K or V into pages named by a block table, and out again."""
+"""kv_append, kv_gather and kv_move: rows of K or V into pages named by a block table, out again, and about in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from sp.arrays import Bytes, Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
-from sp.kernels.declared.attention_rows import GATHER_THREADS, KV_APPEND, KV_GATHER, ROWS_A_BLOCK
+from sp.kernels.declared.attention_rows import GATHER_THREADS, KV_APPEND, KV_GATHER, KV_MOVE, MOVE_THREADS, ROWS_A_BLOCK
 from sp.ops.hadamard import hadamard
 from sp.ops.head_norm_rope import checked_head_dim
 from sp.ops.threads import run_parallel, token_slices
@@ -122,6 +122,8 @@ def kv_move(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: int
     >>> kv_gather(pages, table, 3, F32).ravel().tolist()
     [0.0, 1.0, 3.0]
     """
+    if is_device(k_pages):
+        return _move_on_device(k_pages, v_pages, tables, total, nodes, path, kept)
     page_tokens = k_pages.shape[1]
     source, target = total - nodes + path[:kept], total - nodes + np.arange(kept)
     for table in tables:
@@ -173,6 +175,25 @@ def _append_on_device(pages: Any, table: Any, start: Any, values: Any, fmt: Bloc
     grid = (-(-rows // ROWS_A_BLOCK),)
     bits = values.view(np.uint16) if values.dtype == np.float16 else values
     KV_APPEND.launch(grid, bits, pages, table, start, offset, rows, kv_heads, defines=defines)
+
+
+def _move_on_device(k_pages: Any, v_pages: Any, tables: Any, total: Any, nodes: int, path: Any, kept: Any) -> None:
+    assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
+    assert k_pages.shape[1] == PAGE_TOKENS, f"pages of {k_pages.shape[1]} tokens; the kernels take {PAGE_TOKENS}"
+    layers, blocks = tables.shape
+    words = k_pages.shape[2] * k_pages.shape[3] // 4
+    KV_MOVE.launch(
+        (-(-words // MOVE_THREADS), layers, 2),
+        k_pages.view(np.uint32),
+        v_pages.view(np.uint32),
+        tables,
+        blocks,
+        total,
+        -nodes,
+        path,
+        kept,
+        words,
+    )
 
 
 def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) -> Any:

@@ -114,7 +114,6 @@ def _few(
         return decode(q, k_pages, v_pages, table, count, fmt, rotate=rotate, finish=finish, wide=wide)
     from sp.ops.attention_split import split
 
-    q = _rotated(q, rotate_block)
     return split(q, k_pages, v_pages, table, count, fmt, rotate=rotate, finish=finish, wide=wide)
 
 

@@ -17,6 +17,8 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.declared.sample import ARGMAX, BINS, CAPACITY, SAMPLE_BINS, SAMPLE_TOKEN
 from sp.kernels.device import current_device
 
+MOST_ROWS = 64
+"""Rows of logits on the device."""
 ARGMAX_BLOCKS = 128
 DRAW_BLOCKS = 64
 UNIT = 2.0**40
@@ -67,11 +69,13 @@ def argmax(logits: Floats) -> Any:
 
 
 def _argmax(logits: Any, bins: Any) -> Any:
-    assert logits.size == logits.shape[-1], f"one row of logits, not {logits.shape}"
     cupy = import_cupy()
-    token = cupy.empty(1, cupy.int32)
-    best = cupy.empty(ARGMAX_BLOCKS, cupy.uint64)
-    ARGMAX.launch((ARGMAX_BLOCKS,), logits, best, _counters(current_device())[:1], token, bins, logits.size)
+    rows, vocab = logits.shape
+    assert 1 <= rows <= MOST_ROWS, f"{rows} rows of logits; 1 to {MOST_ROWS} fit"
+    blocks = max(ARGMAX_BLOCKS // rows, 16)
+    token = cupy.empty(rows, cupy.int32)
+    best = cupy.empty((rows, blocks), cupy.uint64)
+    ARGMAX.launch((blocks, rows), logits, best, arrivals(current_device())[:rows], token, bins, vocab)
     return token
 
 
@@ -154,13 +158,16 @@ def _sample(logits: Any, options: Sampling, seed: Any, step: Any) -> Any:
     token = cupy.empty(1, cupy.int32)
     if options.top_k or options.top_p < 1:
         SAMPLE_BINS.launch((ARGMAX_BLOCKS,), logits, best, bins, logits.size, options.temperature)
-    scratch = bins, candidates, slices, _counters(current_device())[4:6]
+    scratch = bins, candidates, slices, arrivals(current_device())[-2:]
     picked = options.temperature, options.top_k, options.top_p
     SAMPLE_TOKEN.launch((DRAW_BLOCKS,), logits, best, *scratch, seed, step, token, logits.size, *picked)
     return token
 
 
 @cache
-def _counters(device: int) -> Any:
-    """Arrivals at `ARGMAX`, and from 4 on those at `SAMPLE_TOKEN`; zero between launches, which run in turn."""
-    return import_cupy().zeros(8, "uint32")
+def arrivals(device: int) -> Any:
+    """Arrivals at a row of `ARGMAX` or `TOP_LOGPROBS`, and the last two at `SAMPLE_TOKEN`.
+
+    Zero between launches, which run in turn.
+    """
+    return import_cupy().zeros(MOST_ROWS + 2, "uint32")

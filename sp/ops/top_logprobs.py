@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats
-from sp.kernels import is_device
+from sp.kernels import import_cupy, is_device
+from sp.kernels.declared.sample import MOST_SLICES, SLICE, TOP_LOGPROBS
+from sp.kernels.device import current_device
+from sp.ops.sample import MOST_ROWS, arrivals
 
 MOST = 16
 """Tokens of a row on the device."""
@@ -38,8 +41,21 @@ def top_logprobs(logits: Floats, k: int) -> tuple[Any, Any]:
     """
     assert 1 <= k <= min(MOST, logits.shape[1]), f"the {k} best of {logits.shape}"
     if is_device(logits):
-        raise NotImplementedError
+        return _on_device(logits, k)
     tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return tokens.astype(np.int32), np.take_along_axis(shifted, tokens, axis=-1).astype(np.float32)
+
+
+def _on_device(logits: Any, k: int) -> tuple[Any, Any]:
+    cupy = import_cupy()
+    rows, vocab = logits.shape
+    slices = -(-vocab // SLICE)
+    assert 1 <= rows <= MOST_ROWS, f"{rows} rows of logits; 1 to {MOST_ROWS} fit"
+    assert slices <= MOST_SLICES, f"{vocab} logits a row; {MOST_SLICES * SLICE} fit"
+    tokens, log_probs = cupy.empty((rows, k), np.int32), cupy.empty((rows, k), np.float32)
+    candidates, sums = cupy.empty((rows, slices, k), np.uint64), cupy.empty((rows, slices, 2), np.float32)
+    scratch = candidates, sums, arrivals(current_device())[:rows]
+    TOP_LOGPROBS.launch((slices, rows), logits, *scratch, tokens, log_probs, vocab, k)
+    return tokens, log_probs

@@ -8,6 +8,7 @@ import numpy as np
 
 from sp.arrays import Bools, Bytes, Floats, Ints
 from sp.kernels import is_device
+from sp.ops.attention_split import split
 from sp.ops.gate_output import gate_output
 from sp.ops.hadamard import hadamard
 from sp.ops.kv_pages import kv_gather
@@ -83,7 +84,21 @@ def tree_attention(
     assert seen.dtype == np.uint64, f"seen is {seen.dtype}"
     assert window is None or window >= 1, f"a window of {window} tokens"
     if is_device(q):
-        raise NotImplementedError
+        out = split(
+            q,
+            k_pages,
+            v_pages,
+            table,
+            tokens if total is None else total,
+            fmt,
+            rotate=rotate_block > 0,
+            finish=True,
+            wide=wide,
+            seen=seen,
+            window=window,
+        )
+        attended: Floats = out.reshape(len(q), q.shape[1] * q.shape[2])
+        return attended
     if rotate_block:
         q = hadamard(q, rotate_block)
     first = (

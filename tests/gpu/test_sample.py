@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sp.ops.sample import Sampling, argmax, sample
+from sp.ops.sample import Sampling, argmax, arrivals, sample
+from sp.ops.top_logprobs import top_logprobs
 
 VOCAB = 248320
 
@@ -35,6 +36,34 @@ def test_argmax_takes_the_lowest_of_equals(values, guarded) -> None:
     row = np.resize(np.float32(-9), (1, 5000))
     row[0, 4000 : 4000 + len(values)] = values
     assert argmax(guarded(row.shape, np.float32, row)).get().item() == 4000 + int(np.argmax(values))
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, VOCAB), (2, 100), (15, VOCAB), (23, 4097), (64, VOCAB)])
+def test_argmax_and_best_tokens_of_rows(rows, vocab, guarded) -> None:
+    logits = logits_of(rows, rows * vocab).reshape(rows, vocab)
+    logits[rows // 2, 3:90] = 20  # ties
+    logits[0, : vocab // 2] = -np.inf
+    device = guarded(logits.shape, np.float32, logits)
+    np.testing.assert_array_equal(argmax(device).get(), logits.argmax(axis=1))
+    for k in (1, 8, 16):
+        tokens, log_probs = top_logprobs(device, k)
+        want_tokens, want_log_probs = top_logprobs(logits, k)
+        np.testing.assert_array_equal(tokens.get(), want_tokens)
+        np.testing.assert_allclose(log_probs.get(), want_log_probs, rtol=2e-6, atol=2e-6)
+        again = top_logprobs(device, k)
+        np.testing.assert_array_equal(log_probs.get(), again[1].get())
+    assert not arrivals(0).any()
+
+
+def test_best_tokens_of_few_and_of_equal_logits() -> None:
+    import cupy
+
+    for row in ([[1.0, 3.0, 2.0]], [[0.0, -0.0, 0.0]], [[-np.inf, 2.0, -np.inf]]):
+        logits = np.array(row, np.float32)
+        tokens, log_probs = top_logprobs(cupy.asarray(logits), 3)
+        want_tokens, want_log_probs = top_logprobs(logits, 3)
+        np.testing.assert_array_equal(tokens.get(), want_tokens)
+        np.testing.assert_allclose(log_probs.get(), want_log_probs, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("vocab", [1, 1000, VOCAB])

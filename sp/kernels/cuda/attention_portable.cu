@@ -7,16 +7,11 @@
 //   Lists (null means all blocks): block b holds tokens 128 b .. 128 b + 127; query head h and query block i (rows 128 i ..)
 //   read blocks indices[(h * query_blocks + i) * width + 0 .. counts[h * query_blocks + i] - 1], ascending. A row that sees
 //   no key gets zeros and -inf.
-// Launch: heads * ceil(n / QUERIES) blocks of 128 threads, QUERIES = 64 SLICES, longest rows first; scale includes log2(e).
+// Launch: heads * ceil(n / QUERIES) blocks of 32 WARPS threads, QUERIES = 16 WARPS SLICES, longest rows first; scale includes log2(e).
 // Needs: 16-byte aligned arrays, any n >= 1, tokens >= n. Slots past `tokens` may hold NaN. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; Q4; SLICES (16-row slices of a warp); SLOTS of the ring; SPLIT.
+// Defines: HEAD_DIM 64, 128, 256; Q4; WARPS; SLICES (16-row slices of a warp); SLOTS of the ring.
 //
-// attention_split, for few queries over a long cache, the rows of a block are the n * group query rows of a kv head, each split
-// takes a run of tiles, `tokens` is added to the count at tokens_at, and rows go unnormalised to `partial`: f32
-// (kv_heads, splits, rows, D), then (reference, total) of each row, rows = gridDim.z QUERIES; attention_combine.cu sums them.
-// Launch (splits, kv_heads, ceil(n group / QUERIES)); no lists, no lse.
-//
-// Four warps share each tile of 64 keys; a warp owns 16 SLICES query rows whole. K and V tiles come through one ring
+// The warps share each tile of 64 keys; one owns 16 SLICES query rows whole. K and V tiles come through one ring
 // K V K V ... of SLOTS tiles by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read. Keys are
 // walked from the diagonal down.
 // Dao, "FlashAttention-2", 2023; lazy rescaling as in FlashAttention-4.
@@ -27,39 +22,20 @@ constexpr int ROWS = 16 * SLICES, QUERIES = WARPS * ROWS;
 
 extern __shared__ __align__(128) u8 shared[];  // queries | Q4: the unpacked tile | ring
 
-#if SPLIT
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* tokens_at, i32 tokens,
-                f32* partial, i32 n, i32 heads, i32 kv_heads, f32 scale) {
-    tokens += tokens_at ? *tokens_at : 0;
-#else
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* counts,
                    const i32* indices, u16* out, f32* lse, i32 n, i32 tokens, i32 heads, i32 kv_heads, i32 width,
                    f32 scale) {
-#endif
     const i32 group = heads / kv_heads;
-#if SPLIT
-    const i32 kv_head = i32(blockIdx.y), head = kv_head * group, first_query = i32(blockIdx.z) * QUERIES;
-    const SplitRange range = split_range(tokens, i32(blockIdx.x), i32(gridDim.x));
-    if (range.begin >= range.end) return;
-    const i32 limit = min(tokens, range.end);
-#else
     const i32 blocks = (n + QUERIES - 1) / QUERIES;
     const i32 head = i32(blockIdx.x) % heads, first_query = (blocks - 1 - i32(blockIdx.x) / heads) * QUERIES;
     const i32 kv_head = head / group;
     const i32 limit = min(tokens - n + first_query + QUERIES, tokens);  // keys any row of this block may see
-#endif
     const i32 before = tokens - n;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = int(lane) / 4, c = int(lane) % 4;
 
     i32 steps = (limit + KEYS - 1) / KEYS;
-#if SPLIT
-    const i32 first_tile = range.begin / KEYS;
-    steps -= first_tile;
-    const auto tile_of = [&](i32 step) { return first_tile + step; };
-#else
     const i32* list = nullptr;
     if (counts) {
         const i64 row = i64(head) * ((n + 127) / 128) + first_query / 128;
@@ -68,7 +44,6 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     }
     const auto tile_of = [&](i32 step) { return list ? 2 * list[step / 2] + step % 2 : step; };
     while (list && steps > 0 && tile_of(steps - 1) * KEYS >= limit) steps--;
-#endif
 
     u8* unpacked = shared + QUERIES * PITCH;
     u8* ring = unpacked + (Q4 ? TILE : 0);
@@ -76,7 +51,6 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     // Row of this block -> (query, head) as a row of q and out; -1 past the last.
     const auto head_row = [&](i32 row) -> i64 {
         const i32 at = first_query + row;
-        if (SPLIT) return at < n * group ? i64(at / group) * heads + head + at % group : -1;
         return at < n ? i64(at) * heads + head : -1;
     };
 #pragma unroll
@@ -161,15 +135,14 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
             }
         }
         const i32 warp_row = first_query + i32(warp) * ROWS;
-        const auto last_key = [&](i32 row) { return before + (SPLIT ? row / group : row); };
-        if (token + KEYS > last_key(warp_row) + 1) {
+        if (token + KEYS > before + warp_row + 1) {
 #pragma unroll
             for (int m = 0; m < SLICES; m++)
 #pragma unroll
                 for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        if (token + 8 * j + 2 * c + i % 2 > last_key(warp_row + 16 * m + g + i / 2 * 8))
+                        if (token + 8 * j + 2 * c + i % 2 > before + warp_row + 16 * m + g + i / 2 * 8)
                             s[m][j][i] = __int_as_float(0xff800000);
         }
         // Probabilities; references move, and outputs are rescaled, only when a score outgrew its reference.
@@ -227,24 +200,6 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
     cp_async_wait<0>();
     if (steps <= 0) __syncthreads();  // queries may still be on their way past another warp's wait
 
-#if SPLIT
-    const i64 rows = i64(gridDim.z) * QUERIES;
-    const i64 state = (i64(kv_head) * gridDim.x + blockIdx.x) * rows + first_query + warp * ROWS;
-    f32* heads_of_rows = partial + i64(kv_heads) * gridDim.x * rows * D;
-#pragma unroll
-    for (int m = 0; m < SLICES; m++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            f32 sum = total[m][e];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            const i64 row = state + 16 * m + g + 8 * e;
-            if (c == 0) reinterpret_cast<float2*>(heads_of_rows)[row] = make_float2(reference[m][e], sum);
-#pragma unroll
-            for (int j = 0; j < D / 8; j++)
-                *reinterpret_cast<float2*>(partial + row * D + 8 * j + 2 * c) = make_float2(o[m][j][2 * e], o[m][j][2 * e + 1]);
-        }
-#else
     // Rows back through this warp's own queries, then whole rows to memory.
     u8* stage = shared + warp * ROWS * PITCH;
     const i32 warp_first = first_query + i32(warp) * ROWS;
@@ -273,5 +228,4 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
         if (to >= 0)
             *reinterpret_cast<uint4*>(out + to * D + chunk * 8) = *reinterpret_cast<const uint4*>(stage + place(row, chunk));
     }
-#endif
 }

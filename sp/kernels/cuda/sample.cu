@@ -1,8 +1,8 @@
 // Choosing the next token from logits on the device: argmax, and sampling under temperature, top-k and top-p.
 //
-// argmax: the first of the largest. token[0] = min { i : logits[i] = max }.
-//   logits f32 (vocab); best u64 (blocks), scratch; arrivals u32 (1), zero before and after; token i32 (1);
-//   bins u64 (2 * BINS), null or made zero for sample_bins. Grid (blocks), 256 threads.
+// argmax: the first of the largest of each row. token[r] = min { i : logits[r, i] = max }.
+//   logits f32 (rows, vocab); best u64 (rows, blocks), scratch; arrivals u32 (rows), zero before and after; token i32 (rows);
+//   bins u64 (2 * BINS), null or made zero for sample_bins. Grid (blocks, rows), 256 threads.
 //
 // sample_bins, then sample_token: rank tokens by (logit, then lowest id); keep the first top_k (0: all); of these the
 //   shortest prefix whose weight reaches top_p of theirs; draw by weight = floor(2^40 exp((logit - max) / temperature)).
@@ -29,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(256)
     wait_for_earlier();
     if (bins)
         for (i32 i = blockIdx.x * 256 + threadIdx.x; i < 2 * BINS; i += gridDim.x * 256) bins[i] = 0;
+    logits += i64(blockIdx.y) * vocab, best += blockIdx.y * gridDim.x, arrivals += blockIdx.y, token += blockIdx.y;
     u64 own = 0;
 #pragma unroll 4
     for (i32 i = blockIdx.x * 256 + threadIdx.x; i < vocab; i += gridDim.x * 256)

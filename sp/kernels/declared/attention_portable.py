@@ -1,4 +1,4 @@
-"""Causal attention over pages on mma.sync tensor cores: many queries, or a few split over a long cache."""
+"""Causal attention of many queries over pages on mma.sync tensor cores."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ KEYS = 64
 """Keys of a tile."""
 TUNED = {64: (2, 3), 128: (2, 3), 256: (1, 2)}
 """16-row slices of a warp and tiles of the ring, by head size; two blocks fit a multiprocessor of 228 KiB."""
-SHORTEST_SPLIT = 256
-"""Fewest keys of a split, as in ``split_range.cuh``."""
-COMBINE_ROWS = 4
-"""Rows a block of attention_combine sums."""
+WARPS = 4
 PACKED_PITCH = {64: 48, 128: 80, 256: 144}
 """Bytes from row to row of a packed tile in shared memory."""
 
 
-def variant(head_dim: int, packed: bool, split: bool = False) -> dict[str, int]:
+def variant(head_dim: int, packed: bool) -> dict[str, int]:
     """Defines of a head size and page format; see ``attention_portable.cu``."""
     slices, slots = TUNED[head_dim]
-    return {"HEAD_DIM": head_dim, "Q4": int(packed), "SLICES": slices, "SLOTS": slots, "SPLIT": int(split)}
+    return {"HEAD_DIM": head_dim, "Q4": int(packed), "WARPS": WARPS, "SLICES": slices, "SLOTS": slots}
 
 
 def queries(defines: Defines) -> int:
     """Query rows of a block."""
-    return 64 * int(defines["SLICES"])
+    return 16 * WARPS * int(defines["SLICES"])
 
 
-def _shared_bytes(defines: Defines) -> int:
+def shared_bytes(defines: Defines, rows: int) -> int:
+    """Shared memory for `rows` queries, a ring of tiles and, for Q4_0 pages, an unpacked tile."""
     d, slots = int(defines["HEAD_DIM"]), int(defines["SLOTS"])
     tile = KEYS * 2 * d
     tiles = tile + slots * KEYS * PACKED_PITCH[d] if defines["Q4"] else slots * tile
-    return queries(defines) * 2 * d + tiles
+    return rows * 2 * d + tiles
 
 
 ATTENTION_PORTABLE = Kernel(
@@ -53,47 +51,7 @@ ATTENTION_PORTABLE = Kernel(
         "i32 width",
         "f32 scale",
     ),
-    threads=128,
+    threads=32 * WARPS,
     variants=tuple(variant(d, packed) for d in (128, 256) for packed in (False, True)),
-    smem=_shared_bytes,
-)
-
-ATTENTION_SPLIT = Kernel(
-    source="attention_portable.cu",
-    entry="attention_split",
-    args=(
-        "const f16* q",
-        "const u8* k_pages",
-        "const u8* v_pages",
-        "const i32* table",
-        "const i32*? tokens_at",
-        "i32 tokens",
-        "f32* partial",
-        "i32 n",
-        "i32 heads",
-        "i32 kv_heads",
-        "f32 scale",
-    ),
-    threads=128,
-    variants=tuple(variant(d, packed, split=True) for d in (128, 256) for packed in (False, True)),
-    smem=_shared_bytes,
-)
-
-ATTENTION_COMBINE = Kernel(
-    source="attention_combine.cu",
-    entry="attention_combine",
-    args=(
-        "const f32* partial",
-        "const u16*? wide",
-        "u16* out",
-        "const i32*? tokens_at",
-        "i32 tokens",
-        "i32 splits",
-        "i32 rows",
-        "i32 n",
-        "i32 heads",
-        "i32 kv_heads",
-    ),
-    threads=32 * COMBINE_ROWS,
-    variants=({"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0}),
+    smem=lambda defines: shared_bytes(defines, queries(defines)),
 )

@@ -100,3 +100,23 @@ ROTATE_ROWS = Kernel(
     threads=32 * ROWS_A_BLOCK,
     variants=({"HEAD_DIM": 256, "ROTATE": 256}, {"HEAD_DIM": 128, "ROTATE": 128}),
 )
+
+MOVE_THREADS = 128
+
+KV_MOVE = Kernel(
+    source="kv_move.cu",
+    entry="kv_move",
+    args=(
+        "u32* k_pages",
+        "u32* v_pages",
+        "const i32* tables",
+        "i32 blocks",
+        "const i32* total",
+        "i32 offset",
+        "const i32* path",
+        "const i32* kept",
+        "i32 words",
+    ),
+    threads=MOVE_THREADS,
+    early=True,
+)

@@ -7,11 +7,31 @@ from sp.kernels.launch import Kernel
 BINS = 1024
 CAPACITY = 8192
 """Tokens that `SAMPLE_TOKEN` ranks by sorting."""
+SLICE = 64 * 256
+"""Logits of a block of `TOP_LOGPROBS`."""
+MOST_SLICES = 64
 
 ARGMAX = Kernel(
     source="sample.cu",
     entry="argmax",
     args=("const f32* logits", "u64* best", "u32* arrivals", "i32* token", "u64*? bins", "i32 vocab"),
+    threads=256,
+    early=True,
+)
+
+TOP_LOGPROBS = Kernel(
+    source="top_logprobs.cu",
+    entry="top_logprobs",
+    args=(
+        "const f32* logits",
+        "u64* candidates",
+        "f32* sums",
+        "u32* arrivals",
+        "i32* tokens",
+        "f32* log_probs",
+        "i32 vocab",
+        "i32 k",
+    ),
     threads=256,
     early=True,
 )

@@ -26,20 +26,23 @@ SP_DEVICE HeadRow load_bf16(const u16* row, u32 lane) {
     return r;
 }
 
-SP_DEVICE HeadRow load_f16(const u16* row, u32 lane) {
-    const HeadWords words = reinterpret_cast<const HeadWords*>(row)[lane];
+SP_DEVICE HeadRow f16_row(const HeadWords& words) {
     HeadRow r;
 #pragma unroll
     for (int i = 0; i < E / 2; i++) r.x[2 * i] = low_f16(words.w[i]), r.x[2 * i + 1] = high_f16(words.w[i]);
     return r;
 }
 
-SP_DEVICE void store_f16(u16* row, const HeadRow& r, u32 lane) {
+SP_DEVICE HeadWords f16_words(const HeadRow& r) {
     HeadWords words;
 #pragma unroll
     for (int i = 0; i < E / 2; i++) words.w[i] = pack_f16(r.x[2 * i], r.x[2 * i + 1]);
-    reinterpret_cast<HeadWords*>(row)[lane] = words;
+    return words;
 }
+
+SP_DEVICE HeadRow load_f16(const u16* row, u32 lane) { return f16_row(reinterpret_cast<const HeadWords*>(row)[lane]); }
+
+SP_DEVICE void store_f16(u16* row, const HeadRow& r, u32 lane) { reinterpret_cast<HeadWords*>(row)[lane] = f16_words(r); }
 
 SP_DEVICE void store_bf16(u16* row, const HeadRow& r, u32 lane) {
     HeadWords words;

@@ -1,12 +1,11 @@
-// Tiles of 64 keys or values of attention_portable.cu in shared memory: rows of 2 D bytes for ldmatrix.
+// Tiles of 64 keys or values of attention_portable.cu and attention_split.cu in shared memory: rows of 2 D bytes for ldmatrix.
 //
-// The 16-byte chunks of a row are exchanged by row % 8, so that ldmatrix, of rows or transposed, meets no bank twice. Q4_0 rows
+// WARPS, of a block, is a define. The 16-byte chunks of a row are exchanged by row % 8, so that ldmatrix, of rows or transposed, meets no bank twice. Q4_0 rows
 // arrive packed in a unit of their own pitch and are unpacked into a tile by all threads.
 #pragma once
-#include "mma.cuh"
-#include "split_range.cuh"
+#include "head_row.cuh"
 
-constexpr int D = HEAD_DIM, KEYS = SPLIT_KEYS, PAGE_TOKENS = 128, WARPS = 4, THREADS = 32 * WARPS;
+constexpr int D = HEAD_DIM, KEYS = 64, THREADS = 32 * WARPS;
 constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;
 constexpr int PACKED_ROW = D / 32 * 18, PACKED_PITCH = (D == 256 ? 144 : D == 128 ? 80 : 48);
 constexpr int ROW = Q4 ? PACKED_ROW : PITCH, UNIT = Q4 ? KEYS * PACKED_PITCH : TILE;
@@ -38,12 +37,14 @@ SP_DEVICE void load_unit(u32 unit, const u8* rows, u32 token_bytes, int valid) {
     }
     // A thread copies one chunk of every APART-th row, so that addresses step by constants.
     constexpr int APART = THREADS / (Q4 ? 8 : CHUNKS);
+    constexpr bool POWER = (APART & (APART - 1)) == 0;
     const int row = int(threadIdx.x) / CHUNKS, chunk = int(threadIdx.x) % CHUNKS;
     const u8* source = rows + u32(row) * token_bytes + chunk * 16;
     const u32 target = unit + place(row, chunk);
 #pragma unroll
-    for (int i = 0; i < KEYS / APART; i++) {
-        cp_async_16((target ^ ((i * APART & 7) << 4)) + i * APART * PITCH, source, row + i * APART < valid);
+    for (int i = 0; i * APART < KEYS; i++) {
+        const u32 to = POWER ? (target ^ ((i * APART & 7) << 4)) + i * APART * PITCH : unit + place(row + i * APART, chunk);
+        if (KEYS % APART == 0 || row + i * APART < KEYS) cp_async_16(to, source, row + i * APART < valid);
         source += APART * token_bytes;
     }
 }

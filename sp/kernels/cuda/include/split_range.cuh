@@ -1,20 +1,18 @@
-// Which keys a split of a long cache takes; the kernel that attends and the one that combines must agree.
+// Which keys a split of a long cache takes; attention_split.cu and attention_combine.cu must agree.
 #pragma once
 #include "types.cuh"
 
-constexpr int SPLIT_KEYS = 64;      // a split takes whole tiles of that many
-constexpr int SPLIT_SHORTEST = 256;  // and at least this many keys, as long as there are any
+constexpr int SPLIT_KEYS = 64;  // a split takes whole tiles of that many
 
 struct SplitRange {
-    i32 begin, end;
+    i32 first, span, tokens;  // first key any query sees, down to a whole tile; keys of a split; end of the last one
+
+    // Of the last n of `tokens` tokens; no window if 0.
+    SP_DEVICE SplitRange(i32 tokens, i32 n, i32 window, i32 splits) : tokens(tokens) {
+        first = window ? max(0, tokens - n - window + 1) / SPLIT_KEYS * SPLIT_KEYS : 0;
+        span = ((tokens - first + splits - 1) / splits + SPLIT_KEYS - 1) / SPLIT_KEYS * SPLIT_KEYS;
+    }
+    SP_DEVICE i32 begin(i32 split) const { return first + split * span; }
+    SP_DEVICE i32 end(i32 split) const { return min(begin(split) + span, tokens); }
+    SP_DEVICE i32 used() const { return (tokens - first + span - 1) / span; }  // splits that have keys
 };
-
-SP_DEVICE i32 split_span(i32 tokens, i32 splits) {
-    const i32 span = max((tokens + splits - 1) / splits, SPLIT_SHORTEST);
-    return (span + SPLIT_KEYS - 1) / SPLIT_KEYS * SPLIT_KEYS;
-}
-
-SP_DEVICE SplitRange split_range(i32 tokens, i32 split, i32 splits) {
-    const i32 span = split_span(tokens, splits);
-    return {split * span, min(split * span + span, tokens)};
-}

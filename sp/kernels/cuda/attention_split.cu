@@ -1,0 +1,283 @@
+// Attention of few queries under a mask over a long paged cache, on mma.sync tensor cores, split over the cache.
+//
+//   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group] over the keys j that query i sees:
+//   of the last n tokens those whose bit is set in seen[i] (without `seen`: itself and those before it), of the tokens before
+//   them all or, with a window, those with total - n + i - j < window. q is first rotated over its d values where ROTATE.
+//
+// Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
+//   page table[j / 128]; `tokens` is added to the count at tokens_at; seen u64 (n,) or null; window 0: none. Rows of a kv head
+//   are its n * group query rows, row r being query r / group. partial f16 (kv_heads, splits, rows, D), what each split finds;
+//   states f32 (kv_heads, splits, rows, 2), its reference and its total; rows = gridDim.z QUERIES. attention_combine.cu goes on.
+// Launch: (splits, kv_heads, ceil(n group / QUERIES)) blocks of 32 WARPS threads, QUERIES = 8 WARPS; scale includes log2(e). The
+//   grid may stay while the cache grows.
+// Needs: 16-byte aligned arrays, 1 <= n <= 64, tokens >= n. Slots past the last token may hold NaN. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; Q4; ROTATE; WARPS, even; SLOTS of the ring; BLOCKS (of a multiprocessor).
+//
+// A block takes all rows it can of a kv head, so that a byte of the cache is read and unpacked once, and few keys: what each block
+// finds is normalised and fits f16. A pair of warps owns 16 rows: each takes the scores of half the keys of a tile and, when the
+// pair has exchanged its probabilities, half the dims of the outputs. K and V tiles of 64 keys come through one ring K V K V ...
+// by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read.
+// Dao et al., "Flash-Decoding for long-context inference", 2023; Miao et al., "SpecInfer", 2024.
+#include "early.cuh"
+#include "head_row.cuh"
+#include "key_tiles.cuh"
+#include "softmax.cuh"
+#include "split_range.cuh"
+
+constexpr int PAIRS = WARPS / 2, QUERIES = 16 * PAIRS;
+constexpr int P_PITCH = 2 * KEYS;  // bytes from row to row of probabilities
+constexpr u32 ALL = 0xffffffffu;
+
+extern __shared__ __align__(128) u8 shared[];  // queries | probabilities | Q4: the unpacked tile | ring
+
+SP_DEVICE void pair_barrier(u32 pair) { asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory"); }
+
+SP_DEVICE u32 p_place(u32 row, u32 chunk) { return row * P_PITCH + ((chunk ^ (row & 7)) << 4); }
+
+// The query rows of a kv head.
+struct Rows {
+    i32 n, group, heads, kv_head;
+
+    SP_DEVICE bool exists(i32 row) const { return row < n * group; }
+    SP_DEVICE i64 head_row(i32 row) const { return exists(row) ? i64(row / group) * heads + kv_head * group + row % group : -1; }
+};
+
+// The first `count` bits of a word; none if negative.
+SP_DEVICE u64 first_bits(i32 count) { return count >= 64 ? ~0ull : (1ull << max(count, 0)) - 1; }
+
+// Which of the 64 keys of a tile a query sees, from the tile's first key on: the last n tokens begin at `own` and `seen` tells of
+// them; of those before, the window hides all up to `nearest`; there are no keys from `end` on.
+SP_DEVICE u64 visible(u64 seen, i32 nearest, i32 own, i32 end) {
+    const u64 mine = own >= 64 ? 0 : own >= 0 ? seen << own : seen >> -own;
+    return (mine | (first_bits(own) & ~first_bits(nearest + 1))) & first_bits(end);
+}
+
+// Eight rows a warp into the tile of queries.
+SP_DEVICE void load_queries(const u16* q, const Rows& rows, i32 first, u32 warp, u32 lane) {
+    constexpr int CHUNKS = D / 8, MINE = 8;
+    const u32 begin = MINE * warp;
+    if (!ROTATE) {
+#pragma unroll
+        for (u32 i = lane; i < MINE * CHUNKS; i += 32) {
+            const u32 row = begin + i / CHUNKS, chunk = i % CHUNKS;
+            const i64 from = rows.head_row(first + i32(row));
+            cp_async_16(shared_address(shared) + place(row, chunk), q + (from < 0 ? 0 : from) * D + chunk * 8, from >= 0);
+        }
+        return;
+    }
+    HeadWords words[MINE] = {};
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+        const i64 from = rows.head_row(first + i32(begin) + i);
+        if (from >= 0) words[i] = reinterpret_cast<const HeadWords*>(q + from * D)[lane];
+    }
+#pragma unroll 2
+    for (int i = 0; i < MINE; i++) {
+        HeadRow r = f16_row(words[i]);
+        hadamard<D>(r, lane);
+        *reinterpret_cast<HeadWords*>(shared + place(begin + i, lane * E / 8) + lane * E % 8 * 2) = f16_words(r);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* tokens_at, i32 tokens,
+                const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale) {
+    let_next_start();
+    wait_for_earlier();
+    tokens += tokens_at ? *tokens_at : 0;
+    const SplitRange range(tokens, n, window, i32(gridDim.x));
+    const i32 begin = range.begin(i32(blockIdx.x)), end = range.end(i32(blockIdx.x)), before = tokens - n;
+    if (begin >= end) return;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int g = int(lane) / 4, c = int(lane) % 4;
+    const i32 kv_head = i32(blockIdx.y), first_row = i32(blockIdx.z) * QUERIES, group = heads / kv_heads;
+    const Rows rows = {n, group, heads, kv_head};
+
+    u8* unpacked = shared + QUERIES * (PITCH + P_PITCH);
+    u8* ring = unpacked + (Q4 ? TILE : 0);
+    const u32 ring_address = shared_address(ring), token_bytes = u32(kv_heads) * ROW;
+    // Units 2 s and 2 s + 1 are K and V of the s-th tile.
+    const i32 steps = (end - begin + KEYS - 1) / KEYS;
+    i32 issued = 0, page = 0, page_next = table[begin / PAGE_TOKENS];
+    const auto issue = [&](int slot) {
+        const i32 token = begin + issued / 2 * KEYS;
+        if (issued < 2 * steps) {
+            const bool values = issued % 2;
+            if (!values) {
+                page = page_next;
+                if (token + KEYS < end) page_next = table[(token + KEYS) / PAGE_TOKENS];
+            }
+            const i64 row = (i64(page) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
+            load_unit(ring_address + slot * UNIT, (values ? v_pages : k_pages) + row * ROW, token_bytes, tokens - token);
+        }
+        cp_async_commit();
+        issued++;
+    };
+    constexpr int AHEAD = Q4 ? SLOTS : SLOTS - 1;  // units issued before the first is used
+    if (!ROTATE) load_queries(q, rows, first_row, warp, lane);
+#pragma unroll
+    for (int slot = 0; slot < AHEAD; slot++) issue(slot);
+    if (ROTATE) load_queries(q, rows, first_row, warp, lane);
+    // Wait for the next unit and make room for a later one; returns the tile to read.
+    int slot = 0;
+    const auto next_unit = [&]() {
+        cp_async_wait<AHEAD - 1>();
+        __syncthreads();
+        const int now = slot;
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        if (!Q4) {
+            issue(now == 0 ? SLOTS - 1 : now - 1);
+            return ring_address + now * UNIT;
+        }
+        unpack(unpacked, ring + now * UNIT);
+        __syncthreads();
+        issue(now);
+        return shared_address(unpacked);
+    };
+
+    const u32 pair = warp / 2, half = warp % 2;
+    const i32 pair_row = first_row + 16 * i32(pair);
+    const bool busy = rows.exists(pair_row);
+    u64 bits[2];
+    i32 nearest[2];  // of the keys before the last n that the window hides
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const i32 query = min((pair_row + g + 8 * e) / group, n - 1);
+        bits[e] = seen ? seen[query] : ~0ull >> (63 - query);
+        nearest[e] = window ? before + query - window : -1;
+    }
+    f32 o[D / 16][4];
+    f32 reference[2] = {NEVER, NEVER}, total[2] = {};
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0;
+    // Where this lane's row begins for ldmatrix: rows of A and of V^T by lane % 16, rows of K by lane % 8 and lane / 16; and the
+    // chunk in it, for the even number that chunk_at adds: `place` is an exclusive or, and rows are aligned to 128 bytes.
+    const auto begins = [&](u32 row, u32 pitch, u32 odd) { return row * pitch + ((odd ^ (lane & 7)) << 4); };
+    const auto chunk_at = [](u32 address, u32 even) { return (address ^ (even % 8 << 4)) + (even / 8 << 7); };
+    const u32 a_row = shared_address(shared) + begins(pair * 16 + lane % 16, PITCH, lane / 16);
+    const u32 k_row = begins(half * (KEYS / 2) + lane % 8 + lane / 16 * 8, PITCH, lane / 8 % 2);
+    const u32 v_row = chunk_at(begins(lane % 16, PITCH, lane / 16), half * (D / 16));
+    u8* pair_p = shared + QUERIES * PITCH + pair * 16 * P_PITCH;
+    const u32 p_row = shared_address(pair_p) + begins(lane % 16, P_PITCH, lane / 16);
+    __shared__ f32 exchanged[PAIRS][2][16];  // largest scores, in the end sums
+    const auto exchange = [&](f32 (&value)[2], f32 (&other)[2]) {
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            if (c == 0) exchanged[pair][half][g + 8 * e] = value[e];
+        pair_barrier(pair);
+#pragma unroll
+        for (int e = 0; e < 2; e++) other[e] = exchanged[pair][half ^ 1][g + 8 * e];
+    };
+
+#pragma unroll 1
+    for (i32 token = begin; token < end; token += KEYS) {
+        const u32 keys = next_unit() + k_row;
+        if (busy) {
+            f32 s[KEYS / 16][4];
+#pragma unroll
+            for (int j = 0; j < KEYS / 16; j++) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) {
+                u32 a[4];
+                ldmatrix_x4(a, chunk_at(a_row, 2 * k));
+#pragma unroll
+                for (int j = 0; j < KEYS / 32; j++) {
+                    u32 b[4];
+                    ldmatrix_x4(b, chunk_at(keys, 2 * k) + j * 16 * PITCH);
+                    mma_f16(s[2 * j], a, b[0], b[1]);
+                    mma_f16(s[2 * j + 1], a, b[2], b[3]);
+                }
+            }
+            if (token + KEYS > before || (window && before + n - 1 - token >= window)) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const u64 sees = visible(bits[e], nearest[e] - token, before - token, tokens - token);
+                    const u32 mine = u32(sees >> half * (KEYS / 2) >> 2 * c);
+#pragma unroll
+                    for (int j = 0; j < KEYS / 16; j++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++)
+                            if (!(mine >> (8 * j + i) & 1)) s[j][2 * e + i] = __int_as_float(0xff800000);
+                }
+            }
+            // Probabilities; references move, and outputs are rescaled, only when a score outgrew its reference.
+            f32 high[2], other[2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                f32 most = s[0][2 * e];
+#pragma unroll
+                for (int j = 0; j < KEYS / 16; j++) most = fmaxf(most, fmaxf(s[j][2 * e], s[j][2 * e + 1]));
+                most = fmaxf(most, __shfl_xor_sync(ALL, most, 1));
+                high[e] = fmaxf(most, __shfl_xor_sync(ALL, most, 2)) * scale;
+            }
+            exchange(high, other);
+            high[0] = fmaxf(high[0], other[0]), high[1] = fmaxf(high[1], other[1]);
+            if (__any_sync(ALL, high[0] > reference[0] + HEADROOM || high[1] > reference[1] + HEADROOM)) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const f32 now = fmaxf(reference[e], high[e] - OFFSET), keep = exp2_fast(reference[e] - now);
+                    reference[e] = now, total[e] *= keep;
+#pragma unroll
+                    for (int j = 0; j < D / 16; j++) o[j][2 * e] *= keep, o[j][2 * e + 1] *= keep;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < KEYS / 16; j++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[j][i] = exp2_fast(s[j][i] * scale - reference[i / 2]);
+                total[0] += s[j][0] + s[j][1], total[1] += s[j][2] + s[j][3];
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    *reinterpret_cast<u32*>(pair_p + p_place(g + 8 * e, half * (KEYS / 16) + j) + 4 * c) =
+                        pack_f16(s[j][2 * e], s[j][2 * e + 1]);
+            }
+            pair_barrier(pair);
+        }
+        const u32 values = next_unit() + v_row;
+        if (busy) {
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; k++) {
+                u32 p[4];
+                ldmatrix_x4(p, chunk_at(p_row, 2 * k));
+#pragma unroll
+                for (int j = 0; j < D / 32; j++) {
+                    u32 b[4];
+                    ldmatrix_x4_trans(b, chunk_at(values, 2 * j) + k * 16 * PITCH);
+                    mma_f16(o[2 * j], p, b[0], b[1]);
+                    mma_f16(o[2 * j + 1], p, b[2], b[3]);
+                }
+            }
+        }
+    }
+    cp_async_wait<0>();
+    if (!busy) return;
+
+    // Rows back through the place of the pair's queries, each warp its dims, then whole rows to memory.
+    u8* stage = shared + pair * 16 * PITCH;
+    const i64 to = (i64(kv_head) * gridDim.x + blockIdx.x) * (i64(gridDim.z) * QUERIES) + pair_row;
+    f32 others[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        total[e] += __shfl_xor_sync(ALL, total[e], 1);
+        total[e] += __shfl_xor_sync(ALL, total[e], 2);
+    }
+    exchange(total, others);
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const f32 sum = half ? others[e] + total[e] : total[e] + others[e];
+        const f32 inverse = sum > 0 ? 1.0f / sum : 0.0f;
+        const u32 row = g + 8 * e;
+        if (half == 0 && c == 0) reinterpret_cast<float2*>(states)[to + row] = make_float2(reference[e], sum);
+#pragma unroll
+        for (int j = 0; j < D / 16; j++)
+            *reinterpret_cast<u32*>(stage + place(row, half * (D / 16) + j) + 4 * c) =
+                pack_f16(o[j][2 * e] * inverse, o[j][2 * e + 1] * inverse);
+    }
+    __syncwarp();
+    constexpr int CHUNKS = D / 16;  // of half a row
+#pragma unroll
+    for (u32 i = lane; i < 16 * CHUNKS; i += 32) {
+        const u32 row = i / CHUNKS, chunk = half * CHUNKS + i % CHUNKS;
+        *reinterpret_cast<uint4*>(partial + (to + row) * D + chunk * 8) = *reinterpret_cast<const uint4*>(stage + place(row, chunk));
+    }
+}

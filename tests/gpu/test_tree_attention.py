@@ -1,0 +1,189 @@
+"""Attention under masks against float64: trees, chains, stars, blocks, windows; graphs, reruns; moves of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compare import nmse, to_bf16, to_float64
+from paged import PagedCase
+
+cp = pytest.importorskip("cupy")
+
+from sp.models.tree import ancestry  # noqa: E402
+from sp.ops import hadamard, kv_gather  # noqa: E402
+from sp.ops.kv_pages import kv_move  # noqa: E402
+from sp.ops.masked_attention import masked_attention  # noqa: E402
+from sp.ops.paged_attention import attention_output  # noqa: E402
+from sp.ops.tree_attention import seen_words, tree_attention, visible  # noqa: E402
+from sp.quant import F16, Q4_0  # noqa: E402
+
+BOUND = 4e-6  # half of it is the rounding of the result to bf16
+TARGET, DRAFT, PAIR = (24, 4, 256), (32, 8, 128), (12, 2, 128)  # query heads, KV heads, head size
+MASKS = ("tree", "chain", "star", "block", "any")
+
+
+@pytest.fixture(autouse=True)
+def _guarded_outputs(guarded, monkeypatch):
+    """What the op allocates starts as NaN between guard bands."""
+    monkeypatch.setattr(cp, "empty", lambda shape, dtype=float: guarded(shape, dtype))
+
+
+def mask_of(rng: np.random.Generator, kind: str, n: int) -> np.ndarray:
+    if kind == "tree":
+        return ancestry(np.array([-1, *(rng.integers(0, i) for i in range(1, n))]))
+    if kind == "star":
+        return ancestry(np.array([-1, *(0,) * (n - 1)]))
+    if kind == "any":
+        return (rng.random((n, n)) < 0.3) | np.eye(n, dtype=bool)
+    return np.ones((n, n), bool) if kind == "block" else np.tri(n, dtype=bool)
+
+
+def want(case: PagedCase, q: np.ndarray, seen: np.ndarray, window: int | None, wide: np.ndarray | None) -> np.ndarray:
+    """Float64 over the stored values, rotated back and gated: (n, heads * d)."""
+    q = q.astype(np.float64)
+    if case.rotate_block:
+        q = hadamard(q, case.rotate_block)
+    k, v = (kv_gather(one, case.table, case.tokens, case.fmt) for one in (case.k_pages, case.v_pages))
+    out = masked_attention(q, k.astype(np.float64), v.astype(np.float64), visible(seen, case.tokens, window))
+    if case.rotate_block:
+        out = hadamard(out, 64)
+    if wide is not None:
+        out = out / (1 + np.exp(-to_float64(wide)[..., q.shape[2] :]))
+    return out.reshape(len(q), -1)
+
+
+def check(case, heads, d, n, seen, window=None, gated=False, seed=0):
+    rng = np.random.default_rng(seed)
+    q = rng.standard_normal((n, heads, d)).astype(np.float16)
+    wide = to_bf16(rng.standard_normal((n, heads, 2 * d))) if gated else None
+    given = cp.asarray(q), *case.device(), case.tokens, case.fmt, case.rotate_block
+    masked = {"seen": cp.asarray(seen), "window": window, "wide": None if wide is None else cp.asarray(wide)}
+    got = tree_attention(*given, **masked)
+    assert got.dtype == np.uint16
+    assert got.shape == (n, heads * d)
+    assert nmse(got, want(case, q, seen, window, wide)) < (2 * BOUND if gated else BOUND)
+    np.testing.assert_array_equal(got.get(), tree_attention(*given, **masked).get())
+    return given, got
+
+
+SIZES = [
+    *((n, start) for n in (1, 16, 23, 64) for start in (0, 1, 128, 2048)),
+    *((2, 100), (15, 127), (17, 8191), (33, 100), (33, 8191), (64, 127), (16, 113), (17, 47)),
+]
+
+
+@pytest.mark.parametrize("kind", ["tree", "any"])
+@pytest.mark.parametrize(("fmt", "rotate", "shape"), [(F16, False, TARGET), (Q4_0, True, TARGET), (F16, False, PAIR)])
+@pytest.mark.parametrize(("n", "start"), SIZES)
+def test_trees_against_float64(fmt, rotate, shape, n, start, kind):
+    heads, kv_heads, d = shape
+    rng = np.random.default_rng(n + start)
+    case = PagedCase.make(rng, start + n, kv_heads, d, fmt, rotate)
+    check(case, heads, d, n, seen_words(mask_of(rng, kind, n)), gated=shape is TARGET)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(("fmt", "rotate"), [(Q4_0, True), (Q4_0, False), (F16, True)])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(12, 2, 128), (2, 1, 64), (5, 5, 256)])
+def test_other_formats_and_shapes(fmt, rotate, heads, kv_heads, d, kind):
+    rng = np.random.default_rng(d)
+    case = PagedCase.make(rng, 700, kv_heads, d, fmt, rotate)
+    check(case, heads, d, 21, seen_words(mask_of(rng, kind, 21)), gated=kind == "tree")
+
+
+@pytest.mark.parametrize("window", [1, 5, 64, 100, 2048, 10**6])
+@pytest.mark.parametrize(("n", "start"), [(16, 0), (16, 3), (16, 2040), (16, 5000), (64, 300)])
+@pytest.mark.parametrize("kind", ["chain", "block"])
+def test_windows_hide_what_is_further_back(window, n, start, kind):
+    heads, kv_heads, d = DRAFT
+    rng = np.random.default_rng(window + start)
+    case = PagedCase.make(rng, start + n, kv_heads, d, F16)
+    for page in (case.k_pages, case.v_pages):  # a page that the window does not reach is not looked at
+        page[case.table[: max(0, start - window + 1) // 128]] = 0xFF
+    reached = max(0, start - window + 1) // 128
+    q = rng.standard_normal((n, heads, d)).astype(np.float16)
+    seen = seen_words(mask_of(rng, kind, n))
+    got = tree_attention(cp.asarray(q), *case.device(), case.tokens, F16, seen=cp.asarray(seen), window=window)
+    case.table, case.tokens = case.table[reached:], case.tokens - reached * 128
+    assert nmse(got, want(case, q, seen, window, None)) < BOUND
+
+
+def test_a_long_context():
+    rng = np.random.default_rng(7)
+    case = PagedCase.make(rng, 70_016, 4, 256, Q4_0, True)
+    check(case, 24, 256, 16, seen_words(mask_of(rng, "tree", 16)))
+
+
+@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, True)])
+@pytest.mark.parametrize("n", [3, 16, 64])
+def test_a_chain_is_causal_attention(fmt, rotate, n):
+    rng = np.random.default_rng(n)
+    case = PagedCase.make(rng, 1500 + n, 4, 256, fmt, rotate)
+    given, got = check(case, 24, 256, n, seen_words(np.tri(n, dtype=bool)))
+    causal = attention_output(*given)
+    if n * 6 > 16:  # the same kernel
+        np.testing.assert_array_equal(got.get(), causal.get())
+    assert nmse(got, to_float64(causal)) < BOUND
+
+
+def test_one_graph_serves_every_mask_and_length():
+    rng = np.random.default_rng(0)
+    n, start = 16, 2500
+    case = PagedCase.make(rng, start + n, 4, 256, Q4_0, True)
+    q = rng.standard_normal((n, 24, 256)).astype(np.float16)
+    device_q, pages, total, seen = cp.asarray(q), case.device(), cp.zeros(1, np.int32), cp.zeros(n, np.uint64)
+
+    def run():
+        return tree_attention(device_q, *pages, start + n, Q4_0, 256, total, seen=seen)
+
+    total.fill(start + n)
+    seen.fill(1)
+    run()
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        out = run()
+        graph = stream.end_capture()
+    for tokens, kind in (
+        (start + n, "tree"),
+        (n, "any"),
+        (129, "star"),
+        (2065, "chain"),
+        (1999, "tree"),
+        (80, "block"),
+    ):
+        words = seen_words(mask_of(rng, kind, n))
+        total.fill(tokens)
+        seen.set(words)
+        cp.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        case.tokens = tokens
+        assert nmse(out, want(case, q, words, None, None)) < BOUND
+
+
+@pytest.mark.parametrize(("fmt", "kv_heads", "d"), [(F16, 4, 256), (Q4_0, 4, 256), (F16, 8, 128), (Q4_0, 1, 64)])
+def test_moves_are_those_of_the_twin(fmt, kv_heads, d):
+    rng = np.random.default_rng(d)
+    pools = [rng.integers(0, 256, (12, 128, kv_heads, fmt.row_bytes(d)), np.uint8) for _ in range(2)]
+    tables = rng.permutation(12).reshape(3, 4)
+    path, kept, total = cp.zeros(64, np.int32), cp.zeros(1, np.int32), cp.zeros(1, np.int32)
+    device, on_device = [cp.asarray(pool) for pool in pools], cp.asarray(tables.astype(np.int32))
+    stream = cp.cuda.Stream(non_blocking=True)
+    kv_move(*device, on_device, total + 64, 64, path, kept)
+    with stream:
+        stream.begin_capture()
+        kv_move(*device, on_device, total, 64, path, kept)
+        graph = stream.end_capture()
+    for length, count in ((130, 1), (400, 9), (64, 64), (150, 17), (500, 0), (300, 33), (448, 5)):
+        nodes = np.sort(rng.permutation(64)[: max(count, 1)])
+        nodes -= nodes[0] * (count % 2)
+        path[: len(nodes)].set(nodes.astype(np.int32))
+        kept.fill(count)
+        total.fill(length)
+        cp.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        kv_move(*pools, tables, length, 64, nodes, count)
+        for mine, twin in zip(device, pools, strict=True):
+            np.testing.assert_array_equal(mine.get(), twin)
