@@ -133,6 +133,8 @@ def test_decays_and_repeated_keys(decay, alike, kind, careful) -> None:
 @pytest.mark.parametrize("sizes", [PAIR, SMALL], ids=str)
 @pytest.mark.parametrize("kind", ["chain", "random"])
 def test_every_leaf_leaves_what_reading_its_path_alone_leaves(sizes, kind, guarded) -> None:
+    import cupy
+
     parents = tree(16 if kind == "chain" else 40, kind)
     arrays = layer(sizes, len(parents))
     device = on_device(arrays, guarded)
@@ -144,11 +146,12 @@ def test_every_leaf_leaves_what_reading_its_path_alone_leaves(sizes, kind, guard
     for line in leaves:
         moved, alone = memory(device), memory(device)
         delta_keep(trace, DeltaStates.of([moved]), *place_path(line, guarded))
-        rows = [device[name][np.array(line)] for name in ("qkv", "z", "alpha", "beta")]
+        nodes = cupy.asarray(line)
+        rows = [device[name][nodes] for name in ("qkv", "z", "alpha", "beta")]
         wanted = delta_mixer(*rows, params, alone, len(line))
         assert nmse(moved.recurrent, to_float64(alone.recurrent)) < EXACT
         np.testing.assert_array_equal(moved.conv.get(), alone.conv.get())
-        assert nmse(y[np.array(line)], to_float64(wanted)) < ROUNDED
+        assert nmse(y[nodes], to_float64(wanted)) < ROUNDED
 
 
 @pytest.mark.parametrize("sizes", [PAIR, SMALL], ids=str)

@@ -21,84 +21,18 @@
 // the five phases, and for many nodes the tensor cores; only value_heads multiprocessors work.
 #include "early.cuh"
 #include "gates.cuh"
-#include "mma.cuh"
 
 #define THREADS (2 * HEAD_DIM)
 #define WARPS (THREADS / 32)
-#define E (HEAD_DIM / 32)    // channels of a lane
-#define STEPS (HEAD_DIM / 16)
-#define ROWS (2 * NODES)     // k of all nodes, then q
-#define PART (HEAD_DIM + 8)  // row of one bf16 part
-#define GRAM (ROWS + 4)      // row of the products between nodes
-#define GRAM_TILES ((NODES / 8 + WARPS - 1) / WARPS)
+#define E (HEAD_DIM / 32)  // channels of a lane
+#define GRAM (ROWS + 4)    // row of the products between nodes
+
+#include "tree_products.cuh"
 
 // Inputs of the convolution at a node: E channels of a lane, newest first; bf16 of a node or f32 of the history.
 struct Taps {
     uint4 raw[4];
 };
-
-template <int COUNT>
-SP_DEVICE void load_words(u32* words, const void* source) {
-    if (COUNT == 4) *reinterpret_cast<uint4*>(words) = *reinterpret_cast<const uint4*>(source);
-    if (COUNT == 2) *reinterpret_cast<uint2*>(words) = *reinterpret_cast<const uint2*>(source);
-    if (COUNT == 1) *words = *reinterpret_cast<const u32*>(source);
-}
-
-template <int COUNT>
-SP_DEVICE void store_words(void* target, const u32* words) {
-    if (COUNT == 4) *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(words);
-    if (COUNT == 2) *reinterpret_cast<uint2*>(target) = *reinterpret_cast<const uint2*>(words);
-    if (COUNT == 1) *reinterpret_cast<u32*>(target) = *words;
-}
-
-SP_DEVICE void take_part(u32& part, f32& low, f32& high) {  // the rounded pair, and what is left of it
-    part = pack_bf16(low, high);
-    low -= low_bf16(part), high -= high_bf16(part);
-}
-
-// E numbers of a row as three bf16 each.
-SP_DEVICE void store_parts(u16* target, const f32 (&values)[E]) {
-    f32 left[E];
-#pragma unroll
-    for (int i = 0; i < E; ++i) left[i] = values[i];
-#pragma unroll
-    for (int part = 0; part < 3; ++part) {
-        u32 words[E / 2];
-#pragma unroll
-        for (int i = 0; i < E; i += 2) take_part(words[i / 2], left[i], left[i + 1]);
-        store_words<E / 2>(target + part * ROWS * PART, words);
-    }
-}
-
-// acc += rows of a tile (16 at `rows`, ldmatrix addresses) times 16 x 8 tiles of B; products of parts i and j, i + j < LIMIT.
-template <int LIMIT>
-SP_DEVICE void multiply(f32 (&acc)[2][2 + GRAM_TILES][4], u32 rows, const u32 (&B)[STEPS][2][3][2], u32 keys, i32 tiles) {
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        u32 A[LIMIT][4];
-#pragma unroll
-        for (int i = 0; i < LIMIT; ++i) ldmatrix_x4(A[i], rows + 2 * (i * ROWS * PART + step * 16));
-#pragma unroll
-        for (int i = 0; i < LIMIT; ++i)
-#pragma unroll
-            for (int j = 0; i + j < LIMIT; ++j)
-#pragma unroll
-                for (int tile = 0; tile < 2; ++tile)
-                    mma_bf16(acc[step % 2][tile], A[i], B[step][tile][j][0], B[step][tile][j][1]);
-#pragma unroll
-        for (int tile = 0; tile < GRAM_TILES; ++tile)
-            if (tile < tiles) {
-                u32 K[LIMIT][2];
-#pragma unroll
-                for (int j = 0; j < LIMIT; ++j)
-                    ldmatrix_x2(K[j], keys + 2 * (j * ROWS * PART + tile * WARPS * 8 * PART + step * 16));
-#pragma unroll
-                for (int i = 0; i < LIMIT; ++i)
-#pragma unroll
-                    for (int j = 0; i + j < LIMIT; ++j) mma_bf16(acc[step % 2][2 + tile], A[i], K[j][0], K[j][1]);
-            }
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     delta_tree(const u16* x, const u16* z, const f32* alpha, const f32* beta, const f32* __restrict__ taps,
@@ -135,10 +69,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < E; ++i) weight[i] = norm[own + i];
     wait_for_earlier();
+    const u64 all_lines = warp + WARPS * lane < nodes ? seen[warp + WARPS * lane] : 0;  // of the warp's nodes
 
     // Where the inputs of a node lie: the node itself, then its nearest ancestors, then the history (-1 the newest).
     auto find = [&](i32 t, i32 (&slots)[4]) {
-        u64 above = seen[t] & ((u64(1) << t) - 1);
+        u64 above = __shfl_sync(~0u, all_lines, (t - warp) / WARPS) & ((u64(1) << t) - 1);
         i32 old = 0;
         slots[0] = t;
 #pragma unroll

@@ -1,0 +1,82 @@
+// Products of delta_tree.cu in float32's precision on the tensor cores: every number as a sum of three bf16.
+//
+// Defines: HEAD_DIM, NODES, WARPS, and E, the numbers of a row that a lane holds. `parts` in shared memory is bf16
+// (3, ROWS, PART): row t is k of node t, row NODES + t its q. Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial
+// Intelligence Datatype For Higher-Precision Computations", 2019.
+#pragma once
+#include "mma.cuh"
+
+#define STEPS (HEAD_DIM / 16)
+#define ROWS (2 * NODES)
+#define PART (HEAD_DIM + 8)  // no two rows of eight begin in the same banks
+#define GRAM_TILES ((NODES / 8 + WARPS - 1) / WARPS)  // of 8 nodes' keys, for a warp, or one less
+
+template <int COUNT>
+SP_DEVICE void load_words(u32* words, const void* source) {
+    if (COUNT == 4) *reinterpret_cast<uint4*>(words) = *reinterpret_cast<const uint4*>(source);
+    if (COUNT == 2) *reinterpret_cast<uint2*>(words) = *reinterpret_cast<const uint2*>(source);
+    if (COUNT == 1) *words = *reinterpret_cast<const u32*>(source);
+}
+
+template <int COUNT>
+SP_DEVICE void store_words(void* target, const u32* words) {
+    if (COUNT == 4) *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(words);
+    if (COUNT == 2) *reinterpret_cast<uint2*>(target) = *reinterpret_cast<const uint2*>(words);
+    if (COUNT == 1) *reinterpret_cast<u32*>(target) = *words;
+}
+
+SP_DEVICE void take_part(u32& part, f32& low, f32& high) {  // the rounded pair, and what is left of it
+    part = pack_bf16(low, high);
+    low -= low_bf16(part), high -= high_bf16(part);
+}
+
+// E numbers of a row as three bf16 each.
+SP_DEVICE void store_parts(u16* target, const f32 (&values)[E]) {
+    f32 left[E];
+#pragma unroll
+    for (int i = 0; i < E; ++i) left[i] = values[i];
+#pragma unroll
+    for (int part = 0; part < 3; ++part) {
+        u32 words[E / 2];
+#pragma unroll
+        for (int i = 0; i < E; i += 2) take_part(words[i / 2], left[i], left[i + 1]);
+        store_words<E / 2>(target + part * ROWS * PART, words);
+    }
+}
+
+// acc += rows of a tile (16 at `rows`, ldmatrix addresses) times two 16 x 8 tiles of B, and times TILES of keys (at `keys`,
+// every WARPS-th one); products of parts i and j with i + j < LIMIT. Even and odd steps are summed apart.
+template <int LIMIT, int TILES>
+SP_DEVICE void multiply(f32 (&acc)[2][2 + GRAM_TILES][4], u32 rows, const u32 (&B)[STEPS][2][3][2], u32 keys) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        u32 A[LIMIT][4], K[TILES + 1][LIMIT][2];
+#pragma unroll
+        for (int i = 0; i < LIMIT; ++i) {
+            ldmatrix_x4(A[i], rows + 2 * (i * ROWS * PART + step * 16));
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile)
+                ldmatrix_x2(K[tile][i], keys + 2 * (i * ROWS * PART + tile * WARPS * 8 * PART + step * 16));
+        }
+#pragma unroll
+        for (int i = 0; i < LIMIT; ++i)
+#pragma unroll
+            for (int j = 0; i + j < LIMIT; ++j) {
+#pragma unroll
+                for (int tile = 0; tile < 2; ++tile)
+                    mma_bf16(acc[step % 2][tile], A[i], B[step][tile][j][0], B[step][tile][j][1]);
+#pragma unroll
+                for (int tile = 0; tile < TILES; ++tile)
+                    mma_bf16(acc[step % 2][2 + tile], A[i], K[tile][j][0], K[tile][j][1]);
+            }
+    }
+}
+
+// The same for a number of tiles that differs from warp to warp.
+template <int LIMIT>
+SP_DEVICE void multiply(f32 (&acc)[2][2 + GRAM_TILES][4], u32 rows, const u32 (&B)[STEPS][2][3][2], u32 keys, i32 tiles) {
+    if (tiles == GRAM_TILES)
+        multiply<LIMIT, GRAM_TILES>(acc, rows, B, keys);
+    else
+        multiply<LIMIT, GRAM_TILES - 1>(acc, rows, B, keys);
+}
