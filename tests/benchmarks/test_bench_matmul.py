@@ -8,22 +8,16 @@ Single calls are shorter than the card's power control; records with ``steady`` 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from matmuls import in_three, keep, measure, tokens_of, weight
 
-from sp.bench.record import append, make_record
-from sp.bench.timing import spread, time_kernel
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
-from sp.models.random_blocks import random_blocks
 from sp.ops.gemm_sm90 import gated, gemm
-from sp.ops.packed import PackedWeight, pack, unpack_bf16
+from sp.ops.packed import unpack_bf16
 from sp.quant import BF16, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
 try:
@@ -46,48 +40,6 @@ CASES = [
 """A format or cuBLAS, tokens, outputs, inputs; peers follow at once, so that the card is as warm for both."""
 ROUNDS, ROUND_MS = 5, 100.0
 SOURCES = ("gemm_sm90.cu", "expand_scales.cu")
-
-
-@cache
-def weight(fmt: BlockFormat, out: int, width: int, seed: int = 0) -> PackedWeight:
-    """Random blocks on the device; 256 distinct rows, repeated."""
-    import cupy
-
-    blocks = random_blocks(np.random.default_rng(seed), fmt, 256 * width // fmt.block_size, 0.02).reshape(256, -1)
-    return pack("bench", fmt, (out, width), cupy.tile(cupy.asarray(blocks), (out // 256, 1)))
-
-
-def tokens_of(count: int, width: int) -> Any:
-    """Normal values cut to bf16."""
-    import cupy
-
-    values = cupy.random.default_rng(count).standard_normal((count, width), cupy.float32)
-    return (values.view(cupy.uint32) >> 16).astype(cupy.uint16)
-
-
-def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], sources: tuple[str, ...]) -> None:
-    """Time with events, let pytest-benchmark show the same work, and keep the record."""
-    import cupy
-
-    def once() -> None:
-        run()
-        cupy.cuda.get_current_stream().synchronize()
-
-    once()
-    if not benchmark.enabled:
-        return
-    samples = time_kernel(run, repeats=15)
-    benchmark.pedantic(once, rounds=1)
-    keep(config, samples, sources)
-    benchmark.extra_info.update(config, ms=spread(samples).median)
-
-
-def keep(config: dict[str, Any], samples: list[float], sources: tuple[str, ...]) -> None:
-    """Append the record of milliseconds."""
-    ms = spread(samples)
-    flops = 2 * config["m"] * config["n"] * config["k"] * config.get("weights", 1)
-    metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
-    append(make_record("matmul", config, metrics, samples, sources), Path(os.environ.get("SP_RESULTS", "results")))
 
 
 def back_to_back(run: Callable[[], object], calls: int) -> float:
@@ -175,18 +127,10 @@ def test_gated(benchmark, fmt, m, n, k, form):
     """Gate and up projection with SwiGLU in one kernel, and by two products and `swiglu`."""
     import cupy
 
-    from sp.ops.activations import swiglu
-
     gate, up, x = weight(fmt, n, k), weight(fmt, n, k, 1), tokens_of(m, k)
-    g, u = cupy.empty((m, n), cupy.uint16), cupy.empty((m, n), cupy.uint16)
-
-    def in_three() -> None:
-        gemm(x, gate, g, "bf16")
-        gemm(x, up, u, "bf16")
-        swiglu(g, u)
-
+    out = cupy.empty((m, n), cupy.uint16)
     config = {"type": fmt.name, "m": m, "n": n, "k": k, "path": "sm_90a", "mode": form, "weights": 2}
-    run = in_three if form == "gated in three" else lambda: gated(x, gate, up, g)
+    run = in_three(gemm, x, gate, up) if form == "gated in three" else lambda: gated(x, gate, up, out)
     measure(benchmark, run, config, SOURCES if form == "gated" else (*SOURCES, "swiglu.cu"))
 
 

@@ -6,23 +6,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
+from matmuls import in_three, measure, tokens_of, weight
 
-from sp.bench.record import append, make_record
-from sp.bench.timing import spread, time_kernel
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
-from sp.models.random_blocks import random_blocks
 from sp.ops.gemm_portable import gated, gemm
-from sp.ops.packed import PackedWeight, pack
-from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 
 try:
     require_device()
@@ -44,43 +34,6 @@ CASES = [(fmt, 8192, *WIDE) for fmt in (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
     (Q4_K, 32, *NARROW),
 ]
 SOURCES = ("gemm_portable.cu", "expand_scales.cu")
-
-
-@cache
-def weight(fmt: BlockFormat, out: int, width: int, seed: int = 0) -> PackedWeight:
-    """Random blocks on the device; 256 distinct rows, repeated."""
-    import cupy
-
-    blocks = random_blocks(np.random.default_rng(seed), fmt, 256 * width // fmt.block_size, 0.02).reshape(256, -1)
-    return pack("bench", fmt, (out, width), cupy.tile(cupy.asarray(blocks), (out // 256, 1)))
-
-
-def tokens_of(count: int, width: int) -> Any:
-    """Normal values cut to bf16."""
-    import cupy
-
-    values = cupy.random.default_rng(count).standard_normal((count, width), cupy.float32)
-    return (values.view(cupy.uint32) >> 16).astype(cupy.uint16)
-
-
-def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], sources: tuple[str, ...]) -> None:
-    """Time with events, let pytest-benchmark show the same work, and keep the record."""
-    import cupy
-
-    def once() -> None:
-        run()
-        cupy.cuda.get_current_stream().synchronize()
-
-    once()
-    if not benchmark.enabled:
-        return
-    samples = time_kernel(run, repeats=15)
-    benchmark.pedantic(once, rounds=1)
-    ms = spread(samples)
-    flops = 2 * config["m"] * config["n"] * config["k"] * config.get("weights", 1)
-    metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
-    benchmark.extra_info.update(config | metrics)
-    append(make_record("matmul", config, metrics, samples, sources), Path(os.environ.get("SP_RESULTS", "results")))
 
 
 @pytest.mark.parametrize(("fmt", "m", "n", "k"), CASES, ids=lambda v: getattr(v, "name", str(v)))
@@ -114,19 +67,8 @@ def test_gated(benchmark):
 
 def test_gated_in_three(benchmark):
     """The same by two products and `swiglu`: what `gated` has to beat."""
-    import cupy
-
-    from sp.ops.activations import swiglu
-
     (n, k), m = WIDE, 8192
-    gate, up, x = weight(Q4_K, n, k), weight(Q4_K, n, k, 1), tokens_of(m, k)
-    g, u = cupy.empty((m, n), cupy.uint16), cupy.empty((m, n), cupy.uint16)
-
-    def run() -> None:
-        gemm(x, gate, g, "bf16")
-        gemm(x, up, u, "bf16")
-        swiglu(g, u)
-
+    run = in_three(gemm, tokens_of(m, k), weight(Q4_K, n, k), weight(Q4_K, n, k, 1))
     config = {"type": "Q4_K", "m": m, "n": n, "k": k, "path": "portable", "mode": "gated in three", "weights": 2}
     measure(benchmark, run, config, (*SOURCES, "swiglu.cu"))
 
