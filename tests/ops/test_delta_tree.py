@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sp.errors import ConfigError
+from sp.ops import delta_tree as module
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
 
@@ -137,3 +139,15 @@ def test_a_chain_is_delta_mixer() -> None:
     delta_keep(trace, DeltaStates.of([state]), np.arange(12), np.array([12]))
     np.testing.assert_array_equal(state.conv, alone.conv)
     np.testing.assert_allclose(state.recurrent, alone.recurrent, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(("kib", "most"), [(227, 64), (163, 48), (99, 32)])
+def test_small_cards_take_smaller_trees(kib, most, monkeypatch) -> None:
+    runtime = SimpleNamespace(getDeviceProperties=lambda device: {"sharedMemPerBlockOptin": kib << 10})
+    card = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(module, "import_cupy", lambda: card)
+    size_for = module._built_for.__wrapped__
+    assert [size_for(n, 128, 0) for n in (1, 16, 17, most)] == [16, 16, 24, most]
+    if most < 64:
+        with pytest.raises(ConfigError, match=f"a budget of at most {most - 1}$"):
+            size_for(most + 1, 128, 0)
