@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sp.bench.record import newest
-from sp.studies.headline import headline, insert_headline
+from sp.studies.decode_table import BEGIN, END, decoding
+from sp.studies.headline import headline, insert_between, insert_headline
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "nvidia-h200"
@@ -69,6 +70,11 @@ def test_attention(head_dim: int, heads: str) -> None:
 def test_the_headline_table_is_what_its_records_say() -> None:
     records = [record for file in sorted(FOLDER.glob("*.jsonl")) for record in newest(file) if "bench" in record]
     assert insert_headline(README, headline(records)) == README
+
+
+def test_the_tables_of_decoding_are_what_their_records_say() -> None:
+    records = [record for file in sorted(FOLDER.glob("*.jsonl")) for record in newest(file) if "bench" in record]
+    assert insert_between(README, BEGIN, END, decoding(records)) == README
 
 
 V1 = {"variant": "FlashPrefill", "share": "head", "mean_correction": False}

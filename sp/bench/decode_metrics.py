@@ -88,7 +88,7 @@ class Measured:
         return {
             "tok_s": rate, "tok_s_low": slow, "tok_s_high": fast,
             "acceptance_length": length, "acceptance_low": low, "acceptance_high": high,
-            "greedy_tok_s": (plain := plain_tokens.sum() / plain_seconds.sum()), "speedup": rate / plain,
+            "greedy_tok_s": (plain := float(plain_tokens.sum() / plain_seconds.sum())), "speedup": rate / plain,
             "pass_ms": 1e3 * median(s for answer in self.answers for s in answer.seconds),
             "passes": int(passes.sum()), "tokens": int(tokens.sum()), "answers": len(self.answers),
             "equal": self.equal,
