@@ -124,13 +124,13 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
     --------
     >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132)
     >>> plan.blocks, plan.slices, plan.width, plan.depth
-    (66, 2, 2560, 5)
+    (66, 2, 2560, 4)
     """
     supers, formats, sets = k // SUPER, bits(*kinds), 2 if epilogue == SWIGLU else 1
     items, unit = _items(rows), max(UNIT_BYTES[kind] for kind in kinds)
     every = supers * sum(-(-n // TILE) * UNIT_BYTES[kind] for n, kind in zip(rows, kinds, strict=False)) * sets
     best: Plan | None = None
-    for slices in range(1, min(supers, MOST_SLICES, processors) + 1):
+    for slices in range(1, min(supers, MOST_SLICES) + 1):
         stages = -(-supers // slices)
         width = SUPER * stages
         ring = min(depth(width, held, formats), MOST_DEPTH)
@@ -142,7 +142,7 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
         pieces = longest / (unit * sets * stages) + 1
         partial = pieces * _piece_bytes(held, epilogue) * PASSING_ON * (slices > 1 or items < blocks * GROUPS)
         cost = GROUPS * (longest + partial) + input_bytes(width, held, formats) * READING + slices * MEETING
-        cost *= max(1.0, LEAST_AHEAD / (ring * GROUPS * unit))
+        cost *= max(1.0, LEAST_AHEAD / (ring * GROUPS * unit)) * -(-blocks * slices // processors)
         if best is None or cost < best.cost:
             best = Plan(variant(held, formats, epilogue), blocks, slices, width, ring, ring, cost)
     if best is None:

@@ -15,17 +15,6 @@ SP_DEVICE void store_piece(f32* piece, const Sums& acc, int lane) {
                 make_float4(acc[m][i], acc[m][i + 1], acc[m][i + 2], acc[m][i + 3]);
 }
 
-// Past the L1 cache, which may hold what was there before.
-SP_DEVICE void add_piece(Sums& acc, const f32* piece, int lane) {
-#pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int i = 0; i < SUMS; i += 4) {
-            const float4 v = __ldcg(reinterpret_cast<const float4*>(piece) + (m * SUMS + i) * 8 + lane);
-            acc[m][i] += v.x, acc[m][i + 1] += v.y, acc[m][i + 2] += v.z, acc[m][i + 3] += v.w;
-        }
-}
-
 // Whether this worker's piece of item `t`, `units` of all its `supers`, is the last to come. Then `acc` becomes the
 // sum of all pieces, slice by slice and in the order of the workers.
 SP_DEVICE bool gather(Sums& acc, const Division& work, const Item& item, int t, int worker, int units, int supers,
@@ -33,6 +22,10 @@ SP_DEVICE bool gather(Sums& acc, const Division& work, const Item& item, int t, 
     const i64 places = work.items + work.workers;
     const auto piece = [&](int slice, int v) { return partials + ((slice * places + t + v) * 4 + warp) * PIECE; };
     store_piece(piece(blockIdx.y, worker), acc, lane);
+    // Lane i knows who has slice i.
+    const int stages = supers * (lane + 1) / gridDim.y - supers * lane / gridDim.y;
+    const int firsts = stages ? work.worker_of(item, 0, stages) : 0;
+    const int lasts = stages ? work.worker_of(item, stages - 1, stages) : 0;
     __syncwarp();
     u32* const count = arrived + 4 * t + warp;
     u32 before = 0;
@@ -44,10 +37,28 @@ SP_DEVICE bool gather(Sums& acc, const Division& work, const Item& item, int t, 
     for (int m = 0; m < SETS; ++m)
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) acc[m][i] = 0;
-    for (int slice = 0; slice < gridDim.y; ++slice) {
-        const int stages = supers * (slice + 1) / gridDim.y - supers * slice / gridDim.y;
-        const int last = work.worker_of(item, stages - 1, stages);
-        for (int v = work.worker_of(item, 0, stages); v <= last; ++v) add_piece(acc, piece(slice, v), lane);
+    constexpr int EACH = SETS * SUMS / 4, BATCH = 16 / EACH;  // pieces under way at a time
+    int slice = 0, v = __shfl_sync(0xffffffffu, firsts, 0), last = __shfl_sync(0xffffffffu, lasts, 0);
+    while (slice < gridDim.y) {
+        float4 part[BATCH][EACH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const bool valid = slice < gridDim.y;
+            const float4* from = reinterpret_cast<const float4*>(piece(slice, v));
+#pragma unroll
+            for (int i = 0; i < EACH; ++i)  // past the L1 cache, which may hold what was there before
+                part[b][i] = valid ? __ldcg(from + i * 32 + lane) : make_float4(0, 0, 0, 0);
+            if (++v <= last) continue;
+            ++slice;
+            v = __shfl_sync(0xffffffffu, firsts, slice & 31), last = __shfl_sync(0xffffffffu, lasts, slice & 31);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b)
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                f32* const to = acc[i / (SUMS / 4)] + i % (SUMS / 4) * 4;
+                to[0] += part[b][i].x, to[1] += part[b][i].y, to[2] += part[b][i].z, to[3] += part[b][i].w;
+            }
     }
     return true;
 }

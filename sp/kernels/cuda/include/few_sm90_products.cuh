@@ -64,12 +64,15 @@ SP_DEVICE void multiply_unit(f32 (&acc)[SUMS], const u8* unit, u64 x, u64 means,
                              Release release) {
     constexpr bool minima = F != Q6_K;
     const int warp = thread / 32, lane = thread % 32;
+    constexpr bool at_once = TOKENS < 32;  // all codes, as far as there are registers for them
     Quants<F> q[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t)
+    const auto load = [&](int t) {
         load_quants<F>(q[t], unit + t * Fragment<F>::low_bytes, unit + Unit<F>::low + t * Fragment<F>::high_bytes, thread);
+    };
     const RowScales scales = row_scales<F>(unit, 16 * warp + lane / 4);
-    release();
+#pragma unroll
+    for (int t = 0; t < (at_once ? 4 : 2); ++t) load(t);
+    if constexpr (at_once) release();
 
     f32 sum[SUMS], lowest[SUMS];
     u32 a[2][4][4], m[4];
@@ -99,6 +102,10 @@ SP_DEVICE void multiply_unit(f32 (&acc)[SUMS], const u8* unit, u64 x, u64 means,
                 wgmma_few<true>(sum, a[t % 2][s], b);
         }
         wgmma_commit();
+        if constexpr (!at_once) {
+            if (t < 2) load(t + 2);
+            if (t == 1) release();
+        }
         if (t > 0) wgmma_wait<1>();
     }
     wgmma_wait<0>();
