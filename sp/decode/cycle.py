@@ -67,6 +67,9 @@ class Cycle:
         """Have the guesser take in the path just kept, whose nodes stand at `positions`."""
         self._guesser.remember(self._reader.features[path], positions)
 
+    def rest(self) -> None:
+        """Wait for all work."""
+
     def end(self) -> None:
         """Wait for all work and let go of its memory."""
         self._guesser.end()

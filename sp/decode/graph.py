@@ -21,59 +21,66 @@ from sp.ops.sample import argmax
 
 
 class GraphDecoder:
-    """Greedy decoding of one sequence on the device.
+    """Greedy decoding on the device, of one answer after the other with the same cache.
 
     Parameters
     ----------
     model : Model
         On the device.
     cache : Cache
-        Holds what was read before.
-    logits : cupy float32 (vocab,)
-        Of the last token read; their argmax is the first token.
-    position : int
-        Of the first token generated.
     limit : int
-        Most tokens to generate; the cache needs room for all but the last.
+        Tokens of the longest answer.
     eager : bool
         Launch every step kernel by kernel, as a reference.
     """
 
-    def __init__(
-        self, model: Model, cache: Cache, logits: Any, position: int, limit: int, *, eager: bool = False
-    ) -> None:
+    def __init__(self, model: Model, cache: Cache, limit: int, *, eager: bool = False) -> None:
         cupy = import_cupy()
-        self._model, self._cache, self._limit = model, cache, limit
-        self._last_position = position - 1
-        self._lane, self._read_next = Lane(), Replay(self._read, eager=eager)
+        self._model, self._cache, self._last_position = model, cache, -1
+        self._lane = Lane()
+        self._read_next: Replay[None] = Replay(eager=eager)
         self._arrived = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * limit), np.int32, limit)
-        self._token = cupy.empty(1, np.int32)
-        self._position = cupy.full(1, position - 1, np.int64)
-        self._history = cupy.empty(limit, np.int32)
-        self._step = cupy.zeros(1, np.int32)
-        with self._lane.working():
-            self._choose(logits.reshape(1, -1))
+        self._token, self._history = cupy.empty(1, np.int32), cupy.empty(limit, np.int32)
+        self._position, self._step = cupy.zeros(1, np.int64), cupy.zeros(1, np.int32)
 
-    def tokens(self) -> Iterator[int]:
-        """Each token as soon as the host knows it, up to the limit.
+    def tokens(self, logits: Any, position: int, limit: int) -> Iterator[int]:
+        """Each token as soon as the host knows it.
 
         While the host waits for a token, but for the first, the device is at work on the next one, so whoever stops
         early finds the cache one token further on.
+
+        Parameters
+        ----------
+        logits : cupy float32 (vocab,)
+            Of the last token read; their argmax is the first token.
+        position : int
+            Of the first token generated.
+        limit : int
+            Most tokens to generate; the cache needs room for all but the last.
         """
+        self._last_position = position - 1
+        self._position.fill(position - 1)
+        self._step.fill(0)
+        with self._lane.working():
+            self._choose(logits.reshape(1, -1))
         waiting, launched = [self._fetch(0)], 1
         try:
-            for number in range(self._limit):
+            for number in range(limit):
                 # The first token is wanted at once: to launch a step takes the host longer than the token will.
-                while launched < min(number + (2 if number else 1), self._limit):
+                while launched < min(number + (2 if number else 1), limit):
                     self._advance()
                     waiting.append(self._fetch(launched))
                     launched += 1
                 waiting.pop(0).synchronize()
                 yield int(self._arrived[number])
         finally:
-            self._lane.stream.synchronize()  # nothing may run on in memory that is let go of now
-            self._read_next.clear()
-            self._lane.end()
+            self._lane.stream.synchronize()  # the cache may be let go of now
+
+    def end(self) -> None:
+        """Let go of the graph and its memory."""
+        self._lane.stream.synchronize()
+        self._read_next.clear()
+        self._lane.end()
 
     def _fetch(self, number: int) -> Any:
         """Copy a token to the host; the event that marks its arrival."""
@@ -94,7 +101,7 @@ class GraphDecoder:
             self._cache.reserve(1)
             if self._read_next.ready:
                 self._cache.count(1)
-            self._read_next()
+            self._read_next(self._read)
 
     def _read(self) -> None:
         """One step: the token through all layers."""

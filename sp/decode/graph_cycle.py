@@ -34,7 +34,8 @@ class GraphCycle(Cycle):
         self._tree = Mailbox(ids=(np.int32, nodes), positions=(np.int64, nodes), seen=(np.uint64, nodes))
         self._path = Mailbox(path=(np.int32, MOST_NODES), kept=(np.int32, 1))
         self._picked: Any = None
-        self._reading, self._keeping = Replay(self._read), Replay(self._keep)
+        self._reading: Replay[TreePass] = Replay()
+        self._keeping: Replay[Any] = Replay()
 
     def working(self) -> AbstractContextManager[None]:
         """See `Cycle`: a stream and memory of its own."""
@@ -53,26 +54,30 @@ class GraphCycle(Cycle):
         self._tree.send()
         if self._reading.ready:
             self._cache.count(nodes)
-        return self._reading()
+        return self._reading(self._read)
 
     def keep(self, path: Ints) -> None:
         """See `Cycle`."""
         self._path.host["path"][: len(path)] = path
         self._path.host["kept"][:] = len(path)
         self._path.send()
-        self._picked = self._keeping()
+        self._picked = self._keeping(self._keep)
         self._cache.count(len(path) - self._nodes)
 
     def remember(self, path: Ints, positions: Ints) -> None:
         """See `Cycle`."""
         self._guesser.remember(self._picked[: len(path)], positions)
 
-    def end(self) -> None:
+    def rest(self) -> None:
         """See `Cycle`."""
         self._lane.stream.synchronize()
+
+    def end(self) -> None:
+        """See `Cycle`."""
+        self.rest()
         self._picked = None
-        for replay in (self._reading, self._keeping):
-            replay.clear()
+        self._reading.clear()
+        self._keeping.clear()
         super().end()
         self._lane.end()
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from sp.arrays import Floats
 from sp.kernels import is_device
 from sp.models import Cache, Model, decode_step
+
+if TYPE_CHECKING:
+    from sp.decode.graph import GraphDecoder
 
 
 def greedy(
@@ -66,12 +70,22 @@ def gather(
     return tokens
 
 
-def generate(model: Model, logits: Floats, position: int, cache: Cache, *, limit: int) -> Generator[int]:
-    """Greedy tokens one by one, up to `limit`; parameters as those of `greedy`."""
+def generate(
+    model: Model, logits: Floats, position: int, cache: Cache, *, limit: int, decoder: GraphDecoder | None = None
+) -> Generator[int]:
+    """Greedy tokens one by one, up to `limit`; parameters as those of `greedy`.
+
+    On the device `decoder` is one of the same model and cache that goes on living; by default it is made for this.
+    """
     if is_device(logits):
         from sp.decode.graph import GraphDecoder
 
-        yield from GraphDecoder(model, cache, logits, position, limit).tokens()
+        mine = decoder or GraphDecoder(model, cache, limit)
+        try:
+            yield from mine.tokens(logits, position, limit)
+        finally:
+            if decoder is None:
+                mine.end()
         return
     for number in range(limit):
         token = int(logits.argmax())

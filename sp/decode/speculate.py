@@ -23,6 +23,7 @@ def speculate(
     limit: int,
     seed: int = 0,
     on_pass: Callable[[int], None] | None = None,
+    cycle: Cycle | None = None,
 ) -> Generator[int]:
     """Tokens of the answer one by one, up to `limit`: those of `sp.decode.greedy.generate`, in fewer passes.
 
@@ -48,23 +49,25 @@ def speculate(
         Of the random numbers where tokens are sampled.
     on_pass : callable, optional
         Called with the tokens each pass of the target gave.
+    cycle : Cycle, optional
+        Of the same model, guesser and cache, and of as many nodes, that goes on living; by default one is made.
     """
     rng = np.random.default_rng(seed)
     token, left = decoder.first(logits, rng), limit - 1
     yield token
     if not left:
         return
-    cycle = new_cycle(model, guesser, cache, decoder.nodes(guesser.block_size))
+    mine = cycle or new_cycle(model, guesser, cache, decoder.nodes(guesser.block_size))
     try:
         while left:
-            known, token = _round(cycle, decoder, token, position, left, rng)
+            known, token = _round(mine, decoder, token, position, left, rng)
             left, position = left - len(known), position + len(known)
             if on_pass is not None:
                 on_pass(len(known))
             yield from known[1:]
             yield token
     finally:
-        cycle.end()
+        mine.rest() if cycle else mine.end()
 
 
 def _round(

@@ -60,7 +60,7 @@ class DraftSession:
                 part = slice(start, start + AT_ONCE)
                 self.store(features[part], self._target.place(positions[part]))
         else:
-            self._graphs.remember(features, positions)
+            self._graphs.remember(self, features, positions)
 
     def guess(self, token: int, position: int, depth: int) -> Floats:
         """Logits of the `depth` tokens after `token`, each guessed without knowing the others.
@@ -83,8 +83,14 @@ class DraftSession:
         assert 1 <= depth < c.block_size, f"{depth} of a block of {c.block_size}"
         ids, positions = np.full(c.block_size, c.mask_id), position + np.arange(c.block_size)
         ids[0] = token
-        logits = self.read_block(ids, positions) if self._graphs is None else self._graphs.guess(ids, positions)
-        return logits[:depth]
+        if self._graphs is None:
+            return self.read_block(ids, positions)[:depth]
+        logits: Floats = self._graphs.guess(self, ids, positions)[:depth]
+        return logits
+
+    def reset(self) -> None:
+        """Forget every token, in the same memory."""
+        self._cache.reset()
 
     def end(self) -> None:
         """Let go of graphs and their memory, when no work is under way; they come again if it goes on."""
@@ -133,33 +139,33 @@ class _Graphs:
         self._features, self._where = cupy.zeros((size, draft.fuse.shape[1]), np.uint16), cupy.zeros(size, np.int64)
         self._ids, self._block = cupy.zeros(size, np.int32), cupy.zeros(size, np.int64)
         self._kept = cupy.zeros(1, np.int32)
+        self._remember: Replay[None] = Replay(eager=eager)
+        self._guess: Replay[Floats] = Replay(eager=eager)
 
-        def remember() -> None:
-            """All rows are stored, so that one graph does for any number; the block covers those that do not count."""
-            session.store(self._features, self._where)
-            cache.count(-size)
-            cache.advance(-size, self._kept)
-
-        self._remember = Replay(remember, eager=eager)
-        self._guess = Replay(lambda: session.read_block(self._ids, self._block), eager=eager)
-
-    def remember(self, features: Any, positions: Ints) -> None:
+    def remember(self, session: DraftSession, features: Any, positions: Ints) -> None:
         """As `DraftSession.remember`, for at most `block_size` tokens."""
-        n, stream = len(positions), import_cupy().cuda.get_current_stream()
-        self._cache.reserve(self._size)
+        n, size, stream = len(positions), self._size, import_cupy().cuda.get_current_stream()
+        self._cache.reserve(size)
         self._features[:n] = features
         self._where[:n].set(np.asarray(positions, np.int64), stream)
         self._kept.set(np.array([n], np.int32), stream)
-        self._remember()
+
+        def store() -> None:
+            """All rows are stored, so that one graph does for any number; the block covers those that do not count."""
+            session.store(self._features, self._where)
+            self._cache.count(-size)
+            self._cache.advance(-size, self._kept)
+
+        self._remember(store)
         self._cache.count(n)
 
-    def guess(self, ids: Ints, positions: Ints) -> Any:
+    def guess(self, session: DraftSession, ids: Ints, positions: Ints) -> Any:
         """As `DraftSession.read_block`, of arrays on the host."""
         stream = import_cupy().cuda.get_current_stream()
         self._cache.reserve(self._size)
         self._ids.set(ids.astype(np.int32), stream)
         self._block.set(positions.astype(np.int64), stream)
-        return self._guess()
+        return self._guess(lambda: session.read_block(self._ids, self._block))
 
     def clear(self) -> None:
         """Forget what was captured."""

@@ -66,7 +66,7 @@ class Lane:
 
 
 class Replay(Generic[Made]):
-    """Work that is launched kernel by kernel the first time, captured the second, and replayed after that.
+    """Runs work that is always the same: kernel by kernel the first time, then captured, then replayed.
 
     Kernels compile and make room for themselves the first time, which a capture cannot do. What the work makes lies in
     memory of its own and stays until it is done again; what it reads must stay where it was. On the host it runs no
@@ -74,14 +74,12 @@ class Replay(Generic[Made]):
 
     Parameters
     ----------
-    work : callable
     eager : bool
         Never capture, as a reference.
     """
 
-    def __init__(self, work: Callable[[], Made], *, eager: bool = False) -> None:
-        self._work, self._eager = work, eager
-        self._scratch = Scratch()
+    def __init__(self, *, eager: bool = False) -> None:
+        self._eager, self._scratch = eager, Scratch()
         self._graph: Any = None
         self._made: Any = None
         self._warm = False
@@ -91,16 +89,19 @@ class Replay(Generic[Made]):
         """Whether it is captured."""
         return self._graph is not None
 
-    def __call__(self) -> Made:
-        """Do the work on the current stream; on the default one, which cannot be captured, kernel by kernel."""
+    def __call__(self, work: Callable[[], Made]) -> Made:
+        """Do the work on the current stream; on the default one, which cannot be captured, kernel by kernel.
+
+        It is given anew each time so that this holds on to nobody's memory.
+        """
         stream = import_cupy().cuda.get_current_stream()
         if self._graph is None:
             with self._scratch.lent():
                 self._made = None
                 if self._eager or not self._warm or not stream.ptr:
-                    self._made, self._warm = self._work(), bool(stream.ptr)
+                    self._made, self._warm = work(), bool(stream.ptr)
                     return self._made  # type: ignore[no-any-return]
-                self._capture(stream)
+                self._capture(work, stream)
         self._graph.launch(stream)
         return self._made  # type: ignore[no-any-return]
 
@@ -110,10 +111,10 @@ class Replay(Generic[Made]):
         self._warm = False
         self._scratch.end()
 
-    def _capture(self, stream: Any) -> None:
+    def _capture(self, work: Callable[[], Made], stream: Any) -> None:
         stream.begin_capture()
         try:
-            self._made = self._work()
+            self._made = work()
         except BaseException:
             with suppress(Exception):
                 stream.end_capture()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from traceback import clear_frames
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
@@ -22,9 +22,20 @@ from sp.models import Model
 from sp.models.parts import Parts
 from sp.pipeline.load import Loaded
 from sp.pipeline.meter import Kind, Meter, Transition
+from sp.pipeline.slots import Slots
 
 MOST_NOTES = 1024
 Made = TypeVar("Made")
+
+
+class Sized(Protocol):
+    """What knows its bytes on the device."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+Held = TypeVar("Held", bound=Sized)
 
 
 @dataclass
@@ -39,6 +50,7 @@ class Residency:
     """
 
     budget: int | None = None
+    slots: Slots = field(init=False)
     _models: dict[str, Parts] = field(default_factory=dict)
     _busy: str | None = None
     _left_for: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
@@ -48,8 +60,13 @@ class Residency:
     _copies: list[tuple[Transition, Any, Any]] = field(default_factory=list)
     _tidy_now: bool = False
 
+    def __post_init__(self) -> None:
+        # Within a budget what lies about between answers would cut the free memory in two.
+        self.slots = Slots(keep=self.budget is None)
+
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
+        self.slots.drop()
         return replace(self, budget=budget, _left_for={}, _tidy_now=False)
 
     def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
@@ -59,6 +76,14 @@ class Residency:
             made = make()
         self.add(name, made.model)
         self._notes[-1].at, self._notes[-1].seconds = start, time.perf_counter() - start
+        return made
+
+    def hold(self, name: str, make: Callable[[], Held]) -> Held:
+        """Make what stays on the device as long as it lives; models that are there leave for it if they must."""
+        start = time.perf_counter()
+        with self._allocating():
+            made = make()
+        self._note("load", name, 1, made.nbytes, start, time.perf_counter() - start)
         return made
 
     def add(self, name: str, model: Model) -> None:
@@ -94,21 +119,21 @@ class Residency:
     def attempt(self, stack: ExitStack, name: str, tokens: int, work: Callable[[], Made]) -> Made:
         """What `work` makes while the model `name` is in use, which it stays until `stack` is closed.
 
-        Where memory ran out although parts of other models left, what is free now lies in scraps: the work is begun
+        Where memory ran out although others left it, what is free now lies in scraps: the work is begun
         anew, with all of it in one piece.
         """
-        before, first = self._away(name), True
+        before, first = self._gone(name), True
         while True:
             try:
                 with ExitStack() as mine:
                     mine.enter_context(self.using(name, tokens))
-                    before = self._away(name)
+                    before = self._gone(name)
                     with self.metered():
                         made = work()
                     stack.enter_context(mine.pop_all())
                     return made
             except DeviceError:
-                if not first or self._away(name) == before:
+                if not first or self._gone(name) == before:
                     raise
                 first = False
                 self._left_for[name, tokens.bit_length()] = self._away(name)
@@ -240,7 +265,12 @@ class Residency:
         )
 
     def _leave_room(self, size: int) -> bool:
-        """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none."""
+        """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
+
+        An idle slot goes before all else: it takes milliseconds to make, and a model's weights longer to copy.
+        """
+        if size and self.slots.drop():
+            return True
         freed = 0
         for name, parts in self._models.items():
             while freed < size and name != self._busy and (going := parts.next_to_leave()):
@@ -258,6 +288,10 @@ class Residency:
         """These parts, and those in the buffer of any of them, which is not free before they leave too."""
         back = self._models[name].returned
         return [*going, *(part for part in back if part not in going)] if set(back) & set(going) else going
+
+    def _gone(self, name: str) -> tuple[dict[str, list[str]], int]:
+        """What has left for the model `name`."""
+        return self._away(name), self.slots.dropped
 
     def _away(self, name: str) -> dict[str, list[str]]:
         """What has left of the other models."""

@@ -135,7 +135,10 @@ class Pipeline(Steps):
 
     def with_draft(self, path: str | Path) -> Pipeline:
         """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`."""
-        return replace(self, draft=load_draft(path, self.target.model))
+        model = self.target.model
+        if model.device == "cpu":
+            return replace(self, draft=load_draft(path, model))
+        return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))
 
     def warm_up(self, tokens: int = 1024, options: RunOptions | None = None) -> None:
         """Answer a prompt of about `tokens` tokens, all of them kept, so that one-time costs fall on no measured run.

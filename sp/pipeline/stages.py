@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from sp.models.dflash import Draft
 from sp.models.tree import LayerFeatures
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Mapping, Positions, RunOptions
+from sp.pipeline.slots import Slot, Slots
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans, transfer_scores
 from sp.scoring import Importance, ScoreRequest
 from sp.selection import Selection, SelectionRequest
@@ -145,26 +146,73 @@ def widen(raw: bytes, start: int, end: int, reach: int = 64) -> tuple[int, int]:
 
 
 def begin(
-    target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None, draft: Draft | None = None
+    target: Loaded,
+    given: Compressed,
+    options: RunOptions,
+    progress: Progress | None,
+    draft: Draft | None = None,
+    slots: Slots | None = None,
 ) -> Begun:
     """Run the target over the given tokens, up to the first token of the answer.
+
+    Parameters
+    ----------
+    target, given, options, progress
+    draft : Draft, optional
+        For the speculative ways of decoding.
+    slots : Slots, optional
+        Where the answer's cache comes from and goes; by default it is made for this answer.
 
     Raises
     ------
     ConfigError
         Without the draft that the options' way of decoding needs.
     """
-    if isinstance(options.decode, Speculative):
-        return _begin_with_draft(target, given, options, options.decode, progress, draft)
-    cache = target.model.new_cache(len(given.ids) + options.max_new_tokens, options.kv, rotate=options.rotate)
-    what = target.model, given.ids, given.positions, cache
+    slots, decoder = slots or Slots(keep=False), options.decode
+    tokens = len(given.ids) + options.max_new_tokens
+    if isinstance(decoder, Speculative):
+        if draft is None:
+            raise ConfigError("speculative decoding needs the target's draft; name its file with --draft")
+        tokens += decoder.nodes(draft.block_size)
+    slot = slots.take(target.model, tokens, options.kv, options.rotate)
+    try:
+        if draft is not None and isinstance(decoder, Speculative):
+            begun = _begin_with_draft(target, given, options, decoder, progress, draft, slot)
+        else:
+            begun = _begin_alone(target, given, options, progress, slot)
+    except BaseException:
+        slot.end()
+        raise
+    rest = _lent(slot, slots, begun.rest)
+    return replace(begun, first=next(rest), rest=rest)
+
+
+def _lent(slot: Slot, slots: Slots, stream: Generator[int]) -> Generator[int]:
+    """The same stream; the slot it comes from goes back when it has ended or is closed, but not after an error."""
+    try:
+        with closing(stream):
+            yield from stream
+    except GeneratorExit:
+        slots.give_back(slot)
+        raise
+    except BaseException:
+        slot.end()
+        raise
+    slots.give_back(slot)
+
+
+def _begin_alone(
+    target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None, slot: Slot
+) -> Begun:
+    """Read the prompt, for an answer without a draft; `first` is not known yet."""
+    what = target.model, given.ids, given.positions, slot.cache
     densities: tuple[float, ...] = ()
     if options.sparse is None:
         logits = prefill(*what, gaps=options.state_gaps, progress=progress)
     else:
         logits, densities = prefill_sparse(*what, options.sparse, progress=progress)
-    rest = generate(target.model, logits, given.next_position, cache, limit=options.max_new_tokens)
-    return Begun(next(rest), rest, densities)
+    how = target.model, logits, given.next_position, slot.cache
+    return Begun(-1, generate(*how, limit=options.max_new_tokens, decoder=slot.greedy()), densities)
 
 
 def _begin_with_draft(
@@ -173,14 +221,11 @@ def _begin_with_draft(
     options: RunOptions,
     decoder: Speculative,
     progress: Progress | None,
-    draft: Draft | None,
+    draft: Draft,
+    slot: Slot,
 ) -> Begun:
     """The same where a draft reads along: the outputs of some layers, as each part of the prompt passes them."""
-    if draft is None:
-        raise ConfigError("speculative decoding needs the target's draft; name its file with --draft")
-    tokens = len(given.ids) + options.max_new_tokens
-    cache = target.model.new_cache(tokens + decoder.nodes(draft.block_size), options.kv, rotate=options.rotate)
-    session, read = draft.begin(target.model, tokens), 0
+    session, read = slot.session(draft), 0
 
     def take(features: Floats) -> None:
         nonlocal read
@@ -188,7 +233,7 @@ def _begin_with_draft(
         read += len(features)
 
     logits = prefill(
-        *(target.model, given.ids, given.positions, cache),
+        *(target.model, given.ids, given.positions, slot.cache),
         after=LayerFeatures(draft.layers, take),
         # The last layer is whole only where the draft wants its outputs.
         rows=len(given.ids) if target.model.config.layers - 1 in draft.layers else 1,
@@ -197,12 +242,13 @@ def _begin_with_draft(
     )
     passes: list[int] = []
     rest = speculate(
-        *(target.model, session, decoder, logits, given.next_position, cache),
+        *(target.model, session, decoder, logits, given.next_position, slot.cache),
         limit=options.max_new_tokens,
         seed=options.seed,
         on_pass=passes.append,
+        cycle=slot.cycle(decoder),
     )
-    return Begun(next(rest), rest, passes=passes)
+    return Begun(-1, rest, passes=passes)
 
 
 def decode(target: Loaded, begun: Begun, on_token: OnToken | None = None) -> list[int]:

@@ -129,7 +129,7 @@ class Steps:
                     stack,
                     "target",
                     len(given.ids),
-                    lambda: stages.begin(self.target, given, options, progress, self.draft),
+                    lambda: stages.begin(self.target, given, options, progress, self.draft, self.residency.slots),
                 )
             ttft = trace.seconds
             with trace.stage("decode") as stage:

@@ -26,7 +26,7 @@ def test_graph_equals_eager(name, kv, rotate, path) -> None:
     c, found, states = case(name), {}, {}
     for eager in (True, False):
         logits, cache = read(c.gpu, c.ids, kv, rotate)
-        found[eager] = list(GraphDecoder(c.gpu, cache, logits, START, NEW, eager=eager).tokens())
+        found[eager] = list(GraphDecoder(c.gpu, cache, NEW, eager=eager).tokens(logits, START, NEW))
         assert cache.tokens == START + NEW - 1
         after = decode_step(c.gpu, found[eager][-1], START + NEW - 1, cache).get()
         states[eager] = after
@@ -72,7 +72,7 @@ def test_two_sequences_decode_side_by_side() -> None:
     decoders = []
     for shift in (0, 50):
         logits, cache = read(c.gpu, c.ids[shift:])
-        decoders.append(GraphDecoder(c.gpu, cache, logits, START, NEW).tokens())
+        decoders.append(GraphDecoder(c.gpu, cache, NEW).tokens(logits, START, NEW))
     together = list(zip(*decoders, strict=True))
     assert [list(tokens) for tokens in zip(*together, strict=True)] == alone
 

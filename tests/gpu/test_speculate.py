@@ -18,8 +18,7 @@ from compare import nmse
 from device_models import case
 
 from sp.decode import DDTree, DFlash
-from sp.decode.graph import GraphDecoder
-from sp.decode.greedy import gather
+from sp.decode.greedy import gather, generate
 from sp.decode.speculate import speculate
 from sp.errors import PromptError
 from sp.models import decode_step, load_draft, prefill
@@ -68,7 +67,7 @@ def read(name: str, kv: str, rotate: bool, room: int, session=None):
 def greedy(name: str, kv: str, rotate: bool) -> list[int]:
     """The answer step by step."""
     logits, store = read(name, kv, rotate, LIMIT)
-    return list(GraphDecoder(case(name).gpu, store, logits, START, LIMIT).tokens())
+    return list(generate(case(name).gpu, logits, START, store, limit=LIMIT))
 
 
 @cache

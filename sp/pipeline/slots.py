@@ -1,0 +1,137 @@
+"""Slots: the cache of one answer, with what decodes from it, kept for the next answer that fits in it.
+
+On the device a cache, its tables and the graphs that read them cost an answer's first tokens as much as many tokens
+after. All of it stays where it is, and is only emptied.
+"""
+
+from __future__ import annotations
+
+from sp.decode import Speculative
+from sp.decode.cycle import Cycle, new_cycle
+from sp.decode.graph import GraphDecoder
+from sp.models import Draft, Model
+from sp.models.dflash_session import DraftSession
+
+STEPS = 16
+"""Slots are this many times larger than the steps by which they grow."""
+SMALLEST = 512
+
+
+class Slot:
+    """Room for one sequence.
+
+    Parameters
+    ----------
+    model : Model
+    tokens : int
+        Capacity.
+    kv, rotate
+        See `Cache`.
+
+    Attributes
+    ----------
+    cache : Cache
+    """
+
+    def __init__(self, model: Model, tokens: int, kv: str, rotate: bool) -> None:
+        self.cache = model.new_cache(tokens, kv, rotate=rotate)
+        self._model, self._trunk, self._form = model, model.trunk, (kv, rotate)
+        self._greedy: GraphDecoder | None = None
+        self._draft: Draft | None = None
+        self._session: DraftSession | None = None
+        self._cycle: tuple[int, Cycle] | None = None
+
+    def fits(self, model: Model, tokens: int, kv: str, rotate: bool) -> bool:
+        """Whether it does for such a sequence; not once weights have moved, for graphs know where they lay."""
+        same = self._model is model and self._trunk is model.trunk and self._form == (kv, rotate)
+        return same and tokens <= self.cache.capacity
+
+    def greedy(self) -> GraphDecoder | None:
+        """What decodes greedily, on the device."""
+        if self._greedy is None and self._model.device == "cuda":
+            self._greedy = GraphDecoder(self._model, self.cache, self.cache.capacity)
+        return self._greedy
+
+    def session(self, draft: Draft) -> DraftSession:
+        """A draft that remembers nothing yet."""
+        if self._session is None or self._draft is not draft:
+            self._end_cycle()
+            self._draft, self._session = draft, draft.begin(self._model, self.cache.capacity)
+        else:
+            self._session.reset()
+        return self._session
+
+    def cycle(self, decoder: Speculative) -> Cycle:
+        """What guesses and verifies by the session taken last."""
+        assert self._session is not None, "a cycle needs a session"
+        nodes = decoder.nodes(self._session.block_size)
+        if self._cycle is None or self._cycle[0] != nodes:
+            self._end_cycle()
+            self._cycle = nodes, new_cycle(self._model, self._session, self.cache, nodes)
+        return self._cycle[1]
+
+    def end(self) -> None:
+        """Let go of everything."""
+        self._end_cycle()
+        if self._greedy is not None:
+            self._greedy.end()
+
+    def _end_cycle(self) -> None:
+        if self._cycle is not None:
+            self._cycle[1].end()
+            self._cycle = None
+
+
+class Slots:
+    """Lends slots, and keeps the one that came back last.
+
+    Parameters
+    ----------
+    keep : bool
+        Whether to keep one at all.
+
+    Attributes
+    ----------
+    dropped : int
+        How often what was kept had to go.
+    """
+
+    def __init__(self, keep: bool) -> None:
+        self._keep = keep
+        self._idle: Slot | None = None
+        self.dropped = 0
+
+    def take(self, model: Model, tokens: int, kv: str, rotate: bool) -> Slot:
+        """An empty slot for `tokens` tokens."""
+        slot, self._idle = self._idle, None
+        if slot is not None and slot.fits(model, tokens, kv, rotate):
+            slot.cache.reset()
+            return slot
+        if slot is not None:
+            slot.end()
+            del slot  # before memory is asked for
+        return Slot(model, self._roomy(model, tokens), kv, rotate)
+
+    def give_back(self, slot: Slot) -> None:
+        """Take a slot back that is used no more."""
+        if self._keep and slot.cache.device == "cuda":
+            self.drop()
+            self._idle = slot
+        else:
+            slot.end()
+
+    def drop(self) -> bool:
+        """Let go of what is kept, and tell whether there was anything."""
+        slot, self._idle = self._idle, None
+        if slot is None:
+            return False
+        slot.end()
+        self.dropped += 1
+        return True
+
+    def _roomy(self, model: Model, tokens: int) -> int:
+        """A few tokens more where it is kept, so that an answer a little longer fits too."""
+        if not self._keep or model.device == "cpu":
+            return tokens
+        step = max(SMALLEST, (1 << tokens.bit_length()) // STEPS)
+        return -(-tokens // step) * step
