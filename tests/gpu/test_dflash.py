@@ -6,6 +6,7 @@ what rounding gives, as for whole models; see test_model.py.
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -30,7 +31,8 @@ from sp.ops.packed import unpack
 from sp.quant import F16, Q4_0
 
 TINY, TARGET = "dflash-tiny-qwen35", "tiny-qwen35:q4_k_m"
-BOUND = 1e-3
+BOUND, SAME = 1e-3, 3e-4
+"""Squared error against exact products, and of two orders of summing."""
 TOKEN = 77
 FULL = 15
 
@@ -85,7 +87,7 @@ def test_guesses_are_those_of_numpy(file_type, n, path) -> None:
 @pytest.mark.parametrize("size", [5, 16, 128])
 def test_it_does_not_matter_how_tokens_come(size) -> None:
     assert nmse(guessed("bf16", 300, size), twin("bf16", 300)) < BOUND
-    assert nmse(guessed("bf16", 300, size), guessed("bf16", 300, 300)) < 1e-4
+    assert nmse(guessed("bf16", 300, size), guessed("bf16", 300, 300)) < SAME
 
 
 @pytest.mark.no_sanitizer  # the captures allocate
@@ -97,23 +99,28 @@ def test_graphs_equal_launches(file_type) -> None:
     features, where = context(n + sum(counts), draft.fuse.shape[1], seed=1)
     rows = cupy.asarray(features)
     for eager in (True, False):
-        session, lane, at, logits = draft.begin(case(TARGET).gpu, len(where), eager=eager), Lane(), n, []
-        session.remember(rows[:n], where[:n])
-        for count in counts:
+        session, lane = draft.begin(case(TARGET).gpu, len(where), eager=eager), Lane()
+        for again in range(1 if eager else 2):
+            session.reset()
+            at, logits = n, []
+            session.remember(rows[:n], where[:n])
+            for count in counts:
+                with lane.working():
+                    logits.append(session.guess(TOKEN + count, int(where[at - 1]) + 1, FULL).copy())
+                    session.remember(rows[at : at + count], where[at : at + count])
+                at += count
             with lane.working():
-                logits.append(session.guess(TOKEN + count, int(where[at - 1]) + 1, FULL).copy())
-                session.remember(rows[at : at + count], where[at : at + count])
-            at += count
-        with lane.working():
-            logits.append(session.guess(TOKEN, int(where[-1]) + 1, 4).copy())
-        assert [len(one) for one in logits] == [FULL] * len(counts) + [4]
-        found[eager] = np.concatenate([one.get() for one in logits])
+                logits.append(session.guess(TOKEN, int(where[-1]) + 1, 4).copy())
+            assert [len(one) for one in logits] == [FULL] * len(counts) + [4]
+            found[eager, again] = np.concatenate([one.get() for one in logits])
         session.end()
         lane.end()
-    np.testing.assert_array_equal(found[True].view(np.uint32), found[False].view(np.uint32))
+    launched, *replayed = (one.view(np.uint32) for one in found.values())
+    for one in replayed:
+        np.testing.assert_array_equal(one, launched)
     together = draft.begin(case(TARGET).gpu, len(where))
     together.remember(rows, where)
-    assert nmse(found[False][-4:], together.guess(TOKEN, int(where[-1]) + 1, 4)) < 1e-4
+    assert nmse(found[True, 0][-4:], together.guess(TOKEN, int(where[-1]) + 1, 4)) < SAME
 
 
 def test_a_checkpoint_is_the_same_draft_as_its_gguf(tmp_path) -> None:
@@ -133,8 +140,9 @@ def test_a_checkpoint_is_the_same_draft_as_its_gguf(tmp_path) -> None:
 
 def test_a_draft_takes_the_memory_it_says() -> None:
     path = write_synthetic_draft(Path(mkdtemp()) / "draft.gguf", TINY, "bf16", seed=6)
-    pool = cupy.get_default_memory_pool()
-    before, target = pool.used_bytes(), case(TARGET).gpu
+    pool, target = cupy.get_default_memory_pool(), case(TARGET).gpu
+    gc.collect()  # sessions and their graphs hold one another
+    before = pool.used_bytes()
     draft = load_draft(path, target)
     assert draft.nbytes <= pool.used_bytes() - before <= draft.nbytes + (1 << 16)
 
