@@ -80,3 +80,5 @@ def test_the_embedded_target_has_its_own_draft(tmp_path: Path) -> None:
     assert load_sweep(path).runs[0].pair.draft.name == "draft.gguf"  # type: ignore[union-attr]
     path.write_text(text.replace("[greedy, ddtree]", "greedy"))
     assert load_sweep(path).runs[0].pair.draft is None
+    run = load_sweep(ROOT / "experiments" / "decoding.yaml").runs[0]
+    assert [cell.config.get("decode", {}).get("budget", "greedy") for cell in run.cells] == ["greedy", None, 8, 22] * 2
