@@ -1,0 +1,87 @@
+"""Slots: what one answer was decoded in serves the next, on a device that only counts; then the draft in a budget."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sp.models.dflash_shapes import DraftShape
+from sp.models.synthetic import write_random
+
+WALK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import dry_device, dry_memory
+dry_device.install()
+from sp.decode import DDTree, DFlash, Greedy
+from sp.models.parts import arrays_of
+from sp.pipeline import Pipeline, RunOptions
+from sp.prompt import Prompt
+from sp.studies.sample import sample
+
+document, example = sample()
+pair = Pipeline.open(device="cuda")
+weights = dry_memory.pool.used_bytes()
+pair = pair.with_draft(sys.argv[2])
+out = {"draft": dry_memory.pool.used_bytes() - weights, "held": pair.draft.nbytes}
+
+
+def run(pair, decode, characters, **changes):
+    prompt = Prompt.from_document(document[:characters], example.question, pair.target.template)
+    options = RunOptions(keep_ratio=0.3, compress="always", max_new_tokens=40, decode=decode, **changes)
+    dry_device.launches.clear()
+    result = pair.run(prompt, options, full=False)
+    slot = pair.residency.slots._idle
+    found = {"launches": sum(dry_device.launches.values()), "used": dry_memory.pool.used_bytes()}
+    found |= {"slot": id(slot), "capacity": slot.cache.capacity if slot else 0, "passes": len(result.answer.passes)}
+    return found | {"driver": result.answer.trace.facts["residency"]["driver_requests"]}
+
+
+for name, decode in (("greedy", Greedy()), ("tree", DDTree(22)), ("chain", DFlash())):
+    out[name] = [run(pair, decode, 6000) for _ in range(3)]
+out["shorter"], out["longer"] = run(pair, DFlash(), 3000), run(pair, DFlash(), 24000)
+out["packed"] = run(pair, DFlash(), 3000, kv="q4_0")
+tight = pair.within(dry_memory.pool.used_bytes() + (24 << 20))
+out["tight"] = [run(tight, DDTree(22), 6000) for _ in range(3)]
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    shape = DraftShape("random", 512, 256, 4, 2, 128, (1, 6, 11), 3, 60, (True, False))
+    path = write_random(tmp_path_factory.mktemp("d") / "draft.gguf", shape.metadata(), shape.plan("q8_0"), 5)
+    here = str(Path(__file__).parents[1] / "models")
+    done = subprocess.run([sys.executable, "-c", WALK, here, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_the_draft_is_counted(found) -> None:
+    assert found["held"] <= found["draft"] < 1.1 * found["held"]
+
+
+@pytest.mark.parametrize("way", ["greedy", "tree", "chain"])
+def test_the_next_answer_is_decoded_in_what_is_there(found, way) -> None:
+    first, second, third = found[way]
+    assert first["slot"] == second["slot"] == third["slot"]
+    assert second["launches"] < first["launches"]
+    assert third["launches"] == second["launches"]
+    assert third["used"] == second["used"]
+    assert third["driver"] == 0
+    assert (first["passes"] > 0) == (way != "greedy")
+
+
+def test_slots_are_replaced_by_larger_and_by_other_ones(found) -> None:
+    assert found["shorter"]["slot"] == found["chain"][2]["slot"]
+    assert found["longer"]["capacity"] > found["shorter"]["capacity"] > found["packed"]["capacity"] > 0
+
+
+def test_within_a_budget_nothing_is_left_between_answers(found) -> None:
+    assert {one["slot"] for one in found["tight"]} == {found["tight"][0]["slot"]}
+    assert found["tight"][0]["capacity"] == 0
+    assert len({one["used"] for one in found["tight"]}) == 1
