@@ -72,7 +72,7 @@ def _argmax(logits: Any, bins: Any) -> Any:
     cupy = import_cupy()
     rows, vocab = logits.shape
     assert 1 <= rows <= MOST_ROWS, f"{rows} rows of logits; 1 to {MOST_ROWS} fit"
-    blocks = max(ARGMAX_BLOCKS // rows, 16)
+    blocks = max(ARGMAX_BLOCKS // rows, 64)
     token = cupy.empty(rows, cupy.int32)
     best = cupy.empty((rows, blocks), cupy.uint64)
     ARGMAX.launch((blocks, rows), logits, best, arrivals(current_device())[:rows], token, bins, vocab)

@@ -28,14 +28,15 @@ def _guarded_outputs(guarded, monkeypatch):
     monkeypatch.setattr(cp, "empty", lambda shape, dtype=float: guarded(shape, dtype))
 
 
-def mask_of(rng: np.random.Generator, kind: str, n: int) -> np.ndarray:
+def seen_of(rng: np.random.Generator, kind: str, n: int) -> np.ndarray:
+    """Words of a mask of the last n tokens among themselves."""
     if kind == "tree":
         return ancestry(np.array([-1, *(rng.integers(0, i) for i in range(1, n))]))
     if kind == "star":
         return ancestry(np.array([-1, *(0,) * (n - 1)]))
     if kind == "any":
-        return (rng.random((n, n)) < 0.3) | np.eye(n, dtype=bool)
-    return np.ones((n, n), bool) if kind == "block" else np.tri(n, dtype=bool)
+        return seen_words((rng.random((n, n)) < 0.3) | np.eye(n, dtype=bool))
+    return seen_words(np.ones((n, n), bool) if kind == "block" else np.tri(n, dtype=bool))
 
 
 def want(case: PagedCase, q: np.ndarray, seen: np.ndarray, window: int | None, wide: np.ndarray | None) -> np.ndarray:
@@ -79,7 +80,7 @@ def test_trees_against_float64(fmt, rotate, shape, n, start, kind):
     heads, kv_heads, d = shape
     rng = np.random.default_rng(n + start)
     case = PagedCase.make(rng, start + n, kv_heads, d, fmt, rotate)
-    check(case, heads, d, n, seen_words(mask_of(rng, kind, n)), gated=shape is TARGET)
+    check(case, heads, d, n, seen_of(rng, kind, n), gated=shape is TARGET)
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -88,7 +89,7 @@ def test_trees_against_float64(fmt, rotate, shape, n, start, kind):
 def test_other_formats_and_shapes(fmt, rotate, heads, kv_heads, d, kind):
     rng = np.random.default_rng(d)
     case = PagedCase.make(rng, 700, kv_heads, d, fmt, rotate)
-    check(case, heads, d, 21, seen_words(mask_of(rng, kind, 21)), gated=kind == "tree")
+    check(case, heads, d, 21, seen_of(rng, kind, 21), gated=kind == "tree")
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 2048, 10**6])
@@ -102,7 +103,7 @@ def test_windows_hide_what_is_further_back(window, n, start, kind):
         page[case.table[: max(0, start - window + 1) // 128]] = 0xFF
     reached = max(0, start - window + 1) // 128
     q = rng.standard_normal((n, heads, d)).astype(np.float16)
-    seen = seen_words(mask_of(rng, kind, n))
+    seen = seen_of(rng, kind, n)
     got = tree_attention(cp.asarray(q), *case.device(), case.tokens, F16, seen=cp.asarray(seen), window=window)
     case.table, case.tokens = case.table[reached:], case.tokens - reached * 128
     assert nmse(got, want(case, q, seen, window, None)) < BOUND
@@ -111,7 +112,7 @@ def test_windows_hide_what_is_further_back(window, n, start, kind):
 def test_a_long_context():
     rng = np.random.default_rng(7)
     case = PagedCase.make(rng, 70_016, 4, 256, Q4_0, True)
-    check(case, 24, 256, 16, seen_words(mask_of(rng, "tree", 16)))
+    check(case, 24, 256, 16, seen_of(rng, "tree", 16))
 
 
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, True)])
@@ -152,7 +153,7 @@ def test_one_graph_serves_every_mask_and_length():
         (1999, "tree"),
         (80, "block"),
     ):
-        words = seen_words(mask_of(rng, kind, n))
+        words = seen_of(rng, kind, n)
         total.fill(tokens)
         seen.set(words)
         cp.cuda.Device().synchronize()
