@@ -59,11 +59,15 @@ def training(results: Path) -> str:
 def main(results: Path, assets: Path, cpu_results: Path) -> None:
     target, drafter = rows(results / "eval_target.jsonl"), rows(results / "eval_drafter.jsonl")
     draft, accepted = rows(results / "eval_draft.jsonl"), rows(cpu_results / "draft.jsonl")
+    shape = rows(results / "train_draft_2.jsonl")[0]["shape"]
     free = next(r for r in target if r["task"] == "multivalue-generated")["values_found"]
     fill = {
         "drafter_bytes": f"{(assets / 'drafter.gguf').stat().st_size:,}".replace(",", " "),
         "draft_bytes": f"{(assets / 'draft.gguf').stat().st_size:,}".replace(",", " "),
-        "draft_parameters": f"{rows(results / 'train_draft_1.jsonl')[0]['parameters']:,}".replace(",", " "),
+        "draft_parameters": f"{rows(results / 'train_draft_2.jsonl')[0]['parameters']:,}".replace(",", " "),
+        "draft_layers": shape["layers"],
+        "draft_ffn": shape["ffn"],
+        "draft_heads": shape["heads"],
         "acceptance": acceptance_table(accepted),
         "by_depth": depth_table(draft),
         "draft_cpu": accepted[0]["machine"]["cpu"],

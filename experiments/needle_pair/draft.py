@@ -120,7 +120,9 @@ class Draft(GGUFModule):
             x = x + self.linear(g, f"blk.{i}.ffn_down.weight")
             shown = [j for layer, j in c.pointers if layer == i]
             if source is not None and shown:
-                pointer = pointer + pointer_loss(logits[:, shown], source.flatten(1)) * len(shown) / len(c.pointers)
+                pointer = pointer + pointer_loss(
+                    torch.stack([logits[:, j] for j in shown], 1), source.flatten(1)
+                ) * len(shown) / len(c.pointers)
         x = x.unflatten(1, (n, c.block))[:, :, 1:].flatten(1, 2)
         h = self.norm(x, "output_norm.weight").to(self.compute)
         return linear(h, head.to(self.compute)).float().unflatten(1, (n, c.block - 1)), pointer

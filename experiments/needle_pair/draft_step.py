@@ -7,7 +7,6 @@ several steps with other blocks, as reading them costs more than a step of the d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,87 +92,41 @@ def choose(rows: np.ndarray, used: np.ndarray, count: int, first: float, rng: np
     return out
 
 
-def replayed(run: Callable[[], None], device: str) -> Callable[[], None]:
-    """``run`` as the replay of a CUDA graph, where the device is a GPU."""
-    if device != "cuda":
-        return run
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
-
-
 class Reader:
-    """Features of batches in slots on the device."""
+    """What the target makes of the last few batches, on the device."""
 
-    NAMES = ("ids", "positions", "rows", "used", "best", "source", "features")
-
-    def __init__(self, target: Target, layers: tuple[int, ...], stage: DraftStage, device: str) -> None:
-        self.device, self.slots, self.hosts = device, [], []
-        self.most, self.next = stage.slots, 0
-        shape = {"ids": stage.length, "positions": stage.length, "rows": stage.rows}
-        self.now = {k: torch.zeros(stage.batch, n, dtype=torch.int64, device=device) for k, n in shape.items()}
-
-        def run() -> None:
-            features, best = read(target, layers, self.now["ids"], self.now["positions"], self.now["rows"])
-            self.out = {"features": features, "best": best}
-
-        self.replay = replayed(run, device)
+    def __init__(self, target: Target, layers: tuple[int, ...], most: int, device: str) -> None:
+        self.target, self.layers, self.most, self.device = target, layers, most, device
+        self.slots: list[dict[str, Tensor]] = []
+        self.hosts: list[tuple[np.ndarray, np.ndarray]] = []  # rows and which of them are used
 
     def take(self, batch: dict[str, np.ndarray]) -> None:
-        for k, v in self.now.items():
-            v.copy_(torch.from_numpy(batch[k]))
-        self.replay()
+        """Read a batch of `batches.Feed`; the oldest goes."""
+        now = {k: torch.from_numpy(batch[k]).to(self.device).long() for k in ("ids", "positions", "rows", "source")}
+        features, best = read(self.target, self.layers, now["ids"], now["positions"], now["rows"])
         used = batch["weight"] > 0
-        slot = {k: v.clone() for k, v in {**self.now, **self.out}.items()}
-        slot |= {
-            "used": torch.from_numpy(used).to(self.device),
-            "source": torch.from_numpy(batch["source"]).long().to(self.device),
-        }
-        host = (batch["rows"], used)
-        if len(self.slots) < self.most:
-            self.slots.append(slot)
-            self.hosts.append(host)
-        else:
-            for k, v in slot.items():
-                self.slots[self.next][k].copy_(v)
-            self.hosts[self.next] = host
-        self.next = (self.next + 1) % self.most
+        self.slots.append(now | {"used": torch.from_numpy(used).to(self.device), "features": features, "best": best})
+        self.hosts.append((batch["rows"], used))
+        del self.slots[: -self.most], self.hosts[: -self.most]
 
 
 class DraftStepper:
-    """Forward, backward, clip and AdamW on static buffers."""
+    """Forward, backward, clip and AdamW."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        target: Target,
-        optimiser: torch.optim.Optimizer,
-        stage: DraftStage,
-        slot: dict[str, Tensor],
-        device: str,
-    ) -> None:
-        self.draft, self.optimiser, self.stage, self.device = draft, optimiser, stage, device
-        self.embed, self.head = target.w("token_embd.weight").detach(), target.w("output.weight").detach()
-        self.now = {k: v.clone() for k, v in slot.items()}
-        self.k = torch.zeros(stage.batch, stage.blocks, dtype=torch.int64, device=device)
+    def __init__(self, draft: Draft, target: Target, optimiser: torch.optim.Optimizer, stage: DraftStage) -> None:
+        self.draft, self.optimiser, self.stage = draft, optimiser, stage
+        self.embed, self.head = target.w("token_embd.weight"), target.w("output.weight")
         depth = draft.config.block - 1
-        self.decay = stage.decay ** torch.arange(depth, device=device)
-        self.out = torch.zeros(2 * depth + 7, device=device)
-        self.replay: Callable[[], None] | None = None
+        self.decay = stage.decay ** torch.arange(depth, device=self.head.device)
+        self.out = torch.zeros(2 * depth + 7, device=self.head.device)
 
-    def run(self) -> None:
-        s, now = self.stage, self.now
-        b = blocks_at(self.k, self.draft.config.block, *(now[k] for k in ("ids", "rows", "used", "best", "source")))
+    def __call__(self, slot: dict[str, Tensor], k: np.ndarray) -> None:
+        s, at = self.stage, torch.from_numpy(k).to(self.head.device)
+        size = self.draft.config.block
+        b = blocks_at(at, size, *(slot[name] for name in ("ids", "rows", "used", "best", "source")))
         source = b.source if s.pointer else None
         logits, pointer = self.draft(
-            self.embed, self.head, now["features"], now["positions"], b.tokens, b.starts, source
+            self.embed, self.head, slot["features"], slot["positions"], b.tokens, b.starts, source
         )
         weight = b.weight * self.decay
         nll = -logits.log_softmax(-1).gather(-1, b.labels[..., None]).squeeze(-1)
@@ -181,21 +134,12 @@ class DraftStepper:
         (loss + s.pointer * pointer).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0, foreach=True)
         self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=False)
+        self.optimiser.zero_grad()
         with torch.no_grad():
             right = (logits.argmax(-1) == b.labels).float() * b.weight
             some = (b.weight[..., 0] > 0).float()
             values = [loss, pointer, norm, right.cumprod(-1).sum(), b.weight.sum(), some.sum(), torch.ones_like(loss)]
             self.out += torch.cat([right.sum((0, 1)), b.weight.sum((0, 1)), torch.stack(values)])
-
-    def __call__(self, slot: dict[str, Tensor], k: np.ndarray) -> None:
-        for name, v in self.now.items():
-            v.copy_(slot[name])
-        self.k.copy_(torch.from_numpy(k))
-        if self.replay is None:
-            self.replay = replayed(self.run, self.device)
-            self.out.zero_()
-        self.replay()
 
     def report(self) -> dict[str, object]:
         """Means since the last report; ``accepted`` of at most ``room`` guesses a block."""

@@ -79,12 +79,7 @@ def main() -> None:
             start_from_pointer(draft, target.cpu())
             target.to(args.device)
     draft.to(args.device).train()
-    rate = torch.tensor(1e-3, device=args.device)
-    optimiser = torch.optim.AdamW(
-        draft.groups(cfg.get("weight_decay", 0.05)), lr=rate, betas=(0.9, 0.95), fused=cuda, capturable=cuda
-    )
-    for g in optimiser.param_groups:
-        g["lr"] = rate
+    optimiser = torch.optim.AdamW(draft.groups(cfg.get("weight_decay", 0.05)), betas=(0.9, 0.95), fused=cuda)
     log = (args.out / f"train_{name}.jsonl").open("a")
 
     def emit(record: dict) -> None:
@@ -100,10 +95,9 @@ def main() -> None:
     step, tokens, waited = 0, 0, 0.0
     for i, stage in enumerate(stages):
         feed.current.value = i
-        reader = Reader(target, draft.config.target_layers, stage, args.device)
+        reader = Reader(target, draft.config.target_layers, stage.slots, args.device)
         reader.take(feed.next())
-        rate.fill_(0.0)
-        stepper = DraftStepper(draft, target, optimiser, stage, reader.slots[0], args.device)
+        stepper = DraftStepper(draft, target, optimiser, stage)
         begin = last = time.time()
         limit, local = stage.seconds * args.seconds_scale, 0
         while (used := time.time() - begin) < limit:
@@ -114,19 +108,18 @@ def main() -> None:
                 reader.take(batch)
                 tokens += stage.batch * stage.length
             slot = int(rng.integers(len(reader.slots)))
-            if local > 1:  # not while graphs are captured
-                warm = min(1.0, local / stage.warmup)
-                rate.fill_(stage.lr * warm * (1 - (1 - stage.final_lr) * min(1.0, used / limit)))
+            warm = min(1.0, local / stage.warmup)
+            rate = stage.lr * warm * (1 - (1 - stage.final_lr) * min(1.0, used / limit))
+            for group in optimiser.param_groups:
+                group["lr"] = rate
             stepper(reader.slots[slot], choose(*reader.hosts[slot], stage.blocks, stage.first, rng))
-            if local == 0:
-                begin = last = time.time()  # the captures are not training time
             local, step = local + 1, step + 1
             if cuda and local % 4 == 0:
                 torch.cuda.synchronize()
             if time.time() - last > cfg.get("log_seconds", 4.0):
                 found = stepper.report()
                 emit({"stage": stage.name, "step": step, "tokens": tokens, "seconds": round(time.time() - started, 1),
-                      **found, "lr": round(rate.item(), 6), "waited": round(waited, 1)})  # fmt: skip
+                      **found, "lr": round(rate, 6), "waited": round(waited, 1)})  # fmt: skip
                 last = time.time()
                 if not math.isfinite(found["loss"]):
                     raise SystemExit("loss is not finite")
