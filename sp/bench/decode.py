@@ -17,6 +17,7 @@ from sp.decode import DECODERS, Decoder, Speculative
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.dflash import Draft
 from sp.pipeline import Loaded, RunOptions
+from sp.pipeline.slots import Slots
 from sp.pipeline.stages import Compressed, begin
 
 SKIPPED = 3  # passes before the clock counts: one launch by launch, one captured, one replayed
@@ -60,12 +61,12 @@ def ways_of(methods: Sequence[str], budgets: Sequence[int], block_size: int) -> 
     return ways
 
 
-def answer(target: Loaded, draft: Draft | None, question: Question, options: RunOptions) -> Answered:
-    """Read a prompt and decode, pass by pass on the clock."""
+def answer(target: Loaded, draft: Draft, question: Question, options: RunOptions, slots: Slots) -> Answered:
+    """Read a prompt and decode, pass by pass on the clock; `slots` as for `begin`."""
     ids = question.ids
     given = Compressed(ids, np.arange(len(ids)), len(ids))
     options = replace(options, max_new_tokens=question.max_new_tokens)
-    begun = begin(target, given, options, None, draft)
+    begun = begin(target, given, options, None, draft, slots)
     tokens: list[int] = []
     times: list[float] = []
     with closing(begun.tokens()) as stream:
@@ -105,7 +106,7 @@ def measure_pair(
     options: RunOptions,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Measured]:
-    """Answer every question in every way, all ways of a question one after the other, after a question unmeasured.
+    """Answer every question in every way, all ways of a question one after the other, after the longest unmeasured.
 
     Parameters
     ----------
@@ -119,17 +120,19 @@ def measure_pair(
     list of Measured
         One a way, in order.
     """
-    decoders = {way: decoder_of(way) for way in ways}
     found: dict[Way, list[Answered]] = {way: [] for way in ways}
+    slots = {way: Slots(keep=True) for way in ways}  # each keeps the graphs of its own trees
+    longest = max(questions, key=lambda question: len(question.ids) + question.max_new_tokens)
     reset_launched()
-    for way in ways:
-        answer(target, draft, questions[0], replace(options, decode=decoders[way]))
-    for question in questions:
+    for question in (longest, *questions):
         for way in ways:
-            found[way].append(answer(target, draft, question, replace(options, decode=decoders[way])))
+            done = answer(target, draft, question, replace(options, decode=decoder_of(way)), slots[way])
+            found[way].append(done)
             progress()
-    greedy = tuple(found[GREEDY])
-    return [Measured(way, tuple(done), greedy, sources=launched_sources()) for way, done in found.items()]
+    for kept in slots.values():
+        kept.drop()
+    greedy = tuple(found[GREEDY][1:])
+    return [Measured(way, tuple(done[1:]), greedy, sources=launched_sources()) for way, done in found.items()]
 
 
 def measure_simulated(
@@ -170,12 +173,13 @@ def measure_simulated(
             if isinstance(decoder, Speculative):
                 decoder = Simulated(decoder, lengths)
             most = (SKIPPED + 1) * max(lengths) + 1
-            done = []
+            done, slots = [], Slots(keep=True)
             for ids in prompts:
                 question = Question("", ids, tokens + most)
-                whole = answer(target, draft, question, replace(options, decode=decoder))
+                whole = answer(target, draft, question, replace(options, decode=decoder), slots)
                 done.append(replace(whole, passes=whole.passes[SKIPPED:-1], seconds=whole.seconds[SKIPPED:-1]))
                 progress()
+            slots.drop()
             greedy = greedy or tuple(done)
             yield Measured(way, tuple(done), greedy, None if way == GREEDY else acceptance, launched_sources())
 

@@ -122,7 +122,7 @@ def bench_decode(
                 keep(measured)
     else:
         questions = questions_of(made, examples, lengths[0], loaded)
-        with progress_bar("measuring", len(questions) * len(ways)) as advance:
+        with progress_bar("measuring", (1 + len(questions)) * len(ways)) as advance:
             results = measure_pair(loaded, guesser, questions, ways, options, lambda: advance(1))
         for measured in results:
             keep(measured)

@@ -71,7 +71,8 @@ def figure_of(records: Sequence[Record]) -> Figure:
         plain_log(each, sorted({r["config"]["budget"] for r in records}))
         tidy(each)
     if tasks:
-        axes[2].legend(fontsize=7, frameon=False)
+        axes[2].set_ylim(top=1.4 * axes[2].get_ylim()[1])
+        axes[2].legend(fontsize=7, frameon=False, ncols=2, loc="upper left")
     handles, labels = axes[1].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7.5, frameon=False, ncols=3, loc="outside lower center")
     where = records[0].get("gpu") or records[0]["cpu"]
