@@ -20,7 +20,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_combine(const u16* partial, const f32* states, const u16* wide, u16* out, const i32* tokens_at, i32 tokens,
                   i32 window, i32 splits, i32 rows, i32 n, i32 heads, i32 kv_heads) {
     let_next_start();
-    wait_for_earlier();
     const i32 lane = i32(threadIdx.x) % 32, warp = i32(threadIdx.x) / 32;
     const i32 at = i32(blockIdx.x), group = heads / kv_heads;
     const i32 kv_head = at % heads / group, row = at / heads * group + at % group;
@@ -28,6 +27,7 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
     if (FINISH && wide && warp == 0) open = reinterpret_cast<const HeadWords*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[lane];
     tokens += tokens_at ? *tokens_at : 0;
     const i32 used = SplitRange(tokens, n, window, splits).used();
+    wait_for_earlier();  // for attention_split alone, which let this kernel start when all before it was done
     const i64 first = i64(kv_head) * splits * rows + row;
 
     HeadRow r = {};

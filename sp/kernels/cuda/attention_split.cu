@@ -54,36 +54,62 @@ SP_DEVICE u64 visible(u64 seen, i32 nearest, i32 own, i32 end) {
 
 // Eight rows a warp into the tile of queries.
 SP_DEVICE void load_queries(const u16* q, const Rows& rows, i32 first, u32 warp, u32 lane) {
-    constexpr int CHUNKS = D / 8, MINE = 8;
-    const u32 begin = MINE * warp;
-    if (!ROTATE) {
+    constexpr int CHUNKS = D / 8;
 #pragma unroll
-        for (u32 i = lane; i < MINE * CHUNKS; i += 32) {
-            const u32 row = begin + i / CHUNKS, chunk = i % CHUNKS;
-            const i64 from = rows.head_row(first + i32(row));
-            cp_async_16(shared_address(shared) + place(row, chunk), q + (from < 0 ? 0 : from) * D + chunk * 8, from >= 0);
-        }
-        return;
+    for (u32 i = lane; i < 8 * CHUNKS; i += 32) {
+        const u32 row = 8 * warp + i / CHUNKS, chunk = i % CHUNKS;
+        const i64 from = rows.head_row(first + i32(row));
+        cp_async_16(shared_address(shared) + place(row, chunk), q + (from < 0 ? 0 : from) * D + chunk * 8, from >= 0);
     }
-    HeadWords words[MINE] = {};
+}
+
+// Where a row begins for ldmatrix, and in it a chunk, 0 or 1; chunk_at adds an even number to that, since `place` is an exclusive or
+// and rows are aligned to 128 bytes.
+SP_DEVICE u32 row_at(u32 row, u32 pitch, u32 odd) { return row * pitch + ((odd ^ (row & 7)) << 4); }
+SP_DEVICE u32 chunk_at(u32 address, u32 even) { return (address ^ (even % 8 << 4)) + (even / 8 << 7); }
+
+// Turn a pair's 16 rows by the Hadamard matrix over D values, H(D / 16) x H(16): by the second factor in a product, whose results
+// for all blocks of 16 a lane then holds, and by the first in sums of these. `a_row` is where this lane reads of A.
+SP_DEVICE void rotate_queries(u32 a_row, u32 pair, u32 half, int g, int c) {
+    const auto ones = [&](u32 k) {  // rows k and k + 1 of column 8 half + g of H(16)
+        const u32 column = 8 * half + g;
+        return 0x3c003c00u | (__popc(k & column) & 1) << 15 | u32(__popc((k + 1) & column) & 1) << 31;
+    };
+    const u32 low = ones(2 * c), high = ones(2 * c + 8);
+    f32 x[D / 16][4] = {};
 #pragma unroll
-    for (int i = 0; i < MINE; i++) {
-        const i64 from = rows.head_row(first + i32(begin) + i);
-        if (from >= 0) words[i] = reinterpret_cast<const HeadWords*>(q + from * D)[lane];
+    for (int b = 0; b < D / 16; b++) {
+        u32 a[4];
+        ldmatrix_x4(a, chunk_at(a_row, 2 * b));
+        mma_f16(x[b], a, low, high);
     }
-#pragma unroll 2
-    for (int i = 0; i < MINE; i++) {
-        HeadRow r = f16_row(words[i]);
-        hadamard<D>(r, lane);
-        *reinterpret_cast<HeadWords*>(shared + place(begin + i, lane * E / 8) + lane * E % 8 * 2) = f16_words(r);
-    }
+    pair_barrier(pair);  // both have read
+#pragma unroll
+    for (int step = 1; step < D / 16; step *= 2)
+#pragma unroll
+        for (int b = 0; b < D / 16; b++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if ((b & step) == 0) {
+                    const f32 first = x[b][i], second = x[b + step][i];
+                    x[b][i] = first + second, x[b + step][i] = first - second;
+                }
+    u8* rows = shared + pair * 16 * PITCH;
+    constexpr f32 SCALE = D == 256 ? 0.0625f : D == 64 ? 0.125f : 0.08838834764831845f;
+#pragma unroll
+    for (int b = 0; b < D / 16; b++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            *reinterpret_cast<u32*>(rows + place(g + 8 * e, 2 * b + half) + 4 * c) =
+                pack_f16(x[b][2 * e] * SCALE, x[b][2 * e + 1] * SCALE);
+    pair_barrier(pair);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* tokens_at, i32 tokens,
                 const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale) {
-    let_next_start();
     wait_for_earlier();
+    let_next_start();  // only now: what earlier kernels wrote, attention_combine.cu may read at once
     tokens += tokens_at ? *tokens_at : 0;
     const SplitRange range(tokens, n, window, i32(gridDim.x));
     const i32 begin = range.begin(i32(blockIdx.x)), end = range.end(i32(blockIdx.x)), before = tokens - n;
@@ -114,10 +140,10 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
         issued++;
     };
     constexpr int AHEAD = Q4 ? SLOTS : SLOTS - 1;  // units issued before the first is used
-    if (!ROTATE) load_queries(q, rows, first_row, warp, lane);
-#pragma unroll
+    load_queries(q, rows, first_row, warp, lane);
+    cp_async_commit();
+#pragma unroll 1
     for (int slot = 0; slot < AHEAD; slot++) issue(slot);
-    if (ROTATE) load_queries(q, rows, first_row, warp, lane);
     // Wait for the next unit and make room for a later one; returns the tile to read.
     int slot = 0;
     const auto next_unit = [&]() {
@@ -150,15 +176,12 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     f32 reference[2] = {NEVER, NEVER}, total[2] = {};
 #pragma unroll
     for (int j = 0; j < D / 16; j++) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0;
-    // Where this lane's row begins for ldmatrix: rows of A and of V^T by lane % 16, rows of K by lane % 8 and lane / 16; and the
-    // chunk in it, for the even number that chunk_at adds: `place` is an exclusive or, and rows are aligned to 128 bytes.
-    const auto begins = [&](u32 row, u32 pitch, u32 odd) { return row * pitch + ((odd ^ (lane & 7)) << 4); };
-    const auto chunk_at = [](u32 address, u32 even) { return (address ^ (even % 8 << 4)) + (even / 8 << 7); };
-    const u32 a_row = shared_address(shared) + begins(pair * 16 + lane % 16, PITCH, lane / 16);
-    const u32 k_row = begins(half * (KEYS / 2) + lane % 8 + lane / 16 * 8, PITCH, lane / 8 % 2);
-    const u32 v_row = chunk_at(begins(lane % 16, PITCH, lane / 16), half * (D / 16));
+    // Of this lane for ldmatrix: rows of A and of V^T by lane % 16, rows of K by lane % 8 and lane / 16.
+    const u32 a_row = shared_address(shared) + row_at(pair * 16 + lane % 16, PITCH, lane / 16);
+    const u32 k_row = row_at(half * (KEYS / 2) + lane % 8 + lane / 16 * 8, PITCH, lane / 8 % 2);
+    const u32 v_row = chunk_at(row_at(lane % 16, PITCH, lane / 16), half * (D / 16));
     u8* pair_p = shared + QUERIES * PITCH + pair * 16 * P_PITCH;
-    const u32 p_row = shared_address(pair_p) + begins(lane % 16, P_PITCH, lane / 16);
+    const u32 p_row = shared_address(pair_p) + row_at(lane % 16, P_PITCH, lane / 16);
     __shared__ f32 exchanged[PAIRS][2][16];  // largest scores, in the end sums
     const auto exchange = [&](f32 (&value)[2], f32 (&other)[2]) {
 #pragma unroll
@@ -168,6 +191,12 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
 #pragma unroll
         for (int e = 0; e < 2; e++) other[e] = exchanged[pair][half ^ 1][g + 8 * e];
     };
+
+    if (ROTATE) {
+        cp_async_wait<AHEAD>();  // of queries a pair reads what it copied
+        pair_barrier(pair);
+        rotate_queries(a_row, pair, half, g, c);
+    }
 
 #pragma unroll 1
     for (i32 token = begin; token < end; token += KEYS) {
