@@ -186,7 +186,7 @@ class Pipeline(Steps):
                 tokenised = self.tokenise(prompt)
                 stage.tokens = len(tokenised)
         text = next(stage for stage in trace.stages if stage.name == "tokenise")
-        options = replace(options, scorer=options.scorer.settled(self.target.model.device, len(tokenised)))
+        scorer = options.scorer.settled(self.target.model.device, len(tokenised))
         stages.check_context(self.target, len(tokenised), options.max_new_tokens)
         decision = decide(
             self.target.model.config,
@@ -197,15 +197,15 @@ class Pipeline(Steps):
             compress=options.compress,
             threshold=options.threshold,
             # Times were measured with a target that reads densely.
-            measured=None if options.sparse else find_break_even(self.break_evens, options.keep_ratio, options.scorer),
-            scorer=options.scorer,
+            measured=None if options.sparse else find_break_even(self.break_evens, options.keep_ratio, scorer),
+            scorer=scorer,
             sparse=options.sparse,
         )
         scores, selection = None, None
         everything = np.ones(len(tokenised), bool)
         if decision.activated:
             if scored is None:
-                scored = self.score(tokenised, options, reporter, by_head)
+                scored = self.score(tokenised, replace(options, scorer=scorer), reporter, by_head)
                 trace.stages += scored.trace.stages
             ahead = time.perf_counter()  # copies run beside the selection
             if self.residency.prepare("target", token_budget(options.keep_ratio, len(tokenised))):
