@@ -12,7 +12,7 @@
 // keys         f32 (nodes, key_heads, HEAD_DIM) unit k;  added f32 (nodes, value_heads, HEAD_DIM) u
 // decays       f32 (nodes, value_heads) g;  inputs bf16 (nodes, channels), a copy of x
 //
-// Grid (value_heads), 2 * HEAD_DIM threads; nodes in 1 .. NODES, a multiple of 8. Block p takes value head p and key head
+// Grid (value_heads), 2 * HEAD_DIM + 32 threads; nodes in 1 .. NODES, a multiple of 8. Block p takes value head p and key head
 // p % key_heads. Rows k and q of all nodes meet [S | K^T] on the tensor cores, every number as a sum of three bf16, which
 // hold float32's 24 bits (Henry, Tang, Heinecke 2019): rows that lead to u take the six products above 2^-24, rows q
 // alone the three above 2^-16, far below the rounding of y. A warp has 16 columns of S, for all keys, in registers, and
@@ -22,17 +22,13 @@
 #include "early.cuh"
 #include "gates.cuh"
 
-#define THREADS (2 * HEAD_DIM)
-#define WARPS (THREADS / 32)
-#define E (HEAD_DIM / 32)  // channels of a lane
-#define GRAM (ROWS + 4)    // row of the products between nodes
+#define WARPS (HEAD_DIM / 16)        // and one more for the gates
+#define THREADS (32 * (WARPS + 1))
+#define E (HEAD_DIM / 32)            // channels of a lane
+#define WIDTH (3 * HEAD_DIM)         // q, k and v of a node
+#define GRAM (ROWS + 4)              // row of the products between nodes
 
 #include "tree_products.cuh"
-
-// Inputs of the convolution at a node: E channels of a lane, newest first; bf16 of a node or f32 of the history.
-struct Taps {
-    uint4 raw[4];
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     delta_tree(const u16* x, const u16* z, const f32* alpha, const f32* beta, const f32* __restrict__ taps,
@@ -40,75 +36,64 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                const f32* history, const f32* state, const u64* seen, u16* y, f32* keys, f32* added, f32* decays,
                u16* inputs, i32 nodes, i32 key_heads, i32 value_heads, f32 eps) {
     extern __shared__ __align__(16) u8 shared[];
-    f32* const rows = reinterpret_cast<f32*>(shared);   // (ROWS, HEAD_DIM): v, then u; S^T q, then o
-    f32* const gram = rows + ROWS * HEAD_DIM;           // (NODES, GRAM): node j, then rows k and q
-    u16* const parts = reinterpret_cast<u16*>(gram + NODES * GRAM);  // (3, ROWS, PART): k and q
-    f64* const sums = reinterpret_cast<f64*>(parts + 3 * ROWS * PART);  // G
-    u64* const lines = reinterpret_cast<u64*>(sums + NODES);            // seen
-    f32* const logs = reinterpret_cast<f32*>(lines + NODES);            // g
-    f32* const grown = logs + NODES;                                    // exp(G)
-    f32* const strengths = grown + NODES;                               // b
-    const i32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+    u16* const parts = reinterpret_cast<u16*>(shared);                   // (3, ROWS, PART): k and q
+    f64* const sums = reinterpret_cast<f64*>(parts + 3 * ROWS * PART);   // G
+    u64* const lines = reinterpret_cast<u64*>(sums + NODES);             // seen
+    f32* const logs = reinterpret_cast<f32*>(lines + NODES);             // g
+    f32* const grown = logs + NODES;                                     // exp(G)
+    f32* const strengths = grown + NODES;                                // b
+    f32* const rows = strengths + NODES;                                 // (ROWS, HEAD_DIM): v, then u; S^T q, then o
+    f32* const gram = rows + ROWS * HEAD_DIM;                            // (NODES, GRAM): node j, then rows k and q
+    // Before S^T q and the products: the inputs of the convolution.
+    f32* const past = rows + NODES * HEAD_DIM;                           // (3, WIDTH), oldest first
+    u16* const raw = reinterpret_cast<u16*>(past + 3 * WIDTH);           // (NODES, WIDTH)
+    const i32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, group = lane / 4, pair = lane % 4;
     const i32 p = blockIdx.x, head = p % key_heads;
     const bool first = p < key_heads;  // of the blocks of this key head
-    const i64 channels = i64(2 * key_heads + value_heads) * HEAD_DIM;
+    const i32 channels = (2 * key_heads + value_heads) * HEAD_DIM;
     const i32 own = E * lane;  // first channel of the lane
-    i64 channel[3];
-#pragma unroll
-    for (int part = 0; part < 3; ++part)
-        channel[part] = i64(part == 0 ? head : part == 1 ? key_heads + head : 2 * key_heads + p) * HEAD_DIM + own;
+    // Where a head's part of a row begins: of q, k or v.
+    auto begin = [&](i32 part) { return (part == 0 ? head : part == 1 ? key_heads + head : 2 * key_heads + p) * HEAD_DIM; };
 
-    for (i32 line = threadIdx.x; line < HEAD_DIM * HEAD_DIM / 32; line += THREADS)
+    for (i32 line = thread; line < HEAD_DIM * HEAD_DIM / 32; line += THREADS)
         prefetch_l2(state + i64(p) * HEAD_DIM * HEAD_DIM + line * 32);
     float4 tap[3][E];
+    f32 weight[E], rate = 0.0f, bias = 0.0f;
+    if (warp < WARPS) {
 #pragma unroll
-    for (int part = 0; part < 3; ++part)
+        for (int part = 0; part < 3; ++part)
 #pragma unroll
-        for (int i = 0; i < E; ++i) tap[part][i] = *reinterpret_cast<const float4*>(taps + (channel[part] + i) * 4);
-    f32 weight[E];
+            for (int i = 0; i < E; ++i)
+                tap[part][i] = *reinterpret_cast<const float4*>(taps + (begin(part) + own + i) * 4);
 #pragma unroll
-    for (int i = 0; i < E; ++i) weight[i] = norm[own + i];
+        for (int i = 0; i < E; ++i) weight[i] = norm[own + i];
+    } else {
+        rate = a[p], bias = dt_bias[p];
+    }
     wait_for_earlier();
-    const u64 all_lines = warp + WARPS * lane < nodes ? seen[warp + WARPS * lane] : 0;  // of the warp's nodes
-
-    // Where the inputs of a node lie: the node itself, then its nearest ancestors, then the history (-1 the newest).
-    auto find = [&](i32 t, i32 (&slots)[4]) {
-        u64 above = __shfl_sync(~0u, all_lines, (t - warp) / WARPS) & ((u64(1) << t) - 1);
-        i32 old = 0;
-        slots[0] = t;
-#pragma unroll
-        for (int j = 1; j < 4; ++j) {
-            slots[j] = above ? 63 - __clzll(i64(above)) : --old;
-            above &= above ? (u64(1) << slots[j]) - 1 : 0;
-        }
-    };
-    auto load = [&](i32 t, i32 (&slots)[4], Taps (&found)[3]) {
-        find(t, slots);
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-            for (int part = 0; part < 3; ++part) {
-                u32* const words = reinterpret_cast<u32*>(&found[part].raw[j]);
-                if (slots[j] >= 0)
-                    load_words<E / 2>(words, x + slots[j] * channels + channel[part]);
-                else
-                    load_words<E>(words, history + (slots[j] + 3) * channels + channel[part]);
-            }
-    };
-    i32 slots[4];
-    Taps found[3];
-    if (warp < nodes) load(warp, slots, found);
+    for (i32 item = thread; item < nodes * (WIDTH / 8); item += THREADS) {
+        const i32 t = item / (WIDTH / 8), c = item % (WIDTH / 8) * 8;
+        cp_async_16(shared_address(raw + t * WIDTH + c), x + i64(t) * channels + begin(c / HEAD_DIM) + c % HEAD_DIM);
+    }
+    for (i32 item = thread; item < 3 * WIDTH / 4; item += THREADS) {
+        const i32 t = item / (WIDTH / 4), c = item % (WIDTH / 4) * 4;
+        cp_async_16(shared_address(past + t * WIDTH + c),
+                    history + i64(t) * channels + begin(c / HEAD_DIM) + c % HEAD_DIM);
+    }
+    cp_async_commit();
+    u64 all_lines = 0;  // of the warp's nodes, a lane each
     float2 S[STEPS][4];  // keys 16 step + 2 pair + {0, 1, 8, 9}, 2 columns
+    if (warp < WARPS) {
+        if (warp + WARPS * lane < nodes) all_lines = seen[warp + WARPS * lane];
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
+        for (int step = 0; step < STEPS; ++step)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const i32 key = 16 * step + 2 * pair + i % 2 + 8 * (i / 2);
-            S[step][i] = *reinterpret_cast<const float2*>(state + (i64(p) * HEAD_DIM + key) * HEAD_DIM + 16 * warp + 2 * group);
-        }
-
-    if (warp == WARPS - 1) {
-        const f32 rate = a[p], bias = dt_bias[p];
+            for (int i = 0; i < 4; ++i) {
+                const i32 key = 16 * step + 2 * pair + i % 2 + 8 * (i / 2);
+                S[step][i] =
+                    *reinterpret_cast<const float2*>(state + (i64(p) * HEAD_DIM + key) * HEAD_DIM + 16 * warp + 2 * group);
+            }
+    } else {
         for (i32 t = lane; t < NODES; t += 32) {
             const bool real = t < nodes;
             const i64 at = i64(t) * value_heads + p;
@@ -116,116 +101,149 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             lines[t] = real ? seen[t] : 0, logs[t] = g, strengths[t] = real ? sigmoid(beta[at]) : 0.0f;
             if (real) decays[at] = g;
         }
-        __syncwarp();
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+    if (warp == WARPS) {
         for (i32 t = lane; t < NODES; t += 32) {
+            const u64 line = lines[t];
             f64 sum = 0;
-            for (i32 j = 0; j < nodes; ++j)
-                if (lines[t] >> j & 1) sum += logs[j];
+#pragma unroll 8
+            for (i32 j = 0; j < NODES; ++j) sum += line >> j & 1 ? f64(logs[j]) : 0.0;
             sums[t] = sum, grown[t] = expf(f32(sum));
         }
-    }
-#pragma unroll 1
-    for (i32 t = warp; t < NODES; t += WARPS) {
-        f32 mixed[3][E] = {};
-        if (t < nodes) {
-#pragma unroll
-            for (int part = 0; part < 3; ++part) {
-#pragma unroll
-                for (int i = 0; i < E; ++i) {
-                    const f32 share[4] = {tap[part][i].w, tap[part][i].z, tap[part][i].y, tap[part][i].x};
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const u32* const words = reinterpret_cast<const u32*>(&found[part].raw[j]);
-                        const f32 node = i % 2 ? high_bf16(words[i / 2]) : low_bf16(words[i / 2]);
-                        mixed[part][i] += share[j] * (slots[j] >= 0 ? node : __uint_as_float(words[i]));
-                    }
-                    mixed[part][i] = silu(mixed[part][i]);
-                }
-                if (part == 2 || first)
-                    store_words<E / 2>(inputs + t * channels + channel[part],
-                                       reinterpret_cast<const u32*>(&found[part].raw[0]));
-            }
+        for (i32 item = first ? lane : 2 * HEAD_DIM / 8 * nodes + lane; item < nodes * (WIDTH / 8); item += 32) {
+            const i32 c = item / (HEAD_DIM / 8) / nodes * HEAD_DIM + item % (HEAD_DIM / 8) * 8;
+            const i32 t = item / (HEAD_DIM / 8) % nodes;
+            *reinterpret_cast<uint4*>(inputs + i64(t) * channels + begin(c / HEAD_DIM) + c % HEAD_DIM) =
+                *reinterpret_cast<const uint4*>(raw + t * WIDTH + c);
         }
-        if (t + WARPS < nodes) load(t + WARPS, slots, found);
-        f32 qq = 0.0f, kk = 0.0f;
-#pragma unroll
-        for (int i = 0; i < E; ++i) qq += mixed[0][i] * mixed[0][i], kk += mixed[1][i] * mixed[1][i];
-        qq = rsqrtf(warp_sum(qq) + eps) * rsqrtf(f32(HEAD_DIM)), kk = rsqrtf(warp_sum(kk) + eps);
-#pragma unroll
-        for (int i = 0; i < E; ++i) mixed[0][i] *= qq, mixed[1][i] *= kk;
-        store_parts(parts + t * PART + own, mixed[1]);
-        store_parts(parts + (NODES + t) * PART + own, mixed[0]);
-        store_words<E>(rows + t * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed[2]));
-        if (first && t < nodes)
-            store_words<E>(keys + (i64(t) * key_heads + head) * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed[1]));
     }
+    if (warp < WARPS)
+#pragma unroll 1
+        for (i32 t = warp; t < NODES; t += WARPS) {
+            f32 mixed[3][E] = {};
+            if (t < nodes) {
+                // The node, then its nearest ancestors, then the history, newest first.
+                u64 above = __shfl_sync(~0u, all_lines, (t - warp) / WARPS) & ((u64(1) << t) - 1);
+                i32 slot = t, old = 3;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    if (j > 0) {
+                        slot = above ? 63 - __clzll(i64(above)) : -1;
+                        above &= above ? (u64(1) << slot) - 1 : 0;
+                    }
+                    f32 in[3][E];
+                    if (slot >= 0) {
+#pragma unroll
+                        for (int part = 0; part < 3; ++part) {
+                            u32 words[E / 2];
+                            load_words<E / 2>(words, raw + slot * WIDTH + part * HEAD_DIM + own);
+#pragma unroll
+                            for (int i = 0; i < E; i += 2)
+                                in[part][i] = low_bf16(words[i / 2]), in[part][i + 1] = high_bf16(words[i / 2]);
+                        }
+                    } else {
+                        --old;
+#pragma unroll
+                        for (int part = 0; part < 3; ++part)
+                            load_words<E>(reinterpret_cast<u32*>(in[part]), past + old * WIDTH + part * HEAD_DIM + own);
+                    }
+#pragma unroll
+                    for (int part = 0; part < 3; ++part)
+#pragma unroll
+                        for (int i = 0; i < E; ++i) {
+                            const float4 w = tap[part][i];
+                            mixed[part][i] += (j == 0 ? w.w : j == 1 ? w.z : j == 2 ? w.y : w.x) * in[part][i];
+                        }
+                }
+#pragma unroll
+                for (int part = 0; part < 3; ++part)
+#pragma unroll
+                    for (int i = 0; i < E; ++i) mixed[part][i] = silu(mixed[part][i]);
+            }
+            f32 qq = 0.0f, kk = 0.0f;
+#pragma unroll
+            for (int i = 0; i < E; ++i) qq += mixed[0][i] * mixed[0][i], kk += mixed[1][i] * mixed[1][i];
+            qq = rsqrtf(warp_sum(qq) + eps) * rsqrtf(f32(HEAD_DIM)), kk = rsqrtf(warp_sum(kk) + eps);
+#pragma unroll
+            for (int i = 0; i < E; ++i) mixed[0][i] *= qq, mixed[1][i] *= kk;
+            store_parts(parts + t * PART + own, mixed[1]);
+            store_parts(parts + (NODES + t) * PART + own, mixed[0]);
+            store_words<E>(rows + t * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed[2]));
+            if (first && t < nodes)
+                store_words<E>(keys + (i64(t) * key_heads + head) * HEAD_DIM + own,
+                               reinterpret_cast<const u32*>(mixed[1]));
+        }
     __syncthreads();
     let_next_start();  // not before the state is here: the next kernel's reads would delay it
 
-    u32 B[STEPS][2][3][2];
+    if (warp < WARPS) {
+        u32 B[STEPS][2][3][2];
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
+        for (int step = 0; step < STEPS; ++step)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float2 low = S[step][2 * half], high = S[step][2 * half + 1];
+            for (int half = 0; half < 2; ++half) {
+                float2 low = S[step][2 * half], high = S[step][2 * half + 1];
 #pragma unroll
-            for (int part = 0; part < 3; ++part) {
-                take_part(B[step][0][part][half], low.x, high.x);
-                take_part(B[step][1][part][half], low.y, high.y);
+                for (int part = 0; part < 3; ++part) {
+                    take_part(B[step][0][part][half], low.x, high.x);
+                    take_part(B[step][1][part][half], low.y, high.y);
+                }
             }
-        }
-    const u32 part_rows = shared_address(parts + lane % 16 * PART + lane / 16 * 8);
-    const u32 part_keys = shared_address(parts + (warp * 8 + lane % 8) * PART + lane / 8 % 2 * 8);
-    const i32 tiles = (NODES / 8 - warp + WARPS - 1) / WARPS;  // of K^T, every WARPS-th one
+        const u32 part_rows = shared_address(parts + lane % 16 * PART + lane / 16 * 8);
+        const u32 part_keys = shared_address(parts + (warp * 8 + lane % 8) * PART + lane / 8 % 2 * 8);
+        const i32 tiles = (NODES / 8 - warp + WARPS - 1) / WARPS;  // of K^T, every WARPS-th one
 #pragma unroll 1
-    for (i32 top = 0; top < ROWS; top += 16) {
-        f32 acc[2][2 + GRAM_TILES][4] = {};
-        if (top < NODES)
-            multiply<3>(acc, part_rows + 2 * top * PART, B, part_keys, tiles);
-        else
-            multiply<2>(acc, part_rows + 2 * top * PART, B, part_keys, tiles);
+        for (i32 top = 0; top < ROWS; top += 16) {
+            f32 acc[2][2 + GRAM_TILES][4] = {};
+            if (top < NODES)
+                multiply<3>(acc, part_rows + 2 * top * PART, B, part_keys, tiles);
+            else
+                multiply<2>(acc, part_rows + 2 * top * PART, B, part_keys, tiles);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const i32 row = top + group + 8 * half;
-            const bool of_key = row < NODES;
-            const i32 node = of_key ? row : row - NODES;
-            f32 sum[2 + GRAM_TILES][2];
+            for (int half = 0; half < 2; ++half) {
+                const i32 row = top + group + 8 * half;
+                const bool of_key = row < NODES;
+                const i32 node = of_key ? row : row - NODES;
+                f32 sum[2 + GRAM_TILES][2];
 #pragma unroll
-            for (int tile = 0; tile < 2 + GRAM_TILES; ++tile)
+                for (int tile = 0; tile < 2 + GRAM_TILES; ++tile)
 #pragma unroll
-                for (int i = 0; i < 2; ++i) sum[tile][i] = acc[0][tile][2 * half + i] + acc[1][tile][2 * half + i];
-            const f32 scale = grown[node], strength = strengths[node];
-            float4* const at = reinterpret_cast<float4*>(rows + row * HEAD_DIM + 16 * warp + 4 * pair);
-            float4 four = make_float4(scale * sum[0][0], scale * sum[1][0], scale * sum[0][1], scale * sum[1][1]);
-            if (of_key) {
-                const float4 v = *at;
-                four = make_float4(strength * (v.x - four.x), strength * (v.y - four.y), strength * (v.z - four.z),
-                                   strength * (v.w - four.w));
+                    for (int i = 0; i < 2; ++i) sum[tile][i] = acc[0][tile][2 * half + i] + acc[1][tile][2 * half + i];
+                const f32 scale = grown[node], strength = strengths[node];
+                float4* const at = reinterpret_cast<float4*>(rows + row * HEAD_DIM + 16 * warp + 4 * pair);
+                float4 four = make_float4(scale * sum[0][0], scale * sum[1][0], scale * sum[0][1], scale * sum[1][1]);
+                if (of_key) {
+                    const float4 v = *at;
+                    four = make_float4(strength * (v.x - four.x), strength * (v.y - four.y), strength * (v.z - four.z),
+                                       strength * (v.w - four.w));
+                }
+                *at = four;
+                const u64 line = lines[node];
+                const f64 end = sums[node];
+#pragma unroll
+                for (int tile = 0; tile < GRAM_TILES; ++tile)
+                    if (tile < tiles)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const i32 j = 8 * (warp + tile * WARPS) + 2 * pair + i;
+                            const f32 ratio = line >> j & 1 ? expf(f32(end - sums[j])) : 0.0f;
+                            gram[j * GRAM + row] = ratio * (of_key ? strength : 1.0f) * sum[2 + tile][i];
+                        }
             }
-            *at = four;
-            const u64 line = lines[node];
-            const f64 end = sums[node];
-#pragma unroll
-            for (int tile = 0; tile < GRAM_TILES; ++tile)
-                if (tile < tiles)
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const i32 j = 8 * (warp + tile * WARPS) + 2 * pair + i;
-                        const f32 ratio = line >> j & 1 ? expf(f32(end - sums[j])) : 0.0f;
-                        gram[j * GRAM + row] = ratio * (of_key ? strength : 1.0f) * sum[2 + tile][i];
-                    }
         }
     }
     constexpr int TURNS = (NODES + WARPS - 1) / WARPS;  // rows of y that a warp writes
     u32 gates[TURNS][E / 2];
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn)
-        if (warp + turn * WARPS < nodes)
+        if (warp < WARPS && warp + turn * WARPS < nodes)
             load_words<E / 2>(gates[turn], z + (i64(warp + turn * WARPS) * value_heads + p) * HEAD_DIM + own);
     __syncthreads();
 
-    const i32 column = threadIdx.x % HEAD_DIM;
-    if (threadIdx.x < HEAD_DIM)
+    const i32 column = thread % HEAD_DIM;
+    if (thread < HEAD_DIM)
         for (i32 start = 0; start < nodes; start += 8) {
             f32 u[8];
 #pragma unroll
@@ -251,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     __syncthreads();
 
-    for (i32 start = 8 * (threadIdx.x / HEAD_DIM); start < nodes; start += 16) {
+    for (i32 start = thread < 2 * HEAD_DIM ? 8 * (thread / HEAD_DIM) : nodes; start < nodes; start += 16) {
         f32 o[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) o[i] = rows[(NODES + start + i) * HEAD_DIM + column];
@@ -271,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
         const i32 t = warp + turn * WARPS;
-        if (t >= nodes) break;
+        if (warp == WARPS || t >= nodes) break;
         f32 o[E], sum = 0.0f;
         load_words<E>(reinterpret_cast<u32*>(o), rows + (NODES + t) * HEAD_DIM + own);
 #pragma unroll

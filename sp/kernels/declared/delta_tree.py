@@ -9,10 +9,11 @@ NODES = (16, 24, 32, 48, 64)
 
 
 def tree_smem(defines: Defines) -> int:
-    """Rows v and S^T q; products between nodes; three bf16 parts of k and q; G, seen, g, exp(G), b."""
+    """Three bf16 parts of k and q; G, seen, g, exp(G), b; v; S^T q and products between nodes, or inputs before them."""
     nodes, dim = int(defines["NODES"]), int(defines["HEAD_DIM"])
-    rows = 2 * nodes
-    return rows * dim * 4 + nodes * (rows + 4) * 4 + 3 * rows * (dim + 8) * 2 + nodes * (8 + 8 + 4 + 4 + 4)
+    after = nodes * dim * 4 + nodes * (2 * nodes + 4) * 4
+    before = 3 * 3 * dim * 4 + nodes * 3 * dim * 2
+    return 6 * nodes * (dim + 8) * 2 + nodes * (8 + 8 + 4 + 4 + 4) + nodes * dim * 4 + max(after, before)
 
 
 DELTA_TREE = Kernel(
@@ -40,7 +41,7 @@ DELTA_TREE = Kernel(
         "i32 value_heads",
         "f32 eps",
     ),
-    threads=lambda defines: 2 * int(defines["HEAD_DIM"]),
+    threads=lambda defines: 2 * int(defines["HEAD_DIM"]) + 32,
     variants=tuple({"HEAD_DIM": dim, "NODES": nodes} for dim in (128, 64) for nodes in NODES),
     smem=tree_smem,
     early=True,
