@@ -6,11 +6,12 @@
 // memories    u64 (layers, 2): addresses of history f32 (3, channels) and state f32 (value_heads, HEAD_DIM, HEAD_DIM)
 // keys        f32 (layers, nodes, key_heads, HEAD_DIM);  added f32 (layers, nodes, value_heads, HEAD_DIM) u
 // decays      f32 (layers, nodes, value_heads) g;  inputs bf16 (layers, nodes, channels)
-// path        i32 (64), kept i32 (1): n; 0 leaves everything
+// path        i32 (nodes or more), kept i32 (1): n; 0 leaves everything
 //
 // Grid (value_heads * HEAD_DIM / 64, layers), 2 * HEAD_DIM threads; nodes <= 64. A block takes 64 keys of a head, a thread
-// 8 of them and 4 columns in registers; k and u of 16 nodes at a time lie in shared memory. The blocks of a layer share its
-// channels. Capturable. 16-byte aligned rows. sm_80+. Bound by memory: every state is read and written once.
+// 8 of them and 4 columns in registers; k and u of 16 nodes at a time lie in shared memory, the last nodes first, so that
+// their decays add up from nothing. The blocks of a layer share its channels. Capturable. 16-byte aligned rows. sm_80+.
+// Bound by memory: every state is read and written once; its loads are under way while the path is looked up.
 #include "types.cuh"
 
 #define THREADS (2 * HEAD_DIM)
@@ -18,14 +19,13 @@
 #define BATCH 16
 #define MOST 64
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     delta_keep(const u64* memories, const f32* keys, const f32* added, const f32* decays, const u16* inputs,
                const i32* path, const i32* kept, i32 nodes, i32 key_heads, i32 value_heads) {
     __shared__ i32 line[MOST];
-    __shared__ f32 logs[MOST], shares[MOST + 1];
+    __shared__ f32 logs[MOST];
     __shared__ __align__(16) f32 k[BATCH][KEYS], u[BATCH][HEAD_DIM];
-    const i32 thread = threadIdx.x, n = *kept;
-    if (n == 0) return;
+    const i32 thread = threadIdx.x;
     const i32 p = blockIdx.x / (HEAD_DIM / KEYS), from = blockIdx.x % (HEAD_DIM / KEYS) * KEYS;
     const i64 layer = blockIdx.y;
     f32* const history = reinterpret_cast<f32*>(memories[2 * layer]);
@@ -35,17 +35,52 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float4 S[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) S[i] = own[i * (HEAD_DIM / 4)];
-
+    const i32 n = *kept;
+    if (n == 0) return;
     if (thread < n) {
         line[thread] = path[thread];
         logs[thread] = decays[(layer * nodes + path[thread]) * value_heads + p];
     }
     __syncthreads();
-    if (thread <= n) {  // the share of the state itself stands first
-        f32 sum = 0.0f;
-        for (i32 j = thread; j < n; ++j) sum += logs[j];
-        shares[thread] = expf(sum);
+    f32 whole = 0.0f, rest = 0.0f;  // logs of the decays of the whole path, and behind the node at hand
+    for (i32 end = n; end > 0; end -= BATCH) {
+        const i32 start = max(end - BATCH, 0), batch = end - start;
+        for (i32 item = thread; item < batch * KEYS; item += THREADS) {
+            const i64 node = layer * nodes + line[start + item / KEYS];
+            k[item / KEYS][item % KEYS] = keys[(node * key_heads + p % key_heads) * HEAD_DIM + from + item % KEYS];
+        }
+        for (i32 item = thread; item < batch * HEAD_DIM; item += THREADS) {
+            const i64 node = layer * nodes + line[start + item / HEAD_DIM];
+            u[item / HEAD_DIM][item % HEAD_DIM] = added[(node * value_heads + p) * HEAD_DIM + item % HEAD_DIM];
+        }
+        __syncthreads();
+        if (end == n) {
+            for (i32 j = n - 1; j >= 0; --j) whole += logs[j];
+            whole = expf(whole);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) S[i].x *= whole, S[i].y *= whole, S[i].z *= whole, S[i].w *= whole;
+        }
+        for (i32 j = batch - 1; j >= 0; --j) {
+            const f32 share = expf(rest);
+            rest += logs[start + j];
+            float4 d = *reinterpret_cast<const float4*>(u[j] + column);
+            d.x *= share, d.y *= share, d.z *= share, d.w *= share;
+#pragma unroll
+            for (int i = 0; i < 8; i += 4) {
+                const float4 key = *reinterpret_cast<const float4*>(k[j] + row + i);
+                const f32 four[4] = {key.x, key.y, key.z, key.w};
+#pragma unroll
+                for (int s = 0; s < 4; ++s) {
+                    S[i + s].x += four[s] * d.x, S[i + s].y += four[s] * d.y;
+                    S[i + s].z += four[s] * d.z, S[i + s].w += four[s] * d.w;
+                }
+            }
+        }
+        __syncthreads();
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) own[i * (HEAD_DIM / 4)] = S[i];
+
     const i64 channels = i64(2 * key_heads + value_heads) * HEAD_DIM;
     for (i64 c = i64(blockIdx.x) * THREADS + thread; c < channels; c += i64(gridDim.x) * THREADS) {
         f32 past[3];
@@ -56,33 +91,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int j = 0; j < 3; ++j) history[j * channels + c] = past[j];
     }
-    __syncthreads();
-    const f32 whole = shares[0];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) S[i].x *= whole, S[i].y *= whole, S[i].z *= whole, S[i].w *= whole;
-
-    for (i32 start = 0; start < n; start += BATCH) {
-        const i32 batch = min(BATCH, n - start);
-        for (i32 item = thread; item < batch * KEYS; item += THREADS) {
-            const i32 j = item / KEYS, key = item % KEYS;
-            const i64 node = layer * nodes + line[start + j];
-            k[j][key] = shares[start + j + 1] * keys[(node * key_heads + p % key_heads) * HEAD_DIM + from + key];
-        }
-        for (i32 item = thread; item < batch * HEAD_DIM; item += THREADS) {
-            const i64 node = layer * nodes + line[start + item / HEAD_DIM];
-            u[item / HEAD_DIM][item % HEAD_DIM] = added[(node * value_heads + p) * HEAD_DIM + item % HEAD_DIM];
-        }
-        __syncthreads();
-        for (i32 j = 0; j < batch; ++j) {
-            const float4 d = *reinterpret_cast<const float4*>(u[j] + column);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const f32 key = k[j][row + i];
-                S[i].x += key * d.x, S[i].y += key * d.y, S[i].z += key * d.z, S[i].w += key * d.w;
-            }
-        }
-        __syncthreads();
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) own[i * (HEAD_DIM / 4)] = S[i];
 }
