@@ -37,12 +37,13 @@ sums, a slice more."""
 LEAST_AHEAD = 64 << 10
 """Bytes a block should have on their way while it multiplies."""
 MOST_DEPTH = 12
+BEYOND = 0
 ITEM_COUNTERS = 1 << 16
 
 
 class Plan(NamedTuple):
-    """How a product is divided: `blocks` for each of `slices` of the inputs, of at most `width`; slots of a ring, and
-    how many of them are filled before the inputs are asked for."""
+    """How a product is divided: `blocks` for each of `slices` of the inputs, of at most `width`; slots of a ring, how
+    many of them are filled before the inputs are asked for, and units that are brought as far as the L2 cache."""
 
     defines: Defines
     blocks: int
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
     width: int
     depth: int
     ahead: int
+    beyond: int
     cost: float
 
 
@@ -94,6 +96,7 @@ def gemm_few_sm90(x: InputTiles, weights: Sequence[PackedWeight], outs: Sequence
         plan.width,
         plan.depth,
         plan.ahead,
+        plan.beyond,
         len(weights),
         partials,
         _counters(device),
@@ -128,6 +131,7 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
     """
     supers, formats, sets = k // SUPER, bits(*kinds), 2 if epilogue == SWIGLU else 1
     items, unit = _items(rows), max(UNIT_BYTES[kind] for kind in kinds)
+    column = sum(-(-n // TILE) * (UNIT_BYTES[kind] // 1024) for n, kind in zip(rows, kinds, strict=False))
     every = supers * sum(-(-n // TILE) * UNIT_BYTES[kind] for n, kind in zip(rows, kinds, strict=False)) * sets
     best: Plan | None = None
     for slices in range(1, min(supers, MOST_SLICES) + 1):
@@ -136,7 +140,9 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
         ring = min(depth(width, held, formats), MOST_DEPTH)
         if ring < 2:
             continue
-        blocks = max(1, min(processors // slices, -(-items * stages // GROUPS)))
+        # No worker of a larger product may be left without a unit: others would wait for its piece.
+        most = column * (supers // slices) // (unit // 1024 * GROUPS)
+        blocks = max(1, min(processors // slices, most))
         ranges = every * stages / supers / (blocks * GROUPS)  # bytes of a worker
         longest = max(ranges, unit * sets) + unit * sets / 2
         pieces = longest / (unit * sets * stages) + 1
@@ -144,7 +150,7 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
         cost = GROUPS * (longest + partial) + input_bytes(width, held, formats) * READING + slices * MEETING
         cost *= max(1.0, LEAST_AHEAD / (ring * GROUPS * unit)) * -(-blocks * slices // processors)
         if best is None or cost < best.cost:
-            best = Plan(variant(held, formats, epilogue), blocks, slices, width, ring, ring, cost)
+            best = Plan(variant(held, formats, epilogue), blocks, slices, width, ring, ring, BEYOND, cost)
     if best is None:
         raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
     if best.blocks * GROUPS * best.width * every // k >> 42 or items > ITEM_COUNTERS // 4:  # as the kernel counts costs

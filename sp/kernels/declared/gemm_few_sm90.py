@@ -14,8 +14,10 @@ HELD = (16, 24, 32)
 """Tokens that a variant of the kernel can hold."""
 UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
 """Bytes of 64 rows x 256 inputs, by ggml type id."""
-CAPACITY = 227 * 1024
-"""Shared memory a block of an sm_90 card can have; every launch takes all of it."""
+CAPACITY = 225 * 1024
+"""Shared memory of every launch: what a block of an sm_90 card can have, less what one of a norm needs beside it."""
+POSTS = 4
+"""Pieces of an item's sum that may wait to be added up."""
 GROUPS = 3
 """Warpgroups of a block that multiply."""
 
@@ -34,7 +36,7 @@ def input_bytes(width: int, tokens: int, formats: int) -> int:
 def depth(width: int, tokens: int, formats: int, groups: int = GROUPS) -> int:
     """Slots of the ring of a warpgroup, as many as there is room for."""
     chunks = width // 512 + 1
-    room = CAPACITY - input_bytes(width, tokens, formats) - 8 * chunks
+    room = CAPACITY - input_bytes(width, tokens, formats) - 8 * chunks - groups * POSTS * 16
     return room // (groups * (slot_bytes(formats) + 16))
 
 
@@ -47,7 +49,7 @@ _SHIPPED = (((12,), STORE), ((14,), STORE), ((12, 14), STORE), ((12,), ADD), ((1
 
 
 def _threads(defines: Defines) -> int:
-    return 128 * int(defines["GROUPS"]) + 32
+    return 128 * int(defines["GROUPS"]) + 128
 
 
 GEMM_FEW_SM90 = Kernel(
@@ -60,6 +62,7 @@ GEMM_FEW_SM90 = Kernel(
         "i32 width",
         "i32 depth",
         "i32 ahead",
+        "i32 beyond",
         "i32 count",
         "f32* partials",
         "u32* arrived",

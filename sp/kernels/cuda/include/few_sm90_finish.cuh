@@ -1,5 +1,6 @@
 // The end of an item of gemm_few_sm90.cu, for each warp on its own: the workers' sums meet, and results are written.
 #pragma once
+#include "few_sm90_fetch.cuh"
 #include "few_sm90_products.cuh"
 #include "input_tiles.cuh"
 
@@ -15,36 +16,38 @@ SP_DEVICE void store_piece(f32* piece, const Sums& acc, int lane) {
                 make_float4(acc[m][i], acc[m][i + 1], acc[m][i + 2], acc[m][i + 3]);
 }
 
-// Whether this worker's piece of item `t`, `units` of all its `supers`, is the last to come. Then `acc` becomes the
-// sum of all pieces, slice by slice and in the order of the workers.
-SP_DEVICE bool gather(Sums& acc, const Division& work, const Item& item, int t, int worker, int units, int supers,
-                      f32* partials, u32* arrived, int warp, int lane) {
-    const i64 places = work.items + work.workers;
-    const auto piece = [&](int slice, int v) { return partials + ((slice * places + t + v) * 4 + warp) * PIECE; };
-    store_piece(piece(blockIdx.y, worker), acc, lane);
+// Where worker v's piece of item t lies, for strip `strip` of 16 rows.
+SP_DEVICE f32* piece_of(f32* partials, const Division& work, int slice, int t, int v, int strip) {
+    return partials + ((i64(slice) * (work.items + work.workers) + t + v) * 4 + strip) * PIECE;
+}
+
+// Reports `units` of an item's strip; returns how many have come, these included. Pieces written before, also those of
+// which the calling thread has heard from others, are seen by whom finds them all come.
+SP_DEVICE u32 report(u32* count, u32 units) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(units) : "memory");
+    return before + units;
+}
+
+// acc = the sum of all pieces of a strip of item t, slice by slice and in the order of the workers.
+SP_DEVICE void gather(Sums& acc, const Division& work, const Item& item, int t, int supers, f32* partials, int strip,
+                      int lane) {
     // Lane i knows who has slice i.
     const int stages = supers * (lane + 1) / gridDim.y - supers * lane / gridDim.y;
     const int firsts = stages ? work.worker_of(item, 0, stages) : 0;
     const int lasts = stages ? work.worker_of(item, stages - 1, stages) : 0;
-    __syncwarp();
-    u32* const count = arrived + 4 * t + warp;
-    u32 before = 0;
-    if (lane == 0)
-        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(units) : "memory");
-    if (__shfl_sync(0xffffffffu, before, 0) + units < supers) return false;
-    if (lane == 0) *count = 0;  // for the next launch
 #pragma unroll
     for (int m = 0; m < SETS; ++m)
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) acc[m][i] = 0;
-    constexpr int EACH = SETS * SUMS / 4, BATCH = 16 / EACH;  // pieces under way at a time
+    constexpr int EACH = SETS * SUMS / 4, BATCH = EACH < 8 ? 8 / EACH : 1;  // pieces under way at a time
     int slice = 0, v = __shfl_sync(0xffffffffu, firsts, 0), last = __shfl_sync(0xffffffffu, lasts, 0);
     while (slice < gridDim.y) {
         float4 part[BATCH][EACH];
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             const bool valid = slice < gridDim.y;
-            const float4* from = reinterpret_cast<const float4*>(piece(slice, v));
+            const float4* from = reinterpret_cast<const float4*>(piece_of(partials, work, slice, t, v, strip));
 #pragma unroll
             for (int i = 0; i < EACH; ++i)  // past the L1 cache, which may hold what was there before
                 part[b][i] = valid ? __ldcg(from + i * 32 + lane) : make_float4(0, 0, 0, 0);
@@ -60,7 +63,6 @@ SP_DEVICE bool gather(Sums& acc, const Division& work, const Item& item, int t, 
                 to[0] += part[b][i].x, to[1] += part[b][i].y, to[2] += part[b][i].z, to[3] += part[b][i].w;
             }
     }
-    return true;
 }
 
 SP_DEVICE f32 silu(f32 v) { return v / (1 + __expf(-v)); }
@@ -112,5 +114,31 @@ SP_DEVICE void write(const Weight& w, const Sums& acc, u8* tiles, int row, int t
             w.z[to] = value;
         else
             w.y[to] = bf16_from(value);
+    }
+}
+
+// A finishing warp: pieces of its warpgroup but those with which the warpgroup ends.
+SP_DEVICE void finish_all(const Weights& weights, const Division& work, int group, int supers, int tokens, f32* partials,
+                          u32* arrived, u8* tiles, const Layout& at, int lane) {
+    const int worker = blockIdx.x * GROUPS + group, end = work.start(weights, worker + 1);
+    int unit = work.start(weights, worker), t = unit / work.stages, stage = unit % work.stages, post = 0;
+    for (; unit < end; stage = 0, ++t) {
+        const int units = min(work.stages - stage, end - unit);
+        unit += units;
+        if (unit == end || units == supers) continue;
+        const Item item = item_at(weights, t);
+        const int place = group * POSTS + post % POSTS;
+        barrier_wait(at.posted + place, post / POSTS % 2);
+        if (lane == 0) barrier_arrive(at.taken + place);
+        ++post;
+        const bool whole = lane < 4 && report(arrived + 4 * t + lane, units) == supers;
+        for (u32 strips = __ballot_sync(0xffffffffu, whole); strips; strips &= strips - 1) {
+            const int strip = __ffs(strips) - 1;
+            Sums acc;
+            __syncwarp();
+            gather(acc, work, item, t, supers, partials, strip, lane);
+            write(pick(weights, item.which), acc, tiles, item.tile * TILE_ROWS + strip * 16, tokens, lane);
+        }
+        if (whole) arrived[4 * t + lane] = 0;  // for the next launch
     }
 }

@@ -4,7 +4,8 @@
 // super-block of 256 inputs. The inputs are cut into gridDim.y slices. In a slice the units lie in a row, item by item;
 // each of its workers, the warpgroups of gridDim.x blocks, takes a range of them, so that all have about as many bytes.
 // An item's sum then meets from several workers: the piece of worker v for item t lies at place t + v of its slice,
-// which no other piece has, since along the row of units neither of the two numbers falls and one of them grows.
+// which no other piece has, since along the row of units neither of the two numbers falls and one of them grows. The
+// host starts no more workers than all find a unit, so that an item's workers follow each other without a gap.
 #pragma once
 #include "fragment.cuh"
 
@@ -96,6 +97,10 @@ struct Division {
                 items += here, cost += here * cost_of(weights.list[i].kind);
             }
     }
+
+    // The inputs come in chunks of two super-blocks, as their means do.
+    SP_DEVICE int chunk0() const { return first / 2; }
+    SP_DEVICE int chunks() const { return (first + stages - 1) / 2 - first / 2 + 1; }
 
     // The first unit of a worker: the first one before which that worker's share of the cost lies.
     SP_DEVICE int start(const Weights& weights, int worker) const {

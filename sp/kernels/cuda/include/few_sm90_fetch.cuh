@@ -1,0 +1,100 @@
+// The copies of gemm_few_sm90.cu: units of weights into the rings of all warpgroups, and the slice of x.
+#pragma once
+#include "few_sm90_work.cuh"
+#include "hopper.cuh"
+
+constexpr bool MINIMA = has<Q4_K> || has<Q5_K>;
+constexpr int SLOT = has<Q6_K> ? Unit<Q6_K>::bytes : has<Q5_K> ? Unit<Q5_K>::bytes : Unit<Q4_K>::bytes;
+constexpr int TILE = TOKENS * 128;  // bytes of 64 inputs
+constexpr int POSTS = 4;            // pieces that a warpgroup may be ahead of its finishing warp
+
+// Shared memory.
+struct Layout {
+    u8 *x, *means, *ring;
+    u64 *full, *empty;     // of the ring's slots, `depth` a warpgroup
+    u64 *posted, *taken;   // pieces of a warpgroup that wait for its finishing warp, and places for more
+    u64* inputs;           // chunks of x
+    int depth;
+
+    SP_DEVICE Layout(u8* shared, int width, int slots) {
+        x = shared, means = x + width / 64 * TILE, ring = means + (MINIMA ? (width / 512 + 1) * TILE : 0), depth = slots;
+        full = reinterpret_cast<u64*>(ring + GROUPS * depth * SLOT), empty = full + GROUPS * depth;
+        posted = empty + GROUPS * depth, taken = posted + GROUPS * POSTS, inputs = taken + GROUPS * POSTS;
+    }
+};
+
+// Whether the phase of that parity has ended.
+SP_DEVICE bool barrier_test(u64* barrier, u32 phase) {
+    u32 done;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(phase)
+        : "memory");
+    return done != 0;
+}
+
+// Starts the copies of a unit; `row`: its place among the super-blocks of the weight, of `all`. With no slot they go
+// to the L2 cache only.
+template <int F>
+SP_DEVICE void fetch_unit(u8* slot, const u8* data, i64 row, i64 all, u64* barrier) {
+    using U = Unit<F>;
+    if (slot) barrier_expect(barrier, U::bytes);
+    const auto copy = [&](int at, int bytes) {
+        if (slot)
+            bulk_load(slot + at, data + row * bytes, bytes, barrier);
+        else
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data + row * bytes), "r"(bytes) : "memory");
+        data += all * bytes;
+    };
+    copy(0, U::low);
+    if constexpr (U::high > 0) copy(U::low, U::high);
+    copy(U::scales_at, U::scales);
+    if constexpr (U::deltas > 0) copy(U::deltas_at, U::deltas);
+}
+
+// The weights of warpgroup `group`, a thread each: unit `unit` of `end`, stage `stage` of item `t`, weight `set` of it.
+struct Fetch {
+    int unit, end, t, stage, set, slot;
+    u32 phase;
+    Item item;
+
+    SP_DEVICE Fetch(const Weights& weights, const Division& work, int group) {
+        const int worker = blockIdx.x * GROUPS + min(group, GROUPS - 1);
+        unit = work.start(weights, worker), end = group < GROUPS ? work.start(weights, worker + 1) : unit;
+        t = unit / work.stages, stage = unit % work.stages, set = 0, slot = 0, phase = 1;
+        item = item_at(weights, t);
+    }
+
+    SP_DEVICE bool more() const { return unit < end; }
+
+    SP_DEVICE void next(const Weights& weights, const Division& work, int supers, const Layout& at, int group, bool held) {
+        const Weight w = pick(weights, EPILOGUE == 2 ? set : item.which);
+        const i64 row = i64(item.tile) * supers + work.first + stage, all = i64(tiles_of(w)) * supers;
+        const int place = group * at.depth + slot;
+#define SP_DO(F)          \
+    if constexpr (has<F>) \
+        if (item.kind == F) fetch_unit<F>(held ? at.ring + place * SLOT : nullptr, w.data, row, all, at.full + place);
+        SP_FOR_FORMAT(SP_DO)
+#undef SP_DO
+        if (held && ++slot == at.depth) slot = 0, phase ^= 1;
+        if (++set < SETS) return;
+        set = 0, ++unit;
+        if (++stage == work.stages) stage = 0, item = item_at(weights, ++t);
+    }
+};
+
+// The slice of x, by one thread.
+SP_DEVICE void fetch_inputs(const u8* x, const Division& work, int supers, const Layout& at) {
+    const int chunk0 = work.chunk0(), chunks = work.chunks();
+    for (int i = 0; i < chunks; ++i) {
+        const int begin = 2 * (chunk0 + i), from = max(begin, work.first), to = min(begin + 2, work.first + work.stages);
+        const u32 bytes = (to - from) * 4 * TILE;
+        barrier_expect(at.inputs + i, bytes + (MINIMA ? TILE : 0));
+        bulk_load(at.x + (from - work.first) * 4 * TILE, x + i64(from) * 4 * TILE, bytes, at.inputs + i);
+        if constexpr (MINIMA)
+            bulk_load(at.means + i * TILE, x + (i64(supers) * 4 + chunk0 + i) * TILE, TILE, at.inputs + i);
+    }
+}
