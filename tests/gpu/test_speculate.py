@@ -1,8 +1,8 @@
 """Guessing ahead on the device gives the greedy answer token for token, and leaves what plain reading leaves.
 
 A pass over many rows sums in another order than a step over one. Where that changes a token, the two likeliest ones
-must be that close: their gap in the step's logits is within twice the largest difference between the two ways at that
-place, and the two ways agree within the bound of test_model.py.
+must be that close: their gap in the step's logits is within twice the largest difference between the two ways of
+reading all that came before, which agree within the bound of test_model.py.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def next_logits(name: str, kv: str, rotate: bool) -> np.ndarray:
 
 
 class Cheat:
-    """Knows the answer, but errs at one depth of each block, a later one every time.
+    """Knows the answer, but errs at one depth of each block, from `first` on a later one every time.
 
     With `noise` the truth is only among its better guesses.
     """
@@ -88,9 +88,9 @@ class Cheat:
     layers: tuple[int, ...] = ()
     block_size = BLOCK
 
-    def __init__(self, answer: list[int], vocab: int, noise: float = 0.0) -> None:
+    def __init__(self, answer: list[int], vocab: int, first: int = 0, noise: float = 0.0) -> None:
         self._answer, self._vocab, self._noise = answer, vocab, noise
-        self._rng, self._rounds = np.random.default_rng(3), 0
+        self._rng, self._rounds = np.random.default_rng(3), first
 
     def remember(self, features, positions) -> None:
         assert len(features) == len(positions)
@@ -115,12 +115,12 @@ def check(name: str, kv: str, rotate: bool, found: list[int]) -> bool:
         return True
     at = next(i for i, (a, b) in enumerate(zip(found, answer, strict=True)) if a != b)
     assert at, "the first token follows from the prompt"
-    logits, store = read(name, kv, rotate, LIMIT + BLOCK)
-    for i in range(at - 1):
-        decode_step(model, answer[i], START + i, store)
-    chain = np.full(BLOCK, answer[at - 1]), np.arange(BLOCK) - 1, START + at - 1 + np.arange(BLOCK)
-    reader = TreeReader(model, store)
-    together = reader.read_tree(*chain).logits[0].get()
+    _, store = read(name, kv, rotate, LIMIT + BLOCK)
+    reader, chain = TreeReader(model, store), np.arange(BLOCK)
+    for begin in range(0, at, BLOCK):  # as passes read it: full ones, of which the answer's tokens are kept
+        ids = np.resize(answer[begin:at][:BLOCK], BLOCK)
+        together = reader.read_tree(ids, chain - 1, START + begin + chain).logits[(at - 1) % BLOCK].get()
+        reader.keep_path(chain[: at - begin])
     logits, store = read(name, kv, rotate, LIMIT)
     for i in range(at):
         logits = decode_step(model, answer[i], START + i, store)
@@ -139,8 +139,8 @@ def test_answers_are_greedy_ones(name, kv, rotate) -> None:
     """Random drafts, cheats that are right up to every depth, and cheats that are vague."""
     c, answer, equal, lengths = case(name), greedy(name, kv, rotate), [], set()
     assert len(set(answer)) > 3
-    for decoder in DECODERS:
-        guessers = [Cheat(answer, c.gpu.config.vocab), Cheat(answer, c.gpu.config.vocab, 1.2)]
+    for decoder, first in zip(DECODERS, (0, 0, 0, 8, 12, 15), strict=True):
+        guessers = [Cheat(answer, c.gpu.config.vocab, first), Cheat(answer, c.gpu.config.vocab, noise=1.2)]
         if decoder in (DFlash(), DDTree(22)):
             guessers.append(draft(name).begin(c.gpu, START + LIMIT))
         for guesser in guessers:
@@ -157,8 +157,9 @@ def test_answers_are_greedy_ones(name, kv, rotate) -> None:
                 after = decode_step(c.gpu, answer[-1], START + LIMIT - 1, store)
                 assert nmse(after, next_logits(name, kv, rotate)) < BOUND[kv], "the cache holds something else"
     print(f"{name} {kv}: {sum(equal)} of {len(equal)} answers equal, passes of {sorted(lengths)}")
-    assert lengths >= set(range(1, 9))
-    assert sum(equal) > len(equal) // 2
+    # Weights that were trained tell tokens apart; random ones often tie, and nothing is accepted after that.
+    assert (all(equal) and lengths == set(range(1, BLOCK + 1))) or name != "target"
+    assert lengths >= {1, 2, 3, 4}
 
 
 TREE = np.array([-1, 0, 0, 1, 1, 2, 5, 3, 3, 7, 9, 10, 6, 0, 13, 14, 15, 4, 17, 2, 19, 11, 21])
@@ -215,7 +216,7 @@ def test_short_answers_and_early_ends(decoder) -> None:
     model, answer, nodes = case(name).gpu, greedy(name, kv, rotate), decoder.nodes(BLOCK)
 
     def run(limit: int, room: int):
-        guesser = Cheat(answer, model.config.vocab, 0.1)
+        guesser = Cheat(answer, model.config.vocab, noise=0.1)
         logits, store = read(name, kv, rotate, room)
         return speculate(model, guesser, decoder, logits, START, store, limit=limit), store
 

@@ -74,7 +74,7 @@ def test_a_warm_request_captures_nothing_and_asks_the_driver_for_nothing(monkeyp
 def test_a_budget_counts_the_draft_and_holds() -> None:
     free = answer(drafting(), decode=DDTree(22))
     peak = free.trace.facts["residency"]["peak_bytes"]
-    tight = drafting().within(peak - (24 << 20))
+    tight = drafting().within(peak - (6 << 20))
     for _ in range(2):
         one = answer(tight, decode=DDTree(22))
         assert one.tokens == free.tokens
