@@ -32,7 +32,7 @@ START, LIMIT, BLOCK = 120, 44, 16  # crosses a page border
 BOUND = {"f16": 1e-3, "q4_0": 2e-2}
 NAMES = ("target", "tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen35:q8_0")
 CACHES = [("f16", False), ("q4_0", True)]
-DECODERS = [DFlash(), DFlash(3), DDTree(1), DDTree(15), DDTree(22), DDTree(63, 6, chain_seed=False)]
+DECODERS = [DFlash(), DFlash(3), DDTree(1), DDTree(15), DDTree(22), DDTree(63, 6), DDTree(30, 4, chain_seed=False)]
 
 
 @cache
@@ -139,7 +139,7 @@ def test_answers_are_greedy_ones(name, kv, rotate) -> None:
     """Random drafts, cheats that are right up to every depth, and cheats that are vague."""
     c, answer, equal, lengths = case(name), greedy(name, kv, rotate), [], set()
     assert len(set(answer)) > 3
-    for decoder, first in zip(DECODERS, (0, 0, 0, 8, 12, 15), strict=True):
+    for decoder, first in zip(DECODERS, (0, 0, 0, 8, 12, 15, 3), strict=True):
         guessers = [Cheat(answer, c.gpu.config.vocab, first), Cheat(answer, c.gpu.config.vocab, noise=1.2)]
         if decoder in (DFlash(), DDTree(22)):
             guessers.append(draft(name).begin(c.gpu, START + LIMIT))
