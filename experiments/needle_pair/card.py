@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from draft_figures import acceptance_table, depth_table
+from draft_figures import acceptance_table, depth_table, parts_table
 
 
 def rows(path: Path) -> list[dict]:
@@ -58,7 +58,8 @@ def training(results: Path) -> str:
 
 def main(results: Path, assets: Path, cpu_results: Path) -> None:
     target, drafter = rows(results / "eval_target.jsonl"), rows(results / "eval_drafter.jsonl")
-    draft, accepted = rows(results / "eval_draft.jsonl"), rows(cpu_results / "draft.jsonl")
+    parts = {f"part {n}": rows(results / f"eval_draft_{n}.jsonl") for n in (1, 2, 3)}
+    draft, accepted = parts["part 3"], rows(cpu_results / "draft.jsonl")
     shape = rows(results / "train_draft_2.jsonl")[0]["shape"]
     free = next(r for r in target if r["task"] == "multivalue-generated")["values_found"]
     fill = {
@@ -70,6 +71,7 @@ def main(results: Path, assets: Path, cpu_results: Path) -> None:
         "draft_heads": shape["heads"],
         "acceptance": acceptance_table(accepted),
         "by_depth": depth_table(draft),
+        "parts": parts_table(parts),
         "draft_cpu": accepted[0]["machine"]["cpu"],
         "draft_gpu": draft[0]["gpu"],
         "draft_date": accepted[0]["date"][:10],

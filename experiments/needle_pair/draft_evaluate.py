@@ -12,6 +12,7 @@ import json
 import math
 import random
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,8 @@ def main() -> None:
                 "accepted": round(sum(tokens) / sum(passes), 3), "interval": interval(tokens, passes),
                 "fewest": sum(p == math.ceil(t / draft.config.block) for t, p in zip(tokens, passes, strict=True)),
                 "depth_accuracy": by_depth,
-                "seed": plan["seed"], "torch": torch.__version__,
+                "file_sha256": sha256(args.draft.read_bytes()).hexdigest(), "seed": plan["seed"],
+                "torch": torch.__version__,
                 "gpu": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
                 "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "seconds": round(time.time() - started, 2),
             }  # fmt: skip

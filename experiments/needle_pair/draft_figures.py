@@ -61,3 +61,13 @@ def depth_table(records: list[dict]) -> str:
             f"| {low:.2f} to {high:.2f} | {cells} |"
         )
     return "\n".join(out)
+
+
+def parts_table(parts: dict[str, list[dict]]) -> str:
+    """Markdown table of tokens a pass after each part of the training, from `draft_evaluate`'s records of each."""
+    out = ["| task | prompt tokens | kept | " + " | ".join(parts) + " |", "|---" * (3 + len(parts)) + "|"]
+    for same in zip(*parts.values(), strict=True):
+        r = same[0]
+        cells = " | ".join(f"{x['accepted']:.2f} ({x['interval'][0]:.2f} to {x['interval'][1]:.2f})" for x in same)
+        out.append(f"| {r['task']} | {r['length']} | {kept(r)} | {cells} |")
+    return "\n".join(out)
