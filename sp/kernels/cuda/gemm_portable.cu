@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     const u32 full = shared_address(barriers[0]), empty = shared_address(barriers[1]);
     if (threadIdx.x < STAGES) {
         mbarrier_init(full + 8 * threadIdx.x, THREADS);
-        mbarrier_init(empty + 8 * threadIdx.x, WARPS);
+        mbarrier_init(empty + 8 * threadIdx.x, WARPS * WARP_ARRIVALS);
     }
     __syncthreads();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -191,8 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
                     copy_tile(last_stage);
                 }
                 if (ahead == PAIRS * STEPS) {  // all of this tile is in registers, the next load is from the next one
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(empty + 8 * stage);
+                    mbarrier_arrive_warp(empty + 8 * stage, lane);
                     if (next_stage == 0) full_parity ^= 1;
                     if (tile + 1 < k_tiles) mbarrier_wait(full + 8 * next_stage, full_parity);
                 }

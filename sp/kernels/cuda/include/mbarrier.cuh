@@ -1,8 +1,8 @@
 // mbarriers as sm_80 has them, for rings that cp.async fills: warps wait for a stage, not for each other.
 //
 // A ring has two barriers a stage. `full`, counted in threads: each copying thread calls mbarrier_arrive_after_copies once it
-// has started its copies. `empty`, counted in warps: lane 0 arrives when its warp has read the stage. Parity starts at 0 and
-// flips with each use of the stage. PTX ISA 9.7.13.15; hopper.cuh has those of sm_90.
+// has started its copies. `empty`, of WARP_ARRIVALS a warp: mbarrier_arrive_warp when it has read the stage. Parity starts at 0
+// and flips with each use of the stage. PTX ISA 9.7.13.15; hopper.cuh has those of sm_90.
 #pragma once
 #include "mma.cuh"
 
@@ -12,6 +12,19 @@ SP_DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
 
 SP_DEVICE void mbarrier_arrive(u32 barrier) {
     asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(barrier) : "memory");
+}
+
+// Arrivals of a warp. compute-sanitizer's racecheck follows threads, not warps: for it every lane arrives.
+#ifdef SP_DEBUG
+enum { WARP_ARRIVALS = 32 };
+#else
+enum { WARP_ARRIVALS = 1 };
+#endif
+
+// For a warp, all of whose lanes have read.
+SP_DEVICE void mbarrier_arrive_warp(u32 barrier, int lane) {
+    __syncwarp();
+    if (lane < WARP_ARRIVALS) mbarrier_arrive(barrier);
 }
 
 // Arrives when every cp.async this thread has started so far is done; does not wait.
