@@ -68,6 +68,7 @@ def split(
         k_pages,
         v_pages,
         table,
+        len(table),
         *count,
         seen,
         window or 0,

@@ -73,11 +73,11 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["tree", "any"])
 @pytest.mark.parametrize(("fmt", "rotate", "shape"), [(F16, False, TARGET), (Q4_0, True, TARGET), (F16, False, PAIR)])
 @pytest.mark.parametrize(("n", "start"), SIZES)
-def test_trees_against_float64(fmt, rotate, shape, n, start, kind):
+def test_trees_against_float64(fmt, rotate, shape, n, start):
     heads, kv_heads, d = shape
+    kind = "any" if (n + start) % 2 else "tree"
     rng = np.random.default_rng(n + start)
     case = PagedCase.make(rng, start + n, kv_heads, d, fmt, rotate)
     check(case, heads, d, n, seen_of(rng, kind, n), gated=shape is TARGET)
@@ -93,10 +93,10 @@ def test_other_formats_and_shapes(fmt, rotate, heads, kv_heads, d, kind):
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 2048, 10**6])
-@pytest.mark.parametrize(("n", "start"), [(16, 0), (16, 3), (16, 2040), (16, 5000), (64, 300)])
-@pytest.mark.parametrize("kind", ["chain", "block"])
-def test_windows_hide_what_is_further_back(window, n, start, kind):
+@pytest.mark.parametrize(("n", "start"), [(16, 0), (16, 3), (16, 2041), (16, 5000), (64, 301)])
+def test_windows_hide_what_is_further_back(window, n, start):
     heads, kv_heads, d = DRAFT
+    kind = "block" if start % 2 else "chain"
     rng = np.random.default_rng(window + start)
     case = PagedCase.make(rng, start + n, kv_heads, d, F16)
     for page in (case.k_pages, case.v_pages):  # a page that the window does not reach is not looked at

@@ -5,7 +5,7 @@
 //   them all or, with a window, those with total - n + i - j < window. q is first rotated over its d values where ROTATE.
 //
 // Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
-//   page table[j / 128]; `tokens` is added to the count at tokens_at; seen u64 (n,) or null; window 0: none. Rows of a kv head
+//   page table[j / 128], of `blocks`; `tokens` is added to the count at tokens_at; seen u64 (n,) or null; window 0: none. Rows of a kv head
 //   are its n * group query rows, row r being query r / group. partial f16 (kv_heads, splits, rows, D), what each split finds;
 //   states f32 (kv_heads, splits, rows, 2), its reference and its total; rows = gridDim.z QUERIES. attention_combine.cu goes on.
 // Launch: (splits, kv_heads, ceil(n group / QUERIES)) blocks of 32 WARPS threads, QUERIES = 8 WARPS; scale includes log2(e). The
@@ -37,9 +37,16 @@ SP_DEVICE u32 p_place(u32 row, u32 chunk) { return row * P_PITCH + ((chunk ^ (ro
 // The query rows of a kv head.
 struct Rows {
     i32 n, group, heads, kv_head;
+    u32 inverse;  // of the group: at most 64 queries of at most 256 heads have rows that 22 bits divide exactly
 
+    SP_DEVICE Rows(i32 n, i32 heads, i32 kv_heads, i32 kv_head)
+        : n(n), group(heads / kv_heads), heads(heads), kv_head(kv_head), inverse(((1u << 22) + group - 1) / group) {}
     SP_DEVICE bool exists(i32 row) const { return row < n * group; }
-    SP_DEVICE i64 head_row(i32 row) const { return exists(row) ? i64(row / group) * heads + kv_head * group + row % group : -1; }
+    SP_DEVICE i32 query(i32 row) const { return i32(u64(row) * inverse >> 22); }
+    SP_DEVICE i64 head_row(i32 row) const {
+        const i32 at = query(row);
+        return exists(row) ? i64(at) * heads + kv_head * group + row - at * group : -1;
+    }
 };
 
 // The first `count` bits of a word; none if negative.
@@ -55,7 +62,7 @@ SP_DEVICE u64 visible(u64 seen, i32 nearest, i32 own, i32 end) {
 // Eight rows a warp into the tile of queries.
 SP_DEVICE void load_queries(const u16* q, const Rows& rows, i32 first, u32 warp, u32 lane) {
     constexpr int CHUNKS = D / 8;
-#pragma unroll
+#pragma unroll 1
     for (u32 i = lane; i < 8 * CHUNKS; i += 32) {
         const u32 row = 8 * warp + i / CHUNKS, chunk = i % CHUNKS;
         const i64 from = rows.head_row(first + i32(row));
@@ -106,18 +113,28 @@ SP_DEVICE void rotate_queries(u32 a_row, u32 pair, u32 half, int g, int c) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* tokens_at, i32 tokens,
-                const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale) {
+attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks,
+                const i32* tokens_at, i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale) {
+    if (threadIdx.x < 32 && tokens_at) {
+        prefetch_l2(tokens_at);
+        if (i32(threadIdx.x) * 32 < blocks) prefetch_l2(table + threadIdx.x * 32);
+    }
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const i32 kv_head = i32(blockIdx.y), first_row = i32(blockIdx.z) * QUERIES;
+    const Rows rows(n, heads, kv_heads, kv_head);
     wait_for_earlier();
     let_next_start();  // only now: what earlier kernels wrote, attention_combine.cu may read at once
-    tokens += tokens_at ? *tokens_at : 0;
+    const i32 stored = tokens_at ? *tokens_at : 0;
+    load_queries(q, rows, first_row, warp, lane);
+    cp_async_commit();
+    tokens += stored;
     const SplitRange range(tokens, n, window, i32(gridDim.x));
     const i32 begin = range.begin(i32(blockIdx.x)), end = range.end(i32(blockIdx.x)), before = tokens - n;
-    if (begin >= end) return;
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (begin >= end) {
+        cp_async_wait<0>();
+        return;
+    }
     const int g = int(lane) / 4, c = int(lane) % 4;
-    const i32 kv_head = i32(blockIdx.y), first_row = i32(blockIdx.z) * QUERIES, group = heads / kv_heads;
-    const Rows rows = {n, group, heads, kv_head};
 
     u8* unpacked = shared + QUERIES * (PITCH + P_PITCH);
     u8* ring = unpacked + (Q4 ? TILE : 0);
@@ -140,8 +157,6 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
         issued++;
     };
     constexpr int AHEAD = Q4 ? SLOTS : SLOTS - 1;  // units issued before the first is used
-    load_queries(q, rows, first_row, warp, lane);
-    cp_async_commit();
 #pragma unroll 1
     for (int slot = 0; slot < AHEAD; slot++) issue(slot);
     // Wait for the next unit and make room for a later one; returns the tile to read.
@@ -168,7 +183,7 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     i32 nearest[2];  // of the keys before the last n that the window hides
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-        const i32 query = min((pair_row + g + 8 * e) / group, n - 1);
+        const i32 query = min(rows.query(pair_row + g + 8 * e), n - 1);
         bits[e] = seen ? seen[query] : ~0ull >> (63 - query);
         nearest[e] = window ? before + query - window : -1;
     }
@@ -205,16 +220,20 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
             f32 s[KEYS / 16][4];
 #pragma unroll
             for (int j = 0; j < KEYS / 16; j++) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
+            // Loops are unrolled no further than they must: a block with one tile meets every instruction once, and cold.
+#pragma unroll 1
+            for (u32 line = 0; line < 2 * D; line += 128) {
 #pragma unroll
-            for (int k = 0; k < D / 16; k++) {
-                u32 a[4];
-                ldmatrix_x4(a, chunk_at(a_row, 2 * k));
+                for (int k = 0; k < 4; k++) {
+                    u32 a[4];
+                    ldmatrix_x4(a, chunk_at(a_row, 2 * k) + line);
 #pragma unroll
-                for (int j = 0; j < KEYS / 32; j++) {
-                    u32 b[4];
-                    ldmatrix_x4(b, chunk_at(keys, 2 * k) + j * 16 * PITCH);
-                    mma_f16(s[2 * j], a, b[0], b[1]);
-                    mma_f16(s[2 * j + 1], a, b[2], b[3]);
+                    for (int j = 0; j < KEYS / 32; j++) {
+                        u32 b[4];
+                        ldmatrix_x4(b, chunk_at(keys, 2 * k) + line + j * 16 * PITCH);
+                        mma_f16(s[2 * j], a, b[0], b[1]);
+                        mma_f16(s[2 * j + 1], a, b[2], b[3]);
+                    }
                 }
             }
             if (token + KEYS > before || (window && before + n - 1 - token >= window)) {
@@ -264,7 +283,7 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
         }
         const u32 values = next_unit() + v_row;
         if (busy) {
-#pragma unroll
+#pragma unroll 1
             for (int k = 0; k < KEYS / 16; k++) {
                 u32 p[4];
                 ldmatrix_x4(p, chunk_at(p_row, 2 * k));
@@ -304,7 +323,7 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     }
     __syncwarp();
     constexpr int CHUNKS = D / 16;  // of half a row
-#pragma unroll
+#pragma unroll 2
     for (u32 i = lane; i < 16 * CHUNKS; i += 32) {
         const u32 row = i / CHUNKS, chunk = half * CHUNKS + i % CHUNKS;
         *reinterpret_cast<uint4*>(partial + (to + row) * D + chunk * 8) = *reinterpret_cast<const uint4*>(stage + place(row, chunk));

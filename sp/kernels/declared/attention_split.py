@@ -45,6 +45,7 @@ ATTENTION_SPLIT = Kernel(
         "const u8* k_pages",
         "const u8* v_pages",
         "const i32* table",
+        "i32 blocks",
         "const i32*? tokens_at",
         "i32 tokens",
         "const u64*? seen",
