@@ -15,7 +15,6 @@ from sp.commands.bench import bench_app
 from sp.commands.bench_decode import bench_decode
 from sp.commands.bench_drafter import bench_drafter
 from sp.commands.bench_llama_cpp import bench_llama_cpp
-from sp.commands.bench_passes import bench_passes
 from sp.commands.bench_ttft import bench_ttft
 from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
@@ -53,7 +52,6 @@ app.command()(report)
 app.add_typer(kernels_app, name="kernels")
 bench_app.command("decode")(bench_decode)
 bench_app.command("drafter")(bench_drafter)
-bench_app.command("passes")(bench_passes)
 bench_app.command("ttft")(bench_ttft)
 bench_app.command("llama-cpp")(bench_llama_cpp)
 app.add_typer(bench_app, name="bench")
