@@ -99,8 +99,7 @@ def test_few_queries(benchmark, d, kv, n, tokens):
     q, total = queries(n, d), cupy.array([tokens], cupy.int32)
     wide = cupy.full((n, HEADS[d][0], 2 * d), 0x3F80, cupy.uint16)
     block = d if fmt is Q4_0 else 0
-    split = ("attention_portable.cu", "attention_combine.cu", *(["gate_output.cu"] if fmt is Q4_0 else []))
-    sources = ("attention_decode.cu",) if n == 1 else split
+    sources = ("attention_decode.cu",) if n == 1 else ("attention_split.cu", "attention_combine.cu")
     measure(
         benchmark,
         "attention_few",

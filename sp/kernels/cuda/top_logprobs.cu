@@ -87,11 +87,19 @@ top_logprobs(const f32* logits, u64* candidates, f32* sums, u32* arrivals, i32* 
     const volatile u64* all = candidates + i64(row) * slices * k;
     for (i32 i = thread; i < slices * k; i += THREADS) pool[i] = all[i];
     const volatile f32* found_sums = sums + i64(row) * slices * 2;
+    f32 high[2], part[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const i32 at = thread % 32 + 32 * i;
+        high[i] = from_ordered(0);
+        if (at < slices) high[i] = found_sums[2 * at], part[i] = found_sums[2 * at + 1];
+    }
+    highest = warp_max(fmaxf(high[0], high[1])), sum = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (part[i] > 0) sum += high[i] == highest ? part[i] : part[i] * expf(high[i] - highest);
+    const f32 logarithm = logf(warp_sum(sum));
     __syncthreads();
-    highest = from_ordered(0), sum = 0;
-    for (i32 i = 0; i < slices; i++) highest = fmaxf(highest, found_sums[2 * i]);
-    for (i32 i = 0; i < slices; i++) sum += found_sums[2 * i + 1] * expf(found_sums[2 * i] - highest);
-    const f32 logarithm = logf(sum);
     u64 taken = ~0ull;
     for (int i = 0; i < k; i++) {
         best = 0;
