@@ -7,9 +7,9 @@
 #include "mma.cuh"
 
 #define STEPS (HEAD_DIM / 16)
+#define HALF (STEPS / 2)
 #define ROWS (2 * NODES)
 #define PART (HEAD_DIM + 8)  // no two rows of eight begin in the same banks
-#define GRAM_TILES ((NODES / 8 + WARPS - 1) / WARPS)  // of 8 nodes' keys, for a warp, or one less
 
 template <int COUNT>
 SP_DEVICE void load_words(u32* words, const void* source) {
@@ -44,39 +44,44 @@ SP_DEVICE void store_parts(u16* target, const f32 (&values)[E]) {
     }
 }
 
-// acc += rows of a tile (16 at `rows`, ldmatrix addresses) times two 16 x 8 tiles of B, and times TILES of keys (at `keys`,
-// every WARPS-th one); products of parts i and j with i + j < LIMIT. Even and odd steps are summed apart.
-template <int LIMIT, int TILES>
-SP_DEVICE void multiply(f32 (&acc)[2][2 + GRAM_TILES][4], u32 rows, const u32 (&B)[STEPS][2][3][2], u32 keys) {
+// acc += rows of a tile (16, half of their keys; at `rows`, ldmatrix addresses) times two 16 x 8 tiles of B: the products of
+// parts i and j with i + j < LIMIT. Sums of even and odd steps are kept apart: the tensor cores work on four at a time.
+template <int LIMIT>
+SP_DEVICE void multiply(f32 (&acc)[2][2][4], u32 rows, const u32 (&B)[HALF][2][3][2]) {
+#pragma unroll
+    for (int step = 0; step < HALF; step += 2) {
+        u32 A[2][LIMIT][4];
+#pragma unroll
+        for (int i = 0; i < LIMIT; ++i)
+#pragma unroll
+            for (int s = 0; s < 2; ++s) ldmatrix_x4(A[s][i], rows + 2 * (i * ROWS * PART + (step + s) * 16));
+#pragma unroll
+        for (int i = 0; i < LIMIT; ++i)
+#pragma unroll
+            for (int j = 0; i + j < LIMIT; ++j)
+#pragma unroll
+                for (int s = 0; s < 2; ++s)
+#pragma unroll
+                    for (int tile = 0; tile < 2; ++tile)
+                        mma_bf16(acc[s][tile], A[s][i], B[step + s][tile][j][0], B[step + s][tile][j][1]);
+    }
+}
+
+// The same with the keys of eight nodes (at `keys`) in place of B, over all steps; in four sums.
+template <int LIMIT>
+SP_DEVICE void multiply_keys(f32 (&acc)[4][4], u32 rows, u32 keys) {
+    int sum = 0;
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-        u32 A[LIMIT][4], K[TILES + 1][LIMIT][2];
+        u32 A[LIMIT][4], K[LIMIT][2];
 #pragma unroll
         for (int i = 0; i < LIMIT; ++i) {
             ldmatrix_x4(A[i], rows + 2 * (i * ROWS * PART + step * 16));
-#pragma unroll
-            for (int tile = 0; tile < TILES; ++tile)
-                ldmatrix_x2(K[tile][i], keys + 2 * (i * ROWS * PART + tile * WARPS * 8 * PART + step * 16));
+            ldmatrix_x2(K[i], keys + 2 * (i * ROWS * PART + step * 16));
         }
 #pragma unroll
         for (int i = 0; i < LIMIT; ++i)
 #pragma unroll
-            for (int j = 0; i + j < LIMIT; ++j) {
-#pragma unroll
-                for (int tile = 0; tile < 2; ++tile)
-                    mma_bf16(acc[step % 2][tile], A[i], B[step][tile][j][0], B[step][tile][j][1]);
-#pragma unroll
-                for (int tile = 0; tile < TILES; ++tile)
-                    mma_bf16(acc[step % 2][2 + tile], A[i], K[tile][j][0], K[tile][j][1]);
-            }
+            for (int j = 0; i + j < LIMIT; ++j) mma_bf16(acc[sum++ % 4], A[i], K[j][0], K[j][1]);
     }
-}
-
-// The same for a number of tiles that differs from warp to warp.
-template <int LIMIT>
-SP_DEVICE void multiply(f32 (&acc)[2][2 + GRAM_TILES][4], u32 rows, const u32 (&B)[STEPS][2][3][2], u32 keys, i32 tiles) {
-    if (tiles == GRAM_TILES)
-        multiply<LIMIT, GRAM_TILES>(acc, rows, B, keys);
-    else
-        multiply<LIMIT, GRAM_TILES - 1>(acc, rows, B, keys);
 }
