@@ -18,7 +18,7 @@ pytest.importorskip("prometheus_client")
 
 import serving as tool  # noqa: E402
 
-from sp.pipeline import Pipeline  # noqa: E402
+from sp.pipeline import Pipeline, embedded  # noqa: E402
 from sp.serve.messages import chat_prompt  # noqa: E402
 
 TASKS = [(f"{a}-{b}", 1000003 * n + 1000000) for n, (a, b) in enumerate((a, b) for a in ("quiet", "cloudy", "amber")
@@ -79,6 +79,19 @@ def test_under_load_every_answer_is_the_pipelines_own_and_memory_comes_back(pair
             gc.collect()
             used.append(pool.used_bytes())
         assert used[1] <= used[0]
+
+
+def test_answers_do_not_depend_on_how_they_are_decoded_nor_on_who_leaves(pair: Pipeline) -> None:
+    expected = [own_answer(pair, number) for number in range(3)]
+    with tool.serving(pair.with_draft(embedded("draft"))) as server, httpx.Client(base_url=server.url) as http:
+        for number, decode in ((n, how) for how in ("ddtree", "greedy", "dflash", "ddtree") for n in range(3)):
+            given = body(number, sp={"compress": "always", "decode": decode})
+            with http.stream("POST", "/v1/chat/completions", json=given | {"stream": True}, timeout=60) as reply:
+                next(reply.iter_bytes())  # and away in the middle of an answer
+            reply = http.post("/v1/chat/completions", json=given, timeout=60).json()
+            assert reply["choices"][0]["message"]["content"] == expected[number]
+            length = reply["usage"]["sp"]["acceptance_length"]
+            assert (length is None) == (decode == "greedy")
 
 
 def test_a_full_card_refuses_one_request_and_serves_the_next(pair: Pipeline) -> None:
