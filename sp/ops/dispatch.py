@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sp.kernels.declared.gemm_few_sm90 import UNIT_BYTES
 from sp.kernels.path import current_path
 from sp.ops.gemm_few import fits
 from sp.ops.gemv import held
@@ -26,6 +27,8 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 MATMUL = {"sm_90a": "gemm_sm90", "portable": "gemm_portable"}
 HELD_AT_LEAST = 8
 """Where fewer tokens than this fit in a launch of the decode kernel, its passes do not pay."""
+DRAFTS = range(9, 65)
+"""Rows of x for which K-quants take the Hopper kernel for few tokens, whatever the table says of the others."""
 
 
 @cache
@@ -84,11 +87,14 @@ def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> str:
 def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: int) -> str:
     """The kernel for the product of `tokens` rows with weights that share them, as far as its shared memory has room.
 
-    Decided by the largest of the weights. `norm` and `epilogue` as in `sp.ops.gemv`.
+    Decided by the largest of the weights; "gemm_few_sm90" means "gemm_few" for those among them that are no K-quants.
+    `norm` and `epilogue` as in `sp.ops.gemv`.
     """
     largest = max(weights, key=lambda w: w.nbytes)
     path, kinds = current_path(), tuple(w.format.ggml_type for w in weights)
     out, width = largest.shape
+    if path == "sm_90a" and tokens in DRAFTS and largest.format.ggml_type in UNIT_BYTES:
+        return "gemm_few_sm90"
     kernel = kernel_for(tokens, largest.format.ggml_type, out, width, path)
     if kernel == "gemv" and held(tokens, width, kinds, norm, epilogue) < min(tokens, HELD_AT_LEAST):
         kernel = "gemm_few"
