@@ -22,7 +22,6 @@
 extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     delta_keep(const u64* memories, const f32* keys, const f32* added, const f32* decays, const u16* inputs,
                const i32* path, const i32* kept, i32 nodes, i32 key_heads, i32 value_heads) {
-    __shared__ i32 line[MOST];
     __shared__ f32 logs[MOST];
     __shared__ __align__(16) f32 k[BATCH][KEYS], u[BATCH][HEAD_DIM];
     const i32 thread = threadIdx.x;
@@ -37,20 +36,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     for (int i = 0; i < 8; ++i) S[i] = own[i * (HEAD_DIM / 4)];
     const i32 n = *kept;
     if (n == 0) return;
-    if (thread < n) {
-        line[thread] = path[thread];
-        logs[thread] = decays[(layer * nodes + path[thread]) * value_heads + p];
-    }
-    __syncthreads();
+    if (thread < n) logs[thread] = decays[(layer * nodes + path[thread]) * value_heads + p];
     f32 whole = 0.0f, rest = 0.0f;  // logs of the decays of the whole path, and behind the node at hand
     for (i32 end = n; end > 0; end -= BATCH) {
         const i32 start = max(end - BATCH, 0), batch = end - start;
         for (i32 item = thread; item < batch * KEYS; item += THREADS) {
-            const i64 node = layer * nodes + line[start + item / KEYS];
+            const i64 node = layer * nodes + path[start + item / KEYS];
             k[item / KEYS][item % KEYS] = keys[(node * key_heads + p % key_heads) * HEAD_DIM + from + item % KEYS];
         }
         for (i32 item = thread; item < batch * HEAD_DIM; item += THREADS) {
-            const i64 node = layer * nodes + line[start + item / HEAD_DIM];
+            const i64 node = layer * nodes + path[start + item / HEAD_DIM];
             u[item / HEAD_DIM][item % HEAD_DIM] = added[(node * value_heads + p) * HEAD_DIM + item % HEAD_DIM];
         }
         __syncthreads();
@@ -87,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
 #pragma unroll
         for (int j = 0; j < 3; ++j)
             past[j] = n + j < 3 ? history[(n + j) * channels + c]
-                                : f32_from_bf16(inputs[(layer * nodes + line[n + j - 3]) * channels + c]);
+                                : f32_from_bf16(inputs[(layer * nodes + path[n + j - 3]) * channels + c]);
 #pragma unroll
         for (int j = 0; j < 3; ++j) history[j * channels + c] = past[j];
     }
