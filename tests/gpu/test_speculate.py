@@ -27,7 +27,7 @@ from sp.models.synthetic import write_random
 from sp.models.tree import LayerFeatures, TreeReader
 from sp.ops.draw_tokens import draw_tokens, token_shares
 
-pytestmark = pytest.mark.no_sanitizer  # the captures allocate
+captures = pytest.mark.no_sanitizer  # for they allocate
 START, LIMIT, BLOCK = 120, 44, 16  # crosses a page border
 BOUND = {"f16": 1e-3, "q4_0": 2e-2}
 NAMES = ("target", "tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen35:q8_0")
@@ -133,6 +133,7 @@ def check(name: str, kv: str, rotate: bool, found: list[int]) -> bool:
     return False
 
 
+@captures
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("kv", "rotate"), CACHES)
 def test_answers_are_greedy_ones(name, kv, rotate) -> None:
@@ -210,6 +211,7 @@ def test_every_branch_is_the_branch_read_alone(name, kv, rotate) -> None:
     assert max(worst.values()) < BOUND[kv]
 
 
+@captures
 @pytest.mark.parametrize("decoder", [DFlash(), DDTree(22)], ids=repr)
 def test_short_answers_and_early_ends(decoder) -> None:
     name, kv, rotate = "tiny-qwen35:q8_0", "f16", False
@@ -237,6 +239,7 @@ def test_short_answers_and_early_ends(decoder) -> None:
         list(stream)
 
 
+@captures
 def test_memory_comes_back() -> None:
     name, pool, used = "tiny-qwen35:q8_0", cupy.get_default_memory_pool(), []
     for _ in range(4):
@@ -249,6 +252,7 @@ def test_memory_comes_back() -> None:
     assert used[-1] == used[1]
 
 
+@captures
 def test_almost_cold_samples_are_greedy() -> None:
     name, kv, rotate = "tiny-qwen35:q4_k_m", "f16", False
     model, answer, decoder = case(name).gpu, greedy(name, kv, rotate), DFlash(temperature=1e-4)
