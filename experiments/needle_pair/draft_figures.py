@@ -37,13 +37,15 @@ def kept(record: dict) -> str:
 
 def acceptance_table(records: list[dict]) -> str:
     """Markdown table of `draft_accept`'s records."""
-    names = "decode|task|prompt tokens|kept|n|tokens a pass|interval|whole answer in one pass|equal to greedy"
-    out = ["| " + " | ".join(names.split("|")) + " |", "|---" * 9 + "|"]
+    names = (
+        "decode|task|prompt tokens|kept|n|tokens an answer|tokens a pass|interval|answers in one pass|equal to greedy"
+    )
+    out = ["| " + " | ".join(names.split("|")) + " |", "|---" * 10 + "|"]
     for r in records:
         low, high = r["interval"]
         out.append(
-            f"| {r['decode']} | {r['task']} | {r['length']} | {kept(r)} | {r['n']} | {r['accepted']:.2f} "
-            f"| {low:.2f} to {high:.2f} | {r['one_pass']} | {r['equal']} |"
+            f"| {r['decode']} | {r['task']} | {r['length']} | {kept(r)} | {r['n']} | {r['tokens'] / r['n']:.1f} "
+            f"| {r['accepted']:.2f} | {low:.2f} to {high:.2f} | {r['one_pass']} | {r['equal']} |"
         )
     return "\n".join(out)
 
@@ -51,14 +53,16 @@ def acceptance_table(records: list[dict]) -> str:
 def depth_table(records: list[dict]) -> str:
     """Markdown table of `draft_evaluate`'s records: how often the guess at each depth is right, from any token on."""
     depths = list(records[0]["depth_accuracy"])
-    out = ["| task | prompt tokens | kept | n | tokens a pass | interval | " + " | ".join(depths) + " |"]
-    out.append("|---" * (6 + len(depths)) + "|")
+    out = [
+        "| task | prompt tokens | kept | n | tokens an answer | tokens a pass | interval | " + " | ".join(depths) + " |"
+    ]
+    out.append("|---" * (7 + len(depths)) + "|")
     for r in records:
         low, high = r["interval"]
         cells = " | ".join("" if (a := r["depth_accuracy"][d]) is None else f"{100 * a:.0f} %" for d in depths)
         out.append(
-            f"| {r['task']} | {r['length']} | {kept(r)} | {r['right']} of {r['n']} | {r['accepted']:.2f} "
-            f"| {low:.2f} to {high:.2f} | {cells} |"
+            f"| {r['task']} | {r['length']} | {kept(r)} | {r['right']} of {r['n']} "
+            f"| {r['tokens'] / r['right']:.1f} | {r['accepted']:.2f} | {low:.2f} to {high:.2f} | {cells} |"
         )
     return "\n".join(out)
 
