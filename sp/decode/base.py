@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class Tree:
     tokens: Ints
     parents: Ints
 
-    @property
+    @cached_property
     def depths(self) -> Ints:
         """Tokens of the tree before each one on its path."""
         depths = np.zeros(len(self.parents), np.int64)

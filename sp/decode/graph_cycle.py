@@ -18,7 +18,7 @@ from sp.decode.cycle import Cycle, Guesser
 from sp.kernels import import_cupy
 from sp.models import Cache, Model
 from sp.models.blocks import Nodes
-from sp.models.forward import checked
+from sp.models.forward import check_context
 from sp.models.replay import Lane, Replay
 from sp.models.tree import MOST_NODES, TreePass, ancestry
 from sp.ops.feature_rows import pick_features
@@ -45,16 +45,19 @@ class GraphCycle(Cycle):
         """See `Cycle`."""
         n, nodes = len(tree.tokens), self._nodes
         assert n <= nodes, f"a tree of {n} nodes for graphs of {nodes}"
-        ids, positions = checked(self._model, tree.tokens, position + tree.depths, self._cache, 1, 1)
+        positions = position + tree.depths
+        check_context(self._model, positions)
         self._cache.reserve(nodes)
-        for name, values in (("ids", ids), ("positions", positions), ("seen", ancestry(tree.parents))):
+        for name, values in (("ids", tree.tokens), ("positions", positions), ("seen", ancestry(tree.parents))):
             self._tree.host[name][:n] = values
             self._tree.host[name][n:] = values[0]
         self._tree.host["seen"][n:] |= np.uint64(1) << np.arange(n, nodes, dtype=np.uint64)
         self._tree.send()
-        if self._reading.ready:
+        counting = self._reading.ready
+        seen = self._reading(self._read)
+        if counting:  # while the device is at work
             self._cache.count(nodes)
-        return self._reading(self._read)
+        return seen
 
     def keep(self, path: Ints) -> None:
         """See `Cycle`."""

@@ -352,7 +352,7 @@ class Cache:
     @property
     def tokens(self) -> int:
         """Tokens all layers have read; PromptError when they differ, as they do after a release."""
-        lengths = {self.length(i) for i in range(self.config.layers)}
+        lengths = {layer.tokens for layer in self._layers.values()} | {state.tokens for state in self._states.values()}
         if len(lengths) > 1 or any(layer.released for layer in self._layers.values()):
             raise PromptError("layers of this cache hold different tokens (released or half read); reset() it first")
         return lengths.pop()

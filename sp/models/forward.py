@@ -151,12 +151,7 @@ def checked(model: Model, ids: Ints, positions: Ints, cache: Cache, chunk: int, 
         raise PromptError(f"token ids and positions must be integers, not {ids.dtype} and {positions.dtype}")
     if positions.shape != ids.shape:
         raise PromptError(f"{positions.size} positions for {ids.size} tokens; give one position a token")
-    context = model.config.context
-    if positions.min() < 0 or positions.max() >= context:
-        raise PromptError(
-            f"position {int(positions.max() if positions.min() >= 0 else positions.min())} is outside the model's "
-            f"context of {context} tokens; shorten the prompt"
-        )
+    check_context(model, positions)
     model.check_ids(ids)
     if cache.tokens + ids.size > cache.capacity:
         raise PromptError(
@@ -164,3 +159,13 @@ def checked(model: Model, ids: Ints, positions: Ints, cache: Cache, chunk: int, 
             "make the cache larger or the prompt shorter"
         )
     return ids.astype(np.int64), positions.astype(np.int64)
+
+
+def check_context(model: Model, positions: Ints) -> None:
+    """PromptError for positions (n,) outside of what the model was made for."""
+    first, last, context = int(positions.min()), int(positions.max()), model.config.context
+    if first < 0 or last >= context:
+        raise PromptError(
+            f"position {last if first >= 0 else first} is outside the model's context of {context} tokens; "
+            "shorten the prompt"
+        )
