@@ -19,6 +19,7 @@ from sp.quant import F16, Q4_0  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
 TARGET, DRAFT, PAIR = (24, 4, 256), (32, 8, 128), (12, 2, 128)  # query heads, KV heads, head size
+captures = pytest.mark.no_sanitizer  # there every launch is waited for
 MASKS = ("tree", "chain", "star", "block", "any")
 
 
@@ -127,6 +128,7 @@ def test_a_chain_is_causal_attention(fmt, rotate, n):
     assert nmse(got, to_float64(causal)) < BOUND
 
 
+@captures
 def test_one_graph_serves_every_mask_and_length():
     rng = np.random.default_rng(0)
     n, start = 16, 2500
@@ -164,18 +166,25 @@ def test_one_graph_serves_every_mask_and_length():
 
 
 @pytest.mark.parametrize(("fmt", "kv_heads", "d"), [(F16, 4, 256), (Q4_0, 4, 256), (F16, 8, 128), (Q4_0, 1, 64)])
-def test_moves_are_those_of_the_twin(fmt, kv_heads, d):
+@pytest.mark.parametrize("graph", [False, pytest.param(True, marks=captures)])
+def test_moves_are_those_of_the_twin(fmt, kv_heads, d, graph):
     rng = np.random.default_rng(d)
     pools = [rng.integers(0, 256, (12, 128, kv_heads, fmt.row_bytes(d)), np.uint8) for _ in range(2)]
     tables = rng.permutation(12).reshape(3, 4)
     path, kept, total = cp.zeros(64, np.int32), cp.zeros(1, np.int32), cp.zeros(1, np.int32)
     device, on_device = [cp.asarray(pool) for pool in pools], cp.asarray(tables.astype(np.int32))
-    stream = cp.cuda.Stream(non_blocking=True)
-    kv_move(*device, on_device, total + 64, 64, path, kept)
-    with stream:
-        stream.begin_capture()
+
+    def move():
         kv_move(*device, on_device, total, 64, path, kept)
-        graph = stream.end_capture()
+
+    if graph:
+        total.fill(64)
+        move()
+        stream = cp.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            move()
+            captured = stream.end_capture()
     for length, count in ((130, 1), (400, 9), (64, 64), (150, 17), (500, 0), (300, 33), (448, 5)):
         nodes = np.sort(rng.permutation(64)[: max(count, 1)])
         nodes -= nodes[0] * (count % 2)
@@ -183,8 +192,11 @@ def test_moves_are_those_of_the_twin(fmt, kv_heads, d):
         kept.fill(count)
         total.fill(length)
         cp.cuda.Device().synchronize()
-        graph.launch(stream)
-        stream.synchronize()
+        if graph:
+            captured.launch(stream)
+            stream.synchronize()
+        else:
+            move()
         kv_move(*pools, tables, length, 64, nodes, count)
         for mine, twin in zip(device, pools, strict=True):
             np.testing.assert_array_equal(mine.get(), twin)

@@ -5,7 +5,7 @@
 //
 // Layouts: partial f16 (kv_heads, splits, rows, d); states f32 (kv_heads, splits, rows, 2) of (reference, total); row r of a kv
 //   head is query r / group, head r % group of the group; wide (n, heads, 2 d) bf16 or null; out (n, heads, d) bf16.
-// Launch: n * heads blocks of WARPS warps, a block a row; a warp sums every WARPS-th split, and the first one what these found,
+// Launch: n * heads blocks of WARPS warps, a block a row; a warp sums every WARPS-th split, and then what all found of 64 values,
 //   always in the same order. tokens_at, tokens, window as for attention_split. 16-byte aligned arrays. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256; ROTATE; FINISH.
 #include "early.cuh"
@@ -14,6 +14,7 @@
 #include "split_range.cuh"
 
 constexpr int WARPS = 4;
+constexpr u32 ALL = 0xffffffffu;
 constexpr int TOGETHER = 9;  // splits a warp reads at once; one trip for 33 splits, 4 kv heads on 132 multiprocessors
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -23,8 +24,9 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
     const i32 lane = i32(threadIdx.x) % 32, warp = i32(threadIdx.x) / 32;
     const i32 at = i32(blockIdx.x), group = heads / kv_heads;
     const i32 kv_head = at % heads / group, row = at / heads * group + at % group;
-    HeadWords open = {};
-    if (FINISH && wide && warp == 0) open = reinterpret_cast<const HeadWords*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[lane];
+    u32 open = 0;  // two of the gate's values
+    if (FINISH && wide && 64 * warp < HEAD_DIM)
+        open = reinterpret_cast<const u32*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[32 * warp + lane];
     tokens += tokens_at ? *tokens_at : 0;
     const i32 used = SplitRange(tokens, n, window, splits).used();
     wait_for_earlier();  // for attention_split alone, which let this kernel start when all before it was done
@@ -59,26 +61,36 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
                 r.x[j] += weight * (j % 2 ? high_f16(words[i].w[j / 2]) : low_f16(words[i].w[j / 2]));
         }
     }
-    __shared__ f32 sums[WARPS][HEAD_DIM];
+    __shared__ __align__(16) f32 sums[WARPS][HEAD_DIM];
     __shared__ float2 found[WARPS];
 #pragma unroll
-    for (int j = 0; j < E; j++) sums[warp][j * 32 + lane] = r.x[j];
+    for (int j = 0; j < E; j++) sums[warp][lane * E + j] = r.x[j];
     if (lane == 0) found[warp] = make_float2(highest, total);
     __syncthreads();
-    if (warp > 0) return;
+    // From here on a warp has a block of 64 values, two a lane.
+    if (64 * warp >= HEAD_DIM) return;
+    const i32 dim = 64 * warp + 2 * lane;
 #pragma unroll
-    for (int i = 1; i < WARPS; i++) highest = fmaxf(highest, found[i].x);
-    r = {}, total = 0;
+    for (int i = 0; i < WARPS; i++) highest = fmaxf(highest, found[i].x);
+    f32 x = 0, y = 0;
+    total = 0;
 #pragma unroll
     for (int i = 0; i < WARPS; i++) {
         const f32 weight = exp2_fast(found[i].x - highest);
-        total += weight * found[i].y;
-#pragma unroll
-        for (int j = 0; j < E; j++) r.x[j] += weight * sums[i][j * 32 + lane];
+        const float2 values = *reinterpret_cast<const float2*>(&sums[i][dim]);
+        total += weight * found[i].y, x += weight * values.x, y += weight * values.y;
     }
+    f32 factor = 1.0f / total;
+    if (FINISH && ROTATE) {
+        const f32 sum = x + y;
+        y = x - y, x = sum, factor *= 0.125f;
 #pragma unroll
-    for (int j = 0; j < E; j++) r.x[j] /= total;
-    if (FINISH && ROTATE) hadamard<64>(r, u32(lane));
-    if (FINISH && wide) gate(r, open);
-    store_bf16(out + i64(at) * HEAD_DIM, r, u32(lane));
+        for (int step = 1; step < 32; step *= 2) {
+            const f32 a = __shfl_xor_sync(ALL, x, step), b = __shfl_xor_sync(ALL, y, step);
+            x = lane & step ? a - x : x + a, y = lane & step ? b - y : y + b;
+        }
+    }
+    x *= factor, y *= factor;
+    if (FINISH && wide) x /= 1.0f + __expf(-low_bf16(open)), y /= 1.0f + __expf(-high_bf16(open));
+    *reinterpret_cast<u32*>(out + i64(at) * HEAD_DIM + dim) = pack_bf16(x, y);
 }

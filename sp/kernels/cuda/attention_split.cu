@@ -11,7 +11,8 @@
 // Launch: (splits, kv_heads, ceil(n group / QUERIES)) blocks of 32 WARPS threads, QUERIES = 8 WARPS; scale includes log2(e). The
 //   grid may stay while the cache grows.
 // Needs: 16-byte aligned arrays, 1 <= n <= 64, tokens >= n. Slots past the last token may hold NaN. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; Q4; ROTATE; WARPS, even; SLOTS of the ring; BLOCKS (of a multiprocessor).
+// Defines: HEAD_DIM 64, 128, 256; Q4; ROTATE; WARPS, even; SLOTS of the ring; BLOCKS (of a multiprocessor); AHEAD, with Q4: two
+//   unpacked tiles, one of keys and one of values, the next being unpacked while the other is at work.
 //
 // A block takes all rows it can of a kv head, so that a byte of the cache is read and unpacked once, and few keys: what each block
 // finds is normalised and fits f16. A pair of warps owns 16 rows: each takes the scores of half the keys of a tile and, when the
@@ -28,7 +29,7 @@ constexpr int PAIRS = WARPS / 2, QUERIES = 16 * PAIRS;
 constexpr int P_PITCH = 2 * KEYS;  // bytes from row to row of probabilities
 constexpr u32 ALL = 0xffffffffu;
 
-extern __shared__ __align__(128) u8 shared[];  // queries | probabilities | Q4: the unpacked tile | ring
+extern __shared__ __align__(128) u8 shared[];  // queries | probabilities | Q4: one or two unpacked tiles | ring
 
 SP_DEVICE void pair_barrier(u32 pair) { asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory"); }
 
@@ -137,7 +138,7 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     const int g = int(lane) / 4, c = int(lane) % 4;
 
     u8* unpacked = shared + QUERIES * (PITCH + P_PITCH);
-    u8* ring = unpacked + (Q4 ? TILE : 0);
+    u8* ring = unpacked + (Q4 ? (1 + AHEAD) * TILE : 0);
     const u32 ring_address = shared_address(ring), token_bytes = u32(kv_heads) * ROW;
     // Units 2 s and 2 s + 1 are K and V of the s-th tile.
     const i32 steps = (end - begin + KEYS - 1) / KEYS;
@@ -156,13 +157,13 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
         cp_async_commit();
         issued++;
     };
-    constexpr int AHEAD = Q4 ? SLOTS : SLOTS - 1;  // units issued before the first is used
+    constexpr int FIRST = Q4 ? SLOTS : SLOTS - 1;  // units issued before any is used
 #pragma unroll 1
-    for (int slot = 0; slot < AHEAD; slot++) issue(slot);
+    for (int slot = 0; slot < FIRST; slot++) issue(slot);
     // Wait for the next unit and make room for a later one; returns the tile to read.
-    int slot = 0;
+    int slot = 0, used = 0;
     const auto next_unit = [&]() {
-        cp_async_wait<AHEAD - 1>();
+        cp_async_wait<FIRST - 1 - AHEAD>();  // AHEAD: the unit after the next as well
         __syncthreads();
         const int now = slot;
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -170,10 +171,16 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
             issue(now == 0 ? SLOTS - 1 : now - 1);
             return ring_address + now * UNIT;
         }
-        unpack(unpacked, ring + now * UNIT);
-        __syncthreads();
+        if (!AHEAD) {
+            unpack(unpacked, ring + now * UNIT);
+            __syncthreads();
+        }
         issue(now);
-        return shared_address(unpacked);
+        return shared_address(unpacked) + (AHEAD ? used++ % 2 * TILE : 0);
+    };
+    // With AHEAD every thread does its part of this once between one call of next_unit and the next.
+    const auto unpack_next = [&](bool mine) {
+        if (AHEAD && mine && used < 2 * steps) unpack(unpacked + used % 2 * TILE, ring + slot * UNIT);
     };
 
     const u32 pair = warp / 2, half = warp % 2;
@@ -208,14 +215,22 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     };
 
     if (ROTATE) {
-        cp_async_wait<AHEAD>();  // of queries a pair reads what it copied
+        cp_async_wait<FIRST>();  // of queries a pair reads what it copied
         pair_barrier(pair);
         rotate_queries(a_row, pair, half, g, c);
     }
 
+    if (AHEAD) {
+        cp_async_wait<FIRST - 1>();
+        __syncthreads();
+        unpack_next(true);
+    }
+    const bool early = pair % 2;  // so that some unpack while others keep the matrix units busy
+
 #pragma unroll 1
     for (i32 token = begin; token < end; token += KEYS) {
         const u32 keys = next_unit() + k_row;
+        unpack_next(early);
         if (busy) {
             f32 s[KEYS / 16][4];
 #pragma unroll
@@ -281,7 +296,9 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
             }
             pair_barrier(pair);
         }
+        unpack_next(!early);
         const u32 values = next_unit() + v_row;
+        unpack_next(early);
         if (busy) {
 #pragma unroll 1
             for (int k = 0; k < KEYS / 16; k++) {
@@ -296,6 +313,7 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
                 }
             }
         }
+        unpack_next(!early);
     }
     cp_async_wait<0>();
     if (!busy) return;

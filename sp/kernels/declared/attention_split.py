@@ -17,6 +17,7 @@ def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = 
     most = 9 if roomy else 8 if not wide else 4 if packed else 3
     tiles = -(-rows // 16)
     pairs = -(-tiles // -(-tiles // most))
+    pairs = next(size for size in (1, 2, 3, 4, 6, 8, 9) if size >= pairs)  # few variants to compile
     return {
         "HEAD_DIM": head_dim,
         "Q4": int(packed),
@@ -24,6 +25,7 @@ def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = 
         "WARPS": 2 * pairs,
         "SLOTS": 4 if roomy and (packed or not wide or pairs > 4) else 2 if wide else 3,
         "BLOCKS": max(1, 8 // pairs),
+        "AHEAD": int(packed and roomy),
     }
 
 
@@ -33,8 +35,8 @@ def queries(defines: Defines) -> int:
 
 
 def _shared_bytes(defines: Defines) -> int:
-    probabilities = queries(defines) * 2 * KEYS
-    return shared_bytes(defines, queries(defines)) + probabilities
+    probabilities, tile = queries(defines) * 2 * KEYS, KEYS * 2 * int(defines["HEAD_DIM"])
+    return shared_bytes(defines, queries(defines)) + probabilities + int(defines["AHEAD"]) * tile
 
 
 ATTENTION_SPLIT = Kernel(
