@@ -15,10 +15,10 @@ import numpy as np
 from sp.arrays import Ints
 from sp.decode.base import Tree
 from sp.decode.cycle import Cycle, Guesser
-from sp.kernels import import_cupy
 from sp.models import Cache, Model
 from sp.models.blocks import Nodes
 from sp.models.forward import check_context
+from sp.models.mailbox import Mailbox
 from sp.models.replay import Lane, Replay
 from sp.models.tree import MOST_NODES, TreePass, ancestry
 from sp.ops.feature_rows import pick_features
@@ -48,10 +48,11 @@ class GraphCycle(Cycle):
         positions = position + tree.depths
         check_context(self._model, positions)
         self._cache.reserve(nodes)
+        host = self._tree.open()
         for name, values in (("ids", tree.tokens), ("positions", positions), ("seen", ancestry(tree.parents))):
-            self._tree.host[name][:n] = values
-            self._tree.host[name][n:] = values[0]
-        self._tree.host["seen"][n:] |= np.uint64(1) << np.arange(n, nodes, dtype=np.uint64)
+            host[name][:n] = values
+            host[name][n:] = values[0]
+        host["seen"][n:] |= np.uint64(1) << np.arange(n, nodes, dtype=np.uint64)
         self._tree.send()
         counting = self._reading.ready
         seen = self._reading(self._read)
@@ -61,8 +62,9 @@ class GraphCycle(Cycle):
 
     def keep(self, path: Ints) -> None:
         """See `Cycle`."""
-        self._path.host["path"][: len(path)] = path
-        self._path.host["kept"][:] = len(path)
+        host = self._path.open()
+        host["path"][: len(path)] = path
+        host["kept"][:] = len(path)
         self._path.send()
         self._picked = self._keeping(self._keep)
         self._cache.count(len(path) - self._nodes)
@@ -96,41 +98,3 @@ class GraphCycle(Cycle):
             return self._reader.features
         picked, _ = pick_features(self._reader.features, self._tree.device["positions"], path, kept, self._nodes)
         return picked
-
-
-class Mailbox:
-    """Small arrays that the host fills and sends to the device in one copy.
-
-    The host must not fill them again before the device has what was sent, as it has once anything that follows from
-    it has come back.
-
-    Parameters
-    ----------
-    fields : (dtype, size)
-        By name.
-
-    Attributes
-    ----------
-    host, device : dict of str to array
-    """
-
-    def __init__(self, **fields: tuple[Any, int]) -> None:
-        cupy = import_cupy()
-        starts, size = {}, 0
-        for name, (kind, count) in fields.items():
-            starts[name] = size
-            size += -(-count * np.dtype(kind).itemsize // 256) * 256
-        self._pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
-        self._buffer = cupy.zeros(size, np.uint8)
-        self.host, self.device = {}, {}
-        for name, (kind, count) in fields.items():
-            part = slice(starts[name], starts[name] + count * np.dtype(kind).itemsize)
-            self.host[name], self.device[name] = self._pinned[part].view(kind), self._buffer[part].view(kind)
-            self.host[name][:] = 0
-
-    def send(self) -> None:
-        """Copy everything, on the current stream."""
-        cuda = import_cupy().cuda
-        pointers = self._buffer.data.ptr, self._pinned.ctypes.data
-        stream = cuda.get_current_stream()
-        cuda.runtime.memcpyAsync(*pointers, len(self._pinned), cuda.runtime.memcpyHostToDevice, stream.ptr)

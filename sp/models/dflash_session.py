@@ -10,6 +10,7 @@ from sp.arrays import Bools, Floats, Ints
 from sp.kernels import import_cupy
 from sp.models.blocks import Attention, Block
 from sp.models.cache import AT_ONCE, Cache
+from sp.models.mailbox import Mailbox
 from sp.models.model import Model
 from sp.models.replay import Replay
 from sp.ops.norms import rms_norm
@@ -134,38 +135,38 @@ class _Graphs:
     """The two halves of a draft step on the device, between buffers whose addresses stay."""
 
     def __init__(self, session: DraftSession, eager: bool) -> None:
-        cupy, draft, cache, size = import_cupy(), session._draft, session._cache, session.block_size
-        self._cache, self._size = cache, size
-        self._features, self._where = cupy.zeros((size, draft.fuse.shape[1]), np.uint16), cupy.zeros(size, np.int64)
-        self._ids, self._block = cupy.zeros(size, np.int32), cupy.zeros(size, np.int64)
-        self._kept = cupy.zeros(1, np.int32)
+        size = session.block_size
+        self._cache, self._size = session._cache, size
+        self._features = import_cupy().zeros((size, session._draft.fuse.shape[1]), np.uint16)
+        self._read = Mailbox(positions=(np.int64, size), kept=(np.int32, 1))
+        self._block = Mailbox(ids=(np.int32, size), positions=(np.int64, size))
         self._remember: Replay[None] = Replay(eager=eager)
         self._guess: Replay[Floats] = Replay(eager=eager)
 
     def remember(self, session: DraftSession, features: Any, positions: Ints) -> None:
         """As `DraftSession.remember`, for at most `block_size` tokens."""
-        n, size, stream = len(positions), self._size, import_cupy().cuda.get_current_stream()
+        n, size, host = len(positions), self._size, self._read.open()
         self._cache.reserve(size)
         self._features[:n] = features
-        self._where[:n].set(np.asarray(positions, np.int64), stream)
-        self._kept.set(np.array([n], np.int32), stream)
+        host["positions"][:n], host["kept"][:] = positions, n
+        self._read.send()
 
         def store() -> None:
             """All rows are stored, so that one graph does for any number; the block covers those that do not count."""
-            session.store(self._features, self._where)
+            session.store(self._features, self._read.device["positions"])
             self._cache.count(-size)
-            self._cache.advance(-size, self._kept)
+            self._cache.advance(-size, self._read.device["kept"])
 
         self._remember(store)
         self._cache.count(n)
 
     def guess(self, session: DraftSession, ids: Ints, positions: Ints) -> Any:
         """As `DraftSession.read_block`, of arrays on the host."""
-        stream = import_cupy().cuda.get_current_stream()
+        host, block = self._block.open(), self._block.device
         self._cache.reserve(self._size)
-        self._ids.set(ids.astype(np.int32), stream)
-        self._block.set(positions.astype(np.int64), stream)
-        return self._guess(lambda: session.read_block(self._ids, self._block))
+        host["ids"][:], host["positions"][:] = ids, positions
+        self._block.send()
+        return self._guess(lambda: session.read_block(block["ids"], block["positions"]))
 
     def clear(self) -> None:
         """Forget what was captured."""
