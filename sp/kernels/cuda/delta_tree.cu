@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                u16* inputs, i32 nodes, i32 key_heads, i32 value_heads, f32 eps) {
     extern __shared__ __align__(16) u8 shared[];
     u16* const parts = reinterpret_cast<u16*>(shared);                  // (3, ROWS, PART): k and q
-    f64* const sums = reinterpret_cast<f64*>(parts + 3 * ROWS * PART);  // G
+    int4* const windows = reinterpret_cast<int4*>(parts + 3 * ROWS * PART);  // where a node's inputs lie, newest first
+    f64* const sums = reinterpret_cast<f64*>(windows + NODES);          // G
     u64* const lines = reinterpret_cast<u64*>(sums + NODES);            // seen
     f32* const logs = reinterpret_cast<f32*>(lines + NODES);            // g
     f32* const grown = logs + NODES;                                    // exp(G)
@@ -47,8 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     f32* const gram = rows + ROWS * HEAD_DIM;                           // (NODES, GRAM): node j, then rows k and q
     // Before S^T q and the products: what the convolution needs.
     f32* const weights = rows + NODES * HEAD_DIM;             // (4, WIDTH) taps
-    f32* const past = weights + 4 * WIDTH;                    // (3, WIDTH), oldest first
-    u16* const raw = reinterpret_cast<u16*>(past + 3 * WIDTH);  // (NODES, WIDTH)
+    u16* const raw = reinterpret_cast<u16*>(weights + 4 * WIDTH);  // (3 + NODES, WIDTH) inputs, history first
     const i32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, group = lane / 4, pair = lane % 4;
     const i32 p = blockIdx.x, head = p % key_heads;
     const bool first = p < key_heads;  // of the blocks of this key head
@@ -69,13 +69,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_for_earlier();
     for (i32 item = thread; item < nodes * (WIDTH / 8); item += THREADS) {
         const i32 t = item / (WIDTH / 8), c = item % (WIDTH / 8) * 8;
-        cp_async_16(shared_address(raw + t * WIDTH + c), x + i64(t) * channels + place(c));
-    }
-    for (i32 item = thread; item < 3 * WIDTH / 4; item += THREADS) {
-        const i32 t = item / (WIDTH / 4), c = item % (WIDTH / 4) * 4;
-        cp_async_16(shared_address(past + t * WIDTH + c), history + i64(t) * channels + place(c));
+        cp_async_16(shared_address(raw + (3 + t) * WIDTH + c), x + i64(t) * channels + place(c));
     }
     cp_async_commit();
+    float4 old = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // of the history, which holds bf16 values
+    const i32 age = thread / (WIDTH / 4), old_at = thread % (WIDTH / 4) * 4;
+    if (age < 3) old = *reinterpret_cast<const float4*>(history + i64(age) * channels + place(old_at));
     // A warp's share of S: 16 columns, half of the keys.
     const i32 columns = 16 * (warp % GROUPS), half = warp / GROUPS;
     float2 S[HALF][4];  // keys 16 step + 2 pair + {0, 1, 8, 9}, 2 columns
@@ -92,10 +91,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const bool real = t < nodes;
             const i64 at = i64(t) * value_heads + p;
             const f32 g = real ? rate * softplus(alpha[at] + bias) : 0.0f;
-            lines[t] = real ? seen[t] : 0, logs[t] = g, strengths[t] = real ? sigmoid(beta[at]) : 0.0f;
+            const u64 line = real ? seen[t] : 0;
+            lines[t] = line, logs[t] = g, strengths[t] = real ? sigmoid(beta[at]) : 0.0f;
+            i32 row[4], older = 3;
+            u64 left = line;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {  // the node, its nearest ancestors, then the history
+                row[i] = left ? 3 + 63 - __clzll(i64(left)) : --older;
+                left &= left ? (u64(1) << (row[i] - 3)) - 1 : 0;
+            }
+            windows[t] = make_int4(row[0] * WIDTH, row[1] * WIDTH, row[2] * WIDTH, row[3] * WIDTH);
             if (real) decays[at] = g;
         }
     }
+    if (age < 3)
+        *reinterpret_cast<uint2*>(raw + age * WIDTH + old_at) = make_uint2(pack_bf16(old.x, old.y), pack_bf16(old.z, old.w));
     cp_async_wait<0>();
     __syncthreads();
 
@@ -110,49 +120,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (i32 t = 0; t < nodes; ++t)
             for (i32 c = 8 * lane + (first ? 0 : 2 * HEAD_DIM); c < WIDTH; c += 256)
                 *reinterpret_cast<uint4*>(inputs + i64(t) * channels + place(c)) =
-                    *reinterpret_cast<const uint4*>(raw + t * WIDTH + c);
+                    *reinterpret_cast<const uint4*>(raw + (3 + t) * WIDTH + c);
     } else {
 #pragma unroll 1
-        for (i32 task = warp; task < 3 * NODES; task += WARPS) {
-            const i32 part = task / NODES, t = task % NODES, from = part * HEAD_DIM + own;
-            f32 mixed[E] = {};
-            u64 line = lines[t];  // nothing where there is no node
-            if (line) {
-                i32 old = 3;
+        for (i32 t = warp; t < NODES; t += WARPS) {
+            f32 mixed[3][E] = {};
+            if (t < nodes) {
+                const int4 rows_of = windows[t];
+                const i32 row[4] = {rows_of.w, rows_of.z, rows_of.y, rows_of.x};
 #pragma unroll
-                for (int tap = 3; tap >= 0; --tap) {  // the node, its nearest ancestors, then the history
-                    f32 in[E], weight[E];
-                    load_words<E>(reinterpret_cast<u32*>(weight), weights + tap * WIDTH + from);
-                    if (line) {
-                        const i32 node = 63 - __clzll(i64(line));
-                        line ^= u64(1) << node;
+                for (int tap = 0; tap < 4; ++tap)
+#pragma unroll
+                    for (int part = 0; part < 3; ++part) {
+                        f32 weight[E];
                         u32 words[E / 2];
-                        load_words<E / 2>(words, raw + node * WIDTH + from);
+                        load_words<E>(reinterpret_cast<u32*>(weight), weights + tap * WIDTH + part * HEAD_DIM + own);
+                        load_words<E / 2>(words, raw + row[tap] + part * HEAD_DIM + own);
 #pragma unroll
-                        for (int i = 0; i < E; i += 2)
-                            in[i] = low_bf16(words[i / 2]), in[i + 1] = high_bf16(words[i / 2]);
-                    } else {
-                        load_words<E>(reinterpret_cast<u32*>(in), past + --old * WIDTH + from);
+                        for (int i = 0; i < E; i += 2) {
+                            mixed[part][i] += weight[i] * low_bf16(words[i / 2]);
+                            mixed[part][i + 1] += weight[i + 1] * high_bf16(words[i / 2]);
+                        }
                     }
 #pragma unroll
-                    for (int i = 0; i < E; ++i) mixed[i] += weight[i] * in[i];
-                }
+                for (int part = 0; part < 3; ++part)
 #pragma unroll
-                for (int i = 0; i < E; ++i) mixed[i] = silu(mixed[i]);
+                    for (int i = 0; i < E; ++i) mixed[part][i] = silu(mixed[part][i]);
             }
-            if (part == 2) {
-                store_words<E>(rows + t * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed));
-                continue;
+            f32 qq = 0.0f, kk = 0.0f;
+#pragma unroll
+            for (int i = 0; i < E; ++i) qq += mixed[0][i] * mixed[0][i], kk += mixed[1][i] * mixed[1][i];
+#pragma unroll
+            for (int offset = 16; offset > 0; offset /= 2) {
+                qq += __shfl_xor_sync(~0u, qq, offset);
+                kk += __shfl_xor_sync(~0u, kk, offset);
             }
-            f32 scale = 0.0f;
+            qq = rsqrtf(qq + eps) * rsqrtf(f32(HEAD_DIM)), kk = rsqrtf(kk + eps);
 #pragma unroll
-            for (int i = 0; i < E; ++i) scale += mixed[i] * mixed[i];
-            scale = rsqrtf(warp_sum(scale) + eps) * (part == 0 ? rsqrtf(f32(HEAD_DIM)) : 1.0f);
-#pragma unroll
-            for (int i = 0; i < E; ++i) mixed[i] *= scale;
-            store_parts(parts + (part == 0 ? NODES + t : t) * PART + own, mixed);
-            if (part == 1 && first && t < nodes)
-                store_words<E>(keys + (i64(t) * key_heads + head) * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed));
+            for (int i = 0; i < E; ++i) mixed[0][i] *= qq, mixed[1][i] *= kk;
+            store_parts(parts + t * PART + own, mixed[1]);
+            store_parts(parts + (NODES + t) * PART + own, mixed[0]);
+            store_words<E>(rows + t * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed[2]));
+            if (first && t < nodes)
+                store_words<E>(keys + (i64(t) * key_heads + head) * HEAD_DIM + own,
+                               reinterpret_cast<const u32*>(mixed[1]));
         }
     }
     __syncthreads();
@@ -199,28 +210,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     *at = four;
                 }
             }
+        if (pass == 0 && half == 1)  // whose rows q take fewer products
+#pragma unroll 1
+            for (i32 tile = warp - GROUPS; tile < ROWS / 16 * (NODES / 8); tile += GROUPS) {
+                const i32 top = tile / (NODES / 8) * 16, left = tile % (NODES / 8) * 8;
+                f32 acc[4][4] = {};
+                const u32 from = part_rows + 2 * top * PART;
+                const u32 part_keys = shared_address(parts + (left + lane % 8) * PART + lane / 8 % 2 * 8);
+                if (top < NODES)
+                    multiply_keys<3>(acc, from, part_keys);
+                else
+                    multiply_keys<2>(acc, from, part_keys);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const i32 row = top + group + i / 2 * 8, node = row < NODES ? row : row - NODES;
+                    const i32 j = left + 2 * pair + i % 2;
+                    const f32 ratio = lines[node] >> j & 1 ? expf(f32(sums[node] - sums[j])) : 0.0f;
+                    const f32 sum = acc[0][i] + acc[1][i] + acc[2][i] + acc[3][i];
+                    gram[j * GRAM + row] = ratio * (row < NODES ? strengths[node] : 1.0f) * sum;
+                }
+            }
         if (pass == 0) __syncthreads();
     }
-    if (warp < WARPS)
-#pragma unroll 1
-        for (i32 tile = warp; tile < ROWS / 16 * (NODES / 8); tile += WARPS) {
-            const i32 top = tile / (NODES / 8) * 16, left = tile % (NODES / 8) * 8;
-            f32 acc[4][4] = {};
-            const u32 from = part_rows + 2 * top * PART;
-            const u32 part_keys = shared_address(parts + (left + lane % 8) * PART + lane / 8 % 2 * 8);
-            if (top < NODES)
-                multiply_keys<3>(acc, from, part_keys);
-            else
-                multiply_keys<2>(acc, from, part_keys);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const i32 row = top + group + i / 2 * 8, node = row < NODES ? row : row - NODES;
-                const i32 j = left + 2 * pair + i % 2;
-                const f32 ratio = lines[node] >> j & 1 ? expf(f32(sums[node] - sums[j])) : 0.0f;
-                const f32 sum = acc[0][i] + acc[1][i] + acc[2][i] + acc[3][i];
-                gram[j * GRAM + row] = ratio * (row < NODES ? strengths[node] : 1.0f) * sum;
-            }
-        }
     constexpr int TURNS = (NODES + WARPS - 1) / WARPS;  // rows of y that a warp writes
     u32 gates[TURNS][E / 2];
 #pragma unroll

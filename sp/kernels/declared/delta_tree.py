@@ -9,11 +9,11 @@ NODES = (16, 24, 32, 48, 64)
 
 
 def tree_smem(defines: Defines) -> int:
-    """Three bf16 parts of k and q; G, seen, g, exp(G), b; v; S^T q and products between nodes, or what the convolution needs."""
+    """Three bf16 parts of k and q; windows, G, seen, g, exp(G), b; v; S^T q and products between nodes, or what the convolution needs."""
     nodes, dim = int(defines["NODES"]), int(defines["HEAD_DIM"])
     after = nodes * dim * 4 + nodes * (2 * nodes + 4) * 4
-    before = (4 + 3) * 3 * dim * 4 + nodes * 3 * dim * 2
-    return 6 * nodes * (dim + 8) * 2 + nodes * (8 + 8 + 4 + 4 + 4) + nodes * dim * 4 + max(after, before)
+    before = 4 * 3 * dim * 4 + (3 + nodes) * 3 * dim * 2
+    return 6 * nodes * (dim + 8) * 2 + nodes * (16 + 8 + 8 + 4 + 4 + 4) + nodes * dim * 4 + max(after, before)
 
 
 DELTA_TREE = Kernel(
