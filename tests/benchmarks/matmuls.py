@@ -1,17 +1,16 @@
-"""What the benchmarks of prefill matmuls share: weights, inputs, the three-step SwiGLU, timing and its record."""
+"""What the benchmarks of prefill matmuls share: weights, inputs, the three-step SwiGLU, and the record."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from timed import keep as keep_record
+from timed import timed
 
-from sp.bench.record import append, make_record
-from sp.bench.timing import spread, time_kernel
+from sp.bench.timing import spread
 from sp.models.random_blocks import random_blocks
 from sp.ops.activations import swiglu
 from sp.ops.packed import PackedWeight, pack
@@ -52,19 +51,9 @@ def in_three(gemm: Gemm, x: Any, gate: PackedWeight, up: PackedWeight) -> Callab
 
 
 def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], sources: tuple[str, ...]) -> None:
-    """Time with events, let pytest-benchmark show the same work, and keep the record."""
-    import cupy
-
-    def once() -> None:
-        run()
-        cupy.cuda.get_current_stream().synchronize()
-
-    once()
-    if not benchmark.enabled:
-        return
-    samples = time_kernel(run, repeats=15)
-    benchmark.pedantic(once, rounds=1)
-    benchmark.extra_info.update(config | keep(config, samples, sources))
+    """Time it and keep the record."""
+    if samples := timed(benchmark, run, repeats=15):
+        benchmark.extra_info.update(config | keep(config, samples, sources))
 
 
 def keep(config: dict[str, Any], samples: list[float], sources: tuple[str, ...]) -> dict[str, float]:
@@ -72,5 +61,5 @@ def keep(config: dict[str, Any], samples: list[float], sources: tuple[str, ...])
     ms = spread(samples)
     flops = 2 * config["m"] * config["n"] * config["k"] * config.get("weights", 1)
     metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
-    append(make_record("matmul", config, metrics, samples, sources), Path(os.environ.get("SP_RESULTS", "results")))
+    keep_record("matmul", config, metrics, samples, sources)
     return metrics

@@ -6,15 +6,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from timed import keep, timed
 
-from sp.bench.record import append, make_record
-from sp.bench.timing import spread, time_kernel
+from sp.bench.timing import spread
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
 
@@ -48,23 +46,15 @@ def inputs(n: int, tokens: int, d: int) -> tuple[Any, ...]:
 
 
 def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], pairs: int, **metrics: float) -> None:
-    """Time with events, let pytest-benchmark show the same work, and keep the record."""
-    import cupy
-
-    def once() -> None:
-        run()
-        cupy.cuda.get_current_stream().synchronize()
-
-    once()
-    if not benchmark.enabled:
+    """Time it and keep the record."""
+    samples = timed(benchmark, run, repeats=5 if pairs > 1 << 32 else 15)
+    if not samples:
         return
-    samples = time_kernel(run, repeats=5 if pairs > 1 << 32 else 15)
-    benchmark.pedantic(once, rounds=1)
     ms = spread(samples)
     flops = 4 * config["head_dim"] * config["q_heads"] * pairs
     metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high, **metrics}
     benchmark.extra_info.update(config | metrics)
-    append(make_record("attention", config, metrics, samples, SOURCES), Path(os.environ.get("SP_RESULTS", "results")))
+    keep("attention", config, metrics, samples, SOURCES)
 
 
 def configuration(d: int, n: int, tokens: int, path: str, **more: object) -> dict[str, Any]:

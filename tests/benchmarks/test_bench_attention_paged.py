@@ -7,15 +7,13 @@ keys and values attended to, FLOP 4 d for every visible pair of a query and a ke
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from timed import keep, timed
 
-from sp.bench.record import append, make_record
-from sp.bench.timing import spread, time_kernel
+from sp.bench.timing import spread
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
 from sp.quant import F16, Q4_0, BlockFormat
@@ -60,24 +58,16 @@ def queries(n: int, d: int) -> Any:
 
 def measure(benchmark: Any, bench: str, run: Callable[[], object], config: dict[str, Any], sources: tuple[str, ...],
             graph: bool = False, **work: float) -> None:  # fmt: skip
-    """Time with events, let pytest-benchmark show the same work, and keep the record; `work` is bytes or flops."""
-    import cupy
-
-    def once() -> None:
-        run()
-        cupy.cuda.get_current_stream().synchronize()
-
-    once()
-    if not benchmark.enabled:
+    """Time it and keep the record; `work` is bytes or flops."""
+    samples = timed(benchmark, run, repeats=7, graph=graph)
+    if not samples:
         return
-    samples = time_kernel(run, repeats=7, graph=graph)
-    benchmark.pedantic(once, rounds=1)
     ms = spread(samples)
     rates = {"bytes": "gb_s", "flops": "tflops"}
     metrics = {"ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
     metrics |= {rates[kind]: amount / ms.median / (1e6 if kind == "bytes" else 1e9) for kind, amount in work.items()}
     benchmark.extra_info.update(config | metrics)
-    append(make_record(bench, config, metrics, samples, sources), Path(os.environ.get("SP_RESULTS", "results")))
+    keep(bench, config, metrics, samples, sources)
 
 
 def configuration(d: int, n: int, tokens: int, kv: str) -> dict[str, Any]:

@@ -8,17 +8,15 @@ once at 4.2 TB/s, what a copy reaches on an H200. Each sample reads inputs that 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from timed import keep, timed
 
-from sp.bench.record import append, make_record
-from sp.bench.timing import spread, time_kernel
+from sp.bench.timing import spread
 from sp.errors import DeviceError
 from sp.kernels import forced_path
 from sp.kernels.device import require_device
@@ -71,24 +69,16 @@ def measure(
     parts: int = 1,
     moved: int = 0,
 ) -> None:
-    """Time with events, let pytest-benchmark show the same work, and keep the record."""
-    import cupy
-
-    def once() -> None:
-        run()
-        cupy.cuda.get_current_stream().synchronize()
-
-    once()
-    if not benchmark.enabled:
+    """Time it and keep the record."""
+    samples = [1000 * ms / parts for ms in timed(benchmark, run, repeats=15, graph=graph)]
+    if not samples:
         return
-    samples = [1000 * ms / parts for ms in time_kernel(run, repeats=15, graph=graph)]
-    benchmark.pedantic(once, rounds=1)
     us = spread(samples)
     metrics = {"us": us.median, "us_low": us.low, "us_high": us.high}
     if moved:
         metrics |= {"floor_us": 1e6 * moved / COPY, "gb_s": moved / us.median / 1000}
     benchmark.extra_info.update(config | metrics)
-    append(make_record(bench, config, metrics, samples, sources), Path(os.environ.get("SP_RESULTS", "results")))
+    keep(bench, config, metrics, samples, sources)
 
 
 @pytest.mark.parametrize("path", PATHS)
