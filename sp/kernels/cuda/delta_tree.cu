@@ -16,9 +16,9 @@
 // p % key_heads. Rows k and q of all nodes meet [S | K^T] on the tensor cores, every number as a sum of three bf16, which
 // hold float32's 24 bits (Henry, Tang, Heinecke 2019): rows that lead to u take the six products above 2^-24, rows q
 // alone the three above 2^-16, far below the rounding of y. A warp has 16 columns of S, for half of the keys, in registers.
-// Then u by substitution in the order of the nodes, a thread a column. G is summed in float64: after a
-// deep decay differences of G must still be exact. Capturable. 16-byte aligned rows. sm_80+. The limit is the latency of
-// the five phases, and for many nodes the tensor cores; only value_heads multiprocessors work.
+// With A and P the products between nodes, (I + A) u = R: one warp inverts I + A while the others finish R, and u and o are
+// products with R. G is summed in float64: after a deep decay differences of G must still be exact. Capturable. 16-byte
+// aligned rows. sm_80+. The limit is the latency of the phases between barriers; only value_heads multiprocessors work.
 #include "early.cuh"
 #include "gates.cuh"
 
@@ -27,7 +27,6 @@
 #define THREADS (32 * (WARPS + 1))
 #define E (HEAD_DIM / 32)       // channels of a lane
 #define WIDTH (3 * HEAD_DIM)    // q, k and v of a node
-#define GRAM (ROWS + 4)         // row of the products between nodes
 
 #include "tree_products.cuh"
 
@@ -44,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     f32* const logs = reinterpret_cast<f32*>(lines + NODES);            // g
     f32* const grown = logs + NODES;                                    // exp(G)
     f32* const strengths = grown + NODES;                               // b
-    f32* const rows = strengths + NODES;                                // (ROWS, HEAD_DIM): v, then u; S^T q, then o
-    f32* const gram = rows + ROWS * HEAD_DIM;                           // (NODES, GRAM): node j, then rows k and q
+    f32* const rows = strengths + NODES;                                // (ROWS, HEAD_DIM): v, then what u solves; S^T q, then o
+    f32* const gram = rows + ROWS * HEAD_DIM;                           // (NODES, GRAM): of node j with rows k and q
     // Before S^T q and the products: what the convolution needs.
     f32* const weights = rows + NODES * HEAD_DIM;             // (4, WIDTH) taps
     u16* const raw = reinterpret_cast<u16*>(weights + 4 * WIDTH);  // (3 + NODES, WIDTH) inputs, history first
@@ -230,6 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     gram[j * GRAM + row] = ratio * (row < NODES ? strengths[node] : 1.0f) * sum;
                 }
             }
+        if (pass == 1 && warp == WARPS) solve(gram, lane);
         if (pass == 0) __syncthreads();
     }
     constexpr int TURNS = (NODES + WARPS - 1) / WARPS;  // rows of y that a warp writes
@@ -243,48 +243,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 
     const i32 column = thread % HEAD_DIM;
-    if (thread < HEAD_DIM)
-#pragma unroll 1
-        for (i32 start = 0; start < nodes; start += 8) {
-            f32 u[8], share[8][8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                u[i] = rows[(start + i) * HEAD_DIM + column];
-                load_words<4>(reinterpret_cast<u32*>(share[i]), gram + (start + i) * GRAM + start);
-                load_words<4>(reinterpret_cast<u32*>(share[i] + 4), gram + (start + i) * GRAM + start + 4);
-            }
-#pragma unroll 8
-            for (i32 j = 0; j < start; ++j) {
-                const f32 above = rows[j * HEAD_DIM + column];
-                const float4 low = *reinterpret_cast<const float4*>(gram + j * GRAM + start);
-                const float4 high = *reinterpret_cast<const float4*>(gram + j * GRAM + start + 4);
-                u[0] -= low.x * above, u[1] -= low.y * above, u[2] -= low.z * above, u[3] -= low.w * above;
-                u[4] -= high.x * above, u[5] -= high.y * above, u[6] -= high.z * above, u[7] -= high.w * above;
-            }
-#pragma unroll
-            for (int j = 0; j < 8; ++j)
-#pragma unroll
-                for (int i = j + 1; i < 8; ++i) u[i] -= share[j][i] * u[j];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                rows[(start + i) * HEAD_DIM + column] = u[i];
-                if (start + i < nodes) added[(i64(start + i) * value_heads + p) * HEAD_DIM + column] = u[i];
-            }
-        }
-    __syncthreads();
-
     for (i32 start = warp < WARPS ? 4 * (thread / HEAD_DIM) : nodes; start < nodes; start += 16) {
-        f32 o[4];
+        f32 u[4] = {}, o[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) o[i] = rows[(NODES + start + i) * HEAD_DIM + column];
 #pragma unroll 4
         for (i32 j = 0; j < start + 4; ++j) {
-            const f32 u = rows[j * HEAD_DIM + column];
-            const float4 four = *reinterpret_cast<const float4*>(gram + j * GRAM + NODES + start);
-            o[0] += four.x * u, o[1] += four.y * u, o[2] += four.z * u, o[3] += four.w * u;
+            const f32 right = rows[j * HEAD_DIM + column];
+            const float4 T = *reinterpret_cast<const float4*>(gram + j * GRAM + start);
+            const float4 P = *reinterpret_cast<const float4*>(gram + j * GRAM + NODES + start);
+            u[0] += T.x * right, u[1] += T.y * right, u[2] += T.z * right, u[3] += T.w * right;
+            o[0] += P.x * right, o[1] += P.y * right, o[2] += P.z * right, o[3] += P.w * right;
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) rows[(NODES + start + i) * HEAD_DIM + column] = o[i];
+        for (int i = 0; i < 4; ++i) {
+            rows[(NODES + start + i) * HEAD_DIM + column] = o[i];
+            if (start + i < nodes) added[(i64(start + i) * value_heads + p) * HEAD_DIM + column] = u[i];
+        }
     }
     __syncthreads();
 
