@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,11 @@ class Mailbox:
             part = slice(starts[name], starts[name] + count * np.dtype(kind).itemsize)
             self._host[name], self.device[name] = self._pinned[part].view(kind), self._buffer[part].view(kind)
             self._host[name][:] = 0
+
+    def __del__(self) -> None:
+        """Others get the pinned memory now, and what was sent must have left it; an interpreter that ends cannot wait."""
+        with suppress(Exception):
+            self._sent.synchronize()
 
     def open(self) -> dict[str, Any]:
         """The arrays to fill, once what was sent before has left them."""

@@ -23,6 +23,7 @@ from sp.decode.speculate import speculate
 from sp.errors import PromptError
 from sp.models import decode_step, load_draft, prefill
 from sp.models.dflash_shapes import DraftShape
+from sp.models.mailbox import Mailbox
 from sp.models.synthetic import write_random
 from sp.models.tree import LayerFeatures, TreeReader
 from sp.ops.draw_tokens import draw_tokens, token_shares
@@ -278,3 +279,17 @@ def test_draws_are_those_of_the_twin(vocab, guarded) -> None:
         np.testing.assert_allclose(token_shares(device[0], temperature, want), shares, rtol=1e-9)
     same = draw_tokens(device[0], 1.0, numbers, device[0])  # nothing is left: as if nothing had been taken
     np.testing.assert_array_equal(same, draw_tokens(p, 1.0, numbers))
+
+
+def test_what_was_sent_outlives_its_mailbox() -> None:
+    """Pinned memory that is let go of while a copy waits for the device goes to the next mailbox at once."""
+    busy, found = cupy.zeros(1 << 28, np.uint8), []
+    for number in range(1, 9):
+        box = Mailbox(values=(np.int32, 64))
+        for _ in range(20):
+            busy.fill(number)  # the copy waits behind these
+        box.open()["values"][:] = number
+        box.send()
+        found.append(box.device["values"])
+        del box
+    assert [int(one.get().min()) for one in found] == [int(one.get().max()) for one in found] == list(range(1, 9))
