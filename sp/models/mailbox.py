@@ -41,7 +41,7 @@ class Mailbox:
             self._host[name][:] = 0
 
     def __del__(self) -> None:
-        """Others get the pinned memory now, and what was sent must have left it; an interpreter that ends cannot wait."""
+        """Others get the pinned memory now, and what was sent must have left it. A dying interpreter cannot wait."""
         with suppress(Exception):
             self._sent.synchronize()
 
