@@ -15,9 +15,10 @@ from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Where
 from sp.studies.estimate import TYPICAL, Estimate, Work, deal, fit, work_of
 from sp.studies.executor import Outcome, RayPool, run_here, run_on
+from sp.studies.pairs import Pair
 from sp.studies.provenance import PairFacts, pair_facts
 from sp.studies.store import Results, Store, read_results, result_files, session_line
-from sp.studies.sweep import Pair, Run, Sweep, config_hash
+from sp.studies.sweep import Run, Sweep, config_hash
 from sp.studies.worker import Worker
 
 Shard = tuple[int, int]

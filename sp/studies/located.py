@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from sp.config import check_type
 from sp.errors import ConfigError
 
 T = TypeVar("T")
@@ -125,3 +126,11 @@ def build_located(build: Callable[[Mapping[str, Any]], T], values: Mapping[str, 
                     culprit = value
                     break
         raise culprit.error(error) from None
+
+
+def check_located(value: Located, expected: Any, name: str) -> Any:
+    """The plain value if it has the type; else an error with its line."""
+    try:
+        return check_type(value.plain(), expected, name)
+    except ConfigError as error:
+        raise value.error(error) from None

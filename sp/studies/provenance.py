@@ -14,7 +14,7 @@ from sp.gguf import GGUFFile, chat_template
 from sp.kernels.device import cache_folder
 from sp.models import ModelConfig
 from sp.pipeline import embedded
-from sp.studies.sweep import Pair
+from sp.studies.pairs import Pair
 from sp.trace import write_atomic
 
 

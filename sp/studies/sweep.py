@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sp.config import Registry, check_type
+from sp.config import Registry
 from sp.decode import DECODERS, Greedy, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS, Task
 from sp.evals.run import label as strategy_label
-from sp.pipeline import RunOptions, embedded
+from sp.pipeline import RunOptions
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
 from sp.studies.combine import Combination, expand, override
-from sp.studies.located import Located, build_located, read_yaml
+from sp.studies.located import Located, build_located, check_located, read_yaml
+from sp.studies.pairs import PAIR_KEYS, Pair, make_pair, with_draft
 
 SECTIONS = ("pairs", "tasks", "cells")
 OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
@@ -35,7 +36,6 @@ STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
 }
 CELL_KEYS = (*OPTIONS, *(f"{name}." for name in STRATEGIES))
 TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run")
-PAIR_KEYS = ("target", "drafter", "draft")
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -53,15 +53,6 @@ class Cell:
 
     options: RunOptions
     config: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Files of the models; None for the embedded one, and for a draft where no cell guesses ahead."""
-
-    target: Path | None = None
-    drafter: Path | None = None
-    draft: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -208,32 +199,6 @@ def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Ru
 def _combinations(entries: Mapping[str, Located], section: str) -> list[Combination]:
     keys = {"pairs": PAIR_KEYS, "tasks": TASK_KEYS, "cells": CELL_KEYS}[section]
     return expand(entries[section], keys, section.removesuffix("s"))
-
-
-def check_located(value: Located, expected: Any, name: str) -> Any:
-    """The plain value if it has the type; else an error with its line."""
-    try:
-        return check_type(value.plain(), expected, name)
-    except ConfigError as error:
-        raise value.error(error) from None
-
-
-def make_pair(each: Combination) -> Pair:
-    """The model files of a combination; they must exist."""
-    paths = {}
-    for role, value in each.items():
-        path = Path(check_located(value, str, role))
-        if not path.is_file():
-            raise value.error(f"{role} {path} is not a file; give the path of a GGUF file, or leave it out")
-        paths[role] = path
-    return Pair(**paths)
-
-
-def with_draft(pair: Pair, guesses: bool, cells: Located) -> Pair:
-    """The pair with a draft if cells guess ahead, the embedded one for the embedded target, and else without."""
-    if guesses and pair.draft is None and pair.target is not None:
-        raise cells.error(f"cells that guess ahead need a draft of {pair.target.name}; name it in pairs: draft: FILE")
-    return dataclasses.replace(pair, draft=(pair.draft or embedded("draft")) if guesses else None)
 
 
 def make_strategy(each: Combination, kind: str, registry: Registry[Any], default: str) -> tuple[Any, dict[str, Any]]:

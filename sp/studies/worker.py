@@ -12,8 +12,9 @@ from sp.evals.run import RESULTS, Row, evaluate
 from sp.pipeline import Pipeline
 from sp.pipeline.load import Where
 from sp.studies.executor import Outcome
+from sp.studies.pairs import Pair
 from sp.studies.provenance import pair_paths
-from sp.studies.sweep import Pair, Run
+from sp.studies.sweep import Run
 
 COLUMNS = (
     "task", "example", "tokens_asked", "prompt_tokens", "cell", "scorer", "selector", "decode", "status",
