@@ -144,7 +144,7 @@ class Attention:
     def read_tree(self, x: Floats, norm: Norm, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
         """See `Mixer`; keys and values of all nodes are stored."""
         q, gate = self.enter(x, norm, nodes.positions, cache, len(x))
-        return self.leave(x, cache.attend_tree(self.index, q, nodes.seen, gate=gate))
+        return self.leave(x, cache.attend_tree(self.index, q, nodes.seen, gate=gate, reader=self.out))
 
     def enter(
         self,

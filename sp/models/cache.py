@@ -19,7 +19,7 @@ from sp.models.pages import PagePool, Run, Stored
 from sp.ops import hadamard
 from sp.ops.gate_output import VALUE_BLOCK
 from sp.ops.kv_pages import PAGE_TOKENS
-from sp.quant import F16, F32, Q4_0, BlockFormat
+from sp.quant import F16, F32, Q4_0, BlockFormat, Weight
 
 KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
 DEVICE_KV_FORMATS = ("f16", "q4_0")
@@ -302,7 +302,13 @@ class Cache:
         return self._pool.attend(q, self._run(layer), self.key_block if self.rotate else 0, gate)
 
     def attend_tree(
-        self, layer: int, q: Floats, seen: Ints, window: int | None = None, gate: Floats | None = None
+        self,
+        layer: int,
+        q: Floats,
+        seen: Ints,
+        window: int | None = None,
+        gate: Floats | None = None,
+        reader: Weight | None = None,
     ) -> Floats:
         """Attention of the last tokens of a layer under a mask among themselves, gated; see `tree_attention`.
 
@@ -317,12 +323,16 @@ class Cache:
             Tokens that a query sees back to, itself among them.
         gate : float32 (n, heads, 2 head_dim), optional
             See `attend`.
+        reader : Weight (out, heads * head_dim), optional
+            The weight of the `project_add` that alone reads the result.
 
         Returns
         -------
         float32 (n, heads * head_dim)
+            For `project_add`; see `tree_attention`.
         """
-        return self._pool.attend_tree(q, self._run(layer), self.key_block if self.rotate else 0, gate, seen, window)
+        rotate_block = self.key_block if self.rotate else 0
+        return self._pool.attend_tree(q, self._run(layer), rotate_block, gate, seen, window, reader)
 
     def stored(self, layer: int) -> Stored:
         """Where the keys and values of a layer lie, for ops that read pages."""

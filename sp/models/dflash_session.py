@@ -127,7 +127,8 @@ class DraftSession:
         """The block (block_size, hidden) through a layer."""
         mixer, norm = _mixer(block), (block.attn_norm, block.eps)
         q, _ = mixer.enter(x, norm, positions, self._cache, len(x))
-        attended = self._cache.attend_tree(layer, q, self._seen[layer], self._draft.config.windows[layer])
+        window = self._draft.config.windows[layer]
+        attended = self._cache.attend_tree(layer, q, self._seen[layer], window, reader=mixer.out)
         return block.feed_forward(mixer.leave(x, attended))
 
 

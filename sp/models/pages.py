@@ -15,7 +15,7 @@ from sp.ops.attention_heads import attention_heads, context_heads
 from sp.ops.kv_pages import kv_move
 from sp.ops.paged_attention import attention_output
 from sp.ops.tree_attention import tree_attention
-from sp.quant import BlockFormat
+from sp.quant import BlockFormat, Weight
 
 
 @dataclass(frozen=True)
@@ -180,11 +180,18 @@ class PagePool:
         return attention_output(q, *pages, rotate_block, run.total, gate)
 
     def attend_tree(
-        self, q: Floats, run: Run, rotate_block: int, gate: Floats | None, seen: Ints, window: int | None = None
+        self,
+        q: Floats,
+        run: Run,
+        rotate_block: int,
+        gate: Floats | None,
+        seen: Ints,
+        window: int | None = None,
+        reader: Weight | None = None,
     ) -> Floats:
         """See `tree_attention`; q (n, heads, head_dim) are the last tokens of the run."""
         pages = self._k, self._v, run.table, run.tokens, self._fmt
-        return tree_attention(q, *pages, rotate_block, run.total, seen=seen, window=window, wide=gate)
+        return tree_attention(q, *pages, rotate_block, run.total, seen=seen, window=window, wide=gate, reader=reader)
 
     def move(self, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
         """See `kv_move`; `tables` (layers, blocks) are those of runs of the same length."""

@@ -12,6 +12,7 @@ from sp.kernels.declared.attention_portable import KEYS
 from sp.kernels.declared.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, queries, variant
 from sp.kernels.device import current_device
 from sp.ops.attention_decode import is_roomy
+from sp.ops.input_tiles import InputTiles
 from sp.ops.kv_pages import PAGE_TOKENS, is_packed, page_head_dim, split_count
 from sp.quant import BlockFormat
 
@@ -29,6 +30,7 @@ def split(
     wide: Any = None,
     seen: Any = None,
     window: int | None = None,
+    tiles: InputTiles | None = None,
 ) -> Any:
     """Attention of the last `n` of `tokens` tokens, in two launches whose grids do not depend on `tokens`.
 
@@ -42,6 +44,8 @@ def split(
         Which of the last n tokens each query sees; itself and those before it if left out.
     window : int, optional
         See `sp.ops.tree_attention`.
+    tiles : InputTiles (n, heads * d), optional
+        Where the result goes instead of to an array of BF16; returned then.
     """
     cupy = import_cupy()
     n, heads, head_dim = q.shape
@@ -52,18 +56,18 @@ def split(
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     group, device = heads // kv_heads, current_device()
     defines = variant(head_dim, is_packed(fmt), n * group, rotate, is_roomy(device))
-    tiles = -(-n * group // queries(defines))
-    rows = tiles * queries(defines)
-    splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * tiles)
+    blocks = -(-n * group // queries(defines))
+    rows = blocks * queries(defines)
+    splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)
     splits = max(1, min(splits, len(table) * PAGE_TOKENS // KEYS))
     partial = cupy.empty((kv_heads, splits, rows, head_dim), np.float16)
     states = cupy.empty((kv_heads, splits, rows, 2), np.float32)
-    out = cupy.empty((n, heads, head_dim), np.uint16)
+    out = cupy.empty((n, heads, head_dim), np.uint16) if tiles is None else None
     count = split_count(tokens)
     shape = n, heads, kv_heads
     scale = float(np.log2(np.e) / np.sqrt(head_dim))
     ATTENTION_SPLIT.launch(
-        (splits, kv_heads, tiles),
+        (splits, kv_heads, blocks),
         q,
         k_pages,
         v_pages,
@@ -84,6 +88,8 @@ def split(
         states,
         wide,
         out,
+        None if tiles is None else tiles.data,
+        0 if tiles is None else tiles.held,
         *count,
         window or 0,
         splits,
@@ -91,7 +97,7 @@ def split(
         *shape,
         defines={"HEAD_DIM": head_dim, "ROTATE": int(rotate), "FINISH": int(finish)},
     )
-    return out
+    return out if tiles is None else tiles
 
 
 @cache

@@ -9,11 +9,14 @@ import numpy as np
 from sp.arrays import Bools, Bytes, Floats, Ints
 from sp.kernels import is_device
 from sp.ops.attention_split import split
+from sp.ops.dispatch import choose
 from sp.ops.gate_output import gate_output
+from sp.ops.gemm_few_sm90 import ADD, HELD, held_for
 from sp.ops.hadamard import hadamard
+from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.kv_pages import kv_gather
 from sp.ops.masked_attention import masked_attention
-from sp.quant import BlockFormat
+from sp.quant import BlockFormat, Weight
 
 MOST_QUERIES = 64
 """Queries of a call: one bit each in a word of `seen`."""
@@ -32,6 +35,7 @@ def tree_attention(
     seen: Any,
     window: int | None = None,
     wide: Floats | None = None,
+    reader: Weight | None = None,
 ) -> Floats:
     """Attention of the last ``n = len(q)`` of `tokens` tokens under a mask among these, then `gate_output`.
 
@@ -59,10 +63,13 @@ def tree_attention(
         In tokens of the sequence, not in positions.
     wide : float32 (n, heads, 2 d), on the device bf16, optional
         Queries and gates; see `gate_output`.
+    reader : Weight of shape (out, heads * d), optional
+        The weight of the `project_add` that alone reads the result.
 
     Returns
     -------
-    float32 (n, heads * d), on the device bf16
+    float32 (n, heads * d)
+        On the device BF16 (uint16), or InputTiles where the product with `reader` takes them.
 
     References
     ----------
@@ -84,7 +91,9 @@ def tree_attention(
     assert seen.dtype == np.uint64, f"seen is {seen.dtype}"
     assert window is None or window >= 1, f"a window of {window} tokens"
     if is_device(q):
-        out = split(
+        width = q.shape[1] * q.shape[2]
+        tiles = _tiles(len(q), width, reader)
+        out: Any = split(
             q,
             k_pages,
             v_pages,
@@ -96,8 +105,9 @@ def tree_attention(
             wide=wide,
             seen=seen,
             window=window,
+            tiles=tiles,
         )
-        attended: Floats = out.reshape(len(q), q.shape[1] * q.shape[2])
+        attended: Floats = out.reshape(len(q), width) if tiles is None else out
         return attended
     if rotate_block:
         q = hadamard(q, rotate_block)
@@ -107,6 +117,13 @@ def tree_attention(
     table, tokens = table[first:], tokens - first * k_pages.shape[1]
     k, v = (kv_gather(pages, table, tokens, fmt) for pages in (k_pages, v_pages))
     return gate_output(masked_attention(q, k, v, visible(seen, tokens, window)), wide, rotate_block > 0)
+
+
+def _tiles(tokens: int, width: int, reader: Weight | None) -> InputTiles | None:
+    """Room for a result that the product with `reader` takes as tiles; None where it takes BF16."""
+    if reader is None or tokens > HELD[-1] or choose(tokens, (reader,), False, ADD) != "gemm_few_sm90":
+        return None
+    return empty_tiles(tokens, width, held_for(tokens))
 
 
 def visible(seen: Any, tokens: int, window: int | None = None) -> Bools:

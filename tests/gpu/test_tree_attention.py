@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
@@ -9,13 +11,15 @@ from paged import PagedCase
 
 cp = pytest.importorskip("cupy")
 
+from sp.kernels import current_path  # noqa: E402
 from sp.models.tree import ancestry  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
+from sp.ops.input_tiles import InputTiles  # noqa: E402
 from sp.ops.kv_pages import kv_move  # noqa: E402
 from sp.ops.masked_attention import masked_attention  # noqa: E402
 from sp.ops.paged_attention import attention_output  # noqa: E402
 from sp.ops.tree_attention import seen_words, tree_attention, visible  # noqa: E402
-from sp.quant import F16, Q4_0  # noqa: E402
+from sp.quant import F16, Q4_0, Q4_K  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
 TARGET, DRAFT, PAIR = (24, 4, 256), (32, 8, 128), (12, 2, 128)  # query heads, KV heads, head size
@@ -114,6 +118,27 @@ def test_a_long_context():
     rng = np.random.default_rng(7)
     case = PagedCase.make(rng, 70_016, 4, 256, Q4_0, True)
     check(case, 24, 256, 16, seen_of(rng, "tree", 16))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [TARGET, DRAFT])
+@pytest.mark.parametrize("n", [9, 16, 23, 32])
+def test_tiles_for_the_next_product(heads, kv_heads, d, n):
+    if current_path() != "sm_90a":
+        pytest.skip("only the Hopper products take tiles")
+    rng = np.random.default_rng(n)
+    case = PagedCase.make(rng, 300 + n, kv_heads, d, Q4_0, True)
+    q, seen = rng.standard_normal((n, heads, d)).astype(np.float16), seen_of(rng, "tree", n)
+    wide = to_bf16(rng.standard_normal((n, heads, 2 * d)))
+    given = cp.asarray(q), *case.device(), case.tokens, Q4_0, d
+    reader = SimpleNamespace(format=Q4_K, shape=(5120, heads * d), nbytes=5120 * Q4_K.row_bytes(heads * d))
+    got = tree_attention(*given, seen=cp.asarray(seen), wide=cp.asarray(wide), reader=reader)
+    assert isinstance(got, InputTiles)
+    values = got.values()
+    error = values - want(case, q, seen, None, wide)
+    assert (error**2).mean() < BOUND * (values**2).mean()
+    np.testing.assert_allclose(
+        got.means(), values.reshape(n, -1, 16).mean(axis=2), rtol=0, atol=1e-5 * abs(values).max()
+    )
 
 
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, True)])

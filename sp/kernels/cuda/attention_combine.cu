@@ -1,15 +1,17 @@
 // The sum of what the splits of attention_split.cu found, and what follows it.
 //
 //   out[r] = sum_s w[s, r] partial[s, r] / sum_s w[s, r],  w[s, r] = 2^reference[s, r] total[s, r]
-//   then, where FINISH: hadamard_64(out) if ROTATE, * sigmoid(gate) if there is one; bf16.
+//   then, where FINISH: hadamard_64(out) if ROTATE, * sigmoid(gate) if there is one; bf16, or tiles of the next product's input.
 //
 // Layouts: partial f16 (kv_heads, splits, rows, d); states f32 (kv_heads, splits, rows, 2) of (reference, total); row r of a kv
-//   head is query r / group, head r % group of the group; wide (n, heads, 2 d) bf16 or null; out (n, heads, d) bf16.
+//   head is query r / group, head r % group of the group; wide (n, heads, 2 d) bf16 or null; out (n, heads, d) bf16,
+//   or null and tiles (n, heads * d), `held` tokens, as in input_tiles.cuh.
 // Launch: n * heads blocks of WARPS warps, a block a row; a warp sums every WARPS-th split, and then what all found of 64 values,
 //   always in the same order. tokens_at, tokens, window as for attention_split. 16-byte aligned arrays. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256; ROTATE; FINISH.
 #include "early.cuh"
 #include "head_row.cuh"
+#include "input_tiles.cuh"
 #include "softmax.cuh"
 #include "split_range.cuh"
 
@@ -18,8 +20,8 @@ constexpr u32 ALL = 0xffffffffu;
 constexpr int TOGETHER = 9;  // splits a warp reads at once; one trip for 33 splits, 4 kv heads on 132 multiprocessors
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-attention_combine(const u16* partial, const f32* states, const u16* wide, u16* out, const i32* tokens_at, i32 tokens,
-                  i32 window, i32 splits, i32 rows, i32 n, i32 heads, i32 kv_heads) {
+attention_combine(const u16* partial, const f32* states, const u16* wide, u16* out, u8* tiles, i32 held,
+                  const i32* tokens_at, i32 tokens, i32 window, i32 splits, i32 rows, i32 n, i32 heads, i32 kv_heads) {
     let_next_start();
     const i32 lane = i32(threadIdx.x) % 32, warp = i32(threadIdx.x) / 32;
     const i32 at = i32(blockIdx.x), group = heads / kv_heads;
@@ -92,5 +94,15 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
     }
     x *= factor, y *= factor;
     if (FINISH && wide) x /= 1.0f + __expf(-low_bf16(open)), y /= 1.0f + __expf(-high_bf16(open));
-    *reinterpret_cast<u32*>(out + i64(at) * HEAD_DIM + dim) = pack_bf16(x, y);
+    if (out) {
+        *reinterpret_cast<u32*>(out + i64(at) * HEAD_DIM + dim) = pack_bf16(x, y);
+        return;
+    }
+    const i32 token = at / heads, k = at % heads * HEAD_DIM + dim;
+    const u32 pair = pack_f16(tile_value(x), tile_value(y));
+    f32 sum = low_f16(pair) + high_f16(pair);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(ALL, sum, step);
+    *reinterpret_cast<u32*>(tiles + tile_place(held, token, k)) = pair;
+    if (k % 16 == 0) store_tile_sum(tiles, i64(heads) * HEAD_DIM, held, token, k, sum);
 }
