@@ -29,7 +29,7 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
     u32 open = 0;  // two of the gate's values
     if (FINISH && wide && 64 * warp < HEAD_DIM)
         open = reinterpret_cast<const u32*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[32 * warp + lane];
-    tokens += tokens_at ? *tokens_at : 0;
+    tokens += tokens_at ? __ldcg(tokens_at) : 0;
     const i32 used = SplitRange(tokens, n, window, splits).used();
     wait_for_earlier();  // for attention_split alone, which let this kernel start when all before it was done
     const i64 first = i64(kv_head) * splits * rows + row;

@@ -113,19 +113,29 @@ SP_DEVICE void rotate_queries(u32 a_row, u32 pair, u32 half, int g, int c) {
     pair_barrier(pair);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+// Six pairs take no more registers than eight do, so that a block of the kernel before or after fits beside them.
+extern "C" __global__ void __launch_bounds__(PAIRS == 6 ? 512 : THREADS, BLOCKS)
 attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks,
                 const i32* tokens_at, i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale) {
-    if (threadIdx.x < 32 && tokens_at) {
-        prefetch_l2(tokens_at);
-        if (i32(threadIdx.x) * 32 < blocks) prefetch_l2(table + threadIdx.x * 32);
-    }
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i32 kv_head = i32(blockIdx.y), first_row = i32(blockIdx.z) * QUERIES;
+    const u32 token_bytes = u32(kv_heads) * ROW;
     const Rows rows(n, heads, kv_heads, kv_head);
+    if (tokens_at) {  // perhaps the count of the pass before, which is good enough to have the first tile brought nearer
+        const SplitRange likely(__ldcg(tokens_at) + tokens, n, window, i32(gridDim.x));
+        const i32 token = likely.begin(i32(blockIdx.x)), end = min(likely.end(i32(blockIdx.x)), blocks * PAGE_TOKENS);
+        if (0 <= token && token < end) {
+            const i64 first = (i64(table[token / PAGE_TOKENS]) * PAGE_TOKENS + token % PAGE_TOKENS) * kv_heads + kv_head;
+            constexpr u32 LINES = (ROW + 127) / 128;
+            for (u32 i = threadIdx.x; i < 2 * KEYS * LINES; i += THREADS) {
+                const i64 at = first * ROW + i64(i / LINES % KEYS) * token_bytes + i % LINES * 128;
+                prefetch_l2((i < KEYS * LINES ? k_pages : v_pages) + at);
+            }
+        }
+    }
     wait_for_earlier();
     let_next_start();  // only now: what earlier kernels wrote, attention_combine.cu may read at once
-    const i32 stored = tokens_at ? *tokens_at : 0;
+    const i32 stored = tokens_at ? __ldcg(tokens_at) : 0;
     load_queries(q, rows, first_row, warp, lane);
     cp_async_commit();
     tokens += stored;
@@ -139,7 +149,7 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
 
     u8* unpacked = shared + QUERIES * (PITCH + P_PITCH);
     u8* ring = unpacked + (Q4 ? (1 + AHEAD) * TILE : 0);
-    const u32 ring_address = shared_address(ring), token_bytes = u32(kv_heads) * ROW;
+    const u32 ring_address = shared_address(ring);
     // Units 2 s and 2 s + 1 are K and V of the s-th tile.
     const i32 steps = (end - begin + KEYS - 1) / KEYS;
     i32 issued = 0, page = 0, page_next = table[begin / PAGE_TOKENS];
