@@ -12,19 +12,20 @@
 // keys         f32 (nodes, key_heads, HEAD_DIM) unit k;  added f32 (nodes, value_heads, HEAD_DIM) u
 // decays       f32 (nodes, value_heads) g;  inputs bf16 (nodes, channels), a copy of x
 //
-// Grid (value_heads), 4 * HEAD_DIM + 32 threads; nodes in 1 .. NODES, a multiple of 8. Block p takes value head p and key head
+// Grid (value_heads), 4 * HEAD_DIM + 64 threads; nodes in 1 .. NODES, a multiple of 8. Block p takes value head p and key head
 // p % key_heads. Rows k and q of all nodes meet [S | K^T] on the tensor cores, every number as a sum of three bf16, which
 // hold float32's 24 bits (Henry, Tang, Heinecke 2019): rows that lead to u take the six products above 2^-24, rows q
 // alone the three above 2^-16, far below the rounding of y. A warp has 16 columns of S, for half of the keys, in registers.
 // With A and P the products between nodes, (I + A) u = R: one warp inverts I + A while the others finish R, and u and o are
-// products with R. G is summed in float64: after a deep decay differences of G must still be exact. Capturable. 16-byte
+// products with R. G is summed in float64 and kept as two float32: after a deep decay
+// differences of G must still be exact. Capturable. 16-byte
 // aligned rows. sm_80+. The limit is the latency of the phases between barriers; only value_heads multiprocessors work.
 #include "early.cuh"
 #include "gates.cuh"
 
 #define GROUPS (HEAD_DIM / 16)  // of 16 columns
-#define WARPS (2 * GROUPS)      // and one more for the gates
-#define THREADS (32 * (WARPS + 1))
+#define WARPS (2 * GROUPS)      // and two helpers: the tree and its inverse; the gates
+#define THREADS (32 * (WARPS + 2))
 #define E (HEAD_DIM / 32)       // channels of a lane
 #define WIDTH (3 * HEAD_DIM)    // q, k and v of a node
 
@@ -38,11 +39,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(16) u8 shared[];
     u16* const parts = reinterpret_cast<u16*>(shared);                  // (3, ROWS, PART): k and q
     int4* const windows = reinterpret_cast<int4*>(parts + 3 * ROWS * PART);  // where a node's inputs lie, newest first
-    f64* const sums = reinterpret_cast<f64*>(windows + NODES);          // G
-    u64* const lines = reinterpret_cast<u64*>(sums + NODES);            // seen
-    f32* const logs = reinterpret_cast<f32*>(lines + NODES);            // g
-    f32* const grown = logs + NODES;                                    // exp(G)
-    f32* const strengths = grown + NODES;                               // b
+    f64* const logs = reinterpret_cast<f64*>(windows + NODES);   // g
+    float2* const sums = reinterpret_cast<float2*>(logs + NODES);  // G, and what its rounding left
+    u64* const lines = reinterpret_cast<u64*>(sums + NODES);     // seen
+    f32* const grown = reinterpret_cast<f32*>(lines + NODES);    // exp(G)
+    f32* const strengths = grown + NODES;                        // b
     f32* const rows = strengths + NODES;                                // (ROWS, HEAD_DIM): v, then what u solves; S^T q, then o
     f32* const gram = rows + ROWS * HEAD_DIM;                           // (NODES, GRAM): of node j with rows k and q
     // Before S^T q and the products: what the convolution needs.
@@ -65,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const float4 four = *reinterpret_cast<const float4*>(taps + place(c) * 4);
         weights[c] = four.x, weights[WIDTH + c] = four.y, weights[2 * WIDTH + c] = four.z, weights[3 * WIDTH + c] = four.w;
     }
+    const f32 rate = a[p], bias = dt_bias[p];
     wait_for_earlier();
     for (i32 item = thread; item < nodes * (WIDTH / 8); item += THREADS) {
         const i32 t = item / (WIDTH / 8), c = item % (WIDTH / 8) * 8;
@@ -84,24 +86,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 S[step][i] = *reinterpret_cast<const float2*>(from + (16 * step + i % 2 + 8 * (i / 2)) * HEAD_DIM);
-    } else {
-        const f32 rate = a[p], bias = dt_bias[p];
-        for (i32 t = lane; t < NODES; t += 32) {
-            const bool real = t < nodes;
-            const i64 at = i64(t) * value_heads + p;
-            const f32 g = real ? rate * softplus(alpha[at] + bias) : 0.0f;
-            const u64 line = real ? seen[t] : 0;
-            lines[t] = line, logs[t] = g, strengths[t] = real ? sigmoid(beta[at]) : 0.0f;
+    }
+    f32 alphas[SETS] = {}, betas[SETS] = {};
+#pragma unroll
+    for (int set = 0; set < SETS; ++set) {
+        const i32 t = lane + 32 * set;
+        if (warp == WARPS && t < NODES) {
+            u64 line = t < nodes ? seen[t] : 0;
+            lines[t] = line;
             i32 row[4], older = 3;
-            u64 left = line;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {  // the node, its nearest ancestors, then the history
-                row[i] = left ? 3 + 63 - __clzll(i64(left)) : --older;
-                left &= left ? (u64(1) << (row[i] - 3)) - 1 : 0;
+                row[i] = line ? 3 + 63 - __clzll(i64(line)) : --older;
+                line &= line ? (u64(1) << (row[i] - 3)) - 1 : 0;
             }
             windows[t] = make_int4(row[0] * WIDTH, row[1] * WIDTH, row[2] * WIDTH, row[3] * WIDTH);
-            if (real) decays[at] = g;
         }
+        if (warp > WARPS && t < nodes) alphas[set] = alpha[i64(t) * value_heads + p], betas[set] = beta[i64(t) * value_heads + p];
     }
     if (age < 3)
         *reinterpret_cast<uint2*>(raw + age * WIDTH + old_at) = make_uint2(pack_bf16(old.x, old.y), pack_bf16(old.z, old.w));
@@ -109,17 +110,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 
     if (warp == WARPS) {
-        for (i32 t = lane; t < NODES; t += 32) {
-            const u64 line = lines[t];
-            f64 sum = 0;
-#pragma unroll 8
-            for (i32 j = 0; j < NODES; ++j) sum += line >> j & 1 ? f64(logs[j]) : 0.0;
-            sums[t] = sum, grown[t] = expf(f32(sum));
-        }
+#pragma unroll 4
         for (i32 t = 0; t < nodes; ++t)
             for (i32 c = 8 * lane + (first ? 0 : 2 * HEAD_DIM); c < WIDTH; c += 256)
                 *reinterpret_cast<uint4*>(inputs + i64(t) * channels + place(c)) =
                     *reinterpret_cast<const uint4*>(raw + (3 + t) * WIDTH + c);
+    } else if (warp > WARPS) {
+#pragma unroll
+        for (int set = 0; set < SETS; ++set) {
+            const i32 t = lane + 32 * set;
+            const f32 g = t < nodes ? rate * softplus(alphas[set] + bias) : 0.0f;
+            if (t < NODES) logs[t] = g, strengths[t] = t < nodes ? sigmoid(betas[set]) : 0.0f;
+            if (t < nodes) decays[i64(t) * value_heads + p] = g;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int set = 0; set < SETS; ++set) {
+            const i32 t = lane + 32 * set;
+            const u64 line = t < NODES ? lines[t] : 0;
+            f64 sum[4] = {};
+#pragma unroll 4
+            for (i32 j = 0; j < NODES; j += 4)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sum[i] += line >> (j + i) & 1 ? logs[j + i] : 0.0;
+            sum[0] += sum[1] + (sum[2] + sum[3]);
+            const f32 high = f32(sum[0]);
+            if (t < NODES) sums[t] = make_float2(high, f32(sum[0] - high)), grown[t] = expf(high);
+        }
     } else {
 #pragma unroll 1
         for (i32 t = warp; t < NODES; t += WARPS) {
@@ -209,9 +226,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     *at = four;
                 }
             }
-        if (pass == 0 && half == 1)  // whose rows q take fewer products
+        if (pass == 0 && half > 0)  // the helpers first; then those whose rows q take fewer products
 #pragma unroll 1
-            for (i32 tile = warp - GROUPS; tile < ROWS / 16 * (NODES / 8); tile += GROUPS) {
+            for (i32 tile = WARPS + 1 - warp; tile < ROWS / 16 * (NODES / 8); tile += GROUPS + 2) {
                 const i32 top = tile / (NODES / 8) * 16, left = tile % (NODES / 8) * 8;
                 f32 acc[4][4] = {};
                 const u32 from = part_rows + 2 * top * PART;
@@ -224,7 +241,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int i = 0; i < 4; ++i) {
                     const i32 row = top + group + i / 2 * 8, node = row < NODES ? row : row - NODES;
                     const i32 j = left + 2 * pair + i % 2;
-                    const f32 ratio = lines[node] >> j & 1 ? expf(f32(sums[node] - sums[j])) : 0.0f;
+                    const float2 low = sums[j], high = sums[node];
+                    const f32 decay = expf((high.x - low.x) + (high.y - low.y));
+                    const f32 ratio = lines[node] >> j & 1 ? decay : 0.0f;
                     const f32 sum = acc[0][i] + acc[1][i] + acc[2][i] + acc[3][i];
                     gram[j * GRAM + row] = ratio * (row < NODES ? strengths[node] : 1.0f) * sum;
                 }
@@ -266,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
         const i32 t = warp + turn * WARPS;
-        if (warp == WARPS || t >= nodes) break;
+        if (warp >= WARPS || t >= nodes) break;
         f32 o[E], sum = 0.0f;
         load_words<E>(reinterpret_cast<u32*>(o), rows + (NODES + t) * HEAD_DIM + own);
 #pragma unroll

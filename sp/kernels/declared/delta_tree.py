@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
 
-NODES = (16, 24, 32, 48, 64)
+NODES = (16, 24, 32, 64)
 """Sizes that `DELTA_TREE` is built for; it takes up to that many nodes."""
 
 
 def tree_smem(defines: Defines) -> int:
-    """Three bf16 parts of k and q; windows, G, seen, g, exp(G), b; v; S^T q and products between nodes, or what the convolution needs."""
+    """Three bf16 parts of k and q; numbers of the nodes; v; S^T q and products between nodes, or inputs before them."""
     nodes, dim = int(defines["NODES"]), int(defines["HEAD_DIM"])
     after = nodes * dim * 4 + nodes * (2 * nodes + 4) * 4
     before = 4 * 3 * dim * 4 + (3 + nodes) * 3 * dim * 2
-    return 6 * nodes * (dim + 8) * 2 + nodes * (16 + 8 + 8 + 4 + 4 + 4) + nodes * dim * 4 + max(after, before)
+    return 6 * nodes * (dim + 8) * 2 + nodes * (16 + 8 + 8 + 8 + 4 + 4) + nodes * dim * 4 + max(after, before)
 
 
 DELTA_TREE = Kernel(
@@ -41,7 +41,7 @@ DELTA_TREE = Kernel(
         "i32 value_heads",
         "f32 eps",
     ),
-    threads=lambda defines: 4 * int(defines["HEAD_DIM"]) + 32,
+    threads=lambda defines: 4 * int(defines["HEAD_DIM"]) + 64,
     variants=tuple({"HEAD_DIM": dim, "NODES": nodes} for dim in (128, 64) for nodes in NODES),
     smem=tree_smem,
     early=True,

@@ -11,6 +11,7 @@
 #define ROWS (2 * NODES)
 #define PART (HEAD_DIM + 8)  // no two rows of eight begin in the same banks
 #define GRAM (ROWS + 4)      // row of the products between nodes
+#define SETS ((NODES + 31) / 32)  // nodes of a lane, where a warp takes them all
 
 template <int COUNT>
 SP_DEVICE void load_words(u32* words, const void* source) {
@@ -90,7 +91,6 @@ SP_DEVICE void multiply_keys(f32 (&acc)[4][4], u32 rows, u32 keys) {
 // By one warp, a lane a column or two: (I + A)^-1 in place of A, then P (I + A)^-1 in place of P. `gram` is (NODES, GRAM): row
 // j has A[i][j] of all nodes i > j, then P[i][j]. Entries of both stay below 1, since every step of the delta rule contracts.
 SP_DEVICE void solve(f32* gram, i32 lane) {
-    constexpr int SETS = (NODES + 31) / 32;
     f32* own[SETS];
 #pragma unroll
     for (int set = 0; set < SETS; ++set) own[set] = gram + min(lane + 32 * set, NODES - 1) * GRAM;
@@ -111,7 +111,7 @@ SP_DEVICE void solve(f32* gram, i32 lane) {
         for (int set = 0; set < SETS; ++set)
 #pragma unroll
             for (int i = 0; i < 8; ++i) t[set][i] = start + i == lane + 32 * set ? 1.0f : 0.0f;
-#pragma unroll 4
+#pragma unroll(4 / SETS)
         for (i32 j = 0; j < start; ++j) {
             load_words<4>(reinterpret_cast<u32*>(A), gram + j * GRAM + start);
             load_words<4>(reinterpret_cast<u32*>(A + 4), gram + j * GRAM + start + 4);
@@ -134,7 +134,7 @@ SP_DEVICE void solve(f32* gram, i32 lane) {
 #pragma unroll 1
     for (i32 start = 0; start < NODES; start += 8) {
         f32 t[SETS][8] = {}, P[8];
-#pragma unroll 4
+#pragma unroll(4 / SETS)
         for (i32 j = 0; j < start + 8; ++j) {
             load_words<4>(reinterpret_cast<u32*>(P), gram + j * GRAM + NODES + start);
             load_words<4>(reinterpret_cast<u32*>(P + 4), gram + j * GRAM + NODES + start + 4);
