@@ -5,9 +5,10 @@
 //   them all or, with a window, those with total - n + i - j < window. q is first rotated over its d values where ROTATE.
 //
 // Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
-//   page table[j / 128], of `blocks`; `tokens` is added to the count at tokens_at; seen u64 (n,) or null; window 0: none. Rows of a kv head
-//   are its n * group query rows, row r being query r / group. partial f16 (kv_heads, splits, rows, D), what each split finds;
-//   states f32 (kv_heads, splits, rows, 2), its reference and its total; rows = gridDim.z QUERIES. attention_combine.cu goes on.
+//   page table[j / 128], of `blocks`; `tokens` is added to the count at tokens_at; seen u64 (n,) or null; window 0: none. Rows
+//   of a kv head are its n * group query rows, row r being query r / group. partial f16 (kv_heads, splits, rows, D), what each
+//   split finds; states f32 (kv_heads, splits, rows, 2), its reference and its total; rows = gridDim.z QUERIES.
+//   attention_combine.cu goes on.
 // Launch: (splits, kv_heads, ceil(n group / QUERIES)) blocks of 32 WARPS threads, QUERIES = 8 WARPS; scale includes log2(e). The
 //   grid may stay while the cache grows.
 // Needs: 16-byte aligned arrays, 1 <= n <= 64, tokens >= n. Slots past the last token may hold NaN. sm_80 and newer.
@@ -20,103 +21,15 @@
 // by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read.
 // Dao et al., "Flash-Decoding for long-context inference", 2023; Miao et al., "SpecInfer", 2024.
 #include "early.cuh"
-#include "head_row.cuh"
-#include "key_tiles.cuh"
 #include "softmax.cuh"
+#include "split_queries.cuh"
 #include "split_range.cuh"
-
-constexpr int PAIRS = WARPS / 2, QUERIES = 16 * PAIRS;
-constexpr int P_PITCH = 2 * KEYS;  // bytes from row to row of probabilities
-constexpr u32 ALL = 0xffffffffu;
-
-extern __shared__ __align__(128) u8 shared[];  // queries | probabilities | Q4: one or two unpacked tiles | ring
-
-SP_DEVICE void pair_barrier(u32 pair) { asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory"); }
-
-SP_DEVICE u32 p_place(u32 row, u32 chunk) { return row * P_PITCH + ((chunk ^ (row & 7)) << 4); }
-
-// The query rows of a kv head.
-struct Rows {
-    i32 n, group, heads, kv_head;
-    u32 inverse;  // of the group: at most 64 queries of at most 256 heads have rows that 22 bits divide exactly
-
-    SP_DEVICE Rows(i32 n, i32 heads, i32 kv_heads, i32 kv_head)
-        : n(n), group(heads / kv_heads), heads(heads), kv_head(kv_head), inverse(((1u << 22) + group - 1) / group) {}
-    SP_DEVICE bool exists(i32 row) const { return row < n * group; }
-    SP_DEVICE i32 query(i32 row) const { return i32(u64(row) * inverse >> 22); }
-    SP_DEVICE i64 head_row(i32 row) const {
-        const i32 at = query(row);
-        return exists(row) ? i64(at) * heads + kv_head * group + row - at * group : -1;
-    }
-};
-
-// The first `count` bits of a word; none if negative.
-SP_DEVICE u64 first_bits(i32 count) { return count >= 64 ? ~0ull : (1ull << max(count, 0)) - 1; }
-
-// Which of the 64 keys of a tile a query sees, from the tile's first key on: the last n tokens begin at `own` and `seen` tells of
-// them; of those before, the window hides all up to `nearest`; there are no keys from `end` on.
-SP_DEVICE u64 visible(u64 seen, i32 nearest, i32 own, i32 end) {
-    const u64 mine = own >= 64 ? 0 : own >= 0 ? seen << own : seen >> -own;
-    return (mine | (first_bits(own) & ~first_bits(nearest + 1))) & first_bits(end);
-}
-
-// Eight rows a warp into the tile of queries.
-SP_DEVICE void load_queries(const u16* q, const Rows& rows, i32 first, u32 warp, u32 lane) {
-    constexpr int CHUNKS = D / 8;
-#pragma unroll 1
-    for (u32 i = lane; i < 8 * CHUNKS; i += 32) {
-        const u32 row = 8 * warp + i / CHUNKS, chunk = i % CHUNKS;
-        const i64 from = rows.head_row(first + i32(row));
-        cp_async_16(shared_address(shared) + place(row, chunk), q + (from < 0 ? 0 : from) * D + chunk * 8, from >= 0);
-    }
-}
-
-// Where a row begins for ldmatrix, and in it a chunk, 0 or 1; chunk_at adds an even number to that, since `place` is an exclusive or
-// and rows are aligned to 128 bytes.
-SP_DEVICE u32 row_at(u32 row, u32 pitch, u32 odd) { return row * pitch + ((odd ^ (row & 7)) << 4); }
-SP_DEVICE u32 chunk_at(u32 address, u32 even) { return (address ^ (even % 8 << 4)) + (even / 8 << 7); }
-
-// Turn a pair's 16 rows by the Hadamard matrix over D values, H(D / 16) x H(16): by the second factor in a product, whose results
-// for all blocks of 16 a lane then holds, and by the first in sums of these. `a_row` is where this lane reads of A.
-SP_DEVICE void rotate_queries(u32 a_row, u32 pair, u32 half, int g, int c) {
-    const auto ones = [&](u32 k) {  // rows k and k + 1 of column 8 half + g of H(16)
-        const u32 column = 8 * half + g;
-        return 0x3c003c00u | (__popc(k & column) & 1) << 15 | u32(__popc((k + 1) & column) & 1) << 31;
-    };
-    const u32 low = ones(2 * c), high = ones(2 * c + 8);
-    f32 x[D / 16][4] = {};
-#pragma unroll
-    for (int b = 0; b < D / 16; b++) {
-        u32 a[4];
-        ldmatrix_x4(a, chunk_at(a_row, 2 * b));
-        mma_f16(x[b], a, low, high);
-    }
-    pair_barrier(pair);  // both have read
-#pragma unroll
-    for (int step = 1; step < D / 16; step *= 2)
-#pragma unroll
-        for (int b = 0; b < D / 16; b++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if ((b & step) == 0) {
-                    const f32 first = x[b][i], second = x[b + step][i];
-                    x[b][i] = first + second, x[b + step][i] = first - second;
-                }
-    u8* rows = shared + pair * 16 * PITCH;
-    constexpr f32 SCALE = D == 256 ? 0.0625f : D == 64 ? 0.125f : 0.08838834764831845f;
-#pragma unroll
-    for (int b = 0; b < D / 16; b++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-            *reinterpret_cast<u32*>(rows + place(g + 8 * e, 2 * b + half) + 4 * c) =
-                pack_f16(x[b][2 * e] * SCALE, x[b][2 * e + 1] * SCALE);
-    pair_barrier(pair);
-}
 
 // Six pairs take no more registers than eight do, so that a block of the kernel before or after fits beside them.
 extern "C" __global__ void __launch_bounds__(PAIRS == 6 ? 512 : THREADS, BLOCKS)
-attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks,
-                const i32* tokens_at, i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale) {
+attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks, const i32* tokens_at,
+                i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads,
+                f32 scale) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i32 kv_head = i32(blockIdx.y), first_row = i32(blockIdx.z) * QUERIES;
     const u32 token_bytes = u32(kv_heads) * ROW;
