@@ -15,7 +15,7 @@ from sp.models import load_model, prefill
 from sp.models.tree import TreePass
 from sp.ops.draw_tokens import draw_tokens, softmax, token_shares
 
-RUNS = 6_000
+RUNS = 3_000
 WORDS = 4
 LEAST = 1e-3  # of all chi-square tests here; seeds are fixed, so this cannot fail by chance
 
