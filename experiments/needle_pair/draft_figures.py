@@ -56,12 +56,12 @@ def depth_table(records: list[dict]) -> str:
     out = [
         "| task | prompt tokens | kept | n | tokens an answer | tokens a pass | interval | " + " | ".join(depths) + " |"
     ]
-    out.append("|---" * (7 + len(depths)) + "|")
+    out.append("|---" * (8 + len(depths)) + "|")
     for r in records:
         low, high = r["interval"]
         cells = " | ".join("" if (a := r["depth_accuracy"][d]) is None else f"{100 * a:.0f} %" for d in depths)
         out.append(
-            f"| {r['task']} | {r['length']} | {kept(r)} | {r['right']} of {r['n']} "
+            f"| dflash | {r['task']} | {r['length']} | {kept(r)} | {r['right']} of {r['n']} "
             f"| {r['tokens'] / r['right']:.1f} | {r['accepted']:.2f} | {low:.2f} to {high:.2f} | {cells} |"
         )
     return "\n".join(out)
@@ -69,9 +69,9 @@ def depth_table(records: list[dict]) -> str:
 
 def parts_table(parts: dict[str, list[dict]]) -> str:
     """Markdown table of tokens a pass after each part of the training, from `draft_evaluate`'s records of each."""
-    out = ["| task | prompt tokens | kept | " + " | ".join(parts) + " |", "|---" * (3 + len(parts)) + "|"]
+    out = ["| decode | task | prompt tokens | kept | " + " | ".join(parts) + " |", "|---" * (4 + len(parts)) + "|"]
     for same in zip(*parts.values(), strict=True):
         r = same[0]
         cells = " | ".join(f"{x['accepted']:.2f} ({x['interval'][0]:.2f} to {x['interval'][1]:.2f})" for x in same)
-        out.append(f"| {r['task']} | {r['length']} | {kept(r)} | {cells} |")
+        out.append(f"| dflash | {r['task']} | {r['length']} | {kept(r)} | {cells} |")
     return "\n".join(out)

@@ -1,0 +1,122 @@
+"""The embedded draft: its file, that it saves most passes of the target, and that its records are of today's files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pytest
+from test_pair_records import ASSETS, ROOT
+
+sys.path.insert(0, str(ROOT / "experiments" / "needle_pair"))
+
+from draft_figures import follow, interval
+
+from sp.decode import DDTree, DFlash, Greedy
+from sp.evals.base import TASKS
+from sp.gguf import GGUFFile
+from sp.pipeline import Pipeline, RunOptions, embedded, load
+
+RECORDS = ROOT / "results" / "amd-epyc-2core" / "needle_pair" / "draft.jsonl"
+ASKED = [
+    ("needle", {"filler": "grammar"}),
+    ("needle", {"filler": "noise", "answer_prefix": False}),
+    ("needle", {"value": "uuid"}),
+    ("needle_multiquery", {}),
+]
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+
+
+def test_the_file_is_small_and_shares_embedding_and_head_with_the_target() -> None:
+    with GGUFFile.open(embedded("draft")) as file:
+        assert file.nbytes < 6_000_000
+        assert file.architecture == "dflash"
+        assert {t.type_name for t in file.tensors.values()} == {"F32", "Q8_0"}
+        assert not any(name.startswith(("token_embd", "output.")) for name in file.tensors)
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    return Pipeline(load(embedded("target"), device="cpu")).with_draft(embedded("draft"))
+
+
+@pytest.mark.parametrize(("name", "options"), ASKED)
+def test_answers_are_greedy_decodings_in_a_third_of_the_passes(pipeline: Pipeline, name, options) -> None:
+    tokenizer = pipeline.target.tokenizer
+    task = TASKS.build(name, options).example(3, 320, lambda text: len(tokenizer.encode(text).ids))
+    prompt, found = task.prompt(pipeline.target.template), {}
+    for decode in (Greedy(), DFlash(), DDTree()):
+        chosen = RunOptions(compress="off", decode=decode, max_new_tokens=64)
+        found[decode] = pipeline.run(prompt, chosen, full=False).answer
+    assert len({answer.tokens for answer in found.values()}) == 1
+    for decode in (DFlash(), DDTree()):
+        assert len(found[Greedy()].tokens) >= 3 * len(found[decode].passes)
+
+
+def passes_one_by_one(right: np.ndarray) -> int:
+    """What `follow` counts, token by token."""
+    at = passes = 0
+    while at < len(right):
+        passes += 1
+        depth = 0
+        while depth < right.shape[1] and right[at, depth]:
+            depth += 1
+        at += depth + 1
+    return passes
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_passes_of_a_chain_are_counted(share: float) -> None:
+    rng = np.random.default_rng(4)
+    for tokens in (1, 7, 16, 40):
+        right = rng.random((tokens, 15)) < share
+        assert follow(right) == passes_one_by_one(right)
+    whole = np.ones((32, 15), bool)
+    assert (follow(whole), follow(~whole)) == (2, 32)
+
+
+def test_the_interval_of_a_ratio_covers_it() -> None:
+    """Prompts of known length, each in a number of passes drawn around a known rate."""
+    rng, hits = np.random.default_rng(1), 0
+    for seed in range(60):
+        passes = 1 + rng.poisson(2.0, 40)
+        low, high = interval([9] * 40, passes.tolist(), seed, 400)
+        hits += low <= 9 / 3.0 <= high
+    assert hits >= 50  # 57 expected
+    assert interval([8, 8], [2, 2]) == (4.0, 4.0)
+
+
+def test_records_are_of_the_shipped_files() -> None:
+    for role in ("draft", "target"):
+        shipped = sha256((ASSETS / f"{role}.gguf").read_bytes()).hexdigest()
+        measured = {row[f"{role}_sha256"] for row in rows()}
+        assert measured == {shipped}, f"{role}.gguf changed after it was measured: run draft_accept.py again"
+
+
+def test_records_hold_together() -> None:
+    for row in rows():
+        assert row["accepted"] == pytest.approx(row["tokens"] / row["passes"], abs=1e-3)
+        assert row["interval"][0] <= row["accepted"] <= row["interval"][1]
+        assert row["equal"] == row["n"], "an answer was not greedy decoding's"
+        assert row["one_pass"] <= row["n"] <= row["passes"]
+
+
+def test_the_model_card_prints_every_record() -> None:
+    card = (ASSETS / "MODEL_CARD.md").read_text().splitlines()
+    for row in rows():
+        kept = "all" if row["keep"] == 1 else f"{100 * row['keep']:g}% of the haystack + needle"
+        start = f"| {row['decode']} | {row['task']} | {row['length']} | {kept} | {row['n']} |"
+        lines = [line for line in card if line.startswith(start)]
+        assert len(lines) == 1, row
+        assert f"| {row['accepted']:.2f} |" in lines[0]
+
+
+def test_a_tree_accepts_no_less_than_a_chain() -> None:
+    by_way = {way: [r["tokens"] / r["passes"] for r in rows() if r["decode"] == way] for way in ("dflash", "ddtree")}
+    assert (np.array(by_way["ddtree"]) >= np.array(by_way["dflash"]) - 1e-9).all()
