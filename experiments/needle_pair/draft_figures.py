@@ -54,7 +54,9 @@ def depth_table(records: list[dict]) -> str:
     """Markdown table of `draft_evaluate`'s records: how often the guess at each depth is right, from any token on."""
     depths = list(records[0]["depth_accuracy"])
     out = [
-        "| task | prompt tokens | kept | n | tokens an answer | tokens a pass | interval | " + " | ".join(depths) + " |"
+        "| decode | task | prompt tokens | kept | n | tokens an answer | tokens a pass | interval | "
+        + " | ".join(depths)
+        + " |"
     ]
     out.append("|---" * (8 + len(depths)) + "|")
     for r in records:
