@@ -23,7 +23,7 @@ from sp.kernels.declared.gemm_few_sm90 import (
 )
 from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
-from sp.ops.input_tiles import InputTiles
+from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.packed import TILE, PackedWeight, weight_arguments
 
 __all__ = ["ADD", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
@@ -37,13 +37,12 @@ sums, a slice more."""
 LEAST_AHEAD = 64 << 10
 """Bytes a block should have on their way while it multiplies."""
 MOST_DEPTH = 12
-BEYOND = 0
 ITEM_COUNTERS = 1 << 16
 
 
 class Plan(NamedTuple):
-    """How a product is divided: `blocks` for each of `slices` of the inputs, of at most `width`; slots of a ring, how
-    many of them are filled before the inputs are asked for, and units that are brought as far as the L2 cache."""
+    """How a product is divided: `blocks` for each of `slices` of the inputs, of at most `width`; slots of a ring, and
+    how many of them are filled before the inputs are asked for."""
 
     defines: Defines
     blocks: int
@@ -51,7 +50,6 @@ class Plan(NamedTuple):
     width: int
     depth: int
     ahead: int
-    beyond: int
     cost: float
 
 
@@ -66,12 +64,14 @@ def held_for(tokens: int) -> int:
     return next(n for n in HELD if n >= tokens)
 
 
-def gemm_few_sm90(x: InputTiles, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int) -> None:
+def gemm_few_sm90(
+    x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int, norm: tuple[Any, float] | None = None
+) -> None:
     """Fill `outs` with the products of `x` and the weights.
 
     Parameters
     ----------
-    x : InputTiles (tokens, in), as many held as `held_for` says
+    x : InputTiles (tokens, in) of an earlier product; uint16 (tokens, in) of BF16 bits; with `norm` float32
     weights : up to 4 PackedWeights of shape (out_i, in), K-quants
         For SWIGLU gate and up of one format and shape.
     outs : arrays
@@ -79,24 +79,33 @@ def gemm_few_sm90(x: InputTiles, weights: Sequence[PackedWeight], outs: Sequence
         SWIGLU: for the weights (gate, up) uint16 (tokens, out) or InputTiles of the next product, then with out a
         multiple of 256.
     epilogue : STORE, ADD or SWIGLU
+    norm : (float32 (in,), float), optional
+        Weight and eps of an RMS norm that comes first, see `sp.ops.rms_norm`.
     """
     if epilogue == SWIGLU and (weights[0].format, weights[0].shape) != (weights[1].format, weights[1].shape):
         raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
     device = current_device()
     rows = tuple(w.shape[0] for w in (weights if epilogue == STORE else weights[:1]))
-    plan = _plan(x.held, x.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
+    given = x if isinstance(x, InputTiles) else empty_tiles(len(x), x.shape[1], held_for(len(x)))
+    plain, wide = None if given is x or norm else x, x if norm else None
+    weight, eps = norm or (None, 0.0)
+    plan = _plan(given.held, given.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
     tiles = outs[0].data if isinstance(outs[0], InputTiles) else None
     pieces = plan.slices * (_items(rows) + plan.blocks * GROUPS)
-    partials = import_cupy().empty(pieces * _piece_bytes(x.held, epilogue) // 4, "f4")
+    partials = import_cupy().empty(pieces * _piece_bytes(given.held, epilogue) // 4, "f4")
     GEMM_FEW_SM90.launch(
         (plan.blocks, plan.slices),
-        x.data,
-        x.tokens,
-        x.width,
+        given.data,
+        plain,
+        wide,
+        weight,
+        eps,
+        _ready(device),
+        given.tokens,
+        given.width,
         plan.width,
         plan.depth,
         plan.ahead,
-        plan.beyond,
         len(weights),
         partials,
         _counters(device),
@@ -150,7 +159,7 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
         cost = GROUPS * (longest + partial) + input_bytes(width, held, formats) * READING + slices * MEETING
         cost *= max(1.0, LEAST_AHEAD / (ring * GROUPS * unit)) * -(-blocks * slices // processors)
         if best is None or cost < best.cost:
-            best = Plan(variant(held, formats, epilogue), blocks, slices, width, ring, ring, BEYOND, cost)
+            best = Plan(variant(held, formats, epilogue), blocks, slices, width, ring, ring, cost)
     if best is None:
         raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
     if best.blocks * GROUPS * best.width * every // k >> 42 or items > ITEM_COUNTERS // 4:  # as the kernel counts costs
@@ -178,3 +187,9 @@ def _piece_bytes(held: int, epilogue: int) -> int:
 def _counters(device: int) -> Any:
     """Super-blocks of each quarter of an item that have come, zero between launches."""
     return import_cupy().zeros(ITEM_COUNTERS, "uint32")
+
+
+@cache
+def _ready(device: int) -> Any:
+    """Blocks that have stored their part of the inputs, and those that have seen it, zero between launches."""
+    return import_cupy().zeros(2, "uint32")

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.declared.gemm_few_sm90 import INPUT_TILES
 
-__all__ = ["SCALE", "InputTiles", "empty_tiles", "input_tiles"]
+__all__ = ["SCALE", "InputTiles", "empty_tiles"]
 
 SCALE = 64
 """Tiles hold x over this, so that values to 4e6 fit."""
@@ -61,11 +60,3 @@ def empty_tiles(tokens: int, width: int, held: int) -> InputTiles:
     """Unfilled tiles on the current device; `width` a multiple of 256."""
     nbytes = (width // 64 + -(-width // 512)) * held * 128
     return InputTiles(tokens, width, held, import_cupy().empty(nbytes, np.uint8))
-
-
-def input_tiles(x: Any, held: int) -> InputTiles:
-    """Tiles of BF16 tokens uint16 (tokens, width) on the device; `width` a multiple of 256."""
-    tokens, width = x.shape
-    tiles = empty_tiles(tokens, width, held)
-    INPUT_TILES.launch((-(-tiles.width // 1024), tiles.tokens), x, tiles.data, tiles.width, held)
-    return tiles

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.declared.elementwise import RMS_NORM
-from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.threads import run_parallel, token_slices
 
 
@@ -47,8 +44,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Flo
         assert d <= 8192, f"rows of {d}"
         cupy = import_cupy()
         out: Floats = cupy.empty(x.shape, cupy.float32 if f32 else cupy.uint16)
-        outs = (None, out) if f32 else (out, None)
-        RMS_NORM.launch((x.size // d,), x, weight, *outs, None, 0, eps, defines={"COLS": d})
+        RMS_NORM.launch((x.size // d,), x, weight, *((None, out) if f32 else (out, None)), eps, defines={"COLS": d})
         return out
     y = np.empty_like(x)
 
@@ -62,17 +58,6 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Flo
 
     run_parallel(normalise, token_slices(len(x)) if x.ndim > 1 else [slice(None)])
     return y
-
-
-def rms_norm_tiles(x: Any, weight: Any, eps: float, held: int, out: Any = None) -> InputTiles:
-    """`rms_norm` of float32 (tokens, d) on the device as input of `sp.ops.gemm_few_sm90`; d a multiple of 256.
-
-    With `out`, uint16 (tokens, d), the same as BF16 goes there as well.
-    """
-    tokens, width = x.shape
-    tiles = empty_tiles(tokens, width, held)
-    RMS_NORM.launch((tokens,), x, weight, out, None, tiles.data, held, eps, defines={"COLS": width})
-    return tiles
 
 
 def l2norm(x: Floats, eps: float) -> Floats:

@@ -10,8 +10,8 @@ import numpy as np
 from sp.kernels import import_cupy
 from sp.ops.gemm_few import alike, gemm_few, passes
 from sp.ops.gemm_few_sm90 import HELD, STORE, SWIGLU, UNIT_BYTES, gemm_few_sm90, held_for
-from sp.ops.input_tiles import InputTiles, empty_tiles, input_tiles
-from sp.ops.norms import rms_norm_tiles
+from sp.ops.input_tiles import InputTiles, empty_tiles
+from sp.ops.norms import rms_norm
 
 MOST = 4
 """Weights of one launch."""
@@ -22,34 +22,26 @@ def multiply_few(x: Any, weights: Sequence[Any], outs: Sequence[Any], epilogue: 
 
     Parameters
     ----------
-    x : InputTiles; or uint16 (tokens, in) of BF16 bits, with `norm` float32
-    weights, outs, epilogue :
-        See `gemm_few_sm90`.
-    norm : (float32 (in,), float), optional
-        Weight and eps of the RMS norm that comes first.
+    x, weights, outs, epilogue, norm :
+        See `gemm_few_sm90`; x of any number of tokens.
     """
     if isinstance(x, InputTiles):
         gemm_few_sm90(x, weights, outs, epilogue)
         return
     others = [i for i, w in enumerate(weights) if w.format.ggml_type not in UNIT_BYTES]
     quants = [i for i in range(len(weights)) if i not in others]
-    plain = import_cupy().empty(x.shape, np.uint16) if others and norm is not None else x
     start = 0
     for tokens in passes(len(x)):
-        part, held = slice(start, start + tokens), held_for(tokens)
-        if norm is None:
-            tiles = input_tiles(x[part], held)
-        else:
-            weight, eps = norm
-            tiles = rms_norm_tiles(x[part], weight, eps, held, plain[part] if others else None)
+        part = slice(start, start + tokens)
         mine = [out if isinstance(out, InputTiles) else out[part] for out in outs]
         for first in range(0, len(quants), MOST):
             some = quants[first : first + MOST]
             into = mine if epilogue == SWIGLU else [mine[i] for i in some]
-            gemm_few_sm90(tiles, [weights[i] for i in some], into, epilogue)
+            gemm_few_sm90(x[part], [weights[i] for i in some], into, epilogue, norm)
         start += tokens
+    h = rms_norm(x, *norm) if others and norm is not None else x
     for group in alike([weights[i].format.ggml_type for i in others], MOST):
-        gemm_few(plain, [weights[others[i]] for i in group], [outs[others[i]] for i in group], STORE)
+        gemm_few(h, [weights[others[i]] for i in group], [outs[others[i]] for i in group], STORE)
 
 
 def gated_few(x: Any, gate: Any, up: Any, norm: Any, reader: Any) -> Any:

@@ -18,8 +18,7 @@ from sp.errors import DeviceError
 from sp.kernels.path import native_path
 from sp.ops import gemm_few_sm90 as module
 from sp.ops.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
-from sp.ops.input_tiles import InputTiles, empty_tiles, input_tiles
-from sp.ops.norms import rms_norm_tiles
+from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
@@ -59,39 +58,54 @@ def poisoned(tokens: int, width: int) -> InputTiles:
     return tiles
 
 
-def tiles_of(guarded: Any, x: np.ndarray) -> InputTiles:
-    dirty = poisoned(*x.shape)  # its memory, soon free again, serves the tiles
-    held = dirty.held
-    del dirty
-    return input_tiles(guarded(x.shape, np.uint16, to_bf16(x)), held)
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> list[InputTiles]:
+    """The tiles that products make of their inputs, poisoned before."""
+    made: list[InputTiles] = []
+
+    def empty(tokens: int, width: int, held: int) -> InputTiles:
+        made.append(poisoned(tokens, width))
+        return made[-1]
+
+    monkeypatch.setattr(module, "empty_tiles", empty)
+    return made
 
 
 def product(guarded: Any, x: np.ndarray, w: PackedWeight, dtype: Any) -> Any:
     out = guarded((len(x), w.shape[0]), dtype)
-    gemm_few_sm90(tiles_of(guarded, x), [w], [out], STORE)
+    gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w], [out], STORE)
     return out
 
 
 @pytest.mark.parametrize(("tokens", "k"), [(16, 5120), (9, 256), (23, 1280), (32, 17408)])
-def test_tiles(tokens: int, k: int, guarded: Any) -> None:
+def test_tiles(tokens: int, k: int, guarded: Any, tiles: list[InputTiles]) -> None:
     x = inputs(tokens, k) * np.float32(1000)
     x[0, :3] = 5e6, -5e6, 1e-3
     want = np.clip(to_float64(to_bf16(x)), -65504.0 * 64, 65504.0 * 64)
-    tiles = tiles_of(guarded, x)
-    values = tiles.values()
+    product(guarded, x, weight("Q4_K", (48, k))[0], np.float32)
+    values = tiles[0].values()
     assert np.abs(values - want).max() <= 2.0**-19
     groups = values.reshape(tokens, -1, 16)
-    assert np.abs(tiles.means() - groups.mean(axis=2)).max() <= np.abs(values).max() * 2.0**-21
+    assert np.abs(tiles[0].means() - groups.mean(axis=2)).max() <= np.abs(values).max() * 2.0**-21
 
 
-def test_norm_writes_tiles(guarded: Any) -> None:
-    x, w = inputs(19, 5120), np.linspace(-2, 2, 5120, dtype=np.float32)
-    tiles = rms_norm_tiles(guarded(x.shape, np.float32, x), cupy.asarray(w), 1e-6, held_for(19))
+@pytest.mark.parametrize("tokens", [9, 19, 32])
+@pytest.mark.parametrize(("name", "shape"), [("Q4_K", (17408, 5120)), ("Q6_K", (48, 5120)), ("Q4_K", (200, 256))])
+def test_norm(tokens: int, name: str, shape: tuple[int, int], guarded: Any, tiles: list[InputTiles]) -> None:
+    (w, dense), x = weight(name, shape), inputs(tokens, shape[1])
+    norm = np.linspace(-2, 2, shape[1], dtype=np.float32)
+    given = guarded(x.shape, np.float32, x), (guarded(norm.shape, np.float32, norm), 1e-6)
+    first = None
+    for _ in range(3):
+        out = guarded((tokens, shape[0]), np.float32)
+        gemm_few_sm90(given[0], [w], [out], STORE, given[1])
+        first = out if first is None else first
+        assert bool((first == out).all())
     wide = x.astype(np.float64)
-    want = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-6) * w
-    assert nmse(cupy.asarray(tiles.values()), want) < 1e-7
-    means = tiles.values().reshape(19, -1, 16).mean(axis=2)
-    assert nmse(cupy.asarray(tiles.means()), means) < 1e-10
+    want = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-6) * norm
+    assert nmse(tiles[0].values(), want) < EXACT
+    assert nmse(tiles[0].means(), tiles[0].values().reshape(tokens, -1, 16).mean(axis=2)) < 1e-10
+    assert nmse(first, np.resize((want @ dense.T).T, (shape[0], tokens)).T) < EXACT
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,7 +152,7 @@ def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: A
     first = None
     for _ in range(2):
         stream = guarded(residual.shape, np.float32, residual)
-        gemm_few_sm90(tiles_of(guarded, x), [w], [stream], ADD)
+        gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w], [stream], ADD)
         assert nmse(stream, want) < EXACT
         first = stream if first is None else first
         assert bool((stream == first).all())
@@ -151,7 +165,7 @@ def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
     weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
     x = inputs(tokens, 1280)
     outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]
-    gemm_few_sm90(tiles_of(guarded, x), [w for w, _ in weights], outs, STORE)
+    gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w for w, _ in weights], outs, STORE)
     for (_, dense), out in zip(weights, outs, strict=True):
         assert nmse(out, times(x, dense, out.shape[1])) < ROUNDED
 
@@ -162,17 +176,16 @@ def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) ->
     (gate, g), (up, u) = (weight(name, shape, seed) for seed in range(2))
     x = inputs(tokens, shape[1])
     out = guarded((tokens, shape[0]), np.uint16)
-    gemm_few_sm90(tiles_of(guarded, x), [gate, up], [out], SWIGLU)
+    gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [gate, up], [out], SWIGLU)
     a, b = (times(x, dense, shape[0]) for dense in (g, u))
     want = a / (1 + np.exp(-np.clip(a, -700, 700))) * b
     assert nmse(out, want) < ROUNDED
     if shape[0] % 256:
         return
-    tiles = poisoned(tokens, shape[0])
-    gemm_few_sm90(tiles_of(guarded, x), [gate, up], [tiles], SWIGLU)
-    assert nmse(cupy.asarray(tiles.values()), want) < EXACT
-    means = tiles.values().reshape(tokens, -1, 16).mean(axis=2)
-    assert nmse(cupy.asarray(tiles.means()), means) < 1e-10
+    made = poisoned(tokens, shape[0])
+    gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [gate, up], [made], SWIGLU)
+    assert nmse(made.values(), want) < EXACT
+    assert nmse(made.means(), made.values().reshape(tokens, -1, 16).mean(axis=2)) < 1e-10
 
 
 @pytest.mark.parametrize("processors", [1, 3, 20, 64])
@@ -197,7 +210,7 @@ def test_a_chain_waits_for_its_inputs(guarded: Any) -> None:
     def chain() -> None:
         for _ in range(steps):
             middle = poisoned(16, 2048)
-            gemm_few_sm90(rms_norm_tiles(stream, ones, 1e-6, 16), [gate, up], [middle], SWIGLU)
+            gemm_few_sm90(stream, [gate, up], [middle], SWIGLU, (ones, 1e-6))
             gemm_few_sm90(middle, [down], [stream], ADD)
 
     chain()

@@ -1,7 +1,9 @@
 // y_i[t, o] = sum_k x[t, k] W_i[o, k] for up to 32 tokens and up to four packed K-quant weights, on Hopper: the matrix
 // products of checking drafted tokens.
 //
-//   x    tokens as tiles of f16 with their means, HELD = TOKENS (input_tiles.cuh), 1024-byte aligned
+//   x    tokens as tiles of f16 with their means, HELD = TOKENS (input_tiles.cuh), 256-byte aligned; with `plain` bf16
+//        (tokens, k), or `wide` float32 (tokens, k) and `norm` float32 (k), whose RMS norm with `eps` comes first, this
+//        kernel makes them (few_sm90_front.cuh), counting in `ready`
 //   W_i  (rows_i, k) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
 //   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
 //        in place; 2 makes silu(y_0) * y_1, W_0 and W_1 being of one type and shape: bf16 in y_0, or with `tiles` as x
@@ -12,8 +14,8 @@
 //
 // Bound by memory: each weight byte is read once. GROUPS warpgroups multiply, at most 3; of one more the first warp fetches,
 // one lane for each of them, by bulk copies into a ring of `depth` slots a warpgroup, which begins to fill before the kernel before has
-// ended: `ahead` slots, and `beyond` units more as far as the L2 cache; then come x and the rest. A block holds one slice
-// of x, at most `width` inputs. The sums of workers meet in the L2 cache in a fixed order: results do not depend on timing
+// ended: `ahead` slots, by the warpgroups themselves; then come x and the rest. A block holds one slice of x, at most
+// `width` inputs. The sums of workers meet in the L2 cache in a fixed order: results do not depend on timing
 // (few_sm90_work.cuh). What must wait for that is done by another warp for each warpgroup, which goes on with its next
 // item; only its last item a warpgroup finishes itself.
 // Shared memory: x, its means (if a format needs them), the ring, barriers. Arch 90a.
@@ -21,14 +23,15 @@
 // Marlin (Frantar et al., 2024), a warp that only loads after CUTLASS (Thakkar et al.).
 #include "early.cuh"
 #include "few_sm90_finish.cuh"
+#include "few_sm90_front.cuh"
 
 constexpr bool TRADE = TOKENS > 16;  // registers, from the warps that do not multiply to those that do
 
 extern __shared__ __align__(1024) u8 shared[];
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
-    gemm_few_sm90(const u8* x, i32 tokens, i32 k, i32 width, i32 depth, i32 ahead, i32 beyond, i32 count, f32* partials,
-                  u32* arrived, u8* tiles,
+    gemm_few_sm90(u8* x, const u16* plain, const f32* wide, const f32* norm, f32 eps, u32* ready, i32 tokens, i32 k,
+                  i32 width, i32 depth, i32 ahead, i32 count, f32* partials, u32* arrived, u8* tiles,
                   const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
                   const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
                   const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
@@ -39,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     const int supers = k / 256;
     const Layout at(shared, width, depth);
     const Division work(weights, supers);
+    const Source source = {plain, wide, norm, eps, tokens, k};
 
     let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
     if (warp == 4 * GROUPS) {
@@ -51,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             barrier_init(at.taken + i, 1);
         }
         for (int i = lane; i < work.chunks(); i += 32) barrier_init(at.inputs + i, 1);
-        barrier_init_fence();
+        fence_async_proxy();  // the bulk copies are to see the barriers
     }
     __syncthreads();
 
@@ -60,12 +64,12 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         if (warp == 4 * GROUPS) {
             Fetch fetch(weights, work, lane);
             for (int i = 0; i < ahead; ++i)
-                if (fetch.more()) fetch.next(weights, work, supers, at, lane, true);
-            Fetch further = fetch;
-            for (int i = 0; i < beyond; ++i)
-                if (further.more()) further.next(weights, work, supers, at, lane, false);
+                if (fetch.more()) fetch.next(weights, work, supers, at, lane, false);
             wait_for_earlier();
-            if (lane == 0) fetch_inputs(x, work, supers, at);
+            if (lane == 0) {
+                if (!source.tiles()) wait_for_tiles(ready);
+                fetch_inputs(x, work, supers, at);
+            }
             __syncwarp();
             while (__any_sync(0xffffffffu, fetch.more()))
                 if (fetch.more() && barrier_test(at.empty + lane * depth + fetch.slot, fetch.phase))
@@ -80,8 +84,17 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     }
 
     if constexpr (TRADE) registers_raise<136>();
-    wait_for_earlier();
     const int group = warp / 4, thread = threadIdx.x % 128, strip = warp % 4, worker = blockIdx.x * GROUPS + group;
+    if (lane == 0) {
+        Fetch fetch(weights, work, group);
+        for (int i = 0; i < ahead; ++i)
+            if (fetch.more()) fetch.next(weights, work, supers, at, group, i % 4 == strip);
+    }
+    __syncwarp();
+    if (source.tiles())
+        wait_for_earlier();
+    else
+        make_tiles(source, x, reinterpret_cast<f32*>(at.inputs + work.chunks()), ready);
     const int end = work.start(weights, worker + 1);
     int unit = work.start(weights, worker), t = unit / work.stages, stage = unit % work.stages, slot = 0, post = 0;
     u32 phase = 0;

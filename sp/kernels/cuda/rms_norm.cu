@@ -1,12 +1,10 @@
 // rms_norm: y = x / sqrt(mean(x^2) + eps) * weight over rows of COLS values.
 //
-// x f32 (rows, COLS); weight f32 (COLS); y bf16 and y_f32 f32 (rows, COLS) and, with COLS % 256 == 0, `tiles`, the same in
-// the layout of input_tiles.cuh for `held` rows; each null if not wanted; y_f32 may be x.
+// x f32 (rows, COLS); weight f32 (COLS); y bf16 and y_f32 f32 (rows, COLS), each null if not wanted; y_f32 may be x.
 // COLS % 4 == 0, up to 8192.
 // Grid (rows), min(256, COLS / 4 up to a whole warp) threads; a row stays in registers between its two uses.
 // 16-byte aligned rows. sm_80+. Bound by memory. Zhang and Sennrich 2019.
 #include "early.cuh"
-#include "input_tiles.cuh"
 #include "mma.cuh"
 
 #define VECTORS (COLS / 4)
@@ -15,7 +13,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(const f32* x, const f32* __restrict__ weight, u16* __restrict__ y, f32* y_f32,
-             u8* tiles, i32 held, f32 eps) {
+             f32 eps) {
     let_next_start();
     wait_for_earlier();
     __shared__ f32 sums[THREADS / 32];
@@ -47,7 +45,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const i64 place = i64(blockIdx.x) * VECTORS + at;
         if (y) reinterpret_cast<uint2*>(y)[place] = make_uint2(pack_bf16(out.x, out.y), pack_bf16(out.z, out.w));
         if (y_f32) reinterpret_cast<float4*>(y_f32)[place] = out;
-        if constexpr (COLS % 256 == 0)  // whole warps
-            if (tiles) store_tile_inputs(tiles, COLS, held, blockIdx.x, 4 * at, true, out);
     }
 }

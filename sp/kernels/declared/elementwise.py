@@ -7,7 +7,7 @@ from sp.kernels.launch import Kernel
 RMS_NORM = Kernel(
     source="rms_norm.cu",
     entry="rms_norm",
-    args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "u8*? tiles", "i32 held", "f32 eps"),
+    args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "f32 eps"),
     threads=lambda defines: min(256, -(-int(defines["COLS"]) // 128) * 32),
     variants=tuple({"COLS": cols} for cols in (5120, 1024, 256)),
     early=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sp.kernels.declared.gemv import ADD, STORE, SWIGLU, bits, kinds_of
 from sp.kernels.launch import Defines, Kernel
 
-__all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "INPUT_TILES", "STORE", "SWIGLU", "UNIT_BYTES", "bits"]
+__all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "bits"]
 
 HELD = (16, 24, 32)
 """Tokens that a variant of the kernel can hold."""
@@ -36,7 +36,9 @@ def input_bytes(width: int, tokens: int, formats: int) -> int:
 def depth(width: int, tokens: int, formats: int, groups: int = GROUPS) -> int:
     """Slots of the ring of a warpgroup, as many as there is room for."""
     chunks = width // 512 + 1
-    room = CAPACITY - input_bytes(width, tokens, formats) - 8 * chunks - groups * POSTS * 16
+    room = (
+        CAPACITY - input_bytes(width, tokens, formats) - 8 * chunks - groups * (POSTS * 16 + 16)
+    )  # and a float a warp
     return room // (groups * (slot_bytes(formats) + 16))
 
 
@@ -56,13 +58,17 @@ GEMM_FEW_SM90 = Kernel(
     source="gemm_few_sm90.cu",
     entry="gemm_few_sm90",
     args=(
-        "const u8* x",
+        "u8* x",
+        "const u16*? plain",
+        "const f32*? wide",
+        "const f32*? norm",
+        "f32 eps",
+        "u32* ready",
         "i32 tokens",
         "i32 k",
         "i32 width",
         "i32 depth",
         "i32 ahead",
-        "i32 beyond",
         "i32 count",
         "f32* partials",
         "u32* arrived",
@@ -81,13 +87,5 @@ GEMM_FEW_SM90 = Kernel(
     ),
     arches="90a",
     smem=CAPACITY,
-    early=True,
-)
-
-INPUT_TILES = Kernel(
-    source="input_tiles.cu",
-    entry="input_tiles",
-    args=("const u16* x", "u8* tiles", "i64 k", "i32 held"),
-    threads=256,
     early=True,
 )

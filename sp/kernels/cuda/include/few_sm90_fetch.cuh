@@ -36,17 +36,24 @@ SP_DEVICE bool barrier_test(u64* barrier, u32 phase) {
     return done != 0;
 }
 
-// Starts the copies of a unit; `row`: its place among the super-blocks of the weight, of `all`. With no slot they go
-// to the L2 cache only.
+// bulk_load of what is read but once: the L2 cache gives it up first, not what other kernels left there.
+SP_DEVICE void bulk_load_once(void* target, const void* source, u32 bytes, u64* barrier) {
+    asm volatile(
+        "{\n\t.reg .b64 policy;\n\t"
+        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n\t}"
+        ::"r"(shared_address(target)),
+        "l"(source), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Starts the copies of a unit; `row`: its place among the super-blocks of the weight, of `all`.
 template <int F>
 SP_DEVICE void fetch_unit(u8* slot, const u8* data, i64 row, i64 all, u64* barrier) {
     using U = Unit<F>;
-    if (slot) barrier_expect(barrier, U::bytes);
+    barrier_expect(barrier, U::bytes);
     const auto copy = [&](int at, int bytes) {
-        if (slot)
-            bulk_load(slot + at, data + row * bytes, bytes, barrier);
-        else
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data + row * bytes), "r"(bytes) : "memory");
+        bulk_load_once(slot + at, data + row * bytes, bytes, barrier);
         data += all * bytes;
     };
     copy(0, U::low);
@@ -70,16 +77,19 @@ struct Fetch {
 
     SP_DEVICE bool more() const { return unit < end; }
 
-    SP_DEVICE void next(const Weights& weights, const Division& work, int supers, const Layout& at, int group, bool held) {
-        const Weight w = pick(weights, EPILOGUE == 2 ? set : item.which);
-        const i64 row = i64(item.tile) * supers + work.first + stage, all = i64(tiles_of(w)) * supers;
-        const int place = group * at.depth + slot;
+    // On to the next unit, with `mine` after its copies are started.
+    SP_DEVICE void next(const Weights& weights, const Division& work, int supers, const Layout& at, int group, bool mine) {
+        if (mine) {
+            const Weight w = pick(weights, EPILOGUE == 2 ? set : item.which);
+            const i64 row = i64(item.tile) * supers + work.first + stage, all = i64(tiles_of(w)) * supers;
+            const int place = group * at.depth + slot;
 #define SP_DO(F)          \
     if constexpr (has<F>) \
-        if (item.kind == F) fetch_unit<F>(held ? at.ring + place * SLOT : nullptr, w.data, row, all, at.full + place);
-        SP_FOR_FORMAT(SP_DO)
+        if (item.kind == F) fetch_unit<F>(at.ring + place * SLOT, w.data, row, all, at.full + place);
+            SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
-        if (held && ++slot == at.depth) slot = 0, phase ^= 1;
+        }
+        if (++slot == at.depth) slot = 0, phase ^= 1;
         if (++set < SETS) return;
         set = 0, ++unit;
         if (++stage == work.stages) stage = 0, item = item_at(weights, ++t);
