@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sp.models.blocks import Tap
-from sp.models.cache import KV_FORMATS, Cache
+from sp.models.cache import Cache
 from sp.models.config import ARCHITECTURES, DeltaConfig, ModelConfig
 from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.delta_state import DeltaState
@@ -13,6 +13,7 @@ from sp.models.gaps import Gaps
 from sp.models.layer_attention import LayerAttention, SparseAttention, dense_attention
 from sp.models.layerwise import Watch, prefill_by_layer, read_by_layer, stream_by_layer
 from sp.models.model import Model, load_model
+from sp.models.pages import KV_FORMATS
 from sp.models.sparse_prefill import prefill_sparse
 
 __all__ = [

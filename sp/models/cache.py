@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-import numpy as np
-
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError, PromptError, unknown_name
+from sp.errors import ConfigError, PromptError
 from sp.kernels import device_errors
+from sp.models.block_tables import BlockTables, ring_pages
 from sp.models.config import ModelConfig
 from sp.models.delta_state import DeltaState
-from sp.models.device_tables import DeviceTables
-from sp.models.pages import PagePool, Run, Stored
+from sp.models.pages import PagePool, Stored, page_format
 from sp.ops import hadamard
 from sp.ops.gate_output import VALUE_BLOCK
 from sp.ops.kv_pages import PAGE_TOKENS
-from sp.quant import F16, F32, Q4_0, BlockFormat, Weight
-
-KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
-DEVICE_KV_FORMATS = ("f16", "q4_0")
-AT_ONCE = 8192
-"""Most tokens that a layer with a window takes in one append."""
-
-
-@dataclass
-class _Layer:
-    """Pages and fill of one attention layer."""
-
-    table: list[int] = field(default_factory=list)
-    tokens: int = 0
-    released: bool = False
+from sp.quant import Weight
 
 
 class Cache:
@@ -69,6 +52,7 @@ class Cache:
 
     Examples
     --------
+    >>> import numpy as np
     >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, 64, 1e6, 1e-6)
     >>> cache = Cache(config, tokens=300, kv="f16")
     >>> cache.append(0, np.ones((5, 1, 64), np.float32), np.ones((5, 1, 64), np.float32))
@@ -87,49 +71,27 @@ class Cache:
         device: Literal["cpu", "cuda"] = "cpu",
         windows: Sequence[int | None] | None = None,
     ) -> None:
-        if device == "cuda" and kv not in DEVICE_KV_FORMATS and kv in KV_FORMATS:
-            raise ConfigError(f"the GPU caches keys and values as {' or '.join(DEVICE_KV_FORMATS)}, not {kv}")
-        if kv not in KV_FORMATS:
-            raise unknown_name("KV format", kv, KV_FORMATS)
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
-        fmt = KV_FORMATS[kv]
-        if config.head_dim % fmt.block_size:
-            raise ConfigError(
-                f"KV format {kv} packs {fmt.block_size} values a block, which does not divide the head size "
-                f"{config.head_dim}; use f16 or f32"
-            )
-        if rotate and config.head_dim % VALUE_BLOCK:
-            raise ConfigError(f"rotation needs a head size that is a multiple of {VALUE_BLOCK}, not {config.head_dim}")
-        self.config = config
-        self.capacity = int(tokens)
-        self.kv = kv
-        self.rotate = rotate
+        fmt = page_format(kv, config.head_dim, rotate, device)
+        self.config, self.capacity, self.kv, self.rotate = config, int(tokens), kv, rotate
         self.key_block = config.head_dim & -config.head_dim
         attention = config.attention_layers
         resident = len(attention) if layers is None else min(layers, len(attention))
         if resident < 1:
             raise ConfigError(f"layers is {layers}; ask for at least 1")
-        blocks = -(-self.capacity // PAGE_TOKENS)
-        self.device = device
+        blocks, self.device = -(-self.capacity // PAGE_TOKENS), device
         wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
-        self._rings = dict(zip(attention, wanted, strict=True)) if wanted else {}
+        rings = dict(zip(attention, wanted, strict=True)) if wanted else {}
         pages = sum(wanted) if wanted else resident * blocks
         with device_errors():
             self._pool = PagePool(pages, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, device)
-            self._tables = DeviceTables(len(attention), blocks) if device == "cuda" else None
+            self._tables = BlockTables(attention, self.capacity, self._pool, rings, device)
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
-        self._rows = {layer: row for row, layer in enumerate(attention)}
-        self._layers: dict[int, _Layer] = {}
-        self._together = False
-        self.reset()
 
     def reset(self) -> None:
         """Forget everything: free all pages, zero all states."""
-        self._pool.free_all()
-        self._layers = {i: _Layer() for i in self.config.attention_layers}
-        if self._tables is not None:
-            self._tables.clear()
+        self._tables.clear()
         for state in self._states.values():
             state.clear()
 
@@ -147,7 +109,7 @@ class Cache:
         PromptError
             Past the capacity, after `release`, or when the pool has no free page.
         """
-        run = self._next(layer, len(k))
+        run = self._tables.add(layer, len(k))
         key_block, value_block = (self.key_block, VALUE_BLOCK) if self.rotate else (0, 0)
         self._pool.write(run, k, v, key_block, value_block)
 
@@ -178,53 +140,29 @@ class Cache:
         -------
         float32 (tokens, heads, head_dim)
         """
-        c, run = self.config, self._next(layer, len(k))
+        c, run = self.config, self._tables.add(layer, len(k))
         turn = c.eps, positions, c.rope_base, c.rope_dim
         return self._pool.write_heads(run, q, k, v, q_norm, k_norm, *turn, self.rotate, out)
 
     def append_context(self, layer: int, k: Floats, v: Floats, k_norm: Floats, positions: Ints) -> None:
         """As `append_heads`, for tokens that ask nothing."""
-        c, run = self.config, self._next(layer, len(k))
+        c, run = self.config, self._tables.add(layer, len(k))
         self._pool.write_context(run, k, v, k_norm, c.eps, positions, c.rope_base, c.rope_dim, self.rotate)
 
-    def _next(self, layer: int, tokens: int) -> Run:
-        """Make room for the next tokens of a layer and count them; the run they are to be written to."""
-        state = self._layers[layer]
-        total = state.tokens + tokens
-        assert layer not in self._rings or tokens <= AT_ONCE, f"{tokens} tokens at once, {AT_ONCE} at most"
-        if state.released:
-            raise PromptError(f"layer {layer} of this cache was released; reset() the cache before reading on")
-        self._grow(layer, total)
-        if self._tables is not None and not self._together:
-            self._tables.advance(tokens, self._rows[layer])
-        run = self._run(layer)
-        state.tokens = total
-        return run
-
-    @contextmanager
-    def together(self, tokens: int) -> Iterator[None]:
+    def together(self, tokens: int) -> AbstractContextManager[None]:
         """Inside, every layer reads the same next `tokens`: counts on the device move at once, not layer by layer."""
-        if self._tables is not None:
-            self._tables.advance(tokens)
-        self._together = True
-        try:
-            yield
-        finally:
-            self._together = False
+        return self._tables.together(tokens)
 
     def reserve(self, tokens: int) -> None:
         """Take the pages that `tokens` more tokens need now, so that reading them takes none."""
-        total = self.tokens + tokens
-        for layer in self._layers:
-            self._grow(layer, total)
+        self._tables.reserve(self.tokens + tokens)
 
     def count(self, tokens: int) -> None:
         """Count `tokens` more (if negative, fewer) in every layer, on the host alone.
 
         A CUDA graph has read them, and counted for itself; or they were read for a try and are not kept.
         """
-        for layer in self._layers.values():
-            layer.tokens += tokens
+        self._tables.count(tokens)
         for state in self._states.values():
             state.tokens += tokens
 
@@ -233,8 +171,7 @@ class Cache:
 
         `more`, int32 (1,) on the device, is added to them.
         """
-        if self._tables is not None:
-            self._tables.advance(tokens, more=more)
+        self._tables.advance(tokens, more)
 
     def move(self, nodes: int, path: Ints, kept: Ints) -> None:
         """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay.
@@ -245,39 +182,11 @@ class Cache:
             Increasing, below `nodes`.
         kept : int64 (1,), on the device int32
         """
-        if self._tables is not None:
-            self._pool.move(self._tables.tables, self._tables.total(0), nodes, path, kept)
-            return
-        tables = np.array([layer.table for layer in self._layers.values()], np.int64)
-        self._pool.move(tables, self.tokens, nodes, path, int(kept[0]))
-
-    def _grow(self, layer: int, total: int) -> None:
-        """Take the pages a layer needs for `total` tokens."""
-        if total > self.capacity:
-            raise PromptError(
-                f"{total} tokens do not fit a cache of {self.capacity}; make the cache larger or the prompt shorter"
-            )
-        state = self._layers[layer]
-        held = len(state.table)
-        wanted = max(held, -(-total // PAGE_TOKENS))
-        state.table += self._pool.take(max(0, min(wanted, self._rings.get(layer, wanted)) - held))
-        while len(state.table) < wanted:
-            state.table.append(state.table[-self._rings[layer]])
-        pages = state.table[held:]
-        if self._tables is not None:
-            self._tables.grow(self._rows[layer], held, pages)
-
-    def _run(self, layer: int) -> Run:
-        """Where the tokens of a layer lie, for the pool's kernels."""
-        state, tables = self._layers[layer], self._tables
-        if tables is None:
-            return Run(np.array(state.table, np.int64), state.tokens)
-        row = self._rows[layer]
-        return Run(tables.tables[row], state.tokens, tables.start(row), tables.total(row))
+        self._pool.move(*self._tables.whole(), nodes, path, int(kept[0]) if self.device == "cpu" else kept)
 
     def gather(self, layer: int) -> tuple[Floats, Floats]:
         """Keys and values of a layer as stored (rotated, if the cache rotates): two (tokens, kv_heads, head_dim)."""
-        return self._pool.read(self._run(layer))
+        return self._pool.read(self._tables.run(layer))
 
     def keys(self, layer: int) -> Floats:
         """Keys of a layer as they were appended, within rounding: (tokens, kv_heads, head_dim)."""
@@ -299,7 +208,7 @@ class Cache:
         -------
         float32 (n, heads * head_dim)
         """
-        return self._pool.attend(q, self._run(layer), self.key_block if self.rotate else 0, gate)
+        return self._pool.attend(q, self._tables.run(layer), self.key_block if self.rotate else 0, gate)
 
     def attend_tree(
         self,
@@ -332,11 +241,11 @@ class Cache:
             For `project_add`; see `tree_attention`.
         """
         rotate_block = self.key_block if self.rotate else 0
-        return self._pool.attend_tree(q, self._run(layer), rotate_block, gate, seen, window, reader)
+        return self._pool.attend_tree(q, self._tables.run(layer), rotate_block, gate, seen, window, reader)
 
     def stored(self, layer: int) -> Stored:
         """Where the keys and values of a layer lie, for ops that read pages."""
-        return self._pool.stored(self._run(layer))
+        return self._pool.stored(self._tables.run(layer))
 
     def state(self, layer: int) -> DeltaState:
         """The recurrent state of a Gated DeltaNet layer; assign its fields to move it on."""
@@ -344,26 +253,22 @@ class Cache:
 
     def release(self, layer: int) -> None:
         """Give the pages of a layer back to the pool; it takes no more tokens until `reset`. No effect elsewhere."""
-        if layer in self._layers:
-            state = self._layers[layer]
-            self._pool.give_back(list(dict.fromkeys(state.table)))
-            self._layers[layer] = _Layer(released=True)
-            if self._tables is not None:
-                self._tables.clear(self._rows[layer])
+        if layer in self._tables:
+            self._tables.release(layer)
 
     def length(self, layer: int) -> int:
         """Tokens a layer has read: stored in its pages, or folded into its recurrent state."""
-        return self._layers[layer].tokens if layer in self._layers else self._states[layer].tokens
+        return self._tables.tokens(layer) if layer in self._tables else self._states[layer].tokens
 
     def block_table(self, layer: int) -> tuple[int, ...]:
         """Pages of an attention layer, in token order."""
-        return tuple(self._layers[layer].table)
+        return self._tables.table(layer)
 
     @property
     def tokens(self) -> int:
         """Tokens all layers have read; PromptError when they differ, as they do after a release."""
-        lengths = {layer.tokens for layer in self._layers.values()} | {state.tokens for state in self._states.values()}
-        if len(lengths) > 1 or any(layer.released for layer in self._layers.values()):
+        lengths = self._tables.lengths() | {state.tokens for state in self._states.values()}
+        if len(lengths) > 1 or self._tables.released:
             raise PromptError("layers of this cache hold different tokens (released or half read); reset() it first")
         return lengths.pop()
 
@@ -391,12 +296,3 @@ class Cache:
     def peak_nbytes(self) -> int:
         """Bytes ever written to: pages held at the peak and all states."""
         return self._pool.peak * self._pool.page_nbytes + self.state_nbytes
-
-
-def ring_pages(window: int | None) -> int:
-    """Pages that a layer cannot do without whose tokens see `window` back and come at most AT_ONCE at a time.
-
-    >>> ring_pages(2048) * PAGE_TOKENS, ring_pages(None) > 1 << 30
-    (10368, True)
-    """
-    return 1 << 31 if window is None else -(-(window + AT_ONCE) // PAGE_TOKENS) + 1

@@ -8,8 +8,9 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.kernels import import_cupy
+from sp.models.block_tables import AT_ONCE
 from sp.models.blocks import Attention, Block
-from sp.models.cache import AT_ONCE, Cache
+from sp.models.cache import Cache
 from sp.models.mailbox import Mailbox
 from sp.models.model import Model
 from sp.models.replay import Replay

@@ -8,14 +8,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from sp.arrays import Bytes, Floats, Ints
-from sp.errors import PromptError
+from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import import_cupy
 from sp.ops import kv_append, kv_gather
 from sp.ops.attention_heads import attention_heads, context_heads
+from sp.ops.gate_output import VALUE_BLOCK
 from sp.ops.kv_pages import kv_move
 from sp.ops.paged_attention import attention_output
 from sp.ops.tree_attention import tree_attention
-from sp.quant import BlockFormat, Weight
+from sp.quant import F16, F32, Q4_0, BlockFormat, Weight
+
+KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
+DEVICE_KV_FORMATS = ("f16", "q4_0")
 
 
 @dataclass(frozen=True)
@@ -211,3 +215,24 @@ class PagePool:
     def page_nbytes(self) -> int:
         """Bytes of one page, keys and values."""
         return self.nbytes // len(self._k)
+
+
+def page_format(kv: str, head_dim: int, rotate: bool, device: Literal["cpu", "cuda"]) -> BlockFormat:
+    """How a cache of that name packs heads of a size; ConfigError if it cannot, or cannot rotate them.
+
+    >>> page_format("q4_0", 128, True, "cuda").name
+    'Q4_0'
+    """
+    if kv not in KV_FORMATS:
+        raise unknown_name("KV format", kv, KV_FORMATS)
+    if device == "cuda" and kv not in DEVICE_KV_FORMATS:
+        raise ConfigError(f"the GPU caches keys and values as {' or '.join(DEVICE_KV_FORMATS)}, not {kv}")
+    fmt = KV_FORMATS[kv]
+    if head_dim % fmt.block_size:
+        raise ConfigError(
+            f"KV format {kv} packs {fmt.block_size} values a block, which does not divide the head size "
+            f"{head_dim}; use f16 or f32"
+        )
+    if rotate and head_dim % VALUE_BLOCK:
+        raise ConfigError(f"rotation needs a head size that is a multiple of {VALUE_BLOCK}, not {head_dim}")
+    return fmt
