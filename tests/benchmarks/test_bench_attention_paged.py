@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.skipif(not DEVICE, reason="needs a GPU"), pytest.mark.
 
 HEADS = {128: (16, 8), 256: (24, 4)}
 FORMATS = {"f16": F16, "q4_0": Q4_0}
-FEW = [(1, 512), (1, 8192), (1, 32768), (1, 131072), (16, 8192)]
+FEW = [(1, 512), (1, 8192), (1, 32768), (1, 131072), *((n, tokens) for n in (16, 23) for tokens in (2048, 8192, 32768))]
 PREFILL = [(8192, 8192), (4096, 131072)]
 
 

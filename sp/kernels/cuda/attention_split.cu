@@ -25,8 +25,7 @@
 #include "split_queries.cuh"
 #include "split_range.cuh"
 
-// Six pairs take no more registers than eight do, so that a block of the kernel before or after fits beside them.
-extern "C" __global__ void __launch_bounds__(PAIRS == 6 ? 512 : THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks, const i32* tokens_at,
                 i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads,
                 f32 scale) {
