@@ -12,6 +12,7 @@ from sp.kernels import import_cupy
 STEP = 32 << 20
 """Bytes of change that make a new point of the timeline."""
 MOST_POINTS = 4096
+MOST_NOTES = 1024
 Kind = Literal["load", "park", "unpark"]
 
 
@@ -41,6 +42,38 @@ class Transition:
     def as_dict(self, start: float = 0.0) -> dict[str, Any]:
         """For the trace; `at` counts from `start`."""
         return asdict(self) | {"at": self.at - start}
+
+
+class Journal:
+    """Who came and went, until it is told of."""
+
+    def __init__(self) -> None:
+        self._notes: deque[Transition] = deque(maxlen=MOST_NOTES)
+        self._copies: list[tuple[Transition, Any, Any]] = []
+
+    def note(self, kind: Kind, name: str, parts: int, nbytes: int, *times: float) -> Transition:
+        """Write a transition down, with when it began and what it took if that is known; parks at once are one."""
+        at, seconds = times or (time.perf_counter(), 0.0)
+        last = self._notes[-1] if self._notes else None
+        if last and (last.kind, last.name) == (kind, name) and at - (last.at + last.seconds) < 0.005 and kind == "park":
+            last.parts, last.nbytes, last.seconds = last.parts + parts, last.nbytes + nbytes, at + seconds - last.at
+            return last
+        self._notes.append(Transition(kind, name, parts, nbytes, at, seconds))
+        return self._notes[-1]
+
+    def copying(self, note: Transition, before: Any, after: Any) -> None:
+        """A transition takes as long as the device does between two events."""
+        self._copies.append((note, before, after))
+
+    def take(self, start: float) -> list[dict[str, Any]]:
+        """All that was noted, once the device has done its part; times count from `start`."""
+        for note, before, after in self._copies:
+            after.synchronize()
+            note.seconds = import_cupy().cuda.get_elapsed_time(before, after) / 1e3
+        found = [note.as_dict(start) for note in self._notes]
+        self._copies.clear()
+        self._notes.clear()
+        return found
 
 
 class Meter:

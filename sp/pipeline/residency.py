@@ -9,33 +9,21 @@ nothing and coming back one copy over the bus, on a stream of its own.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from traceback import clear_frames
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
-from sp.models import Model
+from sp.models import Draft, Model
 from sp.models.parts import Parts
 from sp.pipeline.load import Loaded
-from sp.pipeline.meter import Kind, Meter, Transition
+from sp.pipeline.meter import Journal, Meter
 from sp.pipeline.slots import Slots
 
-MOST_NOTES = 1024
 Made = TypeVar("Made")
-
-
-class Sized(Protocol):
-    """What knows its bytes on the device."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-Held = TypeVar("Held", bound=Sized)
 
 
 @dataclass
@@ -55,9 +43,8 @@ class Residency:
     _busy: str | None = None
     _left_for: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
     _stream: Any = None
-    _notes: deque[Transition] = field(default_factory=lambda: deque(maxlen=MOST_NOTES))
+    _journal: Journal = field(default_factory=Journal)
     _meter: Meter | None = None
-    _copies: list[tuple[Transition, Any, Any]] = field(default_factory=list)
     _tidy_now: bool = False
 
     def __post_init__(self) -> None:
@@ -74,24 +61,24 @@ class Residency:
         start = time.perf_counter()
         with self._allocating():
             made = make()
-        self.add(name, made.model)
-        self._notes[-1].at, self._notes[-1].seconds = start, time.perf_counter() - start
+        self.add(name, made.model, start)
         return made
 
-    def hold(self, name: str, make: Callable[[], Held]) -> Held:
+    def hold(self, name: str, make: Callable[[], Draft]) -> Draft:
         """Make what stays on the device as long as it lives; models that are there leave for it if they must."""
         start = time.perf_counter()
         with self._allocating():
             made = make()
-        self._note("load", name, 1, made.nbytes, start, time.perf_counter() - start)
+        self._journal.note("load", name, 1, made.nbytes, start, time.perf_counter() - start)
         return made
 
-    def add(self, name: str, model: Model) -> None:
-        """Take a model on; one on the CPU is nobody's concern, and one that is known stays as it is."""
+    def add(self, name: str, model: Model, since: float | None = None) -> None:
+        """Take a model on, loaded `since` then; one on the CPU is nobody's concern, a known one stays as it is."""
         if model.device == "cpu" or (name in self._models and self._models[name].model is model):
             return
         self._models[name] = parts = Parts(model)
-        self._note("load", name, len(parts.sizes), sum(parts.sizes.values()))
+        times = () if since is None else (since, time.perf_counter() - since)
+        self._journal.note("load", name, len(parts.sizes), sum(parts.sizes.values()), *times)
 
     @contextmanager
     def using(self, name: str, tokens: int) -> Iterator[None]:
@@ -167,8 +154,8 @@ class Residency:
         before.record(self._stream)
         parts.come(missing, self._stream)
         after.record(self._stream)
-        note = self._note("unpark", name, len(missing), sum(parts.sizes[part] for part in missing))
-        self._copies.append((note, before, after))
+        note = self._journal.note("unpark", name, len(missing), sum(parts.sizes[part] for part in missing))
+        self._journal.copying(note, before, after)
         return True
 
     @contextmanager
@@ -186,22 +173,16 @@ class Residency:
 
     def report(self, start: float) -> dict[str, Any]:
         """For the trace: all since the last report, once the device has done its part; times count from `start`."""
-        for note, before, after in self._copies:
-            after.synchronize()
-            note.seconds = import_cupy().cuda.get_elapsed_time(before, after) / 1e3
-        self._copies.clear()
-        meter = self._meter
-        if meter is None:
+        if (meter := self._meter) is None:
             return {}
         found = {
             "budget_bytes": self.budget,
             "peak_bytes": meter.peak,
             "pool_bytes": int(self._pool.total_bytes()),
             "driver_requests": meter.requests,
-            "transitions": [note.as_dict(start) for note in self._notes],
+            "transitions": self._journal.take(start),
             "memory": [[at - start, used] for at, used in meter.points],
         }
-        self._notes.clear()
         meter.restart()
         return found
 
@@ -282,7 +263,7 @@ class Residency:
         parts, start = self._models[name], time.perf_counter()
         parts.leave(going)
         size = sum(parts.sizes[part] for part in going)
-        self._note("park", name, len(going), size, start, time.perf_counter() - start)
+        self._journal.note("park", name, len(going), size, start, time.perf_counter() - start)
 
     def _with_buffer(self, name: str, going: list[str]) -> list[str]:
         """These parts, and those in the buffer of any of them, which is not free before they leave too."""
@@ -315,12 +296,3 @@ class Residency:
         if self.budget is not None and (rest := self.budget - pool.total_bytes()) > 0:
             with suppress(import_cupy().cuda.memory.OutOfMemoryError):
                 pool.malloc(rest)
-
-    def _note(self, kind: Kind, name: str, parts: int, nbytes: int, *times: float) -> Transition:
-        at, seconds = times or (time.perf_counter(), 0.0)
-        note = self._notes[-1] if self._notes else None
-        if note and (note.kind, note.name) == (kind, name) and at - (note.at + note.seconds) < 0.005 and kind == "park":
-            note.parts, note.nbytes, note.seconds = note.parts + parts, note.nbytes + nbytes, at + seconds - note.at
-            return note
-        self._notes.append(Transition(kind, name, parts, nbytes, at, seconds))
-        return self._notes[-1]
