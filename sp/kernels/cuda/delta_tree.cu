@@ -62,10 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     for (i32 line = thread; line < HEAD_DIM * HEAD_DIM / 32; line += THREADS)
         prefetch_l2(state + i64(p) * HEAD_DIM * HEAD_DIM + line * 32);
-    for (i32 c = thread; c < WIDTH; c += THREADS) {
-        const float4 four = *reinterpret_cast<const float4*>(taps + place(c) * 4);
-        weights[c] = four.x, weights[WIDTH + c] = four.y, weights[2 * WIDTH + c] = four.z, weights[3 * WIDTH + c] = four.w;
-    }
+    float4 tap = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (thread < WIDTH) tap = *reinterpret_cast<const float4*>(taps + place(thread) * 4);
     const f32 rate = a[p], bias = dt_bias[p];
     wait_for_earlier();
     for (i32 item = thread; item < nodes * (WIDTH / 8); item += THREADS) {
@@ -104,18 +102,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         if (warp > WARPS && t < nodes) alphas[set] = alpha[i64(t) * value_heads + p], betas[set] = beta[i64(t) * value_heads + p];
     }
+    if (thread < WIDTH) {
+        weights[thread] = tap.x, weights[WIDTH + thread] = tap.y;
+        weights[2 * WIDTH + thread] = tap.z, weights[3 * WIDTH + thread] = tap.w;
+    }
     if (age < 3)
         *reinterpret_cast<uint2*>(raw + age * WIDTH + old_at) = make_uint2(pack_bf16(old.x, old.y), pack_bf16(old.z, old.w));
     cp_async_wait<0>();
     __syncthreads();
 
-    if (warp == WARPS) {
-#pragma unroll 4
-        for (i32 t = 0; t < nodes; ++t)
-            for (i32 c = 8 * lane + (first ? 0 : 2 * HEAD_DIM); c < WIDTH; c += 256)
-                *reinterpret_cast<uint4*>(inputs + i64(t) * channels + place(c)) =
-                    *reinterpret_cast<const uint4*>(raw + (3 + t) * WIDTH + c);
-    } else if (warp > WARPS) {
+    if (warp > WARPS) {
 #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             const i32 t = lane + 32 * set;
@@ -137,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const f32 high = f32(sum[0]);
             if (t < NODES) sums[t] = make_float2(high, f32(sum[0] - high)), grown[t] = expf(high);
         }
-    } else {
+    } else if (warp < WARPS) {
 #pragma unroll 1
         for (i32 t = warp; t < NODES; t += WARPS) {
             f32 mixed[3][E] = {};
@@ -181,6 +177,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 store_words<E>(keys + (i64(t) * key_heads + head) * HEAD_DIM + own,
                                reinterpret_cast<const u32*>(mixed[1]));
         }
+    }
+    for (i32 item = thread; item < nodes * (WIDTH / 8); item += THREADS) {
+        const i32 t = item / (WIDTH / 8), c = item % (WIDTH / 8) * 8;
+        if (first || c >= 2 * HEAD_DIM)
+            *reinterpret_cast<uint4*>(inputs + i64(t) * channels + place(c)) =
+                *reinterpret_cast<const uint4*>(raw + (3 + t) * WIDTH + c);
     }
     __syncthreads();
     let_next_start();  // not before the state is here: the next kernel's reads would delay it
@@ -248,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     gram[j * GRAM + row] = ratio * (row < NODES ? strengths[node] : 1.0f) * sum;
                 }
             }
-        if (pass == 1 && warp == WARPS) solve(gram, lane);
+        if (pass == 1 && warp >= WARPS && warp - WARPS < SETS) solve(gram, thread - 32 * WARPS);
         if (pass == 0) __syncthreads();
     }
     constexpr int TURNS = (NODES + WARPS - 1) / WARPS;  // rows of y that a warp writes
@@ -261,23 +263,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     load_words<E>(reinterpret_cast<u32*>(weight), norm + own);
     __syncthreads();
 
-    const i32 column = thread % HEAD_DIM;
-    for (i32 start = warp < WARPS ? 4 * (thread / HEAD_DIM) : nodes; start < nodes; start += 16) {
-        f32 u[4] = {}, o[4];
+    // A warp takes 4 rows of u or of o, a lane E columns of them.
+    for (i32 task = warp; task < 2 * (NODES / 4); task += WARPS + 2) {
+        const bool of_u = task < NODES / 4;
+        const i32 start = 4 * (task % (NODES / 4));
+        if (start >= nodes) continue;
+        f32 out[4][E] = {};
+        if (!of_u)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[i] = rows[(NODES + start + i) * HEAD_DIM + column];
+            for (int i = 0; i < 4; ++i)
+                load_words<E>(reinterpret_cast<u32*>(out[i]), rows + (NODES + start + i) * HEAD_DIM + own);
+        const f32* const shares = gram + (of_u ? 0 : NODES) + start;
 #pragma unroll 4
         for (i32 j = 0; j < start + 4; ++j) {
-            const f32 right = rows[j * HEAD_DIM + column];
-            const float4 T = *reinterpret_cast<const float4*>(gram + j * GRAM + start);
-            const float4 P = *reinterpret_cast<const float4*>(gram + j * GRAM + NODES + start);
-            u[0] += T.x * right, u[1] += T.y * right, u[2] += T.z * right, u[3] += T.w * right;
-            o[0] += P.x * right, o[1] += P.y * right, o[2] += P.z * right, o[3] += P.w * right;
+            f32 right[E], share[4];
+            load_words<E>(reinterpret_cast<u32*>(right), rows + j * HEAD_DIM + own);
+            load_words<4>(reinterpret_cast<u32*>(share), shares + j * GRAM);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int c = 0; c < E; ++c) out[i][c] += share[i] * right[c];
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            rows[(NODES + start + i) * HEAD_DIM + column] = o[i];
-            if (start + i < nodes) added[(i64(start + i) * value_heads + p) * HEAD_DIM + column] = u[i];
+            if (!of_u)
+                store_words<E>(rows + (NODES + start + i) * HEAD_DIM + own, reinterpret_cast<const u32*>(out[i]));
+            else if (start + i < nodes)
+                store_words<E>(added + (i64(start + i) * value_heads + p) * HEAD_DIM + own,
+                               reinterpret_cast<const u32*>(out[i]));
         }
     }
     __syncthreads();

@@ -4,7 +4,7 @@
 // (3, ROWS, PART): row t is k of node t, row NODES + t its q. Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial
 // Intelligence Datatype For Higher-Precision Computations", 2019.
 #pragma once
-#include "mma.cuh"
+#include "hopper.cuh"
 
 #define STEPS (HEAD_DIM / 16)
 #define HALF (STEPS / 2)
@@ -72,76 +72,70 @@ SP_DEVICE void multiply(f32 (&acc)[2][2][4], u32 rows, const u32 (&B)[HALF][2][3
 // The same with the keys of eight nodes (at `keys`) in place of B, over all steps; in four sums.
 template <int LIMIT>
 SP_DEVICE void multiply_keys(f32 (&acc)[4][4], u32 rows, u32 keys) {
-    int sum = 0;
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step += 4) {
+        int sum = 0;
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        u32 A[LIMIT][4], K[LIMIT][2];
+        for (int s = step; s < step + 4; ++s) {
+            u32 A[LIMIT][4], K[LIMIT][2];
 #pragma unroll
-        for (int i = 0; i < LIMIT; ++i) {
-            ldmatrix_x4(A[i], rows + 2 * (i * ROWS * PART + step * 16));
-            ldmatrix_x2(K[i], keys + 2 * (i * ROWS * PART + step * 16));
+            for (int i = 0; i < LIMIT; ++i) {
+                ldmatrix_x4(A[i], rows + 2 * (i * ROWS * PART + s * 16));
+                ldmatrix_x2(K[i], keys + 2 * (i * ROWS * PART + s * 16));
+            }
+#pragma unroll
+            for (int i = 0; i < LIMIT; ++i)
+#pragma unroll
+                for (int j = 0; i + j < LIMIT; ++j) mma_bf16(acc[sum++ % 4], A[i], K[j][0], K[j][1]);
         }
-#pragma unroll
-        for (int i = 0; i < LIMIT; ++i)
-#pragma unroll
-            for (int j = 0; i + j < LIMIT; ++j) mma_bf16(acc[sum++ % 4], A[i], K[j][0], K[j][1]);
     }
 }
 
-// By one warp, a lane a column or two: (I + A)^-1 in place of A, then P (I + A)^-1 in place of P. `gram` is (NODES, GRAM): row
-// j has A[i][j] of all nodes i > j, then P[i][j]. Entries of both stay below 1, since every step of the delta rule contracts.
-SP_DEVICE void solve(f32* gram, i32 lane) {
-    f32* own[SETS];
-#pragma unroll
-    for (int set = 0; set < SETS; ++set) own[set] = gram + min(lane + 32 * set, NODES - 1) * GRAM;
-    auto store = [&](const f32 (&t)[SETS][8], i32 at) {
-        __syncwarp();
-#pragma unroll
-        for (int set = 0; set < SETS; ++set)
-            if (lane + 32 * set < NODES) {
-                store_words<4>(own[set] + at, reinterpret_cast<const u32*>(t[set]));
-                store_words<4>(own[set] + at + 4, reinterpret_cast<const u32*>(t[set] + 4));
-            }
-        __syncwarp();
+// (I + A)^-1 in place of A, then P (I + A)^-1 in place of P; by SETS warps, a thread a column. `gram` is (NODES, GRAM): row j has
+// A[i][j] of all nodes i > j, then P[i][j]. Entries of both stay below 1, since every step of the delta rule contracts.
+SP_DEVICE void solve(f32* gram, i32 column) {
+    f32* const own = gram + min(column, NODES - 1) * GRAM;
+    auto store = [&](const f32 (&t)[8], i32 at) {
+        named_barrier(1, 32 * SETS);
+        if (column < NODES) {
+            store_words<4>(own + at, reinterpret_cast<const u32*>(t));
+            store_words<4>(own + at + 4, reinterpret_cast<const u32*>(t + 4));
+        }
+        named_barrier(1, 32 * SETS);
+    };
+    auto load = [&](f32 (&t)[8], const f32* from) {
+        load_words<4>(reinterpret_cast<u32*>(t), from);
+        load_words<4>(reinterpret_cast<u32*>(t + 4), from + 4);
     };
 #pragma unroll 1
     for (i32 start = 0; start < NODES; start += 8) {
-        f32 t[SETS][8], A[8];
+        f32 t[8], A[8];
 #pragma unroll
-        for (int set = 0; set < SETS; ++set)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) t[set][i] = start + i == lane + 32 * set ? 1.0f : 0.0f;
-#pragma unroll(4 / SETS)
+        for (int i = 0; i < 8; ++i) t[i] = start + i == column ? 1.0f : 0.0f;
+#pragma unroll 4
         for (i32 j = 0; j < start; ++j) {
-            load_words<4>(reinterpret_cast<u32*>(A), gram + j * GRAM + start);
-            load_words<4>(reinterpret_cast<u32*>(A + 4), gram + j * GRAM + start + 4);
+            const f32 above = own[j];
+            load(A, gram + j * GRAM + start);
 #pragma unroll
-            for (int set = 0; set < SETS; ++set)
-#pragma unroll
-                for (int i = 0; i < 8; ++i) t[set][i] -= A[i] * own[set][j];
+            for (int i = 0; i < 8; ++i) t[i] -= A[i] * above;
         }
 #pragma unroll
         for (int j = 0; j < 7; ++j) {
-            load_words<4>(reinterpret_cast<u32*>(A), gram + (start + j) * GRAM + start);
-            load_words<4>(reinterpret_cast<u32*>(A + 4), gram + (start + j) * GRAM + start + 4);
+            load(A, gram + (start + j) * GRAM + start);
 #pragma unroll
-            for (int set = 0; set < SETS; ++set)
-#pragma unroll
-                for (int i = j + 1; i < 8; ++i) t[set][i] -= A[i] * t[set][j];
+            for (int i = j + 1; i < 8; ++i) t[i] -= A[i] * t[j];
         }
         store(t, start);
     }
 #pragma unroll 1
     for (i32 start = 0; start < NODES; start += 8) {
-        f32 t[SETS][8] = {}, P[8];
-#pragma unroll(4 / SETS)
+        f32 t[8] = {}, P[8];
+#pragma unroll 4
         for (i32 j = 0; j < start + 8; ++j) {
-            load_words<4>(reinterpret_cast<u32*>(P), gram + j * GRAM + NODES + start);
-            load_words<4>(reinterpret_cast<u32*>(P + 4), gram + j * GRAM + NODES + start + 4);
+            const f32 above = own[j];
+            load(P, gram + j * GRAM + NODES + start);
 #pragma unroll
-            for (int set = 0; set < SETS; ++set)
-#pragma unroll
-                for (int i = 0; i < 8; ++i) t[set][i] += P[i] * own[set][j];
+            for (int i = 0; i < 8; ++i) t[i] += P[i] * above;
         }
         store(t, NODES + start);
     }
