@@ -16,10 +16,10 @@
 // p % key_heads. Rows k and q of all nodes meet [S | K^T] on the tensor cores, every number as a sum of three bf16, which
 // hold float32's 24 bits (Henry, Tang, Heinecke 2019): rows that lead to u take the six products above 2^-24, rows q
 // alone the three above 2^-16, far below the rounding of y. A warp has 16 columns of S, for half of the keys, in registers.
-// With A and P the products between nodes, (I + A) u = R: one warp inverts I + A while the others finish R, and u and o are
-// products with R. G is summed in float64 and kept as two float32: after a deep decay
-// differences of G must still be exact. Capturable. 16-byte
-// aligned rows. sm_80+. The limit is the latency of the phases between barriers; only value_heads multiprocessors work.
+// With A and P the products between nodes, (I + A) u = R: a warp or two invert I + A while the others finish R, and u and o
+// are products with R. G is summed in float64 and kept as two float32: after a deep decay differences of G must still be
+// exact. history holds bf16 values. Capturable. 16-byte aligned rows. sm_80+. The limit is the latency of the phases between
+// barriers, and instructions that run once; only value_heads multiprocessors work.
 #include "early.cuh"
 #include "gates.cuh"
 
@@ -178,15 +178,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                reinterpret_cast<const u32*>(mixed[1]));
         }
     }
-    for (i32 item = thread; item < nodes * (WIDTH / 8); item += THREADS) {
-        const i32 t = item / (WIDTH / 8), c = item % (WIDTH / 8) * 8;
-        if (first || c >= 2 * HEAD_DIM)
-            *reinterpret_cast<uint4*>(inputs + i64(t) * channels + place(c)) =
-                *reinterpret_cast<const uint4*>(raw + (3 + t) * WIDTH + c);
-    }
-    __syncthreads();
-    let_next_start();  // not before the state is here: the next kernel's reads would delay it
-
     u32 B[HALF][2][3][2];
     if (warp < WARPS)
 #pragma unroll
@@ -200,6 +191,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     take_part(B[step][1][part][i], low.y, high.y);
                 }
             }
+    for (i32 item = thread; item < nodes * (WIDTH / 8); item += THREADS) {
+        const i32 t = item / (WIDTH / 8), c = item % (WIDTH / 8) * 8;
+        if (first || c >= 2 * HEAD_DIM)
+            *reinterpret_cast<uint4*>(inputs + i64(t) * channels + place(c)) =
+                *reinterpret_cast<const uint4*>(raw + (3 + t) * WIDTH + c);
+    }
+    __syncthreads();
+    let_next_start();  // not before the state is here: the next kernel's reads would delay it
+
     const u32 part_rows = shared_address(parts + lane % 16 * PART + lane / 16 * 8);
     // The halves of the keys meet in place: each warp takes half of the rows, then the other half.
     constexpr i32 MIDDLE = (ROWS / 16 + 1) / 2 * 16;
