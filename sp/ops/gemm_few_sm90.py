@@ -18,7 +18,6 @@ from sp.kernels.declared.gemm_few_sm90 import (
     UNIT_BYTES,
     bits,
     depth,
-    input_bytes,
     variant,
 )
 from sp.kernels.device import current_device
@@ -31,18 +30,14 @@ __all__ = ["ADD", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "Plan", "gemm_few_sm9
 SUPER = 256
 """Inputs of a super-block."""
 MOST_SLICES = 16
-READING, PASSING_ON, MEETING = 1.5, 2, 24 << 10
-"""What these cost, as bytes of weights that could be read meanwhile: to take in a byte of inputs, to pass on a byte of
-sums, a slice more."""
-LEAST_AHEAD = 64 << 10
-"""Bytes a block should have on their way while it multiplies."""
+LEAST_DEPTH = 2
 MOST_DEPTH = 12
 ITEM_COUNTERS = 1 << 16
 
 
 class Plan(NamedTuple):
-    """How a product is divided: `blocks` for each of `slices` of the inputs, of at most `width`; slots of a ring, and
-    how many of them are filled before the inputs are asked for."""
+    """How a product is divided: `blocks` for each of `slices` of the inputs, of at most `width`; slots of a ring, how
+    many of them are filled before the inputs are asked for, and places for the tasks of a block."""
 
     defines: Defines
     blocks: int
@@ -50,7 +45,7 @@ class Plan(NamedTuple):
     width: int
     depth: int
     ahead: int
-    cost: float
+    places: int
 
 
 def held_for(tokens: int) -> int:
@@ -106,6 +101,7 @@ def gemm_few_sm90(
         plan.width,
         plan.depth,
         plan.ahead,
+        plan.places,
         len(weights),
         partials,
         _counters(device),
@@ -116,7 +112,7 @@ def gemm_few_sm90(
 
 
 def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, processors: int) -> Plan:
-    """The division whose blocks move the fewest bytes, of weights, inputs and partial sums.
+    """The division into the fewest slices whose inputs leave room for a ring: every slice more costs a meeting.
 
     Parameters
     ----------
@@ -138,33 +134,22 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
     >>> plan.blocks, plan.slices, plan.width, plan.depth
     (66, 2, 2560, 4)
     """
-    supers, formats, sets = k // SUPER, bits(*kinds), 2 if epilogue == SWIGLU else 1
-    items, unit = _items(rows), max(UNIT_BYTES[kind] for kind in kinds)
-    column = sum(-(-n // TILE) * (UNIT_BYTES[kind] // 1024) for n, kind in zip(rows, kinds, strict=False))
-    every = supers * sum(-(-n // TILE) * UNIT_BYTES[kind] for n, kind in zip(rows, kinds, strict=False)) * sets
-    best: Plan | None = None
+    supers, formats, items = k // SUPER, bits(*kinds), _items(rows)
+    costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]  # as the kernel counts them
+    column = sum(-(-n // TILE) * cost for n, cost in zip(rows, costs, strict=False))
     for slices in range(1, min(supers, MOST_SLICES) + 1):
-        stages = -(-supers // slices)
-        width = SUPER * stages
-        ring = min(depth(width, held, formats), MOST_DEPTH)
-        if ring < 2:
-            continue
+        stages, least = -(-supers // slices), supers // slices
         # No worker of a larger product may be left without a unit: others would wait for its piece.
-        most = column * (supers // slices) // (unit // 1024 * GROUPS)
-        blocks = max(1, min(processors // slices, most))
-        ranges = every * stages / supers / (blocks * GROUPS)  # bytes of a worker
-        longest = max(ranges, unit * sets) + unit * sets / 2
-        pieces = longest / (unit * sets * stages) + 1
-        partial = pieces * _piece_bytes(held, epilogue) * PASSING_ON * (slices > 1 or items < blocks * GROUPS)
-        cost = GROUPS * (longest + partial) + input_bytes(width, held, formats) * READING + slices * MEETING
-        cost *= max(1.0, LEAST_AHEAD / (ring * GROUPS * unit)) * -(-blocks * slices // processors)
-        if best is None or cost < best.cost:
-            best = Plan(variant(held, formats, epilogue), blocks, slices, width, ring, ring, cost)
-    if best is None:
-        raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
-    if best.blocks * GROUPS * best.width * every // k >> 42 or items > ITEM_COUNTERS // 4:  # as the kernel counts costs
-        raise DeviceError(f"a product of {items * TILE} outputs of {k} inputs is too large for one launch")
-    return best
+        blocks = max(1, min(processors // slices, column * least // (max(costs) * GROUPS)))
+        pieces = column * stages // (blocks * GROUPS * min(costs) * least) + 2  # at most, of a worker
+        places = 4 * GROUPS * pieces
+        ring = min(depth(SUPER * stages, held, formats, places), MOST_DEPTH)
+        if ring < LEAST_DEPTH:
+            continue
+        if column * stages * blocks * GROUPS >> 32 or items > ITEM_COUNTERS // 4:
+            raise DeviceError(f"a product of {items * TILE} outputs of {k} inputs is too large for one launch")
+        return Plan(variant(held, formats, epilogue), blocks, slices, SUPER * stages, ring, ring, places)
+    raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
 
 
 @lru_cache(4096)

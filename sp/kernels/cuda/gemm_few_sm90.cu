@@ -12,26 +12,24 @@
 //   partials  float32 [slice][items + GROUPS * blocks for a slice][4 warps][PIECE], arrived u32 [item][4], zero before
 //             and after
 //
-// Bound by memory: each weight byte is read once. GROUPS warpgroups multiply, at most 3; of one more the first warp fetches,
-// one lane for each of them, by bulk copies into a ring of `depth` slots a warpgroup, which begins to fill before the kernel before has
-// ended: `ahead` slots, by the warpgroups themselves; then come x and the rest. A block holds one slice of x, at most
+// Bound by memory: each weight byte is read once. GROUPS warpgroups multiply; of one more the first warp fetches, one
+// lane for each of them, by bulk copies into a ring of `depth` slots a warpgroup, which begins to fill before the kernel before has
+// ended: `ahead` slots, by a thread of each warpgroup; then come x and the rest. A block holds one slice of x, at most
 // `width` inputs. The sums of workers meet in the L2 cache in a fixed order: results do not depend on timing
-// (few_sm90_work.cuh). What must wait for that is done by another warp for each warpgroup, which goes on with its next
-// item; only its last item a warpgroup finishes itself.
-// Shared memory: x, its means (if a format needs them), the ring, barriers. Arch 90a.
+// (few_sm90_work.cuh). Pieces are reported and added up by the warps that have nothing else to do, for warpgroups go on
+// with their next item.
+// Shared memory: x, its means (if a format needs them), the ring, barriers, `places` for tasks. Arch 90a.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), operands made in registers after
 // Marlin (Frantar et al., 2024), a warp that only loads after CUTLASS (Thakkar et al.).
 #include "early.cuh"
 #include "few_sm90_finish.cuh"
 #include "few_sm90_front.cuh"
 
-constexpr bool TRADE = TOKENS > 16;  // registers, from the warps that do not multiply to those that do
-
 extern __shared__ __align__(1024) u8 shared[];
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     gemm_few_sm90(u8* x, const u16* plain, const f32* wide, const f32* norm, f32 eps, u32* ready, i32 tokens, i32 k,
-                  i32 width, i32 depth, i32 ahead, i32 count, f32* partials, u32* arrived, u8* tiles,
+                  i32 width, i32 depth, i32 ahead, i32 places, i32 count, f32* partials, u32* arrived, u8* tiles,
                   const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
                   const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
                   const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
@@ -40,112 +38,92 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                               {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}, count};
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int supers = k / 256;
-    const Layout at(shared, width, depth);
+    const Layout at(shared, width, depth, places);
     const Division work(weights, supers);
     const Source source = {plain, wide, norm, eps, tokens, k};
 
     let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
-    if (warp == 4 * GROUPS) {
-        for (int i = lane; i < GROUPS * depth; i += 32) {
-            barrier_init(at.full + i, 1);
-            barrier_init(at.empty + i, 4 * WARP_ARRIVALS);
+    const int group = warp / 4, strip = warp % 4;
+    if (group < GROUPS && strip == 0) {  // the ring first
+        if (lane < depth) {
+            barrier_init(at.full + group * depth + lane, 1);
+            barrier_init(at.empty + group * depth + lane, 4 * WARP_ARRIVALS);
         }
-        for (int i = lane; i < GROUPS * POSTS; i += 32) {
-            barrier_init(at.posted + i, 4 * WARP_ARRIVALS);
-            barrier_init(at.taken + i, 1);
-        }
-        for (int i = lane; i < work.chunks(); i += 32) barrier_init(at.inputs + i, 1);
         fence_async_proxy();  // the bulk copies are to see the barriers
+        __syncwarp();
+        if (lane == 0) {
+            Fetch fetch(weights, work, group);
+            for (int i = 0; i < ahead && fetch.more(); ++i) fetch.next(weights, work, supers, at, group, true);
+        }
+    } else if (warp == 4 * GROUPS) {
+        for (int i = lane; i < work.chunks(); i += 32) barrier_init(at.inputs + i, 1);
+        fence_async_proxy();
+    } else if (warp > 4 * GROUPS) {
+        for (int i = threadIdx.x - 32 * (4 * GROUPS + 1); i < places + 2; i += 96) at.queue[i] = 0;
     }
     __syncthreads();
 
-    if (warp >= 4 * GROUPS) {
-        if constexpr (TRADE) registers_lower<104>();
-        if (warp == 4 * GROUPS) {
-            Fetch fetch(weights, work, lane);
-            for (int i = 0; i < ahead; ++i)
-                if (fetch.more()) fetch.next(weights, work, supers, at, lane, false);
-            wait_for_earlier();
-            if (lane == 0) {
-                if (!source.tiles()) wait_for_tiles(ready);
-                fetch_inputs(x, work, supers, at);
-            }
-            __syncwarp();
-            while (__any_sync(0xffffffffu, fetch.more()))
-                if (fetch.more() && barrier_test(at.empty + lane * depth + fetch.slot, fetch.phase))
-                    fetch.next(weights, work, supers, at, lane, true);
-            // Nothing may arrive after the block has left.
-            for (int i = 0; i < work.chunks(); ++i) barrier_wait(at.inputs + i, 0);
-        } else if (warp <= 5 * GROUPS) {
-            wait_for_earlier();
-            finish_all(weights, work, warp - 4 * GROUPS - 1, supers, tokens, partials, arrived, tiles, at, lane);
-        }
-        return;
-    }
-
-    if constexpr (TRADE) registers_raise<136>();
-    const int group = warp / 4, thread = threadIdx.x % 128, strip = warp % 4, worker = blockIdx.x * GROUPS + group;
-    if (lane == 0) {
-        Fetch fetch(weights, work, group);
+    if (warp == 4 * GROUPS) {
+        Fetch fetch(weights, work, lane);
         for (int i = 0; i < ahead; ++i)
-            if (fetch.more()) fetch.next(weights, work, supers, at, group, i % 4 == strip);
-    }
-    __syncwarp();
-    if (source.tiles())
+            if (fetch.more()) fetch.next(weights, work, supers, at, lane, false);
         wait_for_earlier();
-    else
-        make_tiles(source, x, reinterpret_cast<f32*>(at.inputs + work.chunks()), ready);
-    const int end = work.start(weights, worker + 1);
-    int unit = work.start(weights, worker), t = unit / work.stages, stage = unit % work.stages, slot = 0, post = 0;
-    u32 phase = 0;
-    const u64 x_tiles = wgmma_descriptor(shared_address(at.x)), mean_tiles = wgmma_descriptor(shared_address(at.means));
-    const u32 upper = upper_bytes();
-    Sums acc;
-    for (; unit < end; stage = 0, ++t) {
-        const Item item = item_at(weights, t);
-        const int begin = stage, stop = min(work.stages, stage + end - unit);
+        if (lane == 0) {
+            if (!source.tiles()) wait_for_tiles(ready);
+            fetch_inputs(x, work, supers, at);
+            if (!source.tiles()) leave_tiles(ready);
+        }
+        __syncwarp();
+        while (__any_sync(0xffffffffu, fetch.more()))
+            if (fetch.more() && barrier_test(at.empty + lane * depth + fetch.slot, fetch.phase))
+                fetch.next(weights, work, supers, at, lane, true);
+        // Nothing may arrive after the block has left.
+        for (int i = 0; i < work.chunks(); ++i) barrier_wait(at.inputs + i, 0);
+    } else if (warp > 4 * GROUPS) {
+        wait_for_earlier();
+    } else {
+        const int thread = threadIdx.x % 128, worker = blockIdx.x * GROUPS + group;
+        if (source.tiles())
+            wait_for_earlier();
+        else
+            make_tiles(source, x, at.sums, ready);
+        const int end = work.start(weights, worker + 1);
+        int unit = work.start(weights, worker), t = unit / work.stages, stage = unit % work.stages, slot = 0;
+        u32 phase = 0;
+        const u64 x_tiles = wgmma_descriptor(shared_address(at.x)), mean_tiles = wgmma_descriptor(shared_address(at.means));
+        const u32 upper = upper_bytes();
+        Sums acc;
+        for (; unit < end; stage = 0, ++t) {
+            const Item item = item_at(weights, t);
+            const int begin = stage, stop = min(work.stages, stage + end - unit);
 #pragma unroll
-        for (int m = 0; m < SETS; ++m)
+            for (int m = 0; m < SETS; ++m)
 #pragma unroll
-            for (int i = 0; i < SUMS; ++i) acc[m][i] = 0;
+                for (int i = 0; i < SUMS; ++i) acc[m][i] = 0;
 #pragma unroll 1
-        for (; stage < stop; ++stage) {
-            const int super = work.first + stage, chunk = super / 2 - work.chunk0();
-            const u64 tiles_here = x_tiles + stage * (4 * TILE / 16);
-            const u64 means_here = mean_tiles + chunk * (TILE / 16) + super % 2 * 4;
-            barrier_wait(at.inputs + chunk, 0);
+            for (; stage < stop; ++stage) {
+                const int super = work.first + stage, chunk = super / 2 - work.chunk0();
+                const u64 tiles_here = x_tiles + stage * (4 * TILE / 16);
+                const u64 means_here = mean_tiles + chunk * (TILE / 16) + super % 2 * 4;
+                barrier_wait(at.inputs + chunk, 0);
 #pragma unroll
-            for (int m = 0; m < SETS; ++m) {
-                const int place = group * depth + slot;
-                barrier_wait(at.full + place, phase);
-                const auto release = [&] { barrier_arrive_warp(at.empty + place, lane); };
+                for (int m = 0; m < SETS; ++m) {
+                    const int place = group * depth + slot;
+                    barrier_wait(at.full + place, phase);
+                    const auto release = [&] { barrier_arrive_warp(at.empty + place, lane); };
 #define SP_DO(F)          \
-    if constexpr (has<F>) \
-        if (item.kind == F)    \
-            multiply_unit<F>(acc[m], at.ring + place * SLOT, tiles_here, means_here, upper, thread, release);
-                SP_FOR_FORMAT(SP_DO)
+        if constexpr (has<F>) \
+            if (item.kind == F)    \
+                multiply_unit<F>(acc[m], at.ring + place * SLOT, tiles_here, means_here, upper, thread, release);
+                    SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
-                if (++slot == depth) slot = 0, phase ^= 1;
+                    if (++slot == depth) slot = 0, phase ^= 1;
+                }
             }
-        }
-        const int units = stop - begin;
-        unit += units;
-        bool whole = units == supers;
-        if (!whole) {
+            unit += stop - begin;
             store_piece(piece_of(partials, work, blockIdx.y, t, worker, strip), acc, lane);
-            __syncwarp();
-            if (unit == end) {
-                const u32 come = lane == 0 ? report(arrived + 4 * t + strip, units) : 0;
-                whole = __shfl_sync(0xffffffffu, come, 0) == supers;
-                if (whole && lane == 0) arrived[4 * t + strip] = 0;  // for the next launch
-                if (whole) gather(acc, work, item, t, supers, partials, strip, lane);
-            } else {
-                const int place = group * POSTS + post % POSTS;
-                barrier_wait(at.taken + place, post / POSTS % 2 ^ 1);
-                barrier_arrive_warp(at.posted + place, lane);
-                ++post;
-            }
+            give_task(at, t, stop - begin, strip, lane);
         }
-        if (whole) write(pick(weights, item.which), acc, tiles, item.tile * TILE_ROWS + strip * 16, tokens, lane);
     }
+    do_tasks(weights, work, supers, tokens, partials, arrived, tiles, at, lane);
 }

@@ -16,8 +16,6 @@ UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
 """Bytes of 64 rows x 256 inputs, by ggml type id."""
 CAPACITY = 225 * 1024
 """Shared memory of every launch: what a block of an sm_90 card can have, less what one of a norm needs beside it."""
-POSTS = 4
-"""Pieces of an item's sum that may wait to be added up."""
 GROUPS = 3
 """Warpgroups of a block that multiply."""
 
@@ -33,12 +31,10 @@ def input_bytes(width: int, tokens: int, formats: int) -> int:
     return (width // 64 + means) * tokens * 128
 
 
-def depth(width: int, tokens: int, formats: int, groups: int = GROUPS) -> int:
-    """Slots of the ring of a warpgroup, as many as there is room for."""
+def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROUPS) -> int:
+    """Slots of the ring of a warpgroup, as many as there is room for beside `places` for tasks."""
     chunks = width // 512 + 1
-    room = (
-        CAPACITY - input_bytes(width, tokens, formats) - 8 * chunks - groups * (POSTS * 16 + 16)
-    )  # and a float a warp
+    room = CAPACITY - input_bytes(width, tokens, formats) - 8 * chunks - 4 * (places + 2) - 16 * groups
     return room // (groups * (slot_bytes(formats) + 16))
 
 
@@ -69,6 +65,7 @@ GEMM_FEW_SM90 = Kernel(
         "i32 width",
         "i32 depth",
         "i32 ahead",
+        "i32 places",
         "i32 count",
         "f32* partials",
         "u32* arrived",

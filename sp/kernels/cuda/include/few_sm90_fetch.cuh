@@ -6,20 +6,22 @@
 constexpr bool MINIMA = has<Q4_K> || has<Q5_K>;
 constexpr int SLOT = has<Q6_K> ? Unit<Q6_K>::bytes : has<Q5_K> ? Unit<Q5_K>::bytes : Unit<Q4_K>::bytes;
 constexpr int TILE = TOKENS * 128;  // bytes of 64 inputs
-constexpr int POSTS = 4;            // pieces that a warpgroup may be ahead of its finishing warp
 
 // Shared memory.
 struct Layout {
     u8 *x, *means, *ring;
     u64 *full, *empty;     // of the ring's slots, `depth` a warpgroup
-    u64 *posted, *taken;   // pieces of a warpgroup that wait for its finishing warp, and places for more
     u64* inputs;           // chunks of x
+    u32 *queue, *tasks;    // how many tasks were taken and given, and what they are
+    f32* sums;             // of the front's warps
     int depth;
 
-    SP_DEVICE Layout(u8* shared, int width, int slots) {
+    SP_DEVICE Layout(u8* shared, int width, int slots, int places) {
         x = shared, means = x + width / 64 * TILE, ring = means + (MINIMA ? (width / 512 + 1) * TILE : 0), depth = slots;
         full = reinterpret_cast<u64*>(ring + GROUPS * depth * SLOT), empty = full + GROUPS * depth;
-        posted = empty + GROUPS * depth, taken = posted + GROUPS * POSTS, inputs = taken + GROUPS * POSTS;
+        inputs = empty + GROUPS * depth;
+        queue = reinterpret_cast<u32*>(inputs + width / 512 + 1), tasks = queue + 2;
+        sums = reinterpret_cast<f32*>(tasks + places);
     }
 };
 

@@ -40,7 +40,7 @@ SP_DEVICE void gather(Sums& acc, const Division& work, const Item& item, int t, 
     for (int m = 0; m < SETS; ++m)
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) acc[m][i] = 0;
-    constexpr int EACH = SETS * SUMS / 4, BATCH = TOKENS == 16 ? 16 / EACH : EACH < 8 ? 8 / EACH : 1;  // pieces under way at a time
+    constexpr int EACH = SETS * SUMS / 4, BATCH = 16 / EACH;  // pieces under way at a time
     int slice = 0, v = __shfl_sync(0xffffffffu, firsts, 0), last = __shfl_sync(0xffffffffu, lasts, 0);
     while (slice < gridDim.y) {
         float4 part[BATCH][EACH];
@@ -117,28 +117,45 @@ SP_DEVICE void write(const Weight& w, const Sums& acc, u8* tiles, int row, int t
     }
 }
 
-// A finishing warp: pieces of its warpgroup but those with which the warpgroup ends.
-SP_DEVICE void finish_all(const Weights& weights, const Division& work, int group, int supers, int tokens, f32* partials,
-                          u32* arrived, u8* tiles, const Layout& at, int lane) {
-    const int worker = blockIdx.x * GROUPS + group, end = work.start(weights, worker + 1);
-    int unit = work.start(weights, worker), t = unit / work.stages, stage = unit % work.stages, post = 0;
-    for (; unit < end; stage = 0, ++t) {
-        const int units = min(work.stages - stage, end - unit);
-        unit += units;
-        if (unit == end || units == supers) continue;
-        const Item item = item_at(weights, t);
-        const int place = group * POSTS + post % POSTS;
-        barrier_wait(at.posted + place, post / POSTS % 2);
-        if (lane == 0) barrier_arrive(at.taken + place);
-        ++post;
-        const bool whole = lane < 4 && report(arrived + 4 * t + lane, units) == supers;
-        for (u32 strips = __ballot_sync(0xffffffffu, whole); strips; strips &= strips - 1) {
-            const int strip = __ffs(strips) - 1;
-            Sums acc;
-            __syncwarp();
-            gather(acc, work, item, t, supers, partials, strip, lane);
-            write(pick(weights, item.which), acc, tiles, item.tile * TILE_ROWS + strip * 16, tokens, lane);
+// A task is to report the piece of a strip and, if no other is missing, to add them up and write the result. `units`: of
+// the piece.
+SP_DEVICE void give_task(const Layout& at, int t, int units, int strip, int lane) {
+    __syncwarp();
+    if (lane > 0) return;
+    const u32 task = 1u << 31 | t << 12 | units << 2 | strip;
+    u32* const place = at.tasks + atomicAdd(at.queue + 1, 1);
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(place)), "r"(task) : "memory");
+}
+
+// Tasks of this block until there will be no more: what a warp does that has nothing else to do.
+SP_DEVICE void do_tasks(const Weights& weights, const Division& work, int supers, int tokens, f32* partials, u32* arrived,
+                        u8* tiles, const Layout& at, int lane) {
+    u32 tasks = 0;  // pieces of worker `lane`, then four tasks for each piece of them all
+    if (lane < GROUPS) {
+        const int worker = blockIdx.x * GROUPS + lane;
+        const int from = work.start(weights, worker), to = work.start(weights, worker + 1);
+        if (from < to) tasks = 4 * ((to - 1) / work.stages - from / work.stages + 1);
+    }
+    tasks = __reduce_add_sync(0xffffffffu, tasks);
+    for (;;) {
+        u32 index = lane == 0 ? atomicAdd(at.queue, 1) : 0;
+        index = __shfl_sync(0xffffffffu, index, 0);
+        if (index >= tasks) return;
+        u32 task;
+        for (;;) {
+            asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(task) : "r"(shared_address(at.tasks + index)) : "memory");
+            if (task) break;
+            __nanosleep(40);
         }
-        if (whole) arrived[4 * t + lane] = 0;  // for the next launch
+        const int t = task << 1 >> 13, strip = task & 3;
+        u32* const count = arrived + 4 * t + strip;
+        u32 come = 0;
+        if (lane == 0) come = report(count, task >> 2 & 1023);
+        if (__shfl_sync(0xffffffffu, come, 0) < supers) continue;
+        if (lane == 0) *count = 0;  // for the next launch
+        const Item item = item_at(weights, t);
+        Sums acc;
+        gather(acc, work, item, t, supers, partials, strip, lane);
+        write(pick(weights, item.which), acc, tiles, item.tile * TILE_ROWS + strip * 16, tokens, lane);
     }
 }
