@@ -12,7 +12,8 @@ from sp.models.config import ModelConfig
 from sp.models.weights import Store, split_rows
 from sp.ops.delta_tree import DeltaTrace
 from sp.ops.head_norm_rope import head_norm_rope
-from sp.ops.project import Norm, gated_project, project, project_add
+from sp.ops.norms import Norm, Ready
+from sp.ops.project import gated_project, project, project_add, project_add_before
 from sp.quant import Weight
 
 Tap = Callable[[int, Floats, Floats, Ints], None]
@@ -47,8 +48,14 @@ class Mixer(Protocol):
         """Residual stream (n, hidden) -> the stream (rows, hidden) of the last `rows` tokens; memory takes all n."""
         ...
 
-    def read_tree(self, x: Floats, norm: Norm, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
-        """The stream (nodes, hidden) of a tree; a recurrent memory stays, and `trace` takes what moves it on."""
+    def read_tree(
+        self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm
+    ) -> tuple[Floats, Norm | Ready]:
+        """The stream (nodes, hidden) of a tree; a recurrent memory stays, and `trace` takes what moves it on.
+
+        `norm` and `then` are the norms before this half of a block and before the next one, which is begun here if it
+        can be: see `project_add_before`.
+        """
         ...
 
 
@@ -87,9 +94,13 @@ class Block:
         x = self.mixer(x, (self.attn_norm, self.eps), positions, cache, rows, tap)
         return self.feed_forward(x) if rows else x
 
-    def read_tree(self, x: Floats, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
+    def read_tree(
+        self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm
+    ) -> tuple[Floats, Norm | Ready]:
         """As `Mixer.read_tree`, and the second half."""
-        return self.feed_forward(self.mixer.read_tree(x, (self.attn_norm, self.eps), nodes, cache, trace))
+        x, norm = self.mixer.read_tree(x, norm, nodes, cache, trace, (self.ffn_norm, self.eps))
+        h = gated_project(x, self.ffn_gate, self.ffn_up, norm, self.ffn_down)
+        return project_add_before(x, h, self.ffn_down, then)
 
     def feed_forward(self, x: Floats) -> Floats:
         """The second half: ``x + down(silu(gate(norm(x))) * up(norm(x)))``."""
@@ -141,15 +152,19 @@ class Attention:
         last = x[len(x) - rows :]
         return self.leave(last, cache.attend(self.index, q, gate)) if rows else last
 
-    def read_tree(self, x: Floats, norm: Norm, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
+    def read_tree(
+        self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm
+    ) -> tuple[Floats, Norm | Ready]:
         """See `Mixer`; keys and values of all nodes are stored."""
         q, gate = self.enter(x, norm, nodes.positions, cache, len(x))
-        return self.leave(x, cache.attend_tree(self.index, q, nodes.seen, gate=gate, reader=self.out))
+        return project_add_before(
+            x, cache.attend_tree(self.index, q, nodes.seen, gate=gate, reader=self.out), self.out, then
+        )
 
     def enter(
         self,
         x: Floats,
-        norm: Norm,
+        norm: Norm | Ready,
         positions: Ints,
         cache: Cache,
         rows: int,

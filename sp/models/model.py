@@ -19,6 +19,7 @@ from sp.models.config import ModelConfig
 from sp.models.trunk import Trunk
 from sp.models.weights import WeightStore
 from sp.ops.embedding import embedding
+from sp.ops.norms import Norm, Ready
 from sp.ops.project import project
 
 Device = Literal["cpu", "cuda"]
@@ -115,9 +116,21 @@ class Model:
         assert 0 <= rows <= n, f"rows {rows} of {n}"
         return self.trunk.blocks[index](x, self.place(positions), cache, rows, tap)
 
-    def head(self, x: Floats) -> Floats:
-        """Residual stream after the last layer (n, hidden) -> logits (n, vocab)."""
-        (logits,) = project(x, (self.trunk.output,), (self.trunk.output_norm, self.config.eps), f32=(True,))
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Norms of the residual stream before each layer and, the last one, before the head."""
+        return (
+            *((block.attn_norm, block.eps) for block in self.trunk.blocks),
+            (self.trunk.output_norm, self.config.eps),
+        )
+
+    def head(self, x: Floats, norm: Norm | Ready | None = None) -> Floats:
+        """Residual stream after the last layer (n, hidden) -> logits (n, vocab).
+
+        `norm`: the last of `norms` if the product before has begun it, see `project_add_before`.
+        """
+        norm = (self.trunk.output_norm, self.config.eps) if norm is None else norm
+        (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))
         return logits
 
 

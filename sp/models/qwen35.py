@@ -10,7 +10,8 @@ from sp.models.cache import Cache
 from sp.models.weights import Store
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta_tree import DeltaTrace, delta_tree
-from sp.ops.project import Norm, project, project_add
+from sp.ops.norms import Norm, Ready
+from sp.ops.project import project, project_add, project_add_before
 from sp.quant import Weight
 
 
@@ -68,7 +69,9 @@ class GatedDelta:
         state.tokens += n
         return project_add(last, out, self.out)
 
-    def read_tree(self, x: Floats, norm: Norm, nodes: Nodes, cache: Cache, trace: DeltaTrace | None) -> Floats:
+    def read_tree(
+        self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm
+    ) -> tuple[Floats, Norm | Ready]:
         """See `Mixer`."""
         assert trace is not None, f"layer {self.index} has nowhere to note a tree"
         weights = self.qkv, self.alpha, self.beta, self.gate
@@ -76,7 +79,7 @@ class GatedDelta:
         state, row = cache.state(self.index), cache.config.delta_layers.index(self.index)
         out = delta_tree(qkv, z, alpha, beta, self.params, state, nodes.seen, trace, row)
         state.tokens += len(x)
-        return project_add(x, out, self.out)
+        return project_add_before(x, out, self.out, then)
 
 
 def qwen35_block(store: Store, index: int) -> Block:

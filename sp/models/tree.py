@@ -22,6 +22,7 @@ from sp.models.qwen35 import GatedDelta
 from sp.ops.array_module import array_module
 from sp.ops.delta_tree import MOST_NODES, DeltaStates, DeltaTrace, delta_keep
 from sp.ops.feature_rows import store_features
+from sp.ops.norms import Norm, Ready
 from sp.ops.sample import argmax
 
 __all__ = ["MOST_NODES", "LayerFeatures", "TreePass", "TreeReader", "ancestry"]
@@ -174,13 +175,14 @@ class TreeReader:
     def read(self, nodes: Nodes) -> TreePass:
         """`read_tree` of nodes that are where the model is; a CUDA graph can capture it."""
         x, hidden = self.model.embed(nodes.ids), self.model.config.hidden
-        features = self.features[: len(x)]
+        features, norms = self.features[: len(x)], self.model.norms
+        norm: Norm | Ready = norms[0]
         with self.cache.together(len(x)):
             for index, block in enumerate(self.model.trunk.blocks):
-                x = block.read_tree(x, nodes, self.cache, self._trace)
+                x, norm = block.read_tree(x, norm, nodes, self.cache, self._trace, norms[index + 1])
                 if index in self.layers:
                     store_features(x, features, self.layers.index(index) * hidden)
-        logits = self.model.head(x)
+        logits = self.model.head(x, norm)
         return TreePass(logits, argmax(logits), features)
 
     def keep(self, nodes: int, path: Ints, kept: Ints) -> None:

@@ -23,6 +23,7 @@ from sp.kernels.declared.gemm_few_sm90 import (
 from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
 from sp.ops.input_tiles import InputTiles, empty_tiles
+from sp.ops.norms import Norm, Ready
 from sp.ops.packed import TILE, PackedWeight, weight_arguments
 
 __all__ = ["ADD", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
@@ -60,7 +61,12 @@ def held_for(tokens: int) -> int:
 
 
 def gemm_few_sm90(
-    x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int, norm: tuple[Any, float] | None = None
+    x: Any,
+    weights: Sequence[PackedWeight],
+    outs: Sequence[Any],
+    epilogue: int,
+    norm: Norm | None = None,
+    then: Ready | None = None,
 ) -> None:
     """Fill `outs` with the products of `x` and the weights.
 
@@ -76,6 +82,8 @@ def gemm_few_sm90(
     epilogue : STORE, ADD or SWIGLU
     norm : (float32 (in,), float), optional
         Weight and eps of an RMS norm that comes first, see `sp.ops.rms_norm`.
+    then : Ready, optional
+        With ADD, out a multiple of 256: filled for the product whose norm comes next.
     """
     if epilogue == SWIGLU and (weights[0].format, weights[0].shape) != (weights[1].format, weights[1].shape):
         raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
@@ -83,9 +91,10 @@ def gemm_few_sm90(
     rows = tuple(w.shape[0] for w in (weights if epilogue == STORE else weights[:1]))
     given = x if isinstance(x, InputTiles) else empty_tiles(len(x), x.shape[1], held_for(len(x)))
     plain, wide = None if given is x or norm else x, x if norm else None
-    weight, eps = norm or (None, 0.0)
+    weight, eps = norm or (None, given.eps)
     plan = _plan(given.held, given.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
-    tiles = outs[0].data if isinstance(outs[0], InputTiles) else None
+    tiles = outs[0] if isinstance(outs[0], InputTiles) else None
+    next_tiles = tiles if then is None else then.tiles
     pieces = plan.slices * (_items(rows) + plan.blocks * GROUPS)
     partials = import_cupy().empty(pieces * _piece_bytes(given.held, epilogue) // 4, "f4")
     GEMM_FEW_SM90.launch(
@@ -105,7 +114,10 @@ def gemm_few_sm90(
         len(weights),
         partials,
         _counters(device),
-        tiles,
+        None if next_tiles is None else next_tiles.data,
+        given.squares,
+        None if then is None else then.norm[0],
+        None if then is None else then.tiles.squares,
         *weight_arguments(weights, () if tiles is not None else outs),
         defines=plan.defines,
     )

@@ -27,12 +27,19 @@ class InputTiles:
         Tokens there is room for, a multiple of 8.
     data : uint8, flat
         Tiles and behind them means.
+    squares : float32 (tokens, width / 16), optional
+        If an RMS norm is not finished: the tiles hold x times its weight, and here are sums of 16 values of x^2. The
+        product divides its results by the rms: ``W (x w / rms(x)) = (W (x w)) / rms(x)``.
+    eps : float
+        Of that norm.
     """
 
     tokens: int
     width: int
     held: int
     data: Any = field(repr=False, compare=False)
+    squares: Any = field(default=None, repr=False, compare=False)
+    eps: float = 0.0
 
     def values(self) -> np.ndarray:
         """What the tiles hold, float64 (tokens, width): x but for its rounding."""

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.declared.elementwise import RMS_NORM
+from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.threads import run_parallel, token_slices
+
+Norm = tuple[Floats, float]
+"""Weight (hidden,) and eps of an RMS norm that comes before a product."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A norm of a residual stream on the device that the product before, which made the stream, has begun.
+
+    Attributes
+    ----------
+    norm : Norm
+    tiles : InputTiles
+        The stream times the norm's weight, with squares.
+    """
+
+    norm: Norm
+    tiles: InputTiles
+
+    @classmethod
+    def empty(cls, x: Any, norm: Norm, held: int) -> Ready:
+        """Room for what belongs to x (tokens, hidden), hidden a multiple of 256, in tiles of `held` tokens."""
+        tokens, width = x.shape
+        squares = import_cupy().empty((tokens, width // 16), np.float32)
+        return cls(norm, replace(empty_tiles(tokens, width, held), squares=squares, eps=norm[1]))
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Floats:

@@ -16,18 +16,16 @@ from sp.ops.gemm_few import alike, gemm_few
 from sp.ops.gemv import ADD, STORE, SWIGLU, gemv
 from sp.ops.input_tiles import InputTiles
 from sp.ops.linear import linear
-from sp.ops.norms import rms_norm
-from sp.ops.project_few import gated_few, multiply_few
+from sp.ops.norms import Norm, Ready, rms_norm
+from sp.ops.project_few import add_ready, gated_few, multiply_few
 from sp.quant import Weight
 
-Norm = tuple[Floats, float]
-"""Weight (hidden,) and eps of the RMS norm that comes first."""
 LAUNCH_WEIGHTS = 4
 """Most weights that one launch of the decode kernel takes."""
 
 
 def project(
-    x: Floats, weights: Sequence[Weight], norm: Norm | None = None, f32: Sequence[bool] | None = None
+    x: Floats, weights: Sequence[Weight], norm: Norm | Ready | None = None, f32: Sequence[bool] | None = None
 ) -> tuple[Floats, ...]:
     """Multiply the same tokens by several weights: ``y_i = h W_iᵀ`` with ``h = x``, or x normed first.
 
@@ -38,7 +36,7 @@ def project(
     weights : Weights of shape (out_i, in)
         On the device PackedWeights, as in all ops of this file.
     norm : (float32 (in,), float), optional
-        See `rms_norm`.
+        See `rms_norm`; or what `project_add_before` returned with x.
     f32 : sequence of bool, optional
         On the device: which results are wanted in float32; the others are BF16, as all are by default.
 
@@ -56,7 +54,7 @@ def project(
     """
     if is_device(x):
         return _project(x, tuple(weights), norm, f32)
-    h = x if norm is None else rms_norm(x, *norm)
+    h = x if norm is None else rms_norm(x, *_plain(norm))
     return tuple(linear(h, w) for w in weights)
 
 
@@ -97,7 +95,24 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     return y
 
 
-def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm, reader: Weight | None = None) -> Floats:
+def project_add_before(x: Floats, h: Floats, w: Weight, norm: Norm) -> tuple[Floats, Norm | Ready]:
+    """`project_add` before a product that starts with `norm` of its result.
+
+    Returns
+    -------
+    x : float32 (tokens, out)
+        See `project_add`.
+    norm : Norm or Ready
+        For `project` or `gated_project` of that x as it is: `norm`, or where the kernels can begin it here that.
+    """
+    if is_device(x) and len(x) and (isinstance(h, InputTiles) or choose(len(h), (w,), False, ADD) == "gemm_few_sm90"):
+        ready = add_ready(x, h, w, norm)
+        if ready is not None:
+            return x, ready
+    return project_add(x, h, w), norm
+
+
+def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm | Ready, reader: Weight | None = None) -> Floats:
     """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed.
 
     Parameters
@@ -105,6 +120,7 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm, reader: Weigh
     x : float32 (tokens, in)
     gate, up : Weights of shape (ffn, in)
     norm : (float32 (in,), float)
+        As in `project`.
     reader : Weight of shape (out, ffn), optional
         The weight of the `project_add` that alone reads the result.
 
@@ -119,7 +135,9 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm, reader: Weigh
     return swiglu(*project(x, (gate, up), norm))
 
 
-def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[bool] | None) -> tuple[Any, ...]:
+def _project(
+    x: Any, weights: tuple[Any, ...], norm: Norm | Ready | None, f32: Sequence[bool] | None
+) -> tuple[Any, ...]:
     cupy, tokens = import_cupy(), len(x)
     wide = (False,) * len(weights) if f32 is None else f32
     outs = tuple(
@@ -129,13 +147,14 @@ def _project(x: Any, weights: tuple[Any, ...], norm: Norm | None, f32: Sequence[
     if not tokens:
         return outs
     kernel = choose(tokens, weights, norm is not None, STORE)
+    if kernel == "gemm_few_sm90":
+        multiply_few(x, weights, outs, STORE, norm)
+        return outs
+    norm = None if norm is None else _plain(norm)
     if kernel == "gemv":
         for start in range(0, len(weights), LAUNCH_WEIGHTS):
             some = slice(start, start + LAUNCH_WEIGHTS)
             gemv(x, weights[some], outs[some], STORE, norm)
-        return outs
-    if kernel == "gemm_few_sm90":
-        multiply_few(x, weights, outs, STORE, norm)
         return outs
     h = x if norm is None else rms_norm(x, *norm)
     if kernel == "gemm_few":
@@ -159,15 +178,16 @@ def _multiply(h: Any, w: Any, out: Any) -> None:
     out[...] = padded[:, :rows]
 
 
-def _gated_project(x: Any, gate: Any, up: Any, norm: Norm, reader: Any) -> Any:
+def _gated_project(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) -> Any:
     out = import_cupy().empty((len(x), gate.shape[0]), np.uint16)
     if not len(x):
         return out
     kernel = choose(len(x), (gate, up), True, SWIGLU)
+    if gate.format == up.format and kernel == "gemm_few_sm90":
+        return gated_few(x, gate, up, norm, reader)
+    norm = _plain(norm)
     if kernel == "gemv":
         gemv(x, (gate, up), (out,), SWIGLU, norm)
-    elif gate.format == up.format and kernel == "gemm_few_sm90":
-        return gated_few(x, gate, up, norm, reader)
     elif gate.format == up.format and kernel == "gemm_few":
         gemm_few(rms_norm(x, *norm), (gate, up), (out,), SWIGLU)
     elif gate.format == up.format:
@@ -175,6 +195,10 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm, reader: Any) -> Any:
     else:
         return swiglu(*project(rms_norm(x, *norm), (gate, up)))
     return out
+
+
+def _plain(norm: Norm | Ready) -> Norm:
+    return norm.norm if isinstance(norm, Ready) else norm
 
 
 def _kinds(weights: Sequence[Any]) -> tuple[int, ...]:

@@ -9,27 +9,35 @@ import numpy as np
 
 from sp.kernels import import_cupy
 from sp.ops.gemm_few import alike, gemm_few, passes
-from sp.ops.gemm_few_sm90 import HELD, STORE, SWIGLU, UNIT_BYTES, gemm_few_sm90, held_for
+from sp.ops.gemm_few_sm90 import ADD, HELD, STORE, SWIGLU, UNIT_BYTES, gemm_few_sm90, held_for
 from sp.ops.input_tiles import InputTiles, empty_tiles
-from sp.ops.norms import rms_norm
+from sp.ops.norms import Norm, Ready, rms_norm
 
 MOST = 4
 """Weights of one launch."""
 
 
-def multiply_few(x: Any, weights: Sequence[Any], outs: Sequence[Any], epilogue: int, norm: Any = None) -> None:
+def multiply_few(
+    x: Any,
+    weights: Sequence[Any],
+    outs: Sequence[Any],
+    epilogue: int,
+    norm: Norm | Ready | None = None,
+    then: Ready | None = None,
+) -> None:
     """Products as `gemm_few_sm90` makes them; with STORE weights that are no K-quants take the kernel of all cards.
 
     Parameters
     ----------
-    x, weights, outs, epilogue, norm :
-        See `gemm_few_sm90`; x of any number of tokens.
+    x, weights, outs, epilogue, norm, then :
+        See `gemm_few_sm90`; x of any number of tokens, but at most 32 with `then`.
     """
     if isinstance(x, InputTiles):
-        gemm_few_sm90(x, weights, outs, epilogue)
+        gemm_few_sm90(x, weights, outs, epilogue, then=then)
         return
     others = [i for i, w in enumerate(weights) if w.format.ggml_type not in UNIT_BYTES]
     quants = [i for i in range(len(weights)) if i not in others]
+    ready, norm = (norm.tiles, norm.norm) if isinstance(norm, Ready) else (None, norm)
     start = 0
     for tokens in passes(len(x)):
         part = slice(start, start + tokens)
@@ -37,14 +45,28 @@ def multiply_few(x: Any, weights: Sequence[Any], outs: Sequence[Any], epilogue: 
         for first in range(0, len(quants), MOST):
             some = quants[first : first + MOST]
             into = mine if epilogue == SWIGLU else [mine[i] for i in some]
-            gemm_few_sm90(x[part], [weights[i] for i in some], into, epilogue, norm)
+            given, first_norm = (x[part], norm) if ready is None else (ready, None)
+            gemm_few_sm90(given, [weights[i] for i in some], into, epilogue, first_norm, then)
         start += tokens
     h = rms_norm(x, *norm) if others and norm is not None else x
     for group in alike([weights[i].format.ggml_type for i in others], MOST):
         gemm_few(h, [weights[others[i]] for i in group], [outs[others[i]] for i in group], STORE)
 
 
-def gated_few(x: Any, gate: Any, up: Any, norm: Any, reader: Any) -> Any:
+def add_ready(x: Any, h: Any, w: Any, norm: Norm) -> Ready | None:
+    """`x += h Wᵀ` and with it the inputs of the product whose norm comes next; None, nothing done, if that cannot be.
+
+    w is one that `multiply_few` takes.
+    """
+    tokens, rows = x.shape
+    if tokens > HELD[-1] or rows % 256:
+        return None
+    ready = Ready.empty(x, norm, held_for(tokens))
+    multiply_few(h, (w,), (x,), ADD, then=ready)
+    return ready
+
+
+def gated_few(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) -> Any:
     """See `sp.ops.project.gated_project`; gate and up are K-quants of one format."""
     tokens, rows = len(x), gate.shape[0]
     chained = reader is not None and reader.format.ggml_type in UNIT_BYTES and tokens <= HELD[-1] and rows % 256 == 0

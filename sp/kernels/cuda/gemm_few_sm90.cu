@@ -3,11 +3,13 @@
 //
 //   x    tokens as tiles of f16 with their means, HELD = TOKENS (input_tiles.cuh), 256-byte aligned; with `plain` bf16
 //        (tokens, k), or `wide` float32 (tokens, k) and `norm` float32 (k), whose RMS norm with `eps` comes first, this
-//        kernel makes them (few_sm90_front.cuh), counting in `ready`
+//        kernel makes them (few_sm90_front.cuh), counting in `ready`. With `squares`, float32 (tokens, k / 16) sums of
+//        16 squares, x are tokens times the weight of their norm; results are divided by sqrt(mean square + `eps`)
 //   W_i  (rows_i, k) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
 //   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
-//        in place; 2 makes silu(y_0) * y_1, W_0 and W_1 being of one type and shape: bf16 in y_0, or with `tiles` as x
-//        of the next product (rows_0 a multiple of 256)
+//        in place, and with `tiles` stores the sum times `next_norm`, float32 (rows_0), and `next_squares` of the sum as x
+//        of the next product; 2 makes silu(y_0) * y_1, W_0 and W_1 being of one type and shape: bf16 in y_0, or with
+//        `tiles` as x of the next product. With tiles rows_0 is a multiple of 256
 //   grid (blocks for a slice, slices of k), 128 * GROUPS + 128 threads, one block a multiprocessor
 //   partials  float32 [slice][items + GROUPS * blocks for a slice][4 warps][PIECE], arrived u32 [item][4], zero before
 //             and after
@@ -18,7 +20,7 @@
 // `width` inputs. The sums of workers meet in the L2 cache in a fixed order: results do not depend on timing
 // (few_sm90_work.cuh). Pieces are reported and added up by the warps that have nothing else to do, for warpgroups go on
 // with their next item.
-// Shared memory: x, its means (if a format needs them), the ring, barriers, `places` for tasks. Arch 90a.
+// Shared memory: x, its means (if a format needs them), the ring, barriers, scales, `places` for tasks. Arch 90a.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), operands made in registers after
 // Marlin (Frantar et al., 2024), a warp that only loads after CUTLASS (Thakkar et al.).
 #include "early.cuh"
@@ -30,6 +32,7 @@ extern __shared__ __align__(1024) u8 shared[];
 extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     gemm_few_sm90(u8* x, const u16* plain, const f32* wide, const f32* norm, f32 eps, u32* ready, i32 tokens, i32 k,
                   i32 width, i32 depth, i32 ahead, i32 places, i32 count, f32* partials, u32* arrived, u8* tiles,
+                  const f32* squares, const f32* next_norm, f32* next_squares,
                   const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
                   const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
                   const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
@@ -40,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     const int supers = k / 256;
     const Layout at(shared, width, depth, places);
     const Division work(weights, supers);
+    const Next next = {tiles, next_norm, next_squares};
     const Source source = {plain, wide, norm, eps, tokens, k};
 
     let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
@@ -56,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             for (int i = 0; i < ahead && fetch.more(); ++i) fetch.next(weights, work, supers, at, group, true);
         }
     } else if (warp == 4 * GROUPS) {
+        if (lane == 0) barrier_init(at.scaled, HELPERS * WARP_ARRIVALS);
         for (int i = lane; i < work.chunks(); i += 32) barrier_init(at.inputs + i, 1);
         fence_async_proxy();
     } else if (warp > 4 * GROUPS) {
@@ -80,7 +85,12 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         // Nothing may arrive after the block has left.
         for (int i = 0; i < work.chunks(); ++i) barrier_wait(at.inputs + i, 0);
     } else if (warp > 4 * GROUPS) {
+        if (next_norm && warp == 4 * GROUPS + 1)  // in the L2 cache when it is asked for
+            for (int i = (lane * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x; i < rows0 / 32;
+                 i += 32 * gridDim.x * gridDim.y)
+                prefetch_l2(next_norm + 32 * i);
         wait_for_earlier();
+        if constexpr (EPILOGUE != 1) find_scales(squares, eps, k, tokens, warp - 4 * GROUPS - 1, at, lane);
     } else {
         const int thread = threadIdx.x % 128, worker = blockIdx.x * GROUPS + group;
         if (source.tiles())
@@ -125,5 +135,5 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             give_task(at, t, stop - begin, strip, lane);
         }
     }
-    do_tasks(weights, work, supers, tokens, partials, arrived, tiles, at, lane);
+    do_tasks(weights, work, supers, tokens, partials, arrived, next, at, lane);
 }

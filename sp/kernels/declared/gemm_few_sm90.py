@@ -31,10 +31,22 @@ def input_bytes(width: int, tokens: int, formats: int) -> int:
     return (width // 64 + means) * tokens * 128
 
 
+def scale_bytes(tokens: int) -> int:
+    """Shared memory of what the results of each token are multiplied by, and its barrier."""
+    return 8 + 4 * tokens
+
+
 def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROUPS) -> int:
     """Slots of the ring of a warpgroup, as many as there is room for beside `places` for tasks."""
     chunks = width // 512 + 1
-    room = CAPACITY - input_bytes(width, tokens, formats) - 8 * chunks - 4 * (places + 2) - 16 * groups
+    room = (
+        CAPACITY
+        - input_bytes(width, tokens, formats)
+        - 8 * chunks
+        - 4 * (places + 2)
+        - 16 * groups
+        - scale_bytes(tokens)
+    )
     return room // (groups * (slot_bytes(formats) + 16))
 
 
@@ -70,6 +82,9 @@ GEMM_FEW_SM90 = Kernel(
         "f32* partials",
         "u32* arrived",
         "u8*? tiles",
+        "const f32*? squares",
+        "const f32*? next_norm",
+        "f32*? next_squares",
         *(
             text
             for i in range(4)

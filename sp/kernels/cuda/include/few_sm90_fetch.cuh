@@ -12,6 +12,8 @@ struct Layout {
     u8 *x, *means, *ring;
     u64 *full, *empty;     // of the ring's slots, `depth` a warpgroup
     u64* inputs;           // chunks of x
+    u64* scaled;           // `scales`
+    f32* scales;           // of the results of each token
     u32 *queue, *tasks;    // how many tasks were taken and given, and what they are
     f32* sums;             // of the front's warps
     int depth;
@@ -20,7 +22,8 @@ struct Layout {
         x = shared, means = x + width / 64 * TILE, ring = means + (MINIMA ? (width / 512 + 1) * TILE : 0), depth = slots;
         full = reinterpret_cast<u64*>(ring + GROUPS * depth * SLOT), empty = full + GROUPS * depth;
         inputs = empty + GROUPS * depth;
-        queue = reinterpret_cast<u32*>(inputs + width / 512 + 1), tasks = queue + 2;
+        scaled = inputs + width / 512 + 1, scales = reinterpret_cast<f32*>(scaled + 1);
+        queue = reinterpret_cast<u32*>(scales + TOKENS), tasks = queue + 2;
         sums = reinterpret_cast<f32*>(tasks + places);
     }
 };

@@ -5,6 +5,15 @@
 #include "input_tiles.cuh"
 
 typedef f32 Sums[SETS][SUMS];
+
+// Inputs of the next product, if this one makes them: tiles, and where that one has yet to norm them the weight of the
+// norm and squares as find_scales takes them.
+struct Next {
+    u8* tiles;
+    const f32* norm;
+    f32* squares;
+};
+
 constexpr int PIECE = 32 * SETS * SUMS;  // sums of a warp
 
 SP_DEVICE void store_piece(f32* piece, const Sums& acc, int lane) {
@@ -67,54 +76,118 @@ SP_DEVICE void gather(Sums& acc, const Division& work, const Item& item, int t, 
 
 SP_DEVICE f32 silu(f32 v) { return v / (1 + __expf(-v)); }
 
-// `row`: of the weight, the first of this warp's 16. acc[4 j + i]: row g + 8 (i / 2), token 8 j + 2 c + i % 2.
-SP_DEVICE void write(const Weight& w, const Sums& acc, u8* tiles, int row, int tokens, int lane) {
-    constexpr f32 unscale = 1 / INPUT_SCALE;
-    row += lane / 4;
-    if (EPILOGUE == 2 && tiles) {
+// Writes 16 rows from `row` on of 8 tokens from `first` on as inputs of the next product; value[i]: as acc[i] of `write`.
+SP_DEVICE void write_tile(u8* tiles, int rows, int row, int first, int tokens, const f32 (&value)[4], int lane) {
+    u32 pair[2];
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) {
-            if (i & 2) continue;
-            const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            u32 pair = 0;
-            f32 x[2];
-#pragma unroll
-            for (int r = 0; r < 2; ++r) x[r] = tile_value(silu(acc[0][i + 2 * r] * unscale) * (acc[1][i + 2 * r] * unscale));
-            pair = pack_f16(x[0], x[1]);
-            f32 sum = low_f16(pair) + high_f16(pair);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-            if (token >= tokens) continue;
-            *reinterpret_cast<u16*>(tiles + tile_place(TOKENS, token, row)) = u16(pair);
-            *reinterpret_cast<u16*>(tiles + tile_place(TOKENS, token, row + 8)) = u16(pair >> 16);
-            if (lane < 4) store_tile_sum(tiles, w.rows, TOKENS, token, row, sum);
-        }
-        return;
-    }
-    f32 old[SUMS];
+    for (int r = 0; r < 2; ++r)
+        asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
+                     : "=r"(pair[r])
+                     : "r"(pack_f16(tile_value(value[2 * r]), tile_value(value[2 * r + 1]))));
+    // Now a lane has rows 2 (lane % 4) and the next, and those 8 further on, of token lane / 4.
+    f32 sum = (low_f16(pair[0]) + high_f16(pair[0])) + (low_f16(pair[1]) + high_f16(pair[1]));
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const int token = first + lane / 4;
+    if (token >= tokens) return;
+    const i64 place = tile_place(TOKENS, token, row + lane % 4 * 2);
+    *reinterpret_cast<u32*>(tiles + place) = pair[0];
+    *reinterpret_cast<u32*>(tiles + (place ^ 16)) = pair[1];
+    if (lane % 4 == 0) store_tile_sum(tiles, rows, TOKENS, token, row, sum);
+}
+
+// Writes the sums of the squares of 16 rows of 8 tokens; value[i] as above, `squares`: of token `first`.
+SP_DEVICE void write_squares(f32* squares, int rows, int left, const f32 (&value)[4], int lane) {
+    const bool odd = lane / 4 % 2;
+    const f32 even_sum = value[0] * value[0] + value[2] * value[2], odd_sum = value[1] * value[1] + value[3] * value[3];
+    f32 sum = (odd ? odd_sum : even_sum) + __shfl_xor_sync(0xffffffffu, odd ? even_sum : odd_sum, 4);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+    const int token = lane % 4 * 2 + odd;
+    if (lane < 8 && token < left) squares[token * (rows / 16)] = sum;
+}
+
+// What `write` adds to and multiplies by, asked for while sums are still under way.
+struct Asked {
+    f32 old[SUMS], norm[2];
+};
+
+// `row`: of the weight, the first of this warp's 16.
+SP_DEVICE Asked ask(const Weight& w, const Next& next, int row, int tokens, int lane) {
+    Asked asked = {};
     if constexpr (EPILOGUE == 1) {
+        row += lane / 4;
+        if (next.tiles) asked.norm[0] = __ldg(next.norm + row), asked.norm[1] = __ldg(next.norm + row + 8);
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) {
             const int token = i / 4 * 8 + lane % 4 * 2 + i % 2, at = row + i / 2 % 2 * 8;
-            old[i] = token < tokens && at < w.rows ? __ldcg(w.z + i64(token) * w.rows + at) : 0;
+            if (token < tokens && at < w.rows) asked.old[i] = __ldcg(w.z + i64(token) * w.rows + at);
         }
     }
+    return asked;
+}
+
+// acc[4 j + i]: row g + 8 (i / 2), token 8 j + 2 c + i % 2. What is given is used up: a loop is short code, which a warp
+// runs once or twice and so must mostly wait for.
+SP_DEVICE void write(const Weight& w, Sums& acc, Asked& asked, const Next& next, const Layout& block, int row, int tokens,
+                     int lane) {
+    const int mine = row + lane / 4;
+    if constexpr (EPILOGUE != 1) barrier_wait(block.scaled, 0);
+#pragma unroll 1
+    for (int first = 0; first < TOKENS; first += 8) {
+        f32 value[4];
 #pragma unroll
-    for (int i = 0; i < SUMS; ++i) {
-        const int token = i / 4 * 8 + lane % 4 * 2 + i % 2, at = row + i / 2 % 2 * 8;
-        if (token >= tokens || at >= w.rows) continue;
-        const i64 to = i64(token) * w.rows + at;
-        const f32 value = acc[0][i] * unscale;
-        if (EPILOGUE == 2)
-            w.y[to] = bf16_from(silu(value) * (acc[SETS - 1][i] * unscale));
-        else if (EPILOGUE == 1)
-            w.z[to] = old[i] + value;
-        else if (w.z)
-            w.z[to] = value;
-        else
-            w.y[to] = bf16_from(value);
+        for (int i = 0; i < 4; ++i) {
+            const int token = first + lane % 4 * 2 + i % 2, at = mine + i / 2 * 8;
+            const f32 scale = EPILOGUE == 1 ? 1 / INPUT_SCALE : block.scales[token];
+            value[i] = acc[0][i] * scale;
+            if constexpr (EPILOGUE == 1) value[i] += asked.old[i];
+            if constexpr (EPILOGUE == 2) value[i] = silu(value[i]) * (acc[1][i] * scale);
+            if (token >= tokens || at >= w.rows || (EPILOGUE == 2 && next.tiles)) continue;
+            const i64 to = i64(token) * w.rows + at;
+            if (EPILOGUE == 1 || (EPILOGUE == 0 && w.z))
+                w.z[to] = value[i];
+            else
+                w.y[to] = bf16_from(value[i]);
+        }
+        if (EPILOGUE != 0 && next.tiles) {
+            if constexpr (EPILOGUE == 1) {
+                write_squares(next.squares + first * (w.rows / 16) + row / 16, w.rows, tokens - first, value, lane);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) value[i] *= asked.norm[i / 2];
+            }
+            write_tile(next.tiles, w.rows, row, first, tokens, value, lane);
+        }
+#pragma unroll
+        for (int i = 0; i + 4 < SUMS; ++i) {
+#pragma unroll
+            for (int m = 0; m < SETS; ++m) acc[m][i] = acc[m][i + 4];
+            if constexpr (EPILOGUE == 1) asked.old[i] = asked.old[i + 4];
+        }
     }
+}
+
+constexpr int HELPERS = 3;  // warps that neither multiply nor fetch
+
+// What the results of each token are multiplied by, found by HELPERS warps, this one `part` of them: the tiles' scale and, if
+// x has yet to be normed, 1 / sqrt(mean(x^2) + eps). `squares`: sums of 16 x^2 each, (tokens, k / 16), or null.
+SP_DEVICE void find_scales(const f32* squares, f32 eps, int k, int tokens, int part, const Layout& at, int lane) {
+    constexpr int LANES = 4;  // for a token
+    for (int token = part * (32 / LANES) + lane / LANES; token < TOKENS; token += HELPERS * (32 / LANES)) {
+        f32 sum = 0;
+        if (squares && token < tokens) {
+            const float4* const from = reinterpret_cast<const float4*>(squares + i64(token) * (k / 16));
+#pragma unroll 4
+            for (int i = lane % LANES; i < k / 64; i += LANES) {
+                const float4 v = __ldcg(from + i);
+                sum += (v.x + v.y) + (v.z + v.w);
+            }
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        at.scales[token] = squares ? rsqrtf(sum / k + eps) / INPUT_SCALE : 1 / INPUT_SCALE;
+    }
+    barrier_arrive_warp(at.scaled, lane);
 }
 
 // A task is to report the piece of a strip and, if no other is missing, to add them up and write the result. `units`: of
@@ -129,7 +202,7 @@ SP_DEVICE void give_task(const Layout& at, int t, int units, int strip, int lane
 
 // Tasks of this block until there will be no more: what a warp does that has nothing else to do.
 SP_DEVICE void do_tasks(const Weights& weights, const Division& work, int supers, int tokens, f32* partials, u32* arrived,
-                        u8* tiles, const Layout& at, int lane) {
+                        const Next& next, const Layout& at, int lane) {
     u32 tasks = 0;  // pieces of worker `lane`, then four tasks for each piece of them all
     if (lane < GROUPS) {
         const int worker = blockIdx.x * GROUPS + lane;
@@ -154,8 +227,11 @@ SP_DEVICE void do_tasks(const Weights& weights, const Division& work, int supers
         if (__shfl_sync(0xffffffffu, come, 0) < supers) continue;
         if (lane == 0) *count = 0;  // for the next launch
         const Item item = item_at(weights, t);
+        const Weight w = pick(weights, item.which);
+        const int row = item.tile * TILE_ROWS + strip * 16;
+        Asked asked = ask(w, next, row, tokens, lane);
         Sums acc;
         gather(acc, work, item, t, supers, partials, strip, lane);
-        write(pick(weights, item.which), acc, tiles, item.tile * TILE_ROWS + strip * 16, tokens, lane);
+        write(w, acc, asked, next, at, row, tokens, lane);
     }
 }
