@@ -49,7 +49,7 @@ SP_DEVICE void gather(Sums& acc, const Division& work, const Item& item, int t, 
     for (int m = 0; m < SETS; ++m)
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) acc[m][i] = 0;
-    constexpr int EACH = SETS * SUMS / 4, BATCH = 16 / EACH;  // pieces under way at a time
+    constexpr int EACH = SETS * SUMS / 4, BATCH = EACH < 8 ? 16 / EACH : 1;  // pieces under way at a time
     int slice = 0, v = __shfl_sync(0xffffffffu, firsts, 0), last = __shfl_sync(0xffffffffu, lasts, 0);
     while (slice < gridDim.y) {
         float4 part[BATCH][EACH];
