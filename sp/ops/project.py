@@ -104,6 +104,15 @@ def project_add_before(x: Floats, h: Floats, w: Weight, norm: Norm) -> tuple[Flo
         See `project_add`.
     norm : Norm or Ready
         For `project` or `gated_project` of that x as it is: `norm`, or where the kernels can begin it here that.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import F32, Weight
+    >>> w, ones = Weight.from_floats("w", np.eye(2, dtype=np.float32), F32), np.ones(2, np.float32)
+    >>> x, norm = project_add_before(ones[None], np.array([[2.0, -4.0]], np.float32), w, (ones, 0.0))
+    >>> project(x, (w,), norm)[0]
+    array([[ 1., -1.]], dtype=float32)
     """
     if is_device(x) and len(x) and (isinstance(h, InputTiles) or choose(len(h), (w,), False, ADD) == "gemm_few_sm90"):
         ready = add_ready(x, h, w, norm)
