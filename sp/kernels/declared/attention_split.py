@@ -13,11 +13,14 @@ def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = 
 
     `roomy` is where a block may have 224 KiB of shared memory, as on sm_90 and sm_100; elsewhere 99 KiB must do.
     """
-    wide = head_dim == 256
+    wide, tiles = head_dim == 256, -(-rows // 16)
     most = 9 if roomy else 8 if not wide else 4 if packed else 3
-    tiles = -(-rows // 16)
+    if (
+        roomy and wide and not packed and tiles <= 9
+    ):  # nothing is unpacked twice: the sizes of trees go faster in two blocks
+        most = 5
     pairs = -(-tiles // -(-tiles // most))
-    pairs = next(size for size in (1, 2, 3, 4, 6, 8, 9) if size >= pairs)  # few variants to compile
+    pairs = next(size for size in (1, 2, 3, 4, 5, 6, 8, 9) if size >= pairs)  # few variants to compile
     return {
         "HEAD_DIM": head_dim,
         "Q4": int(packed),
