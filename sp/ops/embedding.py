@@ -11,6 +11,11 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.declared.packed import GATHER_ROWS
 from sp.quant import Weight
 
+FEW_TOKENS = 64
+"""Most tokens whose rows are too few blocks for the device."""
+PARTS = 10
+"""Blocks that then share a row."""
+
 
 def embedding(ids: Ints, w: Weight) -> Floats:
     """Look token ids up; only the rows asked for are decoded.
@@ -50,5 +55,6 @@ def embedding(ids: Ints, w: Weight) -> Floats:
 def _gathered(ids: Any, w: Weight) -> Floats:
     y: Floats = import_cupy().empty((len(ids), w.shape[1]), np.float32)
     defines = {"FORMAT": w.format.ggml_type}
-    GATHER_ROWS.launch((len(ids),), ids, w.data, y, w.shape[0], w.shape[1], defines=defines)
+    parts = PARTS if len(ids) <= FEW_TOKENS else 1
+    GATHER_ROWS.launch((len(ids), parts), ids, w.data, y, w.shape[0], w.shape[1], defines=defines)
     return y

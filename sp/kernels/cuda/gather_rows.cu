@@ -1,6 +1,6 @@
 // y[t] = table[ids[t]]: rows of an embedding table, which keeps the layout of its file, as float32.
 //
-//   ids (tokens), table (rows, row_bytes), y (tokens, width); a token a block of 128 threads
+//   ids (tokens), table (rows, row_bytes), y (tokens, width); grid (tokens, parts), 128 threads: parts share a row
 //   An id outside the table gives a row of NaN: the device cannot raise, and this shows.
 //
 // The table is 16-byte aligned. Defines: FORMAT (0 is F32). Arches: 80+.
@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(128)
     wait_for_earlier();
     const i32 id = ids[blockIdx.x];
     const u8* row = table + i64(id) * (width / Raw::size) * Raw::bytes;
-    for (int k = threadIdx.x; k < width; k += 128) {
+    for (int k = blockIdx.y * 128 + threadIdx.x; k < width; k += 128 * gridDim.y) {
         f32 value = __uint_as_float(0x7fffffff);
         if (u32(id) < u32(rows)) value = raw_value<FORMAT>(row + k / Raw::size * Raw::bytes, k % Raw::size);
         y[i64(blockIdx.x) * width + k] = value;
