@@ -16,7 +16,7 @@
 // p % key_heads. Rows k and q of all nodes meet [S | K^T] on the tensor cores, every number as a sum of three bf16, which
 // hold float32's 24 bits (Henry, Tang, Heinecke 2019): rows that lead to u take the six products above 2^-24, rows q
 // alone the three above 2^-16, far below the rounding of y. A warp has 16 columns of S, for half of the keys, in registers.
-// With A and P the products between nodes, (I + A) u = R: a warp or two invert I + A while the others finish R, and u and o
+// With A and P the products between nodes, (I + A) u = R: one warp inverts I + A while the others finish R, and u and o
 // are products with R. G is summed in float64 and kept as two float32: after a deep decay differences of G must still be
 // exact. history holds bf16 values. Capturable. 16-byte aligned rows. sm_80+. The limit is the latency of the phases between
 // barriers, and instructions that run once; only value_heads multiprocessors work.
@@ -250,7 +250,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     gram[j * GRAM + row] = ratio * (row < NODES ? strengths[node] : 1.0f) * sum;
                 }
             }
-        if (pass == 1 && warp >= WARPS && warp - WARPS < SETS) solve(gram, thread - 32 * WARPS);
+        if (pass == 1 && warp == WARPS)
+#pragma unroll 1
+            for (i32 from = 0; from < nodes; from += 32) solve(gram, lane, from);
         if (pass == 0) __syncthreads();
     }
     constexpr int TURNS = (NODES + WARPS - 1) / WARPS;  // rows of y that a warp writes

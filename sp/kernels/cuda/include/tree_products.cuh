@@ -4,7 +4,7 @@
 // (3, ROWS, PART): row t is k of node t, row NODES + t its q. Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial
 // Intelligence Datatype For Higher-Precision Computations", 2019.
 #pragma once
-#include "hopper.cuh"
+#include "mma.cuh"
 
 #define STEPS (HEAD_DIM / 16)
 #define HALF (STEPS / 2)
@@ -91,29 +91,31 @@ SP_DEVICE void multiply_keys(f32 (&acc)[4][4], u32 rows, u32 keys) {
     }
 }
 
-// (I + A)^-1 in place of A, then P (I + A)^-1 in place of P; by SETS warps, a thread a column. `gram` is (NODES, GRAM): row j has
-// A[i][j] of all nodes i > j, then P[i][j]. Entries of both stay below 1, since every step of the delta rule contracts.
-SP_DEVICE void solve(f32* gram, i32 column) {
+// (I + A)^-1 in place of A, then P (I + A)^-1 in place of P, 32 columns at a time; by one warp, a lane a column, which needs no
+// rows of A and P before its own. `gram` is (NODES, GRAM): row j has A[i][j] of all nodes i > j, then P[i][j]. Entries of both
+// stay below 1, since every step of the delta rule contracts.
+SP_DEVICE void solve(f32* gram, i32 lane, i32 first) {
+    const i32 column = first + lane;
     f32* const own = gram + min(column, NODES - 1) * GRAM;
     auto store = [&](const f32 (&t)[8], i32 at) {
-        named_barrier(1, 32 * SETS);
+        __syncwarp();
         if (column < NODES) {
             store_words<4>(own + at, reinterpret_cast<const u32*>(t));
             store_words<4>(own + at + 4, reinterpret_cast<const u32*>(t + 4));
         }
-        named_barrier(1, 32 * SETS);
+        __syncwarp();
     };
     auto load = [&](f32 (&t)[8], const f32* from) {
         load_words<4>(reinterpret_cast<u32*>(t), from);
         load_words<4>(reinterpret_cast<u32*>(t + 4), from + 4);
     };
 #pragma unroll 1
-    for (i32 start = 0; start < NODES; start += 8) {
+    for (i32 start = first; start < NODES; start += 8) {
         f32 t[8], A[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) t[i] = start + i == column ? 1.0f : 0.0f;
 #pragma unroll 4
-        for (i32 j = 0; j < start; ++j) {
+        for (i32 j = first; j < start; ++j) {
             const f32 above = own[j];
             load(A, gram + j * GRAM + start);
 #pragma unroll
@@ -128,10 +130,10 @@ SP_DEVICE void solve(f32* gram, i32 column) {
         store(t, start);
     }
 #pragma unroll 1
-    for (i32 start = 0; start < NODES; start += 8) {
+    for (i32 start = first; start < NODES; start += 8) {
         f32 t[8] = {}, P[8];
 #pragma unroll 4
-        for (i32 j = 0; j < start + 8; ++j) {
+        for (i32 j = first; j < start + 8; ++j) {
             const f32 above = own[j];
             load(P, gram + j * GRAM + NODES + start);
 #pragma unroll
