@@ -146,7 +146,7 @@ def delta_tree(
     >>> state = SimpleNamespace(conv=np.zeros((3, 3), np.float32), recurrent=np.zeros((1, 1, 1), np.float32))
     >>> trace = DeltaTrace.new(1, 4, params, "cpu")
     >>> rows = np.ones((2, 3), np.float32), np.full((2, 1), 50, np.float32), zeros[:2], zeros[:2] + 50
-    >>> delta_tree(*rows, params, state, np.array([0b01, 0b11]), trace, 0).round(3).ravel().tolist()
+    >>> delta_tree(*rows, params, state, np.array([0b01, 0b11], np.uint64), trace, 0).round(3).ravel().tolist()
     [50.0, 50.0]
     """
     p, n = params, len(qkv)
