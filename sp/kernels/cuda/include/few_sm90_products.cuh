@@ -48,7 +48,10 @@ SP_DEVICE void make_operands(u32 (&a)[4][4], const Quants<F>& q, const RowScales
         const int group = F == Q6_K ? 4 * tile + s : 2 * tile + s / 2;
         SmallScale by[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) by[r] = small_scale<F>(scales.codes[r][group / 4], r, group % 4, upper);
+        for (int r = 0; r < 2; ++r) {
+            const SmallScale pair = small_scales<F>(scales.codes[r][group / 4], r, group % 4 & 2, upper);
+            by[r] = {half_twice(pair.scale, group % 2), half_twice(pair.bias, group % 2)};
+        }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const u32 codes = small_codes<F>(q, s, j);

@@ -40,6 +40,28 @@ struct SmallScale {
 // threadIdx.y but 0: it would keep the constant in each instruction and the other operand in a register.
 SP_DEVICE u32 upper_bytes() { return 0x64646464u + threadIdx.y; }
 
+SP_DEVICE u32 half_twice(u32 pair, int half) {
+    u32 d;
+    if (half == 0)
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(pair));
+    else
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(pair));
+    return d;
+}
+
+// Of groups i and i + 1, one in each half.
+template <int F>
+SP_DEVICE SmallScale small_scales(u32 codes, int r, int i, u32 upper) {
+    const u32 raised = __byte_perm(codes, upper, 0x4040 | i | (i + 1) << 8);  // 1024 + the code
+    constexpr u32 ONE = 0x3C003C00u, SIXTEENTH = 0x2C002C00u;
+    if constexpr (F == Q6_K) {
+        const u32 scale = r == 0 ? fma_f16x2(raised, ONE, 0xE480E480u) : fma_f16x2(raised, SIXTEENTH, 0xD480D480u);
+        return {scale, mul_f16x2(scale, r == 0 ? 0x80208020u : 0x82008200u)};
+    } else {
+        return {r == 0 ? fma_f16x2(raised, ONE, 0xE400E400u) : fma_f16x2(raised, SIXTEENTH, 0xD400D400u), 0};
+    }
+}
+
 // `codes`: of four groups, a byte each, raised by 128 for Q6_K; `i`: which of them.
 template <int F>
 SP_DEVICE SmallScale small_scale(u32 codes, int r, int i, u32 upper) {
