@@ -120,6 +120,7 @@ def test_products_finish_the_norm(tokens: int, size: float, bound: float, guarde
     assert nmse(tiles.values(), silu) < 4 * bound
 
 
+@pytest.mark.no_sanitizer  # there every launch is waited for
 @pytest.mark.parametrize("tokens", [9, 16, 17, 23, 32])
 def test_a_layer(tokens: int, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """out, gate and up, down, and what the next layer starts with, as models call them; again; and as a graph."""
