@@ -190,14 +190,34 @@ SP_DEVICE void find_scales(const f32* squares, f32 eps, int k, int tokens, int p
     barrier_arrive_warp(at.scaled, lane);
 }
 
+// Words in shared memory that warps of a block give each other. racecheck takes flags for races, but not atomics.
+SP_DEVICE void give_word(u32* place, u32 word) {
+#ifdef SP_DEBUG
+    __threadfence();
+    atomicExch(place, word);
+#else
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(place)), "r"(word) : "memory");
+#endif
+}
+
+SP_DEVICE u32 look_at_word(u32* place) {
+#ifdef SP_DEBUG
+    const u32 word = atomicOr(place, 0);
+    __threadfence();
+#else
+    u32 word;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared_address(place)) : "memory");
+#endif
+    return word;
+}
+
 // A task is to report the piece of a strip and, if no other is missing, to add them up and write the result. `units`: of
 // the piece.
 SP_DEVICE void give_task(const Layout& at, int t, int units, int strip, int lane) {
     __syncwarp();
     if (lane > 0) return;
     const u32 task = 1u << 31 | t << 12 | units << 2 | strip;
-    u32* const place = at.tasks + atomicAdd(at.queue + 1, 1);
-    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(place)), "r"(task) : "memory");
+    give_word(at.tasks + atomicAdd(at.queue + 1, 1), task);
 }
 
 // Tasks of this block until there will be no more: what a warp does that has nothing else to do.
@@ -215,11 +235,7 @@ SP_DEVICE void do_tasks(const Weights& weights, const Division& work, int supers
         index = __shfl_sync(0xffffffffu, index, 0);
         if (index >= tasks) return;
         u32 task;
-        for (;;) {
-            asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(task) : "r"(shared_address(at.tasks + index)) : "memory");
-            if (task) break;
-            __nanosleep(40);
-        }
+        while ((task = look_at_word(at.tasks + index)) == 0) __nanosleep(40);
         const int t = task << 1 >> 13, strip = task & 3;
         u32* const count = arrived + 4 * t + strip;
         u32 come = 0;
