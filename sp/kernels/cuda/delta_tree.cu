@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u64* const lines = reinterpret_cast<u64*>(sums + NODES);     // seen
     f32* const grown = reinterpret_cast<f32*>(lines + NODES);    // exp(G)
     f32* const strengths = grown + NODES;                        // b
-    f32* const rows = strengths + NODES;                                // (ROWS, HEAD_DIM): v, then what u solves; S^T q, then o
+    f32* const rows = strengths + NODES;  // (ROWS, HEAD_DIM): v, then the right side R; S^T q, then o
     f32* const gram = rows + ROWS * HEAD_DIM;                           // (NODES, GRAM): of node j with rows k and q
     // Before S^T q and the products: what the convolution needs.
     f32* const weights = rows + NODES * HEAD_DIM;             // (4, WIDTH) taps
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bool first = p < key_heads;  // of the blocks of this key head
     const i32 channels = (2 * key_heads + value_heads) * HEAD_DIM;
     const i32 own = E * lane;  // first channel of the lane
-    // Where a channel of q, k and v of this head lies in a row of all heads.
+    // Where a channel of this head's q, k and v lies in a row of all heads.
     auto place = [&](i32 c) {
         const i32 part = c / HEAD_DIM;
         return (part == 0 ? head : part == 1 ? key_heads + head : 2 * key_heads + p) * HEAD_DIM + c % HEAD_DIM;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (age < 3) old = *reinterpret_cast<const float4*>(history + i64(age) * channels + place(old_at));
     // A warp's share of S: 16 columns, half of the keys.
     const i32 columns = 16 * (warp % GROUPS), half = warp / GROUPS;
-    float2 S[HALF][4];  // keys 16 step + 2 pair + {0, 1, 8, 9}, 2 columns
+    float2 S[HALF][4];
     if (warp < WARPS) {
         const f32* const from = state + (i64(p) * HEAD_DIM + half * HALF * 16 + 2 * pair) * HEAD_DIM + columns + 2 * group;
 #pragma unroll
@@ -163,34 +163,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int i = 0; i < E; ++i) qq += mixed[0][i] * mixed[0][i], kk += mixed[1][i] * mixed[1][i];
 #pragma unroll
-            for (int offset = 16; offset > 0; offset /= 2) {
-                qq += __shfl_xor_sync(~0u, qq, offset);
-                kk += __shfl_xor_sync(~0u, kk, offset);
-            }
+            for (int offset = 16; offset > 0; offset /= 2)
+                qq += __shfl_xor_sync(~0u, qq, offset), kk += __shfl_xor_sync(~0u, kk, offset);
             qq = rsqrtf(qq + eps) * rsqrtf(f32(HEAD_DIM)), kk = rsqrtf(kk + eps);
 #pragma unroll
             for (int i = 0; i < E; ++i) mixed[0][i] *= qq, mixed[1][i] *= kk;
             store_parts(parts + t * PART + own, mixed[1]);
             store_parts(parts + (NODES + t) * PART + own, mixed[0]);
             store_words<E>(rows + t * HEAD_DIM + own, reinterpret_cast<const u32*>(mixed[2]));
-            if (first && t < nodes)
-                store_words<E>(keys + (i64(t) * key_heads + head) * HEAD_DIM + own,
-                               reinterpret_cast<const u32*>(mixed[1]));
+            f32* const key = keys + (i64(t) * key_heads + head) * HEAD_DIM + own;
+            if (first && t < nodes) store_words<E>(key, reinterpret_cast<const u32*>(mixed[1]));
         }
     }
     u32 B[HALF][2][3][2];
-    if (warp < WARPS)
-#pragma unroll
-        for (int step = 0; step < HALF; ++step)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                float2 low = S[step][2 * i], high = S[step][2 * i + 1];
-#pragma unroll
-                for (int part = 0; part < 3; ++part) {
-                    take_part(B[step][0][part][i], low.x, high.x);
-                    take_part(B[step][1][part][i], low.y, high.y);
-                }
-            }
+    if (warp < WARPS) take_state(B, S);
     for (i32 item = thread; item < nodes * (WIDTH / 8); item += THREADS) {
         const i32 t = item / (WIDTH / 8), c = item % (WIDTH / 8) * 8;
         if (first || c >= 2 * HEAD_DIM)
@@ -210,10 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (i32 top = pass == half ? 0 : MIDDLE; top < (pass == half ? MIDDLE : ROWS); top += 16) {
                 f32 acc[2][2][4] = {};
                 const u32 from = part_rows + 2 * (top * PART + half * HALF * 16);
-                if (top < NODES)
-                    multiply<3>(acc, from, B);
-                else
-                    multiply<2>(acc, from, B);
+                top < NODES ? multiply<3>(acc, from, B) : multiply<2>(acc, from, B);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const i32 row = top + group + 8 * i, node = row < NODES ? row : row - NODES;
@@ -235,10 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 f32 acc[4][4] = {};
                 const u32 from = part_rows + 2 * top * PART;
                 const u32 part_keys = shared_address(parts + (left + lane % 8) * PART + lane / 8 % 2 * 8);
-                if (top < NODES)
-                    multiply_keys<3>(acc, from, part_keys);
-                else
-                    multiply_keys<2>(acc, from, part_keys);
+                top < NODES ? multiply_keys<3>(acc, from, part_keys) : multiply_keys<2>(acc, from, part_keys);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const i32 row = top + group + i / 2 * 8, node = row < NODES ? row : row - NODES;
@@ -288,11 +268,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+            const u32* const words = reinterpret_cast<const u32*>(out[i]);
             if (!of_u)
-                store_words<E>(rows + (NODES + start + i) * HEAD_DIM + own, reinterpret_cast<const u32*>(out[i]));
+                store_words<E>(rows + (NODES + start + i) * HEAD_DIM + own, words);
             else if (start + i < nodes)
-                store_words<E>(added + (i64(start + i) * value_heads + p) * HEAD_DIM + own,
-                               reinterpret_cast<const u32*>(out[i]));
+                store_words<E>(added + (i64(start + i) * value_heads + p) * HEAD_DIM + own, words);
         }
     }
     __syncthreads();

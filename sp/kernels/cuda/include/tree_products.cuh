@@ -46,6 +46,21 @@ SP_DEVICE void store_parts(u16* target, const f32 (&values)[E]) {
     }
 }
 
+// A warp's share of S, keys 16 step + 2 pair + {0, 1, 8, 9} and 2 columns a lane, as the B operand of two tiles.
+SP_DEVICE void take_state(u32 (&B)[HALF][2][3][2], const float2 (&S)[HALF][4]) {
+#pragma unroll
+    for (int step = 0; step < HALF; ++step)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float2 low = S[step][2 * i], high = S[step][2 * i + 1];
+#pragma unroll
+            for (int part = 0; part < 3; ++part) {
+                take_part(B[step][0][part][i], low.x, high.x);
+                take_part(B[step][1][part][i], low.y, high.y);
+            }
+        }
+}
+
 // acc += rows of a tile (16, half of their keys; at `rows`, ldmatrix addresses) times two 16 x 8 tiles of B: the products of
 // parts i and j with i + j < LIMIT. Sums of even and odd steps are kept apart: the tensor cores work on four at a time.
 template <int LIMIT>
