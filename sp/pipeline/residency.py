@@ -54,7 +54,9 @@ class Residency:
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
         self.slots.drop()
-        return replace(self, budget=budget, _left_for={}, _tidy_now=False)
+        other = replace(self, budget=budget, _left_for={}, _tidy_now=False)
+        other.slots = self.slots.sharing(keep=budget is None)
+        return other
 
     def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
         """Load a model on the device and take it on; those that are there already leave for it if they must."""
@@ -202,6 +204,7 @@ class Residency:
         pool = self._pool
         if pool.get_limit() == (self.budget or 0):
             return
+        self.slots.drop()
         for name, parts in self._models.items():
             if back := parts.returned:  # in pieces of memory that suited the other
                 self._leave(name, back)

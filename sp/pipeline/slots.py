@@ -89,6 +89,8 @@ class Slots:
     ----------
     keep : bool
         Whether to keep one at all.
+    shelf : list of Slot, optional
+        Where it is kept: one at most, whoever of those that share the shelf put it there.
 
     Attributes
     ----------
@@ -96,14 +98,23 @@ class Slots:
         How often what was kept had to go.
     """
 
-    def __init__(self, keep: bool) -> None:
+    def __init__(self, keep: bool, shelf: list[Slot] | None = None) -> None:
         self._keep = keep
-        self._idle: Slot | None = None
+        self._shelf = [] if shelf is None else shelf
         self.dropped = 0
+
+    def sharing(self, keep: bool) -> Slots:
+        """Others for the same device, which lend and drop what these keep."""
+        return Slots(keep, self._shelf)
+
+    @property
+    def idle(self) -> Slot | None:
+        """What is kept."""
+        return self._shelf[0] if self._shelf else None
 
     def take(self, model: Model, tokens: int, kv: str, rotate: bool) -> Slot:
         """An empty slot for `tokens` tokens."""
-        slot, self._idle = self._idle, None
+        slot = self._shelf.pop() if self._shelf else None
         if slot is not None and slot.fits(model, tokens, kv, rotate):
             slot.cache.reset()
             return slot
@@ -116,16 +127,15 @@ class Slots:
         """Take a slot back that is used no more."""
         if self._keep and slot.cache.device == "cuda":
             self.drop()
-            self._idle = slot
+            self._shelf.append(slot)
         else:
             slot.end()
 
     def drop(self) -> bool:
         """Let go of what is kept, and tell whether there was anything."""
-        slot, self._idle = self._idle, None
-        if slot is None:
+        if not self._shelf:
             return False
-        slot.end()
+        self._shelf.pop().end()
         self.dropped += 1
         return True
 

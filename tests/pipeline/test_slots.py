@@ -35,7 +35,7 @@ def run(pair, decode, characters, **changes):
     options = RunOptions(keep_ratio=0.3, compress="always", max_new_tokens=40, decode=decode, **changes)
     dry_device.launches.clear()
     result = pair.run(prompt, options, full=False)
-    slot = pair.residency.slots._idle
+    slot = pair.residency.slots.idle
     found = {"launches": sum(dry_device.launches.values()), "used": dry_memory.pool.used_bytes()}
     found |= {"slot": id(slot), "capacity": slot.cache.capacity if slot else 0, "passes": len(result.answer.passes)}
     return found | {"driver": result.answer.trace.facts["residency"]["driver_requests"]}
@@ -45,7 +45,10 @@ for name, decode in (("greedy", Greedy()), ("tree", DDTree(22)), ("chain", DFlas
     out[name] = [run(pair, decode, 6000) for _ in range(3)]
 out["shorter"], out["longer"] = run(pair, DFlash(), 3000), run(pair, DFlash(), 24000)
 out["packed"] = run(pair, DFlash(), 3000, kv="q4_0")
-tight = pair.within(dry_memory.pool.used_bytes() + (24 << 20))
+pair.residency.slots.drop()
+out["alone"] = dry_memory.pool.used_bytes()
+other, tight = pair.within(None), pair.within(out["alone"] + (24 << 20))
+out["other"] = run(other, DFlash(), 24000)
 out["tight"] = [run(tight, DDTree(22), 6000) for _ in range(3)]
 print(json.dumps(out))
 """
@@ -85,3 +88,9 @@ def test_within_a_budget_nothing_is_left_between_answers(found) -> None:
     assert {one["slot"] for one in found["tight"]} == {found["tight"][0]["slot"]}
     assert found["tight"][0]["capacity"] == 0
     assert len({one["used"] for one in found["tight"]}) == 1
+
+
+def test_what_others_kept_goes_when_a_budget_comes(found) -> None:
+    assert found["other"]["capacity"] > 0
+    assert found["other"]["used"] > found["alone"] + (4 << 20)
+    assert found["tight"][0]["used"] < found["alone"] + (1 << 20)
