@@ -21,6 +21,8 @@ _NORMS = {
     "qwen35": ("attn_norm.weight", "post_attention_norm.weight"),
 }
 ARCHITECTURES = tuple(_NORMS)
+DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
+"""Of drafts that guess ahead for a target of their own."""
 MAX_BLOCKS = 1 << 12
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gguf.constants import LlamaFileType
 
 from sp.errors import GGUFError
-from sp.gguf.expected import ARCHITECTURES, MAX_BLOCKS, integer, missing_tensors
+from sp.gguf.expected import ARCHITECTURES, DRAFT_ARCHITECTURES, MAX_BLOCKS, integer, missing_tensors
 from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import chat_template, check_template
@@ -199,6 +199,9 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
         yield f"{row['count']} tensor(s) of type {row['type']}, which sp cannot decode, e.g. {example}"
     if not file.tensors:
         yield "no tensors: a vocabulary only, or metadata only"
+        return
+    if architecture in DRAFT_ARCHITECTURES:
+        yield "a draft, which guesses ahead for its target: give it as --draft beside that"
         return
     if architecture not in ARCHITECTURES:
         yield f"architecture {architecture!r} is not one that sp runs ({', '.join(ARCHITECTURES)})"

@@ -17,11 +17,11 @@ import numpy as np
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
+from sp.gguf.expected import DRAFT_ARCHITECTURES
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.keys import Keys, short
 from sp.ops.tree_attention import MOST_QUERIES
 
-DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
 PUBLISHED = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",

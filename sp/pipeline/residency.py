@@ -53,7 +53,6 @@ class Residency:
 
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
-        self.slots.drop()
         other = replace(self, budget=budget, _left_for={}, _tidy_now=False)
         other.slots = self.slots.sharing(keep=budget is None)
         return other

@@ -167,6 +167,7 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
         ({**KEYS, "tokenizer.ggml.pre": "kimi-k2"}, (), "no usable tokenizer: pre-tokenizer 'kimi-k2'"),
         (without(KEYS, "tokenizer.ggml.eos_token_id"), (), "no end-of-sequence token id"),
         ({**KEYS, "general.architecture": "llama"}, (), "architecture 'llama' is not one that sp runs"),
+        ({**KEYS, "general.architecture": "dflash"}, (), "give it as --draft"),
         (without(KEYS, "general.architecture"), (), "architecture None is not one"),
     ],
 )
