@@ -51,7 +51,7 @@ def figure_of(records: Sequence[Record]) -> Figure:
     for record in records:
         lines[record["config"]["method"], record["config"].get("acceptance", "")].append(record)
     for number, ((method, told), line) in enumerate(lines.items()):
-        label = NAMES.get(method, method) + (f", {SIMULATED}: {told}" if told else "")
+        label = NAMES.get(method, method) + (f", {told}" if told else "")
         look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "label": label}
         look |= {"linestyle": "--", "markerfacecolor": "none"} if told else {}
         _line(axes[0], line, "acceptance_length", "acceptance_low", "acceptance_high", look)
@@ -74,7 +74,8 @@ def figure_of(records: Sequence[Record]) -> Figure:
         axes[2].set_ylim(top=1.4 * axes[2].get_ylim()[1])
         axes[2].legend(fontsize=7, frameon=False, ncols=2, loc="upper left")
     handles, labels = axes[1].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=7.5, frameon=False, ncols=3, loc="outside lower center")
+    how = {"title": SIMULATED, "title_fontsize": 7.5} if simulated else {}
+    figure.legend(handles, labels, fontsize=7.5, frameon=False, ncols=3, loc="outside lower center", **how)
     where = records[0].get("gpu") or records[0]["cpu"]
     figure.suptitle(
         f"{config['model']} with {config['draft']}, {config['context']:,} tokens read before, {where}"
