@@ -75,27 +75,10 @@ def answer(target: Loaded, draft: Draft, question: Question, options: RunOptions
             tokens.append(token)
             if token in target.tokenizer.eos_ids:
                 break
-    passes = cut(begun.passes or [1] * (len(tokens) - 1), len(tokens) - 1)
+    passes = begun.passes or [1] * (len(tokens) - 1)
     ends = np.concatenate([[0], np.cumsum(passes, dtype=np.int64)])
     seconds = np.diff(np.array(times)[ends])
     return Answered(question.task, tuple(tokens), tuple(passes), tuple(seconds.tolist()))
-
-
-def cut(passes: Sequence[int], tokens: int) -> list[int]:
-    """Passes up to so many tokens in all, the last one cut.
-
-    Examples
-    --------
-    >>> cut([3, 4, 2], 5)
-    [3, 2]
-    """
-    found: list[int] = []
-    for length in passes:
-        if tokens <= 0:
-            break
-        found.append(min(length, tokens))
-        tokens -= length
-    return found
 
 
 def measure_pair(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +42,8 @@ class Begun:
     """An answer whose first token is known; `rest` computes the others as it is asked for them.
 
     `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
-    `passes` fills with the tokens that each pass of the target gives, where a draft guesses.
+    `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
+    those that were taken from it are left.
     """
 
     first: int
@@ -52,9 +53,32 @@ class Begun:
 
     def tokens(self) -> Generator[int]:
         """All tokens, the first one first; closes `rest` when closed."""
-        with closing(self.rest):
-            yield self.first
-            yield from self.rest
+        taken = 0  # after the first
+        try:
+            with closing(self.rest):
+                yield self.first
+                for token in self.rest:
+                    taken += 1
+                    yield token
+        finally:
+            self.passes[:] = cut(self.passes, taken)
+
+
+def cut(passes: Sequence[int], tokens: int) -> list[int]:
+    """Tokens of each pass, up to so many in all: the last one cut, those after it left out.
+
+    Examples
+    --------
+    >>> cut([3, 4, 2], 5)
+    [3, 2]
+    """
+    found: list[int] = []
+    for length in passes:
+        if tokens <= 0:
+            break
+        found.append(min(length, tokens))
+        tokens -= length
+    return found
 
 
 def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
