@@ -38,6 +38,8 @@ PUBLISHED = {
 }
 """What config.json calls a key, where it is not the same name."""
 USE = "use the draft that was made for this target"
+MOST_PADDING = 1023
+"""Rows that an embedding may have beyond the tokens: models round them up, by less than this many."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,9 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     told = keys.get("vocab_size")
     if told is not None and keys.count("vocab_size") != target.vocab:
         raise keys.error("vocab_size", f"is {told}, but the target's embedding has {target.vocab} rows; {USE}")
-    words = len(keys.metadata.get("tokenizer.ggml.tokens", ()))
-    if words > target.vocab:
+    listed = keys.metadata.get("tokenizer.ggml.tokens")
+    words = len(listed) if isinstance(listed, list | tuple | np.ndarray) else 0
+    if words and not words <= target.vocab <= words + MOST_PADDING:
         raise ModelError(f"{keys.path}: has {words} tokens, but the target's embedding has {target.vocab} rows; {USE}")
     mask_id = keys.count("mask_token_id", least=0)
     if mask_id >= target.vocab:
@@ -197,8 +200,9 @@ def _target_layers(keys: DraftKeys, layers: int) -> tuple[int, ...]:
         listed = [1 + i * ((layers - 2) // (count - 1)) for i in range(count)]
     if not isinstance(listed, list | tuple | np.ndarray) or not len(listed):
         raise keys.error(key, f"is {short(listed)}; the target's layers that feed the draft are needed")
+    listed = listed.tolist() if isinstance(listed, np.ndarray) else list(listed)
     whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in listed)
     found = tuple(int(one) - shift for one in listed) if whole else ()
     if len(set(found)) != len(listed) or min(found) < 0 or max(found) >= layers:
-        raise keys.error(key, f"is {short(list(listed))}, no {len(listed)} layers of a target that has {layers}; {USE}")
+        raise keys.error(key, f"is {short(listed)}, no {len(listed)} layers of a target that has {layers}; {USE}")
     return found

@@ -13,9 +13,11 @@ from tiny_drafts import BASE, BLOCK, HEAD_DIM, HEADS, KINDS, KV_HEADS, MASK, SLI
 from tiny_models import VOCAB, write_tiny
 
 from sp.errors import ConfigError, GGUFError, ModelError
+from sp.gguf import GGUFFile
 from sp.models import load_model, prefill
 from sp.models.cache import Cache
 from sp.models.dflash import load_draft
+from sp.models.dflash_config import draft_config, gguf_keys
 from sp.models.dflash_session import DraftSession
 from sp.models.safetensors_file import SafetensorsFile
 from sp.models.tree import LayerFeatures
@@ -180,6 +182,7 @@ BAD = [
         "mask_token_id is 53, outside",
     ),
     ("dflash-draft", {"dflash__target_layer_ids": [1, 6]}, "no 2 layers of a target that has 6"),
+    ("dflash", {"target_layers": np.array([2, 41], np.int32)}, r"target_layers is \[2, 41\], no 2 layers"),
     ("dflash", {"target_layers": [0, 3]}, "no 2 layers"),
     ("dflash", {"target_layers": [2, 2]}, "no 2 layers"),
     ("dflash", {"rope__freq_base": None}, "dflash.rope.freq_base is missing"),
@@ -188,6 +191,7 @@ BAD = [
     ("dflash", {"attention__sliding_window_pattern": [True]}, "one flag for each of 5 layers"),
     ("safetensors", {"layer_types": ["chunked"] * 5}, "full and with sliding attention"),
     ("safetensors", {"rope_scaling": {"rope_type": "yarn"}}, "unscaled RoPE only"),
+    ("dflash", {"rope__scaling__type": np.array([1, 1], np.int32)}, "unscaled RoPE only"),
 ]
 
 
@@ -197,6 +201,13 @@ def test_a_draft_for_another_target_is_refused_in_one_line(target, tmp_path, kin
     with pytest.raises(ModelError, match=message) as caught:
         load_draft(path, target)
     assert "\n" not in str(caught.value)
+
+
+def test_an_embedding_is_padded_by_a_few_rows_only(target, tmp_path) -> None:
+    with GGUFFile.open(write_draft(tmp_path, "dflash", target.config, TAKEN, words=1517)) as file:
+        assert draft_config(gguf_keys(file), replace(target.config, vocab=1520)).model.vocab == 1520
+        with pytest.raises(ModelError, match="has 1517 tokens, but the target's embedding has 2560 rows"):
+            draft_config(gguf_keys(file), replace(target.config, vocab=2560))
 
 
 @pytest.mark.parametrize(
