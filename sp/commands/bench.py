@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sp.commands.terminal import AsJson, print_json, progress_bar, wide_console
+from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar, wide_console
 from sp.errors import ConfigError, unknown_name
 
 bench_app = typer.Typer(
@@ -73,6 +71,8 @@ def bench_model(
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     lengths, decoded, depths = (numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
     tests = [Trial(n, density=density) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
+    if not tests:
+        raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
     where = pick_device(device)
     model, name, load = open_model(file, synthetic, type_, where)
     on_gpu = where == "cuda"
@@ -169,6 +169,14 @@ def numbers(text: str, option: str) -> list[int]:
     return found
 
 
+def lengths_of(text: str, option: str) -> list[int]:
+    """Prompt lengths; as `numbers`, but 0 stands for none, and there must be one."""
+    found = [n for n in numbers(text, option) if n]
+    if not found:
+        raise ConfigError(f"{option} {text}: nothing to time; give a number of tokens")
+    return found
+
+
 def open_model(
     file: Path | None, shape: str | None, file_type: str, device: Any
 ) -> tuple[Any, str, tuple[float, int] | None]:
@@ -210,9 +218,7 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool, chunk: int | None) ->
 
 def _print(rows: list[dict[str, Any]], output: str) -> None:
     if output == "csv":
-        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+        print_csv(rows)
         return
     heads = ("model", "weights", "kv", "path", "test", "tok/s", "median", "peak memory")
     cells = [
@@ -228,13 +234,7 @@ def _print(rows: list[dict[str, Any]], output: str) -> None:
         )
         for row in rows
     ]
-    if output == "md":
-        print("\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * 5 + ["---:"] * 3, *cells)))
-        return
-    table = Table(*heads, box=None)
-    for line in cells:
-        table.add_row(*line)
-    wide_console().print(table)
+    print_table(heads, cells, output, 5)
 
 
 def _print_kernels(test: str, found: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +9,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
-from sp.commands.bench import OUTPUTS, numbers, open_model
-from sp.commands.terminal import AsJson, print_json, progress_bar, wide_console
+from sp.commands.bench import OUTPUTS, lengths_of, open_model
+from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
 
 
@@ -66,7 +63,7 @@ def bench_drafter(
         raise unknown_name("path", path, ("auto", "portable"))
     if file is not None and synthetic is not None:
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
-    lengths = [n for n in numbers(prompts, "-p") if n]
+    lengths = lengths_of(prompts, "-p")
     chosen = [
         attention_options(name, text)
         for name, given in (("alpha", alpha), ("density", density))
@@ -123,11 +120,9 @@ def _row(timing: Any, name: str, path: str) -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]], output: str) -> None:
     if output == "csv":
-        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+        print_csv(rows)
         return
-    stages = [key for key in (rows[0] if rows else {}) if key.endswith("_ms")]
+    stages = [key for key in rows[0] if key.endswith("_ms")]
     heads = [
         "model",
         "path",
@@ -155,11 +150,4 @@ def _print(rows: list[dict[str, Any]], output: str) -> None:
         ]
         for row in rows
     ]
-    if output == "md":
-        lines = [heads, ["---"] * 2 + ["---:"] * (len(heads) - 2), *cells]
-        print("\n".join(f"| {' | '.join(line)} |" for line in lines))
-        return
-    table = Table(*heads, box=None)
-    for line in cells:
-        table.add_row(*line)
-    wide_console().print(table)
+    print_table(heads, cells, output, 2)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sp.commands.bench import OUTPUTS, numbers
+from sp.commands.bench import OUTPUTS, lengths_of
 from sp.commands.bench_drafter import attention_options, parts
 from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
@@ -93,6 +93,7 @@ def bench_ttft(
     common = {"kv": kv, "rotate": rotate, "max_new_tokens": new}
     budgets = [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
     settings = settings_of(keep_ratio, scorer, selector, alpha, density, common)
+    asked = lengths_of(prompts, "-p")
     where = pick_device(device)
     pair = Pipeline.assemble(
         lambda at: open_model(target, synthetic_target, target_type, "target", at),
@@ -103,7 +104,9 @@ def bench_ttft(
     pair = replace(pair, target=without_ends(pair.target))
     for budget in budgets:
         pair.within(budget)  # one that cannot be is refused before anything is timed
-    lengths = sorted({min(n, pair.target.model.config.context - new) for n in numbers(prompts, "-p") if n})
+    if (most := pair.target.model.config.context - new) < 1:
+        raise ConfigError(f"-n {new}: the target's context of {most + new} tokens has no room for a prompt besides")
+    lengths = sorted({min(n, most) for n in asked})
     taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
     document, example = sample()
     maker = PromptMaker(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)

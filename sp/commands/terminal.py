@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -66,7 +67,7 @@ def print_table(heads: Sequence[str], cells: Sequence[Sequence[str]], output: st
         return
     table = Table(box=None)
     for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number < left else "right")
+        table.add_column(escape(head), justify="left" if number < left else "right")
     for line in cells:
-        table.add_row(*line)
+        table.add_row(*map(escape, line))  # names of files and models may have brackets, which Rich takes for markup
     wide_console().print(table)

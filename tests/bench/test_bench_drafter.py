@@ -95,6 +95,7 @@ def test_the_command_prints_every_test() -> None:
         (("--alpha", "2"), "alpha"),
         (("--density", "0"), "density"),
         (("--layers", "99"), "depth"),
+        (("-p", "0"), "nothing to time"),
         (("-m", "a.gguf", "--synthetic", "qwen3-0.6b"), "either"),
         (("--synthetic", "qwen3-0.6b"), "GPU"),
         (("-o", "pdf"), "pdf"),

@@ -113,6 +113,7 @@ def test_the_command_prints_each_form() -> None:
         (("model", "x.gguf", "--synthetic", "tiny-qwen3"), "either"),
         (("model", "x.gguf", "-p", "12,x"), "whole numbers"),
         (("model", "x.gguf", "-p", "-4"), "not negative"),
+        (("model", "x.gguf", "-p", "0", "-n", "0"), "nothing to time"),
         (("model", "x.gguf", "--path", "fast"), "unknown path"),
         (("model", "x.gguf", "-o", "xml"), "unknown output"),
         (("model", "x.gguf", "--device", "tpu"), "unknown device"),

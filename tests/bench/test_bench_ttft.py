@@ -170,6 +170,8 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
         (("--selector", "top_chunk"), "did you mean 'top_chunks'"),
         (("--density", "0"), "density"),
         (("-p", "10"), "ask for more"),
+        (("-p", "0"), "nothing to time"),
+        (("-n", "200000"), "no room for a prompt"),
         (("--resume",), "--record"),
         (("--kv", "q9"), "q4_0"),
         (("--target", "a.gguf", "--synthetic-target", "qwen3.6-27b"), "either"),
