@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from retriever_files import text_task
+from typer.main import get_command
 
 from sp import cli
 
@@ -226,3 +230,25 @@ def test_help_and_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     for command in ("run", "inspect", "synth"):
         assert call(monkeypatch, command, "--help") == 0
         assert "Example" in capsys.readouterr().out
+
+
+def leaves(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below a group, with its words."""
+    for name, command in group.commands.items():
+        yield from leaves(command, *path, name) if hasattr(command, "commands") else [((*path, name), command)]
+
+
+def test_help_has_examples_and_shows_brackets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    bracketed = 0
+    for path, command in leaves(get_command(cli.app)):
+        assert call(monkeypatch, *path, "--help") == 0
+        shown = capsys.readouterr().out
+        assert "Example" in shown, path
+        told = " ".join([command.callback.__doc__, *(getattr(one, "help", None) or "" for one in command.params)])
+        for piece in re.findall(r"\[[a-z_]+=[^]]*\]", told):
+            assert piece in shown, (path, piece)
+            bracketed += 1
+    assert bracketed > 5

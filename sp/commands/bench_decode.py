@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sp.bench.simulate import Acceptance
 
 TASKS = "needle,needle_multikey,needle_multivalue,needle_multiquery,needle[value=uuid],needle[value=word],vt"
-METHODS = ("greedy", "dflash", "ddtree")
-MOST_NODES = 64
 
 
 def bench_decode(
@@ -48,9 +46,9 @@ def bench_decode(
     examples: Annotated[int, typer.Option("-n", "--examples", min=1, help="Prompts a task.")] = 4,
     new: Annotated[int, typer.Option(min=1, help="Tokens decoded a repetition, where acceptance is simulated.")] = 256,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Repetitions, and samples of a pass.")] = 5,
-    nodes: Annotated[str, typer.Option(help="Also time passes of so many tokens, a draft step and a rollback.")] = (
-        "16,23"
-    ),
+    nodes: Annotated[
+        str, typer.Option(help="Also time rounds of so many tokens a pass, part by part; comma-separated.")
+    ] = "16,23",
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
     device: OnDevice = "auto",
@@ -71,7 +69,7 @@ def bench_decode(
 
       sp bench decode -n 10 --trace accepted.json
 
-      sp bench decode --tasks 'needle,vt[chains=2]' --methods ddtree --budgets 8,22 --device cpu
+      sp bench decode --tasks 'needle,vt\\[chains=2]' --methods ddtree --budgets 8,22 --device cpu
 
       sp bench decode --synthetic qwen3.6-27b --simulate accepted.json --accept 4,8 -p 2k --record results
     """
@@ -142,15 +140,19 @@ def bench_decode(
 
 def methods_of(text: str) -> list[str]:
     """Methods named; ConfigError for others."""
+    from sp.decode import DECODERS
+
     found = parts(text)
     for name in found:
-        if name not in METHODS:
-            raise unknown_name("method", name, METHODS)
+        if name not in DECODERS:
+            raise unknown_name("method", name, DECODERS)
     return found
 
 
 def guesses_of(text: str) -> list[int]:
     """Budgets; ConfigError unless each is 1 to 63."""
+    from sp.models.tree import MOST_NODES
+
     found = numbers(text, "--budgets")
     if any(not 1 <= n < MOST_NODES for n in found):
         raise ConfigError(f"--budgets {text}: a pass with a draft has 1 to {MOST_NODES - 1} guesses")
@@ -159,6 +161,8 @@ def guesses_of(text: str) -> list[int]:
 
 def sizes_of(text: str) -> list[int]:
     """Nodes of passes; ConfigError unless each is 2 to 64."""
+    from sp.models.tree import MOST_NODES
+
     found = numbers(text, "--nodes") if text else []
     if any(not 2 <= n <= MOST_NODES for n in found):
         raise ConfigError(f"--nodes {text}: a pass with guesses has 2 to {MOST_NODES} nodes")

@@ -27,10 +27,10 @@ Device = Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu o
 Lengths = Annotated[str, typer.Option("-p", "--lengths", help="Prompt lengths in tokens, comma-separated.")]
 Amount = Annotated[int, typer.Option("-n", "--n", min=1, help="Examples a length (and depth).")]
 Scorers = Annotated[
-    str, typer.Option("--scorer", help="Scorers, comma-separated; options as in 'tail[queries=16 pool=5],lookahead'.")
+    str, typer.Option("--scorer", help="Scorers, comma-separated; options as in 'tail\\[queries=16 pool=5],lookahead'.")
 ]
 Selectors = Annotated[
-    str, typer.Option("--selector", help="Selectors, likewise, such as 'sentence[neighbours=0],top_tokens'.")
+    str, typer.Option("--selector", help="Selectors, likewise, such as 'sentence\\[neighbours=0],top_tokens'.")
 ]
 KeepRatios = Annotated[str, typer.Option("--keep-ratio", help="Shares of the prompt the target reads.")]
 Controls = Annotated[bool, typer.Option(help=f"Also run the controls: {', '.join(CONTROLS)}.")]
@@ -73,7 +73,7 @@ def needle(
 
       sp eval needle -p 8k,32k,128k --depths 0..1/11 -n 5 --scorer tail,lookahead --keep-ratio 0.05 --out needle.jsonl
 
-      sp eval needle --mode multivalue,multiquery --selector 'sentence[neighbours=0]' --no-shared-ngrams 1
+      sp eval needle --mode multivalue,multiquery --selector 'sentence\\[neighbours=0]' --no-shared-ngrams 1
     """
     from sp.evals import TASKS
 
