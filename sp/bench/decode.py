@@ -14,6 +14,7 @@ from sp.arrays import Ints
 from sp.bench.decode_metrics import Answered, Measured
 from sp.bench.simulate import SIMULATED, Acceptance, Simulated, Way
 from sp.decode import DECODERS, Decoder, Speculative
+from sp.errors import ConfigError
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.dflash import Draft
 from sp.pipeline import Loaded, RunOptions
@@ -102,6 +103,11 @@ def measure_pair(
     -------
     list of Measured
         One a way, in order.
+
+    Raises
+    ------
+    ConfigError
+        Every answer ended with its first token: there is nothing to time.
     """
     found: dict[Way, list[Answered]] = {way: [] for way in ways}
     slots = {way: Slots(keep=True) for way in ways}  # each keeps the graphs of its own trees
@@ -115,6 +121,8 @@ def measure_pair(
     for kept in slots.values():
         kept.drop()
     greedy = tuple(found[GREEDY][1:])
+    if not any(done.passes for done in greedy):
+        raise ConfigError("every answer ended with its first token, so no pass was timed; ask other --tasks")
     return [Measured(way, tuple(done[1:]), greedy, sources=launched_sources()) for way, done in found.items()]
 
 

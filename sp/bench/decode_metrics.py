@@ -67,11 +67,12 @@ class Measured:
         """Means with 95 % bootstrap intervals, and the same by task.
 
         The units that are drawn anew are answers; passes where acceptance was simulated, for these are what varies.
+        Tasks all of whose answers ended with their first token have no pass and are left out.
         """
         found = self._metrics() | {"equal": self.equal}
         if self.acceptance is not None:
             return found | {"origin": self.acceptance.origin}
-        tasks = dict.fromkeys(answer.task for answer in self.answers)
+        tasks = dict.fromkeys(answer.task for answer in self.answers if answer.passes)
         return found | {
             "by_task": {task: self._of(task)._metrics() | {"equal": self._of(task).equal} for task in tasks}
         }

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from sp.bench import decode as bench
 from sp.bench.decode import ways_of
 from sp.bench.decode_metrics import Answered, Measured, ratio_interval
 from sp.bench.record import newest
@@ -158,6 +159,16 @@ def test_intervals_cover_the_ratio_of_sums() -> None:
     metrics = Measured(("dflash", 4), (one, one), (one, Answered("a", (1, 2, 4), (1, 1), (0.5, 0.5)))).metrics()
     assert metrics["equal"] == 1
     assert metrics["speedup"] == pytest.approx(4 / (4 / 1.5))
+
+
+def test_answers_that_end_at_once_have_no_pass_to_count(pair: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, whole = Answered("a", (2,), (), ()), Answered("b", (1, 2, 3), (2,), (0.5,))
+    metrics = Measured(("dflash", 4), (ended, whole), (ended, Answered("b", (1, 2, 3), (1, 1), (0.5, 0.5)))).metrics()
+    assert (metrics["answers"], metrics["equal"], metrics["passes"]) == (2, 2, 1)
+    assert list(metrics["by_task"]) == ["b"]
+    monkeypatch.setattr(bench, "answer", lambda *_: ended)
+    with pytest.raises(ConfigError, match="every answer ended with its first token"):
+        call(*pair, "--tasks", "needle", "-p", 160, "-n", 1, "--budgets", "3", "--nodes", "")
 
 
 def test_json(pair: list[object]) -> None:
