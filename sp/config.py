@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from sp.errors import ConfigError, unknown_name
+from sp.errors import ConfigError, known_names, unknown_name
 
 T = TypeVar("T")
 
@@ -24,7 +24,8 @@ def check_type(value: object, expected: Any, where: str) -> Any:
     if origin is typing.Literal:
         if value in get_args(expected):
             return value
-        raise unknown_name(where, str(value), [str(choice) for choice in get_args(expected)])
+        choices = [str(choice) for choice in get_args(expected)]
+        raise ConfigError(f"{where} is {value!r}{known_names(str(value), choices)}")
     if origin in (typing.Union, types.UnionType):
         for choice in get_args(expected):
             try:
@@ -96,7 +97,7 @@ def check_fields(instance: object, where: str) -> None:
     ...         check_fields(self, "pool")
     >>> Pool("men")
     Traceback (most recent call last):
-    sp.errors.ConfigError: unknown pool: mode 'men'; did you mean 'mean'? Known: max, mean
+    sp.errors.ConfigError: pool: mode is 'men'; did you mean 'mean'? Known: max, mean
     """
     hints = _hints(type(instance))
     for each in dataclasses.fields(instance):  # type: ignore[arg-type]

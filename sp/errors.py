@@ -47,7 +47,22 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     >>> print(unknown_name("scorer", "tial", ["tail", "lookahead"]))
     unknown scorer 'tial'; did you mean 'tail'? Known: lookahead, tail
     """
+    return ConfigError(f"unknown {kind} {name!r}{known_names(name, known)}")
+
+
+def known_names(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a wrong name: the nearest ones and all of them.
+
+    Examples
+    --------
+    >>> known_names("men", ["max", "mean"])
+    "; did you mean 'mean'? Known: max, mean"
+    >>> known_names("men", [])
+    '; there are none'
+    """
     names = sorted(known)
+    if not names:
+        return "; there are none"
     near = get_close_matches(name, names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
-    return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
+    return f"{hint} Known: {', '.join(names)}"

@@ -70,7 +70,7 @@ def test_ppl(models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     [
         (["needle", "--mode", "singel"], "did you mean 'single'"),
         (["needle", "--depths", "0..2/3"], "--depths takes numbers from 0 to 1"),
-        (["needle", "--filler", "essays"], "unknown task needle: filler 'essays'"),
+        (["needle", "--filler", "essays"], "task needle: filler is 'essays'"),
         (["needle", "--no-shared-ngrams", "-1"], "Invalid value"),
         (["needle", "--scorer", "tail[querys=3]"], "did you mean 'queries'"),
         (["needle", "--scorer", "tail[queries]"], "options are NAME=VALUE"),

@@ -111,6 +111,8 @@ BAD = [
     (["--decode", "ddtre", "--draft", "{draft}"], "did you mean 'ddtree'"),
     (["--decode", "ddtree", "--draft", "{draft}", "--set", "decode.budget=0"], "budget is 0"),
     (["--decode", "ddtree", "--draft", "{draft}", "--set", "decode.budgt=4"], "did you mean 'budget'"),
+    (["--decode", "greedy", "--set", "decode.budget=4"], "option of decoder greedy 'budget'; there are none"),
+    (["--kv", "q4"], "kv is 'q4'; did you mean 'q4_0'? Known: f16, f32, q4_0"),
     (["--decode", "dflash", "--draft", "{draft}", "--set", "decode.temperature=-1"], "temperature is -1"),
     (["--decode", "dflash", "--draft", "{draft}", "--set", "target.alpha=0.2"], "attends densely"),
     (["--decode", "dflash", "--draft", "{other}"], "hidden size"),
