@@ -144,7 +144,7 @@ def calibrate(plan: Plan) -> Estimate:
         pair = plan.facts[job.run.pair]
         works.append(work_of(one.config(pair.hashes), pair.target, pair.drafter))
         seconds.append(outcome.seconds)
-    return fit(works, seconds, f"a calibration with {len(works)} examples")
+    return fit(works, seconds, f"a calibration with {len(works)} example{'s' * (len(works) > 1)}")
 
 
 def carry_out(
