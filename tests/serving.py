@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import sp
 from sp.pipeline import Pipeline, RunOptions
@@ -18,6 +18,10 @@ from sp.serve.server import Server, listen
 from sp.serve.worker import Worker
 
 OPTIONS = RunOptions(keep_ratio=0.5, max_new_tokens=12)
+ALWAYS = {"sp": {"compress": "always"}}
+TASKS = [(f"{a}-{b}", 1000003 * n + 1000000) for n, (a, b) in enumerate((a, b) for a in ("quiet", "cloudy", "amber")
+         for b in ("lantern", "coral"))]  # fmt: skip
+"""Keys and values of needles, all different."""
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 
 
@@ -37,6 +41,19 @@ def document(key: str, value: int, repeats: int = 4) -> str:
 
 def question(key: str) -> str:
     return f"What is the special magic number for {key} mentioned in the provided text?"
+
+
+def chat(key: str, value: int) -> list[dict[str, Any]]:
+    """Messages of a chat: a document with a needle, and the question about it."""
+    parts = [{"type": "text", "text": text} for text in (document(key, value), question(key))]
+    return [{"role": "user", "content": parts}]
+
+
+def client(server: Running) -> Any:
+    """The `openai` package's client of a server."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ pytest.importorskip("prometheus_client")
 import serving as tool
 
 from sp.pipeline import Pipeline
+from sp.serve.messages import chat_prompt
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,15 @@ def pair() -> Pipeline:
 def server(pair: Pipeline) -> Iterator[tool.Running]:
     with tool.serving(pair) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def expected(pair: Pipeline) -> dict[str, str]:
+    """What the pipeline answers to `tool.TASKS` by itself, compressed."""
+    answers = {}
+    for key, value in tool.TASKS:
+        message = {"role": "user", "parts": [tool.document(key, value), tool.question(key)]}
+        prompt = chat_prompt((message,), (), pair.target.template, pair.target.tokenizer)
+        result = pair.run(prompt, replace(tool.OPTIONS, compress="always"), full=False)
+        answers[key] = pair.target.tokenizer.decode(result.answer.tokens)
+    return answers

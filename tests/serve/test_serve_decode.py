@@ -28,9 +28,7 @@ def drafting(pair: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def ask(server: tool.Running, **given: Any) -> Any:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
-    content = [{"type": "text", "text": text} for text in (tool.document(KEY, VALUE), tool.question(KEY))]
-    return client.chat.completions.create(model="any", messages=[{"role": "user", "content": content}], **given)
+    return tool.client(server).chat.completions.create(model="any", messages=tool.chat(KEY, VALUE), **given)
 
 
 def test_a_request_says_how_it_is_decoded(drafting: tool.Running) -> None:
