@@ -77,7 +77,7 @@ class GatedDelta:
         weights = self.qkv, self.alpha, self.beta, self.gate
         qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
         state, row = cache.state(self.index), cache.config.delta_layers.index(self.index)
-        out = delta_tree(qkv, z, alpha, beta, self.params, state, nodes.seen, trace, row)
+        out = delta_tree(qkv, z, alpha, beta, self.params, state, nodes.seen, trace, row, self.out)
         state.tokens += len(x)
         return project_add_before(x, out, self.out, then)
 

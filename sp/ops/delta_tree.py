@@ -32,6 +32,8 @@ from sp.kernels.declared import delta_tree as declared
 from sp.kernels.device import current_device
 from sp.ops.activations import silu
 from sp.ops.delta_mixer import DeltaParams, State, mixer_inputs, mixer_output
+from sp.ops.project_few import tiles_for
+from sp.quant import Weight
 
 MOST_NODES = declared.NODES[-1]
 """Nodes of a tree: one bit each in a word of ancestors."""
@@ -109,6 +111,7 @@ def delta_tree(
     seen: Any,
     trace: DeltaTrace,
     layer: int,
+    reader: Weight | None = None,
 ) -> Floats:
     """What `delta_mixer` gives each node, were it read after its ancestors alone.
 
@@ -127,10 +130,13 @@ def delta_tree(
         Takes k, u, g and inputs of the nodes.
     layer : int
         Whose place in `trace` that is.
+    reader : Weight of shape (out, value_heads * head_dim), optional
+        The weight of the `project_add` that alone reads the result.
 
     Returns
     -------
-    float32 (nodes, value_heads * head_dim), on the device bf16
+    float32 (nodes, value_heads * head_dim)
+        On the device bf16, or InputTiles where the product with `reader` takes them.
 
     Notes
     -----
@@ -151,7 +157,7 @@ def delta_tree(
     """
     p, n = params, len(qkv)
     if is_device(qkv):
-        out: Floats = _launch(qkv, z, alpha, beta, p, state, seen, trace, layer)
+        out: Floats = _launch(qkv, z, alpha, beta, p, state, seen, trace, layer, reader)
         return out
     inputs = np.concatenate([state.conv, qkv])[windows(seen, p.conv.shape[1])]  # (nodes, taps, conv_dim)
     mixed = np.zeros_like(qkv)
@@ -217,7 +223,16 @@ def delta_keep(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -
 
 
 def _launch(
-    qkv: Any, z: Any, alpha: Any, beta: Any, p: DeltaParams, state: State, seen: Any, trace: DeltaTrace, layer: int
+    qkv: Any,
+    z: Any,
+    alpha: Any,
+    beta: Any,
+    p: DeltaParams,
+    state: State,
+    seen: Any,
+    trace: DeltaTrace,
+    layer: int,
+    reader: Weight | None,
 ) -> Any:
     n, value_dim = len(qkv), p.value_heads * p.head_dim
     channels = 2 * p.key_heads * p.head_dim + value_dim
@@ -228,14 +243,16 @@ def _launch(
     assert p.value_heads % p.key_heads == 0, f"{p.value_heads} value heads on {p.key_heads} key heads"
     assert p.head_dim in (64, 128), f"heads of {p.head_dim}"
     assert 1 <= n <= trace.g.shape[1], f"{n} nodes, a trace of {trace.g.shape[1]}"
-    y = import_cupy().empty((n, value_dim), np.uint16)
+    tiles = tiles_for(reader, n)
+    y = import_cupy().empty((n, value_dim), np.uint16) if tiles is None else None
     declared.DELTA_TREE.launch(
         (p.value_heads,),
-        *(qkv, z, alpha, beta, p.conv, p.a, p.dt_bias, p.norm, state.conv, state.recurrent, seen, y),
+        *(qkv, z, alpha, beta, p.conv, p.a, p.dt_bias, p.norm, state.conv, state.recurrent, seen),
+        *((y, None, 0) if tiles is None else (None, tiles.data, tiles.held)),
         *(trace.k[layer], trace.u[layer], trace.g[layer], trace.inputs[layer], n, p.key_heads, p.value_heads, p.eps),
         defines={"HEAD_DIM": p.head_dim, "NODES": _built_for(n, p.head_dim, current_device())},
     )
-    return y
+    return y if tiles is None else tiles
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
+from sp.ops.dispatch import choose
 from sp.ops.gemm_few import alike, gemm_few, passes
 from sp.ops.gemm_few_sm90 import ADD, HELD, STORE, SWIGLU, UNIT_BYTES, gemm_few_sm90, held_for
 from sp.ops.input_tiles import InputTiles, empty_tiles
@@ -51,6 +52,13 @@ def multiply_few(
     h = rms_norm(x, *norm) if others and norm is not None else x
     for group in alike([weights[i].format.ggml_type for i in others], MOST):
         gemm_few(h, [weights[others[i]] for i in group], [outs[others[i]] for i in group], STORE)
+
+
+def tiles_for(reader: Any, tokens: int) -> InputTiles | None:
+    """Room for what the `project_add` with the weight `reader` takes as tiles; None where it takes BF16."""
+    if reader is None or tokens > HELD[-1] or choose(tokens, (reader,), False, ADD) != "gemm_few_sm90":
+        return None
+    return empty_tiles(tokens, reader.shape[1], held_for(tokens))
 
 
 def add_ready(x: Any, h: Any, w: Any, norm: Norm) -> Ready | None:

@@ -9,13 +9,11 @@ import numpy as np
 from sp.arrays import Bools, Bytes, Floats, Ints
 from sp.kernels import is_device
 from sp.ops.attention_split import split
-from sp.ops.dispatch import choose
 from sp.ops.gate_output import gate_output
-from sp.ops.gemm_few_sm90 import ADD, HELD, held_for
 from sp.ops.hadamard import hadamard
-from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.kv_pages import kv_gather
 from sp.ops.masked_attention import masked_attention
+from sp.ops.project_few import tiles_for
 from sp.quant import BlockFormat, Weight
 
 MOST_QUERIES = 64
@@ -92,7 +90,7 @@ def tree_attention(
     assert window is None or window >= 1, f"a window of {window} tokens"
     if is_device(q):
         width = q.shape[1] * q.shape[2]
-        tiles = _tiles(len(q), width, reader)
+        tiles = tiles_for(reader, len(q))
         out: Any = split(
             q,
             k_pages,
@@ -117,13 +115,6 @@ def tree_attention(
     table, tokens = table[first:], tokens - first * k_pages.shape[1]
     k, v = (kv_gather(pages, table, tokens, fmt) for pages in (k_pages, v_pages))
     return gate_output(masked_attention(q, k, v, visible(seen, tokens, window)), wide, rotate_block > 0)
-
-
-def _tiles(tokens: int, width: int, reader: Weight | None) -> InputTiles | None:
-    """Room for a result that the product with `reader` takes as tiles; None where it takes BF16."""
-    if reader is None or tokens > HELD[-1] or choose(tokens, (reader,), False, ADD) != "gemm_few_sm90":
-        return None
-    return empty_tiles(tokens, width, held_for(tokens))
 
 
 def visible(seen: Any, tokens: int, window: int | None = None) -> Bools:

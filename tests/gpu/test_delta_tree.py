@@ -10,11 +10,14 @@ import pytest
 from compare import nmse, to_float64
 from delta_layers import DECAYS, LARGE, PAIR, SMALL, Layer, layer, on_device
 
+from sp.kernels import current_path
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
+from sp.ops.input_tiles import InputTiles
+from sp.quant import Q4_K
 
-ROUNDED, EXACT, NEAR = 5e-6, 1e-11, 1e-8
-"""Bounds on the squared error: of y, in bf16; of float32 results; of these for keys that are nearly all alike."""
+ROUNDED, FINE, EXACT, NEAR = 5e-6, 2e-7, 1e-11, 1e-8
+"""Bounds on the squared error: of y, in bf16 and in f16; of float32 results; of these for keys nearly all alike."""
 COUNTS = [1, 2, 15, 16, 17, 23, 24, 25, 33, 48, 64]
 ROOM = 64
 
@@ -54,11 +57,13 @@ def memory(arrays: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(conv=arrays["history"].copy(), recurrent=arrays["state"].copy())
 
 
-def read(sizes: Sizes, arrays: dict[str, Any], seen: Any, trace: DeltaTrace, row: int = 0) -> Any:
+def read(sizes: Sizes, arrays: dict[str, Any], seen: Any, trace: DeltaTrace, row: int = 0, reader: Any = None) -> Any:
     """The op on whatever arrays it is given."""
     params = DeltaParams(*(arrays[name] for name in ("conv", "a", "dt_bias", "norm")), 1e-6, *sizes)
     state = SimpleNamespace(conv=arrays["history"], recurrent=arrays["state"])
-    return delta_tree(*(arrays[name] for name in ("qkv", "z", "alpha", "beta")), params, state, seen, trace, row)
+    return delta_tree(
+        *(arrays[name] for name in ("qkv", "z", "alpha", "beta")), params, state, seen, trace, row, reader
+    )
 
 
 def exact(sizes: Sizes, arrays: Layer, parents: list[int]) -> tuple[Any, DeltaTrace, dict[str, Any]]:
@@ -120,6 +125,24 @@ def test_chains(nodes, careful) -> None:
 @pytest.mark.parametrize("nodes", [16, 23])
 def test_real_heads(nodes, careful) -> None:
     compare(LARGE, layer(LARGE, nodes), tree(nodes, "random"), careful)
+
+
+@pytest.mark.parametrize("nodes", [9, 16, 23, 32])
+@pytest.mark.parametrize("sizes", [PAIR, SMALL, LARGE], ids=str)
+def test_tiles_for_the_next_product(sizes, nodes, careful) -> None:
+    if current_path() != "sm_90a":
+        pytest.skip("only the Hopper products take tiles")
+    arrays, parents = layer(sizes, nodes), tree(nodes, "random")
+    width = sizes[1] * sizes[2]
+    reader = SimpleNamespace(format=Q4_K, shape=(5120, width), nbytes=5120 * Q4_K.row_bytes(width))
+    given = on_device(arrays, careful), careful((nodes,), np.uint64, words(parents)), room(sizes, 1, careful)
+    got = read(sizes, *given, reader=reader)
+    assert isinstance(got, InputTiles)
+    values = got.values()
+    assert nmse(values, exact(sizes, arrays, parents)[0]) < FINE
+    means, wanted = got.means(), values.reshape(nodes, -1, 16).mean(axis=2)
+    np.testing.assert_allclose(means, wanted, rtol=0, atol=1e-5 * abs(values).max())
+    np.testing.assert_array_equal(values, read(sizes, *given, reader=reader).values())
 
 
 @pytest.mark.parametrize("decay", DECAYS)

@@ -9,11 +9,9 @@ NODES = (16, 24, 32, 64)
 
 
 def tree_smem(defines: Defines) -> int:
-    """Three bf16 parts of k and q; numbers of the nodes; v; S^T q and products between nodes, or inputs before them."""
+    """Two f16 parts of k and q; v and S^T q; products between nodes; five numbers of a node."""
     nodes, dim = int(defines["NODES"]), int(defines["HEAD_DIM"])
-    after = nodes * dim * 4 + nodes * (2 * nodes + 4) * 4
-    before = 4 * 3 * dim * 4 + (3 + nodes) * 3 * dim * 2
-    return 6 * nodes * (dim + 8) * 2 + nodes * (16 + 8 + 8 + 8 + 4 + 4) + nodes * dim * 4 + max(after, before)
+    return 8 * nodes * (dim + 8) + 8 * nodes * dim + 4 * nodes * (2 * nodes + 4) + 32 * nodes
 
 
 DELTA_TREE = Kernel(
@@ -31,7 +29,9 @@ DELTA_TREE = Kernel(
         "const f32* history",
         "const f32* state",
         "const u64* seen",
-        "u16* y",
+        "u16*? y",
+        "u8*? tiles",
+        "i32 held",
         "f32* keys",
         "f32* added",
         "f32* decays",
@@ -41,7 +41,7 @@ DELTA_TREE = Kernel(
         "i32 value_heads",
         "f32 eps",
     ),
-    threads=lambda defines: 4 * int(defines["HEAD_DIM"]) + 64,
+    threads=lambda defines: 2 * int(defines["HEAD_DIM"]) + 12 * 32,
     variants=tuple({"HEAD_DIM": dim, "NODES": nodes} for dim in (128, 64) for nodes in NODES),
     smem=tree_smem,
     early=True,
