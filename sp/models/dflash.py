@@ -68,6 +68,17 @@ class Draft:
         """Layers of the target whose outputs feed the draft."""
         return self.config.target_layers
 
+    def describe(self) -> dict[str, object]:
+        """Facts for the trace."""
+        return {
+            "file": self.path.name,
+            "bytes": self.nbytes,
+            "device": self.device,
+            "layers": self.config.model.layers,
+            "block_size": self.block_size,
+            "target_layers": list(self.layers),
+        }
+
     def begin(self, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
         """Memory for a sequence of at most `tokens`; `kv` as for `Cache`, `eager` as for `DraftSession`.
 

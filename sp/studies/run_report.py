@@ -107,15 +107,18 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
     trace.facts |= {
         "target": pipeline.target.describe(),
         "drafter": pipeline.drafter.describe() if pipeline.drafter else None,
+        "draft": pipeline.draft.describe() if pipeline.draft else None,
         "options": {
             "keep_ratio": options.keep_ratio,
             "scorer": repr(options.scorer),
             "selector": repr(options.selector),
             "compress": options.compress,
+            "threshold": options.threshold,
             "positions": options.positions,
             "mapping": options.mapping,
             "kv": options.kv,
             "rotate": options.rotate,
+            "state_gaps": options.state_gaps,
             "sparse": None if options.sparse is None else repr(options.sparse),
             "decode": repr(options.decode),
             "max_new_tokens": options.max_new_tokens,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models.tiny_drafts import write_draft
+from models.tiny_drafts import BLOCK, write_draft
 from retriever_files import text_task
 
 from sp import cli
@@ -100,7 +100,9 @@ def test_sp_run_with_a_tree(command, draft_file, tmp_path, monkeypatch, capsys) 
     assert answers[0]["answer"] == answers[1]["answer"] == TASK.answer
     assert answers[0]["acceptance_length"] is None
     assert answers[1]["acceptance_length"] >= 1
-    assert "budget=4" in json.loads((tmp_path / "out" / "trace.json").read_text())["options"]["decode"]
+    trace = json.loads((tmp_path / "out" / "trace.json").read_text())
+    assert "budget=4" in trace["options"]["decode"]
+    assert (trace["draft"]["file"], trace["draft"]["block_size"]) == (draft_file.name, BLOCK)
     assert call(monkeypatch, *command, "--decode", "dflash", "--draft", draft_file) == 0
     assert "tokens a pass of the target" in capsys.readouterr().out
 
