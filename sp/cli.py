@@ -25,7 +25,7 @@ from sp.commands.report import report
 from sp.commands.serve import serve
 from sp.commands.strategies import overrides
 from sp.commands.sweep import sweep
-from sp.commands.terminal import AsJson, print_json, progress_bar, read_text
+from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar, read_text
 from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError, SpError, unknown_name
 from sp.kernels import device_errors
@@ -104,7 +104,7 @@ def run(
     vram: VRAM = None,
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
     show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
-    seed: Annotated[int, typer.Option(help="For scorers that draw random numbers.")] = 0,
+    seed: Annotated[int, typer.Option(help="For scorers that draw random numbers, and for sampled answers.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for trace, arrays, picture and highlighted text.")] = Path("sp-run"),
     as_json: AsJson = False,
 ) -> None:
@@ -153,6 +153,7 @@ def run(
         "seed": seed,
     }
     options = from_mapping(RunOptions, given, "sp run")
+    check_folder(out, "--out")
     if isinstance(options.decode, Speculative):
         draft = draft_of(target, draft)
     elif draft is not None:
@@ -271,6 +272,10 @@ def main() -> None:
             "sp: error: out of memory; use a shorter prompt, a lower --keep-ratio or smaller models",
             file=sys.stderr,
         )
+        sys.exit(2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"sp: error: {where}{error.strerror or error}; what was asked for is not complete", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         status = INTERRUPTED

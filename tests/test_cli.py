@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator
@@ -204,6 +205,12 @@ def test_inspect_and_synth_round_trip(
         (["synth", "--shape", "tiny-qwen3", "-o", "absent/folder/x.gguf"], "absent"),
         (["inspect", "absent.gguf"], "no such file"),
         (["inspect", "."], "sp: error"),
+        (["run", "--out", "/dev/null/out"], "check the path given to --out"),
+        (["bench", "model", "x.gguf", "--record", "/dev/null/out"], "check the path given to --record"),
+        (["bench", "drafter", "--record", "/dev/null/out"], "check the path given to --record"),
+        (["bench", "ttft", "--plots", "/dev/null/out"], "check the path given to --plots"),
+        (["bench", "decode", "--record", "/dev/null/out"], "check the path given to --record"),
+        (["bench", "decode", "--trace", "/dev/null/out.json"], "check the path given to --trace"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -220,6 +227,16 @@ def test_other_commands_refuse_in_one_line(
     assert captured.err.count("\n") == 1
     assert message in captured.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "rows.jsonl")
+
+    monkeypatch.setattr("sp.gguf.inspect.inspect_file", full)
+    assert call(monkeypatch, "inspect", "x.gguf") == 2
+    error = capsys.readouterr().err
+    assert error == "sp: error: rows.jsonl: No space left on device; what was asked for is not complete\n"
 
 
 def test_help_and_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

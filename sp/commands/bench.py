@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar, wide_console
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar, wide_console
 from sp.errors import ConfigError, unknown_name
 
 bench_app = typer.Typer(
@@ -65,6 +65,7 @@ def bench_model(
     output = "json" if as_json else output
     if output not in OUTPUTS:
         raise unknown_name("output", output, OUTPUTS)
+    check_folder(record, "--record")
     if path not in ("auto", "portable"):
         raise unknown_name("path", path, ("auto", "portable"))
     if (file is None) == (synthetic is None):

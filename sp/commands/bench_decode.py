@@ -12,7 +12,7 @@ from sp.commands.bench import OUTPUTS, numbers
 from sp.commands.bench_drafter import parts
 from sp.commands.open_pair import Draft, OnDevice, draft_of
 from sp.commands.strategies import read_strategies
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def bench_decode(
     output = "json" if as_json else output
     if output not in OUTPUTS:
         raise unknown_name("output", output, OUTPUTS)
+    for folder, option in ((record, "--record"), (plots, "--plots"), (trace.parent if trace else None, "--trace")):
+        check_folder(folder, option)
     simulated = bool(accept or simulate)
     if synthetic is not None and not simulated:
         raise ConfigError("random weights guess nothing right; say what to simulate with --accept N or --simulate FILE")

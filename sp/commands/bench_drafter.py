@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from sp.commands.bench import OUTPUTS, lengths_of, open_model
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
 
 
@@ -59,6 +59,7 @@ def bench_drafter(
     output = "json" if as_json else output
     if output not in OUTPUTS:
         raise unknown_name("output", output, OUTPUTS)
+    check_folder(record, "--record")
     if path not in ("auto", "portable"):
         raise unknown_name("path", path, ("auto", "portable"))
     if file is not None and synthetic is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sp.commands.bench import OUTPUTS, numbers
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table
 from sp.errors import ConfigError, unknown_name
 
 
@@ -39,6 +39,7 @@ def bench_llama_cpp(
     output = "json" if as_json else output
     if output not in OUTPUTS:
         raise unknown_name("output", output, OUTPUTS)
+    check_folder(record, "--record")
     if not model.is_file():
         raise ConfigError(f"cannot read {model}: no such file; name a GGUF file with -m")
     lengths, decoded = ([n for n in numbers(t, name) if n] for t, name in ((prompts, "-p"), (new, "-n")))

@@ -13,7 +13,7 @@ import typer
 
 from sp.commands.bench import OUTPUTS, lengths_of
 from sp.commands.bench_drafter import attention_options, parts
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
 
 MOST_TIMELINES = 4
@@ -86,6 +86,8 @@ def bench_ttft(
     output = "json" if as_json else output
     if output not in OUTPUTS:
         raise unknown_name("output", output, OUTPUTS)
+    check_folder(record, "--record")
+    check_folder(plots, "--plots")
     if path not in ("auto", "portable"):
         raise unknown_name("path", path, ("auto", "portable"))
     if resume and record is None:

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from sp.commands.terminal import check_folder
+
 
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Files or folders of sp sweep, sp bench --record and sp run.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
     readme: Annotated[
-        Path | None, typer.Option(help="Put the headline table between its marks in this page, and write no report.")
+        Path | None,
+        typer.Option(help="Put the tables of first tokens and decoding between their marks in this page; no report."),
     ] = None,
     times: Annotated[bool, typer.Option(help="Show times of sweeps; leave them out if runs shared a device.")] = True,
 ) -> None:
@@ -28,7 +31,8 @@ def report(
     """
     from sp.studies.report import write_headline, write_report
 
+    check_folder(out if readme is None else None, "--out")
     if readme is not None:
-        print(f"headline in {write_headline(paths, readme)}")
+        print(f"tables in {write_headline(paths, readme)}")
         return
     print(f"report in {write_report(paths, out, times)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sp.errors import PromptError
+from sp.errors import ConfigError, PromptError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -39,6 +40,23 @@ def read_text(path: Path, option: str) -> str:
         raise PromptError(f"cannot read {path}: {error.strerror}; check the path given to {option}") from None
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
+
+
+def check_folder(folder: Path | None, option: str) -> None:
+    """ConfigError if nothing can be written below a folder, which need not exist: told before the work, not after it.
+
+    Examples
+    --------
+    >>> check_folder(Path("/dev/null/results"), "--record")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: cannot write below /dev/null/results; check the path given to --record
+    """
+    if folder is None:
+        return
+    absolute = Path(os.path.abspath(folder))
+    nearest = next((one for one in (absolute, *absolute.parents) if os.path.exists(one)), absolute)
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise ConfigError(f"cannot write below {folder}; check the path given to {option}")
 
 
 def print_json(value: dict[str, Any]) -> None:
