@@ -19,7 +19,11 @@ from sp.kernels.device import current_device
 
 MOST_ROWS = 64
 """Rows of logits on the device."""
-ARGMAX_BLOCKS = 128
+ARGMAX_BLOCKS = 1024
+"""Of all rows."""
+ARGMAX_LOGITS = 2048
+"""Fewest of a block."""
+BINS_BLOCKS = 128
 DRAW_BLOCKS = 64
 UNIT = 2.0**40
 """Weight of the most likely token; sums over any vocabulary stay below 2^63."""
@@ -72,7 +76,7 @@ def _argmax(logits: Any, bins: Any) -> Any:
     cupy = import_cupy()
     rows, vocab = logits.shape
     assert 1 <= rows <= MOST_ROWS, f"{rows} rows of logits; 1 to {MOST_ROWS} fit"
-    blocks = max(ARGMAX_BLOCKS // rows, 64)
+    blocks = min(ARGMAX_BLOCKS // rows, -(-vocab // ARGMAX_LOGITS))
     token = cupy.empty(rows, cupy.int32)
     best = cupy.empty((rows, blocks), cupy.uint64)
     ARGMAX.launch((blocks, rows), logits, best, arrivals(current_device())[:rows], token, bins, vocab)
@@ -157,7 +161,7 @@ def _sample(logits: Any, options: Sampling, seed: Any, step: Any) -> Any:
     best = _argmax(logits, bins)
     token = cupy.empty(1, cupy.int32)
     if options.top_k or options.top_p < 1:
-        SAMPLE_BINS.launch((ARGMAX_BLOCKS,), logits, best, bins, logits.size, options.temperature)
+        SAMPLE_BINS.launch((BINS_BLOCKS,), logits, best, bins, logits.size, options.temperature)
     scratch = bins, candidates, slices, arrivals(current_device())[-2:]
     picked = options.temperature, options.top_k, options.top_p
     SAMPLE_TOKEN.launch((DRAW_BLOCKS,), logits, best, *scratch, seed, step, token, logits.size, *picked)

@@ -2,7 +2,8 @@
 //
 // argmax: the first of the largest of each row. token[r] = min { i : logits[r, i] = max }.
 //   logits f32 (rows, vocab); best u64 (rows, blocks), scratch; arrivals u32 (rows), zero before and after; token i32 (rows);
-//   bins u64 (2 * BINS), null or made zero for sample_bins. Grid (blocks, rows), 256 threads.
+//   bins u64 (2 * BINS), null or made zero for sample_bins. Grid (blocks, rows), 256 threads; bound by memory. Words of 16 bytes,
+//   four of them asked for together; a row may begin between two.
 //
 // sample_bins, then sample_token: rank tokens by (logit, then lowest id); keep the first top_k (0: all); of these the
 //   shortest prefix whose weight reaches top_p of theirs; draw by weight = floor(2^40 exp((logit - max) / temperature)).
@@ -21,6 +22,8 @@
 #include "early.cuh"
 #include "ranking.cuh"
 
+constexpr i32 AT_ONCE = 4;  // words that a thread of argmax asks for together
+
 extern "C" __global__ void __launch_bounds__(256)
     argmax(const f32* logits, u64* best, u32* arrivals, i32* token, u64* bins, i32 vocab) {
     __shared__ u64 found[8];
@@ -31,9 +34,24 @@ extern "C" __global__ void __launch_bounds__(256)
         for (i32 i = blockIdx.x * 256 + threadIdx.x; i < 2 * BINS; i += gridDim.x * 256) bins[i] = 0;
     logits += i64(blockIdx.y) * vocab, best += blockIdx.y * gridDim.x, arrivals += blockIdx.y, token += blockIdx.y;
     u64 own = 0;
-#pragma unroll 4
-    for (i32 i = blockIdx.x * 256 + threadIdx.x; i < vocab; i += gridDim.x * 256)
-        own = larger(own, u64(ordered(logits[i])) << 32 | u32(~i));
+    const auto meet = [&](f32 value, i32 i) { own = larger(own, u64(ordered(value)) << 32 | u32(~i)); };
+    const i32 begin = min(vocab, i32(-(reinterpret_cast<u64>(logits) / 4) % 4)), words = (vocab - begin) / 4;
+    const i32 apart = gridDim.x * 256;
+    for (i32 first = blockIdx.x * 256 + threadIdx.x; first < words; first += AT_ONCE * apart) {
+        float4 four[AT_ONCE];
+#pragma unroll
+        for (i32 j = 0; j < AT_ONCE; j++)
+            four[j] = __ldcs(reinterpret_cast<const float4*>(logits + begin) + min(first + j * apart, words - 1));
+#pragma unroll
+        for (i32 j = 0; j < AT_ONCE; j++) {
+            const i32 i = begin + 4 * min(first + j * apart, words - 1);
+            meet(four[j].x, i), meet(four[j].y, i + 1), meet(four[j].z, i + 2), meet(four[j].w, i + 3);
+        }
+    }
+    if (blockIdx.x == 0 && threadIdx.x < 8) {  // the ends of the row, some of them again
+        const i32 i = threadIdx.x < 4 ? threadIdx.x : vocab - 8 + threadIdx.x;
+        if (i >= 0 && i < vocab) meet(logits[i], i);
+    }
     own = warp_largest(own);
     if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = own;
     __syncthreads();
