@@ -142,6 +142,10 @@ def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
         return None, str(error).removeprefix(f"{file.path}: ")
 
 
+def _is_draft(file: GGUFFile) -> bool:
+    return _text(file, "general.architecture") in DRAFT_ARCHITECTURES
+
+
 def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] | None:
     model = _text(file, "tokenizer.ggml.model")
     if model is None:
@@ -169,11 +173,12 @@ def _length(file: GGUFFile, key: str) -> int | None:
 
 def _template(file: GGUFFile) -> tuple[dict[str, Any], list[str]]:
     """Facts of the chat template, and warnings."""
+    missed = [] if _is_draft(file) else ["no chat template: give one, or a prompt as plain text"]
     absent = {"present": False, "sha256": None, "chars": None, "first_line": None}
     try:
         template = chat_template(file)
         if template is None:
-            return absent, ["no chat template: give one, or a prompt as plain text"]
+            return absent, missed
     except GGUFError as error:
         return absent, [str(error).removeprefix(f"{file.path}: ")]
     first_line = template.lstrip().split("\n", 1)[0]
@@ -200,8 +205,8 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
     if not file.tensors:
         yield "no tensors: a vocabulary only, or metadata only"
         return
-    if architecture in DRAFT_ARCHITECTURES:
-        yield "a draft, which guesses ahead for its target: give it as --draft beside that"
+    if _is_draft(file):
+        yield "a draft, no model by itself: give it with --draft, and with --target the model it was made for"
         return
     if architecture not in ARCHITECTURES:
         yield f"architecture {architecture!r} is not one that sp runs ({', '.join(ARCHITECTURES)})"
@@ -223,6 +228,8 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
 
 
 def _vocabulary_warnings(file: GGUFFile, vocabulary: Vocabulary | None, problem: str | None) -> Iterator[str]:
+    if _is_draft(file):  # words and template are its target's
+        return
     if vocabulary is None:
         yield f"no usable tokenizer: {problem}"
         return

@@ -167,7 +167,7 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
         ({**KEYS, "tokenizer.ggml.pre": "kimi-k2"}, (), "no usable tokenizer: pre-tokenizer 'kimi-k2'"),
         (without(KEYS, "tokenizer.ggml.eos_token_id"), (), "no end-of-sequence token id"),
         ({**KEYS, "general.architecture": "llama"}, (), "architecture 'llama' is not one that sp runs"),
-        ({**KEYS, "general.architecture": "dflash"}, (), "give it as --draft"),
+        ({**KEYS, "general.architecture": "dflash"}, (), "give it with --draft"),
         (without(KEYS, "general.architecture"), (), "architecture None is not one"),
     ],
 )
@@ -176,6 +176,12 @@ def test_warnings(tmp_path: Path, keys: dict[str, Any], dropped: tuple[str, ...]
     info = inspect_file(write(tmp_path / "m.gguf", keys, tensors))
     assert len(info["warnings"]) == 1, info["warnings"]
     assert warning in info["warnings"][0]
+
+
+def test_a_draft_needs_no_tokenizer_of_its_own(tmp_path: Path) -> None:
+    keys = {"general.architecture": "dflash", "dflash.block_count": 3}
+    [warning] = inspect_file(write(tmp_path / "m.gguf", keys, {"fc.weight": (HIDDEN, 2 * HIDDEN)}))["warnings"]
+    assert "give it with --draft" in warning
 
 
 def test_vocabulary_of_another_size(tmp_path: Path) -> None:
