@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from sp.bench.simulate import SIMULATED
 from sp.kernels.machine import machine_slug
-from sp.studies.decode_table import of_decoding
+from sp.studies.decode_table import SETTING, of_decoding
 from sp.studies.plots import INK, save_png
 from sp.studies.style import COLOURS, MARKERS, plain_log, tidy
 
@@ -22,21 +22,28 @@ NAMES = {"dflash": "chain (dflash)", "ddtree": "tree (ddtree)"}
 
 
 def draw_decoding(records: Sequence[Record], folder: Path) -> Iterator[Path]:
-    """One picture a machine, pair and kind of acceptance: ``decode-<target>[-simulated].png``.
+    """One picture a machine, pair, setting and kind of acceptance: ``decode-<target>[-simulated].png``.
 
-    Greedy decoding of the same run is a line across. Simulated acceptance has a picture of its own that says so, and
-    dashed lines.
+    Where several would have that name, the machines, drafts and settings that tell them apart are added. Greedy
+    decoding of the same run is a line across. Simulated acceptance has a picture of its own that says so, and dashed
+    lines.
     """
     groups: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in of_decoding(records):
         config = record["config"]
         if config["method"] != "greedy":
-            slug = re.sub(r"[^a-z0-9.]+", "-", Path(config["model"]).stem.lower())
-            end = "-simulated" if config["mode"] == SIMULATED else ""
-            groups[machine_slug(record), f"decode-{slug}{end}.png"].append(record)
+            name = f"decode-{_slug(Path(config['model']).stem)}" + "-simulated" * (config["mode"] == SIMULATED)
+            groups[name, machine_slug(record), *(str(config[key]) for key in ("draft", *SETTING))].append(record)
     folder.mkdir(parents=True, exist_ok=True)
-    for (_, name), group in sorted(groups.items()):
-        yield save_png(figure_of(group), folder / name)
+    for (name, *how), group in sorted(groups.items()):
+        alike = [key[1:] for key in groups if key[0] == name]
+        apart = [_slug(part) for i, part in enumerate(how) if len({other[i] for other in alike}) > 1]
+        yield save_png(figure_of(group), folder / f"{'-'.join([name, *apart])}.png")
+
+
+def _slug(text: str) -> str:
+    """Letters, digits and points of a text, fit for a file name."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower())
 
 
 def figure_of(records: Sequence[Record]) -> Figure:

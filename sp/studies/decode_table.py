@@ -16,6 +16,8 @@ TableParts = tuple[str, list[str], list[list[str]], int]
 
 BEGIN, END = "<!-- decoding: made by `sp report`, not by hand -->", "<!-- end of decoding -->"
 NOTHING = "No decoding with a draft is recorded yet; `sp bench decode --record results` makes such records."
+SETTING = ("context", "kv", "path")
+"""Of a configuration: what decoding costs and gives depends on it, so that different ones do not compare."""
 SHOWN = (4, 8, 15, 22, 63)
 """Budgets on a page; all of them are in the pictures."""
 
@@ -47,7 +49,7 @@ def decode_tables(records: Sequence[Record], budgets: Sequence[int] | None = Non
     for record in [*of_decoding(records), *(r for r in records if r.get("bench") == "verify")]:
         config = record["config"]
         if budgets is None or config.get("budget", 0) in (0, *budgets):
-            groups[machine_slug(record), *(config[name] for name in ("model", "draft", "context", "kv"))].append(record)
+            groups[machine_slug(record), *(config[name] for name in ("model", "draft", *SETTING))].append(record)
     for group in groups.values():
         modes = defaultdict(list)
         for record in group:

@@ -120,9 +120,21 @@ def test_records_become_tables_and_pictures(real: Path, tmp_path: Path) -> None:
     told = [{**r, "config": {**r["config"], "mode": SIMULATED, "acceptance": "4 a pass"}} for r in records]
     assert all(SIMULATED in axes.get_title(loc="left") for axes in figure_of(told).axes)
     assert [path.name for path in draw_decoding([*records, *told], tmp_path)] == [
-        "decode-target-simulated.png", "decode-target.png",
+        "decode-target.png", "decode-target-simulated.png",
     ]  # fmt: skip
     assert [SIMULATED in title for title, *_ in decode_tables([*records, *told])] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "change", [{"context": 4096}, {"kv": "q4_0 rotated"}, {"path": "portable"}, {"draft": "b.gguf"}]
+)
+def test_runs_that_do_not_compare_share_no_table_and_no_picture(real: Path, tmp_path: Path, change) -> None:
+    records = [r for r in of(real, "decode") if r["config"]["method"] != "greedy"]
+    others = [{**r, "config": {**r["config"], **change}} for r in records]
+    first, second = draw_decoding([*records, *others], tmp_path)
+    assert first != second
+    assert str(next(iter(change.values()))).replace("_", "-").split()[0] in f"{first.name} {second.name}"
+    assert len(list(decode_tables([*records, *others]))) == 2 * len(list(decode_tables(records)))
 
 
 def test_a_trace_is_read_as_it_was_written(real: Path, tmp_path: Path) -> None:
