@@ -116,7 +116,7 @@ def bench_model(
 def roofline(
     results: Annotated[Path, typer.Argument(help="Folder of one card, e.g. results/nvidia-h200.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder of the pictures; that of the records.")
+        Path | None, typer.Option("-o", "--out", help="Folder of the pictures; that of the records if left out.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -24,7 +24,9 @@ def bench_drafter(
     ] = None,
     type_: Annotated[str, typer.Option("--type", help="File type of the random weights.")] = "bf16",
     prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "8k",
-    alpha: Annotated[str, typer.Option(help="FlashPrefill thresholds, comma-separated; 'dense' for all.")] = "",
+    alpha: Annotated[
+        str, typer.Option(help="FlashPrefill thresholds, comma-separated; 'dense' reads all blocks.")
+    ] = "",
     density: Annotated[
         str, typer.Option(help="Shares of blocks to read instead, for random weights, which no threshold suits.")
     ] = "",

@@ -15,7 +15,9 @@ from sp.errors import ConfigError, unknown_name
 def bench_llama_cpp(
     program: Annotated[Path, typer.Option("--llama-bench", help="llama.cpp's llama-bench program.")],
     model: Annotated[Path, typer.Option("-m", "--model", help="The GGUF file to run it on.")],
-    prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated; 0 none.")] = "512",
+    prompts: Annotated[
+        str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated; 0 for none.")
+    ] = "512",
     new: Annotated[str, typer.Option("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = "64",
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     kv: Annotated[str, typer.Option(help="Cached keys and values, as llama.cpp names types.")] = "f16",

@@ -34,7 +34,9 @@ def bench_ttft(
     keep_ratio: Annotated[str, typer.Option(help="Shares of the prompt the target reads, comma-separated.")] = "0.05",
     scorer: Annotated[str, typer.Option(help="Scorers, comma-separated.")] = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
-    alpha: Annotated[str, typer.Option(help="FlashPrefill thresholds, comma-separated; 'dense' for all.")] = "",
+    alpha: Annotated[
+        str, typer.Option(help="FlashPrefill thresholds, comma-separated; 'dense' reads all blocks.")
+    ] = "",
     density: Annotated[
         str, typer.Option(help="Shares of blocks to read instead, for random weights, which no threshold suits.")
     ] = "",
