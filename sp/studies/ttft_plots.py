@@ -18,13 +18,10 @@ COLOURS = {
     "tokenise": "#adb5bd",
     "tokenise for drafter": "#868e96",
     "score": "#1c7ed6",
-    "transfer": "#74c0fc",
     "select": "#0c8599",
     "compress": "#66d9e8",
-    "park": "#e03131",
-    "unpark": "#9c36b5",
+    "unpark target": "#9c36b5",
     "target prefill": "#f08c00",
-    "first token": "#ffd43b",
     "other": "#ced4da",
 }
 SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above

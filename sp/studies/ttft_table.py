@@ -10,9 +10,9 @@ GIB = float(1 << 30)
 GROUPS = {
     "tokenise": ("tokenise", "tokenise for drafter"),
     "score": ("score",),
-    "select": ("transfer", "select", "compress"),
-    "park": ("park", "unpark"),
-    "prefill": ("target prefill", "first token"),
+    "select": ("select", "compress"),
+    "unpark": ("unpark target",),
+    "prefill": ("target prefill",),
 }
 """Columns of the table and the stages they add up; a stage not named here counts as `other`."""
 

@@ -23,8 +23,8 @@ from sp.errors import ConfigError, DeviceError
 from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
 from sp.studies.sample import sample
-from sp.studies.ttft_plots import draw_memory
-from sp.studies.ttft_table import cells_of, row_of
+from sp.studies.ttft_plots import COLOURS, draw_memory
+from sp.studies.ttft_table import GROUPS, cells_of, row_of
 
 
 @pytest.fixture(scope="module")
@@ -208,13 +208,20 @@ def test_density_asked_for_and_read_stand_apart() -> None:
         "ttft_s": 1.0,
         "full_ttft_s": 2.0,
         "density": 0.45,
-        "stages": {"score": 0.5, "fresh": 0.25},
+        "stages": {"score": 0.5, "unpark target": 0.125, "fresh": 0.25},
         "error": None,
     }
     heads, cells, _ = cells_of([row_of({"config": config, "metrics": metrics, "samples": [1.0]})])
     shown = dict(zip(heads, cells[0], strict=True))
     assert (shown["scorer"], shown["density"], shown["against full"]) == ("tail density 0.3", "45.0%", "2.00x")
-    assert (shown["score (ms)"], shown["other (ms)"]) == ("500.0", "250.0")
+    assert [shown[f"{name} (ms)"] for name in ("score", "unpark", "other")] == ["500.0", "125.0", "250.0"]
+
+
+def test_tables_and_pictures_know_the_stages_there_are(maker: PromptMaker, pair: Pipeline) -> None:
+    stages = measure(pair, maker.make(300), RunOptions(keep_ratio=0.4, compress="always", max_new_tokens=2)).stages
+    there = {*stages, "unpark target"}  # which only a budget of device memory brings
+    assert {stage for group in GROUPS.values() for stage in group} | {"other"} == there
+    assert set(COLOURS) == there
 
 
 def test_moves_and_the_limit_are_drawn(tmp_path: Path) -> None:
