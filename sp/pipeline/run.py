@@ -134,7 +134,15 @@ class Pipeline(Steps):
         return replace(self, break_evens=found)
 
     def with_draft(self, path: str | Path) -> Pipeline:
-        """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`."""
+        """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`.
+
+        Examples
+        --------
+        >>> from sp.decode import DDTree
+        >>> pair = Pipeline.open().with_draft(embedded("draft"))  # doctest: +SKIP
+        >>> pair.run(prompt, RunOptions(decode=DDTree(budget=22))).answer.passes  # doctest: +SKIP
+        (8,)
+        """
         model = self.target.model
         if model.device == "cpu":
             return replace(self, draft=load_draft(path, model))

@@ -196,7 +196,7 @@ def begin(
     tokens = len(given.ids) + options.max_new_tokens
     if isinstance(decoder, Speculative):
         if draft is None:
-            raise ConfigError("speculative decoding needs the target's draft; name its file with --draft")
+            raise ConfigError("guessing ahead needs the target's draft; name its file with --draft, or in with_draft")
         tokens += decoder.nodes(draft.block_size)
     slot = slots.take(target.model, tokens, options.kv, options.rotate)
     try:
