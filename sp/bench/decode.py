@@ -162,7 +162,8 @@ def measure_simulated(
             reset_launched()
             decoder = decoder_of(way)
             if isinstance(decoder, Speculative):
-                decoder = Simulated(decoder, lengths)
+                # Shuffled, since a run may be shorter than a trace, whose tasks differ.
+                decoder = Simulated(decoder, np.random.default_rng(0).permutation(lengths).tolist())
             most = (SKIPPED + 1) * max(lengths) + 1
             done, slots = [], Slots(keep=True)
             for ids in prompts:

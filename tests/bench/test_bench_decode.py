@@ -82,7 +82,7 @@ def test_parts_of_a_round_stand_beside_the_greedy_step(real: Path) -> None:
 
 
 def test_random_weights_with_simulated_acceptance(real: Path, tmp_path: Path) -> None:
-    """In the tiny shape with a draft of blocks of 16; lengths of a trace are taken in order, again and again."""
+    """In the tiny shape with a draft of blocks of 16; lengths of a trace are taken again and again."""
     write_trace(tmp_path / "t.json", {"target": "other.gguf"}, {("ddtree", 22): [3, 1, 4], ("dflash", 7): [2]})
     text = call(
         *("--synthetic", "tiny-qwen35", "--type", "q8_0", "--accept", "8", "--simulate", tmp_path / "t.json"),
@@ -106,6 +106,16 @@ def test_random_weights_with_simulated_acceptance(real: Path, tmp_path: Path) ->
     assert records["ddtree", 22, told]["metrics"]["origin"] == "target other.gguf"
     [name] = [path.name for path in tmp_path.glob("*.png")]
     assert name.endswith("-simulated.png")
+
+
+def test_a_short_run_takes_lengths_from_all_of_a_trace(tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.json", {}, {("dflash", 7): [1] * 60 + [5] * 60})
+    call(
+        *("--synthetic", "tiny-qwen35", "--type", "q8_0", "--simulate", tmp_path / "t.json", "--methods", "dflash"),
+        *("--budgets", "7", "-p", 40, "--new", 40, "-r", 1, "--nodes", "", "--record", tmp_path),
+    )
+    [record] = [r for r in of(tmp_path, "decode") if r["config"]["method"] == "dflash"]
+    assert 1.5 < record["metrics"]["acceptance_length"] < 4.5
 
 
 def test_records_become_tables_and_pictures(real: Path, tmp_path: Path) -> None:
