@@ -95,7 +95,14 @@ def _speeds(records: Sequence[Record], what: str) -> TableParts:
     heads += ["tokens a pass", "passes", "tok/s", "against greedy", "ms a pass"]
     heads += [] if simulated else ["answers equal to greedy"]
     title = f"{what} {_pair(records[-1])} In brackets 95 % bootstrap intervals."
-    return title, heads, [_speed(r, simulated) for r in records], left
+    return title, heads, [_speed(r, simulated) for r in sorted(records, key=_place)], left
+
+
+def _place(record: Record) -> tuple[bool, str, int, str]:
+    """Greedy decoding first, budgets upwards: rows that compare stand together, whenever they were recorded."""
+    config = record["config"]
+    method: str = config["method"]
+    return method != "greedy", method, config.get("budget", 0), config.get("acceptance", "")
 
 
 def _speed(record: Record, simulated: bool) -> list[str]:

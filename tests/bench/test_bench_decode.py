@@ -133,6 +133,11 @@ def test_records_become_tables_and_pictures(real: Path, tmp_path: Path) -> None:
         "decode-target.png", "decode-target-simulated.png",
     ]  # fmt: skip
     assert [SIMULATED in title for title, *_ in decode_tables([*records, *told])] == [False, False, True]
+    later = [{**r, "config": {**r["config"], "budget": 2}} for r in records]
+    first, *_ = [cells for _, _, cells, _ in decode_tables([*records, *later])]
+    methods = sorted({r["config"]["method"] for r in records})
+    assert [row[0] for row in first] == sorted(methods * 2), "ways that compare stand together"
+    assert [row[1] for row in first[:2]] == ["2", str(records[0]["config"]["budget"])]
 
 
 @pytest.mark.parametrize(
