@@ -180,7 +180,10 @@ class Pipeline(Steps):
         ------
         PromptError
             The prompt does not fit the context, or its protected text does not fit the budget.
+        ConfigError
+            Without the draft that the options' way of decoding needs.
         """
+        stages.check_draft(options, self.draft)
         start, trace, scored = time.perf_counter(), Trace(), None
         if self._drafts_ahead(options):
             drafted = self._drafted(prompt, options, trace)  # by itself: it is what everything waits for

@@ -91,6 +91,12 @@ def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
         )
 
 
+def check_draft(options: RunOptions, draft: Draft | None) -> None:
+    """ConfigError if the options' way of decoding needs a draft and there is none."""
+    if draft is None and isinstance(options.decode, Speculative):
+        raise ConfigError("guessing ahead needs the target's draft; name its file with --draft, or in with_draft")
+
+
 def score(
     drafter: Loaded,
     prompt: TokenisedPrompt,
@@ -194,9 +200,8 @@ def begin(
     """
     slots, decoder = slots or Slots(keep=False), options.decode
     tokens = len(given.ids) + options.max_new_tokens
-    if isinstance(decoder, Speculative):
-        if draft is None:
-            raise ConfigError("guessing ahead needs the target's draft; name its file with --draft, or in with_draft")
+    check_draft(options, draft)
+    if draft is not None and isinstance(decoder, Speculative):
         tokens += decoder.nodes(draft.block_size)
     slot = slots.take(target.model, tokens, options.kv, options.rotate)
     try:

@@ -67,12 +67,16 @@ def test_sampled_answers_depend_on_the_seed_alone(pair: Pipeline, draft_file: Pa
     assert len(set(found)) == 3
 
 
-def test_combinations_that_cannot_be(pair: Pipeline) -> None:
+def test_combinations_that_cannot_be(pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="attends densely"):
         RunOptions(decode=DFlash(), sparse=FlashPrefill(alpha=0.1))
     prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template)
+    tokenised = pair.tokenise(prompt)
     with pytest.raises(ConfigError, match="needs the target's draft"):
-        pair.run(prompt, RunOptions(compress="off", decode=DDTree()), full=False)
+        pair.read(tokenised, np.ones(len(tokenised), bool), RunOptions(decode=DDTree()))
+    monkeypatch.delattr(Pipeline, "score")  # nothing is read before it is refused
+    with pytest.raises(ConfigError, match="needs the target's draft"):
+        pair.run(prompt, RunOptions(compress="always", decode=DDTree()), full=False)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
