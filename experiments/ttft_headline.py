@@ -115,7 +115,7 @@ def main() -> None:
             for keep in part.keep_ratios
         ]
         budgets = [None if text is None or not on_device else parse_bytes(text) for text in part.budgets]
-        bench = Bench(pair, maker, part.repeats, full_repeats=3, full_seconds=13.0, timelines=True)
+        bench = Bench(pair, maker, part.repeats, full_repeats=5, full_seconds=60.0, timelines=True)
         lengths = [max(256, length // given.shorter) for length in part.lengths]
         for timing in bench.run(lengths, settings, budgets, known, fresh=number == 0):
             made = records_of(timing, pair, path)
