@@ -22,15 +22,17 @@ from sp.kernels.launch import Defines, Kernel
 from sp.models.random_blocks import random_blocks
 from sp.ops.dispatch import ROWS, SHAPES
 from sp.ops.gemm_few import STORE, gemm_few
+from sp.ops.gemm_few_sm90 import UNIT_BYTES
 from sp.ops.gemv import gemv, held
 from sp.ops.packed import PackedWeight, pack
+from sp.ops.project_few import multiply_few
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
 FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
 CHAIN_BYTES = 192 << 20
 """Weights of one chain of launches: more than the L2 cache holds."""
-MOST = {"gemv": 16}
-LEAST = {"gemm_few": 2, "gemm_sm90": 16, "gemm_portable": 32}
+MOST = {"gemv": 16, "gemm_few_sm90": 64}
+LEAST = {"gemm_few": 2, "gemm_few_sm90": 2, "gemm_sm90": 16, "gemm_portable": 32}
 """Rows beyond which a kernel is not worth timing."""
 
 
@@ -78,6 +80,8 @@ def candidates(weights: tuple[PackedWeight, ...], rows: int) -> dict[str, Callab
     if held(rows, width, (kind,), False, STORE):
         found["gemv"] = chain(lambda w: gemv(x, (w,), (y,), STORE))
     found["gemm_few"] = chain(lambda w: gemm_few(x, (w,), (y,), STORE))
+    if "sm_90a" in paths() and kind in UNIT_BYTES:
+        found["gemm_few_sm90"] = chain(lambda w: multiply_few(x, (w,), (y,), STORE))
     for path in paths():
         if path == "sm_90a":
             from sp.ops.gemm_sm90 import gemm

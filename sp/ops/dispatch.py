@@ -25,10 +25,16 @@ SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Rows of x measured; more go to the prefill matmul."""
 MATMUL = {"sm_90a": "gemm_sm90", "portable": "gemm_portable"}
+KERNELS = {
+    "sm_90a": ("gemv", "gemm_few", "gemm_few_sm90", "gemm_sm90"),
+    "portable": ("gemv", "gemm_few", "gemm_portable"),
+}
+"""Kernels that a path may take."""
 HELD_AT_LEAST = 8
 """Where fewer tokens than this fit in a launch of the decode kernel, its passes do not pay."""
-DRAFTS = range(9, 65)
-"""Rows of x for which K-quants take the Hopper kernel for few tokens, whatever the table says of the others."""
+DRAFTS = range(2, 65)
+"""Rows of x for which K-quants take the Hopper kernel for few tokens: it is the fastest there, and its results go to
+the next product in the form which that one takes; the table does not see that."""
 
 
 @cache
@@ -54,14 +60,14 @@ def times(name: str, shape: str, path: str) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {rows: {} for rows in ROWS}
     for key, us in table()["us"][f"{name} {shape}"].items():
         kernel, rows = key.split()
-        if kernel in ("gemv", "gemm_few", MATMUL[path]):
+        if kernel in KERNELS[path]:
             found[int(rows)][kernel] = us
     return found
 
 
 @cache
 def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> str:
-    """The fastest kernel: "gemv", "gemm_few", or the prefill matmul of the path.
+    """The fastest kernel: "gemv", "gemm_few", "gemm_few_sm90", or the prefill matmul of the path.
 
     Parameters
     ----------

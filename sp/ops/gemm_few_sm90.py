@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.declared.gemm_few_sm90 import (
@@ -33,7 +35,9 @@ SUPER = 256
 MOST_SLICES = 16
 LEAST_DEPTH = 2
 MOST_DEPTH = 12
-ITEM_COUNTERS = 1 << 16
+LEAST_PARTIALS = 8
+"""Room for sums is 8 to this power in bytes, or to a higher one: all products of a layer share theirs, which so stays
+in the L2 cache."""
 
 
 class Plan(NamedTuple):
@@ -95,8 +99,7 @@ def gemm_few_sm90(
     plan = _plan(given.held, given.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
     tiles = outs[0] if isinstance(outs[0], InputTiles) else None
     next_tiles = tiles if then is None else then.tiles
-    pieces = plan.slices * (_items(rows) + plan.blocks * GROUPS)
-    partials = import_cupy().empty(pieces * _piece_bytes(given.held, epilogue) // 4, "f4")
+    nbytes = plan.slices * (_items(rows) + plan.blocks * GROUPS) * _piece_bytes(given.held, epilogue)
     GEMM_FEW_SM90.launch(
         (plan.blocks, plan.slices),
         given.data,
@@ -112,8 +115,7 @@ def gemm_few_sm90(
         plan.ahead,
         plan.places,
         len(weights),
-        partials,
-        _counters(device),
+        _partials(device, max(LEAST_PARTIALS, -(-(nbytes - 1).bit_length() // 3))),
         None if next_tiles is None else next_tiles.data,
         given.squares,
         None if then is None else then.norm[0],
@@ -154,11 +156,11 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
         # No worker of a larger product may be left without a unit: others would wait for its piece.
         blocks = max(1, min(processors // slices, column * least // (max(costs) * GROUPS)))
         pieces = column * stages // (blocks * GROUPS * min(costs) * least) + 2  # at most, of a worker
-        places = 4 * GROUPS * pieces
+        places = 4 * GROUPS * (held // 8) * -(-pieces // slices)
         ring = min(depth(SUPER * stages, held, formats, places), MOST_DEPTH)
         if ring < LEAST_DEPTH:
             continue
-        if column * stages * blocks * GROUPS >> 32 or items > ITEM_COUNTERS // 4:
+        if column * stages * blocks * GROUPS >> 32:
             raise DeviceError(f"a product of {items * TILE} outputs of {k} inputs is too large for one launch")
         return Plan(variant(held, formats, epilogue), blocks, slices, SUPER * stages, ring, ring, places)
     raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
@@ -181,9 +183,9 @@ def _piece_bytes(held: int, epilogue: int) -> int:
 
 
 @cache
-def _counters(device: int) -> Any:
-    """Super-blocks of each quarter of an item that have come, zero between launches."""
-    return import_cupy().zeros(ITEM_COUNTERS, "uint32")
+def _partials(device: int, power: int) -> Any:
+    """Room for 8^`power` bytes of sums on their way between workers, zero between launches."""
+    return import_cupy().zeros(8**power // 4, np.float32)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The products of `sp.ops.project` with 9 to 64 tokens on Hopper, as checking drafts makes them."""
+"""The products of `sp.ops.project` with 2 to 64 tokens on Hopper, as checking drafts makes them."""
 
 from __future__ import annotations
 

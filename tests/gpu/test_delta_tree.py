@@ -11,6 +11,7 @@ from compare import nmse, to_float64
 from delta_layers import DECAYS, LARGE, PAIR, SMALL, Layer, layer, on_device
 
 from sp.kernels import current_path
+from sp.ops import delta_tree as module
 from sp.ops.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
 from sp.ops.input_tiles import InputTiles
@@ -125,6 +126,13 @@ def test_chains(nodes, careful) -> None:
 @pytest.mark.parametrize("nodes", [16, 23])
 def test_real_heads(nodes, careful) -> None:
     compare(LARGE, layer(LARGE, nodes), tree(nodes, "random"), careful)
+
+
+@pytest.mark.parametrize("nodes", [16, 23, 33, 64])
+def test_one_block_a_head_as_where_there_are_no_clusters(nodes, careful, monkeypatch) -> None:
+    built = module._built_for(nodes, SMALL[2], 0)
+    monkeypatch.setattr(module, "_built_for", lambda *_: built | {"PARTS": 1})
+    compare(SMALL, layer(SMALL, nodes), tree(nodes, "random"), careful)
 
 
 @pytest.mark.parametrize("nodes", [9, 16, 23, 32])

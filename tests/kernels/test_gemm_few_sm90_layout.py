@@ -60,7 +60,7 @@ def test_a_plan_covers_the_product_and_fits(
     ring = GROUPS * plan.depth * (slot_bytes(formats) + 16)
     chunks = max((end - 1) // 2 - start // 2 + 1 for start, end in pairwise(starts))
     assert chunks <= plan.width // 512 + 1
-    assert input_bytes(plan.width, held, formats) + ring + 8 * chunks + 4 * (plan.places + 2) + 16 * GROUPS <= CAPACITY
+    assert input_bytes(plan.width, held, formats) + ring + 8 * chunks + 4 * (plan.places + 3) + 16 * GROUPS <= CAPACITY
     assert 1 <= plan.ahead <= plan.depth
     assert plan.depth >= 2
     # The kernel multiplies costs of a slice, KiB of weights, with workers in 32 bits.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,8 @@ from sp.bench.dispatch_times import table as table_of
 from sp.ops import dispatch
 from sp.ops.dispatch import MATMUL, ROWS, SHAPES, kernel_for, rows, shape_class, table, times
 from sp.ops.fragment_order import SIZES
-from sp.quant import FORMATS
+from sp.ops.gemv import ADD
+from sp.quant import FORMATS, format_by_name
 
 ROOT = Path(__file__).parents[2]
 KINDS = [kind for kind, fmt in FORMATS.items() if fmt.name in SIZES]
@@ -68,6 +70,20 @@ def test_the_table_is_that_of_its_record() -> None:
     records = [json.loads(line) for line in (folder / "dispatch.jsonl").read_text().splitlines()]
     newest = {(record["config"]["type"], record["config"]["shape"]): record for record in records}
     assert table_of(list(newest.values()))["us"] == table()["us"]
+
+
+@pytest.mark.parametrize("path", MATMUL)
+@pytest.mark.parametrize(("name", "few"), [("Q4_K", True), ("Q5_K", True), ("Q6_K", True), ("Q8_0", False)])
+def test_few_rows_of_k_quants_take_the_hopper_kernel(
+    name: str, few: bool, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "current_path", lambda: path)
+    monkeypatch.setattr(dispatch, "held", lambda *given: dispatch.HELD_AT_LEAST)  # these ask a device how much it holds
+    monkeypatch.setattr(dispatch, "fits", lambda *given: True)
+    fmt = format_by_name(name)
+    weight = SimpleNamespace(format=fmt, shape=SHAPES["deep"], nbytes=1)
+    taken = [n for n in range(2, 130) if dispatch.choose(n, (weight,), False, ADD) == "gemm_few_sm90"]
+    assert taken == (list(range(2, 65)) if few and path == "sm_90a" else [])
 
 
 def test_shapes_are_told_apart() -> None:

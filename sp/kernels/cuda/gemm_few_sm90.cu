@@ -11,15 +11,15 @@
 //        of the next product; 2 makes silu(y_0) * y_1, W_0 and W_1 being of one type and shape: bf16 in y_0, or with
 //        `tiles` as x of the next product. With tiles rows_0 is a multiple of 256
 //   grid (blocks for a slice, slices of k), 128 * GROUPS + 128 threads, one block a multiprocessor
-//   partials  float32 [slice][items + GROUPS * blocks for a slice][4 warps][PIECE], arrived u32 [item][4], zero before
-//             and after
+//   partials  float32 [slice][items + GROUPS * blocks for a slice][4 warps][PIECE], zero before and after; the same for
+//             all launches, so that it stays in the L2 cache
 //
 // Bound by memory: each weight byte is read once. GROUPS warpgroups multiply; of one more the first warp fetches, one
 // lane for each of them, by bulk copies into a ring of `depth` slots a warpgroup, which begins to fill before the kernel before has
-// ended: `ahead` slots, by a thread of each warpgroup; then come x and the rest. A block holds one slice of x, at most
-// `width` inputs. The sums of workers meet in the L2 cache in a fixed order: results do not depend on timing
-// (few_sm90_work.cuh). Pieces are reported and added up by the warps that have nothing else to do, for warpgroups go on
-// with their next item.
+// ended: `ahead` slots, by a thread of a helping warp for each of them; then come x and the rest. A block holds one slice of x,
+// at most `width` inputs. The sums of workers meet in the L2 cache in a fixed order: results do not depend on timing
+// (few_sm90_work.cuh, few_sm90_pieces.cuh). They are added up by the warps that have nothing else to do, for warpgroups
+// go on with their next item. All blocks of the grid must run at once.
 // Shared memory: x, its means (if a format needs them), the ring, barriers, scales, `places` for tasks. Arch 90a.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), operands made in registers after
 // Marlin (Frantar et al., 2024), a warp that only loads after CUTLASS (Thakkar et al.).
@@ -31,7 +31,7 @@ extern __shared__ __align__(1024) u8 shared[];
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     gemm_few_sm90(u8* x, const u16* plain, const f32* wide, const f32* norm, f32 eps, u32* ready, i32 tokens, i32 k,
-                  i32 width, i32 depth, i32 ahead, i32 places, i32 count, f32* partials, u32* arrived, u8* tiles,
+                  i32 width, i32 depth, i32 ahead, i32 places, i32 count, f32* partials, u8* tiles,
                   const f32* squares, const f32* next_norm, f32* next_squares,
                   const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
                   const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
@@ -47,36 +47,37 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     const Source source = {plain, wide, norm, eps, tokens, k};
 
     let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
-    const int group = warp / 4, strip = warp % 4;
-    if (group < GROUPS && strip == 0) {  // the ring first
-        if (lane < depth) {
-            barrier_init(at.full + group * depth + lane, 1);
-            barrier_init(at.empty + group * depth + lane, 4 * WARP_ARRIVALS);
-        }
-        fence_async_proxy();  // the bulk copies are to see the barriers
-        __syncwarp();
-        if (lane == 0) {
-            Fetch fetch(weights, work, group);
-            for (int i = 0; i < ahead && fetch.more(); ++i) fetch.next(weights, work, supers, at, group, true);
-        }
-    } else if (warp == 4 * GROUPS) {
-        if (lane == 0) barrier_init(at.scaled, HELPERS * WARP_ARRIVALS);
+    const int group = warp / 4, strip = warp % 4, helper = warp - 4 * GROUPS - 1;
+    if (warp == 4 * GROUPS) {
+        if (lane == 0) barrier_init(at.prepared, HELPERS * WARP_ARRIVALS);
         for (int i = lane; i < work.chunks(); i += 32) barrier_init(at.inputs + i, 1);
+        fence_async_proxy();  // the bulk copies are to see the barriers
+    } else if (helper >= 0) {
+        if (lane < depth) {
+            barrier_init(at.full + helper * depth + lane, 1);
+            barrier_init(at.empty + helper * depth + lane, 4 * WARP_ARRIVALS);
+        }
         fence_async_proxy();
-    } else if (warp > 4 * GROUPS) {
-        for (int i = threadIdx.x - 32 * (4 * GROUPS + 1); i < places + 2; i += 96) at.queue[i] = 0;
+        for (int i = helper * 32 + lane; i < places + 2; i += 32 * HELPERS) at.queue[i] = 0;
     }
     __syncthreads();
 
     if (warp == 4 * GROUPS) {
-        Fetch fetch(weights, work, lane);
+        if (source.tiles()) {
+            wait_for_earlier();
+            if (lane == 0) fetch_inputs(x, work, supers, at);
+            __syncwarp();
+        }
+        Range theirs = {};
+        if (lane < GROUPS) theirs = range_of(weights, work, blockIdx.x * GROUPS + lane);
+        Fetch fetch(weights, work, theirs);
         for (int i = 0; i < ahead; ++i)
             if (fetch.more()) fetch.next(weights, work, supers, at, lane, false);
         wait_for_earlier();
-        if (lane == 0) {
-            if (!source.tiles()) wait_for_tiles(ready);
+        if (!source.tiles() && lane == 0) {
+            wait_for_tiles(ready);
             fetch_inputs(x, work, supers, at);
-            if (!source.tiles()) leave_tiles(ready);
+            leave_tiles(ready);
         }
         __syncwarp();
         while (__any_sync(0xffffffffu, fetch.more()))
@@ -84,28 +85,35 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                 fetch.next(weights, work, supers, at, lane, true);
         // Nothing may arrive after the block has left.
         for (int i = 0; i < work.chunks(); ++i) barrier_wait(at.inputs + i, 0);
-    } else if (warp > 4 * GROUPS) {
-        if (next_norm && warp == 4 * GROUPS + 1)  // in the L2 cache when it is asked for
+    } else if (helper >= 0) {
+        if (lane == 0) {  // the ring first
+            Fetch fetch(weights, work, range_of(weights, work, blockIdx.x * GROUPS + helper));
+            for (int i = 0; i < ahead && fetch.more(); ++i) fetch.next(weights, work, supers, at, helper, true);
+        }
+        __syncwarp();
+        if (helper == 0) count_tasks(weights, work, at, lane);
+        if (next_norm && helper == 1)  // in the L2 cache when it is asked for
             for (int i = (lane * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x; i < rows0 / 32;
                  i += 32 * gridDim.x * gridDim.y)
                 prefetch_l2(next_norm + 32 * i);
         wait_for_earlier();
-        if constexpr (EPILOGUE != 1) find_scales(squares, eps, k, tokens, warp - 4 * GROUPS - 1, at, lane);
+        if constexpr (EPILOGUE != 1) find_scales(squares, eps, k, tokens, helper, at, lane);
+        barrier_arrive_warp(at.prepared, lane);
     } else {
         const int thread = threadIdx.x % 128, worker = blockIdx.x * GROUPS + group;
+        const Range range = range_of(weights, work, worker);
+        int unit = range.begin, t = unit / work.stages, stage = unit % work.stages, slot = 0;
+        u32 phase = 0;
         if (source.tiles())
             wait_for_earlier();
         else
             make_tiles(source, x, at.sums, ready);
-        const int end = work.start(weights, worker + 1);
-        int unit = work.start(weights, worker), t = unit / work.stages, stage = unit % work.stages, slot = 0;
-        u32 phase = 0;
         const u64 x_tiles = wgmma_descriptor(shared_address(at.x)), mean_tiles = wgmma_descriptor(shared_address(at.means));
         const u32 upper = upper_bytes();
         Sums acc;
-        for (; unit < end; stage = 0, ++t) {
+        for (; unit < range.end; stage = 0, ++t) {
             const Item item = item_at(weights, t);
-            const int begin = stage, stop = min(work.stages, stage + end - unit);
+            const int begin = stage, stop = min(work.stages, stage + range.end - unit);
 #pragma unroll
             for (int m = 0; m < SETS; ++m)
 #pragma unroll
@@ -131,9 +139,9 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                 }
             }
             unit += stop - begin;
-            store_piece(piece_of(partials, work, blockIdx.y, t, worker, strip), acc, lane);
-            give_task(at, t, stop - begin, strip, lane);
+            store_piece(partials + i64(piece_of(work, blockIdx.y, t, worker, strip)) * PIECE, acc, lane);
+            if (begin == 0 && is_ours(t)) give_tasks(at, t, strip, lane);
         }
     }
-    do_tasks(weights, work, supers, tokens, partials, arrived, next, at, lane);
+    do_tasks(weights, work, supers, tokens, partials, next, at, lane);
 }

@@ -10,7 +10,7 @@ from sp.kernels.launch import Defines, Kernel
 
 __all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "bits"]
 
-HELD = (16, 24, 32)
+HELD = (8, 16, 24, 32)
 """Tokens that a variant of the kernel can hold."""
 UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
 """Bytes of 64 rows x 256 inputs, by ggml type id."""
@@ -43,7 +43,7 @@ def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROU
         CAPACITY
         - input_bytes(width, tokens, formats)
         - 8 * chunks
-        - 4 * (places + 2)
+        - 4 * (places + 3)
         - 16 * groups
         - scale_bytes(tokens)
     )
@@ -80,7 +80,6 @@ GEMM_FEW_SM90 = Kernel(
         "i32 places",
         "i32 count",
         "f32* partials",
-        "u32* arrived",
         "u8*? tiles",
         "const f32*? squares",
         "const f32*? next_norm",

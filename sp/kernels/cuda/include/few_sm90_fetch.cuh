@@ -12,9 +12,10 @@ struct Layout {
     u8 *x, *means, *ring;
     u64 *full, *empty;     // of the ring's slots, `depth` a warpgroup
     u64* inputs;           // chunks of x
-    u64* scaled;           // `scales`
+    u64* prepared;         // `scales` and `all_tasks`
     f32* scales;           // of the results of each token
     u32 *queue, *tasks;    // how many tasks were taken and given, and what they are
+    u32* all_tasks;        // how many there will be
     f32* sums;             // of the front's warps
     int depth;
 
@@ -22,9 +23,9 @@ struct Layout {
         x = shared, means = x + width / 64 * TILE, ring = means + (MINIMA ? (width / 512 + 1) * TILE : 0), depth = slots;
         full = reinterpret_cast<u64*>(ring + GROUPS * depth * SLOT), empty = full + GROUPS * depth;
         inputs = empty + GROUPS * depth;
-        scaled = inputs + width / 512 + 1, scales = reinterpret_cast<f32*>(scaled + 1);
+        prepared = inputs + width / 512 + 1, scales = reinterpret_cast<f32*>(prepared + 1);
         queue = reinterpret_cast<u32*>(scales + TOKENS), tasks = queue + 2;
-        sums = reinterpret_cast<f32*>(tasks + places);
+        all_tasks = tasks + places, sums = reinterpret_cast<f32*>(all_tasks + 1);
     }
 };
 
@@ -67,15 +68,14 @@ SP_DEVICE void fetch_unit(u8* slot, const u8* data, i64 row, i64 all, u64* barri
     if constexpr (U::deltas > 0) copy(U::deltas_at, U::deltas);
 }
 
-// The weights of warpgroup `group`, a thread each: unit `unit` of `end`, stage `stage` of item `t`, weight `set` of it.
+// The weights of a warpgroup, a thread each: unit `unit` of `end`, stage `stage` of item `t`, weight `set` of it.
 struct Fetch {
     int unit, end, t, stage, set, slot;
     u32 phase;
     Item item;
 
-    SP_DEVICE Fetch(const Weights& weights, const Division& work, int group) {
-        const int worker = blockIdx.x * GROUPS + min(group, GROUPS - 1);
-        unit = work.start(weights, worker), end = group < GROUPS ? work.start(weights, worker + 1) : unit;
+    SP_DEVICE Fetch(const Weights& weights, const Division& work, const Range& range) {
+        unit = range.begin, end = range.end;
         t = unit / work.stages, stage = unit % work.stages, set = 0, slot = 0, phase = 1;
         item = item_at(weights, t);
     }

@@ -122,3 +122,12 @@ struct Division {
         return (item.before * count + stage * cost_of(item.kind)) * workers / (cost * count);
     }
 };
+
+// The units of a worker.
+struct Range {
+    int begin, end;
+};
+
+SP_DEVICE Range range_of(const Weights& weights, const Division& work, int worker) {
+    return {work.start(weights, worker), work.start(weights, worker + 1)};
+}

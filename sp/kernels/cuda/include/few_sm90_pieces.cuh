@@ -1,0 +1,102 @@
+// How the sums of an item of gemm_few_sm90.cu meet that several workers have: each stores its piece, one block adds them up.
+#pragma once
+#include "few_sm90_products.cuh"
+
+typedef f32 Sums[SETS][SUMS];
+constexpr int PIECE = 32 * SETS * SUMS;  // sums of a warp
+
+// Sums lie there with all their bits turned round: 0, as every word is between launches, stands for a NaN that no
+// instruction makes. So pieces need neither fences nor counters: who adds them up reads them until they have come, and puts
+// the zeros back.
+SP_DEVICE void store_words(f32* to, uint4 v) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+SP_DEVICE uint4 load_words(const f32* from) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+SP_DEVICE bool has_come(uint4 v) { return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0; }
+
+SP_DEVICE u32 turned(f32 v) { return ~__float_as_uint(v); }
+SP_DEVICE f32 turned_back(u32 v) { return __uint_as_float(~v); }
+
+SP_DEVICE void store_piece(f32* piece, const Sums& acc, int lane) {
+#pragma unroll
+    for (int m = 0; m < SETS; ++m)
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 4)
+            store_words(piece + (m * SUMS + i) * 32 + 4 * lane,
+                        make_uint4(turned(acc[m][i]), turned(acc[m][i + 1]), turned(acc[m][i + 2]), turned(acc[m][i + 3])));
+}
+
+// Which piece worker v's of item t is, for strip `strip` of 16 rows.
+SP_DEVICE u32 piece_of(const Division& work, int slice, int t, int v, int strip) {
+    return (slice * (work.items + work.workers) + t + v) * 4 + strip;
+}
+
+// The results of 16 rows and 8 tokens: a task adds them up. sum[m][i]: row g + 8 (i / 2), token 2 c + i % 2.
+typedef f32 Part[SETS][4];
+constexpr int PARTS = TOKENS / 8;
+
+// Adds up part `part` of a strip of item t, slice by slice and in the order of the workers.
+SP_DEVICE void gather(Part& sum, const Division& work, const Item& item, int t, int supers, f32* partials, int strip, int part,
+                      int lane) {
+    // Lane i knows who has the first stage of the item in slice i, lane 16 + i who has the last one.
+    const int mine = lane % 16, slices = gridDim.y;
+    const int stages = mine < slices ? supers * (mine + 1) / slices - supers * mine / slices : 1;
+    const int who = work.worker_of(item, lane < 16 ? 0 : stages - 1, stages);
+#pragma unroll
+    for (int m = 0; m < SETS; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[m][i] = 0;
+    constexpr int BATCH = 12 / SETS;  // pieces under way at a time
+    constexpr u32 NONE = 0xffffffffu;
+    int slice = 0, v = __shfl_sync(0xffffffffu, who, 0), last = __shfl_sync(0xffffffffu, who, 16);
+    while (slice < slices) {
+        u32 place[BATCH];  // of the part in the pieces, in units of 16 bytes
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            place[b] = slice < slices ? piece_of(work, slice, t, v, strip) * (PIECE / 4) + part * 32 + lane : NONE;
+            if (++v <= last) continue;
+            ++slice;
+            v = __shfl_sync(0xffffffffu, who, slice & 15), last = __shfl_sync(0xffffffffu, who, 16 + (slice & 15));
+        }
+        uint4 word[BATCH][SETS];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b)
+#pragma unroll
+            for (int m = 0; m < SETS; ++m) {
+                word[b][m] = make_uint4(~0u, ~0u, ~0u, ~0u);
+                if (place[b] != NONE) word[b][m] = load_words(partials + i64(place[b] + m * (SUMS * 8)) * 4);
+            }
+        for (bool come = false; !come;) {
+            come = true;
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b)
+#pragma unroll
+                for (int m = 0; m < SETS; ++m)
+                    if (!has_come(word[b][m])) {
+                        come = false;
+                        word[b][m] = load_words(partials + i64(place[b] + m * (SUMS * 8)) * 4);
+                    }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            if (place[b] == NONE) continue;
+#pragma unroll
+            for (int m = 0; m < SETS; ++m) {
+                sum[m][0] += turned_back(word[b][m].x), sum[m][1] += turned_back(word[b][m].y);
+                sum[m][2] += turned_back(word[b][m].z), sum[m][3] += turned_back(word[b][m].w);
+                store_words(partials + i64(place[b] + m * (SUMS * 8)) * 4, make_uint4(0, 0, 0, 0));
+            }
+        }
+    }
+}
