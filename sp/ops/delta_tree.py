@@ -29,7 +29,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.declared import delta_tree as declared
-from sp.kernels.device import current_device
+from sp.kernels.device import capability, current_device
 from sp.ops.activations import silu
 from sp.ops.delta_mixer import DeltaParams, State, mixer_inputs, mixer_output
 from sp.ops.project_few import tiles_for
@@ -141,7 +141,8 @@ def delta_tree(
     Notes
     -----
     On the device one launch that can be captured: 4 taps, head_dim 64 or 128. Products with the state and between keys
-    have float32's precision.
+    have 22 bits. `state` and `seen` may be read while launches before it in a graph still run: none of these may write
+    them.
 
     Examples
     --------
@@ -245,27 +246,29 @@ def _launch(
     assert 1 <= n <= trace.g.shape[1], f"{n} nodes, a trace of {trace.g.shape[1]}"
     tiles = tiles_for(reader, n)
     y = import_cupy().empty((n, value_dim), np.uint16) if tiles is None else None
+    defines = _built_for(n, p.head_dim, current_device())
     declared.DELTA_TREE.launch(
-        (p.value_heads,),
+        (defines["PARTS"] * p.value_heads,),
         *(qkv, z, alpha, beta, p.conv, p.a, p.dt_bias, p.norm, state.conv, state.recurrent, seen),
         *((y, None, 0) if tiles is None else (None, tiles.data, tiles.held)),
         *(trace.k[layer], trace.u[layer], trace.g[layer], trace.inputs[layer], n, p.key_heads, p.value_heads, p.eps),
-        defines={"HEAD_DIM": p.head_dim, "NODES": _built_for(n, p.head_dim, current_device())},
+        defines=defines,
     )
     return y if tiles is None else tiles
 
 
 @cache
-def _built_for(nodes: int, head_dim: int, device: int) -> int:
-    """Size of the smallest kernel that takes so many nodes; ConfigError where the shared memory is too small for it."""
-    size = next(size for size in declared.NODES if size >= nodes)
+def _built_for(nodes: int, head_dim: int, device: int) -> dict[str, int]:
+    """Defines of the smallest kernel that takes so many nodes; ConfigError where shared memory is too small for it."""
+    parts = 2 if head_dim == 128 and capability(device) >= (9, 0) else 1
     most = import_cupy().cuda.runtime.getDeviceProperties(device)["sharedMemPerBlockOptin"]
-    fitting = [n for n in declared.NODES if declared.tree_smem({"HEAD_DIM": head_dim, "NODES": n}) <= int(most)]
-    if size not in fitting:
-        raise ConfigError(
-            f"a tree of {nodes} nodes does not fit this GPU; ask for a budget of at most {fitting[-1] - 1}"
-        )
-    return size
+    built = [{"HEAD_DIM": head_dim, "NODES": size, "PARTS": parts} for size in declared.NODES]
+    fitting = [defines for defines in built if declared.tree_smem(defines) <= int(most)]
+    for defines in fitting:
+        if defines["NODES"] >= nodes:
+            return defines
+    most_nodes = fitting[-1]["NODES"] - 1
+    raise ConfigError(f"a tree of {nodes} nodes does not fit this GPU; ask for a budget of at most {most_nodes}")
 
 
 def windows(seen: Any, taps: int) -> Ints:

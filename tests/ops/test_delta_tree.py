@@ -141,13 +141,15 @@ def test_a_chain_is_delta_mixer() -> None:
     np.testing.assert_allclose(state.recurrent, alone.recurrent, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize(("kib", "most"), [(227, 64), (163, 32), (99, 32)])
-def test_small_cards_take_smaller_trees(kib, most, monkeypatch) -> None:
+@pytest.mark.parametrize(("kib", "most", "version", "parts"), [(227, 64, 90, 2), (163, 32, 80, 1), (99, 32, 86, 1)])
+def test_small_cards_take_smaller_trees(kib, most, version, parts, monkeypatch) -> None:
     runtime = SimpleNamespace(getDeviceProperties=lambda device: {"sharedMemPerBlockOptin": kib << 10})
     card = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     monkeypatch.setattr(module, "import_cupy", lambda: card)
+    monkeypatch.setattr(module, "capability", lambda device: divmod(version, 10))
     size_for = module._built_for.__wrapped__
-    assert [size_for(n, 128, 0) for n in (1, 16, 17, most)] == [16, 16, 24, most]
+    assert [size_for(n, 128, 0)["NODES"] for n in (1, 16, 17, most)] == [16, 16, 24, most]
+    assert [size_for(16, dim, 0)["PARTS"] for dim in (128, 64)] == [parts, 1]
     if most < 64:
         with pytest.raises(ConfigError, match=f"a budget of at most {most - 1}$"):
             size_for(most + 1, 128, 0)

@@ -9,9 +9,12 @@ NODES = (16, 24, 32, 64)
 
 
 def tree_smem(defines: Defines) -> int:
-    """Two f16 parts of k and q; v and S^T q; products between nodes; five numbers of a node."""
-    nodes, dim = int(defines["NODES"]), int(defines["HEAD_DIM"])
-    return 8 * nodes * (dim + 8) + 8 * nodes * dim + 4 * nodes * (2 * nodes + 4) + 32 * nodes
+    """Two f16 parts of k and q; numbers of the nodes; v; S^T q and products between nodes, or inputs before them."""
+    nodes, dim, parts = int(defines["NODES"]), int(defines["HEAD_DIM"]), int(defines["PARTS"])
+    line = dim // parts + 16 // parts
+    after = nodes * line * 4 + nodes * (2 * nodes + 4) * 4
+    before = 3 * (3 + nodes) * dim * 2
+    return 8 * nodes * (dim + 8) + 36 * nodes + 16 + 4 * nodes * line + max(after, before)
 
 
 DELTA_TREE = Kernel(
@@ -42,7 +45,11 @@ DELTA_TREE = Kernel(
         "f32 eps",
     ),
     threads=lambda defines: 2 * int(defines["HEAD_DIM"]) + 12 * 32,
-    variants=tuple({"HEAD_DIM": dim, "NODES": nodes} for dim in (128, 64) for nodes in NODES),
+    variants=tuple(
+        {"HEAD_DIM": dim, "NODES": nodes, "PARTS": parts}
+        for dim, parts in ((128, 2), (128, 1), (64, 1))
+        for nodes in NODES
+    ),
     smem=tree_smem,
     early=True,
 )

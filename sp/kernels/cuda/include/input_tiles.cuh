@@ -22,14 +22,18 @@ SP_DEVICE i64 tile_place(i32 held, i32 token, i32 k) {
     return i64(k / 64) * held * 128 + token * 128 + ((k / 8 % 8 ^ token % 8) * 16) + k % 8 * 2;
 }
 
+// Byte offset of part 0 or 1 of the mean of 16 tile values from input k on, k a multiple of 16.
+SP_DEVICE i64 tile_sum_place(i64 k_all, i32 held, i32 token, i32 k, i32 part) {
+    const i32 at = k / 512 * 64 + k / 256 % 2 * 32 + part * 16 + k / 16 % 16;  // as if it were an input
+    return k_all * held * 2 + tile_place(held, token, at);
+}
+
 // Writes the sum of the 16 tile values from input k on, k a multiple of 16.
 SP_DEVICE void store_tile_sum(u8* tiles, i64 k_all, i32 held, i32 token, i32 k, f32 sum) {
-    u8* const sums = tiles + k_all * held * 2;
-    const i32 at = k / 512 * 64 + k / 256 % 2 * 32 + k / 16 % 16;  // as if it were an input
     const f32 mean = sum * (1.0f / 16);
     const u16 high = f16_from(mean);
-    *reinterpret_cast<u16*>(sums + tile_place(held, token, at)) = high;
-    *reinterpret_cast<u16*>(sums + tile_place(held, token, at + 16)) = f16_from(mean - f32_from_f16(high));
+    *reinterpret_cast<u16*>(tiles + tile_sum_place(k_all, held, token, k, 0)) = high;
+    *reinterpret_cast<u16*>(tiles + tile_sum_place(k_all, held, token, k, 1)) = f16_from(mean - f32_from_f16(high));
 }
 
 // Writes 4 inputs from k on, k a multiple of 4, and the sums; all 32 lanes of a warp call it with consecutive k.
