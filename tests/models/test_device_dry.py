@@ -22,6 +22,7 @@ import numpy as np
 from sp.decode.greedy import greedy
 from sp.kernels import forced_path
 from sp.models import load_model, prefill, prefill_by_layer
+from sp.models.tree import TreeReader
 N, NEW = 200, 6
 model = load_model(sys.argv[2], device="cuda")
 c, ids, told = model.config, np.arange(N), []
@@ -38,6 +39,11 @@ for path in ("sm_90a", "portable"):
             cache.reset()
             tap = lambda layer, q, k, where: told.append((q.dtype, q.shape[1:], k.shape, len(where)))
             prefill_by_layer(model, ids, ids, cache, chunk=100, rows=40, tap=tap, progress=lambda n: None)
+            cache.reset()
+            prefill(model, ids[:100], ids[:100], cache)
+            reader = TreeReader(model, cache, most=16)
+            assert len(reader.read_tree(ids[:16], ids[:16] - 1, ids[100:116]).choices) == 16
+            reader.keep_path(ids[:3])
 assert set(told) == {(np.dtype(np.float16), (c.heads, c.head_dim), (100, c.kv_heads, c.head_dim), 100)}, set(told)
 dry_device.launches.clear()
 cache = model.new_cache(N)
