@@ -12,6 +12,7 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.kernels import current_path  # noqa: E402
+from sp.models.device_tables import DeviceTables  # noqa: E402
 from sp.models.tree import ancestry  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
 from sp.ops.input_tiles import InputTiles  # noqa: E402
@@ -188,6 +189,40 @@ def test_one_graph_serves_every_mask_and_length():
         stream.synchronize()
         case.tokens = tokens
         assert nmse(out, want(case, q, words, None, None)) < BOUND
+
+
+@captures
+@pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, True)])
+def test_counts_that_move_in_the_graph_itself(fmt, rotate):
+    """Early launches meet the count as it was before."""
+    rng = np.random.default_rng(1)
+    n, most, later = 16, 2700, 100
+    case = PagedCase.make(rng, most, 4, 256, fmt, rotate)
+    q, words = rng.standard_normal((n, 24, 256)).astype(np.float16), seen_of(rng, "tree", n)
+    device_q, pages, seen = cp.asarray(q), case.device(), cp.asarray(words)
+    tables = DeviceTables(1, len(case.table))
+
+    def run():
+        found = []
+        for more in (n, later):
+            tables.advance(more)
+            found.append(tree_attention(device_q, *pages, most, fmt, 256 if rotate else 0, tables.total(0), seen=seen))
+        return found
+
+    run()
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        outs = run()
+        graph = stream.end_capture()
+    for start in (0, 1, 90, 2031, 2100, most - n - later):
+        tables.counts.fill(start)
+        cp.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        for out, tokens in zip(outs, (start + n, start + n + later), strict=True):
+            case.tokens = tokens
+            assert nmse(out, want(case, q, words, None, None)) < BOUND
 
 
 @pytest.mark.parametrize(("fmt", "kv_heads", "d"), [(F16, 4, 256), (Q4_0, 4, 256), (F16, 8, 128), (Q4_0, 1, 64)])

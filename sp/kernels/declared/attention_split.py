@@ -15,9 +15,8 @@ def variant(head_dim: int, packed: bool, rows: int, rotate: bool, roomy: bool = 
     """
     wide, tiles = head_dim == 256, -(-rows // 16)
     most = 9 if roomy else 8 if not wide else 4 if packed else 3
-    # Where nothing is unpacked, and so nothing twice, the sizes of trees go faster in small blocks.
-    if roomy and wide and not packed and tiles <= 9:
-        most = 5 if tiles <= 6 else 3
+    if roomy and wide and not packed:  # nothing is unpacked, and so nothing twice: small blocks are faster
+        most = 5 if tiles <= 5 else 4
     pairs = -(-tiles // -(-tiles // most))
     pairs = next(size for size in (1, 2, 3, 4, 5, 6, 8, 9) if size >= pairs)  # few variants to compile
     return {
