@@ -119,6 +119,9 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(THREADS, 1)
         for (int set = 0; set < SETS; ++set)
             if (warp == 0 && lane + 32 * set < nodes) lines[set] = seen[lane + 32 * set];
         unscale = take_state(B, S);
+#ifdef SP_DEBUG  // where the others share their inputs, see mix
+        __syncthreads();
+#endif
         wait_for_earlier();
 #pragma unroll
         for (int set = 0; set < SETS; ++set) {
