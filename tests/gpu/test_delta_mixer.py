@@ -113,6 +113,7 @@ def test_decoding_can_be_captured() -> None:
     want = to_float64(run(LARGE, {name: cupy.asarray(a) for name, a in arrays.items()}, 1)[0])
     device = {name: cupy.asarray(a) for name, a in arrays.items()}
     memory = device["history"].copy(), device["state"].copy()
+    cupy.cuda.Device().synchronize()  # the stream below does not wait for these copies
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
         y = run(LARGE, device, 1)[0]

@@ -7,9 +7,7 @@
 //   head is query r / group, head r % group of the group; wide (n, heads, 2 d) bf16 or null; out (n, heads, d) bf16,
 //   or null and tiles (n, heads * d), `held` tokens, as in input_tiles.cuh.
 // Launch: n * heads blocks of WARPS warps, a block a row; a warp sums every WARPS-th split, and then what all found of 64 values,
-//   always in the same order. tokens_at, tokens, window as for attention_split. 16-byte aligned arrays. sm_80 and newer. Where
-//   blocks of attention_split without keys leave room, the code is run twice, first over no split while the others still work:
-//   between products of many megabytes of weights a short launch meets its instructions cold.
+//   always in the same order. tokens_at, tokens, window as for attention_split. 16-byte aligned arrays. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256; ROTATE; FINISH.
 #include "early.cuh"
 #include "head_row.cuh"
@@ -26,92 +24,85 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
                   const i32* tokens_at, i32 tokens, i32 window, i32 splits, i32 rows, i32 n, i32 heads, i32 kv_heads) {
     let_next_start();
     const i32 lane = i32(threadIdx.x) % 32, warp = i32(threadIdx.x) / 32;
-    const i32 at = i32(blockIdx.x), group = heads / kv_heads, token = at / heads, head = at - token * heads;
-    const i32 kv_head = head / group, row = token * group + head % group;
-    const i32 dim = 64 * warp + 2 * lane;  // in the end a warp has a block of 64 values, two a lane
+    const i32 at = i32(blockIdx.x), group = heads / kv_heads;
+    const i32 kv_head = at % heads / group, row = at / heads * group + at % group;
     u32 open = 0;  // two of the gate's values
-    if (FINISH && wide && 64 * warp < HEAD_DIM) open = *reinterpret_cast<const u32*>(wide + (2 * i64(at) + 1) * HEAD_DIM + dim);
+    if (FINISH && wide && 64 * warp < HEAD_DIM)
+        open = reinterpret_cast<const u32*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[32 * warp + lane];
     tokens += tokens_at ? __ldcg(tokens_at) : 0;
     const i32 used = SplitRange(tokens, n, window, splits).used();
-    const i64 first = (i64(kv_head) * splits + warp) * rows + row;
-    const u32 apart = WARPS * u32(rows);
+    wait_for_earlier();  // for attention_split alone, which let this kernel start when all before it was done
+    const i64 first = i64(kv_head) * splits * rows + row;
+
+    HeadRow r = {};
+    f32 highest = NEVER, total = 0;
+    for (i32 begin = warp; begin < used; begin += WARPS * TOGETHER) {
+        float2 state[TOGETHER];
+        HeadWords words[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            const i32 split = begin + i * WARPS;
+            const i64 from = first + i64(min(split, used - 1)) * rows;
+            state[i] = reinterpret_cast<const float2*>(states)[from];
+            words[i] = reinterpret_cast<const HeadWords*>(partial + from * HEAD_DIM)[lane];
+            if (split >= used) state[i] = make_float2(NEVER, 0);
+        }
+        f32 now = highest;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) now = fmaxf(now, state[i].x);
+        const f32 keep = exp2_fast(highest - now);
+        highest = now, total *= keep;
+#pragma unroll
+        for (int j = 0; j < E; j++) r.x[j] *= keep;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            const f32 weight = state[i].y * exp2_fast(state[i].x - now);
+            total += weight;
+#pragma unroll
+            for (int j = 0; j < E; j++)
+                r.x[j] += weight * (j % 2 ? high_f16(words[i].w[j / 2]) : low_f16(words[i].w[j / 2]));
+        }
+    }
     __shared__ __align__(16) f32 sums[WARPS][HEAD_DIM];
     __shared__ float2 found[WARPS];
-#pragma unroll 1
-    for (int round = 8 * used > 7 * splits; round < 2; round++) {
-        const bool real = round == 1;
-        if (real) wait_for_earlier();  // for attention_split alone, which let this kernel start when all before it was done
-        const i32 have = real ? used : 0;
-        const float2* state_at = reinterpret_cast<const float2*>(states) + first;
-        const HeadWords* words_at = reinterpret_cast<const HeadWords*>(partial + first * HEAD_DIM) + lane;
-        HeadRow r = {};
-        f32 highest = NEVER, total = 0;
-        i32 split = warp;
-#pragma unroll 1
-        do {
-            float2 state[TOGETHER];
-            HeadWords words[TOGETHER];
 #pragma unroll
-            for (int i = 0; i < TOGETHER; i++) {
-                state[i] = make_float2(NEVER, 0), words[i] = {};
-                if (split < have) state[i] = *state_at, words[i] = *words_at;
-                split += WARPS, state_at += apart, words_at += apart * 32;
-            }
-            f32 now = highest;
+    for (int j = 0; j < E; j++) sums[warp][lane * E + j] = r.x[j];
+    if (lane == 0) found[warp] = make_float2(highest, total);
+    __syncthreads();
+    // From here on a warp has a block of 64 values, two a lane.
+    if (64 * warp >= HEAD_DIM) return;
+    const i32 dim = 64 * warp + 2 * lane;
 #pragma unroll
-            for (int i = 0; i < TOGETHER; i++) now = fmaxf(now, state[i].x);
-            const f32 keep = exp2_fast(highest - now);
-            highest = now, total *= keep;
+    for (int i = 0; i < WARPS; i++) highest = fmaxf(highest, found[i].x);
+    f32 x = 0, y = 0;
+    total = 0;
 #pragma unroll
-            for (int j = 0; j < E; j++) r.x[j] *= keep;
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++) {
-                const f32 weight = state[i].y * exp2_fast(state[i].x - now);
-                total += weight;
-#pragma unroll
-                for (int j = 0; j < E; j++)
-                    r.x[j] += weight * (j % 2 ? high_f16(words[i].w[j / 2]) : low_f16(words[i].w[j / 2]));
-            }
-        } while (split < have);
-        if (real) __syncthreads();  // the first round's sums are read no more
-#pragma unroll
-        for (int j = 0; j < E; j += 2)
-            *reinterpret_cast<float2*>(&sums[warp][lane * E + j]) = make_float2(r.x[j], r.x[j + 1]);
-        if (lane == 0) found[warp] = make_float2(highest, total);
-        __syncthreads();
-        if (64 * warp >= HEAD_DIM) continue;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) highest = fmaxf(highest, found[i].x);
-        f32 x = 0, y = 0;
-        total = 0;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            const f32 weight = exp2_fast(found[i].x - highest);
-            const float2 values = *reinterpret_cast<const float2*>(&sums[i][dim]);
-            total += weight * found[i].y, x += weight * values.x, y += weight * values.y;
-        }
-        f32 factor = 1.0f / total;
-        if (FINISH && ROTATE) {
-            const f32 sum = x + y;
-            y = x - y, x = sum, factor *= 0.125f;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const f32 a = __shfl_xor_sync(ALL, x, step), b = __shfl_xor_sync(ALL, y, step);
-                x = lane & step ? a - x : x + a, y = lane & step ? b - y : y + b;
-            }
-        }
-        x *= factor, y *= factor;
-        if (FINISH && wide) x /= 1.0f + __expf(-low_bf16(open)), y /= 1.0f + __expf(-high_bf16(open));
-        if (out) {
-            if (real) *reinterpret_cast<u32*>(out + i64(at) * HEAD_DIM + dim) = pack_bf16(x, y);
-            continue;
-        }
-        const i32 k = head * HEAD_DIM + dim;
-        const u32 pair = pack_f16(tile_value(x), tile_value(y));
-        f32 sum = low_f16(pair) + high_f16(pair);
-#pragma unroll
-        for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(ALL, sum, step);
-        if (real) *reinterpret_cast<u32*>(tiles + tile_place(held, token, k)) = pair;
-        if (real && k % 16 == 0) store_tile_sum(tiles, i64(heads) * HEAD_DIM, held, token, k, sum);
+    for (int i = 0; i < WARPS; i++) {
+        const f32 weight = exp2_fast(found[i].x - highest);
+        const float2 values = *reinterpret_cast<const float2*>(&sums[i][dim]);
+        total += weight * found[i].y, x += weight * values.x, y += weight * values.y;
     }
+    f32 factor = 1.0f / total;
+    if (FINISH && ROTATE) {
+        const f32 sum = x + y;
+        y = x - y, x = sum, factor *= 0.125f;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const f32 a = __shfl_xor_sync(ALL, x, step), b = __shfl_xor_sync(ALL, y, step);
+            x = lane & step ? a - x : x + a, y = lane & step ? b - y : y + b;
+        }
+    }
+    x *= factor, y *= factor;
+    if (FINISH && wide) x /= 1.0f + __expf(-low_bf16(open)), y /= 1.0f + __expf(-high_bf16(open));
+    if (out) {
+        *reinterpret_cast<u32*>(out + i64(at) * HEAD_DIM + dim) = pack_bf16(x, y);
+        return;
+    }
+    const i32 token = at / heads, k = at % heads * HEAD_DIM + dim;
+    const u32 pair = pack_f16(tile_value(x), tile_value(y));
+    f32 sum = low_f16(pair) + high_f16(pair);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(ALL, sum, step);
+    *reinterpret_cast<u32*>(tiles + tile_place(held, token, k)) = pair;
+    if (k % 16 == 0) store_tile_sum(tiles, i64(heads) * HEAD_DIM, held, token, k, sum);
 }

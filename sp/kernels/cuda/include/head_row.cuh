@@ -148,20 +148,20 @@ SP_DEVICE void encode_q4_0(u8* bytes, const HeadRow& r, u32 lane) {
     if (part == 0) *reinterpret_cast<u16*>(block) = f16_from(d);
 }
 
-// A page's row of this head and token; `pages` is (pool_pages, 128, kv_heads, row bytes). Where not `real` nothing is written.
+// A page's row of this head and token; `pages` is (pool_pages, 128, kv_heads, row bytes).
 template <bool PACKED>
 SP_DEVICE void store_in_page(u8* pages, const i32* table, i32 slot, int head, int kv_heads, const HeadRow& r, f32* scratch,
-                             u32 lane, bool real = true) {
+                             u32 lane) {
     constexpr int ROW = PACKED ? HEAD_DIM / 32 * 18 : HEAD_DIM * 2;
     const i64 token = i64(table[slot / PAGE_TOKENS]) * PAGE_TOKENS + slot % PAGE_TOKENS;
     u8* row = pages + (token * kv_heads + head) * ROW;
     if (!PACKED) {
-        if (real) store_f16(reinterpret_cast<u16*>(row), r, lane);
+        store_f16(reinterpret_cast<u16*>(row), r, lane);
         return;
     }
     encode_q4_0(reinterpret_cast<u8*>(scratch), r, lane);
     __syncwarp();
-    for (int i = int(lane); real && i < ROW / 4; i += 32)
+    for (int i = int(lane); i < ROW / 4; i += 32)
         reinterpret_cast<u32*>(row)[i] = reinterpret_cast<const u32*>(scratch)[i];
     __syncwarp();
 }
