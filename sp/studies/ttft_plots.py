@@ -137,20 +137,22 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
     axes.step(x, [value / GIB for value in y], where="post", color=INK, linewidth=1.0)
     limit = float(config["vram"].removesuffix("g")) if config.get("vram") else None
     peak = record["metrics"]["peak_bytes"] / GIB
-    for height, text, style, at, side in (
-        (peak, f"peak {peak:.1f} GiB", ":", x[-1], "right"),
-        (limit, f"limit {limit:g} GiB" if limit else "", "--", 0.0, "left"),
+    top = 1.2 * max(peak, max(y) / GIB, limit or 0.0)
+    above = limit if limit and 0.0 <= limit - peak < 0.1 * top else peak  # no word fits between lines so close
+    for height, text, style, at, over, side in (
+        (peak, f"peak {peak:.1f} GiB", ":", x[-1], above, "right"),
+        (limit, f"limit {limit:g} GiB" if limit else "", "--", 0.0, limit, "left"),
     ):
-        if height is not None:
+        if height is not None and over is not None:
             axes.axhline(height, color=INK, linewidth=0.7, linestyle=style)
-            axes.text(at, height, text, ha=side, va="bottom", fontsize=8, color=INK)
+            axes.text(at, over, text, ha=side, va="bottom", fontsize=8, color=INK)
     for number, move in enumerate(record["metrics"].get("moves", ())):
         colour = COLOURS.get(move["kind"], INK)
         axes.axvspan(move["at"], move["at"] + max(move["seconds"], 0.004 * x[-1]), ymax=0.1, color=colour, linewidth=0)
         text = f"{move['kind']} {move['name']}, {move['nbytes'] / GIB:.1f} GiB"
         place = move["at"], 0.12 + 0.1 * (number % 3)  # those that follow each other closely stand one above the other
         axes.annotate(text, place, xycoords=("data", "axes fraction"), fontsize=7, color=colour)
-    axes.set_ylim(0, 1.2 * max(peak, max(y) / GIB, limit or 0.0))
+    axes.set_ylim(0, top)
     axes.set_ylabel("GiB in use")
     title = f"{config['prompt_tokens']:,} tokens, {label_of(config)}: first token after"
     axes.set_title(f"{title} {record['metrics']['ttft_s']:.3g} s", fontsize=9, loc="left", color=INK)
