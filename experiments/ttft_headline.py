@@ -5,7 +5,7 @@
 Appends `ttft` and `ttft_memory` records to results/<machine>/, each as soon as it is measured: full prefill and keep
 ratio 0.05 of 32K, 64K and 128K tokens with no limit of device memory and within 23 GiB; 128K within 18 GiB. With
 `--more` in their place the controls, other keep ratios, and short prompts for the break-even; full prefills of lengths
-that the newest records of results/<machine>/ttft.jsonl have are taken from there. The drafter reads 5 % of its
+that results/<machine>/ttft.jsonl has of today's kernels are taken from there. The drafter reads 5 % of its
 attention blocks. Draw and tabulate with `sp report`; `--shorter 64` is a rehearsal with prompts so much shorter.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sp.bench.prompts import PromptMaker
-from sp.bench.record import append, newest
+from sp.bench.record import append, is_current, newest
 from sp.bench.request import Request, without_ends
 from sp.bench.ttft import Bench, Cell, records_of, requests_of
 from sp.kernels.machine import machine_facts, machine_slug
@@ -73,10 +73,10 @@ def open_pair(name: str, device: str) -> Pipeline:
 
 
 def recorded(folder: Path, pair: Pipeline, path: str) -> dict[int, tuple[Request, ...]]:
-    """Full prefills of this pair without a limit, by length, from the newest records of this machine."""
+    """Full prefills of this pair without a limit, by length, from this machine's newest records of today's kernels."""
     file = folder / machine_slug(machine_facts(pair.target.model.device)) / "ttft.jsonl"
     want = {"target": pair.target.path.name, "keep_ratio": 1.0, "vram": None, "path": path, "kv": "q4_0 rotated"}
-    found = newest(file) if file.exists() else []
+    found = filter(is_current, newest(file)) if file.exists() else ()
     mine = [r for r in found if r["samples"] and all(r["config"].get(name) == value for name, value in want.items())]
     return {record["config"]["prompt_tokens"]: requests_of(record) for record in mine}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -111,6 +112,8 @@ def bench_ttft(
     if (most := pair.target.model.config.context - new) < 1:
         raise ConfigError(f"-n {new}: the target's context of {most + new} tokens has no room for a prompt besides")
     lengths = sorted({min(n, most) for n in asked})
+    if max(asked) > most:
+        print(f"sp: prompts longer than the target's context leaves are cut to {most:,} tokens", file=sys.stderr)
     taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
     document, example = sample()
     maker = PromptMaker(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)

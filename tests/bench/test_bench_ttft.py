@@ -188,6 +188,15 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], message: str) -> 
     assert not isinstance(done.exception, SystemExit)
 
 
+def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.MonkeyPatch, pair: Pipeline) -> None:
+    asked: list[list[int]] = []
+    monkeypatch.setattr(Bench, "run", lambda self, lengths, *rest: asked.append(list(lengths)) or iter(()))
+    most = pair.target.model.config.context - 2
+    assert f"cut to {most:,} tokens" in command("-p", "1k,512k,1024k").stderr
+    assert "cut to" not in command("-p", f"1k,{most}").stderr
+    assert asked == [[1024, most]] * 2
+
+
 def test_one_way_to_attend_is_for_scorers_that_can() -> None:
     from sp.commands.bench_ttft import settings_of
 
