@@ -24,6 +24,8 @@ COLOURS = {
     "target prefill": "#f08c00",
     "other": "#ced4da",
 }
+MOVES = {"park": "#e03131", "unpark": "#9c36b5"}
+"""Colours of what a residency does beside the stages."""
 SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
 CUT = 2.5  # a full prefill longer than so many times the longest other bar is cut there
 GIB = float(1 << 30)
@@ -147,7 +149,7 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
             axes.axhline(height, color=INK, linewidth=0.7, linestyle=style)
             axes.text(at, over, text, ha=side, va="bottom", fontsize=8, color=INK)
     for number, move in enumerate(record["metrics"].get("moves", ())):
-        colour = COLOURS.get(move["kind"], INK)
+        colour = MOVES.get(move["kind"], INK)
         axes.axvspan(move["at"], move["at"] + max(move["seconds"], 0.004 * x[-1]), ymax=0.1, color=colour, linewidth=0)
         text = f"{move['kind']} {move['name']}, {move['nbytes'] / GIB:.1f} GiB"
         place = move["at"], 0.12 + 0.1 * (number % 3)  # those that follow each other closely stand one above the other
