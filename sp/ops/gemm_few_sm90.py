@@ -1,4 +1,4 @@
-"""gemm_few_sm90: up to 32 tokens times up to four K-quant weights in one launch on Hopper; for checking drafts."""
+"""gemm_few_sm90: up to 64 tokens times up to four K-quant weights in one launch on Hopper; for checking drafts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ __all__ = ["ADD", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "Plan", "gemm_few_sm9
 
 SUPER = 256
 """Inputs of a super-block."""
-MOST_SLICES = 16
+MOST_SLICES = 32
+"""A lane of a warp knows of one."""
 LEAST_DEPTH = 2
 MOST_DEPTH = 12
 LEAST_PARTIALS = 8
@@ -54,12 +55,12 @@ class Plan(NamedTuple):
 
 
 def held_for(tokens: int) -> int:
-    """Tokens that the smallest variant for `tokens` (at most 32) holds.
+    """Tokens that the smallest variant for `tokens` (at most 64) holds.
 
     Examples
     --------
-    >>> held_for(9), held_for(23)
-    (16, 24)
+    >>> held_for(9), held_for(23), held_for(33)
+    (16, 24, 40)
     """
     return next(n for n in HELD if n >= tokens)
 

@@ -16,6 +16,8 @@ from sp.ops.norms import Norm, Ready, rms_norm
 
 MOST = 4
 """Weights of one launch."""
+LONG = 1 << 16
+"""Of so many outputs the sums of more than 32 tokens would not stay in the L2 cache: they take two passes."""
 
 
 def multiply_few(
@@ -31,7 +33,7 @@ def multiply_few(
     Parameters
     ----------
     x, weights, outs, epilogue, norm, then :
-        See `gemm_few_sm90`; x of any number of tokens, but at most 32 with `then`.
+        See `gemm_few_sm90`; x of at most 64 tokens.
     """
     if isinstance(x, InputTiles):
         gemm_few_sm90(x, weights, outs, epilogue, then=then)
@@ -39,8 +41,10 @@ def multiply_few(
     others = [i for i, w in enumerate(weights) if w.format.ggml_type not in UNIT_BYTES]
     quants = [i for i in range(len(weights)) if i not in others]
     ready, norm = (norm.tiles, norm.norm) if isinstance(norm, Ready) else (None, norm)
-    start = 0
-    for tokens in passes(len(x)):
+    start, parts = 0, [len(x)]
+    if epilogue == STORE and len(x) > 32 and sum(weights[i].shape[0] for i in quants) > LONG:
+        parts, ready = passes(len(x)), None
+    for tokens in parts:
         part = slice(start, start + tokens)
         mine = [out if isinstance(out, InputTiles) else out[part] for out in outs]
         for first in range(0, len(quants), MOST):

@@ -135,7 +135,7 @@ def test_one_block_a_head_as_where_there_are_no_clusters(nodes, careful, monkeyp
     compare(SMALL, layer(SMALL, nodes), tree(nodes, "random"), careful)
 
 
-@pytest.mark.parametrize("nodes", [5, 9, 16, 23, 32])
+@pytest.mark.parametrize("nodes", [5, 9, 16, 23, 32, 33, 48, 64])
 @pytest.mark.parametrize("sizes", [PAIR, SMALL, LARGE], ids=str)
 def test_tiles_for_the_next_product(sizes, nodes, careful) -> None:
     if current_path() != "sm_90a":

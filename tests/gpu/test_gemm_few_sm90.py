@@ -77,7 +77,9 @@ def product(guarded: Any, x: np.ndarray, w: PackedWeight, dtype: Any) -> Any:
     return out
 
 
-@pytest.mark.parametrize(("tokens", "k"), [(16, 5120), (5, 1024), (9, 256), (23, 1280), (32, 17408)])
+@pytest.mark.parametrize(
+    ("tokens", "k"), [(16, 5120), (5, 1024), (9, 256), (23, 1280), (32, 17408), (33, 1280), (64, 17408)]
+)
 def test_tiles(tokens: int, k: int, guarded: Any, tiles: list[InputTiles]) -> None:
     x = inputs(tokens, k) * np.float32(1000)
     x[0, :3] = 5e6, -5e6, 1e-3
@@ -89,7 +91,7 @@ def test_tiles(tokens: int, k: int, guarded: Any, tiles: list[InputTiles]) -> No
     assert np.abs(tiles[0].means() - groups.mean(axis=2)).max() <= np.abs(values).max() * 2.0**-21
 
 
-@pytest.mark.parametrize("tokens", [7, 9, 19, 32])
+@pytest.mark.parametrize("tokens", [7, 9, 19, 32, 33, 63])
 @pytest.mark.parametrize(("name", "shape"), [("Q4_K", (17408, 5120)), ("Q6_K", (48, 5120)), ("Q4_K", (200, 256))])
 def test_norm(tokens: int, name: str, shape: tuple[int, int], guarded: Any, tiles: list[InputTiles]) -> None:
     (w, dense), x = weight(name, shape), inputs(tokens, shape[1])
@@ -109,7 +111,7 @@ def test_norm(tokens: int, name: str, shape: tuple[int, int], guarded: Any, tile
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tokens", [2, 8, 9, 16, 23, 24, 31, 32])
+@pytest.mark.parametrize("tokens", [2, 8, 9, 16, 23, 24, 31, 32, 33, 40, 47, 48, 55, 63, 64])
 def test_formats(name: str, tokens: int, guarded: Any) -> None:
     w, dense = weight(name, (200, 1280))
     x = inputs(tokens, 1280)
@@ -121,7 +123,7 @@ def test_formats(name: str, tokens: int, guarded: Any) -> None:
         assert bool((product(guarded, x, w, np.float32) == wide).all()), "a rerun differs"
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 23, 32])
+@pytest.mark.parametrize("tokens", [8, 16, 23, 32, 40, 47, 56, 64])
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -142,7 +144,7 @@ def test_shapes(name: str, shape: tuple[int, int], tokens: int, guarded: Any) ->
     assert nmse(product(guarded, x, w, np.float32), times(x, dense, shape[0])) < EXACT
 
 
-@pytest.mark.parametrize("tokens", [5, 9, 24, 32])
+@pytest.mark.parametrize("tokens", [5, 9, 24, 32, 33, 48, 63, 64])
 @pytest.mark.parametrize(("name", "shape"), [("Q4_K", (200, 1280)), ("Q6_K", (640, 17408))])
 def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: Any) -> None:
     w, dense = weight(name, shape)
@@ -158,7 +160,7 @@ def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: A
         assert bool((stream == first).all())
 
 
-@pytest.mark.parametrize("tokens", [6, 9, 17, 32])
+@pytest.mark.parametrize("tokens", [6, 9, 17, 32, 33, 48, 55, 64])
 def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
     """As a recurrent layer has them, with small ones whose last tile is mostly padding."""
     parts = [("Q6_K", (1040, 1280)), ("Q4_K", (608, 1280)), ("Q4_K", (48, 1280)), ("Q5_K", (8, 1280))]
@@ -170,7 +172,7 @@ def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
         assert nmse(out, times(x, dense, out.shape[1])) < ROUNDED
 
 
-@pytest.mark.parametrize("tokens", [5, 9, 24, 32])
+@pytest.mark.parametrize("tokens", [5, 9, 24, 32, 33, 48, 63, 64])
 @pytest.mark.parametrize(("name", "shape"), [("Q4_K", (200, 1280)), ("Q6_K", (17408, 256)), ("Q4_K", (3072, 1024))])
 def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) -> None:
     (gate, g), (up, u) = (weight(name, shape, seed) for seed in range(2))
@@ -188,28 +190,30 @@ def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) ->
     assert nmse(made.means(), made.values().reshape(tokens, -1, 16).mean(axis=2)) < 1e-10
 
 
+@pytest.mark.parametrize("tokens", [19, 63])
 @pytest.mark.parametrize("processors", [1, 3, 20, 64])
-def test_every_division_is_right(processors: int, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_division_is_right(processors: int, tokens: int, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer multiprocessors divide the work otherwise; some workers have nothing to do, some several items."""
     w, dense = weight("Q4_K", (456, 2560))
-    x = inputs(19, 2560)
+    x = inputs(tokens, 2560)
     monkeypatch.setattr(module, "_plan", lambda *given: module.plan_of(*given[:5], processors))
     assert nmse(product(guarded, x, w, np.float32), times(x, dense, w.shape[0])) < EXACT
 
 
-def test_a_chain_waits_for_its_inputs(guarded: Any) -> None:
+@pytest.mark.parametrize("tokens", [16, 63])
+def test_a_chain_waits_for_its_inputs(tokens: int, guarded: Any) -> None:
     """x += f(x) W, again and again, also as a graph: every launch reads what the one before wrote."""
     (down, dense), (gate, g), (up, u) = (
         weight("Q4_K", (256, 2048)),
         weight("Q6_K", (2048, 256)),
         weight("Q6_K", (2048, 256), 1),
     )
-    x, ones = inputs(16, 256) * 0.1, cupy.ones(256, np.float32)
+    x, ones = inputs(tokens, 256) * 0.1, cupy.ones(256, np.float32)
     stream, steps = guarded(x.shape, np.float32, x), 6
 
     def chain() -> None:
         for _ in range(steps):
-            middle = poisoned(16, 2048)
+            middle = poisoned(tokens, 2048)
             gemm_few_sm90(stream, [gate, up], [middle], SWIGLU, (ones, 1e-6))
             gemm_few_sm90(middle, [down], [stream], ADD)
 
@@ -217,7 +221,7 @@ def test_a_chain_waits_for_its_inputs(guarded: Any) -> None:
     want = x.astype(np.float64)
     for _ in range(steps):
         h = want / np.sqrt((want**2).mean(axis=1, keepdims=True) + 1e-6)
-        a, b = (np.resize((h @ v.T).T, (2048, 16)).T for v in (g, u))
+        a, b = (np.resize((h @ v.T).T, (2048, tokens)).T for v in (g, u))
         want = want + (a / (1 + np.exp(-a)) * b) @ dense.T  # 256 rows, all distinct
     assert nmse(stream, want) < ROUNDED
     once = stream.copy()

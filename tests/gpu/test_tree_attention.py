@@ -122,7 +122,7 @@ def test_a_long_context():
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [TARGET, DRAFT])
-@pytest.mark.parametrize("n", [9, 16, 23, 32])
+@pytest.mark.parametrize("n", [9, 16, 23, 32, 33, 48, 64])
 def test_tiles_for_the_next_product(heads, kv_heads, d, n):
     if current_path() != "sm_90a":
         pytest.skip("only the Hopper products take tiles")

@@ -1,4 +1,4 @@
-// y_i[t, o] = sum_k x[t, k] W_i[o, k] for up to 32 tokens and up to four packed K-quant weights, on Hopper: the matrix
+// y_i[t, o] = sum_k x[t, k] W_i[o, k] for up to 64 tokens and up to four packed K-quant weights, on Hopper: the matrix
 // products of checking drafted tokens.
 //
 //   x    tokens as tiles of f16 with their means, HELD = TOKENS (input_tiles.cuh), 256-byte aligned; with `plain` bf16
@@ -108,38 +108,36 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             wait_for_earlier();
         else
             make_tiles(source, x, at.sums, ready);
-        const u64 x_tiles = wgmma_descriptor(shared_address(at.x)), mean_tiles = wgmma_descriptor(shared_address(at.means));
         const u32 upper = upper_bytes();
         Sums acc;
         for (; unit < range.end; stage = 0, ++t) {
-            const Item item = item_at(weights, t);
+            int kind = item_at(weights, t).kind;
+            asm volatile("" : "+r"(kind));  // kept: the compiler would find it anew for every unit
             const int begin = stage, stop = min(work.stages, stage + range.end - unit);
-#pragma unroll
-            for (int m = 0; m < SETS; ++m)
-#pragma unroll
-                for (int i = 0; i < SUMS; ++i) acc[m][i] = 0;
 #pragma unroll 1
-            for (; stage < stop; ++stage) {
-                const int super = work.first + stage, chunk = super / 2 - work.chunk0();
-                const u64 tiles_here = x_tiles + stage * (4 * TILE / 16);
-                const u64 means_here = mean_tiles + chunk * (TILE / 16) + super % 2 * 4;
-                barrier_wait(at.inputs + chunk, 0);
+            for (int m = 0; m < SETS; ++m) {  // one after the other: there are registers for the sums of one
 #pragma unroll
-                for (int m = 0; m < SETS; ++m) {
+                for (int i = 0; i < SUMS; ++i) acc[i] = 0;
+#pragma unroll 1
+                for (stage = begin; stage < stop; ++stage) {
+                    const int super = work.first + stage, chunk = super / 2 - work.chunk0();
+                    const u64 tiles_here = wgmma_descriptor(shared_address(at.x) + stage * (4 * TILE));
+                    const u64 means_here = wgmma_descriptor(shared_address(at.means) + chunk * TILE + super % 2 * 64);
+                    barrier_wait(at.inputs + chunk, 0);
                     const int place = group * depth + slot;
                     barrier_wait(at.full + place, phase);
                     const auto release = [&] { barrier_arrive_warp(at.empty + place, lane); };
 #define SP_DO(F)          \
         if constexpr (has<F>) \
-            if (item.kind == F)    \
-                multiply_unit<F>(acc[m], at.ring + place * SLOT, tiles_here, means_here, upper, thread, release);
+            if (kind == F)    \
+                multiply_unit<F>(acc, at.ring + place * SLOT, tiles_here, means_here, upper, thread, release);
                     SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
                     if (++slot == depth) slot = 0, phase ^= 1;
                 }
+                store_sums(partials + i64(piece_of(work, blockIdx.y, t, worker, strip)) * PIECE + m * (32 * SUMS), acc, lane);
             }
             unit += stop - begin;
-            store_piece(partials + i64(piece_of(work, blockIdx.y, t, worker, strip)) * PIECE, acc, lane);
             if (begin == 0 && is_ours(t)) give_tasks(at, t, strip, lane);
         }
     }

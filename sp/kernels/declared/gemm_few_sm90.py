@@ -10,7 +10,7 @@ from sp.kernels.launch import Defines, Kernel
 
 __all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "bits"]
 
-HELD = (8, 16, 24, 32)
+HELD = (8, 16, 24, 32, 40, 48, 56, 64)
 """Tokens that a variant of the kernel can hold."""
 UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
 """Bytes of 64 rows x 256 inputs, by ggml type id."""

@@ -68,15 +68,17 @@ SP_DEVICE void fetch_unit(u8* slot, const u8* data, i64 row, i64 all, u64* barri
     if constexpr (U::deltas > 0) copy(U::deltas_at, U::deltas);
 }
 
-// The weights of a warpgroup, a thread each: unit `unit` of `end`, stage `stage` of item `t`, weight `set` of it.
+// The weights of a warpgroup, a thread each: of item `t`, whose first unit here is `unit` of `end`, stage `stage` of `begin` to
+// `stop` of weight `set`.
 struct Fetch {
-    int unit, end, t, stage, set, slot;
+    int unit, end, t, begin, stop, stage, set, slot;
     u32 phase;
     Item item;
 
     SP_DEVICE Fetch(const Weights& weights, const Division& work, const Range& range) {
         unit = range.begin, end = range.end;
-        t = unit / work.stages, stage = unit % work.stages, set = 0, slot = 0, phase = 1;
+        t = unit / work.stages, begin = unit % work.stages, set = 0, slot = 0, phase = 1;
+        stop = min(work.stages, begin + end - unit), stage = begin;
         item = item_at(weights, t);
     }
 
@@ -95,9 +97,11 @@ struct Fetch {
 #undef SP_DO
         }
         if (++slot == at.depth) slot = 0, phase ^= 1;
+        if (++stage < stop) return;
+        stage = begin;
         if (++set < SETS) return;
-        set = 0, ++unit;
-        if (++stage == work.stages) stage = 0, item = item_at(weights, ++t);
+        unit += stop - begin;
+        set = 0, begin = 0, stage = 0, stop = min(work.stages, end - unit), item = item_at(weights, ++t);
     }
 };
 

@@ -139,7 +139,7 @@ SP_DEVICE u32 look_at_word(u32* place) {
 
 // A task is to add up a part of a strip of item t and to write the result.
 SP_DEVICE void give_tasks(const Layout& at, int t, int strip, int lane) {
-    if (lane < PARTS) give_word(at.tasks + atomicAdd(at.queue + 1, 1), 1u << 31 | t << 4 | strip << 2 | lane);
+    if (lane < PARTS) give_word(at.tasks + atomicAdd(at.queue + 1, 1), 1u << 31 | t << 5 | strip << 3 | lane);
 }
 
 // Whether the pieces of item t are added up by blocks of this slice, by that which has its first stage: it ends with the
@@ -171,7 +171,7 @@ SP_DEVICE void do_tasks(const Weights& weights, const Division& work, int supers
         if (index >= tasks) return;
         u32 task;
         while ((task = look_at_word(at.tasks + index)) == 0) __nanosleep(40);
-        const int t = task << 1 >> 5, strip = task >> 2 & 3, part = task & 3;
+        const int t = task << 1 >> 6, strip = task >> 3 & 3, part = task & 7;
         const Item item = item_at(weights, t);
         const Weight w = pick(weights, item.which);
         const int row = item.tile * TILE_ROWS + strip * 16;

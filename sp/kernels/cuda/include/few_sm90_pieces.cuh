@@ -2,7 +2,7 @@
 #pragma once
 #include "few_sm90_products.cuh"
 
-typedef f32 Sums[SETS][SUMS];
+typedef f32 Sums[SUMS];  // of one weight of an item
 constexpr int PIECE = 32 * SETS * SUMS;  // sums of a warp
 
 // Sums lie there with all their bits turned round: 0, as every word is between launches, stands for a NaN that no
@@ -27,13 +27,11 @@ SP_DEVICE bool has_come(uint4 v) { return v.x != 0 && v.y != 0 && v.z != 0 && v.
 SP_DEVICE u32 turned(f32 v) { return ~__float_as_uint(v); }
 SP_DEVICE f32 turned_back(u32 v) { return __uint_as_float(~v); }
 
-SP_DEVICE void store_piece(f32* piece, const Sums& acc, int lane) {
+SP_DEVICE void store_sums(f32* to, const Sums& acc, int lane) {
 #pragma unroll
-    for (int m = 0; m < SETS; ++m)
-#pragma unroll
-        for (int i = 0; i < SUMS; i += 4)
-            store_words(piece + (m * SUMS + i) * 32 + 4 * lane,
-                        make_uint4(turned(acc[m][i]), turned(acc[m][i + 1]), turned(acc[m][i + 2]), turned(acc[m][i + 3])));
+    for (int i = 0; i < SUMS; i += 4)
+        store_words(to + i * 32 + 4 * lane,
+                    make_uint4(turned(acc[i]), turned(acc[i + 1]), turned(acc[i + 2]), turned(acc[i + 3])));
 }
 
 // Which piece worker v's of item t is, for strip `strip` of 16 rows.
@@ -48,17 +46,16 @@ constexpr int PARTS = TOKENS / 8;
 // Adds up part `part` of a strip of item t, slice by slice and in the order of the workers.
 SP_DEVICE void gather(Part& sum, const Division& work, const Item& item, int t, int supers, f32* partials, int strip, int part,
                       int lane) {
-    // Lane i knows who has the first stage of the item in slice i, lane 16 + i who has the last one.
-    const int mine = lane % 16, slices = gridDim.y;
-    const int stages = mine < slices ? supers * (mine + 1) / slices - supers * mine / slices : 1;
-    const int who = work.worker_of(item, lane < 16 ? 0 : stages - 1, stages);
+    // Lane i knows who has the first stage of the item in slice i, and who has the last one.
+    const int slices = gridDim.y, stages = lane < slices ? supers * (lane + 1) / slices - supers * lane / slices : 1;
+    const int who = work.worker_of(item, 0, stages), until = work.worker_of(item, stages - 1, stages);
 #pragma unroll
     for (int m = 0; m < SETS; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[m][i] = 0;
     constexpr int BATCH = 12 / SETS;  // pieces under way at a time
     constexpr u32 NONE = 0xffffffffu;
-    int slice = 0, v = __shfl_sync(0xffffffffu, who, 0), last = __shfl_sync(0xffffffffu, who, 16);
+    int slice = 0, v = __shfl_sync(0xffffffffu, who, 0), last = __shfl_sync(0xffffffffu, until, 0);
     while (slice < slices) {
         u32 place[BATCH];  // of the part in the pieces, in units of 16 bytes
 #pragma unroll
@@ -66,7 +63,7 @@ SP_DEVICE void gather(Part& sum, const Division& work, const Item& item, int t, 
             place[b] = slice < slices ? piece_of(work, slice, t, v, strip) * (PIECE / 4) + part * 32 + lane : NONE;
             if (++v <= last) continue;
             ++slice;
-            v = __shfl_sync(0xffffffffu, who, slice & 15), last = __shfl_sync(0xffffffffu, who, 16 + (slice & 15));
+            v = __shfl_sync(0xffffffffu, who, slice), last = __shfl_sync(0xffffffffu, until, slice);
         }
         uint4 word[BATCH][SETS];
 #pragma unroll

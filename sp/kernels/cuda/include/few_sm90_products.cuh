@@ -1,7 +1,7 @@
-// One unit of a weight, 64 rows x 256 inputs, times up to 32 tokens: the inner loop of gemm_few_sm90.cu.
+// One unit of a weight, 64 rows x 256 inputs, times up to 64 tokens: the inner loop of gemm_few_sm90.cu.
 //
-// A warp takes the codes of its 16 rows out of the ring and makes A operands of them (small_codes.cuh), a tile of 64
-// inputs while wgmma multiplies the one before; what it does so does not depend on the number of tokens. The minima of
+// A warp takes the codes of its 16 rows out of the ring and makes A operands of them (small_codes.cuh), a group of 32 or
+// 64 inputs while wgmma multiplies the one before; what it does so does not depend on the number of tokens. The minima of
 // Q4_K and Q5_K take two more products: (rows x groups) codes times (groups x tokens) means of inputs, in two parts.
 // Nothing is rounded but products of Q6_K, to 11 bits, and float32 sums.
 #pragma once
@@ -10,6 +10,11 @@
 #include "wgmma_few.cuh"
 
 constexpr int SUMS = TOKENS / 2;  // of a thread: D of wgmma_few
+
+// A thread has 128 registers. Above 32 tokens two sets of sums leave room for operands of 32 inputs at a time, and none
+// for sums of the minima: those are added before the others begin.
+constexpr bool MANY = TOKENS > 32;
+constexpr int STEPS = MANY ? 2 : 4;  // of 16 inputs, in a group
 
 // Scales of rows g and g + 8 of a warp: `codes` a byte for each group of 32 (Q4_K, Q5_K: two words) or of 16 inputs
 // (Q6_K: four words, raised by 128), `minima` of 8 groups.
@@ -40,11 +45,12 @@ SP_DEVICE RowScales row_scales(const u8* unit, int row) {
     return v;
 }
 
-// A operands of one tile.
+// A operands of STEPS steps of a tile, from step `first` on.
 template <int F>
-SP_DEVICE void make_operands(u32 (&a)[4][4], const Quants<F>& q, const RowScales& scales, int tile, u32 upper) {
+SP_DEVICE void make_operands(u32 (&a)[STEPS][4], const Quants<F>& q, const RowScales& scales, int tile, int first, u32 upper) {
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
+    for (int i = 0; i < STEPS; ++i) {
+        const int s = first + i;
         const int group = F == Q6_K ? 4 * tile + s : 2 * tile + s / 2;
         SmallScale by[2];
 #pragma unroll
@@ -55,7 +61,7 @@ SP_DEVICE void make_operands(u32 (&a)[4][4], const Quants<F>& q, const RowScales
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const u32 codes = small_codes<F>(q, s, j);
-            a[s][j] = F == Q6_K ? fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias) : mul_f16x2(codes, by[j % 2].scale);
+            a[i][j] = F == Q6_K ? fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias) : mul_f16x2(codes, by[j % 2].scale);
         }
     }
 }
@@ -73,12 +79,26 @@ SP_DEVICE void multiply_unit(f32 (&acc)[SUMS], const u8* unit, u64 x, u64 means,
         load_quants<F>(q[t], unit + t * Fragment<F>::low_bytes, unit + Unit<F>::low + t * Fragment<F>::high_bytes, thread);
     };
     const RowScales scales = row_scales<F>(unit, 16 * warp + lane / 4);
+    constexpr int FIRST = at_once ? 4 : MANY ? 1 : 2;  // tiles whose codes are loaded before the first product
+    const auto load_first = [&] {
 #pragma unroll
-    for (int t = 0; t < (at_once ? 4 : 2); ++t) load(t);
-    if constexpr (at_once) release();
+        for (int t = 0; t < FIRST; ++t) load(t);
+        if constexpr (at_once) release();
+    };
+    if constexpr (!MANY || !minima) load_first();
 
-    f32 sum[SUMS], lowest[SUMS];
-    u32 a[2][4][4], m[4];
+    f32 sums[MANY ? 1 : 2][SUMS];
+    f32(&sum)[SUMS] = sums[0], (&lowest)[SUMS] = sums[MANY ? 0 : 1];
+    u32 a[2][STEPS][4], m[4];
+    const auto multiply_means = [&] {
+        wgmma_few<false>(lowest, m, means);
+        wgmma_few<true>(lowest, m, means + 2);
+    };
+    const auto add_means = [&] {
+        accumulators_ready(lowest);
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) acc[i] = fmaf(scales.dmin[i / 2 % 2] * -16.0f, lowest[i], acc[i]);
+    };
     if constexpr (minima) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {  // two columns, of one group
@@ -86,38 +106,42 @@ SP_DEVICE void multiply_unit(f32 (&acc)[SUMS], const u8* unit, u64 x, u64 means,
             m[j] = fma_f16x2(raised, 0x3C003C00u, 0xE400E400u);
         }
     }
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-        make_operands<F>(a[t % 2], q[t], scales, t, upper);
+    if constexpr (minima && MANY) {
         wgmma_fence();
-        if constexpr (minima) {
-            if (t == 0) {
-                wgmma_few<false>(lowest, m, means);
-                wgmma_few<true>(lowest, m, means + 2);
-            }
+        multiply_means();
+        wgmma_commit();
+        load_first();
+        wgmma_wait<0>();
+        add_means();
+    }
+#pragma unroll
+    for (int g = 0; g < 16 / STEPS; ++g) {
+        const int t = g * STEPS / 4, first = g * STEPS % 4;
+        make_operands<F>(a[g % 2], q[t], scales, t, first, upper);
+        wgmma_fence();
+        if constexpr (minima && !MANY) {
+            if (g == 0) multiply_means();
         }
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            const u64 b = x + (t * (TOKENS * 128 / 16) + 2 * s);
-            if (t == 0 && s == 0)
-                wgmma_few<false>(sum, a[t % 2][s], b);
+        for (int i = 0; i < STEPS; ++i) {
+            const u64 b = x + (t * (TOKENS * 128 / 16) + 2 * (first + i));
+            if (g == 0 && i == 0)
+                wgmma_few<false>(sum, a[g % 2][i], b);
             else
-                wgmma_few<true>(sum, a[t % 2][s], b);
+                wgmma_few<true>(sum, a[g % 2][i], b);
         }
         wgmma_commit();
-        if constexpr (!at_once) {
-            if (t < 2) load(t + 2);
-            if (t == 1) release();
+        if constexpr (!at_once) {  // the codes of one tile more
+            if (first + STEPS == 4 && t + FIRST < 4) {
+                load(t + FIRST);
+                if (t + FIRST == 3) release();
+            }
         }
-        if (t > 0) wgmma_wait<1>();
+        if (g > 0) wgmma_wait<1>();
     }
     wgmma_wait<0>();
     accumulators_ready(sum);
-    if constexpr (minima) accumulators_ready(lowest);
 #pragma unroll
-    for (int i = 0; i < SUMS; ++i) {
-        const int r = i / 2 % 2;
-        acc[i] = fmaf(scales.d[r] * 16777216.0f, sum[i], acc[i]);
-        if constexpr (minima) acc[i] = fmaf(scales.dmin[r] * -16.0f, lowest[i], acc[i]);
-    }
+    for (int i = 0; i < SUMS; ++i) acc[i] = fmaf(scales.d[i / 2 % 2] * 16777216.0f, sum[i], acc[i]);
+    if constexpr (minima && !MANY) add_means();
 }
