@@ -64,6 +64,17 @@ class Round:
         }
 
 
+def fitting(nodes: Sequence[int], block_size: int) -> list[int]:
+    """Sizes of passes that a draft's blocks can fill, in place of those asked for; each once.
+
+    Examples
+    --------
+    >>> fitting([5, 16, 23], 2), fitting([5, 16, 23], 16)
+    ([5, 9], [5, 16, 23])
+    """
+    return list(dict.fromkeys(_decoder(n, block_size).nodes(block_size) for n in nodes))
+
+
 def time_round(
     target: Loaded, draft: Draft, nodes: int, decode_ms: float, options: RunOptions, *, context: int, repeats: int
 ) -> Round:
@@ -71,6 +82,8 @@ def time_round(
 
     Parameters
     ----------
+    nodes : int
+        As many as the draft's blocks can fill, see `fitting`.
     decode_ms : float
         See `Round`.
     options : RunOptions
@@ -79,8 +92,8 @@ def time_round(
         Rounds that count, after `SKIPPED` that do not.
     """
     reset_launched()
-    decoder: Speculative = DFlash(nodes - 1) if nodes <= draft.block_size else DDTree(nodes - 1)
-    model, rng, kept = target.model, np.random.default_rng(0), min(KEPT, nodes, draft.block_size)
+    decoder, model = _decoder(nodes, draft.block_size), target.model
+    rng, kept = np.random.default_rng(0), min(KEPT, nodes, draft.block_size)
     room = context + (repeats + SKIPPED) * kept + nodes
     cache = model.new_cache(room, options.kv, rotate=options.rotate)
     session, read = draft.begin(model, room), 0
@@ -119,6 +132,11 @@ def time_round(
     spans = [ended(one) for one in marks[SKIPPED:]]
     samples = {name: tuple(span[i] for span in spans) for i, name in enumerate(PARTS)}
     return Round(nodes, kept, samples, decode_ms, launched_sources())
+
+
+def _decoder(nodes: int, block_size: int) -> Speculative:
+    """What proposes passes of so many nodes."""
+    return DFlash(nodes - 1) if nodes <= block_size else DDTree(nodes - 1)
 
 
 def _marks(device: str) -> tuple[Callable[[], Any], Callable[[Sequence[Any]], list[float]]]:

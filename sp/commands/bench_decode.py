@@ -47,7 +47,7 @@ def bench_decode(
     new: Annotated[int, typer.Option(min=1, help="Tokens decoded a repetition, where acceptance is simulated.")] = 256,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Repetitions, and samples of a pass.")] = 5,
     nodes: Annotated[
-        str, typer.Option(help="Also time rounds of so many tokens a pass, part by part; comma-separated.")
+        str, typer.Option(help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated.")
     ] = "16,23",
     kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
     rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
@@ -76,7 +76,7 @@ def bench_decode(
     from sp.bench.decode import describe, measure_pair, measure_simulated, ways_of
     from sp.bench.request import without_ends
     from sp.bench.simulate import Acceptance, read_trace, write_trace
-    from sp.bench.verify import describe_round, time_round
+    from sp.bench.verify import describe_round, fitting, time_round
     from sp.config import from_mapping
     from sp.evals import TASKS as KNOWN
     from sp.kernels.device import pick_device
@@ -103,7 +103,7 @@ def bench_decode(
     sizes = sizes_of(nodes)
     where = pick_device(device)
     loaded, guesser = open_models(target, draft, synthetic, type_, draft_type, where)
-    ways = ways_of(chosen, asked, guesser.block_size)
+    ways, sizes = ways_of(chosen, asked, guesser.block_size), fitting(sizes, guesser.block_size)
     common = {"kv": kv + (" rotated" if rotate else ""), "path": path_of(where), "context": lengths[0]}
     found: list[dict[str, Any]] = []
 

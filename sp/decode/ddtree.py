@@ -69,8 +69,9 @@ class DDTree(Speculative):
             )
 
     def nodes(self, block_size: int) -> int:
-        """See `Speculative`."""
-        return self.budget + 1
+        """See `Speculative`; short blocks have too few paths for the budget."""
+        paths: int = sum(self.top_k**depth for depth in range(block_size))
+        return min(self.budget + 1, paths)
 
     def first(self, logits: Floats, rng: np.random.Generator) -> int:
         """See `Speculative`."""

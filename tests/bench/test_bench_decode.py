@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.tiny_drafts import write_draft
 from typer.testing import CliRunner
 
 from sp.bench import decode as bench
@@ -18,6 +19,7 @@ from sp.bench.simulate import SIMULATED, Simulated, deepest, read_trace, write_t
 from sp.cli import app
 from sp.decode import DDTree
 from sp.errors import ConfigError
+from sp.models import load_model
 from sp.models.dflash_synthetic import write_synthetic_draft
 from sp.models.synthetic import write_synthetic
 from sp.studies.decode_plots import draw_decoding, figure_of
@@ -150,6 +152,19 @@ def test_runs_that_do_not_compare_share_no_table_and_no_picture(real: Path, tmp_
     assert first != second
     assert str(next(iter(change.values()))).replace("_", "-").split()[0] in f"{first.name} {second.name}"
     assert len(list(decode_tables([*records, *others]))) == 2 * len(list(decode_tables(records)))
+
+
+def test_rounds_are_of_no_more_nodes_than_a_short_block_can_fill(pair: list[object], tmp_path: Path) -> None:
+    """A block of two has one guess, of which a tree takes the eight likeliest."""
+    model = load_model(str(pair[1]))
+    draft = write_draft(tmp_path, "dflash", model.config, (0, 2), block_size=2)
+    call(
+        *("--target", pair[1], "--draft", draft, "--accept", 2, "--methods", "ddtree", "--budgets", 22, "-p", 40),
+        *("--new", 4, "-r", 1, "--nodes", "2,5,16,23", "--record", tmp_path),
+    )
+    found = {r["config"]["nodes"]: r["config"] for r in of(tmp_path, "verify")}
+    assert {nodes: config["shape"] for nodes, config in found.items()} == {2: "chain", 5: "tree", 9: "tree"}
+    assert {config["kept"] for config in found.values()} == {2}
 
 
 def test_a_trace_is_read_as_it_was_written(real: Path, tmp_path: Path) -> None:

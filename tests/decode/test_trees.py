@@ -54,6 +54,16 @@ def test_the_tree_holds_the_likeliest_paths(seed, budget, chain) -> None:
     assert set(found) == likeliest(log_softmax(logits, axis=1), budget, 3, chain)
 
 
+@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize(("block", "top_k", "nodes"), [(2, 8, 9), (2, 16, 17), (3, 3, 13), (9, 1, 9), (3, 8, 40)])
+def test_short_blocks_cannot_fill_the_budget(block, top_k, nodes, chain) -> None:
+    """Each depth multiplies the paths by its choices; only in the last case there are enough."""
+    decoder = DDTree(39, top_k, chain)
+    logits = np.random.default_rng(0).standard_normal((block - 1, 50)).astype(np.float32)
+    tree = decoder.propose(0, logits, NOBODY)
+    assert len(tree.tokens) == decoder.nodes(block) == nodes
+
+
 def test_without_guesses_there_is_the_known_token_alone() -> None:
     tree = DDTree().propose(4, np.empty((0, 9), np.float32), NOBODY)
     assert (tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist()) == ([4], [-1], [0])
