@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gguf_tokenizer import METADATA, TOKENIZERS, corners
+from tiny_bpe import METADATA, TOKENIZERS, corners
 from tokenizers import AddedToken
 
 from sp.gguf import Tokenizer

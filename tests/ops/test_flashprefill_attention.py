@@ -1,0 +1,123 @@
+"""Sparse attention in NumPy against its definition and against dense attention: what a selection keeps, and costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flashprefill_loops import BLOCK, GROUPS, SIZES, paged, sample, slow_mean
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sp.ops import attention
+from sp.ops.block_lists import causal, density, forced, lists_of, mask_of
+from sp.ops.block_means import means_of
+from sp.ops.block_selector import Dense
+from sp.ops.block_sparse import block_sparse
+from sp.ops.flashprefill import FlashPrefill, TopDensity
+from sp.ops.sparse_attention import sparse_attention
+from sp.quant import F32
+
+
+@given(sizes=SIZES, group=GROUPS, seed=st.integers(0, 99), correct=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_attention_over_lists_is_its_definition(sizes, group, seed, correct):
+    n, tokens = sizes
+    q, k, v = sample(n, tokens, 2 * group, 2, seed=seed)
+    mask = causal(n, tokens)
+    mask = mask & (np.random.default_rng(seed).random((2 * group, *mask.shape)) < 0.6) | forced(n, tokens, 0, 1, 0)
+    means = (means_of(k), means_of(v)) if correct else None
+    got = block_sparse(q, k, v, lists_of(mask), 0.3, means)
+    rng = np.random.default_rng(seed)
+    for row, head in zip(rng.integers(n, size=20), rng.integers(2 * group, size=20), strict=True):
+        position, i, kv_head = tokens - n + row, row // BLOCK, head // group
+        scores, values = [], []
+        for t in range(position + 1):
+            if mask[head, i, t // BLOCK]:
+                scores.append(0.3 * q[row, head] @ k[t, kv_head])
+                values.append(v[t, kv_head])
+        first = tokens - n + BLOCK * i
+        for j in range(mask.shape[2]) if correct else ():
+            if not mask[head, i, j] and BLOCK * j + BLOCK - 1 <= first:
+                scores.append(0.3 * q[row, head] @ slow_mean(k, j, kv_head) + math.log(BLOCK))
+                values.append(slow_mean(v, j, kv_head))
+        weights = np.exp(np.array(scores) - max(scores))
+        want = weights @ np.array(values) / weights.sum()
+        np.testing.assert_allclose(got[row, head], want, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("n", "tokens"), [(1, 1), (127, 127), (300, 300), (200, 513)])
+@pytest.mark.parametrize("selector", [FlashPrefill(0.0), Dense(), TopDensity(1.0), FlashPrefill(0.9, last_n=99)])
+def test_everything_kept_is_dense(n, tokens, selector):
+    q, k, v = (a.astype(np.float32) for a in sample(n, tokens, 4, 2))
+    k_pages, v_pages, table = paged(k, v)
+    out, counts = sparse_attention(q, k_pages, v_pages, table, tokens, 8**-0.5, selector, F32)
+    np.testing.assert_allclose(out, attention(q, k, v), atol=3e-6)
+    assert density(counts, n, tokens) == 1
+
+
+def planted(blocks: int) -> tuple[np.ndarray, ...]:
+    """Queries that look for block 3, whose keys all point their way; the other blocks are flat."""
+    rng = np.random.default_rng(0)
+    q, k, v = (0.1 * rng.standard_normal((blocks * BLOCK, 1, 8)) for _ in range(3))
+    q[..., 0] += 3
+    k[3 * BLOCK : 4 * BLOCK, :, 0] += 3
+    return q, k, v
+
+
+def test_a_peaked_block_is_kept_and_flat_ones_are_dropped():
+    q, k, v = planted(12)
+    k_pages, v_pages, table = paged(k, v)
+    bare = FlashPrefill(0.5, sink=0, window=1, last_n=0)
+    mask = mask_of(bare.select(q, k_pages, table, len(k), 1.0, F32), 12)[0]
+    assert [np.flatnonzero(row).tolist() for row in mask[5:]] == [[3, i] for i in range(5, 12)]
+    out, counts = sparse_attention(q, k_pages, v_pages, table, len(k), 1.0, bare, F32)
+    assert density(counts) < 0.5
+    want = block_sparse(q, k, v, lists_of(causal(len(q), len(k))[None]), 1.0)
+    np.testing.assert_allclose(out, want, atol=0.02)
+
+
+def test_a_forced_block_with_all_the_energy_hides_the_others_unless_it_is_not_asked():
+    q, k, v = planted(12)
+    k[:BLOCK, :, 0] += 6  # the sink draws far more than block 3
+    k_pages, _, table = paged(k, v)
+    options = FlashPrefill(0.5, sink=1, window=1, last_n=0)
+    kept = [
+        mask_of(replace(options, maximum=word).select(q, k_pages, table, len(k), 1.0, F32), 12)[0, 8]
+        for word in ("all", "unforced")
+    ]
+    assert [np.flatnonzero(row).tolist() for row in kept] == [[0, 8], [0, 3, 8]]
+
+
+def test_mean_correction_brings_flat_attention_back():
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1500, 2, 16)).astype(np.float32) * s for s in (0.2, 0.2, 1))
+    v += np.repeat(rng.standard_normal((12, 1, 16)), BLOCK, axis=0)[:1500].astype(
+        np.float32
+    )  # blocks differ in their values
+    k_pages, v_pages, table = paged(k, v)
+    dense = attention(q, k, v)
+    options = FlashPrefill(1.0, sink=1, window=1, last_n=0)
+    errors = []
+    for correct in (False, True):
+        chosen = replace(options, mean_correction=correct)
+        out, _ = sparse_attention(q, k_pages, v_pages, table, 1500, 0.25, chosen, F32)
+        errors.append(float(((out - dense) ** 2).sum() / (dense**2).sum()))
+    assert errors[1] < errors[0] / 50
+
+
+@pytest.mark.parametrize("first", [257, 384, 600])
+def test_later_tokens_change_nothing(first):
+    q, k, v = sample(700, 700, 2, 1)
+    outs = []
+    for noise in (0, 5):
+        k[first:] += noise * np.random.default_rng(0).standard_normal(k[first:].shape)
+        v[first:] += noise
+        k_pages, v_pages, table = paged(k, v)
+        options = FlashPrefill(0.5, sink=1, window=1, last_n=0)
+        outs.append(sparse_attention(q, k_pages, v_pages, table, 700, 0.3, options, F32)[0])
+    rows = first // BLOCK * BLOCK
+    assert (outs[0][:rows] == outs[1][:rows]).all()
+    assert not (outs[0][first:] == outs[1][first:]).all()
