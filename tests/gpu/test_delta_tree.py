@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from captured import capture
 from compare import nmse, to_float64
 from delta_layers import DECAYS, LARGE, PAIR, SMALL, Layer, layer, on_device
 
@@ -261,13 +262,9 @@ def test_one_graph_serves_any_tree_and_path() -> None:
     for case in cases:
         start(*case)
         wanted.append([to_float64(y) for y in cycle()] + [to_float64(a["state"]) for a in device])
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture()
-        found = cycle()
-        graph = stream.end_capture()
-        for case, want in zip(cases, wanted, strict=True):
-            start(*case)
-            graph.launch()
-            stream.synchronize()
-            for got, one in zip([*found, *(a["state"] for a in device)], want, strict=True):
-                np.testing.assert_array_equal(to_float64(got), one)
+    graph = capture(cycle)
+    for case, want in zip(cases, wanted, strict=True):
+        start(*case)
+        graph.replay()
+        for got, one in zip([*graph.made, *(a["state"] for a in device)], want, strict=True):
+            np.testing.assert_array_equal(to_float64(got), one)

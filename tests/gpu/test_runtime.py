@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from captured import capture
 from compare import nmse, to_bf16, to_float64
 
 cp = pytest.importorskip("cupy")
@@ -143,13 +144,10 @@ def test_out_of_memory_is_a_device_error():
 def test_launches_are_captured_by_a_graph(guarded):
     out = guarded(6, np.uint64)
     SCALARS.launch((1,), out, 1, 0, 0, 0, 0.0, None)
-    with cp.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture()
-        SCALARS.launch((1,), out, 5, 0, 0, 0, 0.0, None)
-        graph = stream.end_capture()
-    cp.cuda.get_current_stream().synchronize()
+    graph = capture(lambda: SCALARS.launch((1,), out, 5, 0, 0, 0, 0.0, None))
+    cp.cuda.Device().synchronize()
     assert int(out[0]) == 1
-    graph.launch()
+    graph.replay()
     assert int(out[0]) == 5
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from captured import capture
 
 from sp.ops.sample import Sampling, argmax, arrivals, sample
 from sp.ops.top_logprobs import top_logprobs
@@ -116,12 +117,8 @@ def test_replayed_graph_draws_what_single_calls_draw() -> None:
     want = device_draws(row, options, 2, 5)
     logits, seed, step = cupy.asarray(row), cupy.asarray([2], dtype=np.int64), cupy.zeros(1, np.int64)
     found = []
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture()
-        token = sample(logits, options, seed, step)
-        graph = stream.end_capture()
-        for _ in want:
-            graph.launch()
-            stream.synchronize()
-            found.append(int(token.get().item()))
+    graph = capture(lambda: sample(logits, options, seed, step))
+    for _ in want:
+        graph.replay()
+        found.append(int(graph.made.get().item()))
     assert found == want

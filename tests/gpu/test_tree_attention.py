@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from captured import capture
 from compare import nmse, to_bf16, to_float64
 from paged import PagedCase
 
@@ -168,11 +169,7 @@ def test_one_graph_serves_every_mask_and_length():
     total.fill(start + n)
     seen.fill(1)
     run()
-    stream = cp.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture()
-        out = run()
-        graph = stream.end_capture()
+    graph = capture(run)
     for tokens, kind in (
         (start + n, "tree"),
         (n, "any"),
@@ -184,11 +181,9 @@ def test_one_graph_serves_every_mask_and_length():
         words = seen_of(rng, kind, n)
         total.fill(tokens)
         seen.set(words)
-        cp.cuda.Device().synchronize()
-        graph.launch(stream)
-        stream.synchronize()
+        graph.replay()
         case.tokens = tokens
-        assert nmse(out, want(case, q, words, None, None)) < BOUND
+        assert nmse(graph.made, want(case, q, words, None, None)) < BOUND
 
 
 @captures
@@ -210,17 +205,11 @@ def test_counts_that_move_in_the_graph_itself(fmt, rotate):
         return found
 
     run()
-    stream = cp.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture()
-        outs = run()
-        graph = stream.end_capture()
+    graph = capture(run)
     for start in (0, 1, 90, 2031, 2100, most - n - later):
         tables.counts.fill(start)
-        cp.cuda.Device().synchronize()
-        graph.launch(stream)
-        stream.synchronize()
-        for out, tokens in zip(outs, (start + n, start + n + later), strict=True):
+        graph.replay()
+        for out, tokens in zip(graph.made, (start + n, start + n + later), strict=True):
             case.tokens = tokens
             assert nmse(out, want(case, q, words, None, None)) < BOUND
 
@@ -237,26 +226,18 @@ def test_moves_are_those_of_the_twin(fmt, kv_heads, d, graph):
     def move():
         kv_move(*device, on_device, total, 64, path, kept)
 
+    run = move
     if graph:
         total.fill(64)
         move()
-        stream = cp.cuda.Stream(non_blocking=True)
-        with stream:
-            stream.begin_capture()
-            move()
-            captured = stream.end_capture()
+        run = capture(move).replay
     for length, count in ((130, 1), (400, 9), (64, 64), (150, 17), (500, 0), (300, 33), (448, 5)):
         nodes = np.sort(rng.permutation(64)[: max(count, 1)])
         nodes -= nodes[0] * (count % 2)
         path[: len(nodes)].set(nodes.astype(np.int32))
         kept.fill(count)
         total.fill(length)
-        cp.cuda.Device().synchronize()
-        if graph:
-            captured.launch(stream)
-            stream.synchronize()
-        else:
-            move()
+        run()
         kv_move(*pools, tables, length, 64, nodes, count)
         for mine, twin in zip(device, pools, strict=True):
             np.testing.assert_array_equal(mine.get(), twin)
