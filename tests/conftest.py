@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from retriever_files import retriever_drafter, retriever_target
+from retriever_files import retriever_drafter, retriever_target, retrievers
 
-__all__ = ["retriever_drafter", "retriever_target"]
+__all__ = ["retriever_drafter", "retriever_target", "retrievers"]
 
 collect_ignore_glob = ["*/make_*.py"]  # scripts that make fixtures; some need PyTorch

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from sp.arrays import Ints
-from sp.models import Model, decode_step, prefill
+from sp.models import Model, decode_step, load_model, prefill
 from sp.models.retriever import write_retriever
+
+ARCHS = ("qwen3", "qwen35")
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +33,16 @@ def retriever_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """qwen35 hybrid, 64-dimensional codes of its own, Q8_0, another vocabulary than the drafter."""
     path = tmp_path_factory.mktemp("retriever") / "target.gguf"
     return write_retriever(path, "retriever-qwen35", "q8_0", seed=12, code_dim=64)
+
+
+@pytest.fixture(scope="session")
+def retrievers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """One retriever of each architecture, Q8_0."""
+    folder = tmp_path_factory.mktemp("retrievers")
+    return {
+        arch: load_model(write_retriever(folder / f"{arch}.gguf", f"retriever-{arch}", "q8_0", seed=3))
+        for arch in ARCHS
+    }
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Retrievers of both architectures as models, and how many tasks a model answers."""
+"""Retrievers with parts that a test chooses or spoils, and how many tasks a model answers."""
 
 from __future__ import annotations
 
@@ -7,27 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from retriever_files import TokenTask, answer, token_task
+from retriever_files import ARCHS, TokenTask, answer, token_task
 
 from sp.arrays import Floats
 from sp.gguf import GGUFWriter
 from sp.models import Model, load_model
-from sp.models.retriever import retriever_tensors, write_retriever
+from sp.models.retriever import retriever_tensors
 from sp.quant import F32
 
-ARCHS = ("qwen3", "qwen35")
 both = pytest.mark.parametrize("arch", ARCHS)
 Tensors = dict[str, Floats]
-
-
-@pytest.fixture(scope="session")
-def retrievers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    """One retriever of each architecture, Q8_0."""
-    folder = tmp_path_factory.mktemp("retrievers")
-    return {
-        arch: load_model(write_retriever(folder / f"{arch}.gguf", f"retriever-{arch}", "q8_0", seed=3))
-        for arch in ARCHS
-    }
 
 
 def build(folder: Path, arch: str, change: Callable[[Tensors], None] = lambda tensors: None, **options: float) -> Model:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from retriever_files import answer, token_task
-from retriever_models import ARCHS, both, tasks_of
+from retriever_files import ARCHS, answer, token_task
+from retriever_models import both, tasks_of
 
 from sp.arrays import Floats, Ints
 from sp.models import Model, prefill
