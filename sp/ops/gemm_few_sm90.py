@@ -15,6 +15,7 @@ from sp.kernels.declared.gemm_few_sm90 import (
     GEMM_FEW_SM90,
     GROUPS,
     HELD,
+    RESIDENT,
     STORE,
     SWIGLU,
     UNIT_BYTES,
@@ -34,6 +35,8 @@ SUPER = 256
 """Inputs of a super-block."""
 MOST_SLICES = 32
 """A lane of a warp knows of one."""
+STREAM_SLOTS = (3, 2)
+"""Stages of streaming inputs that a block holds, the first choice first."""
 LEAST_DEPTH = 2
 MOST_DEPTH = 12
 LEAST_PARTIALS = 8
@@ -42,8 +45,8 @@ in the L2 cache."""
 
 
 class Plan(NamedTuple):
-    """How a product is divided: `blocks` for each of `slices` of the inputs, of at most `width`; slots of a ring, how
-    many of them are filled before the inputs are asked for, and places for the tasks of a block."""
+    """How a product is divided: `blocks` for each of `slices` of the inputs, of which a block holds `width`; slots of a
+    ring, how many of them are filled before the inputs are asked for, and places for the tasks of a block."""
 
     defines: Defines
     blocks: int
@@ -100,7 +103,9 @@ def gemm_few_sm90(
     plan = _plan(given.held, given.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
     tiles = outs[0] if isinstance(outs[0], InputTiles) else None
     next_tiles = tiles if then is None else then.tiles
-    nbytes = plan.slices * (_items(rows) + plan.blocks * GROUPS) * _piece_bytes(given.held, epilogue)
+    tiles_each, workers_each = _shape(given.held)
+    pieces = plan.slices * (_items(rows, tiles_each) + plan.blocks * workers_each)
+    nbytes = pieces * tiles_each * _piece_bytes(given.held, epilogue)
     GEMM_FEW_SM90.launch(
         (plan.blocks, plan.slices),
         given.data,
@@ -129,6 +134,8 @@ def gemm_few_sm90(
 def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, processors: int) -> Plan:
     """The division into the fewest slices whose inputs leave room for a ring: every slice more costs a meeting.
 
+    Where the inputs stream by there is one slice.
+
     Parameters
     ----------
     held : int
@@ -148,22 +155,31 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
     >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132)
     >>> plan.blocks, plan.slices, plan.width, plan.depth
     (66, 2, 2560, 4)
+    >>> plan = plan_of(64, 5120, (12, 12), (17408,), SWIGLU, 132)
+    >>> plan.blocks, plan.slices, plan.width, plan.depth
+    (132, 1, 768, 3)
     """
-    supers, formats, items = k // SUPER, bits(*kinds), _items(rows)
+    supers, formats = k // SUPER, bits(*kinds)
+    tiles_each, workers_each = _shape(held)
+    tokens_each = 8 if held <= RESIDENT else 16  # of a task
     costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]  # as the kernel counts them
-    column = sum(-(-n // TILE) * cost for n, cost in zip(rows, costs, strict=False))
-    for slices in range(1, min(supers, MOST_SLICES) + 1):
+    column = sum(_items((n,), tiles_each) * cost for n, cost in zip(rows, costs, strict=False))
+    slots = ((1, count) for count in STREAM_SLOTS)
+    slices_of = ((n, -(-supers // n)) for n in range(1, min(supers, MOST_SLICES) + 1))
+    for slices, resident in slots if held > RESIDENT else slices_of:
         stages, least = -(-supers // slices), supers // slices
         # No worker of a larger product may be left without a unit: others would wait for its piece.
-        blocks = max(1, min(processors // slices, column * least // (max(costs) * GROUPS)))
-        pieces = column * stages // (blocks * GROUPS * min(costs) * least) + 2  # at most, of a worker
-        places = 4 * GROUPS * (held // 8) * -(-pieces // slices)
-        ring = min(depth(SUPER * stages, held, formats, places), MOST_DEPTH)
+        blocks = max(1, min(processors // slices, column * least // (max(costs) * workers_each)))
+        pieces = column * stages // (blocks * workers_each * min(costs) * least) + 2  # at most, of a worker
+        if held > RESIDENT and epilogue == STORE:
+            pieces = min(pieces, 2)  # those between are whole items, which it writes without a task
+        places = 4 * GROUPS * -(-held // tokens_each) * -(-pieces // slices)
+        ring = min(depth(SUPER * resident, held, formats, places), MOST_DEPTH)
         if ring < LEAST_DEPTH:
             continue
-        if column * stages * blocks * GROUPS >> 32:
-            raise DeviceError(f"a product of {items * TILE} outputs of {k} inputs is too large for one launch")
-        return Plan(variant(held, formats, epilogue), blocks, slices, SUPER * stages, ring, ring, places)
+        if column * stages * blocks * workers_each >> 32:
+            raise DeviceError(f"a product of {sum(rows)} outputs of {k} inputs is too large for one launch")
+        return Plan(variant(held, formats, epilogue), blocks, slices, SUPER * resident, ring, ring, places)
     raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
 
 
@@ -173,13 +189,18 @@ def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epil
     return plan_of(held, k, kinds, rows, epilogue, processors)
 
 
-def _items(rows: Sequence[int]) -> int:
-    """Row tiles: of one weight each, or of gate and up."""
-    return sum(-(-count // TILE) for count in rows)
+def _shape(held: int) -> tuple[int, int]:
+    """Row tiles of an item, and workers of a block: warpgroups have both for themselves, or share inputs."""
+    return (1, GROUPS) if held <= RESIDENT else (GROUPS, 1)
+
+
+def _items(rows: Sequence[int], tiles_each: int) -> int:
+    """Items of one weight each, or of gate and up."""
+    return sum(-(-count // (TILE * tiles_each)) for count in rows)
 
 
 def _piece_bytes(held: int, epilogue: int) -> int:
-    """Partial sums of an item."""
+    """Partial sums of a row tile."""
     return 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
 
 

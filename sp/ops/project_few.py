@@ -9,15 +9,13 @@ import numpy as np
 
 from sp.kernels import import_cupy
 from sp.ops.dispatch import choose
-from sp.ops.gemm_few import alike, gemm_few, passes
+from sp.ops.gemm_few import alike, gemm_few
 from sp.ops.gemm_few_sm90 import ADD, HELD, STORE, SWIGLU, UNIT_BYTES, gemm_few_sm90, held_for
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.norms import Norm, Ready, rms_norm
 
 MOST = 4
 """Weights of one launch."""
-LONG = 1 << 16
-"""Of so many outputs the sums of more than 32 tokens would not stay in the L2 cache: they take two passes."""
 
 
 def multiply_few(
@@ -40,20 +38,15 @@ def multiply_few(
         return
     others = [i for i, w in enumerate(weights) if w.format.ggml_type not in UNIT_BYTES]
     quants = [i for i in range(len(weights)) if i not in others]
-    ready, norm = (norm.tiles, norm.norm) if isinstance(norm, Ready) else (None, norm)
-    start, parts = 0, [len(x)]
-    if epilogue == STORE and len(x) > 32 and sum(weights[i].shape[0] for i in quants) > LONG:
-        parts, ready = passes(len(x)), None
-    for tokens in parts:
-        part = slice(start, start + tokens)
-        mine = [out if isinstance(out, InputTiles) else out[part] for out in outs]
-        for first in range(0, len(quants), MOST):
-            some = quants[first : first + MOST]
-            into = mine if epilogue == SWIGLU else [mine[i] for i in some]
-            given, first_norm = (x[part], norm) if ready is None else (ready, None)
-            gemm_few_sm90(given, [weights[i] for i in some], into, epilogue, first_norm, then)
-        start += tokens
-    h = rms_norm(x, *norm) if others and norm is not None else x
+    given, first_norm = (norm.tiles, None) if isinstance(norm, Ready) else (x, norm)
+    for first in range(0, len(quants), MOST):
+        some = quants[first : first + MOST]
+        into = outs if epilogue == SWIGLU else [outs[i] for i in some]
+        gemm_few_sm90(given, [weights[i] for i in some], into, epilogue, first_norm, then)
+    if not others:
+        return
+    norm = norm.norm if isinstance(norm, Ready) else norm
+    h = x if norm is None else rms_norm(x, *norm)
     for group in alike([weights[i].format.ggml_type for i in others], MOST):
         gemm_few(h, [weights[others[i]] for i in group], [outs[others[i]] for i in group], STORE)
 

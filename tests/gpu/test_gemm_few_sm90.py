@@ -12,6 +12,7 @@ from typing import Any
 import cupy
 import numpy as np
 import pytest
+from captured import capture
 from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
@@ -225,15 +226,11 @@ def test_a_chain_waits_for_its_inputs(tokens: int, guarded: Any) -> None:
         want = want + (a / (1 + np.exp(-a)) * b) @ dense.T  # 256 rows, all distinct
     assert nmse(stream, want) < ROUNDED
     once = stream.copy()
-    with cupy.cuda.Stream(non_blocking=True) as side:
-        side.begin_capture()
-        chain()
-        graph = side.end_capture()
-        for _ in range(2):
-            stream[...] = cupy.asarray(x)
-            graph.launch()
-            side.synchronize()
-            assert bool((stream == once).all())
+    graph = capture(chain)
+    for _ in range(2):
+        stream[...] = cupy.asarray(x)
+        graph.replay()
+        assert bool((stream == once).all())
 
 
 def test_what_does_not_match_is_refused(guarded: Any) -> None:

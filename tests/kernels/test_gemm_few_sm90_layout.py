@@ -12,16 +12,18 @@ from sp.kernels.declared.gemm_few_sm90 import (
     CAPACITY,
     GROUPS,
     HELD,
+    RESIDENT,
     STORE,
     SWIGLU,
     UNIT_BYTES,
     bits,
+    chunks,
     input_bytes,
     slot_bytes,
     variant,
 )
 from sp.kernels.flatten import flatten
-from sp.ops.gemm_few_sm90 import SUPER, plan_of
+from sp.ops.gemm_few_sm90 import STREAM_SLOTS, SUPER, plan_of
 
 PRODUCTS = [
     (5120, (14, 12, 12, 12), (10240, 6144, 48, 48), STORE),
@@ -33,14 +35,15 @@ PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize("kinds", [(12,), (12, 13), (12, 14)])
-def test_units_are_counted_as_they_are_laid_out(kinds: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("tokens", "kinds"), [(16, (12,)), (32, (12, 13)), (40, (12, 14))])
+def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...]) -> None:
     pytest.importorskip("cupy")
-    defines = variant(16, bits(*kinds), STORE)
+    defines = variant(tokens, bits(*kinds), STORE)
     text = flatten("gemm_few_sm90.cu")
     for kind, nbytes in UNIT_BYTES.items():
         text += f"\nstatic_assert(Unit<{kind}>::bytes == {nbytes});\n"
     text += f"static_assert(SLOT == {slot_bytes(bits(*kinds))} && SLOT % 128 == 0 && MINIMA);\n"
+    text += f"static_assert(STREAMED == (TOKENS > {RESIDENT}));\n"
     nvrtc.compile_cubin(text, "gemm_few_sm90.cu", nvrtc.compile_options(defines, "90a"))
 
 
@@ -55,14 +58,22 @@ def test_a_plan_covers_the_product_and_fits(
     supers = k // SUPER
     starts = [supers * i // plan.slices for i in range(plan.slices + 1)]
     widths = [(end - start) * SUPER for start, end in pairwise(starts)]
-    assert max(widths) == plan.width
+    if held <= RESIDENT:
+        assert max(widths) == plan.width
+        needed = max((end - 1) // 2 - start // 2 + 1 for start, end in pairwise(starts))
+        assert needed <= chunks(plan.width, held)
+    else:
+        assert plan.slices == 1
+        assert plan.width // SUPER in STREAM_SLOTS
     formats = bits(*kinds)
     ring = GROUPS * plan.depth * (slot_bytes(formats) + 16)
-    chunks = max((end - 1) // 2 - start // 2 + 1 for start, end in pairwise(starts))
-    assert chunks <= plan.width // 512 + 1
-    assert input_bytes(plan.width, held, formats) + ring + 8 * chunks + 4 * (plan.places + 3) + 16 * GROUPS <= CAPACITY
+    assert input_bytes(plan.width, held, formats) + ring + 4 * (plan.places + 3) + 16 * GROUPS <= CAPACITY
     assert 1 <= plan.ahead <= plan.depth
     assert plan.depth >= 2
-    # The kernel multiplies costs of a slice, KiB of weights, with workers in 32 bits.
-    cost = sum(-(-n // 64) * (UNIT_BYTES[kind] // 1024) for n, kind in zip(rows, kinds, strict=False))
-    assert cost * (plan.width // SUPER) * plan.blocks * GROUPS < 1 << 32
+    # The kernel multiplies costs of a slice, KiB of weights, with workers in 32 bits, and every worker finds a unit.
+    tiles, workers = (1, GROUPS * plan.blocks) if held <= RESIDENT else (GROUPS, plan.blocks)
+    costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]
+    cost = sum(-(-n // (64 * tiles)) * each for n, each in zip(rows, costs, strict=False))
+    stages = max(widths) // SUPER
+    assert cost * stages * workers < 1 << 32
+    assert workers == 1 or workers == GROUPS or cost * (min(widths) // SUPER) >= max(costs) * workers

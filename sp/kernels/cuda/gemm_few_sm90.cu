@@ -10,16 +10,18 @@
 //        in place, and with `tiles` stores the sum times `next_norm`, float32 (rows_0), and `next_squares` of the sum as x
 //        of the next product; 2 makes silu(y_0) * y_1, W_0 and W_1 being of one type and shape: bf16 in y_0, or with
 //        `tiles` as x of the next product. With tiles rows_0 is a multiple of 256
-//   grid (blocks for a slice, slices of k), 128 * GROUPS + 128 threads, one block a multiprocessor
-//   partials  float32 [slice][items + GROUPS * blocks for a slice][4 warps][PIECE], zero before and after; the same for
+//   grid (blocks for a slice, slices of k or 1), 128 * GROUPS + 128 threads, one block a multiprocessor
+//   partials  float32 [slice][items + workers of a slice][strips of an item][PIECE], zero before and after; the same for
 //             all launches, so that it stays in the L2 cache
 //
-// Bound by memory: each weight byte is read once. GROUPS warpgroups multiply; of one more the first warp fetches, one
-// lane for each of them, by bulk copies into a ring of `depth` slots a warpgroup, which begins to fill before the kernel before has
-// ended: `ahead` slots, by a thread of a helping warp for each of them; then come x and the rest. A block holds one slice of x,
-// at most `width` inputs. The sums of workers meet in the L2 cache in a fixed order: results do not depend on timing
-// (few_sm90_work.cuh, few_sm90_pieces.cuh). They are added up by the warps that have nothing else to do, for warpgroups
-// go on with their next item. All blocks of the grid must run at once.
+// Each weight byte is read once. GROUPS warpgroups multiply; of one more the first warp fetches, one lane for each of them,
+// by bulk copies into a ring of `depth` slots a warpgroup, which begins to fill before the kernel before has ended: `ahead`
+// slots, by a thread of a helping warp for each of them; then come x and the rest. A block holds `width` inputs of x: up to 32
+// tokens the slice that it multiplies by, so that x is read but once; of more tokens slices would become many and their
+// sums more than the weights, so that stages of 256 inputs STREAM by, shared by the warpgroups, through a ring of x. The
+// sums of workers meet in the L2 cache in a fixed order: results do not depend on timing (few_sm90_work.cuh,
+// few_sm90_pieces.cuh). They are added up by the warps that have nothing else to do, for warpgroups go on with their
+// next item. All blocks of the grid must run at once.
 // Shared memory: x, its means (if a format needs them), the ring, barriers, scales, `places` for tasks. Arch 90a.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), operands made in registers after
 // Marlin (Frantar et al., 2024), a warp that only loads after CUTLASS (Thakkar et al.).
@@ -50,7 +52,10 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     const int group = warp / 4, strip = warp % 4, helper = warp - 4 * GROUPS - 1;
     if (warp == 4 * GROUPS) {
         if (lane == 0) barrier_init(at.prepared, HELPERS * WARP_ARRIVALS);
-        for (int i = lane; i < work.chunks(); i += 32) barrier_init(at.inputs + i, 1);
+        for (int i = lane; i < at.x_slots; i += 32) {
+            barrier_init(at.inputs + i, 1);
+            if (STREAMED) barrier_init(at.freed + i, 4 * GROUPS * WARP_ARRIVALS);
+        }
         fence_async_proxy();  // the bulk copies are to see the barriers
     } else if (helper >= 0) {
         if (lane < depth) {
@@ -65,30 +70,41 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     if (warp == 4 * GROUPS) {
         if (source.tiles()) {
             wait_for_earlier();
-            if (lane == 0) fetch_inputs(x, work, supers, at);
+            if (!STREAMED && lane == 0) fetch_inputs(x, work, supers, at);
             __syncwarp();
         }
+        const bool of_x = STREAMED && lane == GROUPS;  // this lane fills the ring of x
         Range theirs = {};
-        if (lane < GROUPS) theirs = range_of(weights, work, blockIdx.x * GROUPS + lane);
-        Fetch fetch(weights, work, theirs);
+        if (lane < GROUPS || of_x) theirs = range_of(weights, work, of_x ? 0 : own_worker(lane));
+        Fetch fetch(weights, work, theirs, of_x ? at.x_slots : depth);
         for (int i = 0; i < ahead; ++i)
-            if (fetch.more()) fetch.next(weights, work, supers, at, lane, false);
+            if (fetch.more() && !of_x) fetch.next(weights, work);
         wait_for_earlier();
-        if (!source.tiles() && lane == 0) {
+        if (!source.tiles() && lane == (STREAMED ? GROUPS : 0)) {
             wait_for_tiles(ready);
-            fetch_inputs(x, work, supers, at);
+            if (!STREAMED) fetch_inputs(x, work, supers, at);
             leave_tiles(ready);
         }
         __syncwarp();
+        u64* const emptied = of_x ? at.freed : at.empty + lane * depth;
         while (__any_sync(0xffffffffu, fetch.more()))
-            if (fetch.more() && barrier_test(at.empty + lane * depth + fetch.slot, fetch.phase))
-                fetch.next(weights, work, supers, at, lane, true);
+            if (fetch.more() && barrier_test(emptied + fetch.slot, fetch.phase)) {
+                if (of_x)
+                    fetch.copy_stage(x, supers, at);
+                else
+                    fetch.copy_weights(weights, work, supers, at, lane);
+                fetch.next(weights, work);
+            }
         // Nothing may arrive after the block has left.
-        for (int i = 0; i < work.chunks(); ++i) barrier_wait(at.inputs + i, 0);
+        if (!STREAMED)
+            for (int i = 0; i < work.chunks(); ++i) barrier_wait(at.inputs + i, 0);
     } else if (helper >= 0) {
         if (lane == 0) {  // the ring first
-            Fetch fetch(weights, work, range_of(weights, work, blockIdx.x * GROUPS + helper));
-            for (int i = 0; i < ahead && fetch.more(); ++i) fetch.next(weights, work, supers, at, helper, true);
+            Fetch fetch(weights, work, range_of(weights, work, own_worker(helper)), depth);
+            for (int i = 0; i < ahead && fetch.more(); ++i) {
+                fetch.copy_weights(weights, work, supers, at, helper);
+                fetch.next(weights, work);
+            }
         }
         __syncwarp();
         if (helper == 0) count_tasks(weights, work, at, lane);
@@ -100,10 +116,11 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         if constexpr (EPILOGUE != 1) find_scales(squares, eps, k, tokens, helper, at, lane);
         barrier_arrive_warp(at.prepared, lane);
     } else {
-        const int thread = threadIdx.x % 128, worker = blockIdx.x * GROUPS + group;
-        const Range range = range_of(weights, work, worker);
-        int unit = range.begin, t = unit / work.stages, stage = unit % work.stages, slot = 0;
-        u32 phase = 0;
+        const int thread = threadIdx.x % 128, worker = blockIdx.x * BLOCK_WORKERS + own_worker(group);
+        const int strip_of_item = 4 * own_tile(group) + strip;
+        const Range range = range_of(weights, work, own_worker(group));
+        int unit = range.begin, t = unit / work.stages, stage = unit % work.stages, slot = 0, x_slot = 0;
+        u32 phase = 0, x_phase = 0;
         if (source.tiles())
             wait_for_earlier();
         else
@@ -111,7 +128,9 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         const u32 upper = upper_bytes();
         Sums acc;
         for (; unit < range.end; stage = 0, ++t) {
-            int kind = item_at(weights, t).kind;
+            const Item item = item_at(weights, t);
+            int kind = item.kind;
+            if (STREAMED && item.tile + group >= tiles_of(pick(weights, item.which))) kind = NO_KIND;
             asm volatile("" : "+r"(kind));  // kept: the compiler would find it anew for every unit
             const int begin = stage, stop = min(work.stages, stage + range.end - unit);
 #pragma unroll 1
@@ -120,10 +139,11 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                 for (int i = 0; i < SUMS; ++i) acc[i] = 0;
 #pragma unroll 1
                 for (stage = begin; stage < stop; ++stage) {
-                    const int super = work.first + stage, chunk = super / 2 - work.chunk0();
-                    const u64 tiles_here = wgmma_descriptor(shared_address(at.x) + stage * (4 * TILE));
+                    const int super = work.first + stage, chunk = STREAMED ? x_slot : super / 2 - work.chunk0();
+                    const int x_place = STREAMED ? x_slot : stage;
+                    const u64 tiles_here = wgmma_descriptor(shared_address(at.x) + x_place * (4 * TILE));
                     const u64 means_here = wgmma_descriptor(shared_address(at.means) + chunk * TILE + super % 2 * 64);
-                    barrier_wait(at.inputs + chunk, 0);
+                    barrier_wait(at.inputs + chunk, x_phase);
                     const int place = group * depth + slot;
                     barrier_wait(at.full + place, phase);
                     const auto release = [&] { barrier_arrive_warp(at.empty + place, lane); };
@@ -133,12 +153,24 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                 multiply_unit<F>(acc, at.ring + place * SLOT, tiles_here, means_here, upper, thread, release);
                     SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
+                    if (STREAMED && kind == NO_KIND) release();
                     if (++slot == depth) slot = 0, phase ^= 1;
+                    if constexpr (STREAMED) {
+                        barrier_arrive_warp(at.freed + x_slot, lane);
+                        if (++x_slot == at.x_slots) x_slot = 0, x_phase ^= 1;
+                    }
                 }
-                store_sums(partials + i64(piece_of(work, blockIdx.y, t, worker, strip)) * PIECE + m * (32 * SUMS), acc, lane);
+                if (STREAMED && kind == NO_KIND) continue;
+                if (STREAMED && EPILOGUE == 0 && stop - begin == work.stages) {
+                    write_whole(pick(weights, item.which), acc, next, at, (item.tile + group) * TILE_ROWS + strip * 16, tokens,
+                                lane);
+                    continue;
+                }
+                store_sums(partials + i64(piece_of(work, blockIdx.y, t, worker, strip_of_item)) * PIECE + m * (32 * SUMS), acc,
+                           lane);
             }
             unit += stop - begin;
-            if (begin == 0 && is_ours(t)) give_tasks(at, t, strip, lane);
+            give_tasks(at, t, share_of(work, item, t, worker, begin == 0), strip_of_item, lane);
         }
     }
     do_tasks(weights, work, supers, tokens, partials, next, at, lane);

@@ -12,6 +12,8 @@ __all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "STORE", "SWIGLU", "UNIT_
 
 HELD = (8, 16, 24, 32, 40, 48, 56, 64)
 """Tokens that a variant of the kernel can hold."""
+RESIDENT = 32
+"""Of up to so many a block holds its slice of the inputs; of more, stages of them stream by."""
 UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
 """Bytes of 64 rows x 256 inputs, by ggml type id."""
 CAPACITY = 225 * 1024
@@ -25,10 +27,16 @@ def slot_bytes(formats: int) -> int:
     return max(UNIT_BYTES[kind] for kind in kinds_of(formats))
 
 
+def chunks(width: int, tokens: int) -> int:
+    """Parts of the `width` inputs that a block holds, each with a barrier or, where they stream by, two."""
+    return width // 512 + 1 if tokens <= RESIDENT else width // 256
+
+
 def input_bytes(width: int, tokens: int, formats: int) -> int:
-    """Shared memory of a slice of `width` inputs, with their means if a format has minima."""
-    means = width // 512 + 1 if kinds_of(formats) & {12, 13} else 0
-    return (width // 64 + means) * tokens * 128
+    """Shared memory of `width` inputs, with their means if a format has minima, and their barriers."""
+    count = chunks(width, tokens)
+    means = count if kinds_of(formats) & {12, 13} else 0
+    return (width // 64 + means) * tokens * 128 + 8 * count * (1 if tokens <= RESIDENT else 2)
 
 
 def scale_bytes(tokens: int) -> int:
@@ -38,15 +46,7 @@ def scale_bytes(tokens: int) -> int:
 
 def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROUPS) -> int:
     """Slots of the ring of a warpgroup, as many as there is room for beside `places` for tasks."""
-    chunks = width // 512 + 1
-    room = (
-        CAPACITY
-        - input_bytes(width, tokens, formats)
-        - 8 * chunks
-        - 4 * (places + 3)
-        - 16 * groups
-        - scale_bytes(tokens)
-    )
+    room = CAPACITY - input_bytes(width, tokens, formats) - 4 * (places + 3) - 16 * groups - scale_bytes(tokens)
     return room // (groups * (slot_bytes(formats) + 16))
 
 

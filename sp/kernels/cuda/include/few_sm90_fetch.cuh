@@ -1,4 +1,5 @@
-// The copies of gemm_few_sm90.cu: units of weights into the rings of all warpgroups, and the slice of x.
+// The copies of gemm_few_sm90.cu: units of weights into the rings of all warpgroups, and the slice of x, or its stages into a
+// ring of their own.
 #pragma once
 #include "few_sm90_work.cuh"
 #include "hopper.cuh"
@@ -11,19 +12,20 @@ constexpr int TILE = TOKENS * 128;  // bytes of 64 inputs
 struct Layout {
     u8 *x, *means, *ring;
     u64 *full, *empty;     // of the ring's slots, `depth` a warpgroup
-    u64* inputs;           // chunks of x
+    u64 *inputs, *freed;   // chunks of x; slots of x that may be filled again
     u64* prepared;         // `scales` and `all_tasks`
     f32* scales;           // of the results of each token
     u32 *queue, *tasks;    // how many tasks were taken and given, and what they are
     u32* all_tasks;        // how many there will be
     f32* sums;             // of the front's warps
-    int depth;
+    int depth, x_slots;
 
     SP_DEVICE Layout(u8* shared, int width, int slots, int places) {
-        x = shared, means = x + width / 64 * TILE, ring = means + (MINIMA ? (width / 512 + 1) * TILE : 0), depth = slots;
+        const int chunks = STREAMED ? width / 256 : width / 512 + 1;
+        x = shared, means = x + width / 64 * TILE, ring = means + (MINIMA ? chunks * TILE : 0), depth = slots;
         full = reinterpret_cast<u64*>(ring + GROUPS * depth * SLOT), empty = full + GROUPS * depth;
-        inputs = empty + GROUPS * depth;
-        prepared = inputs + width / 512 + 1, scales = reinterpret_cast<f32*>(prepared + 1);
+        inputs = empty + GROUPS * depth, x_slots = chunks, freed = inputs + chunks;
+        prepared = freed + (STREAMED ? chunks : 0), scales = reinterpret_cast<f32*>(prepared + 1);
         queue = reinterpret_cast<u32*>(scales + TOKENS), tasks = queue + 2;
         all_tasks = tasks + places, sums = reinterpret_cast<f32*>(all_tasks + 1);
     }
@@ -68,15 +70,15 @@ SP_DEVICE void fetch_unit(u8* slot, const u8* data, i64 row, i64 all, u64* barri
     if constexpr (U::deltas > 0) copy(U::deltas_at, U::deltas);
 }
 
-// The weights of a warpgroup, a thread each: of item `t`, whose first unit here is `unit` of `end`, stage `stage` of `begin` to
-// `stop` of weight `set`.
+// What a worker's ring is filled with, of weights or of x: of item `t`, whose first unit here is `unit` of `end`, stage `stage`
+// of `begin` to `stop` of weight `set`.
 struct Fetch {
-    int unit, end, t, begin, stop, stage, set, slot;
+    int unit, end, t, begin, stop, stage, set, slot, slots;
     u32 phase;
     Item item;
 
-    SP_DEVICE Fetch(const Weights& weights, const Division& work, const Range& range) {
-        unit = range.begin, end = range.end;
+    SP_DEVICE Fetch(const Weights& weights, const Division& work, const Range& range, int ring_slots) {
+        unit = range.begin, end = range.end, slots = ring_slots;
         t = unit / work.stages, begin = unit % work.stages, set = 0, slot = 0, phase = 1;
         stop = min(work.stages, begin + end - unit), stage = begin;
         item = item_at(weights, t);
@@ -84,19 +86,33 @@ struct Fetch {
 
     SP_DEVICE bool more() const { return unit < end; }
 
-    // On to the next unit, with `mine` after its copies are started.
-    SP_DEVICE void next(const Weights& weights, const Division& work, int supers, const Layout& at, int group, bool mine) {
-        if (mine) {
-            const Weight w = pick(weights, EPILOGUE == 2 ? set : item.which);
-            const i64 row = i64(item.tile) * supers + work.first + stage, all = i64(tiles_of(w)) * supers;
-            const int place = group * at.depth + slot;
+    // Starts the copies of the weights of warpgroup `group`.
+    SP_DEVICE void copy_weights(const Weights& weights, const Division& work, int supers, const Layout& at, int group) const {
+        const Weight w = pick(weights, EPILOGUE == 2 ? set : item.which);
+        const int tile = item.tile + own_tile(group), tiles = tiles_of(w), place = group * at.depth + slot;
+        if (tile >= tiles) {
+            barrier_arrive(at.full + place);
+            return;
+        }
+        const i64 row = i64(tile) * supers + work.first + stage, all = i64(tiles) * supers;
 #define SP_DO(F)          \
     if constexpr (has<F>) \
         if (item.kind == F) fetch_unit<F>(at.ring + place * SLOT, w.data, row, all, at.full + place);
-            SP_FOR_FORMAT(SP_DO)
+        SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
-        }
-        if (++slot == at.depth) slot = 0, phase ^= 1;
+    }
+
+    // Starts the copies of a stage of x, with the tile that has its means.
+    SP_DEVICE void copy_stage(const u8* x, int supers, const Layout& at) const {
+        barrier_expect(at.inputs + slot, (MINIMA ? 5 : 4) * TILE);
+        bulk_load(at.x + slot * (4 * TILE), x + i64(stage) * (4 * TILE), 4 * TILE, at.inputs + slot);
+        if constexpr (MINIMA)
+            bulk_load(at.means + slot * TILE, x + (i64(supers) * 4 + stage / 2) * TILE, TILE, at.inputs + slot);
+    }
+
+    // On to the next unit.
+    SP_DEVICE void next(const Weights& weights, const Division& work) {
+        if (++slot == slots) slot = 0, phase ^= 1;
         if (++stage < stop) return;
         stage = begin;
         if (++set < SETS) return;

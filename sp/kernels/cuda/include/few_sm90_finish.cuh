@@ -137,27 +137,55 @@ SP_DEVICE u32 look_at_word(u32* place) {
     return word;
 }
 
-// A task is to add up a part of a strip of item t and to write the result.
-SP_DEVICE void give_tasks(const Layout& at, int t, int strip, int lane) {
-    if (lane < PARTS) give_word(at.tasks + atomicAdd(at.queue + 1, 1), 1u << 31 | t << 5 | strip << 3 | lane);
+// A task is to add up WIDE parts of a strip of an item and to write the result. Of the STRIPS * STRIP_TASKS tasks of item t
+// this worker gives itself each `step`-th from `first` on.
+struct Share {
+    int first, step;
+
+    SP_DEVICE int count() const { return (STRIPS * STRIP_TASKS - first + step - 1) / step; }
+};
+
+// In one of an item's slices its tasks go to the worker that has its first stage there: that one ends with the item, and so is
+// among the last to have a piece of it. Without slices all who have a piece share them, for there are fewer items than
+// blocks; whole items that are only stored have none.
+SP_DEVICE Share share_of(const Division& work, const Item& item, int t, int worker, bool has_first) {
+    if constexpr (STREAMED) {
+        const int who = work.worker_of(item, 0, work.stages), until = work.worker_of(item, work.stages - 1, work.stages);
+        return {EPILOGUE == 0 && who == until ? STRIPS * STRIP_TASKS : worker - who, until - who + 1};
+    }
+    return {has_first && t % gridDim.y == blockIdx.y ? 0 : STRIPS * STRIP_TASKS, 1};
 }
 
-// Whether the pieces of item t are added up by blocks of this slice, by that which has its first stage: it ends with the
-// item, and so is among the last to have a piece of it.
-SP_DEVICE bool is_ours(int t) { return t % gridDim.y == blockIdx.y; }
+SP_DEVICE void give_tasks(const Layout& at, int t, const Share& share, int strip, int lane) {
+    const int from = strip * STRIP_TASKS + lane - share.first;
+    if (lane < STRIP_TASKS && from >= 0 && from % share.step == 0)
+        give_word(at.tasks + atomicAdd(at.queue + 1, 1), 1u << 31 | t << 7 | strip << 3 | lane);
+}
+
+// Writes the results of 16 rows that no other worker has a piece of.
+SP_DEVICE void write_whole(const Weight& w, const Sums& acc, const Next& next, const Layout& at, int row, int tokens, int lane) {
+    barrier_wait(at.prepared, 0);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        Part sum;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[0][i] = acc[4 * part + i];
+        write(w, sum, Asked{}, next, at, row, 8 * part, tokens, lane);
+    }
+}
 
 // Finds how many tasks this block will have, by one warp.
 SP_DEVICE void count_tasks(const Weights& weights, const Division& work, const Layout& at, int lane) {
-    u32 items = 0;
-    if (lane < GROUPS) {
-        const Range range = range_of(weights, work, blockIdx.x * GROUPS + lane);
-        const auto ours_before = [&](int unit) {  // items that begin before that unit
-            return ((unit + work.stages - 1) / work.stages + gridDim.y - 1 - blockIdx.y) / gridDim.y;
-        };
-        items = ours_before(range.end) - ours_before(range.begin);
+    u32 tasks = 0;
+    const int one = lane % 4;
+    if (one < BLOCK_WORKERS) {
+        const Range range = range_of(weights, work, one);
+        for (int t = range.begin / work.stages + lane / 4; t * work.stages < range.end; t += 8)
+            tasks += share_of(work, item_at(weights, t), t, blockIdx.x * BLOCK_WORKERS + one, t * work.stages >= range.begin)
+                         .count();
     }
-    items = __reduce_add_sync(0xffffffffu, items);
-    if (lane == 0) *at.all_tasks = 4 * PARTS * items;
+    tasks = __reduce_add_sync(0xffffffffu, tasks);
+    if (lane == 0) *at.all_tasks = tasks;
 }
 
 // Tasks of this block until there will be no more: what a warp does that has nothing else to do.
@@ -171,13 +199,18 @@ SP_DEVICE void do_tasks(const Weights& weights, const Division& work, int supers
         if (index >= tasks) return;
         u32 task;
         while ((task = look_at_word(at.tasks + index)) == 0) __nanosleep(40);
-        const int t = task << 1 >> 6, strip = task >> 3 & 3, part = task & 7;
+        const int t = task << 1 >> 8, strip = task >> 3 & 15, part = (task & 7) * WIDE;
         const Item item = item_at(weights, t);
         const Weight w = pick(weights, item.which);
+        if (item.tile + strip / 4 >= tiles_of(w)) continue;
         const int row = item.tile * TILE_ROWS + strip * 16;
-        const Asked asked = ask(w, next, row, 8 * part, tokens, lane);
-        Part sum;
+        Asked asked[WIDE];
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) asked[i] = ask(w, next, row, 8 * (part + i), tokens, lane);
+        Part sum[WIDE];
         gather(sum, work, item, t, supers, partials, strip, part, lane);
-        write(w, sum, asked, next, at, row, 8 * part, tokens, lane);
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i)
+            if (part + i < PARTS) write(w, sum[i], asked[i], next, at, row, 8 * (part + i), tokens, lane);
     }
 }

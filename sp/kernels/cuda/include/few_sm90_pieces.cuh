@@ -36,25 +36,29 @@ SP_DEVICE void store_sums(f32* to, const Sums& acc, int lane) {
 
 // Which piece worker v's of item t is, for strip `strip` of 16 rows.
 SP_DEVICE u32 piece_of(const Division& work, int slice, int t, int v, int strip) {
-    return (slice * (work.items + work.workers) + t + v) * 4 + strip;
+    return (slice * (work.items + work.workers) + t + v) * STRIPS + strip;
 }
 
 // The results of 16 rows and 8 tokens: a task adds them up. sum[m][i]: row g + 8 (i / 2), token 2 c + i % 2.
 typedef f32 Part[SETS][4];
 constexpr int PARTS = TOKENS / 8;
+constexpr int WIDE = STREAMED ? 2 : 1;                   // parts of a task; the last one may have fewer
+constexpr int STRIP_TASKS = (PARTS + WIDE - 1) / WIDE;
+constexpr int WORDS = WIDE * SETS;                       // of a lane, in a piece
 
-// Adds up part `part` of a strip of item t, slice by slice and in the order of the workers.
-SP_DEVICE void gather(Part& sum, const Division& work, const Item& item, int t, int supers, f32* partials, int strip, int part,
-                      int lane) {
+// Adds up WIDE parts of a strip of item t from `part` on, slice by slice and in the order of the workers.
+SP_DEVICE void gather(Part (&sum)[WIDE], const Division& work, const Item& item, int t, int supers, f32* partials, int strip,
+                      int part, int lane) {
     // Lane i knows who has the first stage of the item in slice i, and who has the last one.
     const int slices = gridDim.y, stages = lane < slices ? supers * (lane + 1) / slices - supers * lane / slices : 1;
     const int who = work.worker_of(item, 0, stages), until = work.worker_of(item, stages - 1, stages);
 #pragma unroll
-    for (int m = 0; m < SETS; ++m)
+    for (int j = 0; j < WORDS; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][i] = 0;
-    constexpr int BATCH = 12 / SETS;  // pieces under way at a time
+        for (int i = 0; i < 4; ++i) sum[j / SETS][j % SETS][i] = 0;
+    constexpr int BATCH = 12 / WORDS;  // pieces under way at a time
     constexpr u32 NONE = 0xffffffffu;
+    const auto from = [&](u32 place, int j) { return partials + i64(place + j % SETS * (SUMS * 8) + j / SETS * 32) * 4; };
     int slice = 0, v = __shfl_sync(0xffffffffu, who, 0), last = __shfl_sync(0xffffffffu, until, 0);
     while (slice < slices) {
         u32 place[BATCH];  // of the part in the pieces, in units of 16 bytes
@@ -65,23 +69,23 @@ SP_DEVICE void gather(Part& sum, const Division& work, const Item& item, int t, 
             ++slice;
             v = __shfl_sync(0xffffffffu, who, slice), last = __shfl_sync(0xffffffffu, until, slice);
         }
-        uint4 word[BATCH][SETS];
+        uint4 word[BATCH][WORDS];
 #pragma unroll
         for (int b = 0; b < BATCH; ++b)
 #pragma unroll
-            for (int m = 0; m < SETS; ++m) {
-                word[b][m] = make_uint4(~0u, ~0u, ~0u, ~0u);
-                if (place[b] != NONE) word[b][m] = load_words(partials + i64(place[b] + m * (SUMS * 8)) * 4);
+            for (int j = 0; j < WORDS; ++j) {
+                word[b][j] = make_uint4(~0u, ~0u, ~0u, ~0u);
+                if (place[b] != NONE && part + j / SETS < PARTS) word[b][j] = load_words(from(place[b], j));
             }
         for (bool come = false; !come;) {
             come = true;
 #pragma unroll
             for (int b = 0; b < BATCH; ++b)
 #pragma unroll
-                for (int m = 0; m < SETS; ++m)
-                    if (!has_come(word[b][m])) {
+                for (int j = 0; j < WORDS; ++j)
+                    if (!has_come(word[b][j])) {
                         come = false;
-                        word[b][m] = load_words(partials + i64(place[b] + m * (SUMS * 8)) * 4);
+                        word[b][j] = load_words(from(place[b], j));
                     }
         }
         __syncwarp();
@@ -89,10 +93,12 @@ SP_DEVICE void gather(Part& sum, const Division& work, const Item& item, int t, 
         for (int b = 0; b < BATCH; ++b) {
             if (place[b] == NONE) continue;
 #pragma unroll
-            for (int m = 0; m < SETS; ++m) {
-                sum[m][0] += turned_back(word[b][m].x), sum[m][1] += turned_back(word[b][m].y);
-                sum[m][2] += turned_back(word[b][m].z), sum[m][3] += turned_back(word[b][m].w);
-                store_words(partials + i64(place[b] + m * (SUMS * 8)) * 4, make_uint4(0, 0, 0, 0));
+            for (int j = 0; j < WORDS; ++j) {
+                if (part + j / SETS >= PARTS) continue;
+                f32(&into)[4] = sum[j / SETS][j % SETS];
+                into[0] += turned_back(word[b][j].x), into[1] += turned_back(word[b][j].y);
+                into[2] += turned_back(word[b][j].z), into[3] += turned_back(word[b][j].w);
+                store_words(from(place[b], j), make_uint4(0, 0, 0, 0));
             }
         }
     }

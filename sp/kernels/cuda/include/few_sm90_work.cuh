@@ -3,6 +3,8 @@
 // An item is a row tile, 64 outputs, of one weight; with EPILOGUE 2 the same rows of gate and of up. A unit is an item's
 // super-block of 256 inputs. The inputs are cut into gridDim.y slices. In a slice the units lie in a row, item by item;
 // each of its workers, the warpgroups of gridDim.x blocks, takes a range of them, so that all have about as many bytes.
+// Where x is STREAMED, warpgroups share its stages: an item is GROUPS row tiles, one a warpgroup (behind the last rows of a
+// weight some have none), a worker a block, and there is one slice.
 // An item's sum then meets from several workers: the piece of worker v for item t lies at place t + v of its slice,
 // which no other piece has, since along the row of units neither of the two numbers falls and one of them grows. The
 // host starts no more workers than all find a unit, so that an item's workers follow each other without a gap.
@@ -37,6 +39,16 @@ struct Unit {
     static constexpr int cost = bytes / 1024;
 };
 
+constexpr bool STREAMED = TOKENS > 32;
+constexpr int ITEM_TILES = STREAMED ? GROUPS : 1;
+constexpr int STRIPS = 4 * ITEM_TILES;              // of 16 rows of an item, a warp's each
+constexpr int BLOCK_WORKERS = GROUPS / ITEM_TILES;
+constexpr int NO_KIND = -1;  // of a warpgroup that has no tile
+
+// Of warpgroup `group`: its tile among an item's, and its worker among the block's.
+SP_DEVICE int own_tile(int group) { return STREAMED ? group : 0; }
+SP_DEVICE int own_worker(int group) { return STREAMED ? 0 : group; }
+
 constexpr int OF_EPILOGUE = EPILOGUE == 0 ? 4 : 1;  // weights of which each has items of its own
 constexpr int SETS = EPILOGUE == 2 ? 2 : 1;         // weights of an item
 
@@ -60,23 +72,26 @@ SP_DEVICE int cost_of(int kind) {
 
 SP_DEVICE int tiles_of(const Weight& w) { return (w.rows + TILE_ROWS - 1) / TILE_ROWS; }
 
-// Where item t is: row tile `tile` of weight `which`.
+SP_DEVICE int items_of(const Weight& w) { return (tiles_of(w) + ITEM_TILES - 1) / ITEM_TILES; }
+
+// Where item t is: row tile `tile` of weight `which` and, where there are more, those behind it.
 struct Item {
     int which, tile, kind;
     u32 before;  // cost of a stage of all items before it
 };
 
 SP_DEVICE Item item_at(const Weights& weights, int t) {
-    Item item = {0, t, weights.list[0].kind, 0};
+    Item item = {0, t, weights.list[0].kind, 0};  // `tile` counts items until the end
 #pragma unroll
     for (int i = 0; i + 1 < OF_EPILOGUE; ++i) {
-        const int here = tiles_of(weights.list[i]);
+        const int here = items_of(weights.list[i]);
         if (item.which == i && i + 1 < weights.count && item.tile >= here) {
             item.which = i + 1, item.tile -= here, item.kind = weights.list[i + 1].kind;
             item.before += here * cost_of(weights.list[i].kind);
         }
     }
     item.before += item.tile * cost_of(item.kind);
+    item.tile *= ITEM_TILES;
     return item;
 }
 
@@ -88,12 +103,12 @@ struct Division {
     SP_DEVICE Division(const Weights& weights, int supers) {
         first = supers * blockIdx.y / gridDim.y;
         stages = supers * (blockIdx.y + 1) / gridDim.y - first;
-        workers = gridDim.x * GROUPS;
+        workers = gridDim.x * BLOCK_WORKERS;
         cost = 0, items = 0;
 #pragma unroll
         for (int i = 0; i < OF_EPILOGUE; ++i)
             if (i < weights.count) {
-                const int here = tiles_of(weights.list[i]);
+                const int here = items_of(weights.list[i]);
                 items += here, cost += here * cost_of(weights.list[i].kind);
             }
     }
@@ -110,7 +125,7 @@ struct Division {
         for (int i = 0; i < OF_EPILOGUE; ++i)
             if (i < weights.count) {
                 const u32 each = cost_of(weights.list[i].kind);
-                const int units = tiles_of(weights.list[i]) * stages;
+                const int units = items_of(weights.list[i]) * stages;
                 if (target <= units * each) return before + int((target + each - 1) / each);
                 target -= units * each, before += units;
             }
@@ -128,6 +143,8 @@ struct Range {
     int begin, end;
 };
 
-SP_DEVICE Range range_of(const Weights& weights, const Division& work, int worker) {
+// Of worker `one` of this block.
+SP_DEVICE Range range_of(const Weights& weights, const Division& work, int one) {
+    const int worker = blockIdx.x * BLOCK_WORKERS + one;
     return {work.start(weights, worker), work.start(weights, worker + 1)};
 }
