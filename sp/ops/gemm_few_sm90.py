@@ -161,7 +161,7 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
     """
     supers, formats = k // SUPER, bits(*kinds)
     tiles_each, workers_each = _shape(held)
-    tokens_each = 8 if held <= RESIDENT else 16  # of a task
+    tokens_each = 8 if held <= RESIDENT else held if epilogue == STORE else 16  # of a task
     costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]  # as the kernel counts them
     column = sum(_items((n,), tiles_each) * cost for n, cost in zip(rows, costs, strict=False))
     slots = ((1, count) for count in STREAM_SLOTS)

@@ -170,8 +170,13 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                            lane);
             }
             unit += stop - begin;
-            give_tasks(at, t, share_of(work, item, t, worker, begin == 0), strip_of_item, lane);
+            if (!STREAMED || begin == 0)
+                give_tasks(at, t, share_of(work, item, t, worker, begin == 0), strip_of_item, lane);
         }
+        // What it shares with the worker before comes last: that one has its part of it at the end.
+        t = range.begin / work.stages;
+        if (STREAMED && range.begin % work.stages > 0)
+            give_tasks(at, t, share_of(work, item_at(weights, t), t, worker, false), strip_of_item, lane);
     }
     do_tasks(weights, work, supers, tokens, partials, next, at, lane);
 }

@@ -42,9 +42,9 @@ SP_DEVICE u32 piece_of(const Division& work, int slice, int t, int v, int strip)
 // The results of 16 rows and 8 tokens: a task adds them up. sum[m][i]: row g + 8 (i / 2), token 2 c + i % 2.
 typedef f32 Part[SETS][4];
 constexpr int PARTS = TOKENS / 8;
-constexpr int WIDE = STREAMED ? 2 : 1;                   // parts of a task; the last one may have fewer
+constexpr int WIDE = !STREAMED ? 1 : EPILOGUE == 0 ? PARTS : 2;  // parts of a task; the last one may have fewer
 constexpr int STRIP_TASKS = (PARTS + WIDE - 1) / WIDE;
-constexpr int WORDS = WIDE * SETS;                       // of a lane, in a piece
+constexpr int WORDS = WIDE * SETS;  // of a lane, in a piece
 
 // Adds up WIDE parts of a strip of item t from `part` on, slice by slice and in the order of the workers.
 SP_DEVICE void gather(Part (&sum)[WIDE], const Division& work, const Item& item, int t, int supers, f32* partials, int strip,
