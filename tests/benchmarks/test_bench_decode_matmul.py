@@ -132,7 +132,7 @@ def measure(benchmark: Any, part: str, tokens: int, **more: object) -> None:
 
 
 @pytest.mark.parametrize("part", [*PARTS, "head"])
-@pytest.mark.parametrize("tokens", [1, 8, 16, 24, 32, 64])
+@pytest.mark.parametrize("tokens", [1, 8, 16, 24, 32, 48, 64])
 def test_decode_matmul(benchmark: Any, part: str, tokens: int) -> None:
     measure(benchmark, part, tokens)
 
