@@ -133,7 +133,7 @@ def _rounds(records: Sequence[Record]) -> TableParts:
     heads = ["pass", "nodes", "pass (ms)", "in greedy steps", "greedy step (ms)", "draft step (ms)", "keep (ms)"]
     heads += ["tree on the host (ms)", "samples"]
     cells = []
-    for record in records:
+    for record in sorted(records, key=lambda r: int(r["config"]["nodes"])):
         m, config = record["metrics"], record["config"]
         times = [f"{m[name]:.3f}" for name in ("decode_ms", "draft_ms", "keep_ms", "propose_ms")]
         line = [config["shape"], str(config["nodes"]), f"{m['ms']:.3f}", f"{m['ratio_to_decode']:.2f}x", *times]

@@ -162,7 +162,10 @@ def test_rounds_are_of_no_more_nodes_than_a_short_block_can_fill(pair: list[obje
         *("--target", pair[1], "--draft", draft, "--accept", 2, "--methods", "ddtree", "--budgets", 22, "-p", 40),
         *("--new", 4, "-r", 1, "--nodes", "2,5,16,23", "--record", tmp_path),
     )
-    found = {r["config"]["nodes"]: r["config"] for r in of(tmp_path, "verify")}
+    rounds = of(tmp_path, "verify")
+    *_, (_, _, cells, _) = decode_tables(rounds[::-1])
+    assert [row[1] for row in cells] == ["2", "5", "9"]
+    found = {r["config"]["nodes"]: r["config"] for r in rounds}
     assert {nodes: config["shape"] for nodes, config in found.items()} == {2: "chain", 5: "tree", 9: "tree"}
     assert {config["kept"] for config in found.values()} == {2}
 
