@@ -17,7 +17,7 @@ from sp.kernels.declared.gemm_few_sm90 import UNIT_BYTES
 from sp.kernels.path import current_path
 from sp.ops.gemm_few import fits
 from sp.ops.gemv import held
-from sp.quant import FORMATS
+from sp.quant import FORMATS, format_by_name
 
 TABLE = Path(__file__).with_name("dispatch_table.json")
 SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
@@ -67,7 +67,9 @@ def times(name: str, shape: str, path: str) -> dict[int, dict[str, float]]:
 
 @cache
 def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> str:
-    """The fastest kernel: "gemv", "gemm_few", "gemm_few_sm90", or the prefill matmul of the path.
+    """The kernel that takes a product: "gemv", "gemm_few", "gemm_few_sm90", or the prefill matmul of the path.
+
+    It is the fastest by the table, but for K-quants of `DRAFTS` rows on Hopper.
 
     Parameters
     ----------
@@ -86,6 +88,8 @@ def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> str:
     """
     if tokens > ROWS[-1]:
         return MATMUL[path]
+    if path == "sm_90a" and tokens in DRAFTS and kind in UNIT_BYTES:
+        return "gemm_few_sm90"
     at = times(FORMATS[kind].name, shape_class(out, width), path)[next(n for n in ROWS if n >= tokens)]
     return min(at, key=lambda kernel: at[kernel])
 
@@ -99,8 +103,6 @@ def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: int) -> 
     largest = max(weights, key=lambda w: w.nbytes)
     path, kinds = current_path(), tuple(w.format.ggml_type for w in weights)
     out, width = largest.shape
-    if path == "sm_90a" and tokens in DRAFTS and largest.format.ggml_type in UNIT_BYTES:
-        return "gemm_few_sm90"
     kernel = kernel_for(tokens, largest.format.ggml_type, out, width, path)
     if kernel == "gemv" and held(tokens, width, kinds, norm, epilogue) < min(tokens, HELD_AT_LEAST):
         kernel = "gemm_few"
@@ -136,12 +138,11 @@ def rows(path: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for key in table()["us"]:
         name, shape = key.split()
-        first = 1
+        first, kind = 1, format_by_name(name).ggml_type
         measured = times(name, shape, path)
-        for i, count in enumerate(ROWS):
-            kernel = min(measured[count], key=lambda k: measured[count][k])
-            after = ROWS[i + 1] if i + 1 < len(ROWS) else None
-            if after is not None and min(measured[after], key=lambda k: measured[after][k]) == kernel:
+        taken = [kernel_for(count, kind, *SHAPES[shape], path) for count in ROWS]
+        for count, kernel, after in zip(ROWS, taken, [*taken[1:], None], strict=True):
+            if kernel == after:
                 continue
             others = {k: us for k, us in measured[count].items() if k != kernel}
             found.append(

@@ -18,13 +18,13 @@ from sp.quant import FORMATS, format_by_name
 
 ROOT = Path(__file__).parents[2]
 KINDS = [kind for kind, fmt in FORMATS.items() if fmt.name in SIZES]
-MADE = {"Q4_K wide": {"gemv 1": 5.0, "gemv 2": 9.0, "gemm_few 2": 8.0, "gemm_few 4": 8.0, "gemm_sm90 4": 7.0}}
+MADE = {"Q8_0 wide": {"gemv 1": 5.0, "gemv 2": 9.0, "gemm_few 2": 8.0, "gemm_few 4": 8.0, "gemm_sm90 4": 7.0}}
 
 
 @pytest.mark.parametrize("path", MATMUL)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_fastest_measured_kernel_is_taken(kind: int, shape: str, path: str) -> None:
+def test_the_fastest_measured_kernel_is_taken_or_that_for_drafts(kind: int, shape: str, path: str) -> None:
     measured = times(FORMATS[kind].name, shape, path)
     assert list(measured) == list(ROWS)
     assert all(measured.values()), "a format, a shape or rows are missing"
@@ -34,6 +34,10 @@ def test_the_fastest_measured_kernel_is_taken(kind: int, shape: str, path: str) 
             assert kernel == MATMUL[path]
             continue
         at = measured[min(count for count in ROWS if count >= tokens)]
+        if kernel == "gemm_few_sm90":
+            assert tokens in dispatch.DRAFTS
+            assert at[kernel] <= 1.15 * min(at.values()), "a rule that costs too much"
+            continue
         assert all(at[kernel] <= us for us in at.values())
 
 
@@ -51,12 +55,15 @@ def test_the_table_for_people_covers_all_rows() -> None:
 def test_ranges_of_one_kernel_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "ROWS", (1, 2, 4))
     monkeypatch.setattr(dispatch, "table", lambda: {"us": MADE})
-    dispatch.times.cache_clear()
+    cached = dispatch.times, dispatch.kernel_for
+    for function in cached:
+        function.cache_clear()
     try:
         found = [(row["rows"], row["kernel"], row["us"]) for row in rows("sm_90a")]
     finally:
         monkeypatch.undo()
-        dispatch.times.cache_clear()
+        for function in cached:
+            function.cache_clear()
     assert found == [
         ("1..1", "gemv", 5.0),
         ("2..2", "gemm_few", 8.0),
