@@ -33,8 +33,8 @@ KERNELS = {
 HELD_AT_LEAST = 8
 """Where fewer tokens than this fit in a launch of the decode kernel, its passes do not pay."""
 DRAFTS = range(2, 65)
-"""Rows of x for which K-quants take the Hopper kernel for few tokens: it is the fastest there, and its results go to
-the next product in the form which that one takes; the table does not see that."""
+"""Rows of x for which K-quants take the Hopper kernel for few tokens: it is the fastest there, or nearly so, and its
+results go to the next product in the form which that one takes; the table does not see that."""
 
 
 @cache

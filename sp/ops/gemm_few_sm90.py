@@ -15,12 +15,13 @@ from sp.kernels.declared.gemm_few_sm90 import (
     GEMM_FEW_SM90,
     GROUPS,
     HELD,
-    RESIDENT,
     STORE,
     SWIGLU,
     UNIT_BYTES,
     bits,
     depth,
+    streamed,
+    strip_tasks,
     variant,
 )
 from sp.kernels.device import current_device
@@ -46,7 +47,8 @@ in the L2 cache."""
 
 class Plan(NamedTuple):
     """How a product is divided: `blocks` for each of `slices` of the inputs, of which a block holds `width`; slots of a
-    ring, how many of them are filled before the inputs are asked for, and places for the tasks of a block."""
+    ring, how many of them are filled before the inputs are asked for, and places for the tasks of a block; the room
+    that sums need is 8 to `power` bytes."""
 
     defines: Defines
     blocks: int
@@ -55,6 +57,7 @@ class Plan(NamedTuple):
     depth: int
     ahead: int
     places: int
+    power: int
 
 
 def held_for(tokens: int) -> int:
@@ -103,9 +106,6 @@ def gemm_few_sm90(
     plan = _plan(given.held, given.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
     tiles = outs[0] if isinstance(outs[0], InputTiles) else None
     next_tiles = tiles if then is None else then.tiles
-    tiles_each, workers_each = _shape(given.held)
-    pieces = plan.slices * (_items(rows, tiles_each) + plan.blocks * workers_each)
-    nbytes = pieces * tiles_each * _piece_bytes(given.held, epilogue)
     GEMM_FEW_SM90.launch(
         (plan.blocks, plan.slices),
         given.data,
@@ -121,7 +121,7 @@ def gemm_few_sm90(
         plan.ahead,
         plan.places,
         len(weights),
-        _partials(device, max(LEAST_PARTIALS, -(-(nbytes - 1).bit_length() // 3))),
+        _partials(device, plan.power),
         None if next_tiles is None else next_tiles.data,
         given.squares,
         None if then is None else then.norm[0],
@@ -160,26 +160,31 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
     (132, 1, 768, 3)
     """
     supers, formats = k // SUPER, bits(*kinds)
-    tiles_each, workers_each = _shape(held)
-    tokens_each = 8 if held <= RESIDENT else held if epilogue == STORE else 16  # of a task
+    if streamed(held):
+        tiles_each, workers_each, ways = GROUPS, 1, [(1, slots) for slots in STREAM_SLOTS]
+    else:
+        tiles_each, workers_each = 1, GROUPS
+        ways = [(slices, -(-supers // slices)) for slices in range(1, min(supers, MOST_SLICES) + 1)]
+    items = [-(-n // (TILE * tiles_each)) for n in rows]
     costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]  # as the kernel counts them
-    column = sum(_items((n,), tiles_each) * cost for n, cost in zip(rows, costs, strict=False))
-    slots = ((1, count) for count in STREAM_SLOTS)
-    slices_of = ((n, -(-supers // n)) for n in range(1, min(supers, MOST_SLICES) + 1))
-    for slices, resident in slots if held > RESIDENT else slices_of:
+    column = sum(count * cost for count, cost in zip(items, costs, strict=False))
+    tile_sums = 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
+    for slices, resident in ways:
         stages, least = -(-supers // slices), supers // slices
         # No worker of a larger product may be left without a unit: others would wait for its piece.
         blocks = max(1, min(processors // slices, column * least // (max(costs) * workers_each)))
         pieces = column * stages // (blocks * workers_each * min(costs) * least) + 2  # at most, of a worker
-        if held > RESIDENT and epilogue == STORE:
+        if streamed(held) and epilogue == STORE:
             pieces = min(pieces, 2)  # those between are whole items, which it writes without a task
-        places = 4 * GROUPS * -(-held // tokens_each) * -(-pieces // slices)
+        places = 4 * GROUPS * strip_tasks(held, epilogue) * -(-pieces // slices)
         ring = min(depth(SUPER * resident, held, formats, places), MOST_DEPTH)
         if ring < LEAST_DEPTH:
             continue
         if column * stages * blocks * workers_each >> 32:
             raise DeviceError(f"a product of {sum(rows)} outputs of {k} inputs is too large for one launch")
-        return Plan(variant(held, formats, epilogue), blocks, slices, SUPER * resident, ring, ring, places)
+        sums = slices * (sum(items) + blocks * workers_each) * tiles_each * tile_sums
+        power = max(LEAST_PARTIALS, -(-(sums - 1).bit_length() // 3))
+        return Plan(variant(held, formats, epilogue), blocks, slices, SUPER * resident, ring, ring, places, power)
     raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
 
 
@@ -187,21 +192,6 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
 def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, device: int) -> Plan:
     processors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     return plan_of(held, k, kinds, rows, epilogue, processors)
-
-
-def _shape(held: int) -> tuple[int, int]:
-    """Row tiles of an item, and workers of a block: warpgroups have both for themselves, or share inputs."""
-    return (1, GROUPS) if held <= RESIDENT else (GROUPS, 1)
-
-
-def _items(rows: Sequence[int], tiles_each: int) -> int:
-    """Items of one weight each, or of gate and up."""
-    return sum(-(-count // (TILE * tiles_each)) for count in rows)
-
-
-def _piece_bytes(held: int, epilogue: int) -> int:
-    """Partial sums of a row tile."""
-    return 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
 
 
 @cache

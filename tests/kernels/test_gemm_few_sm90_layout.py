@@ -20,6 +20,8 @@ from sp.kernels.declared.gemm_few_sm90 import (
     chunks,
     input_bytes,
     slot_bytes,
+    streamed,
+    strip_tasks,
     variant,
 )
 from sp.kernels.flatten import flatten
@@ -35,15 +37,19 @@ PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize(("tokens", "kinds"), [(16, (12,)), (32, (12, 13)), (40, (12, 14))])
-def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "kinds", "epilogue"),
+    [(16, (12,), STORE), (32, (12, 13), STORE), (40, (12, 14), STORE), (56, (12,), ADD)],
+)
+def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...], epilogue: int) -> None:
     pytest.importorskip("cupy")
-    defines = variant(tokens, bits(*kinds), STORE)
+    defines = variant(tokens, bits(*kinds), epilogue)
     text = flatten("gemm_few_sm90.cu")
     for kind, nbytes in UNIT_BYTES.items():
         text += f"\nstatic_assert(Unit<{kind}>::bytes == {nbytes});\n"
     text += f"static_assert(SLOT == {slot_bytes(bits(*kinds))} && SLOT % 128 == 0 && MINIMA);\n"
     text += f"static_assert(STREAMED == (TOKENS > {RESIDENT}));\n"
+    text += f"static_assert(STRIP_TASKS == {strip_tasks(tokens, epilogue)});\n"
     nvrtc.compile_cubin(text, "gemm_few_sm90.cu", nvrtc.compile_options(defines, "90a"))
 
 
@@ -58,7 +64,7 @@ def test_a_plan_covers_the_product_and_fits(
     supers = k // SUPER
     starts = [supers * i // plan.slices for i in range(plan.slices + 1)]
     widths = [(end - start) * SUPER for start, end in pairwise(starts)]
-    if held <= RESIDENT:
+    if not streamed(held):
         assert max(widths) == plan.width
         needed = max((end - 1) // 2 - start // 2 + 1 for start, end in pairwise(starts))
         assert needed <= chunks(plan.width, held)
@@ -71,7 +77,7 @@ def test_a_plan_covers_the_product_and_fits(
     assert 1 <= plan.ahead <= plan.depth
     assert plan.depth >= 2
     # The kernel multiplies costs of a slice, KiB of weights, with workers in 32 bits, and every worker finds a unit.
-    tiles, workers = (1, GROUPS * plan.blocks) if held <= RESIDENT else (GROUPS, plan.blocks)
+    tiles, workers = (GROUPS, plan.blocks) if streamed(held) else (1, GROUPS * plan.blocks)
     costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]
     cost = sum(-(-n // (64 * tiles)) * each for n, each in zip(rows, costs, strict=False))
     stages = max(widths) // SUPER

@@ -27,16 +27,27 @@ def slot_bytes(formats: int) -> int:
     return max(UNIT_BYTES[kind] for kind in kinds_of(formats))
 
 
+def streamed(tokens: int) -> bool:
+    """Whether stages of the inputs stream by, shared by the warpgroups of a block."""
+    return tokens > RESIDENT
+
+
 def chunks(width: int, tokens: int) -> int:
     """Parts of the `width` inputs that a block holds, each with a barrier or, where they stream by, two."""
-    return width // 512 + 1 if tokens <= RESIDENT else width // 256
+    return width // 256 if streamed(tokens) else width // 512 + 1
+
+
+def strip_tasks(tokens: int, epilogue: int) -> int:
+    """Tasks that adding up 16 rows is cut into."""
+    each = 8 if not streamed(tokens) else tokens if epilogue == STORE else 16
+    return -(-tokens // each)
 
 
 def input_bytes(width: int, tokens: int, formats: int) -> int:
     """Shared memory of `width` inputs, with their means if a format has minima, and their barriers."""
     count = chunks(width, tokens)
     means = count if kinds_of(formats) & {12, 13} else 0
-    return (width // 64 + means) * tokens * 128 + 8 * count * (1 if tokens <= RESIDENT else 2)
+    return (width // 64 + means) * tokens * 128 + 8 * count * (2 if streamed(tokens) else 1)
 
 
 def scale_bytes(tokens: int) -> int:
