@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from sp.bench.record import append, make_record
-from sp.studies.store import read_results
+from sp.studies.sweep.store import read_results
 
 SWEEP = """\
 name: overhead

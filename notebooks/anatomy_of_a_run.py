@@ -22,8 +22,8 @@ import numpy as np
 import sp
 from sp.evals import TASKS
 from sp.scoring import SCORERS
-from sp.studies.kept_text import as_text
-from sp.studies.plots import importance_figure
+from sp.studies.pages.kept_text import as_text
+from sp.studies.figures import importance_figure
 
 pipeline = sp.load(device="cpu")
 pipeline.warm_up()

@@ -25,7 +25,7 @@
 from pathlib import Path
 
 from sp.bench.record import newest
-from sp.studies.roofline import Point, roof, roofline_figure
+from sp.studies.plots.roofline import Point, roof, roofline_figure
 
 root = next(p for p in [Path.cwd(), *Path.cwd().parents] if (p / "results").is_dir())
 folder = root / "results" / "nvidia-h200"

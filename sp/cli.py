@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 
 from sp import __version__
-from sp.commands.bench import bench_app
-from sp.commands.bench_decode import bench_decode
-from sp.commands.bench_drafter import bench_drafter
-from sp.commands.bench_llama_cpp import bench_llama_cpp
-from sp.commands.bench_ttft import bench_ttft
+from sp.commands.bench.bench import bench_app
+from sp.commands.bench.bench_decode import bench_decode
+from sp.commands.bench.bench_drafter import bench_drafter
+from sp.commands.bench.bench_llama_cpp import bench_llama_cpp
+from sp.commands.bench.bench_ttft import bench_ttft
 from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
 from sp.commands.heads import heads
@@ -125,14 +125,14 @@ def run(
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
     from sp.decode import DECODERS, Speculative
-    from sp.ops.flashprefill import FlashPrefill
+    from sp.ops.sparse.flashprefill import FlashPrefill
     from sp.pipeline import RunOptions
     from sp.prompt import Prompt
     from sp.scoring import SCORERS
     from sp.scoring.reading import by_length
     from sp.selection import SELECTORS
-    from sp.studies import run_report
-    from sp.studies.kept_text import as_text
+    from sp.studies.pages import run_report
+    from sp.studies.pages.kept_text import as_text
     from sp.studies.sample import sample
 
     stand = positions or ("contiguous" if mapping == "text_rejoin" else "original")
@@ -230,11 +230,11 @@ def synth(
 
       sp synth --shape retriever-qwen3 --type f16 -o retriever.gguf
     """
-    from sp.models.dflash_shapes import find_draft_shape, list_draft_shapes
-    from sp.models.dflash_synthetic import write_synthetic_draft
-    from sp.models.retriever import RETRIEVER_SHAPES, write_retriever
-    from sp.models.shapes import list_shapes, tensor_plan
-    from sp.models.synthetic import write_synthetic
+    from sp.models.drafts.dflash_shapes import find_draft_shape, list_draft_shapes
+    from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+    from sp.models.synthetic.retriever import RETRIEVER_SHAPES, write_retriever
+    from sp.models.synthetic.shapes import list_shapes, tensor_plan
+    from sp.models.synthetic.synthetic import write_synthetic
 
     drafts = list_draft_shapes()
     if shape not in RETRIEVER_SHAPES and shape not in list_shapes() and shape not in drafts:

@@ -1,6 +1,6 @@
 """Constructed retrievers as files, prompts for them whose answer is known, and the rule they must follow.
 
-A retriever answers with what followed the last n tokens where they occurred before; see `sp.models.retriever`.
+A retriever answers with what followed the last n tokens where they occurred before: `sp.models.synthetic.retriever`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from sp.arrays import Ints
 from sp.models import Model, decode_step, load_model, prefill
-from sp.models.retriever import write_retriever
+from sp.models.synthetic.retriever import write_retriever
 
 ARCHS = ("qwen3", "qwen35")
 

@@ -11,7 +11,7 @@ from retriever_files import token_task
 
 from sp.models import Model
 from sp.scoring import ScoreRequest
-from sp.scoring.head_map import HeadMap, model_key
+from sp.scoring.attention.head_map import HeadMap, model_key
 
 KEY, VALUE = 5, 4
 NEEDLE = KEY + VALUE  # tokens

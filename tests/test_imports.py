@@ -1,10 +1,12 @@
-"""The house keeps its direction of imports, and importing it touches no device."""
+"""The house keeps its direction of imports, rooms inside rooms included, and importing it touches no device."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,16 @@ ORDER = [
     {"cli"},
     {"__main__"},
 ]
+INSIDE = {  # rooms inside a room, each of which imports only from those before it
+    "kernels": ("specs", "tools"),
+    "ops": ("matmul", "attention", "sparse", "delta", "sampling"),
+    "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts"),
+    "evals": ("text", "tasks"),
+    "studies": ("sweep", "tables", "plots", "pages"),
+}
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))
+MOST_FILES, MOST_LINES = 20, 300
 
 
 def room(path: Path) -> str:
@@ -39,19 +49,32 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Rooms of `sp` that a file imports, at any depth of the file."""
-    rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
+def module_name(path: Path) -> str:
+    """Its dotted name."""
+    parts = ("sp", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+@cache
+def imported(path: Path, checking: bool = True) -> frozenset[str]:
+    """Modules of `sp` that a file imports, at any depth of the file; with `checking` those for type checkers too."""
+    tree = ast.parse(path.read_text())
+    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    skipped = set() if checking else {child for guard in guards for child in ast.walk(guard)}
+    found = set()
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} uses a relative import at line {node.lineno}"
-            module = node.module or ""
-            names = [f"{module}.{alias.name}" for alias in node.names] if module == "sp" else [module]
-        rooms |= {name.split(".")[1] for name in names if name.startswith("sp.")}
-    return rooms
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else str(node.module) for name in names}
+    return frozenset(name for name in found if name in MODULES and name != "sp")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -60,8 +83,72 @@ def test_imports_only_from_the_left(path: Path) -> None:
     assert here in RANK, f"{path} lies in a room the order does not name"
     if here == "__init__":
         return
-    for other in imported_rooms(path) - {"__version__"}:
-        assert other == here or RANK[other] < RANK[here], f"{path}: {here} may not import {other}"
+    for name in imported(path):
+        other = name.split(".")[1]
+        assert other == here or RANK[other] < RANK[here], f"{path}: {here} may not import {name}"
+        parts, there = path.relative_to(ROOT).parts, name.split(".")
+        order = INSIDE.get(here, ())
+        if other == here and parts[1] in order and there[2] in order:
+            assert order.index(there[2]) <= order.index(parts[1]), f"{path}: {parts[1]} may not import {name}"
+
+
+def test_no_circle_of_files() -> None:
+    graph = {name: imported(path, checking=False) - {name} for name, path in MODULES.items() if name != "sp"}
+    _acyclic(graph)
+
+
+@pytest.mark.parametrize("here", sorted({room(path) for path in FILES if len(path.relative_to(ROOT).parts) > 1}))
+def test_no_circle_of_rooms(here: str) -> None:
+    """The files that lie in a room itself and the rooms inside it, each as one."""
+
+    def node(name: str) -> str:
+        parts = name.split(".")
+        return ".".join(parts[:3]) if (ROOT / here / parts[2]).is_dir() else name
+
+    graph: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if name.startswith(f"sp.{here}."):
+            inside = {other for other in imported(path, checking=False) if other.startswith(f"sp.{here}.")}
+            graph.setdefault(node(name), set()).update({node(other) for other in inside} - {node(name)})
+    _acyclic(graph)
+
+
+def _acyclic(graph: dict[str, set[str]] | dict[str, frozenset[str]]) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+def test_rooms_inside_rooms_are_all_in_the_order() -> None:
+    for here, order in INSIDE.items():
+        inside = {path.name for path in (ROOT / here).iterdir() if (path / "__init__.py").exists()}
+        assert inside == set(order)
+
+
+FOLDERS = sorted(path for path in [ROOT, *ROOT.rglob("*")] if path.is_dir() and path.name != "__pycache__")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT.parent)))
+def test_a_room_holds_few_files_of_one_idea(folder: Path) -> None:
+    files = [path for path in folder.iterdir() if path.is_file() and path.suffix in (".py", ".cu", ".cuh")]
+    assert len(files) <= MOST_FILES, f"{folder} holds {len(files)} files"
+    for path in files:
+        lines = len(path.read_text().splitlines())
+        assert lines <= MOST_LINES, f"{path} has {lines} lines"
+
+
+CUDA_ORDER = ("common", "quant", "gemm", "attention", "sparse", "delta", "sampling", "elementwise", "selftest")
+
+
+def test_cuda_rooms_include_only_from_common_and_from_the_left() -> None:
+    cuda = ROOT / "kernels" / "cuda"
+    home = {path.name: path.relative_to(cuda).parts[0] for path in cuda.rglob("*.cu*")}
+    for path in sorted(cuda.rglob("*.cu*")):
+        for line in path.read_text().splitlines():
+            if line.strip().startswith('#include "'):
+                there, here = home[line.split('"')[1]], home[path.name]
+                assert CUDA_ORDER.index(there) <= CUDA_ORDER.index(here), f"{path}: {line.strip()} lies in {there}"
 
 
 def test_import_touches_no_device_and_no_framework() -> None:

@@ -60,7 +60,7 @@ def test_an_interrupted_write_keeps_what_was_there(tmp_path: Path, monkeypatch: 
 
 
 def test_an_interrupted_model_file_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sp.models.synthetic import write_synthetic
+    from sp.models.synthetic.synthetic import write_synthetic
 
     def stop(done: int) -> None:
         raise KeyboardInterrupt

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sp.bench.record import newest
-from sp.studies.decode_table import BEGIN, END, decoding
-from sp.studies.headline import headline, insert_between, insert_headline
+from sp.studies.tables.decode_table import BEGIN, END, decoding
+from sp.studies.tables.headline import headline, insert_between, insert_headline
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "nvidia-h200"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sp.evals.statistics import paired_difference, wilson
-from sp.studies.sweep import load_sweep
+from sp.studies.sweep.sweep import load_sweep
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -40,7 +40,7 @@ from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Loaded, embedded, load
 from sp.scoring import Importance, chunk_means
 from sp.selection import SELECTORS, SelectionRequest
-from sp.studies.plots import save_png
+from sp.studies.figures import save_png
 
 HERE = Path(__file__).parent
 

@@ -1,7 +1,7 @@
 """The draft of the target: DFlash blocks (block diffusion, https://arxiv.org/abs/2602.06036) at the pair's size.
 
 A block is the last known token and then masks; all its tokens see one another and, as keys and values made of the
-target's features, whatever the target has read before the known token. Conventions are those of ``sp.models.dflash``.
+target's features, whatever the target has read before the known token. Conventions: ``sp.models.drafts.dflash``.
 """
 
 from __future__ import annotations

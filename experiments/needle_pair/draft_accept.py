@@ -26,8 +26,9 @@ from sp.decode.greedy import gather, generate
 from sp.decode.speculate import speculate
 from sp.kernels.machine import machine_facts
 from sp.models import Model, load_model, prefill
-from sp.models.dflash import Draft, load_draft
-from sp.models.tree import LayerFeatures
+from sp.models.drafts.dflash import Draft, load_draft
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.passes.tree import LayerFeatures
 
 WAYS = ("dflash", "ddtree")
 
@@ -47,7 +48,7 @@ def answers(
     plain = gather(generate(model, logits, at, deepcopy(cache), limit=limit), end)
     out = {"greedy": (plain, min(len(plain), limit - 1))}
     for name, way in ways.items():
-        session = draft.begin(model, len(ids) + limit)
+        session = DraftSession.begin(draft, model, len(ids) + limit)
         session.remember(np.concatenate(features), positions)
         passes: list[int] = []
         found = speculate(model, session, way, logits, at, deepcopy(cache), limit=limit, on_pass=passes.append)

@@ -16,7 +16,7 @@ from sp.bench.simulate import SIMULATED, Acceptance, Simulated, Way
 from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models.dflash import Draft
+from sp.models.drafts.dflash import Draft
 from sp.pipeline import Loaded, RunOptions
 from sp.pipeline.slots import Slots
 from sp.pipeline.stages import Compressed, begin

@@ -14,18 +14,18 @@ from sp.bench.families.inputs import bf16
 from sp.bench.record import make_record
 from sp.bench.timing import spread, time_kernel
 from sp.kernels import import_cupy
-from sp.kernels.build import build_all
-from sp.kernels.check import plan
 from sp.kernels.device import require_device
 from sp.kernels.jit import device_arches
 from sp.kernels.launch import Defines, Kernel
-from sp.models.random_blocks import random_blocks
-from sp.ops.dispatch import ROWS, SHAPES
-from sp.ops.gemm_few import STORE, gemm_few
-from sp.ops.gemm_few_sm90 import UNIT_BYTES
-from sp.ops.gemv import gemv, held
-from sp.ops.packed import PackedWeight, pack
-from sp.ops.project_few import multiply_few
+from sp.kernels.tools.build import build_all
+from sp.kernels.tools.check import plan
+from sp.models.synthetic.random_blocks import random_blocks
+from sp.ops.matmul.dispatch import ROWS, SHAPES
+from sp.ops.matmul.gemm_few import STORE, gemm_few
+from sp.ops.matmul.gemm_few_sm90 import UNIT_BYTES
+from sp.ops.matmul.gemv import gemv, held
+from sp.ops.matmul.packed import PackedWeight, pack
+from sp.ops.matmul.project_few import multiply_few
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
 FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
@@ -84,9 +84,9 @@ def candidates(weights: tuple[PackedWeight, ...], rows: int) -> dict[str, Callab
         found["gemm_few_sm90"] = chain(lambda w: multiply_few(x, (w,), (y,), STORE))
     for path in paths():
         if path == "sm_90a":
-            from sp.ops.gemm_sm90 import gemm
+            from sp.ops.matmul.gemm_sm90 import gemm
         else:
-            from sp.ops.gemm_portable import gemm
+            from sp.ops.matmul.gemm_portable import gemm
         found["gemm_sm90" if path == "sm_90a" else "gemm_portable"] = chain(
             partial(lambda w, gemm: gemm(x, w, y, "bf16"), gemm=gemm)
         )
@@ -121,7 +121,7 @@ def needed(runs: Any) -> dict[Kernel, list[Defines]]:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `sp.ops.dispatch` reads, from the records of `measure`."""
+    """What `sp.ops.matmul.dispatch` reads, from the records of `measure`."""
     return {
         "gpu": records[0]["gpu"],
         "date": records[-1]["date"],

@@ -150,7 +150,7 @@ def work(config: ModelConfig, tokens: int, density: float) -> float:
 
     Examples
     --------
-    >>> from sp.models.shapes import find_shape
+    >>> from sp.models.synthetic.shapes import find_shape
     >>> round(work(find_shape("qwen3-0.6b").config, 131072, 0.05) / 1e12)
     206
     """

@@ -15,7 +15,7 @@ from sp.decode.greedy import generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Cache, Model, prefill, prefill_sparse
-from sp.ops.flashprefill import TopDensity
+from sp.ops.sparse.flashprefill import TopDensity
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 SKIPPED = 3  # decoded tokens before the clock starts: one launch by launch, one captured, one replayed

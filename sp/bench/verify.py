@@ -14,12 +14,13 @@ from sp.bench.decode import SKIPPED
 from sp.bench.simulate import deepest
 from sp.bench.timing import spread
 from sp.decode import DDTree, DFlash, Speculative
-from sp.decode.cycle import new_cycle
+from sp.decode.new_cycle import new_cycle
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import prefill
-from sp.models.dflash import Draft
-from sp.models.tree import LayerFeatures
+from sp.models.drafts.dflash import Draft
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.passes.tree import LayerFeatures
 from sp.pipeline import Loaded, RunOptions
 
 KEPT = 8
@@ -96,7 +97,7 @@ def time_round(
     rng, kept = np.random.default_rng(0), min(KEPT, nodes, draft.block_size)
     room = context + (repeats + SKIPPED) * kept + nodes
     cache = model.new_cache(room, options.kv, rotate=options.rotate)
-    session, read = draft.begin(model, room), 0
+    session, read = DraftSession.begin(draft, model, room), 0
 
     def take(features: Any) -> None:
         nonlocal read

@@ -18,7 +18,7 @@ def doctor(as_json: AsJson = False) -> None:
 
       sp doctor
     """
-    from sp.kernels.doctor import examine, usable
+    from sp.kernels.tools.doctor import examine, usable
 
     console, findings = Console(soft_wrap=True, highlight=False), []
     for finding in examine():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.bench import numbers
+from sp.commands.bench.bench import numbers
 from sp.commands.eval_run import CONTROLS, PERPLEXITY, Pair, check_writable, gather, read_cells, run_tasks, show
 from sp.commands.strategies import read_shares
 from sp.commands.terminal import AsJson, read_text
@@ -121,7 +121,7 @@ def ruler(
       sp eval ruler --file data/niah_single_2/validation.jsonl -n 100 --target target.gguf --drafter drafter.gguf
     """
     from sp.evals import TASKS
-    from sp.evals.ruler_file import RulerFile
+    from sp.evals.tasks.ruler_file import RulerFile
 
     cells = read_cells(scorer, selector, keep_ratio, controls, positions=positions, kv=kv, seed=seed)
     pair = Pair(target, drafter, device)

@@ -33,7 +33,7 @@ def heads(
       sp heads Qwen3-0.6B-BF16.gguf -t 4k,16k -n 20 -o heads.json
       sp run --drafter Qwen3-0.6B-BF16.gguf --scorer retrieval_heads --set scorer.map=heads.json ...
     """
-    from sp.commands.bench import numbers
+    from sp.commands.bench.bench import numbers
     from sp.evals import TASKS
     from sp.evals.heads import measure_heads
     from sp.pipeline.load import embedded, load

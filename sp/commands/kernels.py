@@ -60,7 +60,7 @@ def _list_dispatch(path: str, as_json: bool) -> None:
     """The measured table of matrix products."""
     from sp.errors import unknown_name
     from sp.kernels.path import PATHS
-    from sp.ops.dispatch import SHAPES, rows, table
+    from sp.ops.matmul.dispatch import SHAPES, rows, table
 
     if path not in PATHS:
         raise unknown_name("kernel path", path, PATHS)
@@ -101,10 +101,10 @@ def check(
       sp kernels check --arch 90a --update
     """
     from sp.errors import ConfigError, unknown_name
-    from sp.kernels import check as checks
-    from sp.kernels.baseline import BASELINE, compiler, write_baseline
     from sp.kernels.manifest import kernels
-    from sp.kernels.resources import ARCHES
+    from sp.kernels.tools import check as checks
+    from sp.kernels.tools.baseline import BASELINE, compiler, write_baseline
+    from sp.kernels.tools.resources import ARCHES
 
     arches, found, file = arch.split(",") if arch else ARCHES, list(kernels(family).values()), baseline or BASELINE
     for name in arches:
@@ -137,8 +137,8 @@ def check(
 
 def _needs(report: object) -> Table:
     """Registers by card, a variant a row."""
-    from sp.kernels.check import Report
-    from sp.kernels.resources import ARCHES
+    from sp.kernels.tools.check import Report
+    from sp.kernels.tools.resources import ARCHES
 
     assert isinstance(report, Report)
     columns = (f"sm_{arch}" for arch in ARCHES)
@@ -162,11 +162,11 @@ def build(family: Family = None) -> None:
 
       sp kernels build
     """
-    from sp.kernels.build import build_all
-    from sp.kernels.check import plan
     from sp.kernels.device import cache_folder, require_device
     from sp.kernels.jit import device_arches
     from sp.kernels.manifest import kernels
+    from sp.kernels.tools.build import build_all
+    from sp.kernels.tools.check import plan
 
     jobs = plan(kernels(family).values(), device_arches(require_device()))
     start = time.perf_counter()
@@ -189,8 +189,8 @@ def bench(
 
       sp kernels bench --family norms
     """
-    from sp.bench.cases import run_cases
     from sp.bench.record import append
+    from sp.bench.run_cases import run_cases
     from sp.kernels.device import require_device
 
     require_device()
@@ -228,7 +228,7 @@ def tune(
     from sp.bench.dispatch_times import FORMATS, measure, table
     from sp.bench.record import append
     from sp.kernels.device import require_device
-    from sp.ops.dispatch import SHAPES, TABLE
+    from sp.ops.matmul.dispatch import SHAPES, TABLE
     from sp.trace import write_atomic
 
     require_device()

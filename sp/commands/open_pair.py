@@ -57,11 +57,11 @@ def open_pair(
 
 def compile_kernels() -> None:
     """Compile what the cache lacks for the present GPU, and say so; silent where nothing is missing."""
-    from sp.kernels.build import build_all, missing
-    from sp.kernels.check import plan
     from sp.kernels.device import require_device
     from sp.kernels.jit import device_arches
     from sp.kernels.manifest import kernels
+    from sp.kernels.tools.build import build_all, missing
+    from sp.kernels.tools.check import plan
 
     jobs = missing(plan(kernels().values(), device_arches(require_device())))
     if jobs:

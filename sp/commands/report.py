@@ -29,7 +29,7 @@ def report(
 
       sp report results/nvidia-h200 --readme README.md
     """
-    from sp.studies.report import write_headline, write_report
+    from sp.studies.pages.report import write_headline, write_report
 
     check_folder(out if readme is None else None, "--out")
     if readme is not None:

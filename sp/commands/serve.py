@@ -66,7 +66,7 @@ def serve(
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
     from sp.decode import DECODERS, Speculative
-    from sp.ops.flashprefill import FlashPrefill
+    from sp.ops.sparse.flashprefill import FlashPrefill
     from sp.pipeline import RunOptions
     from sp.scoring import SCORERS
     from sp.scoring.reading import by_length

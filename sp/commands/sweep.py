@@ -16,9 +16,9 @@ from sp.commands.terminal import AsJson, print_json, wide_console
 from sp.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from sp.studies.conduct import Plan
-    from sp.studies.estimate import Estimate
-    from sp.studies.sweep import Run
+    from sp.studies.sweep.conduct import Plan
+    from sp.studies.sweep.estimate import Estimate
+    from sp.studies.sweep.sweep import Run
 
 EXECUTORS = ("local", "ray")
 
@@ -44,8 +44,8 @@ def sweep(
 
       sp sweep experiments/study.yaml --shard 3/16
     """
-    from sp.studies.conduct import carry_out, make_plan
-    from sp.studies.sweep import load_sweep
+    from sp.studies.sweep.conduct import carry_out, make_plan
+    from sp.studies.sweep.sweep import load_sweep
 
     if executor not in EXECUTORS:
         raise unknown_name("executor", executor, EXECUTORS)
@@ -85,7 +85,7 @@ def sweep(
         "rows": str(plan.path),
     }
     if asked.report and shard is None and not failures:
-        from sp.studies.report import write_report
+        from sp.studies.pages.report import write_report
 
         summary["report"] = str(write_report([asked.out], asked.out / "report"))
     if as_json:
@@ -131,7 +131,7 @@ def progress(console: Console) -> Progress:
 
 def show_plan(plan: Plan, as_json: bool) -> None:
     """Runs by task and length, and what they will take."""
-    from sp.studies.conduct import calibrate, from_earlier
+    from sp.studies.sweep.conduct import calibrate, from_earlier
 
     left = plan.left
     estimate: Estimate | None = from_earlier(plan) or (calibrate(plan) if left else None)

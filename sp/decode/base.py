@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.config import Registry
-from sp.models.tree import TreePass
+from sp.models.passes.tree import TreePass
 
 
 class Decoder:

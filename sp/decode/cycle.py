@@ -8,7 +8,7 @@ from typing import Protocol
 from sp.arrays import Floats, Ints
 from sp.decode.base import Tree
 from sp.models import Cache, Model
-from sp.models.tree import TreePass, TreeReader
+from sp.models.passes.tree import TreePass, TreeReader
 
 
 class Guesser(Protocol):
@@ -73,12 +73,3 @@ class Cycle:
     def end(self) -> None:
         """Wait for all work and let go of its memory."""
         self._guesser.end()
-
-
-def new_cycle(model: Model, guesser: Guesser, cache: Cache, nodes: int) -> Cycle:
-    """A cycle for trees of at most `nodes` nodes; on the device in CUDA graphs."""
-    if model.device == "cpu":
-        return Cycle(model, guesser, cache, nodes)
-    from sp.decode.graph_cycle import GraphCycle
-
-    return GraphCycle(model, guesser, cache, nodes)

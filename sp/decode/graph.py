@@ -14,10 +14,10 @@ import numpy as np
 
 from sp.errors import PromptError
 from sp.kernels import import_cupy
-from sp.kernels.declared.sequence import NEXT_STEP
+from sp.kernels.specs.sequence import NEXT_STEP
 from sp.models import Cache, Model
-from sp.models.replay import Lane, Replay
-from sp.ops.sample import argmax
+from sp.models.passes.replay import Lane, Replay
+from sp.ops.sampling.sample import argmax
 
 
 class GraphDecoder:

@@ -16,11 +16,11 @@ from sp.arrays import Ints
 from sp.decode.base import Tree
 from sp.decode.cycle import Cycle, Guesser
 from sp.models import Cache, Model
-from sp.models.blocks import Nodes
-from sp.models.forward import check_context
-from sp.models.mailbox import Mailbox
-from sp.models.replay import Lane, Replay
-from sp.models.tree import MOST_NODES, TreePass, ancestry
+from sp.models.layers.blocks import Nodes
+from sp.models.passes.forward import check_context
+from sp.models.passes.mailbox import Mailbox
+from sp.models.passes.replay import Lane, Replay
+from sp.models.passes.tree import MOST_NODES, TreePass, ancestry
 from sp.ops.feature_rows import pick_features
 
 

@@ -3,9 +3,9 @@
 Import this package to have every task registered.
 """
 
-from sp.evals import needle, ruler, ruler_counting, ruler_file, ruler_qa, ruler_tracking
 from sp.evals.base import TASKS, Example, Task, register_task
 from sp.evals.run import FULL, Row, evaluate
+from sp.evals.tasks import needle, ruler, ruler_counting, ruler_file, ruler_qa, ruler_tracking
 
 __all__ = [
     "FULL",

@@ -19,11 +19,11 @@ from sp.evals.metrics import score_answer
 from sp.gguf import Tokenizer
 from sp.models import Model
 from sp.ops.array_module import on_host
-from sp.ops.attention_rows import attention_rows
+from sp.ops.attention.attention_rows import attention_rows
 from sp.prompt import TokenisedPrompt
 from sp.scoring import ScoreRequest
-from sp.scoring.head_map import HeadMap, model_key
-from sp.scoring.lookahead import LookaheadScorer
+from sp.scoring.attention.head_map import HeadMap, model_key
+from sp.scoring.attention.lookahead import LookaheadScorer
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import numpy as np
 from sp.arrays import Bools, Floats, Ints
 from sp.errors import PromptError
 from sp.evals.base import Count
-from sp.evals.filler import filler
-from sp.evals.haystack import haystack
 from sp.evals.run import Row, cell_columns, scoring_of, seeded
+from sp.evals.text.filler import filler
+from sp.evals.text.haystack import haystack
 from sp.gguf import Tokenizer
 from sp.kernels import is_device
 from sp.models import decode_step, prefill

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 CUDA = Path(__file__).parent / "cuda"
+LINE = re.compile(r"^#line .*\n", re.MULTILINE)
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
 
@@ -21,7 +22,7 @@ def flatten(source: str) -> str:
     Parameters
     ----------
     source : str
-        File name under ``sp/kernels/cuda``, e.g. ``"rms_norm.cu"``.
+        File name, e.g. ``"rms_norm.cu"``, in whichever room under ``sp/kernels/cuda`` the file lies.
 
     Returns
     -------
@@ -46,12 +47,19 @@ def flatten(source: str) -> str:
                 lines.append("" if ONCE.match(line) else line)
         return lines
 
-    return "\n".join(expand(CUDA / source)) + "\n"
+    return "\n".join(expand(locate(source))) + "\n"
 
 
 def locate(name: str) -> Path:
-    """The file that ``#include "name"`` means."""
-    for folder in (CUDA / "include", CUDA):
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(f'#include "{name}": no such file in {CUDA / "include"}')
+    """The file of a name, a source or what ``#include "name"`` means; names are unique over all rooms."""
+    found = list(CUDA.rglob(name))
+    if not found:
+        raise FileNotFoundError(f"no CUDA source is called {name} under {CUDA}")
+    if len(found) > 1:
+        raise FileExistsError(f"{len(found)} CUDA sources are called {name}: {', '.join(map(str, found))}")
+    return found[0]
+
+
+def text(source: str) -> str:
+    """`flatten` without the directives that tell where a line stood: what is compiled, wherever its files lie."""
+    return LINE.sub("", flatten(source))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from sp.kernels.flatten import CUDA, flatten
+from sp.kernels.flatten import CUDA, text
 from sp.kernels.nvrtc import compile_options
 
 
 def all_sources() -> tuple[str, ...]:
     """Every kernel source, sorted."""
-    return tuple(sorted(path.relative_to(CUDA).as_posix() for path in CUDA.rglob("*.cu")))
+    return tuple(sorted(path.name for path in CUDA.rglob("*.cu")))
 
 
 def kernel_hash(sources: Iterable[str]) -> str:
@@ -24,5 +24,5 @@ def kernel_hash(sources: Iterable[str]) -> str:
     """
     digest = hashlib.sha256("\0".join(compile_options({}, "80")).encode())
     for source in sorted(set(sources)):
-        digest.update(b"\0" + source.encode() + b"\0" + flatten(source).encode())
+        digest.update(b"\0" + source.encode() + b"\0" + text(source).encode())
     return digest.hexdigest()[:16]

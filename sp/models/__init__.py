@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from sp.models.blocks import Tap
-from sp.models.cache import Cache
+from sp.models.cache.cache import Cache
+from sp.models.cache.delta_state import DeltaState
+from sp.models.cache.pages import KV_FORMATS
 from sp.models.config import ARCHITECTURES, DeltaConfig, ModelConfig
 from sp.models.cost import Cost, flops, prefill_cost
-from sp.models.delta_state import DeltaState
-from sp.models.dflash import Draft, load_draft
-from sp.models.forward import decode_step, prefill
-from sp.models.gaps import Gaps
-from sp.models.layer_attention import LayerAttention, SparseAttention, dense_attention
-from sp.models.layerwise import Watch, prefill_by_layer, read_by_layer, stream_by_layer
-from sp.models.model import Model, load_model
-from sp.models.pages import KV_FORMATS
-from sp.models.sparse_prefill import prefill_sparse
+from sp.models.drafts.dflash import Draft, load_draft
+from sp.models.layers.blocks import Tap
+from sp.models.load import load_model
+from sp.models.model import Model
+from sp.models.passes.forward import decode_step, prefill
+from sp.models.passes.gaps import Gaps
+from sp.models.passes.layer_attention import LayerAttention, SparseAttention, dense_attention
+from sp.models.passes.layerwise import Watch, prefill_by_layer, read_by_layer, stream_by_layer
+from sp.models.passes.sparse_prefill import prefill_sparse
 
 __all__ = [
     "ARCHITECTURES",

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from sp.errors import ConfigError
 from sp.models.config import ModelConfig
-from sp.ops.gated_delta_net import CHUNK
+from sp.ops.delta.gated_delta_net import CHUNK
 
 SCORING = 1 / 256
 """Scores against one mean key of 128, as a share of dense attention, which multiplies by keys and by values."""

@@ -1,26 +1,21 @@
-"""load_model and Model: a GGUF file as embed, layer and head."""
+"""Model: embed, layer and head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError, PromptError, unknown_name
-from sp.gguf import GGUFFile
+from sp.errors import PromptError
 from sp.kernels import import_cupy, is_device
-from sp.models.blocks import Tap
-from sp.models.cache import Cache
+from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
+from sp.models.layers.blocks import Tap
 from sp.models.trunk import Trunk
-from sp.models.weights import WeightStore
 from sp.ops.embedding import embedding
+from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
-from sp.ops.project import project
 
 Device = Literal["cpu", "cuda"]
 
@@ -132,60 +127,3 @@ class Model:
         norm = (self.trunk.output_norm, self.config.eps) if norm is None else norm
         (logits,) = project(x, (self.trunk.output,), norm, f32=(True,))
         return logits
-
-
-def load_model(
-    file: GGUFFile | str | Path,
-    *,
-    device: Device = "cpu",
-    decode_budget: int = 1 << 30,
-    context: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Model:
-    """Build a model from a GGUF file of architecture `qwen3` or `qwen35`.
-
-    Parameters
-    ----------
-    file : GGUFFile or path
-        Weights that stay packed on the CPU are views of the open file, so a `GGUFFile` passed in must stay open.
-    device : {"cpu", "cuda"}
-        Where it runs. On the device weights lie in the order its kernels read (see `sp.ops.packed`), and the
-        file may be closed afterwards.
-    decode_budget : int
-        On the CPU: bytes of float32 to decode weights into, once; a larger model is decoded on every use instead.
-    context : int, optional
-        Longest prompt to allow, in place of the file's context length; RoPE is extrapolated past that.
-    progress : callable, optional
-        Called with the bytes of each piece that has reached the device; ``file.nbytes`` in all, nearly.
-
-    Returns
-    -------
-    Model
-
-    Raises
-    ------
-    GGUFError
-        When the file cannot be read or uses an unsupported tensor type.
-    ModelError
-        When its metadata and tensors do not describe a supported model.
-    DeviceError
-        When there is no usable device, or too little memory on it.
-    """
-    if not isinstance(file, GGUFFile):
-        file = GGUFFile.open(file)
-    config = ModelConfig.from_gguf(file)
-    if context is not None:
-        if context < 1:
-            raise ConfigError(f"context is {context}; it must be at least 1")
-        config = replace(config, context=context)
-    if device not in ("cpu", "cuda"):
-        raise unknown_name("device", device, ("cpu", "cuda"))
-    store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
-    trunk = Trunk.take(store)
-    store.finish()
-    if device == "cpu":
-        return Model(config, trunk, device, store.nbytes)
-    from sp.models.to_device import trunk_to_device
-
-    trunk, nbytes = trunk_to_device(trunk, file, progress)
-    return Model(config, trunk, device, nbytes)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from sp.arrays import Floats
-from sp.models.blocks import Block
+from sp.models.architectures.qwen3 import qwen3_block
+from sp.models.architectures.qwen35 import qwen35_block
 from sp.models.config import ModelConfig
-from sp.models.qwen3 import qwen3_block
-from sp.models.qwen35 import qwen35_block
+from sp.models.layers.blocks import Block
 from sp.models.weights import Store
 from sp.quant import Weight
 

@@ -6,13 +6,13 @@ Activations are float32 unless a caller asks for more: given float64 an op compu
 from __future__ import annotations
 
 from sp.ops.activations import sigmoid, silu, softplus, swiglu
-from sp.ops.attention import attention
-from sp.ops.causal_conv1d import causal_conv1d
+from sp.ops.attention.attention import attention
+from sp.ops.attention.kv_pages import kv_append, kv_gather
+from sp.ops.delta.causal_conv1d import causal_conv1d
+from sp.ops.delta.gated_delta_net import gated_delta_net, gated_delta_net_chunked, gated_delta_net_recurrent
 from sp.ops.embedding import embedding
-from sp.ops.gated_delta_net import gated_delta_net, gated_delta_net_chunked, gated_delta_net_recurrent
 from sp.ops.hadamard import hadamard
-from sp.ops.kv_pages import kv_append, kv_gather
-from sp.ops.linear import linear
+from sp.ops.matmul.linear import linear
 from sp.ops.norms import l2norm, rms_norm
 from sp.ops.rope import rope
 

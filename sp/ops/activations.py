@@ -6,7 +6,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
-from sp.kernels.declared.elementwise import SWIGLU
+from sp.kernels.specs.elementwise import SWIGLU
 from sp.ops.threads import run_parallel, token_slices
 
 SOFTPLUS_LINEAR = 20.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.kernels import import_cupy, is_device
-from sp.kernels.declared.packed import GATHER_ROWS
+from sp.kernels.specs.matmul.packed import GATHER_ROWS
 from sp.quant import Weight
 
 FEW_TOKENS = 64

@@ -8,7 +8,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
-from sp.kernels.declared.feature_rows import EACH, PICK_FEATURES, STORE_FEATURES, THREADS
+from sp.kernels.specs.feature_rows import EACH, PICK_FEATURES, STORE_FEATURES, THREADS
 
 
 def store_features(x: Floats, features: Floats, column: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from sp.arrays import Doubles, Floats
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
-from sp.kernels.declared.attention_rows import ROTATE_ROWS, ROWS_A_BLOCK
+from sp.kernels.specs.attention.attention_rows import ROTATE_ROWS, ROWS_A_BLOCK
 
 
 @lru_cache(maxsize=8)

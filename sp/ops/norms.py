@@ -9,7 +9,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
-from sp.kernels.declared.elementwise import RMS_NORM
+from sp.kernels.specs.elementwise import RMS_NORM
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.threads import run_parallel, token_slices
 

@@ -13,7 +13,7 @@ from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
 from sp.models import Model, ModelConfig, load_model
-from sp.models.shapes import tensor_plan
+from sp.models.synthetic.shapes import tensor_plan
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
@@ -126,7 +126,7 @@ def synthetic(
     Parameters
     ----------
     shape : str
-        One of `sp.models.shapes.list_shapes`.
+        One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
         One of `sp.models.file_type.FILE_TYPES`.
     extrapolate, device
@@ -145,7 +145,7 @@ def synthetic(
     >>> synthetic("tiny-qwen3", device="cpu").path.name
     'tiny-qwen3-q4_k_m.synthetic'
     """
-    from sp.models.synthetic import synthetic_metadata, write_synthetic
+    from sp.models.synthetic.synthetic import synthetic_metadata, write_synthetic
 
     nbytes = sum(fmt.nbytes(size) for _, size, fmt in tensor_plan(shape, file_type))
     name = Path(f"{shape}-{file_type}.synthetic")
@@ -158,7 +158,7 @@ def synthetic(
         with TemporaryDirectory() as folder:
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
             return replace(load(file, extrapolate=extrapolate, device="cpu"), path=name)
-    from sp.models.random_store import random_model
+    from sp.models.synthetic.random_store import random_model
 
     metadata = synthetic_metadata(shape, file_type)
     model = random_model(shape, file_type, seed)

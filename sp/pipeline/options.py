@@ -9,7 +9,7 @@ from sp.config import check_fields
 from sp.decode import Decoder, Greedy, Speculative
 from sp.errors import ConfigError
 from sp.models import Gaps
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
 from sp.selection import SELECTORS, Selector, check_keep_ratio
 
@@ -44,7 +44,7 @@ class RunOptions:
     rotate : bool
         Hadamard rotation of cached keys and values, as llama.cpp applies to quantised caches.
     state_gaps : {"compact", "reset", "decay"}
-        What the target's recurrent layers do where tokens were left out; see `sp.models.gaps`.
+        What the target's recurrent layers do where tokens were left out; see `sp.models.passes.gaps`.
     sparse : FlashPrefill, optional
         Lists the key blocks that the target's own attention layers read of a prompt; densely without it.
     decode : Decoder

@@ -8,8 +8,8 @@ from typing import Literal
 
 from sp.models import ModelConfig
 from sp.models.cost import flops
-from sp.ops.expected_density import expected_density
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse.expected_density import expected_density
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline.break_even import BreakEven
 from sp.pipeline.options import Compress
 from sp.scoring import Scorer

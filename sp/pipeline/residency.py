@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.models import Draft, Model
-from sp.models.parts import Parts
+from sp.models.device.parts import Parts
 from sp.pipeline.load import Loaded
 from sp.pipeline.meter import Journal, Meter
 from sp.pipeline.slots import Slots

@@ -14,7 +14,7 @@ import numpy as np
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.models.dflash import load_draft
+from sp.models.drafts.dflash import load_draft
 from sp.models.model import Device
 from sp.pipeline import stages
 from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens

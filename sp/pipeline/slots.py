@@ -7,10 +7,11 @@ after. All of it stays where it is, and is only emptied.
 from __future__ import annotations
 
 from sp.decode import Speculative
-from sp.decode.cycle import Cycle, new_cycle
+from sp.decode.cycle import Cycle
 from sp.decode.graph import GraphDecoder
+from sp.decode.new_cycle import new_cycle
 from sp.models import Draft, Model
-from sp.models.dflash_session import DraftSession
+from sp.models.drafts.dflash_session import DraftSession
 
 STEPS = 16
 """Slots are this many times larger than the steps by which they grow."""
@@ -56,7 +57,7 @@ class Slot:
         """A draft that remembers nothing yet."""
         if self._session is None or self._draft is not draft:
             self._end_cycle()
-            self._draft, self._session = draft, draft.begin(self._model, self.cache.capacity)
+            self._draft, self._session = draft, DraftSession.begin(draft, self._model, self.cache.capacity)
         else:
             self._session.reset()
         return self._session

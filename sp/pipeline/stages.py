@@ -15,8 +15,8 @@ from sp.decode.speculate import speculate
 from sp.errors import ConfigError, PromptError
 from sp.gguf import Tokenizer
 from sp.models import prefill, prefill_sparse
-from sp.models.dflash import Draft
-from sp.models.tree import LayerFeatures
+from sp.models.drafts.dflash import Draft
+from sp.models.passes.tree import LayerFeatures
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Mapping, Positions, RunOptions
 from sp.pipeline.slots import Slot, Slots

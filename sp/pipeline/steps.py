@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from sp.arrays import Bools, Floats
-from sp.models.dflash import Draft
+from sp.models.drafts.dflash import Draft
 from sp.pipeline import stages
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from sp.errors import unknown_name
 from sp.quant.base import BlockFormat
-from sp.quant.bf16 import BF16
-from sp.quant.f16 import F16
-from sp.quant.f32 import F32
-from sp.quant.q4_0 import Q4_0
-from sp.quant.q4_k import Q4_K
-from sp.quant.q5_k import Q5_K
-from sp.quant.q6_k import Q6_K
-from sp.quant.q8_0 import Q8_0
+from sp.quant.formats.bf16 import BF16
+from sp.quant.formats.f16 import F16
+from sp.quant.formats.f32 import F32
+from sp.quant.formats.q4_0 import Q4_0
+from sp.quant.formats.q4_k import Q4_K
+from sp.quant.formats.q5_k import Q5_K
+from sp.quant.formats.q6_k import Q6_K
+from sp.quant.formats.q8_0 import Q8_0
 from sp.quant.weight import Weight
 
 __all__ = [

@@ -1,19 +1,15 @@
 """Scorers: from a prompt to an importance per token. Import this package to have them all registered."""
 
-from sp.scoring import (
+from sp.scoring import bm25, controls, embedding, lexical, self_information
+from sp.scoring.attention import (
     anchored,
-    bm25,
-    controls,
-    embedding,
     entropy_weight,
     gemfilter,
     head_vote,
     layer_subset,
-    lexical,
     lookahead,
     mid_layer,
     retrieval_heads,
-    self_information,
     sink_masked,
     snapkv,
     tail,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry
 from sp.models import Model, ModelConfig, flops
-from sp.ops.importance import HEAT_CHUNK as HEATMAP_CHUNK
-from sp.ops.reduction import chunk_means
+from sp.ops.attention.importance import HEAT_CHUNK as HEATMAP_CHUNK
+from sp.ops.attention.reduction import chunk_means
 
 __all__ = [
     "HEATMAP_CHUNK",

@@ -8,7 +8,7 @@ import numpy as np
 
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.scoring.attention import question_start
+from sp.scoring.attention.attention import question_start
 from sp.scoring.base import Importance, ModelFreeScorer, ScoreRequest, register_scorer
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.models import LayerAttention, ModelConfig, SparseAttention, dense_attention, flops
-from sp.ops.expected_density import expected_density
-from sp.ops.flashprefill import FlashPrefill, TopDensity
+from sp.ops.sparse.expected_density import expected_density
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.scoring.base import Scorer, ScoreRequest
 
 SPARSE_TOKENS = 16384

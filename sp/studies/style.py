@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from sp.studies.cells import FULL, is_control
-from sp.studies.plots import INK
+from sp.studies.figures import INK
+from sp.studies.sweep.cells import FULL, is_control
 
 COLOURS = (
     "#1c7ed6", "#f08c00", "#2f9e44", "#ae3ec9", "#e03131", "#0c8599", "#846358", "#e64980", "#5c940d", "#4263eb",

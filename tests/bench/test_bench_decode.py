@@ -20,11 +20,11 @@ from sp.cli import app
 from sp.decode import DDTree
 from sp.errors import ConfigError
 from sp.models import load_model
-from sp.models.dflash_synthetic import write_synthetic_draft
-from sp.models.synthetic import write_synthetic
-from sp.studies.decode_plots import draw_decoding, figure_of
-from sp.studies.decode_table import decode_tables
-from sp.studies.report import write_report
+from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic.synthetic import write_synthetic
+from sp.studies.pages.report import write_report
+from sp.studies.plots.decode_plots import draw_decoding, figure_of
+from sp.studies.tables.decode_table import decode_tables
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from sp.cli import app
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models import load_model
-from sp.models.shapes import find_shape
+from sp.models.synthetic.shapes import find_shape
 from sp.pipeline.load import embedded
 from sp.studies.sample import sample
 

@@ -16,7 +16,7 @@ from sp.bench.model import SKIPPED, Timing, Trial, describe, run_tests
 from sp.errors import ConfigError
 from sp.models import load_model
 from sp.pipeline.load import embedded
-from sp.studies.roofline import draw, points, roof
+from sp.studies.plots.roofline import draw, points, roof
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def record(bench: str, path: str, tflops: float, gb_s: float, **config: object) 
 
 
 def test_roofline_takes_the_newest_current_records(tmp_path, monkeypatch) -> None:
-    import sp.studies.roofline as roofline
+    import sp.studies.plots.roofline as roofline
 
     monkeypatch.setattr(roofline, "is_current", lambda entry: entry["kernel_hash"] == "now")
     now = {"kernel_hash": "now"}
@@ -164,7 +164,7 @@ def test_roofline_takes_the_newest_current_records(tmp_path, monkeypatch) -> Non
 
 
 def test_a_folder_of_copies_alone_has_no_roofline(tmp_path, monkeypatch) -> None:
-    import sp.studies.roofline as roofline
+    import sp.studies.plots.roofline as roofline
 
     monkeypatch.setattr(roofline, "is_current", lambda entry: True)
     (tmp_path / "memory.jsonl").write_text(json.dumps(record("memory", "portable", 0, 4000)) + "\n")

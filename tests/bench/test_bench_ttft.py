@@ -22,9 +22,9 @@ from sp.cli import app
 from sp.errors import ConfigError, DeviceError
 from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
+from sp.studies.plots.ttft_plots import COLOURS, draw_memory
 from sp.studies.sample import sample
-from sp.studies.ttft_plots import COLOURS, draw_memory
-from sp.studies.ttft_table import GROUPS, cells_of, row_of
+from sp.studies.tables.ttft_table import GROUPS, cells_of, row_of
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.Monke
 
 
 def test_one_way_to_attend_is_for_scorers_that_can() -> None:
-    from sp.commands.bench_ttft import settings_of
+    from sp.commands.bench.bench_ttft import settings_of
 
     made = settings_of("0.1", "tail,random", "top_chunks", "", "0.05,0.1", {})
     assert [type(options.scorer).__name__ for options in made] == ["TailScorer", "TailScorer", "RandomScorer"]

@@ -11,9 +11,9 @@ from timed import keep as keep_record
 from timed import timed
 
 from sp.bench.timing import spread
-from sp.models.random_blocks import random_blocks
+from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.activations import swiglu
-from sp.ops.packed import PackedWeight, pack
+from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import BlockFormat
 
 Gemm = Callable[[Any, PackedWeight, Any, str], None]

@@ -76,7 +76,7 @@ def configuration(d: int, n: int, tokens: int, path: str, **more: object) -> dic
 def test_dense(benchmark, d, n, tokens):
     import cupy
 
-    from sp.ops.attention_sm90 import prefill
+    from sp.ops.attention.attention_sm90 import prefill
 
     q, k, v, table = inputs(n, tokens, d)
     out = cupy.empty(q.shape, cupy.uint16)
@@ -91,7 +91,7 @@ def test_lists(benchmark, d, n, tokens, density):
     """Sink 2, window 4, the last 2 query blocks whole, and blocks at random up to the density."""
     import cupy
 
-    from sp.ops.attention_sm90 import BlockLists, prefill
+    from sp.ops.attention.attention_sm90 import BlockLists, prefill
 
     q, k, v, table = inputs(n, tokens, d)
     heads = HEADS[d][0]

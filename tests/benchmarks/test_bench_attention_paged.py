@@ -82,7 +82,7 @@ def test_few_queries(benchmark, d, kv, n, tokens):
     """As a graph with the length on the device; outputs rotated back (Q4_0) and gated, as the target's layers are."""
     import cupy
 
-    from sp.ops.paged_attention import attention_output
+    from sp.ops.attention.paged_attention import attention_output
 
     fmt = FORMATS[kv]
     k, v, table = paged(max(tokens, 8192), d, fmt)
@@ -105,7 +105,7 @@ def test_few_queries(benchmark, d, kv, n, tokens):
 @pytest.mark.parametrize("kv", FORMATS)
 @pytest.mark.parametrize(("n", "tokens"), PREFILL)
 def test_portable_prefill(benchmark, d, kv, n, tokens):
-    from sp.ops.attention_portable import prefill
+    from sp.ops.attention.attention_portable import prefill
 
     fmt = FORMATS[kv]
     k, v, table = paged(tokens, d, fmt)
@@ -124,7 +124,7 @@ def test_portable_prefill(benchmark, d, kv, n, tokens):
 @pytest.mark.parametrize("d", HEADS)
 def test_unpack(benchmark, d):
     """Q4_0 pages of 128K tokens to float16: bytes read and written."""
-    from sp.ops.kv_pages import unpacked_pages
+    from sp.ops.attention.kv_pages import unpacked_pages
 
     tokens, kv_heads = 131072, HEADS[d][1]
     k, _, table = paged(tokens, d, Q4_0)

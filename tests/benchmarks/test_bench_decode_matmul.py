@@ -56,7 +56,7 @@ def random_weight(name: str, six: bool, shape: tuple[int, int]) -> Any:
     """Random codes; scales such that values are near 0.02, as in a trained model."""
     import cupy
 
-    from sp.ops.packed import allocate
+    from sp.ops.matmul.packed import allocate
     from sp.quant import Q4_K, Q6_K
 
     w = allocate(name, Q6_K if six else Q4_K, shape)
@@ -88,7 +88,7 @@ def launches(part: str, tokens: int) -> tuple[Callable[[], None], int, int]:
     """What to time, its launches and the bytes of weights it reads."""
     import cupy
 
-    from sp.ops.project import gated_project, project, project_add
+    from sp.ops.matmul.project import gated_project, project, project_add
 
     x = cupy.random.default_rng(0).standard_normal((tokens, HIDDEN), np.float32)
     norm = cupy.ones(HIDDEN, np.float32), EPS
@@ -141,8 +141,8 @@ def test_decode_matmul(benchmark: Any, part: str, tokens: int) -> None:
 @pytest.mark.parametrize("layout", [(8, 2), (10, 2), (12, 2)])
 def test_layouts(benchmark: Any, part: str, layout: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """One token; a layout that does not fit a part's inputs gives way to the first one."""
-    from sp.kernels.declared.gemv import Layout
-    from sp.ops import gemv
+    from sp.kernels.specs.matmul.gemv import Layout
+    from sp.ops.matmul import gemv
 
     monkeypatch.setitem(gemv.LAYOUTS, 1, (Layout(*layout), Layout(8, 3)))
     gemv._variant.cache_clear()

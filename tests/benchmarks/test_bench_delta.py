@@ -22,9 +22,9 @@ from sp.kernels import forced_path
 from sp.kernels.device import require_device
 from sp.kernels.path import PATHS, native_path
 from sp.ops.activations import swiglu
-from sp.ops.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.norms import rms_norm
-from sp.ops.sample import Sampling, argmax, sample
+from sp.ops.sampling.sample import Sampling, argmax, sample
 
 try:
     require_device()

@@ -21,7 +21,7 @@ from sp.bench.record import append, make_record
 from sp.bench.timing import spread, time_kernel
 from sp.errors import DeviceError
 from sp.kernels.path import PATHS, forced_path, native_path
-from sp.ops.flashprefill import FlashPrefill, TopDensity
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 
 try:
     NATIVE = native_path()
@@ -56,10 +56,10 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
     """Time the stages and the whole with events, and keep the record."""
     import cupy
 
-    from sp.ops.block_lists import density
-    from sp.ops.block_means import block_means
-    from sp.ops.flashprefill import select_on_device
-    from sp.ops.sparse_attention import forward, sparse_attention
+    from sp.ops.sparse.block_lists import density
+    from sp.ops.sparse.block_means import block_means
+    from sp.ops.sparse.flashprefill import select_on_device
+    from sp.ops.sparse.sparse_attention import forward, sparse_attention
     from sp.quant import F16
 
     heads, kv_heads = HEADS[d]

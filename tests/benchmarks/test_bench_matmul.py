@@ -16,8 +16,8 @@ from matmuls import in_three, keep, measure, tokens_of, weight
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
-from sp.ops.gemm_sm90 import gated, gemm
-from sp.ops.packed import unpack_bf16
+from sp.ops.matmul.gemm_sm90 import gated, gemm
+from sp.ops.matmul.packed import unpack_bf16
 from sp.quant import BF16, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
 try:

@@ -11,7 +11,7 @@ from matmuls import in_three, measure, tokens_of, weight
 
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
-from sp.ops.gemm_portable import gated, gemm
+from sp.ops.matmul.gemm_portable import gated, gemm
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 
 try:

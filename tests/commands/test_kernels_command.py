@@ -7,9 +7,9 @@ import json
 import pytest
 
 from sp import cli
-from sp.kernels import check as checks
 from sp.kernels.manifest import kernels
-from sp.kernels.resources import Resources
+from sp.kernels.tools import check as checks
+from sp.kernels.tools.resources import Resources
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -87,7 +87,7 @@ def test_update_writes_the_baseline(monkeypatch, capsys, report, tmp_path):
 @pytest.fixture
 def timed(monkeypatch):
     """A card on which every kernel takes 2 ms."""
-    from sp.bench import cases
+    from sp.bench import run_cases as cases
     from sp.kernels import device
 
     def run_cases(only, repeats):

@@ -13,8 +13,9 @@ from sp.decode.greedy import gather, generate
 from sp.decode.speculate import speculate
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models import load_model, prefill
-from sp.models.dflash import load_draft
-from sp.models.tree import LayerFeatures
+from sp.models.drafts.dflash import load_draft
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.passes.tree import LayerFeatures
 from sp.pipeline import embedded
 from sp.studies.sample import sample
 
@@ -55,7 +56,7 @@ class Case:
 
     def speculate(self, decoder, guesser=None, limit: int = LIMIT):
         """The answer with a draft, and the tokens each pass gave."""
-        session = guesser or self.draft.begin(self.model, len(self.ids) + LIMIT)
+        session = guesser or DraftSession.begin(self.draft, self.model, len(self.ids) + LIMIT)
         logits, cache = self.read(None if guesser else session, decoder.nodes(session.block_size))
         passes: list[int] = []
         how = self.model, session, decoder, logits, self.start, cache
@@ -164,7 +165,10 @@ def test_a_tree_takes_more_a_pass_than_its_chain(case) -> None:
 
 def test_the_draft_remembers_the_accepted_path_alone(case) -> None:
     """After many trees it guesses as a draft does that was told of the accepted tokens one after the other."""
-    session, oracle = case.draft.begin(case.model, len(case.ids) + LIMIT, "f32"), Oracle(case, 6, noise=1.1)
+    session, oracle = (
+        DraftSession.begin(case.draft, case.model, len(case.ids) + LIMIT, "f32"),
+        Oracle(case, 6, noise=1.1),
+    )
     accepted: list[int] = []
 
     class Watched:
@@ -177,7 +181,7 @@ def test_the_draft_remembers_the_accepted_path_alone(case) -> None:
     decoder = DDTree(24, 6)
     logits, cache = case.read(session, decoder.nodes(6))
     list(speculate(case.model, Watched(), decoder, logits, case.start, cache, limit=LIMIT))
-    told, plain = sum(accepted), case.draft.begin(case.model, len(case.ids) + LIMIT, "f32")
+    told, plain = sum(accepted), DraftSession.begin(case.draft, case.model, len(case.ids) + LIMIT, "f32")
     assert max(accepted) > 2
     _, cache = case.read(plain)
     for i, token in enumerate(case.answer[:told]):

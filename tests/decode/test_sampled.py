@@ -12,8 +12,8 @@ from sp.decode.dflash import DFlash
 from sp.decode.speculate import speculate
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
-from sp.models.tree import TreePass
-from sp.ops.draw_tokens import draw_tokens, softmax, token_shares
+from sp.models.passes.tree import TreePass
+from sp.ops.sampling.draw_tokens import draw_tokens, softmax, token_shares
 
 RUNS = 3_000
 WORDS = 4

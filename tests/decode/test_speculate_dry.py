@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sp.models.dflash_synthetic import write_synthetic_draft
-from sp.models.synthetic import write_synthetic
+from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+from sp.models.synthetic.synthetic import write_synthetic
 
 WALK = """
 import sys
@@ -21,14 +21,15 @@ from sp.decode import DDTree, DFlash
 from sp.decode.speculate import speculate
 from sp.errors import PromptError
 from sp.models import load_draft, load_model, prefill
-from sp.models.tree import LayerFeatures
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.passes.tree import LayerFeatures
 N, NEW = 100, 60
 model = load_model(sys.argv[2], device="cuda")
 draft, ids = load_draft(sys.argv[3], model), np.arange(N)
 
 
 def begin(kv, nodes, room=N + NEW):
-    session, read = draft.begin(model, N + NEW), []
+    session, read = DraftSession.begin(draft, model, N + NEW), []
     def take(found):
         assert found.dtype == np.uint16
         session.remember(found, ids[sum(read):][: len(found)])

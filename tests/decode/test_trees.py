@@ -12,7 +12,7 @@ from sp.decode.base import Tree
 from sp.decode.ddtree import DDTree, best_first, follow
 from sp.decode.dflash import DFlash
 from sp.errors import ConfigError
-from sp.ops.top_logprobs import top_logprobs
+from sp.ops.sampling.top_logprobs import top_logprobs
 
 NOBODY = np.random.default_rng(0)
 

@@ -19,7 +19,7 @@ from sp.models import prefill
 from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
 from sp.scoring import SCORERS, Importance, ScoreRequest
-from sp.scoring.tail import TailScorer
+from sp.scoring.attention.tail import TailScorer
 from sp.selection import SELECTORS
 
 

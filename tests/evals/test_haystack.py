@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.errors import ConfigError
-from sp.evals.filler import NOISE, filler, sample_paragraphs
-from sp.evals.haystack import JITTER, haystack, largest_fit
+from sp.evals.text.filler import NOISE, filler, sample_paragraphs
+from sp.evals.text.haystack import JITTER, haystack, largest_fit
 
 TOKEN = re.compile(r" ?\w+| ?[^\w\s]\n*|\s")
 

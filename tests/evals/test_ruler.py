@@ -11,7 +11,7 @@ import pytest
 
 from sp.errors import ConfigError, PromptError
 from sp.evals import TASKS, Example
-from sp.evals.ruler_file import RulerFile
+from sp.evals.tasks.ruler_file import RulerFile
 
 THIRTEEN = {
     "niah_single_1", "niah_single_2-synth", "niah_single_3-synth", "niah_multikey_1-synth", "niah_multikey_2",

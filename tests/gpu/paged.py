@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sp.ops import attention, hadamard, kv_gather
-from sp.ops.kv_pages import kv_append
+from sp.ops.attention.kv_pages import kv_append
 from sp.quant import BlockFormat
 
 

@@ -10,9 +10,9 @@ from paged import PagedCase
 
 cp = pytest.importorskip("cupy")
 
-from sp.ops.attention_decode import decode, zeros  # noqa: E402
-from sp.ops.attention_split import split  # noqa: E402
-from sp.ops.paged_attention import attention_output, paged_attention  # noqa: E402
+from sp.ops.attention.attention_decode import decode, zeros  # noqa: E402
+from sp.ops.attention.attention_split import split  # noqa: E402
+from sp.ops.attention.paged_attention import attention_output, paged_attention  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 SHAPES = [(2, 1, 64), (4, 2, 128), (12, 2, 128), (2, 2, 256), (12, 2, 256)]  # query heads, KV heads, head size

@@ -10,10 +10,10 @@ cp = pytest.importorskip("cupy")
 
 from sp.errors import ConfigError  # noqa: E402
 from sp.ops import hadamard, kv_append, kv_gather  # noqa: E402
-from sp.ops.attention_heads import attention_heads  # noqa: E402
-from sp.ops.gate_output import gate_output  # noqa: E402
-from sp.ops.head_norm_rope import head_norm_rope  # noqa: E402
-from sp.ops.kv_pages import unpacked_pages  # noqa: E402
+from sp.ops.attention.attention_heads import attention_heads  # noqa: E402
+from sp.ops.attention.gate_output import gate_output  # noqa: E402
+from sp.ops.attention.head_norm_rope import head_norm_rope  # noqa: E402
+from sp.ops.attention.kv_pages import unpacked_pages  # noqa: E402
 from sp.quant import F16, F32, Q4_0  # noqa: E402
 
 F16_ROUNDING, BF16_ROUNDING = 2e-7, 4e-6

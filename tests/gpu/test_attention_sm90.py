@@ -10,7 +10,7 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
-from sp.ops.attention_sm90 import BlockLists, prefill
+from sp.ops.attention.attention_sm90 import BlockLists, prefill
 
 try:
     HOPPER = native_path() == "sm_90a"

@@ -14,17 +14,17 @@ from sp.errors import ConfigError, DeviceError, ModelError
 from sp.kernels import device_errors
 from sp.kernels.path import native_path
 from sp.ops.activations import swiglu
-from sp.ops.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.attention.gate_output import gate_output
+from sp.ops.attention.head_norm_rope import head_norm_rope
+from sp.ops.attention.kv_pages import kv_append, kv_gather
+from sp.ops.attention.paged_attention import paged_attention
+from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.embedding import embedding
-from sp.ops.gate_output import gate_output
-from sp.ops.gemm_portable import gated, gemm
-from sp.ops.head_norm_rope import head_norm_rope
-from sp.ops.kv_pages import kv_append, kv_gather
+from sp.ops.matmul.gemm_portable import gated, gemm
+from sp.ops.matmul.packed import PackedWeight, allocate, pack
+from sp.ops.matmul.project import gated_project, project, project_add
 from sp.ops.norms import rms_norm
-from sp.ops.packed import PackedWeight, allocate, pack
-from sp.ops.paged_attention import paged_attention
-from sp.ops.project import gated_project, project, project_add
-from sp.ops.sample import Sampling, argmax, sample
+from sp.ops.sampling.sample import Sampling, argmax, sample
 from sp.quant import F16, F32, Q4_K, Q8_0, BlockFormat, Weight
 
 Arrays = dict[str, np.ndarray]
@@ -67,7 +67,7 @@ def filled(fill: Callable[..., None], x: Any, *weights: Any) -> Any:
 
 
 def gemm_sm90(x: Any, data: Any) -> Any:
-    from sp.ops.gemm_sm90 import gemm
+    from sp.ops.matmul.gemm_sm90 import gemm
 
     return filled(gemm, x, data)
 

@@ -15,8 +15,8 @@ from sp.bench.model import Trial, describe, run_tests
 from sp.bench.record import FIELDS, make_record
 from sp.cli import app
 from sp.models import load_model, prefill
-from sp.models.random_store import random_model
-from sp.models.synthetic import write_synthetic
+from sp.models.synthetic.random_store import random_model
+from sp.models.synthetic.synthetic import write_synthetic
 from sp.pipeline.load import embedded
 
 

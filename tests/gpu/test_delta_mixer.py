@@ -11,8 +11,8 @@ from captured import capture
 from compare import nmse, to_float64
 from delta_layers import DECAYS, LARGE, PAIR, SMALL, Layer, layer, on_device
 
-from sp.ops.delta_mixer import DeltaParams, delta_mixer
-from sp.ops.gated_delta_net import gated_delta_net_recurrent
+from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.delta.gated_delta_net import gated_delta_net_recurrent
 
 LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000]
 TIGHT, WIDE = 5e-6, 2e-4
@@ -127,7 +127,7 @@ def test_the_reference_is_the_recurrence() -> None:
     k = rng.standard_normal((1, 1, 64)) + 0.1 * rng.standard_normal((300, 1, 64))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     inputs = k, k, rng.standard_normal((300, 2, 64)), np.zeros((300, 2)), np.full((300, 2), 0.95), np.zeros((2, 64, 64))
-    from sp.ops.gated_delta_net import gated_delta_net_chunked
+    from sp.ops.delta.gated_delta_net import gated_delta_net_chunked
 
     for one, other in zip(gated_delta_net_chunked(*inputs), gated_delta_net_recurrent(*inputs), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-10)

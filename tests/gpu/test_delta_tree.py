@@ -12,9 +12,9 @@ from compare import nmse, to_float64
 from delta_layers import DECAYS, LARGE, PAIR, SMALL, Layer, layer, on_device
 
 from sp.kernels import current_path
-from sp.ops import delta_tree as module
-from sp.ops.delta_mixer import DeltaParams, delta_mixer
-from sp.ops.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
+from sp.ops.delta import delta_tree as module
+from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
 from sp.ops.input_tiles import InputTiles
 from sp.quant import Q4_K
 

@@ -18,16 +18,17 @@ from compare import nmse, to_bf16, to_float64
 from device_models import case
 
 from sp.errors import ConfigError
-from sp.models.dflash import load_draft
-from sp.models.dflash_synthetic import synthetic_draft, write_synthetic_draft
+from sp.models.drafts.dflash import load_draft
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.drafts.dflash_synthetic import synthetic_draft, write_synthetic_draft
 from sp.models.model import Model
-from sp.models.random_store import RandomStore
-from sp.models.replay import Lane
-from sp.models.shapes import find_shape, tensor_plan
+from sp.models.passes.replay import Lane
+from sp.models.synthetic.random_store import RandomStore
+from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.trunk import Trunk
-from sp.ops.attention_heads import attention_heads, context_heads
+from sp.ops.attention.attention_heads import attention_heads, context_heads
 from sp.ops.feature_rows import pick_features, store_features
-from sp.ops.packed import unpack
+from sp.ops.matmul.packed import unpack
 from sp.quant import F16, Q4_0
 
 TINY, TARGET = "dflash-tiny-qwen35", "tiny-qwen35:q4_k_m"
@@ -61,7 +62,7 @@ def twin(file_type: str, n: int) -> np.ndarray:
     """What NumPy guesses after n tokens."""
     draft, _ = pair(file_type)
     features, where = context(n, draft.fuse.shape[1])
-    session = draft.begin(case(TARGET).cpu, n)
+    session = DraftSession.begin(draft, case(TARGET).cpu, n)
     session.remember(to_float64(features).astype(np.float32), where)
     return session.guess(TOKEN, int(where[-1]) + 1, FULL)
 
@@ -70,7 +71,7 @@ def guessed(file_type: str, n: int, size: int):
     """What the device guesses after n tokens, remembered `size` at a time."""
     _, draft = pair(file_type)
     features, where = context(n, draft.fuse.shape[1])
-    session, rows = draft.begin(case(TARGET).gpu, n), cupy.asarray(features)
+    session, rows = DraftSession.begin(draft, case(TARGET).gpu, n), cupy.asarray(features)
     for part in parts(n, size):
         session.remember(rows[part], where[part])
     return session.guess(TOKEN, int(where[-1]) + 1, FULL)
@@ -99,7 +100,7 @@ def test_graphs_equal_launches(file_type) -> None:
     features, where = context(n + sum(counts), draft.fuse.shape[1], seed=1)
     rows = cupy.asarray(features)
     for eager in (True, False):
-        session, lane = draft.begin(case(TARGET).gpu, len(where), eager=eager), Lane()
+        session, lane = DraftSession.begin(draft, case(TARGET).gpu, len(where), eager=eager), Lane()
         for again in range(1 if eager else 2):
             session.reset()
             at, logits = n, []
@@ -118,7 +119,7 @@ def test_graphs_equal_launches(file_type) -> None:
     launched, *replayed = (one.view(np.uint32) for one in found.values())
     for one in replayed:
         np.testing.assert_array_equal(one, launched)
-    together = draft.begin(case(TARGET).gpu, len(where))
+    together = DraftSession.begin(draft, case(TARGET).gpu, len(where))
     together.remember(rows, where)
     assert nmse(found[True, 0][-4:], together.guess(TOKEN, int(where[-1]) + 1, 4)) < SAME
 
@@ -132,7 +133,7 @@ def test_a_checkpoint_is_the_same_draft_as_its_gguf(tmp_path) -> None:
     for one in (path, as_published(tmp_path, path)):
         draft = load_draft(one, case(TARGET).gpu)
         features, where = context(200, draft.fuse.shape[1])
-        session = draft.begin(case(TARGET).gpu, 200)
+        session = DraftSession.begin(draft, case(TARGET).gpu, 200)
         session.remember(cupy.asarray(features), where)
         found.append(session.guess(TOKEN, int(where[-1]) + 1, FULL).get())
     np.testing.assert_array_equal(*found)
@@ -212,7 +213,7 @@ def test_the_published_sizes(file_type) -> None:
     draft = synthetic_draft("dflash-qwen3.6-27b", file_type, target)
     features, where = context(n, draft.fuse.shape[1], seed=2)
     rows, position = cupy.asarray(features), int(where[-1]) + 1
-    session = draft.begin(target, n)
+    session = DraftSession.begin(draft, target, n)
     session.remember(rows[: n - 9], where[: n - 9])
     session.remember(rows[n - 9 :], where[n - 9 :])
     exact = (rows.astype(np.uint32) << 16).view(np.float32)

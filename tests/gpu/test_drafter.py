@@ -19,11 +19,11 @@ from device_models import case
 from sp.bench.drafter import Draft, describe, run_drafts
 from sp.bench.record import make_record
 from sp.models import SparseAttention, dense_attention, prefill_by_layer, read_by_layer
-from sp.models.random_store import random_model
-from sp.ops.flashprefill import FlashPrefill
+from sp.models.synthetic.random_store import random_model
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, Importance, ScoreRequest
-from sp.scoring.reduction import Fold, Reduction
+from sp.scoring.attention.reduction import Fold, Reduction
 from sp.studies.sample import sample
 
 BOUND = 1e-3

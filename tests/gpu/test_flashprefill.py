@@ -10,13 +10,13 @@ from compare import nmse, to_float64
 from sparse_case import BLOCK, KINDS, Case, selected
 
 from sp.errors import ConfigError, DeviceError
-from sp.ops import sparse_attention as op
-from sp.ops.block_lists import causal, density, lists_of
-from sp.ops.block_means import block_means, means_of
-from sp.ops.block_selector import Dense, GivenMask, Streaming
-from sp.ops.block_sparse import block_sparse
-from sp.ops.flashprefill import FlashPrefill, TopDensity, top_density
-from sp.ops.sparse_attention import sparse_attention
+from sp.ops.sparse import sparse_attention as op
+from sp.ops.sparse.block_lists import causal, density, lists_of
+from sp.ops.sparse.block_means import block_means, means_of
+from sp.ops.sparse.block_selector import Dense, GivenMask, Streaming
+from sp.ops.sparse.block_sparse import block_sparse
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, top_density
+from sp.ops.sparse.sparse_attention import sparse_attention
 from sp.quant import F16, Q4_0
 
 BOUND = 6e-6  # NMSE: rounding the output to bf16 alone gives about 2.8e-6

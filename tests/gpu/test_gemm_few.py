@@ -16,9 +16,9 @@ from captured import capture
 from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
-from sp.ops import gemm_few as module
-from sp.ops.gemm_few import ADD, STORE, SWIGLU, fits, gemm_few
-from sp.ops.packed import PackedWeight, pack
+from sp.ops.matmul import gemm_few as module
+from sp.ops.matmul.gemm_few import ADD, STORE, SWIGLU, fits, gemm_few
+from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
 NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16"]

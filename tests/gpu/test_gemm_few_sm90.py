@@ -17,10 +17,10 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
-from sp.ops import gemm_few_sm90 as module
-from sp.ops.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
 from sp.ops.input_tiles import InputTiles, empty_tiles
-from sp.ops.packed import PackedWeight, pack
+from sp.ops.matmul import gemm_few_sm90 as module
+from sp.ops.matmul.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
+from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
 pytestmark = pytest.mark.skipif(native_path() != "sm_90a", reason="needs compute capability 9.0")

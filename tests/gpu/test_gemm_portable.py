@@ -11,11 +11,11 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
-from sp.kernels.declared import gemm_portable as declared
 from sp.kernels.device import require_device
-from sp.ops import gemm_portable
-from sp.ops.gemm_portable import gated, gemm
-from sp.ops.packed import PackedWeight, pack
+from sp.kernels.specs.matmul import gemm_portable as declared
+from sp.ops.matmul import gemm_portable
+from sp.ops.matmul.gemm_portable import gated, gemm
+from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
 FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)

@@ -12,9 +12,9 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels import forced_path
-from sp.ops import gemm_sm90
-from sp.ops.gemm_sm90 import gated, gemm
-from sp.ops.packed import PackedWeight, pack
+from sp.ops.matmul import gemm_sm90
+from sp.ops.matmul.gemm_sm90 import gated, gemm
+from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
 BOUND = 2e-5
@@ -156,7 +156,7 @@ def test_streamed_gated(guarded, streaming, fmt, tokens):
 
 def test_scale_exactness(guarded):
     """With the weights as the kernel rounds them, only the order of float32 sums is left."""
-    from sp.ops.packed import unpack_bf16
+    from sp.ops.matmul.packed import unpack_bf16
 
     for fmt in FORMATS:
         w, _ = make_weight(fmt, 192, 512, 13)

@@ -16,10 +16,10 @@ import pytest
 from captured import capture
 from compare import nmse, to_bf16, to_float64
 
-from sp.kernels.declared.gemv import Layout
-from sp.ops import gemv as module
-from sp.ops.gemv import ADD, STORE, SWIGLU, gemv, held
-from sp.ops.packed import PackedWeight, pack
+from sp.kernels.specs.matmul.gemv import Layout
+from sp.ops.matmul import gemv as module
+from sp.ops.matmul.gemv import ADD, STORE, SWIGLU, gemv, held
+from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
 NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16"]

@@ -12,12 +12,12 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.errors import ConfigError  # noqa: E402
-from sp.ops.attention_probs import attention_probs  # noqa: E402
-from sp.ops.importance import fold_weights, importance  # noqa: E402
-from sp.ops.kv_pages import kv_gather  # noqa: E402
-from sp.ops.reduction import STEPS, Reduction  # noqa: E402
+from sp.ops.attention.attention_probs import attention_probs  # noqa: E402
+from sp.ops.attention.importance import fold_weights, importance  # noqa: E402
+from sp.ops.attention.kv_pages import kv_gather  # noqa: E402
+from sp.ops.attention.reduction import STEPS, Reduction  # noqa: E402
+from sp.ops.attention.unrotate import unrotate  # noqa: E402
 from sp.ops.rope import rope  # noqa: E402
-from sp.ops.unrotate import unrotate  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 BOUND = {F16: 1e-8, Q4_0: 1e-5}  # Q4_0 keys are rounded to f16 on the device

@@ -20,8 +20,8 @@ from sp.errors import ConfigError, DeviceError, ModelError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import load_model, prefill, prefill_by_layer
 from sp.models.trunk import mapped
-from sp.ops.packed import unpack
-from sp.ops.project import gated_project, project, project_add
+from sp.ops.matmul.packed import unpack
+from sp.ops.matmul.project import gated_project, project, project_add
 from sp.pipeline import load
 from sp.pipeline.load import embedded
 from sp.prompt import Prompt

@@ -17,14 +17,15 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.kernels.path import native_path
 from sp.models import load_model, prefill
-from sp.models.tree import TreeReader
-from sp.ops import norms, project_few
-from sp.ops import project as projects
-from sp.ops.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
+from sp.models.passes.tree import TreeReader
+from sp.ops import norms
 from sp.ops.input_tiles import InputTiles, empty_tiles
+from sp.ops.matmul import project as projects
+from sp.ops.matmul import project_few
+from sp.ops.matmul.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
+from sp.ops.matmul.packed import PackedWeight, pack
+from sp.ops.matmul.project import gated_project, project, project_add_before
 from sp.ops.norms import Ready
-from sp.ops.packed import PackedWeight, pack
-from sp.ops.project import gated_project, project, project_add_before
 from sp.pipeline.load import embedded
 from sp.quant import format_by_name
 

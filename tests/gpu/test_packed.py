@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sp.ops.embedding import embedding
-from sp.ops.fragment_order import SIZES, pack_numpy
-from sp.ops.packed import PackedWeight, allocate, expand_scales, pack, pack_rows, unpack, unpack_bf16
+from sp.ops.matmul.fragment_order import SIZES, pack_numpy
+from sp.ops.matmul.packed import PackedWeight, allocate, expand_scales, pack, pack_rows, unpack, unpack_bf16
 from sp.quant import F32, Weight, format_by_name
 
 NAMES = sorted(SIZES)

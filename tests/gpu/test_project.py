@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
 
-from sp.ops.packed import PackedWeight, pack
-from sp.ops.project import gated_project, project, project_add
+from sp.ops.matmul.packed import PackedWeight, pack
+from sp.ops.matmul.project import gated_project, project, project_add
 from sp.quant import format_by_name
 
 TOKENS = [1, 2, 7, 8, 9, 16, 23, 31, 32, 33, 63, 64, 65, 127, 128, 129]

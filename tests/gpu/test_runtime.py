@@ -13,8 +13,8 @@ from sp.bench.record import environment, make_record  # noqa: E402
 from sp.bench.timing import spread, time_kernel  # noqa: E402
 from sp.errors import DeviceError  # noqa: E402
 from sp.kernels import current_path, device_errors, forced_path, is_device  # noqa: E402
-from sp.kernels.declared.selftest import HOPPER, PRODUCT, SCALARS  # noqa: E402
 from sp.kernels.path import native_path  # noqa: E402
+from sp.kernels.specs.selftest import HOPPER, PRODUCT, SCALARS  # noqa: E402
 from sp.kernels.tensor_map import tensor_map  # noqa: E402
 
 hopper_only = pytest.mark.usefixtures("_hopper")

@@ -13,7 +13,7 @@ from device_models import case
 from scorer_cases import MATRIX
 
 from sp.models import Model
-from sp.models.random_store import random_model
+from sp.models.synthetic.random_store import random_model
 from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.studies.sample import sample

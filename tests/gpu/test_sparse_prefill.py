@@ -11,8 +11,8 @@ from compare import nmse
 from device_models import case
 
 from sp.models import Model, decode_step, prefill, prefill_sparse
-from sp.ops.block_selector import Streaming
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse.block_selector import Streaming
+from sp.ops.sparse.flashprefill import FlashPrefill
 
 N = 2500
 CACHES = [("f16", False), ("f16", True), ("q4_0", False), ("q4_0", True)]

@@ -22,11 +22,12 @@ from sp.decode.greedy import gather, generate
 from sp.decode.speculate import speculate
 from sp.errors import PromptError
 from sp.models import decode_step, load_draft, prefill
-from sp.models.dflash_shapes import DraftShape
-from sp.models.mailbox import Mailbox
-from sp.models.synthetic import write_random
-from sp.models.tree import LayerFeatures, TreeReader
-from sp.ops.draw_tokens import draw_tokens, token_shares
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.drafts.dflash_shapes import DraftShape
+from sp.models.passes.mailbox import Mailbox
+from sp.models.passes.tree import LayerFeatures, TreeReader
+from sp.models.synthetic.synthetic import write_random
+from sp.ops.sampling.draw_tokens import draw_tokens, token_shares
 
 captures = pytest.mark.no_sanitizer  # for they allocate
 START, LIMIT, BLOCK = 120, 44, 16  # crosses a page border
@@ -144,7 +145,7 @@ def test_answers_are_greedy_ones(name, kv, rotate) -> None:
     for decoder, first in zip(DECODERS, (0, 0, 0, 8, 12, 15, 3), strict=True):
         guessers = [Cheat(answer, c.gpu.config.vocab, first), Cheat(answer, c.gpu.config.vocab, noise=1.2)]
         if decoder in (DFlash(), DDTree(22)):
-            guessers.append(draft(name).begin(c.gpu, START + LIMIT))
+            guessers.append(DraftSession.begin(draft(name), c.gpu, START + LIMIT))
         for guesser in guessers:
             nodes, passes = decoder.nodes(BLOCK), []
             logits, store = read(name, kv, rotate, LIMIT - 2 + nodes, guesser)
@@ -244,7 +245,7 @@ def test_short_answers_and_early_ends(decoder) -> None:
 def test_memory_comes_back() -> None:
     name, pool, used = "tiny-qwen35:q8_0", cupy.get_default_memory_pool(), []
     for _ in range(4):
-        session = draft(name).begin(case(name).gpu, START + LIMIT)
+        session = DraftSession.begin(draft(name), case(name).gpu, START + LIMIT)
         logits, store = read(name, "f16", False, LIMIT + 23, session)
         list(speculate(case(name).gpu, session, DDTree(22), logits, START, store, limit=LIMIT))
         del session, store, logits

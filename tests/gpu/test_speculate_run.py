@@ -11,9 +11,9 @@ import cupy
 import pytest
 
 from sp.decode import DDTree, DFlash, Greedy
-from sp.models.dflash_shapes import DraftShape
-from sp.models.replay import Replay
-from sp.models.synthetic import write_random
+from sp.models.drafts.dflash_shapes import DraftShape
+from sp.models.passes.replay import Replay
+from sp.models.synthetic.synthetic import write_random
 from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
 from sp.studies.sample import sample

@@ -13,14 +13,14 @@ from paged import PagedCase
 cp = pytest.importorskip("cupy")
 
 from sp.kernels import current_path  # noqa: E402
-from sp.models.device_tables import DeviceTables  # noqa: E402
-from sp.models.tree import ancestry  # noqa: E402
+from sp.models.cache.device_tables import DeviceTables  # noqa: E402
+from sp.models.passes.tree import ancestry  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
+from sp.ops.attention.kv_pages import kv_move  # noqa: E402
+from sp.ops.attention.masked_attention import masked_attention  # noqa: E402
+from sp.ops.attention.paged_attention import attention_output  # noqa: E402
+from sp.ops.attention.tree_attention import seen_words, tree_attention, visible  # noqa: E402
 from sp.ops.input_tiles import InputTiles  # noqa: E402
-from sp.ops.kv_pages import kv_move  # noqa: E402
-from sp.ops.masked_attention import masked_attention  # noqa: E402
-from sp.ops.paged_attention import attention_output  # noqa: E402
-from sp.ops.tree_attention import seen_words, tree_attention, visible  # noqa: E402
 from sp.quant import F16, Q4_0, Q4_K  # noqa: E402
 
 BOUND = 4e-6  # half of it is the rounding of the result to bf16

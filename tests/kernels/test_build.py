@@ -8,9 +8,10 @@ import pytest
 
 from sp.commands import open_pair
 from sp.errors import DeviceError
-from sp.kernels import build, jit, nvrtc
-from sp.kernels.check import plan
+from sp.kernels import jit, nvrtc
 from sp.kernels.manifest import kernels
+from sp.kernels.tools import build
+from sp.kernels.tools.check import plan
 
 
 @pytest.fixture
@@ -43,9 +44,9 @@ def test_the_first_run_says_what_it_compiles_and_the_next_is_silent(
             jit.keep(jit.cubin_path(job.source, nvrtc.compile_options(dict(job.defines), job.arch)), b"cubin")
             progress(1)
 
-    monkeypatch.setattr("sp.kernels.check.plan", lambda *_: jobs)
+    monkeypatch.setattr("sp.kernels.tools.check.plan", lambda *_: jobs)
     monkeypatch.setattr("sp.kernels.device.require_device", lambda: (9, 0))
-    monkeypatch.setattr("sp.kernels.build.build_all", build_all)
+    monkeypatch.setattr("sp.kernels.tools.build.build_all", build_all)
     open_pair.compile_kernels()
     assert made == jobs
     assert capsys.readouterr().err.startswith(f"sp: compiling {len(jobs)} kernels for this GPU, once")

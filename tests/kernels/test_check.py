@@ -7,10 +7,11 @@ import json
 import pytest
 
 from sp.errors import ConfigError
-from sp.kernels import baseline, check, flatten, nvrtc
+from sp.kernels import flatten, nvrtc
 from sp.kernels.launch import Kernel
 from sp.kernels.manifest import kernels
-from sp.kernels.resources import ARCHES, Resources, misfits, parse_log, warnings
+from sp.kernels.tools import baseline, check
+from sp.kernels.tools.resources import ARCHES, Resources, misfits, parse_log, warnings
 
 LOG = """\
 k.cu(3): warning #177-D: variable "x" was declared but never referenced
@@ -116,12 +117,9 @@ def test_variants_are_compiled_where_their_shared_memory_is():
     assert [text[:10] for text in check.unserved([hopper])] == ["x (sm_90a)"]
 
 
-def test_every_declared_source_is_there_and_every_module_is_in_the_manifest():
-    from sp.kernels.manifest import FAMILIES, family_name
-
-    assert all((flatten.CUDA / kernel.source).is_file() for kernel in kernels().values())
-    modules = {path.stem for path in (flatten.CUDA.parent / "declared").glob("*.py")} - {"__init__"}
-    assert modules == set(map(family_name, FAMILIES))
+def test_every_source_of_a_spec_is_there_and_every_source_has_one():
+    named = {kernel.source for kernel in kernels().values()}
+    assert named == {path.name for path in flatten.CUDA.rglob("*.cu")}
 
 
 def test_planted_faults_are_found(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from sp import cli
 from sp.errors import DeviceError
-from sp.kernels import doctor
+from sp.kernels.tools import doctor
 
 
 class Machine:

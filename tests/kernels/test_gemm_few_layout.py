@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sp.kernels import nvrtc
-from sp.kernels.declared.gemm_few import ADD, STORE, SWIGLU, bits, smem, variant
 from sp.kernels.flatten import flatten
-from sp.ops.gemm_few import passes, plan_of
+from sp.kernels.specs.matmul.gemm_few import ADD, STORE, SWIGLU, bits, smem, variant
+from sp.ops.matmul.gemm_few import passes, plan_of
 
 CASES = [
     variant(2560, 16, bits(12), SWIGLU, 8, True),

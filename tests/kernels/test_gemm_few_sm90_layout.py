@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from sp.kernels import nvrtc
-from sp.kernels.declared.gemm_few_sm90 import (
+from sp.kernels.flatten import flatten
+from sp.kernels.specs.matmul.gemm_few_sm90 import (
     ADD,
     CAPACITY,
     GROUPS,
@@ -24,8 +25,7 @@ from sp.kernels.declared.gemm_few_sm90 import (
     strip_tasks,
     variant,
 )
-from sp.kernels.flatten import flatten
-from sp.ops.gemm_few_sm90 import STREAM_SLOTS, SUPER, plan_of
+from sp.ops.matmul.gemm_few_sm90 import STREAM_SLOTS, SUPER, plan_of
 
 PRODUCTS = [
     (5120, (14, 12, 12, 12), (10240, 6144, 48, 48), STORE),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sp.kernels import nvrtc
-from sp.kernels.declared.gemm_sm90 import CAPACITY, GEMM_SM90, PLAIN, smem, stage_bytes, variant
 from sp.kernels.flatten import flatten
-from sp.ops.gemm_sm90 import plan_of
+from sp.kernels.specs.matmul.gemm_sm90 import CAPACITY, GEMM_SM90, PLAIN, smem, stage_bytes, variant
+from sp.ops.matmul.gemm_sm90 import plan_of
 
 CASES = [
     variant(12, "bf16", 256),

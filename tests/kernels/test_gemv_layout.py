@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sp.kernels import nvrtc
-from sp.kernels.declared.gemv import ADD, STORE, SWIGLU, Layout, bits, smem, variant
 from sp.kernels.flatten import flatten
+from sp.kernels.specs.matmul.gemv import ADD, STORE, SWIGLU, Layout, bits, smem, variant
 
 CASES = [
     variant(5120, 1, bits(12, 14), True, STORE, Layout(8, 3)),

@@ -8,8 +8,8 @@ pytest.importorskip("cupy")
 
 from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
-from sp.kernels.declared.selftest import HOPPER, SCALARS
 from sp.kernels.flatten import flatten
+from sp.kernels.specs.selftest import HOPPER, SCALARS
 
 PROBE = """
 extern "C" __global__ void probe(float* x) {

@@ -12,7 +12,7 @@ from retriever_files import ARCHS, TokenTask, answer, token_task
 from sp.arrays import Floats
 from sp.gguf import GGUFWriter
 from sp.models import Model, load_model
-from sp.models.retriever import retriever_tensors
+from sp.models.synthetic.retriever import retriever_tensors
 from sp.quant import F32
 
 both = pytest.mark.parametrize("arch", ARCHS)

@@ -10,7 +10,7 @@ import pytest
 
 from sp.gguf import GGUFFile
 from sp.models import ModelConfig
-from sp.models.synthetic import write_synthetic
+from sp.models.synthetic.synthetic import write_synthetic
 from sp.pipeline.load import embedded
 
 WALK = """
@@ -22,7 +22,7 @@ import numpy as np
 from sp.decode.greedy import greedy
 from sp.kernels import forced_path
 from sp.models import load_model, prefill, prefill_by_layer
-from sp.models.tree import TreeReader
+from sp.models.passes.tree import TreeReader
 N, NEW = 200, 6
 model = load_model(sys.argv[2], device="cuda")
 c, ids, told = model.config, np.arange(N), []

@@ -15,12 +15,12 @@ from tiny_models import VOCAB, write_tiny
 from sp.errors import ConfigError, GGUFError, ModelError
 from sp.gguf import GGUFFile
 from sp.models import load_model, prefill
-from sp.models.cache import Cache
-from sp.models.dflash import load_draft
-from sp.models.dflash_config import draft_config, gguf_keys
-from sp.models.dflash_session import DraftSession
+from sp.models.cache.cache import Cache
+from sp.models.drafts.dflash import load_draft
+from sp.models.drafts.dflash_config import draft_config, gguf_keys
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.passes.tree import LayerFeatures
 from sp.models.safetensors_file import SafetensorsFile
-from sp.models.tree import LayerFeatures
 from sp.quant import F16, F32
 
 TAKEN = (1, 4)
@@ -84,7 +84,7 @@ def test_guesses_are_those_of_the_paper(target, tmp_path, sliding) -> None:
     rng = np.random.default_rng(4)
     n, where = 150, np.cumsum(rng.integers(1, 4, 150))  # more than a page; the window is shorter
     features = rng.standard_normal((n, 2 * target.config.hidden)).astype(np.float32)
-    session = draft.begin(target, n, "f32")
+    session = DraftSession.begin(draft, target, n, "f32")
     for start, stop in ((0, 60), (60, 61), (61, n)):
         session.remember(features[start:stop], where[start:stop])
     token, position = 17, int(where[-1]) + 1
@@ -125,7 +125,7 @@ def test_features_of_the_target_change_the_guess(target, tmp_path) -> None:
     draft = load_draft(write_draft(tmp_path, "dflash", target.config, TAKEN), target)
     found = []
     for seed in (1, 2):
-        ids, session = np.random.default_rng(seed).integers(0, VOCAB, 30), draft.begin(target, 30)
+        ids, session = np.random.default_rng(seed).integers(0, VOCAB, 30), DraftSession.begin(draft, target, 30)
         seen = LayerFeatures(draft.layers, lambda rows, s=session: s.remember(rows, np.arange(30)))
         prefill(target, ids, np.arange(30), target.new_cache(30), after=seen)
         found.append(session.guess(5, 30, BLOCK - 1))
@@ -146,7 +146,7 @@ def test_layers_that_slide_keep_only_what_they_see(target, tmp_path) -> None:
     n, sizes = 20_000, (9000, 3, 500, 8192, 6, 2000, 200, 99)  # pages are taken for the second time, and the third
     features = np.random.default_rng(8).standard_normal((n, 2 * target.config.hidden)).astype(np.float32)
     whole = Cache(draft.config.model, n + BLOCK, "f32")
-    sessions = draft.begin(target, n, "f32"), DraftSession(draft, target, whole)
+    sessions = DraftSession.begin(draft, target, n, "f32"), DraftSession(draft, target, whole)
     found = []
     for session in sessions:
         for size, stop in zip(sizes, np.cumsum(sizes), strict=True):
@@ -154,7 +154,7 @@ def test_layers_that_slide_keep_only_what_they_see(target, tmp_path) -> None:
             found.append(session.guess(9, int(stop), BLOCK - 1))
     np.testing.assert_array_equal(found[: len(sizes)], found[len(sizes) :])
     assert sum(sizes) == n
-    assert draft.begin(target, n, "f32")._cache.nbytes < 0.65 * whole.nbytes
+    assert DraftSession.begin(draft, target, n, "f32")._cache.nbytes < 0.65 * whole.nbytes
 
 
 def test_packed_weights_decoded_on_every_use_guess_the_same(target, tmp_path) -> None:
@@ -164,7 +164,7 @@ def test_packed_weights_decoded_on_every_use_guess_the_same(target, tmp_path) ->
     for budget in (0, 1 << 30):
         draft = load_draft(path, target, decode_budget=budget)
         assert draft.fuse.format is (F16 if budget == 0 else F32)
-        session = draft.begin(target, 20)
+        session = DraftSession.begin(draft, target, 20)
         session.remember(features, np.arange(20))
         found.append(session.guess(9, 20, BLOCK - 1))
     np.testing.assert_array_equal(*found)
@@ -226,7 +226,7 @@ def test_missing_tensors_are_named_as_the_file_would(target, tmp_path, kind, nam
 def test_draft_and_target_are_on_one_device(target, tmp_path) -> None:
     draft = load_draft(write_draft(tmp_path, "dflash", target.config, TAKEN), target)
     with pytest.raises(ConfigError, match="the target is on cpu and its draft on cuda; load both on one"):
-        replace(draft, device="cuda").begin(target, 10)
+        DraftSession.begin(replace(draft, device="cuda"), target, 10)
 
 
 def test_other_files_are_refused(target, tmp_path) -> None:

@@ -13,10 +13,11 @@ from tiny_drafts import as_published
 
 from sp import cli
 from sp.errors import ConfigError, ModelError
-from sp.models.dflash import load_draft
-from sp.models.dflash_shapes import find_draft_shape, list_draft_shapes
-from sp.models.dflash_synthetic import synthetic_draft, write_synthetic_draft
-from sp.models.shapes import find_shape
+from sp.models.drafts.dflash import load_draft
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.drafts.dflash_shapes import find_draft_shape, list_draft_shapes
+from sp.models.drafts.dflash_synthetic import synthetic_draft, write_synthetic_draft
+from sp.models.synthetic.shapes import find_shape
 from sp.pipeline.load import synthetic
 
 TINY = "dflash-tiny-qwen35"
@@ -54,7 +55,7 @@ def test_sp_synth_writes_a_draft_that_loads(target, file_type, tmp_path, monkeyp
     assert draft.config == made.config
     assert (draft.layers, draft.block_size, draft.config.windows) == ((1, 3), 16, (100, 100, None))
     np.testing.assert_array_equal(draft.fuse.dense(), made.fuse.dense())
-    session = draft.begin(target, 40)
+    session = DraftSession.begin(draft, target, 40)
     features = np.random.default_rng(0).standard_normal((40, draft.fuse.shape[1])).astype(np.float32)
     session.remember(features, np.arange(40))
     guessed = session.guess(7, 40, 15)
@@ -76,8 +77,9 @@ import dry_device
 dry_device.install()
 import numpy as np
 from sp.kernels import forced_path
-from sp.models.dflash import load_draft
-from sp.models.dflash_synthetic import synthetic_draft
+from sp.models.drafts.dflash import load_draft
+from sp.models.drafts.dflash_session import DraftSession
+from sp.models.drafts.dflash_synthetic import synthetic_draft
 from sp.pipeline.load import synthetic
 target = synthetic("tiny-qwen35", device="cuda").model
 empty = dry_device.empty
@@ -86,7 +88,7 @@ for draft in drafts:
     assert draft.device == "cuda" and draft.nbytes > 1e6
     for path in ("sm_90a", "portable"):
         with forced_path(path):
-            session, width = draft.begin(target, 360), draft.fuse.shape[1]
+            session, width = DraftSession.begin(draft, target, 360), draft.fuse.shape[1]
             for n in (300, 16, 1):
                 session.remember(empty((n, width), np.uint16), np.arange(n))
             dry_device.launches.clear()
@@ -115,7 +117,7 @@ def test_a_checkpoint_is_the_same_draft_as_its_gguf(target, tmp_path) -> None:
     features = np.random.default_rng(1).standard_normal((150, drafts[0].fuse.shape[1])).astype(np.float32)
     found = []
     for draft in drafts:
-        session = draft.begin(target, 150)
+        session = DraftSession.begin(draft, target, 150)
         session.remember(features, np.arange(150))
         found.append(session.guess(7, 150, 15))
     np.testing.assert_array_equal(*found)

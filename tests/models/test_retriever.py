@@ -12,7 +12,7 @@ from retriever_models import accuracy, both, build, tasks_of
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer, chat_template, render_chat
 from sp.models import Model, load_model
-from sp.models.retriever import RETRIEVER_SHAPES, retriever_tensors, write_retriever
+from sp.models.synthetic.retriever import RETRIEVER_SHAPES, retriever_tensors, write_retriever
 
 
 @both

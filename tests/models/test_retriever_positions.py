@@ -8,7 +8,7 @@ from retriever_models import both, tasks_of
 
 from sp.arrays import Floats, Ints
 from sp.models import Model, prefill
-from sp.models.retriever import retriever_tensors
+from sp.models.synthetic.retriever import retriever_tensors
 from sp.ops import rms_norm, rope
 
 CONTEXT = 131072

@@ -10,9 +10,9 @@ from tiny_models import VOCAB, write_tiny
 
 from sp.errors import PromptError
 from sp.models import Model, SparseAttention, load_model, prefill, prefill_by_layer, prefill_sparse
-from sp.ops.block_lists import forced
-from sp.ops.block_selector import Streaming
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse.block_lists import forced
+from sp.ops.sparse.block_selector import Streaming
+from sp.ops.sparse.flashprefill import FlashPrefill
 
 N = 1100
 IDS = np.random.default_rng(0).integers(0, VOCAB, N)

@@ -16,10 +16,10 @@ from sp.gguf.template import chat_template, render_chat
 from sp.models import load_model, prefill
 from sp.models.config import ModelConfig
 from sp.models.file_type import FILE_TYPES
-from sp.models.random_blocks import random_blocks
-from sp.models.shapes import find_shape, list_shapes, tensor_plan
-from sp.models.synthetic import write_synthetic
-from sp.models.synthetic_vocab import tokenizer_metadata
+from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
+from sp.models.synthetic.synthetic import write_synthetic
+from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.quant import FORMATS, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
 TINY = [name for name in list_shapes() if name.startswith("tiny-")]

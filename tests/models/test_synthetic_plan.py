@@ -11,8 +11,8 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.models.file_type import FILE_TYPES, tensor_format
-from sp.models.shapes import find_shape, list_shapes, tensor_plan
-from sp.models.synthetic import write_synthetic
+from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
+from sp.models.synthetic.synthetic import write_synthetic
 from sp.quant import F32, Q6_K
 
 # The 32 of 64 layers that get more bits.

@@ -8,7 +8,7 @@ from tiny_models import VOCAB, write_tiny
 
 from sp.errors import PromptError
 from sp.models import decode_step, load_model, prefill
-from sp.models.tree import LayerFeatures, TreeReader
+from sp.models.passes.tree import LayerFeatures, TreeReader
 
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5, 3])
 DEPTHS = np.array([0, 1, 1, 2, 2, 2, 3, 3])

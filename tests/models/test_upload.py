@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import sp.models.upload as upload
+import sp.models.device.upload as upload
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile
-from sp.models.to_device import row_slices, to_bf16
+from sp.models.device.to_device import row_slices, to_bf16
+from sp.models.device.upload import Part, stream_parts
 from sp.models.trunk import mapped
-from sp.models.upload import Part, stream_parts
 from sp.pipeline.load import embedded
 from sp.quant import BF16, F32
 

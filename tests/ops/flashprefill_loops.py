@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sp.ops import kv_append
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.quant import F32
 
 BLOCK = 128

@@ -11,7 +11,7 @@ import pytest
 
 from sp.ops import attention
 
-MODULE = sys.modules["sp.ops.attention"]
+MODULE = sys.modules["sp.ops.attention.attention"]
 
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

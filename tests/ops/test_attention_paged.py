@@ -7,9 +7,9 @@ import pytest
 
 from sp.ops import attention, hadamard, kv_append, kv_gather
 from sp.ops.activations import sigmoid
-from sp.ops.attention_heads import attention_heads
-from sp.ops.head_norm_rope import head_norm_rope, turn_fractions
-from sp.ops.paged_attention import attention_output, paged_attention
+from sp.ops.attention.attention_heads import attention_heads
+from sp.ops.attention.head_norm_rope import head_norm_rope, turn_fractions
+from sp.ops.attention.paged_attention import attention_output, paged_attention
 from sp.quant import F32, Q4_0
 
 HEADS, KV_HEADS, D = 6, 2, 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sp.ops.attention_rows import attention_rows
-from sp.ops.kv_pages import kv_append, kv_gather
+from sp.ops.attention.attention_rows import attention_rows
+from sp.ops.attention.kv_pages import kv_append, kv_gather
 from sp.quant import F16, F32, Q4_0, BlockFormat
 
 TOKENS, HEADS, KV_HEADS, D, N = 70, 6, 2, 32, 5

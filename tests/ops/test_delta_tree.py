@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sp.errors import ConfigError
-from sp.ops import delta_tree as module
-from sp.ops.delta_mixer import DeltaParams, delta_mixer
-from sp.ops.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
+from sp.ops.delta import delta_tree as module
+from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
 
 KEY_HEADS, VALUE_HEADS, DIM, TAPS, EPS = 2, 6, 8, 4, 1e-6
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * DIM

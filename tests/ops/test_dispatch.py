@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from sp.bench.dispatch_times import table as table_of
-from sp.ops import dispatch
-from sp.ops.dispatch import MATMUL, ROWS, SHAPES, kernel_for, rows, shape_class, table, times
-from sp.ops.fragment_order import SIZES
-from sp.ops.gemv import ADD
+from sp.ops.matmul import dispatch
+from sp.ops.matmul.dispatch import MATMUL, ROWS, SHAPES, kernel_for, rows, shape_class, table, times
+from sp.ops.matmul.fragment_order import SIZES
+from sp.ops.matmul.gemv import ADD
 from sp.quant import FORMATS, format_by_name
 
 ROOT = Path(__file__).parents[2]

@@ -49,9 +49,9 @@ def test_linear_in_slabs_equals_linear_at_once(monkeypatch) -> None:
 
     x, w = normal(3, 64), Weight.from_floats("w", normal(37, 64, seed=1), Q8_0)
     at_once = linear_op(x, w)
-    monkeypatch.setattr(sys.modules["sp.ops.linear"], "SCRATCH_VALUES", 5 * 64)
+    monkeypatch.setattr(sys.modules["sp.ops.matmul.linear"], "SCRATCH_VALUES", 5 * 64)
     np.testing.assert_allclose(linear_op(x, w), at_once, atol=1e-5)
-    monkeypatch.setattr(sys.modules["sp.ops.linear"], "SCRATCH_VALUES", 1)
+    monkeypatch.setattr(sys.modules["sp.ops.matmul.linear"], "SCRATCH_VALUES", 1)
     np.testing.assert_allclose(linear_op(x, w), at_once, atol=1e-5)
 
 

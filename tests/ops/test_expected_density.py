@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sp.ops.block_lists import causal
-from sp.ops.expected_density import expected_density
-from sp.ops.flashprefill import FlashPrefill, TopDensity
+from sp.ops.sparse.block_lists import causal
+from sp.ops.sparse.expected_density import expected_density
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 
 PUBLISHED = {4096: 0.72, 8192: 0.485, 16384: 0.298, 32768: 0.176, 65536: 0.092, 131072: 0.049}
 """Qwen3-4B at alpha 0.1, arXiv 2608.19758, table 1."""

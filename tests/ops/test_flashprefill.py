@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.errors import ConfigError
-from sp.ops.block_energy import block_energy
-from sp.ops.block_lists import causal, density, forced, lists_of, mask_of
-from sp.ops.block_means import block_means, means_of
-from sp.ops.block_selector import GivenMask, Streaming
-from sp.ops.flashprefill import FlashPrefill, TopDensity, strongest
+from sp.ops.sparse.block_energy import block_energy
+from sp.ops.sparse.block_lists import causal, density, forced, lists_of, mask_of
+from sp.ops.sparse.block_means import block_means, means_of
+from sp.ops.sparse.block_selector import GivenMask, Streaming
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, strongest
 from sp.quant import F32
 
 

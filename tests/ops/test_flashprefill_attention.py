@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.ops import attention
-from sp.ops.block_lists import causal, density, forced, lists_of, mask_of
-from sp.ops.block_means import means_of
-from sp.ops.block_selector import Dense
-from sp.ops.block_sparse import block_sparse
-from sp.ops.flashprefill import FlashPrefill, TopDensity
-from sp.ops.sparse_attention import sparse_attention
+from sp.ops.sparse.block_lists import causal, density, forced, lists_of, mask_of
+from sp.ops.sparse.block_means import means_of
+from sp.ops.sparse.block_selector import Dense
+from sp.ops.sparse.block_sparse import block_sparse
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
+from sp.ops.sparse.sparse_attention import sparse_attention
 from sp.quant import F32
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sp.ops import attention, kv_append
-from sp.ops.block_lists import density, mask_of
-from sp.ops.flashprefill import FlashPrefill
-from sp.ops.sparse_attention import sparse_attention
+from sp.ops.sparse.block_lists import density, mask_of
+from sp.ops.sparse.flashprefill import FlashPrefill
+from sp.ops.sparse.sparse_attention import sparse_attention
 from sp.quant import F32
 
 BLOCK, D = 128, 16

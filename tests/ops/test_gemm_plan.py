@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sp.kernels.declared import gemm_portable as declared
-from sp.ops.gemm_portable import _plan
+from sp.kernels.specs.matmul import gemm_portable as declared
+from sp.ops.matmul.gemm_portable import _plan
 
 SHAPES = [(5120, 5120), (17408, 5120), (5120, 17408), (1024, 1024), (8, 64), (248320, 5120)]
 

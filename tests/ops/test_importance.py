@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from sp.errors import ConfigError
-from sp.ops.attention_probs import attention_probs
-from sp.ops.importance import fold_defines, importance
-from sp.ops.kv_pages import kv_append, kv_gather
-from sp.ops.reduction import STEPS, Reduction
+from sp.ops.attention.attention_probs import attention_probs
+from sp.ops.attention.importance import fold_defines, importance
+from sp.ops.attention.kv_pages import kv_append, kv_gather
+from sp.ops.attention.reduction import STEPS, Reduction
+from sp.ops.attention.unrotate import unrotate
 from sp.ops.rope import rope
-from sp.ops.unrotate import unrotate
 from sp.quant import F16, F32, Q4_0
 
 TOKENS, HEADS, KV_HEADS, D, N = 300, 4, 2, 64, 6

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sp.errors import ModelError
-from sp.ops.fragment_order import SIZES, pack_numpy, plane_offsets, unpack_numpy
-from sp.ops.packed import pack, pack_rows, unpack
+from sp.ops.matmul.fragment_order import SIZES, pack_numpy, plane_offsets, unpack_numpy
+from sp.ops.matmul.packed import pack, pack_rows, unpack
 from sp.quant import F32, Q4_K, Q8_0, BlockFormat, format_by_name
 
 NAMES = sorted(SIZES)

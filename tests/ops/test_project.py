@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sp.ops.gemv import LAYOUTS
-from sp.ops.project import gated_project, project, project_add
+from sp.ops.matmul.gemv import LAYOUTS
+from sp.ops.matmul.project import gated_project, project, project_add
 from sp.quant import Q4_K, Q6_K, Weight
 
 RNG = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sp.ops.sample import Sampling, argmax, philox, sample
+from sp.ops.sampling.sample import Sampling, argmax, philox, sample
 
 
 def draws(row: list[float], options: Sampling, count: int, seed: int = 0) -> list[int]:

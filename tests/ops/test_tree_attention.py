@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sp.ops import hadamard, kv_append
-from sp.ops.paged_attention import attention_output
-from sp.ops.top_logprobs import top_logprobs
-from sp.ops.tree_attention import seen_words, tree_attention, visible
+from sp.ops.attention.paged_attention import attention_output
+from sp.ops.attention.tree_attention import seen_words, tree_attention, visible
+from sp.ops.sampling.top_logprobs import top_logprobs
 from sp.quant import F32
 
 HEADS, KV_HEADS, D = 4, 2, 64

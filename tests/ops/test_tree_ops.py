@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from sp.ops.kv_pages import kv_move
-from sp.ops.masked_attention import masked_attention
+from sp.ops.attention.kv_pages import kv_move
+from sp.ops.attention.masked_attention import masked_attention
 from sp.quant import Q4_0
 
 

@@ -12,13 +12,13 @@ from retriever_files import TextTask, text_task
 from sp.errors import ConfigError, ModelError, PromptError
 from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import prefill
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline import Pipeline, RunOptions, RunResult, load
 from sp.pipeline.plan import speedup
 from sp.pipeline.stages import compress, rejoin, widen
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
-from sp.scoring.reduction import Reduction
+from sp.scoring.attention.reduction import Reduction
 from sp.selection import SELECTORS
 
 SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})

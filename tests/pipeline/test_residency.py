@@ -21,7 +21,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 from sp.errors import DeviceError
-from sp.models.parts import arrays_of
+from sp.models.device.parts import arrays_of
 from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
 from sp.studies.sample import sample

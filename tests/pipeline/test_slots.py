@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sp.models.dflash_shapes import DraftShape
-from sp.models.synthetic import write_random
+from sp.models.drafts.dflash_shapes import DraftShape
+from sp.models.synthetic.synthetic import write_random
 
 WALK = """
 import json, sys
@@ -18,7 +18,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 from sp.decode import DDTree, DFlash, Greedy
-from sp.models.parts import arrays_of
+from sp.models.device.parts import arrays_of
 from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
 from sp.studies.sample import sample

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from retriever_files import text_task
 
-from sp.models.shapes import find_shape
-from sp.ops.flashprefill import FlashPrefill
+from sp.models.synthetic.shapes import find_shape
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline import Pipeline, RunOptions, load
 from sp.pipeline.plan import speedup
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
-from sp.studies.run_report import summary
+from sp.studies.pages.run_report import summary
 
 V1 = FlashPrefill(0.05, sink=1, window=1)
 V2 = replace(V1, share="group", visibility="first", mean_correction=True)

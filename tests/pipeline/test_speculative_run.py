@@ -14,7 +14,7 @@ from sp import cli
 from sp.decode import DDTree, DFlash, Greedy
 from sp.decode.greedy import gather
 from sp.errors import ConfigError
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline import Pipeline, RunOptions, load
 from sp.pipeline.stages import Begun
 from sp.prompt import Prompt

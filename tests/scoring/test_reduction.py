@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from sp.errors import ConfigError
-from sp.ops.attention_probs import attention_probs
-from sp.ops.reduction import max_pool
+from sp.ops.attention.attention_probs import attention_probs
+from sp.ops.attention.reduction import max_pool
+from sp.scoring.attention.reduction import STEPS, Fold, Reduction, average_pool
 from sp.scoring.base import chunk_means
-from sp.scoring.reduction import STEPS, Fold, Reduction, average_pool
 
 
 def slow_pool(row: np.ndarray, width: int, edges: str) -> np.ndarray:

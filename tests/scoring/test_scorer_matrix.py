@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scorer_cases import CASES, MATRIX, ask, margin, silently, with_map
 
-import sp.models.forward
-import sp.models.layerwise
+import sp.models.passes.forward
+import sp.models.passes.layerwise
 from sp.errors import ConfigError
 from sp.models import Model, load_model
 from sp.scoring import SCORERS
-from sp.scoring.attention import AttentionScorer
+from sp.scoring.attention.attention import AttentionScorer
 from sp.scoring.reading import ReadingScorer
 
 TOKENS = 390  # no whole number of pages or chunks
@@ -68,7 +68,7 @@ def test_the_same_whatever_is_read_together(name, options, model, tmp_path, monk
     scorer = SCORERS.build(name, with_map(name, options, model, tmp_path))
     asked = ask(model, TOKENS)
     want = scorer.score(asked.request).scores
-    for module, limits in ((sp.models.layerwise, "CHUNK_BY_LAYER"), (sp.models.forward, "CHUNK")):
+    for module, limits in ((sp.models.passes.layerwise, "CHUNK_BY_LAYER"), (sp.models.passes.forward, "CHUNK")):
         monkeypatch.setitem(getattr(module, limits), "cpu", 111)
     got = scorer.score(asked.request).scores
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-5 * np.abs(want).max())
@@ -157,7 +157,7 @@ def test_the_readme_names_every_scorer_with_its_fields() -> None:
 
 def test_the_map_of_the_embedded_drafter_is_its_own() -> None:
     from sp.pipeline.load import embedded
-    from sp.scoring.head_map import EMBEDDED_MAP, HeadMap
+    from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
 
     found = HeadMap.load(EMBEDDED_MAP).chosen(load_model(embedded("drafter")), 0.1)
     assert found

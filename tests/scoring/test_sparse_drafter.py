@@ -10,11 +10,11 @@ from retriever_files import token_task
 
 from sp.errors import ConfigError
 from sp.models import Model, SparseAttention, dense_attention, load_model, prefill, prefill_by_layer, read_by_layer
-from sp.ops.block_lists import forced
-from sp.ops.flashprefill import FlashPrefill
+from sp.ops.sparse.block_lists import forced
+from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
+from sp.scoring.attention.reduction import Fold, Reduction
 from sp.scoring.reading import SPARSE_TOKENS, by_length
-from sp.scoring.reduction import Fold, Reduction
 
 N = 1500
 

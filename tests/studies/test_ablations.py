@@ -11,7 +11,7 @@ import pytest
 from sp.gguf import GGUFFile
 from sp.pipeline.load import embedded
 from sp.scoring import SCORERS
-from sp.studies.sweep import load_sweep
+from sp.studies.sweep.sweep import load_sweep
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "ablations"
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from sp import cli
 from sp.errors import ConfigError
-from sp.studies.conduct import carry_out, from_earlier, make_plan
-from sp.studies.estimate import Work, deal, fit
-from sp.studies.executor import Outcome
-from sp.studies.sweep import load_sweep
-from sp.studies.worker import stored_rows
+from sp.studies.sweep.conduct import carry_out, from_earlier, make_plan
+from sp.studies.sweep.estimate import Work, deal, fit
+from sp.studies.sweep.executor import Outcome
+from sp.studies.sweep.sweep import load_sweep
+from sp.studies.sweep.worker import stored_rows
 
 
 @given(st.lists(st.floats(0.1, 100), max_size=40), st.integers(1, 9))
@@ -66,7 +66,7 @@ def test_a_failed_run_is_told_and_tried_again(
                 return Outcome(error="the needle broke")
             return Outcome([{"cell": 0, "correct": 1}], 2.0)
 
-    monkeypatch.setattr("sp.studies.conduct.Worker", Stub)
+    monkeypatch.setattr("sp.studies.sweep.conduct.Worker", Stub)
     assert call(monkeypatch, "sweep", sweep_file) == 1
     shown = capsys.readouterr()
     assert "2 runs done, 0 were done before" in shown.out

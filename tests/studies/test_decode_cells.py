@@ -12,11 +12,11 @@ from models.tiny_drafts import write_draft
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile
 from sp.models import ModelConfig
-from sp.studies.cells import Table
-from sp.studies.conduct import carry_out, make_plan
-from sp.studies.report_tables import decode_table
-from sp.studies.store import read_results
-from sp.studies.sweep import config_hash, load_sweep
+from sp.studies.sweep.cells import Table
+from sp.studies.sweep.conduct import carry_out, make_plan
+from sp.studies.sweep.store import read_results
+from sp.studies.sweep.sweep import config_hash, load_sweep
+from sp.studies.tables.report_tables import decode_table
 
 ROOT = Path(__file__).parents[2]
 WAYS = "cells.decode=[greedy, {name: dflash}, {name: ddtree, budget: 4}]"

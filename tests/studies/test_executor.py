@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sp.errors import ConfigError
-from sp.studies import executor
-from sp.studies.executor import Outcome, RayPool, WorkerDied, run_here, run_on
-from sp.studies.sweep import Run
+from sp.studies.sweep import executor
+from sp.studies.sweep.executor import Outcome, RayPool, WorkerDied, run_here, run_on
+from sp.studies.sweep.sweep import Run
 
 
 class FakePool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sp.errors import ConfigError
-from sp.studies.headline import BEGIN, END, LLAMA_CPP, NOTHING, headline, insert_headline
+from sp.studies.tables.headline import BEGIN, END, LLAMA_CPP, NOTHING, headline, insert_headline
 
 TARGET = "qwen3.6-27b-q4_k_m.synthetic"
 

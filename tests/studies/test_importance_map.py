@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from sp.errors import ConfigError
-from sp.studies.importance_map import SavedRun, importance_map
-from sp.studies.report import write_report
+from sp.studies.pages.report import write_report
+from sp.studies.plots.importance_map import SavedRun, importance_map
 
 TOKENS, CHUNKS = 320, 10
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from sp.errors import ConfigError
-from sp.studies.cells import Table
-from sp.studies.needle_map import depth_rows, heat
-from sp.studies.report import write_report
-from sp.studies.report_tables import cells_csv
-from sp.studies.store import Store, session_line
+from sp.studies.pages.report import write_report
+from sp.studies.plots.needle_map import depth_rows, heat
+from sp.studies.sweep.cells import Table
+from sp.studies.sweep.store import Store, session_line
+from sp.studies.tables.report_tables import cells_csv
 
 RIGHT = {("full", 1.0): 19, ("tail", 0.05): 15, ("tail", 0.2): 18, ("random", 0.05): 1, ("random", 0.2): 4,
          ("oracle", 0.05): 19, ("oracle", 0.2): 19}  # fmt: skip

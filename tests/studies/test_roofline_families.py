@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sp.studies import roofline
-from sp.studies.roofline import points, roof
-from sp.studies.roofline_families import VIEWS, draw_families, family_figure
+from sp.studies.plots import roofline
+from sp.studies.plots.roofline import points, roof
+from sp.studies.plots.roofline_families import VIEWS, draw_families, family_figure
 
 CONFIGS = {
     "matmul": [{"type": kind, "m": m, "n": 64, "k": 64} for kind in ("Q4_K", "BF16") for m in (1, 64, 8192)],

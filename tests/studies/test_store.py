@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from sp.errors import ConfigError
-from sp.studies.conduct import make_plan
-from sp.studies.store import Store, read_results, result_files, session_line
-from sp.studies.sweep import load_sweep
+from sp.studies.sweep.conduct import make_plan
+from sp.studies.sweep.store import Store, read_results, result_files, session_line
+from sp.studies.sweep.sweep import load_sweep
 
 MODELS = {"target": {"file": "t.gguf", "sha256": "aa", "template_sha256": None}}
 TORN = b'{"schema":1,"kind":"row","run":"c","cell":0,"ans'

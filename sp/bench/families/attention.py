@@ -11,8 +11,8 @@ import numpy as np
 from sp.bench.cases import Case, family, paths
 from sp.bench.families.inputs import normal
 from sp.kernels import import_cupy
-from sp.ops.kv_pages import PAGE_TOKENS
-from sp.ops.paged_attention import paged_attention
+from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.ops.attention.paged_attention import paged_attention
 from sp.quant import F16
 
 SHAPES = ((128, 16, 8), (256, 24, 4))

@@ -12,8 +12,8 @@ import numpy as np
 from sp.bench.cases import Case, family, paths
 from sp.bench.families.inputs import bf16, normal
 from sp.kernels import import_cupy
-from sp.ops.delta_mixer import DeltaParams, State, delta_mixer
-from sp.ops.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
+from sp.ops.delta.delta_mixer import DeltaParams, State, delta_mixer
+from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
 
 KEY_HEADS, VALUE_HEADS, HEAD_DIM, TAPS = 16, 48, 128, 4
 CONV_DIM = (2 * KEY_HEADS + VALUE_HEADS) * HEAD_DIM

@@ -12,10 +12,10 @@ import numpy as np
 from sp.bench.cases import Case, family, paths
 from sp.bench.families.attention import SHAPES
 from sp.bench.families.inputs import clustered
-from sp.ops.block_lists import density
-from sp.ops.block_means import BLOCK, block_means
-from sp.ops.flashprefill import FlashPrefill, TopDensity, select_on_device
-from sp.ops.sparse_attention import forward, sparse_attention
+from sp.ops.sparse.block_lists import density
+from sp.ops.sparse.block_means import BLOCK, block_means
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, select_on_device
+from sp.ops.sparse.sparse_attention import forward, sparse_attention
 from sp.quant import F16
 
 TOKENS = 131072

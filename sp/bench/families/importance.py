@@ -11,8 +11,8 @@ from sp.bench.cases import Case, family
 from sp.bench.families.attention import SHAPES, pages
 from sp.bench.families.inputs import normal
 from sp.kernels import import_cupy
-from sp.ops.importance import importance
-from sp.ops.reduction import Reduction
+from sp.ops.attention.importance import importance
+from sp.ops.attention.reduction import Reduction
 from sp.quant import F16
 
 QUERIES = 8

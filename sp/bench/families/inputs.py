@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.ops.kv_pages import PAGE_TOKENS
+from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 
 def normal(*shape: int) -> Any:

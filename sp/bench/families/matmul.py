@@ -11,9 +11,9 @@ import numpy as np
 from sp.bench.cases import Case, family, paths
 from sp.bench.families.inputs import bf16, normal
 from sp.kernels import import_cupy
-from sp.models.random_blocks import random_blocks
-from sp.ops.packed import pack
-from sp.ops.project import project
+from sp.models.synthetic.random_blocks import random_blocks
+from sp.ops.matmul.packed import pack
+from sp.ops.matmul.project import project
 from sp.quant import BF16, Q4_K, Q6_K, BlockFormat
 
 OUT, IN = 17408, 5120

@@ -1,0 +1,247 @@
+"""`sp bench`: the speed of whole models, and pictures of what was measured."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar, wide_console
+from sp.errors import ConfigError, unknown_name
+
+bench_app = typer.Typer(
+    help="Measure whole models, and draw what was measured.", no_args_is_help=True, rich_markup_mode="rich"
+)
+OUTPUTS = ("table", "md", "json", "csv")
+
+
+@bench_app.command("model")
+def bench_model(
+    file: Annotated[Path | None, typer.Argument(help="A GGUF file; or use --synthetic.")] = None,
+    synthetic: Annotated[
+        str | None, typer.Option(help="Random weights in a named shape instead of a file, e.g. qwen3.6-27b.")
+    ] = None,
+    type_: Annotated[str, typer.Option("--type", help="File type of the random weights.")] = "q4_k_m",
+    prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "512",
+    new: Annotated[str, typer.Option("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = "64",
+    depth: Annotated[str, typer.Option("-d", "--depth", help="Tokens read before decoding, comma-separated.")] = "0",
+    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
+    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
+    path: Annotated[str, typer.Option(help="Kernels: auto, or portable (those for any card).")] = "auto",
+    kv: Annotated[str, typer.Option(help="Cached keys and values: f16, q4_0, or on the CPU f32.")] = "f16",
+    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Tokens that go through a layer together.")] = None,
+    density: Annotated[
+        float | None, typer.Option(help="Prefill sparsely: share of the key blocks that attention reads.")
+    ] = None,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Also list the kernels a test spends its time in.")
+    ] = False,
+    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Time prefill and decoding of a model with random tokens, after a warm-up.
+
+    [bold]Examples[/bold]
+
+      sp bench model Qwen3.6-27B-Q4_K_M.gguf -p 512,8192,32768,131072 -n 64 -r 5
+
+      sp bench model --synthetic qwen3.6-27b -p 8192 --path portable -o md
+
+      sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --density 0.05
+    """
+    from sp.bench.model import Trial, describe, run_tests
+    from sp.bench.record import append, make_record
+    from sp.kernels import forced_path
+    from sp.kernels.device import pick_device
+    from sp.kernels.path import native_path
+
+    output = "json" if as_json else output
+    if output not in OUTPUTS:
+        raise unknown_name("output", output, OUTPUTS)
+    check_folder(record, "--record")
+    if path not in ("auto", "portable"):
+        raise unknown_name("path", path, ("auto", "portable"))
+    if (file is None) == (synthetic is None):
+        raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
+    lengths, decoded, depths = (numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
+    tests = [Trial(n, density=density) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
+    if not tests:
+        raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
+    where = pick_device(device)
+    model, name, load = open_model(file, synthetic, type_, where)
+    on_gpu = where == "cuda"
+    taken = (path if path != "auto" else native_path()) if on_gpu else "numpy"
+
+    def keep(**entry: Any) -> None:
+        """Write a result down at once: a later test may fail."""
+        if record is not None and on_gpu:
+            append(make_record(**entry), record)
+
+    if load is not None:
+        config = {"model": name, "file_bytes": load[1]}
+        keep(bench="load", config=config, metrics={"seconds": load[0]}, samples=[load[0]])
+    timings = []
+    with forced_path(path) if on_gpu and path != "auto" else nullcontext():
+        with progress_bar("measuring", repeats * len(tests)) as advance:
+            for timing in run_tests(
+                model, tests, repeats, kv=kv, rotate=rotate, chunk=chunk, progress=lambda _: advance(1)
+            ):
+                timings.append(timing)
+                keep(**describe(timing, name, taken, kv + (" rotated" if rotate else "")))
+        profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
+    rows = [_row(timing, name, model.nbytes, kv, taken) for timing in timings]
+    facts = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
+    if output == "json":
+        samples = [timing.rates for timing in timings]
+        tables = {test: [vars(item) for item in found] for test, found in profiles}
+        print_json(
+            facts | {"tests": [r | {"samples": s} for r, s in zip(rows, samples, strict=True)], "kernels": tables}
+        )
+        return
+    _print(rows, output)
+    if load is not None and output == "table":
+        print(f"loaded {load[1] / 1e9:.2f} GB in {load[0]:.2f} s ({load[1] / load[0] / 1e9:.1f} GB/s)")
+    for test, found in profiles:
+        _print_kernels(test, found)
+
+
+@bench_app.command()
+def roofline(
+    results: Annotated[Path, typer.Argument(help="Folder of one card, e.g. results/nvidia-h200.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder of the pictures; that of the records if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the recorded kernels under the limits of their card: arithmetic rate over arithmetic intensity.
+
+    Writes roofline.png with all of them and roofline-FAMILY.png for each family.
+
+    [bold]Example[/bold]
+
+      sp bench roofline results/nvidia-h200
+    """
+    from sp.studies.plots.roofline import draw, points
+    from sp.studies.plots.roofline_families import draw_families
+
+    found, folder = points(results), out or results
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [draw(found, folder / "roofline.png"), *draw_families(found, folder)]
+    if as_json:
+        print_json({"pictures": [str(picture) for picture in pictures], "points": [vars(point) for point in found]})
+        return
+    for picture in pictures:
+        print(picture)
+
+
+def _row(timing: Any, name: str, nbytes: int, kv: str, path: str) -> dict[str, Any]:
+    """One line of the report."""
+    metrics = timing.metrics()
+    return {
+        "model": name,
+        "weights_gb": nbytes / 1e9,
+        "kv": kv,
+        "path": path,
+        "test": timing.test.name,
+        "tok_s": metrics["tok_s_mean"],
+        "sd": metrics["tok_s_sd"],
+        "median": metrics["tok_s"],
+        "peak_gb": metrics["peak_bytes"] / 1e9,
+    }
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """Whole numbers from a comma-separated list; ``8k`` is 8192."""
+    try:
+        found = [int(part[:-1]) * 1024 if part[-1:] in "kK" else int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"{option} takes whole numbers with commas between them, such as 512,8k, not {text!r}"
+        ) from None
+    if min(found) < 0:
+        raise ConfigError(f"{option} {text}: a number of tokens is not negative")
+    return found
+
+
+def lengths_of(text: str, option: str) -> list[int]:
+    """Prompt lengths; as `numbers`, but 0 stands for none, and there must be one."""
+    found = [n for n in numbers(text, option) if n]
+    if not found:
+        raise ConfigError(f"{option} {text}: nothing to time; give a number of tokens")
+    return found
+
+
+def open_model(
+    file: Path | None, shape: str | None, file_type: str, device: Any
+) -> tuple[Any, str, tuple[float, int] | None]:
+    """The model, its name in the results, and seconds and bytes of loading if it came from a file."""
+    from sp.gguf import GGUFFile
+    from sp.models import load_model
+
+    if shape is not None:
+        if device == "cpu":
+            raise ConfigError("--synthetic makes its weights on the GPU; for the CPU write a file with sp synth first")
+        from sp.models.synthetic.random_store import random_model
+
+        return random_model(shape, file_type), f"{shape} {file_type} (random)", None
+    assert file is not None
+    start = time.perf_counter()
+    opened = GGUFFile.open(file)
+    with progress_bar("loading", opened.nbytes) as progress:
+        model = load_model(opened, device=device, progress=progress)
+    name = opened.metadata.get("general.name")
+    return model, name if isinstance(name, str) and name else file.stem, (time.perf_counter() - start, opened.nbytes)
+
+
+def _kernels(model: Any, test: Any, kv: str, rotate: bool, chunk: int | None) -> Any:
+    """Kernels of one run of a test: of its prefill, or of one decoded token."""
+    import numpy as np
+
+    from sp.bench.kernel_times import kernel_times
+    from sp.bench.model import read
+    from sp.models import decode_step, prefill
+
+    cache = model.new_cache(max(1, test.prompt) + 2, kv, rotate=rotate)
+    ids = np.random.default_rng(0).integers(0, model.config.vocab, max(1, test.prompt))
+    if not test.new:
+        return kernel_times(lambda: read(model, ids, cache, chunk, test.density))
+    prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk)
+    decode_step(model, 0, len(ids), cache)
+    return kernel_times(lambda: decode_step(model, 0, len(ids) + 1, cache), hold_ms=60.0)
+
+
+def _print(rows: list[dict[str, Any]], output: str) -> None:
+    if output == "csv":
+        print_csv(rows)
+        return
+    heads = ("model", "weights", "kv", "path", "test", "tok/s", "median", "peak memory")
+    cells = [
+        (
+            row["model"],
+            f"{row['weights_gb']:.2f} GB",
+            row["kv"],
+            row["path"],
+            row["test"],
+            f"{row['tok_s']:.2f} ± {row['sd']:.2f}",
+            f"{row['median']:.2f}",
+            f"{row['peak_gb']:.2f} GB" if row["peak_gb"] else "",
+        )
+        for row in rows
+    ]
+    print_table(heads, cells, output, 5)
+
+
+def _print_kernels(test: str, found: Any) -> None:
+    total = sum(item.ms for item in found)
+    table = Table("kernel", "variant and grid", "launches", "ms", "share", box=None, title=f"{test}: {total:.3f} ms")
+    for item in found:
+        table.add_row(item.entry, item.variant, str(item.launches), f"{item.ms:.3f}", f"{item.ms / total:.1%}")
+    console: Console = wide_console()
+    console.print(table)

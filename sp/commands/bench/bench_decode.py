@@ -1,0 +1,263 @@
+"""`sp bench decode`: tokens a second and tokens a pass, greedily and with a draft, by budget of guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sp.commands.bench.bench import OUTPUTS, numbers
+from sp.commands.bench.bench_drafter import parts
+from sp.commands.open_pair import Draft, OnDevice, draft_of
+from sp.commands.strategies import read_strategies
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
+from sp.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from sp.bench.decode import Question
+    from sp.bench.decode_metrics import Measured
+    from sp.bench.simulate import Acceptance
+
+TASKS = "needle,needle_multikey,needle_multivalue,needle_multiquery,needle[value=uuid],needle[value=word],vt"
+
+
+def bench_decode(
+    target: Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")] = None,
+    draft: Draft = None,
+    synthetic: Annotated[
+        str | None, typer.Option(help="Random weights in a named shape instead of a target, e.g. qwen3.6-27b.")
+    ] = None,
+    type_: Annotated[str, typer.Option("--type", help="File type of the target's random weights.")] = "q4_k_m",
+    draft_type: Annotated[str, typer.Option(help="File type of the draft's random weights.")] = "q8_0",
+    accept: Annotated[
+        str, typer.Option(help="Simulate acceptance: so many tokens a pass, comma-separated, e.g. 4,8.")
+    ] = "",
+    simulate: Annotated[
+        Path | None, typer.Option(help="Simulate acceptance: lengths recorded by --trace, of another pair perhaps.")
+    ] = None,
+    methods: Annotated[str, typer.Option(help="greedy, dflash, ddtree, comma-separated; greedy is always run.")] = (
+        "greedy,dflash,ddtree"
+    ),
+    budgets: Annotated[str, typer.Option(help="Guesses a pass, comma-separated.")] = "1,4,8,15,22,32,48,63",
+    tasks: Annotated[str, typer.Option(help="Tasks of sp eval to answer, with options.")] = TASKS,
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Tokens read before, e.g. 1k.")] = "1k",
+    examples: Annotated[int, typer.Option("-n", "--examples", min=1, help="Prompts a task.")] = 4,
+    new: Annotated[int, typer.Option(min=1, help="Tokens decoded a repetition, where acceptance is simulated.")] = 256,
+    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Repetitions, and samples of a pass.")] = 5,
+    nodes: Annotated[
+        str, typer.Option(help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated.")
+    ] = "16,23",
+    kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
+    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    device: OnDevice = "auto",
+    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the accepted lengths of every way, for --simulate.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Draw acceptance and speed over budget into this folder.")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Time decoding with a draft by budget, beside plain greedy decoding of the same prompts in the same run.
+
+    A real pair answers generated prompts of several tasks; answers are compared with the greedy ones token for token.
+    Random weights guess nothing right: with them (or with --accept, --simulate) draft and verification run for real,
+    but how many tokens a pass gives is taken from elsewhere. All of that is called simulated acceptance wherever it
+    stands.
+
+    [bold]Examples[/bold]
+
+      sp bench decode -n 10 --trace accepted.json
+
+      sp bench decode --tasks 'needle,vt\\[chains=2]' --methods ddtree --budgets 8,22 --device cpu
+
+      sp bench decode --synthetic qwen3.6-27b --simulate accepted.json --accept 4,8 -p 2k --record results
+    """
+    from sp.bench.decode import describe, measure_pair, measure_simulated, ways_of
+    from sp.bench.request import without_ends
+    from sp.bench.simulate import Acceptance, read_trace, write_trace
+    from sp.bench.verify import describe_round, fitting, time_round
+    from sp.config import from_mapping
+    from sp.evals import TASKS as KNOWN
+    from sp.kernels.device import pick_device
+    from sp.pipeline import RunOptions
+
+    output = "json" if as_json else output
+    if output not in OUTPUTS:
+        raise unknown_name("output", output, OUTPUTS)
+    for folder, option in ((record, "--record"), (plots, "--plots"), (trace.parent if trace else None, "--trace")):
+        check_folder(folder, option)
+    simulated = bool(accept or simulate)
+    if synthetic is not None and not simulated:
+        raise ConfigError("random weights guess nothing right; say what to simulate with --accept N or --simulate FILE")
+    if simulated and trace is not None:
+        raise ConfigError("--trace writes what was accepted, but here it is simulated; leave one of them out")
+    chosen, asked = methods_of(methods), guesses_of(budgets)
+    acceptances = [Acceptance.always(n) for n in numbers(accept, "--accept")] if accept else []
+    acceptances += [read_trace(simulate)] if simulate else []
+    options = from_mapping(RunOptions, {"kv": kv, "rotate": rotate, "compress": "off"}, "sp bench decode")
+    lengths = numbers(prompt, "-p")
+    if len(lengths) != 1 or not lengths[0]:
+        raise ConfigError(f"-p takes one number of tokens, at least 1, not {prompt!r}")
+    made = read_strategies(tasks, KNOWN, "--tasks")
+    sizes = sizes_of(nodes)
+    where = pick_device(device)
+    loaded, guesser = open_models(target, draft, synthetic, type_, draft_type, where)
+    ways, sizes = ways_of(chosen, asked, guesser.block_size), fitting(sizes, guesser.block_size)
+    common = {"kv": kv + (" rotated" if rotate else ""), "path": path_of(where), "context": lengths[0]}
+    found: list[dict[str, Any]] = []
+
+    def keep(measured: Measured) -> None:
+        found.append(kept(describe(measured, loaded, guesser, common), record))
+
+    if simulated:
+        loaded = without_ends(loaded)
+        check_known(acceptances, ways, guesser.block_size)
+        runs = [a for way in ways[1:] for a in acceptances if a.of(way, guesser.block_size)]
+        with progress_bar("measuring", repeats * (1 + len(runs))) as advance:
+            for measured in measure_simulated(
+                *(loaded, guesser, ways, acceptances, options),
+                context=lengths[0], tokens=new, repeats=repeats, progress=lambda: advance(1),
+            ):  # fmt: skip
+                keep(measured)
+    else:
+        questions = questions_of(made, examples, lengths[0], loaded)
+        with progress_bar("measuring", (1 + len(questions)) * len(ways)) as advance:
+            results = measure_pair(loaded, guesser, questions, ways, options, lambda: advance(1))
+        for measured in results:
+            keep(measured)
+        if trace is not None:
+            origin = {"target": loaded.path.name, "draft": guesser.path.name, "on": where, "tasks": tasks,
+                      "prompt tokens": lengths[0], "prompts a task": examples}  # fmt: skip
+            lengths_of = {m.way: [n for answer in m.answers for n in answer.passes] for m in results[1:]}
+            write_trace(trace, origin, lengths_of)
+    greedy_ms = found[0]["metrics"]["pass_ms"]
+    with progress_bar("a round's parts", len(sizes)) as advance:
+        for size in sizes:
+            part = time_round(loaded, guesser, size, greedy_ms, options, context=lengths[0], repeats=4 * repeats)
+            found.append(kept(describe_round(part, loaded, guesser, common), record))
+            advance(1)
+    show(found, pictures(found, plots), output)
+
+
+def methods_of(text: str) -> list[str]:
+    """Methods named; ConfigError for others."""
+    from sp.decode import DECODERS
+
+    found = parts(text)
+    for name in found:
+        if name not in DECODERS:
+            raise unknown_name("method", name, DECODERS)
+    return found
+
+
+def guesses_of(text: str) -> list[int]:
+    """Budgets; ConfigError unless each is 1 to 63."""
+    from sp.models.passes.tree import MOST_NODES
+
+    found = numbers(text, "--budgets")
+    if any(not 1 <= n < MOST_NODES for n in found):
+        raise ConfigError(f"--budgets {text}: a pass with a draft has 1 to {MOST_NODES - 1} guesses")
+    return found
+
+
+def sizes_of(text: str) -> list[int]:
+    """Nodes of passes; ConfigError unless each is 2 to 64."""
+    from sp.models.passes.tree import MOST_NODES
+
+    found = numbers(text, "--nodes") if text else []
+    if any(not 2 <= n <= MOST_NODES for n in found):
+        raise ConfigError(f"--nodes {text}: a pass with guesses has 2 to {MOST_NODES} nodes")
+    return found
+
+
+def open_models(
+    target: Path | None, draft: Path | None, synthetic: str | None, type_: str, draft_type: str, where: Any
+) -> tuple[Any, Any]:
+    """Target and draft, from files or with random weights."""
+    from sp.models.drafts.dflash import load_draft
+    from sp.models.drafts.dflash_synthetic import synthetic_draft
+    from sp.pipeline import embedded, load
+    from sp.pipeline.load import synthetic as random_target
+
+    if synthetic is None:
+        file = draft_of(target, draft)
+        loaded = load(target or embedded("target"), device=where)
+        return loaded, load_draft(file, loaded.model)
+    if target is not None:
+        raise ConfigError("give either --target or --synthetic")
+    loaded = random_target(synthetic, type_, device=where)
+    if draft is not None:
+        return loaded, load_draft(draft, loaded.model)
+    return loaded, synthetic_draft(f"dflash-{synthetic}", draft_type, loaded.model)
+
+
+def questions_of(tasks: Sequence[Any], examples: int, tokens: int, loaded: Any) -> list[Question]:
+    """Prompts of every task in turn, so that what drifts during a run falls on all of them."""
+    from sp.bench.decode import Question
+    from sp.evals import TASKS as KNOWN
+    from sp.evals.run import counter, label
+
+    def make(task: Any, index: int) -> Question:
+        example = task.example(index, tokens, counter(loaded.tokenizer))
+        ids = example.prompt(loaded.template).tokenise(loaded.tokenizer).ids
+        return Question(label(KNOWN, task), ids, example.max_new_tokens)
+
+    return [make(task, index) for index in range(examples) for task in tasks]
+
+
+def check_known(acceptances: Sequence[Acceptance], ways: Sequence[tuple[str, int]], block_size: int) -> None:
+    """ConfigError for an acceptance that tells of none of the ways."""
+    for one in acceptances:
+        if any(one.of(way, block_size) for way in ways[1:]):
+            continue
+        if one.constant is not None:
+            raise ConfigError(
+                f"--accept {one.constant}: no method and budget asked for gives so many; the draft's blocks have "
+                f"{block_size} tokens"
+            )
+        known = ", ".join(f"{method} {budget}" for method, budget in one.lengths)
+        raise ConfigError(f"the trace {one.name} tells nothing of the methods and budgets asked for, but of {known}")
+
+
+def path_of(where: str) -> str:
+    """Kernels that run."""
+    from sp.kernels.path import native_path
+
+    return native_path() if where == "cuda" else "numpy"
+
+
+def kept(described: dict[str, Any], record: Path | None) -> dict[str, Any]:
+    """The record of a measurement, on disk at once if asked for: a later one may fail."""
+    from sp.bench.record import append, make_record
+
+    made = make_record(**described)
+    if record is not None:
+        append(made, record)
+    return made
+
+
+def pictures(records: Sequence[dict[str, Any]], folder: Path | None) -> list[Path]:
+    """Pictures of the records, if a folder is named."""
+    from sp.studies.plots.decode_plots import draw_decoding
+
+    return list(draw_decoding(records, folder)) if folder is not None else []
+
+
+def show(records: Sequence[dict[str, Any]], drawn: Sequence[Path], output: str) -> None:
+    """The tables, or all of it as JSON or CSV."""
+    from sp.studies.tables.decode_table import decode_tables, row_of
+
+    rows = [row_of(record) for record in records]
+    if output == "json":
+        tests = [row | {"samples": record["samples"]} for row, record in zip(rows, records, strict=True)]
+        print_json({"tests": tests, "pictures": [str(path) for path in drawn]})
+    elif output == "csv":
+        print_csv(rows)
+    else:
+        for title, heads, cells, left in decode_tables(records):
+            print(title + "\n")
+            print_table(heads, cells, output, left)
+            print()
+        for path in drawn:
+            print(path)

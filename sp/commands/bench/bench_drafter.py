@@ -1,0 +1,156 @@
+"""`sp bench drafter`: how long a drafter takes to score prompts of several lengths."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from sp.commands.bench.bench import OUTPUTS, lengths_of, open_model
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
+from sp.errors import ConfigError, unknown_name
+
+
+def bench_drafter(
+    file: Annotated[
+        Path | None, typer.Option("-m", "--model", help="A GGUF file; the embedded drafter if nothing is named.")
+    ] = None,
+    synthetic: Annotated[
+        str | None, typer.Option(help="Random weights in a named shape instead of a file, e.g. qwen3-0.6b.")
+    ] = None,
+    type_: Annotated[str, typer.Option("--type", help="File type of the random weights.")] = "bf16",
+    prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "8k",
+    alpha: Annotated[
+        str, typer.Option(help="FlashPrefill thresholds, comma-separated; 'dense' reads all blocks.")
+    ] = "",
+    density: Annotated[
+        str, typer.Option(help="Shares of blocks to read instead, for random weights, which no threshold suits.")
+    ] = "",
+    layers: Annotated[int | None, typer.Option(min=1, help="Run only so many layers.")] = None,
+    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
+    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
+    path: Annotated[str, typer.Option(help="Kernels: auto, or portable (those for any card).")] = "auto",
+    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Time the tail scorer: seconds from ids to scores, stages, density, memory, and the limit.
+
+    A model from a file reads the embedded document over and over, so that densities are those of text. Random weights
+    attend to everything alike, so synthetic drafters read random tokens and are timed at a set density.
+
+    [bold]Examples[/bold]
+
+      sp bench drafter --synthetic qwen3-0.6b -p 8k,32k,64k,128k,256k --density 0.05
+
+      sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --alpha dense,0.05,0.1,0.2 -o md
+    """
+    from sp.bench.drafter import Draft, describe, run_drafts
+    from sp.bench.record import append, make_record
+    from sp.gguf import GGUFFile, Tokenizer
+    from sp.kernels import forced_path
+    from sp.kernels.device import pick_device
+    from sp.kernels.path import native_path
+    from sp.pipeline.load import LONGEST_DRAFT, embedded
+    from sp.studies.sample import sample
+
+    output = "json" if as_json else output
+    if output not in OUTPUTS:
+        raise unknown_name("output", output, OUTPUTS)
+    check_folder(record, "--record")
+    if path not in ("auto", "portable"):
+        raise unknown_name("path", path, ("auto", "portable"))
+    if file is not None and synthetic is not None:
+        raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
+    lengths = lengths_of(prompts, "-p")
+    chosen = [
+        attention_options(name, text)
+        for name, given in (("alpha", alpha), ("density", density))
+        for text in parts(given)
+    ]
+    common = {} if layers is None else {"depth": layers}
+    drafts = [Draft(n, options | common) for n in lengths for options in chosen or [{}]]
+    where = pick_device(device)
+    named = file or (embedded("drafter") if synthetic is None else None)
+    model, name, _ = open_model(named, synthetic, type_, where)
+    text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
+    model.config = replace(model.config, context=max(model.config.context, LONGEST_DRAFT))
+    taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
+    timings, kernels = [], forced_path(path) if where == "cuda" and path != "auto" else nullcontext()
+    with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
+        for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text):
+            timings.append(timing)
+            if record is not None and where == "cuda":
+                append(make_record(**describe(timing, name, taken, "random" if text is None else "text")), record)
+    rows = [_row(timing, name, taken) for timing in timings]
+    if output == "json":
+        print_json({"tests": [row | {"samples": t.seconds} for row, t in zip(rows, timings, strict=True)]})
+    else:
+        _print(rows, output)
+
+
+def parts(text: str) -> list[str]:
+    """Items of a comma-separated list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def attention_options(name: str, text: str) -> dict[str, Any]:
+    """Scorer options of one item of --alpha or --density."""
+    if text == "dense":
+        return {}
+    try:
+        return {"attention": "flashprefill", name: float(text)}
+    except ValueError:
+        raise ConfigError(f"--{name} takes numbers or 'dense' with commas between them, not {text!r}") from None
+
+
+def _row(timing: Any, name: str, path: str) -> dict[str, Any]:
+    metrics = timing.metrics()
+    return {
+        "model": name,
+        "path": path,
+        "prompt_tokens": timing.draft.tokens,
+        "attention": timing.draft.attention,
+        **{key: metrics[key] for key in ("score_s", "limit_s", "density", "peak_bytes", "weight_bytes")},
+        **{f"{stage}_ms": ms for stage, ms in timing.stages.items()},
+        **({"sum_ms": sum(timing.stages.values())} if timing.stages else {}),
+    }
+
+
+def _print(rows: list[dict[str, Any]], output: str) -> None:
+    if output == "csv":
+        print_csv(rows)
+        return
+    stages = [key for key in rows[0] if key.endswith("_ms")]
+    heads = [
+        "model",
+        "path",
+        "tokens",
+        "attention",
+        "density",
+        "score (s)",
+        "limit (s)",
+        "peak memory",
+        "of it weights",
+    ]
+    heads += [stage.removesuffix("_ms").replace("_", "+") + " (ms)" for stage in stages]
+    cells = [
+        [
+            row["model"],
+            row["path"],
+            str(row["prompt_tokens"]),
+            row["attention"],
+            f"{row['density']:.1%}",
+            f"{row['score_s']:.3f}",
+            f"{row['limit_s']:.3f}" if row["limit_s"] else "",
+            f"{row['peak_bytes'] / 1e9:.2f} GB" if row["peak_bytes"] else "",
+            f"{row['weight_bytes'] / 1e9:.2f} GB" if row["weight_bytes"] else "",
+            *(f"{row[stage]:.1f}" for stage in stages),
+        ]
+        for row in rows
+    ]
+    print_table(heads, cells, output, 2)

@@ -1,0 +1,82 @@
+"""`sp bench llama-cpp`: the user's own llama-bench on the same file, as rows to compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sp.commands.bench.bench import OUTPUTS, numbers
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table
+from sp.errors import ConfigError, unknown_name
+
+
+def bench_llama_cpp(
+    program: Annotated[Path, typer.Option("--llama-bench", help="llama.cpp's llama-bench program.")],
+    model: Annotated[Path, typer.Option("-m", "--model", help="The GGUF file to run it on.")],
+    prompts: Annotated[
+        str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated; 0 for none.")
+    ] = "512",
+    new: Annotated[str, typer.Option("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = "64",
+    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
+    kv: Annotated[str, typer.Option(help="Cached keys and values, as llama.cpp names types.")] = "f16",
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds all tests together may take.")] = 3600,
+    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Time full prefill and decoding of a GGUF file by llama.cpp, on this machine.
+
+    Its rows have the form of `sp bench ttft` and `sp bench model`. llama-bench counts neither tokenising nor sampling.
+
+    [bold]Example[/bold]
+
+      sp bench llama-cpp --llama-bench ~/llama.cpp/build/bin/llama-bench -m target.gguf -p 32k,128k --record results
+    """
+    from sp.bench.llama_cpp import bench_command, describe_peer, run_bench
+    from sp.bench.record import append, make_record
+    from sp.kernels.device import pick_device
+
+    output = "json" if as_json else output
+    if output not in OUTPUTS:
+        raise unknown_name("output", output, OUTPUTS)
+    check_folder(record, "--record")
+    if not model.is_file():
+        raise ConfigError(f"cannot read {model}: no such file; name a GGUF file with -m")
+    lengths, decoded = ([n for n in numbers(t, name) if n] for t, name in ((prompts, "-p"), (new, "-n")))
+    if not lengths and not decoded:
+        raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
+    command = bench_command(program, model, lengths, decoded, repeats, kv)
+    where = pick_device("auto")
+    records = [
+        make_record(**describe_peer(test, model.name), device=where) for test in run_bench(command, timeout)
+    ]  # fmt: skip
+    for made in records if record is not None else []:
+        append(made, record or Path())
+    rows = [_row(made) for made in records]
+    if output == "json":
+        print_json({"tests": [row | {"samples": made["samples"]} for row, made in zip(rows, records, strict=True)]})
+    elif output == "csv":
+        print_csv(rows)
+    else:
+        heads = ["engine", "build", "backend", "kv", "test", "seconds", "tok/s", "runs"]
+        cells = [[*(str(row[name]) for name in heads[:5]), f"{row['seconds']:.3f}", f"{row['tok_s']:.1f}",
+                  str(row["runs"])] for row in rows]  # fmt: skip
+        print_table(heads, cells, output, 5)
+
+
+def _row(record: dict[str, Any]) -> dict[str, Any]:
+    config, metrics = record["config"], record["metrics"]
+    decoding = record["bench"] == "decode"
+    name = f"tg{config['tokens']}" if decoding else f"pp{config['prompt_tokens']}"
+    return {
+        "engine": config["engine"],
+        "build": config["build"],
+        "backend": config["path"],
+        "kv": config["kv"],
+        "test": name,
+        "seconds": config["tokens"] / metrics["tok_s"] if decoding else metrics["ttft_s"],
+        "tok_s": metrics["tok_s"],
+        "runs": len(record["samples"]),
+    }

@@ -1,0 +1,229 @@
+"""`sp bench ttft`: time to first token of whole requests, by stage, beside the full prefill of the same prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sp.commands.bench.bench import OUTPUTS, lengths_of
+from sp.commands.bench.bench_drafter import attention_options, parts
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
+from sp.errors import ConfigError, unknown_name
+
+MOST_TIMELINES = 4
+
+
+def bench_ttft(
+    target: Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")] = None,
+    synthetic_target: Annotated[
+        str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3.6-27b.")
+    ] = None,
+    target_type: Annotated[str, typer.Option(help="File type of the target's random weights.")] = "q4_k_m",
+    drafter: Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")] = None,
+    synthetic_drafter: Annotated[
+        str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3-0.6b.")
+    ] = None,
+    drafter_type: Annotated[str, typer.Option(help="File type of the drafter's random weights.")] = "bf16",
+    prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "4k,8k,16k",
+    keep_ratio: Annotated[str, typer.Option(help="Shares of the prompt the target reads, comma-separated.")] = "0.05",
+    scorer: Annotated[str, typer.Option(help="Scorers, comma-separated.")] = "tail",
+    selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    alpha: Annotated[
+        str, typer.Option(help="FlashPrefill thresholds, comma-separated; 'dense' reads all blocks.")
+    ] = "",
+    density: Annotated[
+        str, typer.Option(help="Shares of blocks to read instead, for random weights, which no threshold suits.")
+    ] = "",
+    vram: Annotated[
+        str,
+        typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g; the full prefill has the first."),
+    ] = "none",
+    kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
+    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    new: Annotated[int, typer.Option("-n", "--new", min=1, help="Tokens decoded after the first is timed.")] = 32,
+    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Requests a cell, after a warm-up.")] = 5,
+    full_repeats: Annotated[int, typer.Option(min=1, help="Full prefills a length, after a shorter one.")] = 1,
+    full_seconds: Annotated[
+        float, typer.Option(help="No further full prefill of a length once its repeats have taken so long.")
+    ] = 60.0,
+    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
+    path: Annotated[str, typer.Option(help="Kernels: auto, or portable (those for any card).")] = "auto",
+    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    resume: Annotated[bool, typer.Option(help="Leave out what the records below --record hold already.")] = False,
+    plots: Annotated[Path | None, typer.Option(help="Draw stages and memory into this folder.")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Time whole requests, from text to the first token, compressed and by full prefill of the same prompt.
+
+    Every length has its full prefill in the same run. Prompts are sentences of the embedded document. The first
+    request of the process is told apart as cold, the first of every setting is not counted. Random weights attend to
+    everything alike, so synthetic drafters are timed at a set density.
+
+    [bold]Examples[/bold]
+
+      sp bench ttft -p 2k,4k --keep-ratio 0.2,0.1,0.05
+
+      sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 32k,64k,128k --density 0.05 \\
+      --record results --plots results/nvidia-h200
+    """
+    from sp.bench.prompts import PromptMaker
+    from sp.bench.record import append
+    from sp.bench.request import without_ends
+    from sp.bench.ttft import Bench, Cell, config_of, records_of, requests_of
+    from sp.kernels import forced_path
+    from sp.kernels.device import pick_device
+    from sp.kernels.path import native_path
+    from sp.pipeline import Pipeline
+    from sp.pipeline.sizes import parse_bytes
+    from sp.studies.plots.ttft_plots import draw_memory, draw_stages
+    from sp.studies.sample import sample
+
+    output = "json" if as_json else output
+    if output not in OUTPUTS:
+        raise unknown_name("output", output, OUTPUTS)
+    check_folder(record, "--record")
+    check_folder(plots, "--plots")
+    if path not in ("auto", "portable"):
+        raise unknown_name("path", path, ("auto", "portable"))
+    if resume and record is None:
+        raise ConfigError("--resume reads what --record FOLDER holds; name that folder")
+    common = {"kv": kv, "rotate": rotate, "max_new_tokens": new}
+    budgets = [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
+    settings = settings_of(keep_ratio, scorer, selector, alpha, density, common)
+    asked = lengths_of(prompts, "-p")
+    where = pick_device(device)
+    pair = Pipeline.assemble(
+        lambda at: open_model(target, synthetic_target, target_type, "target", at),
+        lambda at: open_model(drafter, synthetic_drafter, drafter_type, "drafter", at),
+        device=where,
+        vram=budgets[0],
+    )
+    pair = replace(pair, target=without_ends(pair.target))
+    for budget in budgets:
+        pair.within(budget)  # one that cannot be is refused before anything is timed
+    if (most := pair.target.model.config.context - new) < 1:
+        raise ConfigError(f"-n {new}: the target's context of {most + new} tokens has no room for a prompt besides")
+    lengths = sorted({min(n, most) for n in asked})
+    if max(asked) > most:
+        print(f"sp: prompts longer than the target's context leaves are cut to {most:,} tokens", file=sys.stderr)
+    taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
+    document, example = sample()
+    maker = PromptMaker(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)
+    before = stored(record, where) if resume and record is not None else {}
+    found: dict[str, dict[str, Any]] = {}
+    memory: list[dict[str, Any]] = []
+
+    def known(cell: Cell) -> Any:
+        key = config_key(config_of(cell, pair, taken))
+        if key not in before:
+            return None
+        found[key] = before[key]
+        return requests_of(before[key])
+
+    kernels = forced_path(path) if where == "cuda" and path != "auto" else nullcontext()
+    with (
+        kernels,
+        progress_bar("measuring", len(lengths) * (full_repeats + repeats * len(settings) * len(budgets))) as advance,
+    ):
+        bench = Bench(pair, maker, repeats, full_repeats, full_seconds, plots is not None, lambda: advance(1))
+        for timing in bench.run(lengths, settings, budgets, known):
+            made, *more = records_of(timing, pair, taken)
+            found[config_key(made["config"])] = made
+            memory += more
+            for item in (made, *more) if record is not None else ():
+                append(item, record or Path())
+    records = sorted(found.values(), key=lambda r: (r["config"]["prompt_tokens"], -r["config"]["keep_ratio"]))
+    pictures = []
+    if plots is not None:
+        pictures.append(draw_stages(records, plots / "ttft_stages.png"))
+        shown = [m for m in memory if m["config"]["prompt_tokens"] == lengths[-1]]
+        pictures += [draw_memory(shown[:MOST_TIMELINES], plots / "ttft_memory.png")] if shown else []
+    show(records, [str(picture) for picture in pictures], output)
+
+
+def settings_of(
+    keep_ratio: str, scorer: str, selector: str, alpha: str, density: str, common: Mapping[str, Any]
+) -> list[Any]:
+    """Options of compressed requests: every keep ratio below 1 with every scorer and way to attend."""
+    from sp.config import from_mapping
+    from sp.pipeline import RunOptions
+    from sp.scoring import SCORERS
+    from sp.selection import SELECTORS
+
+    try:
+        ratios = [float(text) for text in parts(keep_ratio)]
+    except ValueError:
+        raise ConfigError(f"--keep-ratio takes numbers with commas between them, not {keep_ratio!r}") from None
+    attending = [attention_options(n, t) for n, given in (("alpha", alpha), ("density", density)) for t in parts(given)]
+    scorers = []
+    for name in parts(scorer):
+        chosen = attending if hasattr(SCORERS.build(name), "attention") else []
+        scorers += [SCORERS.build(name, options) for options in chosen or [{}]]
+    if not ratios or not scorers:
+        raise ConfigError("--keep-ratio and --scorer each need at least one item")
+    base = {"selector": SELECTORS.build(selector), "compress": "always", **common}
+    given = [base | {"keep_ratio": ratio, "scorer": made} for made in scorers for ratio in dict.fromkeys(ratios)]
+    made = [from_mapping(RunOptions, options, "sp bench ttft") for options in given]
+    compressed = [options for options in made if options.keep_ratio < 1]
+    if not compressed:
+        raise ConfigError("every --keep-ratio is 1, which is the full prefill; give one below it")
+    return compressed
+
+
+def open_model(file: Path | None, shape: str | None, file_type: str, role: str, device: Any) -> Any:
+    """A file, random weights in a shape, or the embedded model of a role."""
+    from sp.pipeline import embedded, load, synthetic
+
+    if file is not None and shape is not None:
+        raise ConfigError(f"give either --{role} or --synthetic-{role}")
+    extrapolate = role == "drafter"
+    if shape is not None:
+        return synthetic(shape, file_type, extrapolate=extrapolate, device=device)
+    return load(file or embedded(role), extrapolate=extrapolate, device=device)
+
+
+def config_key(config: Mapping[str, Any]) -> str:
+    """Equal for equal configurations."""
+    return json.dumps(config, sort_keys=True)
+
+
+def stored(folder: Path, device: str) -> dict[str, dict[str, Any]]:
+    """Records of this machine and of today's kernels that hold times, by configuration."""
+    from sp.bench.record import is_current, newest
+    from sp.kernels.machine import machine_facts, machine_slug
+
+    file = folder / machine_slug(machine_facts(device)) / "ttft.jsonl"
+    records = newest(file) if file.exists() else []
+    return {config_key(r["config"]): r for r in records if r["samples"] and is_current(r)}
+
+
+def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str) -> None:
+    """The table and the break-evens, or all of it as JSON."""
+    from sp.pipeline.break_even import measured_break_evens
+    from sp.studies.tables.ttft_table import cells_of, row_of, title_of
+
+    rows, evens = [row_of(record) for record in records], measured_break_evens(records)
+    if output == "json":
+        tests = [row | {"samples": record["samples"]} for row, record in zip(rows, records, strict=True)]
+        print_json({"tests": tests, "break_even": [vars(even) for even in evens], "pictures": pictures})
+    elif output == "csv":
+        print_csv(rows)
+    else:
+        heads, cells, left = cells_of(rows)
+        print(title_of(rows) + "\n")
+        print_table(heads, cells, output, left)
+        print()
+        for even in evens:
+            how = " ".join(f"{name} {value}" for name, value in even.drafting.items() if value is not None)
+            where = f" within {even.vram}" if even.vram else ""
+            print(f"{'- ' if output == 'md' else ''}keep {even.keep_ratio:g}{where} ({how}): {even.describe()}")
+        for picture in pictures:
+            print(picture)

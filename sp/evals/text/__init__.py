@@ -1,0 +1,1 @@
+"""Generated text that tasks are set in."""

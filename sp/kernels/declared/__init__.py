@@ -1,1 +1,0 @@
-"""Declarations of the kernels, one module a family; `sp.kernels.manifest` gathers them."""

@@ -1,0 +1,1 @@
+"""Specs of attention and of the rows around it."""

@@ -1,0 +1,1 @@
+"""Specs of the matrix products and of the packing of their weights."""

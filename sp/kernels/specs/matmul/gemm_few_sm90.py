@@ -1,0 +1,113 @@
+"""The matrix products of few tokens with K-quants on Hopper.
+
+Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source.
+"""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Defines, Kernel
+from sp.kernels.specs.matmul.gemv import ADD, STORE, SWIGLU, bits, kinds_of
+
+__all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "bits"]
+
+HELD = (8, 16, 24, 32, 40, 48, 56, 64)
+"""Tokens that a variant of the kernel can hold."""
+RESIDENT = 32
+"""Of up to so many a block holds its slice of the inputs; of more, stages of them stream by."""
+UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
+"""Bytes of 64 rows x 256 inputs, by ggml type id."""
+CAPACITY = 225 * 1024
+"""Shared memory of every launch: what a block of an sm_90 card can have, less what one of a norm needs beside it."""
+GROUPS = 3
+"""Warpgroups of a block that multiply."""
+
+
+def slot_bytes(formats: int) -> int:
+    """Bytes of a ring slot."""
+    return max(UNIT_BYTES[kind] for kind in kinds_of(formats))
+
+
+def streamed(tokens: int) -> bool:
+    """Whether stages of the inputs stream by, shared by the warpgroups of a block."""
+    return tokens > RESIDENT
+
+
+def chunks(width: int, tokens: int) -> int:
+    """Parts of the `width` inputs that a block holds, each with a barrier or, where they stream by, two."""
+    return width // 256 if streamed(tokens) else width // 512 + 1
+
+
+def strip_tasks(tokens: int, epilogue: int) -> int:
+    """Tasks that adding up 16 rows is cut into."""
+    each = 8 if not streamed(tokens) else tokens if epilogue == STORE else 16
+    return -(-tokens // each)
+
+
+def input_bytes(width: int, tokens: int, formats: int) -> int:
+    """Shared memory of `width` inputs, with their means if a format has minima, and their barriers."""
+    count = chunks(width, tokens)
+    means = count if kinds_of(formats) & {12, 13} else 0
+    return (width // 64 + means) * tokens * 128 + 8 * count * (2 if streamed(tokens) else 1)
+
+
+def scale_bytes(tokens: int) -> int:
+    """Shared memory of what the results of each token are multiplied by, and its barrier."""
+    return 8 + 4 * tokens
+
+
+def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROUPS) -> int:
+    """Slots of the ring of a warpgroup, as many as there is room for beside `places` for tasks."""
+    room = CAPACITY - input_bytes(width, tokens, formats) - 4 * (places + 3) - 16 * groups - scale_bytes(tokens)
+    return room // (groups * (slot_bytes(formats) + 16))
+
+
+def variant(tokens: int, formats: int, epilogue: int, groups: int = GROUPS) -> dict[str, int]:
+    """Defines of a variant."""
+    return {"TOKENS": tokens, "FORMATS": formats, "EPILOGUE": epilogue, "GROUPS": groups}
+
+
+_SHIPPED = (((12,), STORE), ((14,), STORE), ((12, 14), STORE), ((12,), ADD), ((14,), ADD), ((12,), SWIGLU))
+
+
+def _threads(defines: Defines) -> int:
+    return 128 * int(defines["GROUPS"]) + 128
+
+
+GEMM_FEW_SM90 = Kernel(
+    source="gemm_few_sm90.cu",
+    entry="gemm_few_sm90",
+    args=(
+        "u8* x",
+        "const u16*? plain",
+        "const f32*? wide",
+        "const f32*? norm",
+        "f32 eps",
+        "u32* ready",
+        "i32 tokens",
+        "i32 k",
+        "i32 width",
+        "i32 depth",
+        "i32 ahead",
+        "i32 places",
+        "i32 count",
+        "f32* partials",
+        "u8*? tiles",
+        "const f32*? squares",
+        "const f32*? next_norm",
+        "f32*? next_squares",
+        *(
+            text
+            for i in range(4)
+            for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
+        ),
+    ),
+    threads=_threads,
+    variants=(
+        *(variant(tokens, bits(*kinds), epilogue) for tokens in HELD for kinds, epilogue in _SHIPPED),
+        variant(16, bits(13), STORE),
+        variant(32, bits(14), SWIGLU),
+    ),
+    arches="90a",
+    smem=CAPACITY,
+    early=True,
+)

@@ -1,0 +1,36 @@
+"""Compile ahead of use, on all cores: the cubins land in the cache where launches look first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+from sp.kernels import jit, nvrtc
+from sp.kernels.tools.check import Job
+
+
+def build_all(jobs: Sequence[Job], progress: Callable[[int], object] = lambda done: None) -> int:
+    """Compile what the cache lacks; returns how many that were."""
+    compiled = 0
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_build, job) for job in jobs]):
+            compiled += future.result()
+            progress(1)
+    return compiled
+
+
+def missing(jobs: Sequence[Job]) -> list[Job]:
+    """Those whose cubin is not in the cache."""
+    return [job for job in jobs if not jit.cubin_path(job.source, _options(job)).exists()]
+
+
+def _build(job: Job) -> bool:
+    new = bool(missing([job]))
+    jit.build(job.source, _options(job))
+    return new
+
+
+def _options(job: Job) -> tuple[str, ...]:
+    return nvrtc.compile_options(dict(job.defines), job.arch)

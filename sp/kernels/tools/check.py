@@ -1,0 +1,145 @@
+"""Compile every declared kernel for every architecture, with no GPU, and compare needs with a committed baseline."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from sp.errors import DeviceError
+from sp.kernels import jit, nvrtc
+from sp.kernels.launch import Defines, Kernel
+from sp.kernels.tools.baseline import BASELINE, Rows, compare, compiler, read_baseline
+from sp.kernels.tools.resources import ARCHES, SHARED_LIMIT, misfits, parse_log, warnings
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compilation, and the entries it is for with their block sizes and dynamic shared bytes."""
+
+    source: str
+    defines: tuple[tuple[str, nvrtc.Define], ...]
+    arch: str
+    entries: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Outcome of a check: needs by row name, problems that fail it, remarks that do not."""
+
+    rows: Rows
+    dynamic: dict[str, int]
+    problems: list[str]
+    remarks: list[str]
+
+
+def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str = "") -> str:
+    """Name of an entry (or source), variant and architecture in tables and in the baseline.
+
+    Examples
+    --------
+    >>> row_name("rms_norm", [("COLS", 512)], "80")
+    'rms_norm COLS=512 sm_80'
+    """
+    return " ".join([entry, *(f"{name}={value}" for name, value in defines), *([f"sm_{arch}"] if arch else [])])
+
+
+def fits(kernel: Kernel, defines: Defines, arch: str) -> bool:
+    """Whether a variant is meant for an architecture: both are Hopper's own or neither, and its shared memory is there.
+
+    Ops choose among variants by what the card has; a variant for large shared memory is no fault.
+    """
+    limit = SHARED_LIMIT.get(arch, 227) << 10
+    return arch.endswith("a") == (kernel.arches == "90a") and kernel.shared_bytes(defines) <= limit
+
+
+def unserved(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[str]:
+    """Complaints about kernels none of whose variants fits an architecture they are declared for."""
+    arches = tuple(arches)
+    return [
+        f"{kernel.entry} (sm_{arch}): no variant fits {SHARED_LIMIT[arch]} KiB of shared memory"
+        for kernel in kernels
+        for arch in arches
+        if arch.endswith("a") == (kernel.arches == "90a") and not any(fits(kernel, d, arch) for d in kernel.variants)
+    ]
+
+
+def plan(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[Job]:
+    """Compilations to run: entries of one source with the same defines share one."""
+    arches = tuple(arches)
+    Key = tuple[str, tuple[tuple[str, nvrtc.Define], ...], str]
+    shared: dict[Key, list[tuple[str, int, int]]] = defaultdict(list)
+    for kernel in kernels:
+        for defines in kernel.variants:
+            need = kernel.entry, kernel.block(defines), kernel.shared_bytes(defines)
+            for arch in arches:
+                if fits(kernel, defines, arch):
+                    shared[kernel.source, tuple(sorted(defines.items())), arch].append(need)
+    return [Job(source, defines, arch, tuple(entries)) for (source, defines, arch), entries in shared.items()]
+
+
+def compile_job(job: Job) -> tuple[Rows, list[tuple[str, str]]]:
+    """Needs of a job's entries, and what is wrong with them as (variant, complaint)."""
+    variant = row_name(job.source, job.defines)
+    try:
+        options = nvrtc.compile_options(dict(job.defines), job.arch)
+        log = jit.compile_log(job.source, options)
+    except (DeviceError, FileNotFoundError) as error:
+        return {}, [(variant, str(error))]
+    found, rows = parse_log(log), {}
+    problems = [(variant, line) for line in warnings(log)]
+    for entry, threads, dynamic in job.entries:
+        if entry in found:
+            rows[row_name(entry, job.defines, job.arch)] = found[entry]
+            problems += [(variant, f"{entry}: {why}") for why in misfits(found[entry], job.arch, threads, dynamic)]
+        else:
+            problems.append((variant, f"{entry}: no such entry with these defines"))
+    return rows, problems
+
+
+def check(
+    kernels: Iterable[Kernel],
+    arches: Iterable[str] = ARCHES,
+    baseline: Path | None = BASELINE,
+    progress: Callable[[int], object] = lambda done: None,
+    workers: int | None = None,
+) -> Report:
+    """Compile and compare.
+
+    Parameters
+    ----------
+    kernels : iterable of Kernel
+        Declarations, usually all of the manifest.
+    arches : iterable of str
+        Of `sp.kernels.tools.resources.ARCHES`.
+    baseline : Path, optional
+        JSON file of earlier needs, keyed by the compiler's version; may be missing. With None nothing is compared.
+    progress : callable
+        Given 1 after every compilation.
+    workers : int, optional
+        Processes; as many as cores if left out.
+    """
+    kernels, arches = tuple(kernels), tuple(arches)
+    jobs = plan(kernels, arches)
+    rows: Rows = {}
+    complaints: dict[tuple[str, str], list[str]] = defaultdict(list)
+    with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        pending = {pool.submit(compile_job, job): job for job in jobs}
+        for future in as_completed(pending):
+            found, wrong = future.result()
+            rows |= found
+            for complaint in wrong:
+                complaints[complaint].append(f"sm_{pending[future].arch}")
+            progress(1)
+    rows = dict(sorted(rows.items()))
+    dynamic = {row_name(e[0], job.defines, job.arch): e[2] for job in jobs for e in job.entries}
+    known = read_baseline(baseline) if baseline else rows
+    worse, remarks = compare(rows, known)
+    if known is None:
+        remarks.append(f"no baseline for NVRTC {compiler()} in {baseline}; write it with --update")
+    problems = [f"{where} ({' '.join(sorted(cards))}): {what}" for (where, what), cards in sorted(complaints.items())]
+    return Report(rows, dynamic, unserved(kernels, arches) + problems + worse, remarks)

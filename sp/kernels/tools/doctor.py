@@ -1,0 +1,140 @@
+"""Is this machine fit to run the kernels? Every finding that is not good says how to mend it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sp.errors import DeviceError
+from sp.kernels import nvml, nvrtc
+from sp.kernels.device import cache_folder, current_device, device_errors, import_cupy, require_device
+from sp.kernels.path import native_path
+from sp.kernels.tools.selftest import run_selftest
+
+
+class Finding(NamedTuple):
+    """One line of the report; `state` is ``ok``, ``warn`` or ``fail``."""
+
+    name: str
+    state: str
+    detail: str
+    mend: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """Findings in the order in which things depend on each other; the device parts stop at the first failure."""
+    yield from _wheels()
+    for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _memory, _selftest):
+        finding = _guarded(part)
+        yield finding
+        if finding.state == "fail" and part in (_cupy, _driver, _card):
+            return
+
+
+def usable(findings: list[Finding]) -> bool:
+    """Whether nothing failed."""
+    return all(finding.state != "fail" for finding in findings)
+
+
+def _guarded(part: Callable[[], Finding]) -> Finding:
+    try:
+        return part()
+    except DeviceError as error:
+        what, _, mend = str(error).partition("; ")
+        return Finding(part.__name__.strip("_"), "fail", what, mend)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _wheels() -> Iterator[Finding]:
+    found = {name: _installed(name) for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy")}
+    names = [f"{name} {text}" for name, text in found.items() if text]
+    if len(names) > 1:
+        remove = " ".join(name for name, text in found.items() if text)
+        mend = f"pip uninstall -y {remove}, then install one of sp[cuda12], sp[cuda13]"
+        yield Finding("wheels", "fail", f"{' and '.join(names)} overwrite each other", mend)
+    elif names:
+        yield Finding("wheels", "ok", names[0])
+    else:
+        yield Finding("wheels", "warn", "no CuPy wheel is installed", "pip install 'sp[cuda13]' or 'sp[cuda12]'")
+
+
+def _cupy() -> Finding:
+    return Finding("cupy", "ok", f"CuPy {import_cupy().__version__}")
+
+
+def _built_for() -> int:
+    """CUDA major version the CuPy wheel was built for."""
+    return int(import_cupy().cuda.runtime.runtimeGetVersion()) // 1000
+
+
+def _compiler() -> Finding:
+    major, minor = nvrtc.version()
+    detail = f"NVRTC {major}.{minor}"
+    if major != _built_for():
+        mend = f"pip install 'nvidia-cuda-nvrtc=={_built_for()}.*', or the other of sp[cuda12], sp[cuda13]"
+        return Finding("compiler", "fail", f"{detail}, but CuPy is built for CUDA {_built_for()}", mend)
+    return Finding("compiler", "ok", detail)
+
+
+def _headers() -> Finding:
+    folder = Path(nvrtc.header_folder())
+    header = folder / "cuda_runtime_api.h"
+    text = header.read_text(errors="replace") if header.exists() else ""
+    named = [line.split()[-1] for line in text.splitlines() if line.startswith("#define CUDART_VERSION")]
+    major = int(named[0]) // 1000 if named and named[0].isdigit() else None
+    if major not in (None, _built_for()):
+        mend = f"pip install 'nvidia-cuda-runtime=={_built_for()}.*' (nvidia-cuda-runtime-cu12 for CUDA 12)"
+        return Finding("headers", "fail", f"{folder} is of CUDA {major}, CuPy of CUDA {_built_for()}", mend)
+    return Finding("headers", "ok", str(folder))
+
+
+def _cache() -> Finding:
+    folder = cache_folder() / "kernels"
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        return Finding("cache", "fail", f"cannot write {folder}", "name a writable folder in SP_CACHE_DIR")
+    sizes = [file.stat().st_size for file in folder.glob("*.cubin")]
+    return Finding("cache", "ok", f"{folder}: {len(sizes)} kernels, {sum(sizes) / 1e6:.1f} MB")
+
+
+def _driver() -> Finding:
+    with device_errors():
+        supported = int(import_cupy().cuda.runtime.driverGetVersion())
+    if supported == 0:
+        mend = "install one: https://www.nvidia.com/drivers; without a card `sp run` still works on the CPU"
+        return Finding("driver", "fail", "no NVIDIA driver", mend)
+    detail = f"{nvml.driver_version() or 'version unknown'}, CUDA {supported // 1000}.{supported % 1000 // 10}"
+    if supported // 1000 < _built_for():
+        mend = "install a newer driver, or sp[cuda12] in place of sp[cuda13]"
+        return Finding("driver", "fail", f"{detail} is too old for a CuPy of CUDA {_built_for()}", mend)
+    return Finding("driver", "ok", detail)
+
+
+def _card() -> Finding:
+    major, minor = require_device()
+    with device_errors():
+        facts: dict[str, Any] = import_cupy().cuda.runtime.getDeviceProperties(current_device())
+    name, cores = facts["name"].decode(), facts["multiProcessorCount"]
+    return Finding("card", "ok", f"{name}, sm_{major}{minor}, {cores} multiprocessors, {native_path()} kernels")
+
+
+def _memory() -> Finding:
+    with device_errors():
+        free, total = import_cupy().cuda.runtime.memGetInfo()
+    detail = f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f}"
+    if free < total // 2:
+        return Finding("memory", "warn", detail, "other programs hold the rest: see nvidia-smi")
+    return Finding("memory", "ok", detail)
+
+
+def _selftest() -> Finding:
+    return Finding("selftest", "ok", ", ".join(run_selftest()))

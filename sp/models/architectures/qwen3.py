@@ -1,0 +1,19 @@
+"""qwen3: the dense Qwen3 architecture, from GGUF tensors."""
+
+from __future__ import annotations
+
+from sp.models.layers.blocks import Attention, Block
+from sp.models.weights import Store
+
+
+def qwen3_block(store: Store, index: int) -> Block:
+    """Build block `index` of a `qwen3` file.
+
+    Attention with RMS norms on every q and k head before RoPE over the whole head, then a SwiGLU feed-forward.
+    Head size is independent of hidden size, there are no biases and no embedding scale.
+
+    References
+    ----------
+    Qwen Team, "Qwen3 Technical Report", 2025.
+    """
+    return Block.take(store, index, Attention.take(store, index), "ffn_norm")

@@ -1,0 +1,1 @@
+"""What a model remembers of the tokens it has read: pages, block tables, recurrent states."""

@@ -1,0 +1,298 @@
+"""Cache: what a model remembers of the tokens it has read: pages of keys and values, and recurrent states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+from sp.arrays import Floats, Ints
+from sp.errors import ConfigError, PromptError
+from sp.kernels import device_errors
+from sp.models.cache.block_tables import BlockTables, ring_pages
+from sp.models.cache.delta_state import DeltaState
+from sp.models.cache.pages import PagePool, Stored, page_format
+from sp.models.config import ModelConfig
+from sp.ops import hadamard
+from sp.ops.attention.gate_output import VALUE_BLOCK
+from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.quant import Weight
+
+
+class Cache:
+    """Keys, values and recurrent states of one sequence, for all layers of a model.
+
+    Keys and values lie in pages of 128 tokens taken from one pool; each attention layer has a block table that
+    names its pages in order. Pages of a released layer serve the next one.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    tokens : int
+        Capacity: most tokens the sequence may reach.
+    kv : {"f32", "f16", "q4_0"}
+        Storage of keys and values. ``"f32"`` is the reference.
+    rotate : bool
+        Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and
+        values over blocks of 64, so that 4-bit pages do not lose outlier channels; outputs are rotated back.
+        The result is the same up to rounding. This is what llama.cpp does for quantised caches.
+    layers : int, optional
+        Attention layers whose pages fit the pool at once; all of them by default. 1 is enough for a layer by
+        layer prefill that keeps nothing.
+    device : {"cpu", "cuda"}
+        Where the model is that reads into it. ``"f32"`` is for the CPU alone.
+    windows : sequence of int or None, optional
+        How many of its last tokens each attention layer is ever asked for, None for all. Pages further back are
+        written again, and `gather` is not for such layers.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown `kv`, a head size it cannot store or rotate, or a senseless capacity.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, 64, 1e6, 1e-6)
+    >>> cache = Cache(config, tokens=300, kv="f16")
+    >>> cache.append(0, np.ones((5, 1, 64), np.float32), np.ones((5, 1, 64), np.float32))
+    >>> cache.length(0), cache.gather(0)[0].shape, cache.pages_in_use
+    (5, (5, 1, 64), 1)
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokens: int,
+        kv: str = "f16",
+        *,
+        rotate: bool = False,
+        layers: int | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
+        windows: Sequence[int | None] | None = None,
+    ) -> None:
+        if tokens < 1:
+            raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
+        fmt = page_format(kv, config.head_dim, rotate, device)
+        self.config, self.capacity, self.kv, self.rotate = config, int(tokens), kv, rotate
+        self.key_block = config.head_dim & -config.head_dim
+        attention = config.attention_layers
+        resident = len(attention) if layers is None else min(layers, len(attention))
+        if resident < 1:
+            raise ConfigError(f"layers is {layers}; ask for at least 1")
+        blocks, self.device = -(-self.capacity // PAGE_TOKENS), device
+        wanted = [min(blocks, ring_pages(window)) for window in windows or ()]
+        rings = dict(zip(attention, wanted, strict=True)) if wanted else {}
+        pages = sum(wanted) if wanted else resident * blocks
+        with device_errors():
+            self._pool = PagePool(pages, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, device)
+            self._tables = BlockTables(attention, self.capacity, self._pool, rings, device)
+            self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
+
+    def reset(self) -> None:
+        """Forget everything: free all pages, zero all states."""
+        self._tables.clear()
+        for state in self._states.values():
+            state.clear()
+
+    def append(self, layer: int, k: Floats, v: Floats) -> None:
+        """Store the keys and values of the next tokens of an attention layer.
+
+        Parameters
+        ----------
+        layer : int
+        k, v : float32 (tokens, kv_heads, head_dim)
+            Rotated by position already (RoPE).
+
+        Raises
+        ------
+        PromptError
+            Past the capacity, after `release`, or when the pool has no free page.
+        """
+        run = self._tables.add(layer, len(k))
+        key_block, value_block = (self.key_block, VALUE_BLOCK) if self.rotate else (0, 0)
+        self._pool.write(run, k, v, key_block, value_block)
+
+    def append_heads(
+        self,
+        layer: int,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        q_norm: Floats,
+        k_norm: Floats,
+        positions: Ints,
+        out: Floats | None = None,
+    ) -> Floats:
+        """Norm and turn projected heads, store k and v as `append` does, and return q; see `attention_heads`.
+
+        Parameters
+        ----------
+        layer : int
+        q : float32 (tokens, heads, head_dim or more)
+        k, v : float32 (tokens, kv_heads, head_dim)
+        q_norm, k_norm : float32 (head_dim,)
+        positions : int64 (tokens,)
+        out : float32 (tokens, heads, head_dim), optional
+            Where to write the queries.
+
+        Returns
+        -------
+        float32 (tokens, heads, head_dim)
+        """
+        c, run = self.config, self._tables.add(layer, len(k))
+        turn = c.eps, positions, c.rope_base, c.rope_dim
+        return self._pool.write_heads(run, q, k, v, q_norm, k_norm, *turn, self.rotate, out)
+
+    def append_context(self, layer: int, k: Floats, v: Floats, k_norm: Floats, positions: Ints) -> None:
+        """As `append_heads`, for tokens that ask nothing."""
+        c, run = self.config, self._tables.add(layer, len(k))
+        self._pool.write_context(run, k, v, k_norm, c.eps, positions, c.rope_base, c.rope_dim, self.rotate)
+
+    def together(self, tokens: int) -> AbstractContextManager[None]:
+        """Inside, every layer reads the same next `tokens`: counts on the device move at once, not layer by layer."""
+        return self._tables.together(tokens)
+
+    def reserve(self, tokens: int) -> None:
+        """Take the pages that `tokens` more tokens need now, so that reading them takes none."""
+        self._tables.reserve(self.tokens + tokens)
+
+    def count(self, tokens: int) -> None:
+        """Count `tokens` more (if negative, fewer) in every layer, on the host alone.
+
+        A CUDA graph has read them, and counted for itself; or they were read for a try and are not kept.
+        """
+        self._tables.count(tokens)
+        for state in self._states.values():
+            state.tokens += tokens
+
+    def advance(self, tokens: int, more: Any = None) -> None:
+        """Count `tokens` more (if negative, fewer) in every layer, on the device alone; nothing on the CPU.
+
+        `more`, int32 (1,) on the device, is added to them.
+        """
+        self._tables.advance(tokens, more)
+
+    def move(self, nodes: int, path: Ints, kept: Ints) -> None:
+        """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay.
+
+        Parameters
+        ----------
+        path : int64 (kept or more,), on the device int32
+            Increasing, below `nodes`.
+        kept : int64 (1,), on the device int32
+        """
+        self._pool.move(*self._tables.whole(), nodes, path, int(kept[0]) if self.device == "cpu" else kept)
+
+    def gather(self, layer: int) -> tuple[Floats, Floats]:
+        """Keys and values of a layer as stored (rotated, if the cache rotates): two (tokens, kv_heads, head_dim)."""
+        return self._pool.read(self._tables.run(layer))
+
+    def keys(self, layer: int) -> Floats:
+        """Keys of a layer as they were appended, within rounding: (tokens, kv_heads, head_dim)."""
+        k, _ = self.gather(layer)
+        return hadamard(k, self.key_block) if self.rotate else k
+
+    def attend(self, layer: int, q: Floats, gate: Floats | None) -> Floats:
+        """Attention of the last tokens of a layer over all it holds, gated; see `attention_output`.
+
+        Parameters
+        ----------
+        layer : int
+        q : float32 (n, heads, head_dim)
+            After RoPE, not rotated for the cache.
+        gate : float32 (n, heads, 2 head_dim), optional
+            Query and gate rows as the wide query matrix gives them.
+
+        Returns
+        -------
+        float32 (n, heads * head_dim)
+        """
+        return self._pool.attend(q, self._tables.run(layer), self.key_block if self.rotate else 0, gate)
+
+    def attend_tree(
+        self,
+        layer: int,
+        q: Floats,
+        seen: Ints,
+        window: int | None = None,
+        gate: Floats | None = None,
+        reader: Weight | None = None,
+    ) -> Floats:
+        """Attention of the last tokens of a layer under a mask among themselves, gated; see `tree_attention`.
+
+        Parameters
+        ----------
+        layer : int
+        q : float32 (n, heads, head_dim)
+            After RoPE, not rotated for the cache.
+        seen : uint64 (n,)
+            Where the model is: which of the n last tokens each one sees.
+        window : int, optional
+            Tokens that a query sees back to, itself among them.
+        gate : float32 (n, heads, 2 head_dim), optional
+            See `attend`.
+        reader : Weight (out, heads * head_dim), optional
+            The weight of the `project_add` that alone reads the result.
+
+        Returns
+        -------
+        float32 (n, heads * head_dim)
+            For `project_add`; see `tree_attention`.
+        """
+        rotate_block = self.key_block if self.rotate else 0
+        return self._pool.attend_tree(q, self._tables.run(layer), rotate_block, gate, seen, window, reader)
+
+    def stored(self, layer: int) -> Stored:
+        """Where the keys and values of a layer lie, for ops that read pages."""
+        return self._pool.stored(self._tables.run(layer))
+
+    def state(self, layer: int) -> DeltaState:
+        """The recurrent state of a Gated DeltaNet layer; assign its fields to move it on."""
+        return self._states[layer]
+
+    def release(self, layer: int) -> None:
+        """Give the pages of a layer back to the pool; it takes no more tokens until `reset`. No effect elsewhere."""
+        if layer in self._tables:
+            self._tables.release(layer)
+
+    def length(self, layer: int) -> int:
+        """Tokens a layer has read: stored in its pages, or folded into its recurrent state."""
+        return self._tables.tokens(layer) if layer in self._tables else self._states[layer].tokens
+
+    def block_table(self, layer: int) -> tuple[int, ...]:
+        """Pages of an attention layer, in token order."""
+        return self._tables.table(layer)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens all layers have read; PromptError when they differ, as they do after a release."""
+        lengths = self._tables.lengths() | {state.tokens for state in self._states.values()}
+        if len(lengths) > 1 or self._tables.released:
+            raise PromptError("layers of this cache hold different tokens (released or half read); reset() it first")
+        return lengths.pop()
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that layers hold now."""
+        return self._pool.in_use
+
+    @property
+    def peak_pages(self) -> int:
+        """Most pages ever held at once."""
+        return self._pool.peak
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of recurrent and convolution states."""
+        return sum(state.nbytes for state in self._states.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved: the whole page pool and all states."""
+        return self._pool.nbytes + self.state_nbytes
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Bytes ever written to: pages held at the peak and all states."""
+        return self._pool.peak * self._pool.page_nbytes + self.state_nbytes

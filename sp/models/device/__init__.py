@@ -1,0 +1,1 @@
+"""Models on the device: packing, upload, parts that leave and come back."""

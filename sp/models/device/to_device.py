@@ -1,0 +1,140 @@
+"""to_device: weights from their file to the device, packed there as its kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from sp.arrays import Bytes
+from sp.errors import DeviceError
+from sp.kernels import device_errors, import_cupy
+from sp.kernels.device import require_device
+from sp.models.device.upload import Part, stream_parts
+from sp.models.trunk import Trunk, mapped
+from sp.ops.matmul.packed import TILE, allocate, pack_rows
+from sp.quant import BF16, F32, BlockFormat, Weight
+
+SLICE = 64 << 20
+"""Most bytes of a matrix that are staged at a time; whole tiles of rows."""
+Parts = TypeVar("Parts")
+
+
+class WeightFile(Protocol):
+    """An open file of weights: a `GGUFFile`, or a `SafetensorsFile`."""
+
+    path: Path
+    nbytes: int
+
+    def locate(self, data: Bytes) -> tuple[Path, int]:
+        """The file, and the offset in it, of a view of a weight's data."""
+        ...
+
+
+def trunk_to_device(trunk: Trunk, file: WeightFile, progress: Callable[[int], None] | None = None) -> tuple[Trunk, int]:
+    """`to_device` of a whole model. A tied embedding is held twice: as a table and, packed, as the head."""
+    parts = trunk.blocks, trunk.output_norm, trunk.output
+    (blocks, norm, output), (table,), nbytes = to_device(parts, (trunk.embed,), file, progress)
+    return Trunk(table, blocks, norm, output), nbytes
+
+
+def to_device(
+    parts: Parts, tables: tuple[Weight, ...], file: WeightFile, progress: Callable[[int], None] | None = None
+) -> tuple[Parts, tuple[Weight, ...], int]:
+    """Copy weights that are views of `file` to the current device.
+
+    Parameters
+    ----------
+    parts : tree of dataclasses and tuples
+        Its matrices are packed (see `sp.ops.matmul.packed`), float32 ones rounded to BF16 first; norms and other
+        vectors become float32.
+    tables : tuple of Weight
+        Matrices of which only rows are read; they keep the rows of the file.
+    file : GGUFFile or SafetensorsFile
+    progress : callable, optional
+        See `load_model`.
+
+    Returns
+    -------
+    parts, tables
+        The same on the device.
+    nbytes : int
+        Of everything copied, as it is held.
+
+    Raises
+    ------
+    DeviceError
+        When the device is missing, too old or too small.
+    ModelError
+        When a matrix has no packed form.
+    GGUFError
+        When the file cannot be read.
+    """
+    require_device()
+    try:
+        with device_errors():
+            return _copied(parts, tables, file, progress)
+    except DeviceError as error:
+        if "memory is full" not in str(error):
+            raise
+        free, total = import_cupy().cuda.runtime.memGetInfo()
+        raise DeviceError(
+            f"{file.path}: its {file.nbytes / 1e9:.1f} GB of weights do not fit the device, which has "
+            f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free; take a smaller model or free the device"
+        ) from error
+
+
+def _copied(
+    parts: Parts, tables: tuple[Weight, ...], file: WeightFile, progress: Callable[[int], None] | None
+) -> tuple[Parts, tuple[Weight, ...], int]:
+    cupy = import_cupy()
+    placed: dict[int, Any] = {}
+    kept = {id(w): Weight(w.name, w.format, w.shape, cupy.empty(w.data.shape, np.uint8)) for w in tables}
+    sources = {id(w): w for w in tables}
+
+    def place(leaf: Any) -> Any:
+        """What stands for a leaf on the device; matrices are filled later."""
+        if id(leaf) not in placed:
+            if isinstance(leaf, Weight):
+                assert len(leaf.shape) == 2, f"{leaf.name} {leaf.shape}"
+                placed[id(leaf)] = allocate(leaf.name, packed_format(leaf.format), leaf.shape)
+                sources[id(leaf)] = leaf
+            else:
+                placed[id(leaf)] = cupy.asarray(leaf, np.float32)
+        return placed[id(leaf)]
+
+    moved = mapped(parts, place)
+    pieces = [(*file.locate(w.data[rows]), w, rows) for w in sources.values() for rows in row_slices(*w.data.shape)]
+    pieces.sort(key=lambda piece: piece[:2])
+    wanted = [Part(path, offset, w.data[rows].nbytes) for path, offset, w, rows in pieces]
+    for index, raw in stream_parts(wanted, progress):
+        _, _, w, rows = pieces[index]
+        raw = raw.reshape(w.data[rows].shape)
+        if id(w) in kept:
+            kept[id(w)].data[rows] = raw
+        if id(w) in placed:
+            pack_rows(placed[id(w)], rows.start, raw if w.format is not F32 else to_bf16(raw))
+        del raw  # the last one would hold the staging memory
+    cupy.cuda.get_current_stream().synchronize()
+    cupy.get_default_memory_pool().free_all_blocks()
+    nbytes = sum(int(item.nbytes) for item in (*kept.values(), *placed.values()))
+    return moved, tuple(kept.values()), nbytes
+
+
+def packed_format(fmt: BlockFormat) -> BlockFormat:
+    """The format a matrix has on the device; the kernels have no float32 operands."""
+    return BF16 if fmt is F32 else fmt
+
+
+def to_bf16(raw: Any) -> Any:
+    """Rows of float32 bytes as rows of BF16 bytes, rounded to even; cupy uint8 (rows, 4 n) -> (rows, 2 n)."""
+    bits = raw.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
+
+
+def row_slices(rows: int, row_bytes: int) -> list[slice]:
+    """Row ranges of a matrix, whole tiles, of at most SLICE bytes."""
+    step = max(1, SLICE // (row_bytes * TILE)) * TILE
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

@@ -1,0 +1,1 @@
+"""DFlash drafts, which guess ahead for a target of their own."""

@@ -1,0 +1,130 @@
+"""Draft: a DFlash block-diffusion model that guesses a whole block of the target's next tokens at once.
+
+Outputs h of a few layers of the target, side by side, pass a matrix and a norm: ``f = rms_norm(W_fc h, hidden_norm)``.
+Every layer of the draft makes keys and values of f for what the target has read; the block (the last known token,
+then masks) attends to them and to itself. Embedding and head are the target's.
+
+References
+----------
+z-lab, "DFlash: Block Diffusion for Flash Speculative Decoding", 2026, https://arxiv.org/abs/2602.06036
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sp.arrays import Floats
+from sp.gguf import GGUFFile
+from sp.models.device.to_device import to_device
+from sp.models.drafts.dflash_config import DraftConfig, draft_config, gguf_keys, published_keys
+from sp.models.drafts.dflash_store import DraftStore
+from sp.models.layers.blocks import Attention, Block
+from sp.models.model import Device, Model
+from sp.models.safetensors_file import SafetensorsFile
+from sp.models.weights import Store
+from sp.ops.attention.head_norm_rope import checked_head_dim
+from sp.quant import Weight
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft ready to run where its target is; `load_draft` makes one.
+
+    Attributes
+    ----------
+    path : Path
+    config : DraftConfig
+    fuse : Weight (hidden, target_layers * hidden)
+    hidden_norm : float32 (hidden,)
+    blocks : tuple of Block
+        Their mixers are `Attention`.
+    output_norm : float32 (hidden,)
+        Before the target's head.
+    device : {"cpu", "cuda"}
+    nbytes : int
+        Bytes of all weights as they are held; see `Model`.
+    """
+
+    path: Path
+    config: DraftConfig
+    fuse: Weight
+    hidden_norm: Floats
+    blocks: tuple[Block, ...]
+    output_norm: Floats
+    device: Device
+    nbytes: int
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block: one known and the rest guessed."""
+        return self.config.block_size
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of the target whose outputs feed the draft."""
+        return self.config.target_layers
+
+    def describe(self) -> dict[str, object]:
+        """Facts for the trace."""
+        return {
+            "file": self.path.name,
+            "bytes": self.nbytes,
+            "device": self.device,
+            "layers": self.config.model.layers,
+            "block_size": self.block_size,
+            "target_layers": list(self.layers),
+        }
+
+
+Parts = tuple[Weight, Floats, tuple[Block, ...], Floats]
+"""The weights of a draft: fuse, hidden_norm, blocks, output_norm."""
+
+
+def take_draft(store: Store, config: DraftConfig) -> Parts:
+    """Build the weights of a draft from a store of them."""
+    c = config.model
+    return (
+        store.matrix("fc.weight", (c.hidden, len(config.target_layers) * c.hidden)),
+        store.vector("hidden_norm.weight", c.hidden),
+        tuple(Block.take(store, i, Attention.take(store, i), "ffn_norm") for i in range(c.layers)),
+        store.vector("output_norm.weight", c.hidden),
+    )
+
+
+def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30) -> Draft:
+    """Open a draft for a target: a GGUF file, or a .safetensors file with its config.json beside it.
+
+    Parameters
+    ----------
+    path : path
+    target : Model
+        The draft goes where this is.
+    decode_budget : int
+        See `load_model`.
+
+    Raises
+    ------
+    GGUFError, ModelError
+        The file is damaged, no complete draft, or one for another target.
+    ConfigError
+        Its heads have a size that the GPU's kernels do not take.
+    DeviceError
+        There is too little memory on the GPU.
+    """
+    path, c, on_device = Path(path), target.config, target.device == "cuda"
+    file: SafetensorsFile | GGUFFile
+    if path.suffix == ".safetensors":
+        config = draft_config(published_keys(path.with_name("config.json")), c)
+        file = SafetensorsFile.open(path)
+    else:
+        file = GGUFFile.open(path)
+        config = draft_config(gguf_keys(file), c)
+    if on_device:
+        checked_head_dim(config.model.head_dim)
+    store = DraftStore(file, config.model, 0 if on_device else decode_budget)
+    parts, nbytes = take_draft(store, config), store.nbytes
+    store.finish()
+    if on_device:
+        parts, _, nbytes = to_device(parts, (), file)
+    return Draft(path, config, *parts, target.device, nbytes)

@@ -1,0 +1,208 @@
+"""DraftConfig: the numbers of a DFlash draft, from the keys of a GGUF file or the config.json of a checkpoint.
+
+GGUF files of three families are about. Architecture ``dflash`` (llama.cpp) keeps its keys beside the usual ones and
+numbers target layers by their input; ``dflash-draft`` and ``qwen35-dflash-draft`` have keys of their own below
+``<architecture>.dflash`` and number layers by their output, as the published checkpoints do, or give their count alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sp.errors import ModelError
+from sp.gguf import GGUFFile
+from sp.gguf.expected import DRAFT_ARCHITECTURES
+from sp.models.config import LayerKind, ModelConfig
+from sp.models.keys import Keys, short
+from sp.ops.attention.tree_attention import MOST_QUERIES
+
+PUBLISHED = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "layer_types",
+    "attention.causal": "is_causal",
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.type": "rope_type",
+}
+"""What config.json calls a key, where it is not the same name."""
+USE = "use the draft that was made for this target"
+MOST_PADDING = 1023
+"""Rows that an embedding may have beyond the tokens: models round them up, by less than this many."""
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """Shape of a draft.
+
+    Attributes
+    ----------
+    model : ModelConfig
+        Of its own layers; vocabulary and context are the target's.
+    block_size : int
+        Tokens of a block, the known one before the guesses among them.
+    mask_id : int
+        Token that stands for one to be guessed.
+    target_layers : tuple of int
+        Whose outputs are the features, in the order of their columns.
+    windows : tuple of int or None
+        Tokens that a query of each layer sees back to, itself among them; None for all.
+    causal : tuple of bool
+        Whether the tokens of a block see only those before them, layer by layer.
+    """
+
+    model: ModelConfig
+    block_size: int
+    mask_id: int
+    target_layers: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    causal: tuple[bool, ...]
+
+
+class DraftKeys(Keys):
+    """Keys under the names a kind of file has for them; the first that is there counts."""
+
+    def __init__(self, metadata: Mapping[str, Any], path: str, arch: str | None) -> None:
+        super().__init__(arch or "config.json", metadata, path)
+        self._published = arch is None
+
+    def name(self, key: str) -> str:
+        """What the file calls a key, or would."""
+        if self._published:
+            return PUBLISHED.get(key, key)
+        names = [f"{self.arch}.{key}", f"{self.arch}.dflash.{key}"]
+        if key == "mask_token_id":
+            names.append("tokenizer.ggml.mask_token_id")
+        return next((name for name in names if name in self.metadata), names[0])
+
+    def get(self, key: str) -> Any:
+        return self.metadata.get(self.name(key))
+
+    def error(self, key: str, what: str) -> ModelError:
+        return ModelError(f"{self.path}: key {self.name(key)} {what}")
+
+    def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
+        """One flag a layer, from a list or for all; None where there is none."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if self._published and isinstance(value, list):
+            kinds = {"full_attention": False, "sliding_attention": True}
+            value = [kinds.get(item, item) if isinstance(item, str) else item for item in value]
+        flags = [value] * layers if isinstance(value, bool) else value
+        if not isinstance(flags, list | tuple | np.ndarray) or len(flags) != layers:
+            raise self.error(key, f"is {short(value)}; one flag for each of {layers} layers is needed")
+        if not all(isinstance(flag, bool | np.bool_) for flag in flags):
+            raise self.error(key, f"is {short(value)}; sp knows layers with full and with sliding attention")
+        return tuple(bool(flag) for flag in flags)
+
+
+def gguf_keys(file: GGUFFile) -> DraftKeys:
+    """The keys of a GGUF file; ModelError if it holds no draft."""
+    arch = file.metadata.get("general.architecture")
+    if arch not in DRAFT_ARCHITECTURES:
+        known = ", ".join(DRAFT_ARCHITECTURES)
+        raise ModelError(f"{file.path}: architecture {short(arch)} is no DFlash draft; sp reads {known}")
+    return DraftKeys(file.metadata, str(file.path), str(arch))
+
+
+def published_keys(path: Path) -> DraftKeys:
+    """The keys of a checkpoint's config.json; ModelError if it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}); it belongs beside the draft's tensors") from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path}: is no JSON; get the draft's own config.json") from None
+    draft = found.get("dflash_config", {}) if isinstance(found, dict) else None
+    if not isinstance(draft, dict):
+        raise ModelError(f"{path}: describes no DFlash draft; get the draft's own config.json")
+    turning = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    if isinstance(turning, dict):
+        kind = turning.get("rope_type", turning.get("type"))
+        found = {"rope_theta": turning.get("rope_theta")} | found | {"rope_type": None if kind == "default" else kind}
+    return DraftKeys({**found, **draft}, str(path), None)
+
+
+def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
+    """Read and check a draft's numbers against the target that it is to guess for.
+
+    Raises
+    ------
+    ModelError
+        For a missing or senseless key, or a draft for another target: by hidden size, vocabulary or layers.
+    """
+    keys.forbid_rope_scaling()
+    hidden, layers = keys.count("embedding_length"), keys.count("block_count", most=1 << 10)
+    if hidden != target.hidden:
+        raise keys.error("embedding_length", f"is {hidden}, but the target's hidden size is {target.hidden}; {USE}")
+    told = keys.get("vocab_size")
+    if told is not None and keys.count("vocab_size") != target.vocab:
+        raise keys.error("vocab_size", f"is {told}, but the target's embedding has {target.vocab} rows; {USE}")
+    listed = keys.metadata.get("tokenizer.ggml.tokens")
+    words = len(listed) if isinstance(listed, list | tuple | np.ndarray) else 0
+    if words and not words <= target.vocab <= words + MOST_PADDING:
+        raise ModelError(f"{keys.path}: has {words} tokens, but the target's embedding has {target.vocab} rows; {USE}")
+    mask_id = keys.count("mask_token_id", least=0)
+    if mask_id >= target.vocab:
+        raise keys.error("mask_token_id", f"is {mask_id}, outside the target's vocabulary of {target.vocab}; {USE}")
+    heads = keys.count("attention.head_count")
+    kv_heads = keys.count("attention.head_count_kv", default=heads)
+    if heads % kv_heads:
+        raise keys.error("attention.head_count_kv", f"is {kv_heads}, which does not divide {heads} heads")
+    head_dim = keys.count("attention.key_length", default=None if hidden % heads else hidden // heads)
+    if head_dim % 2:
+        raise keys.error("attention.key_length", f"is {head_dim}; RoPE needs an even head")
+    sliding = keys.flags("attention.sliding_window_pattern", layers) or (False,) * layers
+    window = keys.count("attention.sliding_window") if any(sliding) else None
+    kinds: list[LayerKind] = ["attention"] * layers
+    model = ModelConfig(
+        architecture="dflash",
+        hidden=hidden,
+        vocab=target.vocab,
+        context=target.context,
+        ffn=tuple(keys.per_layer("feed_forward_length", layers)),
+        kinds=tuple(kinds),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope_dim=head_dim,
+        rope_base=keys.real("rope.freq_base", above=1.0),
+        eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
+    )
+    return DraftConfig(
+        model=model,
+        block_size=keys.count("block_size", least=2, most=MOST_QUERIES),
+        mask_id=mask_id,
+        target_layers=_target_layers(keys, target.layers),
+        windows=tuple(window if slides else None for slides in sliding),
+        causal=keys.flags("attention.causal", layers) or sliding,
+    )
+
+
+def _target_layers(keys: DraftKeys, layers: int) -> tuple[int, ...]:
+    """Layers of the target whose outputs are wanted, counted from 0."""
+    key, shift = ("target_layers", 1) if keys.get("target_layers") is not None else ("target_layer_ids", 0)
+    listed = keys.get(key)
+    if listed is None and keys.get("n_target_layers") is not None:
+        count = keys.count("n_target_layers", least=2)  # spread from the second layer to nearly the last
+        listed = [1 + i * ((layers - 2) // (count - 1)) for i in range(count)]
+    if not isinstance(listed, list | tuple | np.ndarray) or not len(listed):
+        raise keys.error(key, f"is {short(listed)}; the target's layers that feed the draft are needed")
+    listed = listed.tolist() if isinstance(listed, np.ndarray) else list(listed)
+    whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in listed)
+    found = tuple(int(one) - shift for one in listed) if whole else ()
+    if len(set(found)) != len(listed) or min(found) < 0 or max(found) >= layers:
+        raise keys.error(key, f"is {short(listed)}, no {len(listed)} layers of a target that has {layers}; {USE}")
+    return found

@@ -1,0 +1,208 @@
+"""DraftSession: what a draft remembers of one sequence, and its guesses about how it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Bools, Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import import_cupy
+from sp.models.cache.block_tables import AT_ONCE
+from sp.models.cache.cache import Cache
+from sp.models.drafts.dflash import Draft
+from sp.models.layers.blocks import Attention, Block
+from sp.models.model import Model
+from sp.models.passes.mailbox import Mailbox
+from sp.models.passes.replay import Replay
+from sp.ops.attention.tree_attention import seen_words
+from sp.ops.matmul.project import project
+from sp.ops.norms import rms_norm
+
+
+class DraftSession:
+    """A draft at work on one sequence; `begin` makes one with a cache of its own.
+
+    On the device, on a stream that can be captured, guesses and the remembering of as many tokens as a block has are
+    CUDA graphs from their second time on.
+
+    Parameters
+    ----------
+    draft : Draft
+    target : Model
+        Lends its embedding and its head.
+    cache : Cache
+        Of the draft's own layers, with room for a block behind what is to be remembered.
+    eager : bool
+        Launch everything kernel by kernel, as a reference.
+    """
+
+    def __init__(self, draft: Draft, target: Model, cache: Cache, *, eager: bool = False) -> None:
+        self._draft, self._target, self._cache = draft, target, cache
+        self.block_size, self.layers = draft.block_size, draft.layers
+        rules = zip(draft.config.causal, draft.config.windows, strict=True)
+        words = [seen_words(block_mask(self.block_size, causal, window)) for causal, window in rules]
+        self._seen = [target.place(word, np.uint64) for word in words]
+        self._graphs = None if target.device == "cpu" else _Graphs(self, eager)
+
+    @classmethod
+    def begin(cls, draft: Draft, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
+        """A session for a sequence of at most `tokens`; `kv` as for `Cache`.
+
+        Raises
+        ------
+        ConfigError
+            The target is on another device than the draft.
+        """
+        if target.device != draft.device:
+            raise ConfigError(f"the target is on {target.device} and its draft on {draft.device}; load both on one")
+        c = draft.config
+        cache = Cache(c.model, tokens + c.block_size, kv, device=draft.device, windows=c.windows)
+        return cls(draft, target, cache, eager=eager)
+
+    def remember(self, features: Floats, positions: Ints) -> None:
+        """Take in tokens the target has read, in order.
+
+        Parameters
+        ----------
+        features : float32 (n, target_layers * hidden), on the device bf16
+            Outputs of the target's layers, side by side.
+        positions : int64 (n,)
+            On the host. Where they stand; gaps allowed.
+        """
+        if self._graphs is None or len(positions) > self.block_size:
+            for start in range(0, len(positions), AT_ONCE):
+                part = slice(start, start + AT_ONCE)
+                self.store(features[part], self._target.place(positions[part]))
+        else:
+            self._graphs.remember(self, features, positions)
+
+    def guess(self, token: int, position: int, depth: int) -> Floats:
+        """Logits of the `depth` tokens after `token`, each guessed without knowing the others.
+
+        Parameters
+        ----------
+        token : int
+            The last one known; the target has not read it yet.
+        position : int
+            Where it stands.
+        depth : int
+            1 to ``block_size - 1``.
+
+        Returns
+        -------
+        float32 (depth, vocab)
+            On the device until the next guess.
+        """
+        c = self._draft.config
+        assert 1 <= depth < c.block_size, f"{depth} of a block of {c.block_size}"
+        ids, positions = np.full(c.block_size, c.mask_id), position + np.arange(c.block_size)
+        ids[0] = token
+        if self._graphs is None:
+            return self.read_block(ids, positions)[:depth]
+        logits: Floats = self._graphs.guess(self, ids, positions)[:depth]
+        return logits
+
+    def reset(self) -> None:
+        """Forget every token, in the same memory."""
+        self._cache.reset()
+
+    def end(self) -> None:
+        """Let go of graphs and their memory, when no work is under way; they come again if it goes on."""
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    def store(self, features: Floats, positions: Ints) -> None:
+        """Keys and values of all layers for tokens the target has read; `positions` where the target is."""
+        draft, mixers = self._draft, [_mixer(block) for block in self._draft.blocks]
+        with self._cache.together(len(positions)):
+            (fused,) = project(features, (draft.fuse,), f32=(True,))
+            fused = rms_norm(fused, draft.hidden_norm, draft.config.model.eps)
+            # Without attn_norm, which is for the block, so that all layers read the same.
+            found = project(fused, [weight for mixer in mixers for weight in (mixer.k, mixer.v)])
+            for layer, mixer in enumerate(mixers):
+                k, v = (x.reshape(len(x), -1, self._cache.config.head_dim) for x in found[2 * layer : 2 * layer + 2])
+                self._cache.append_context(layer, k, v, mixer.k_norm, positions)
+
+    def read_block(self, ids: Ints, positions: Ints) -> Floats:
+        """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""
+        draft, size = self._draft, self.block_size
+        with self._cache.together(size):
+            x = self._target.embed(ids)
+            for layer, block in enumerate(draft.blocks):
+                x = self._through(layer, block, x, positions)
+        self._cache.count(-size)
+        self._cache.advance(-size)
+        norm = draft.output_norm, draft.config.model.eps
+        (logits,) = project(x[1:], (self._target.trunk.output,), norm, f32=(True,))
+        return logits
+
+    def _through(self, layer: int, block: Block, x: Floats, positions: Ints) -> Floats:
+        """The block (block_size, hidden) through a layer."""
+        mixer, norm = _mixer(block), (block.attn_norm, block.eps)
+        q, _ = mixer.enter(x, norm, positions, self._cache, len(x))
+        window = self._draft.config.windows[layer]
+        attended = self._cache.attend_tree(layer, q, self._seen[layer], window, reader=mixer.out)
+        return block.feed_forward(mixer.leave(x, attended))
+
+
+class _Graphs:
+    """The two halves of a draft step on the device, between buffers whose addresses stay."""
+
+    def __init__(self, session: DraftSession, eager: bool) -> None:
+        size = session.block_size
+        self._cache, self._size = session._cache, size
+        self._features = import_cupy().zeros((size, session._draft.fuse.shape[1]), np.uint16)
+        self._read = Mailbox(positions=(np.int64, size), kept=(np.int32, 1))
+        self._block = Mailbox(ids=(np.int32, size), positions=(np.int64, size))
+        self._remember: Replay[None] = Replay(eager=eager)
+        self._guess: Replay[Floats] = Replay(eager=eager)
+
+    def remember(self, session: DraftSession, features: Any, positions: Ints) -> None:
+        """As `DraftSession.remember`, for at most `block_size` tokens."""
+        n, size, host = len(positions), self._size, self._read.open()
+        self._cache.reserve(size)
+        self._features[:n] = features
+        host["positions"][:n], host["kept"][:] = positions, n
+        self._read.send()
+
+        def store() -> None:
+            """All rows are stored, so that one graph does for any number; the block covers those that do not count."""
+            session.store(self._features, self._read.device["positions"])
+            self._cache.count(-size)
+            self._cache.advance(-size, self._read.device["kept"])
+
+        self._remember(store)
+        self._cache.count(n)
+
+    def guess(self, session: DraftSession, ids: Ints, positions: Ints) -> Any:
+        """As `DraftSession.read_block`, of arrays on the host."""
+        host, block = self._block.open(), self._block.device
+        self._cache.reserve(self._size)
+        host["ids"][:], host["positions"][:] = ids, positions
+        self._block.send()
+        return self._guess(lambda: session.read_block(block["ids"], block["positions"]))
+
+    def clear(self) -> None:
+        """Forget what was captured."""
+        self._remember.clear()
+        self._guess.clear()
+
+
+def block_mask(size: int, causal: bool, window: int | None) -> Bools:
+    """Which tokens of a block each one sees: bool (size, size).
+
+    Examples
+    --------
+    >>> block_mask(3, True, 2).astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
+    back = np.arange(size)[:, None] - np.arange(size)
+    seen: Bools = abs(back) < (size if window is None else window)
+    return seen & (back >= 0) if causal else seen
+
+
+def _mixer(block: Block) -> Attention:
+    assert isinstance(block.mixer, Attention), "a draft attends in every layer"
+    return block.mixer

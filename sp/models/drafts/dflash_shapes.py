@@ -1,0 +1,150 @@
+"""Named shapes of DFlash drafts: the published one for Qwen3.6-27B, and one that a test can run.
+
+Source of the published sizes: config.json of z-lab/Qwen3.6-27B-DFlash, https://huggingface.co/z-lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sp.errors import unknown_name
+from sp.gguf.keys import Value
+from sp.models.file_type import tensor_format
+from sp.models.synthetic.shapes import TensorShapes
+from sp.quant import BlockFormat
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """A draft without its weights.
+
+    Attributes
+    ----------
+    name : str
+    hidden, ffn, heads, kv_heads, head_dim : int
+    target_layers : tuple of int
+        Layers of the target whose outputs are read, from 0.
+    mask_id : int
+    window : int
+        Of the layers that slide.
+    sliding : tuple of bool
+        Layer by layer; those that slide are causal.
+    block_size : int
+    """
+
+    name: str
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    target_layers: tuple[int, ...]
+    mask_id: int
+    window: int
+    sliding: tuple[bool, ...]
+    block_size: int = 16
+
+    def tensors(self) -> TensorShapes:
+        """Every tensor's name and shape, fastest axis last, in file order."""
+        hidden, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found: TensorShapes = {
+            "fc.weight": (hidden, len(self.target_layers) * hidden),
+            "enc.output_norm.weight": (hidden,),
+        }
+        parts: TensorShapes = {
+            "attn_norm": (hidden,),
+            "attn_q": (q, hidden),
+            "attn_k": (kv, hidden),
+            "attn_v": (kv, hidden),
+            "attn_q_norm": (self.head_dim,),
+            "attn_k_norm": (self.head_dim,),
+            "attn_output": (hidden, q),
+            "ffn_norm": (hidden,),
+            "ffn_gate": (self.ffn, hidden),
+            "ffn_up": (self.ffn, hidden),
+            "ffn_down": (hidden, self.ffn),
+        }
+        for layer in range(len(self.sliding)):
+            found |= {f"blk.{layer}.{name}.weight": size for name, size in parts.items()}
+        return found | {"output_norm.weight": (hidden,)}
+
+    def plan(self, file_type: str) -> list[tuple[str, tuple[int, ...], BlockFormat]]:
+        """Name, shape and format of every tensor; ConfigError for an unknown file type."""
+        layers = len(self.sliding)
+        return [
+            (name, size, tensor_format(file_type, name, size, layers=layers, tied=False))
+            for name, size in self.tensors().items()
+        ]
+
+    def metadata(self) -> dict[str, Value]:
+        """The keys a loader reads, as llama.cpp names them: target layers are counted by their input."""
+        keys: dict[str, Value] = {
+            "block_count": len(self.sliding),
+            "embedding_length": self.hidden,
+            "feed_forward_length": self.ffn,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "attention.sliding_window": self.window,
+            "attention.sliding_window_pattern": np.array(self.sliding),
+            "rope.freq_base": 1e7,
+            "block_size": self.block_size,
+            "target_layers": np.array(self.target_layers, np.int32) + 1,
+        }
+        named: dict[str, Value] = {
+            "general.architecture": "dflash",
+            "general.name": f"{self.name} (synthetic)",
+            "tokenizer.ggml.mask_token_id": self.mask_id,
+        }
+        return named | {f"dflash.{key}": value for key, value in keys.items()}
+
+
+def list_draft_shapes() -> tuple[str, ...]:
+    """Names `find_draft_shape` knows.
+
+    >>> list_draft_shapes()
+    ('dflash-qwen3.6-27b', 'dflash-tiny-qwen35')
+    """
+    return tuple(sorted(_SHAPES))
+
+
+def find_draft_shape(name: str) -> DraftShape:
+    """The shape called `name`, which is that of its target behind ``dflash-``; ConfigError when there is none.
+
+    Examples
+    --------
+    >>> plan = find_draft_shape("dflash-qwen3.6-27b").plan("bf16")
+    >>> len(plan), sum(fmt.nbytes(size) for _, size, fmt in plan)
+    (58, 3460551680)
+    """
+    if name not in _SHAPES:
+        raise unknown_name("draft shape", name, _SHAPES)
+    return _SHAPES[name]
+
+
+_SHAPES: Mapping[str, DraftShape] = {
+    shape.name: shape
+    for shape in (
+        DraftShape(
+            "dflash-qwen3.6-27b",
+            *(5120, 17408, 32, 8, 128),
+            target_layers=(1, 16, 31, 46, 61),
+            mask_id=248070,
+            window=2048,
+            sliding=(True, True, True, True, False),
+        ),
+        DraftShape(
+            "dflash-tiny-qwen35",
+            *(256, 768, 8, 2, 128),
+            target_layers=(1, 3),
+            mask_id=2001,
+            window=100,
+            sliding=(True, True, False),
+        ),
+    )
+}

@@ -1,0 +1,1 @@
+"""The layers that blocks are made of."""

@@ -1,0 +1,70 @@
+"""load_model: a GGUF file as a model ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from sp.errors import ConfigError, unknown_name
+from sp.gguf import GGUFFile
+from sp.models.config import ModelConfig
+from sp.models.device.to_device import trunk_to_device
+from sp.models.model import Device, Model
+from sp.models.trunk import Trunk
+from sp.models.weights import WeightStore
+
+
+def load_model(
+    file: GGUFFile | str | Path,
+    *,
+    device: Device = "cpu",
+    decode_budget: int = 1 << 30,
+    context: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Model:
+    """Build a model from a GGUF file of architecture `qwen3` or `qwen35`.
+
+    Parameters
+    ----------
+    file : GGUFFile or path
+        Weights that stay packed on the CPU are views of the open file, so a `GGUFFile` passed in must stay open.
+    device : {"cpu", "cuda"}
+        Where it runs. On the device weights lie in the order its kernels read (see `sp.ops.matmul.packed`), and the
+        file may be closed afterwards.
+    decode_budget : int
+        On the CPU: bytes of float32 to decode weights into, once; a larger model is decoded on every use instead.
+    context : int, optional
+        Longest prompt to allow, in place of the file's context length; RoPE is extrapolated past that.
+    progress : callable, optional
+        Called with the bytes of each piece that has reached the device; ``file.nbytes`` in all, nearly.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    GGUFError
+        When the file cannot be read or uses an unsupported tensor type.
+    ModelError
+        When its metadata and tensors do not describe a supported model.
+    DeviceError
+        When there is no usable device, or too little memory on it.
+    """
+    if not isinstance(file, GGUFFile):
+        file = GGUFFile.open(file)
+    config = ModelConfig.from_gguf(file)
+    if context is not None:
+        if context < 1:
+            raise ConfigError(f"context is {context}; it must be at least 1")
+        config = replace(config, context=context)
+    if device not in ("cpu", "cuda"):
+        raise unknown_name("device", device, ("cpu", "cuda"))
+    store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
+    trunk = Trunk.take(store)
+    store.finish()
+    if device == "cpu":
+        return Model(config, trunk, device, store.nbytes)
+    trunk, nbytes = trunk_to_device(trunk, file, progress)
+    return Model(config, trunk, device, nbytes)

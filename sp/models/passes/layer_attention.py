@@ -1,0 +1,81 @@
+"""What may attend in a layer once its keys and values are cached: all to all, or to few blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from sp.arrays import Floats
+from sp.models.cache.cache import Cache
+from sp.ops.attention.gate_output import gate_output
+from sp.ops.hadamard import hadamard
+from sp.ops.sparse.block_lists import candidates
+from sp.ops.sparse.block_means import BLOCK
+from sp.ops.sparse.block_selector import BlockSelector
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
+from sp.ops.sparse.sparse_attention import sparse_attention
+
+
+class LayerAttention(Protocol):
+    """Attention of a whole prompt in one layer, gated: the same call as `Cache.attend`."""
+
+    def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
+        """Queries (n, heads, head_dim) of the layer's last tokens -> (n, heads * head_dim)."""
+        ...
+
+
+def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
+    """Every query sees every token before it."""
+    return cache.attend(layer, q, gate)
+
+
+class Read(NamedTuple):
+    """Blocks that were listed in one call, (heads, query blocks), and how many there were to see."""
+
+    counts: Any
+    possible: int
+
+
+@dataclass
+class SparseAttention:
+    """Every query sees the key blocks that a selector lists for it; see `sp.ops.sparse.sparse_attention`.
+
+    Fewer queries than a block holds, after a prefix (those of a prefill's last layer), attend densely.
+
+    Parameters
+    ----------
+    selector : BlockSelector
+        ``FlashPrefill(alpha=0.1)`` for example.
+    ends : bool
+        Whether the last queries are those of the prompt. If not, as in a prompt's earlier chunks, a selector that
+        reads all blocks for the last query blocks does not.
+    reads : dict of int to list of Read
+        What each layer listed so far.
+    """
+
+    selector: BlockSelector
+    ends: bool = True
+    reads: dict[int, list[Read]] = field(default_factory=dict)
+
+    def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
+        """See `LayerAttention`."""
+        at = cache.stored(layer)
+        n, heads, d = q.shape
+        if n < min(BLOCK, at.tokens):
+            return cache.attend(layer, q, gate)
+        selector = self.selector
+        if not self.ends and isinstance(selector, FlashPrefill | TopDensity):
+            selector = replace(selector, last_n=0)
+        if cache.rotate:
+            q = hadamard(q, cache.key_block)
+        out, counts = sparse_attention(q, at.k, at.v, at.table, at.tokens, d**-0.5, selector, at.fmt)
+        possible = heads * int(candidates(n, at.tokens).sum())
+        self.reads.setdefault(layer, []).append(Read(counts, possible))
+        return gate_output(out, gate, cache.rotate)
+
+    def densities(self) -> tuple[float, ...]:
+        """Share of the causal blocks that was read, layer by layer; waits for the device."""
+        return tuple(
+            sum(int(read.counts.sum()) for read in reads) / sum(read.possible for read in reads)
+            for _, reads in sorted(self.reads.items())
+        )

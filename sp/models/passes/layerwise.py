@@ -1,0 +1,224 @@
+"""A prompt through layer after layer, with one attention a layer over all of it: to predict, to look on, to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import import_cupy, is_device
+from sp.models.cache.cache import Cache
+from sp.models.layers.blocks import Attention, Block, Tap
+from sp.models.model import Model
+from sp.models.passes.forward import Pace, Progress, checked, slices
+from sp.models.passes.layer_attention import LayerAttention, dense_attention
+
+CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 16384}
+"""Tokens that are projected together: on the CPU what its caches like, on the device what fills it."""
+
+Watch = Callable[[int, Floats, Cache], None]
+"""Sees every attention layer before it attends: (layer, q (rows, heads, d) of the last rows, cache with its keys)."""
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What all layers of one reading share."""
+
+    model: Model
+    positions: Ints
+    cache: Cache
+    attend: LayerAttention
+    chunk: int
+    pace: Pace
+    tap: Tap | None = None
+    watch: Watch | None = None
+
+    def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
+        """The stream (n, hidden) through a layer, in place; only its last `rows` come out.
+
+        Without `finish` an attention layer stops once its keys, its values and the last queries are known and seen.
+        """
+        block, rows = self.model.trunk.blocks[index], min(rows, len(x))
+        if isinstance(block.mixer, Attention):
+            return self._attention(index, block, block.mixer, x, rows, finish)
+        if finish:
+            for part, wanted in slices(len(x), self.chunk, rows):
+                done = self.model.layer(index, x[part], self.positions[part], self.cache, rows=wanted)
+                if not is_device(done):  # on the device it is there already
+                    x[part.stop - wanted : part.stop] = done
+                self.pace.done(part.stop - part.start)
+        else:
+            self.pace.done(len(x))
+        return x[len(x) - rows :]
+
+    def _attention(self, index: int, block: Block, mixer: Attention, x: Floats, rows: int, finish: bool) -> Floats:
+        q, gate = self._enter(mixer, block, x, rows, tell=not finish)
+        if self.watch is not None:
+            self.watch(index, q, self.cache)
+        if not finish:
+            return x[len(x) - rows :]
+        attended = self.attend(self.cache, index, q, gate)
+        del q, gate  # as large as the prompt: gone before the feed-forward needs room
+        first = len(x) - rows
+        for part, _ in slices(rows, self.chunk, rows):
+            place = slice(first + part.start, first + part.stop)
+            done = block.feed_forward(mixer.leave(x[place], attended[part]))
+            if not is_device(done):
+                x[place] = done
+            self.pace.done(part.stop - part.start)
+        self.pace.done(first)
+        return x[first:]
+
+    def _enter(self, mixer: Attention, block: Block, x: Floats, rows: int, tell: bool) -> tuple[Floats, Floats | None]:
+        c, norm = self.model.config, (block.attn_norm, block.eps)
+        on_device = is_device(x)
+        xp = import_cupy() if on_device else np
+        q: Floats = xp.empty((rows, c.heads, c.head_dim), np.float16 if on_device else np.float32)
+        shape = rows, c.heads, 2 * c.head_dim
+        gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if c.gated else None
+        at = 0
+        for part, wanted in slices(len(x), self.chunk, rows):
+            to = q[at : at + wanted]
+            got, gate = mixer.enter(x[part], norm, self.positions[part], self.cache, wanted, self.tap, to)
+            if got is not to and wanted:
+                to[...] = got
+            if gates is not None and wanted:
+                gates[at : at + wanted] = gate
+            at += wanted
+            if tell:
+                self.pace.done(part.stop - part.start)
+        return q, gates
+
+
+def prefill_by_layer(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    *,
+    chunk: int | None = None,
+    tap: Tap | None = None,
+    watch: Watch | None = None,
+    attend: LayerAttention = dense_attention,
+    rows: int = 1,
+    keep_kv: bool = True,
+    progress: Progress | None = None,
+) -> Floats:
+    """Read a prompt layer by layer: all of it through layer 0, then all of it through layer 1, and so on.
+
+    The same numbers as `prefill`, beyond rounding. Projections and feed-forward go chunk by chunk, attention once a
+    layer. With ``keep_kv=False`` the pages of each layer are released after it, so a cache with ``layers=1`` is large
+    enough; no token can be decoded from it afterwards.
+
+    Parameters
+    ----------
+    watch : callable, optional
+        See `Watch`; in the last layer it sees the queries of the last `rows`.
+    attend : LayerAttention
+        What attends in every layer.
+    model, ids, positions, cache, chunk, tap, rows, keep_kv, progress
+        See `prefill`; progress counts tokens x layers.
+
+    Returns
+    -------
+    float32 (vocab,)
+        Logits of the last token.
+    """
+    x, walk = _start(model, ids, positions, cache, chunk, rows, tap, watch, attend, progress)
+    layers = model.config.layers
+    for layer in range(layers):
+        x = walk.layer(layer, x, rows if layer == layers - 1 else len(x))
+        if not keep_kv:
+            cache.release(layer)
+    walk.pace.finish()
+    logits: Floats = model.head(x[-1:])[0]
+    return logits
+
+
+def read_by_layer(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    watch: Watch,
+    *,
+    attend: LayerAttention = dense_attention,
+    rows: int = 1,
+    depth: int | None = None,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Read a prompt for what its attention layers show, with the keys and values of one layer at a time.
+
+    Layers from `depth` on are not run, and of the last one run only keys, values and the queries of the last `rows`
+    tokens are computed. Everything else is as in `prefill_by_layer`.
+    """
+    layers, depth = model.config.layers, checked_depth(model, depth)
+    x, walk = _start(model, ids, positions, cache, chunk, rows, None, watch, attend, progress)
+    for layer in range(depth):
+        last = layer == depth - 1
+        x = walk.layer(layer, x, rows if last else len(x), finish=not last)
+        cache.release(layer)
+    walk.pace.done(len(ids) * (layers - depth))
+    walk.pace.finish()
+
+
+def stream_by_layer(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    *,
+    attend: LayerAttention = dense_attention,
+    depth: int | None = None,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> Floats:
+    """Read a prompt for its residual stream after the first `depth` layers, all of them by default.
+
+    One layer's keys and values are held at a time. Everything else is as in `read_by_layer`.
+
+    Returns
+    -------
+    float32 (n, hidden)
+        Where the model is; what `Model.head` takes, if all layers were run.
+    """
+    layers, depth = model.config.layers, checked_depth(model, depth)
+    x, walk = _start(model, ids, positions, cache, chunk, 1, None, None, attend, progress)
+    for layer in range(depth):
+        x = walk.layer(layer, x, len(x))
+        cache.release(layer)
+    walk.pace.done(len(ids) * (layers - depth))
+    walk.pace.finish()
+    return x
+
+
+def checked_depth(model: Model, depth: int | None) -> int:
+    """Layers to run, all by default; ConfigError if the model has fewer."""
+    layers = model.config.layers
+    depth = layers if depth is None else depth
+    if not 1 <= depth <= layers:
+        raise ConfigError(f"depth is {depth}; the model has layers 1 to {layers}")
+    return depth
+
+
+def _start(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    chunk: int | None,
+    rows: int,
+    tap: Tap | None,
+    watch: Watch | None,
+    attend: LayerAttention,
+    progress: Progress | None,
+) -> tuple[Floats, _Walk]:
+    chunk = CHUNK_BY_LAYER[model.device] if chunk is None else chunk
+    ids, positions = checked(model, ids, positions, cache, chunk, rows)
+    pace = Pace(model, progress)
+    walk = _Walk(model, model.place(positions), cache, attend, chunk, pace, tap, watch)
+    return model.embed(ids), walk

@@ -1,0 +1,1 @@
+"""Models without trained weights: random ones in real shapes, and constructed retrievers."""

@@ -1,0 +1,123 @@
+"""RandomStore: random weights in a real shape, made on the device, for timing without a file."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.kernels import device_errors, import_cupy
+from sp.kernels.device import require_device
+from sp.models.config import ModelConfig
+from sp.models.device.to_device import packed_format, row_slices, to_bf16
+from sp.models.model import Model
+from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.models.synthetic.synthetic import random_vector
+from sp.models.trunk import Trunk
+from sp.ops.matmul.packed import allocate, pack_rows
+from sp.quant import F32, BlockFormat, Weight
+
+POOL_BITS = 16
+"""Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
+
+
+def random_model(shape: str, file_type: str, seed: int = 0) -> Model:
+    """A model of a named shape with random weights, on the current device.
+
+    The weights have the formats and the spread of `write_synthetic`'s, but are drawn from few blocks, so that a large
+    model takes a second. What it says is noise; what it costs is real.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown shape or file type.
+    DeviceError
+        Without a usable device or enough memory.
+    """
+    require_device()
+    with device_errors():
+        store = RandomStore(find_shape(shape).config, tensor_plan(shape, file_type), seed)
+        trunk = Trunk.take(store)
+        if trunk.output is trunk.embed:
+            trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))
+        return Model(store.config, trunk, "cuda", store.nbytes)
+
+
+class RandomStore:
+    """Hands out random weights by name, packed on the device.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    plan : list of (name, shape, format)
+    seed : int
+
+    Attributes
+    ----------
+    config : ModelConfig
+    nbytes : int
+        Bytes handed out so far.
+    """
+
+    def __init__(
+        self, config: ModelConfig, plan: list[tuple[str, tuple[int, ...], BlockFormat]], seed: int = 0
+    ) -> None:
+        self.config = config
+        self.nbytes = 0
+        self._formats = {name: fmt for name, _, fmt in plan}
+        self._rng = np.random.default_rng(seed)
+        self._pools: dict[tuple[str, int], Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._formats
+
+    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Any:
+        """A matrix, packed; the embedding table in the rows of a file."""
+        if name != "token_embd.weight":
+            return self.packed(name, shape)
+        fmt = self._formats[name]
+        table = Weight(name, fmt, shape, import_cupy().empty((shape[0], fmt.row_bytes(shape[1])), np.uint8))
+        for rows in row_slices(*table.data.shape):
+            table.data[rows] = self._rows(name, (rows.stop - rows.start, shape[1]), rows.start)
+        self.nbytes += table.nbytes
+        return table
+
+    def packed(self, name: str, shape: tuple[int, ...], data: Any = None) -> Any:
+        """A packed matrix of random rows, or of those in `data`."""
+        fmt = self._formats[name]
+        made = allocate(name, packed_format(fmt), shape)
+        for rows in row_slices(shape[0], fmt.row_bytes(shape[1])):
+            raw = self._rows(name, (rows.stop - rows.start, int(shape[1])), rows.start) if data is None else data[rows]
+            pack_rows(made, rows.start, to_bf16(raw) if fmt is F32 else raw)
+        self.nbytes += made.nbytes
+        return made
+
+    def vector(self, name: str, size: int) -> Floats:
+        """A norm weight or bias."""
+        return self._placed(random_vector(name, size, self._rng))
+
+    def table(self, name: str, shape: tuple[int, int]) -> Floats:
+        """Convolution taps."""
+        return self._placed(self._rng.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5))
+
+    def _placed(self, values: Floats) -> Floats:
+        placed: Floats = import_cupy().asarray(values)
+        self.nbytes += int(placed.nbytes)
+        return placed
+
+    def _rows(self, name: str, shape: tuple[int, int], first: int) -> Any:
+        """Rows as a file would hold them: blocks of the pool in a pseudo-random order."""
+        cupy, fmt = import_cupy(), self._formats[name]
+        key = fmt.name, shape[1]
+        if key not in self._pools:
+            blocks = random_blocks(self._rng, fmt, 1 << POOL_BITS, shape[1] ** -0.5)
+            self._pools[key] = cupy.asarray(blocks.reshape(1 << POOL_BITS, fmt.block_bytes))
+        count = shape[0] * shape[1] // fmt.block_size
+        start = (zlib.crc32(name.encode()) + first) & 0xFFFFFFFF
+        numbers = cupy.arange(count, dtype=np.uint32) + np.uint32(start)
+        chosen = (numbers * np.uint32(2654435761)) >> np.uint32(32 - POOL_BITS)  # Knuth's multiplicative hash
+        return self._pools[key][chosen].reshape(shape[0], fmt.row_bytes(shape[1]))

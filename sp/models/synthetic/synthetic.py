@@ -1,0 +1,139 @@
+"""Synthetic models: random weights of realistic scale in a real shape, written as fast as the disk takes them.
+
+Matrices have standard deviation ``1 / sqrt(fan_in)``, norms lie near 1 and the decay parameters of recurrent layers
+are drawn as such models are initialised (Gu and Dao, Mamba, 2023, https://arxiv.org/abs/2312.00752), so a forward
+pass stays finite and costs what the real model costs. What it says is noise.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from sp.arrays import Bytes, Floats
+from sp.errors import ConfigError
+from sp.gguf.keys import Value
+from sp.gguf.writer import GGUFWriter
+from sp.models.file_type import file_type_id
+from sp.models.synthetic.random_blocks import random_blocks
+from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
+from sp.quant import F32, BlockFormat
+
+PIECE = 4 << 20
+"""Bytes drawn and written at a time."""
+
+
+def write_synthetic(
+    path: str | Path,
+    shape: str,
+    file_type: str,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Write a GGUF file of a named shape with random weights.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file to make.
+    shape : str
+        One of `sp.models.synthetic.shapes.list_shapes`.
+    file_type : str
+        One of `sp.models.file_type.FILE_TYPES`.
+    seed : int
+        Not negative. The same seed gives the same bytes.
+    progress : callable, optional
+        Called with the bytes of each piece of tensor data written; the total is that of `tensor_plan`.
+
+    Returns
+    -------
+    Path
+        The file, complete.
+
+    Raises
+    ------
+    ConfigError
+        When shape or file type is unknown, or the seed negative.
+    GGUFError
+        When the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from sp.gguf.reader import GGUFFile
+    >>> path = write_synthetic(Path(tempfile.mkdtemp()) / "tiny.gguf", "tiny-qwen3", "q4_k_m")
+    >>> with GGUFFile.open(path) as file:
+    ...     file.architecture, len(file.tensors)
+    ('qwen3', 46)
+    """
+    plan = tensor_plan(shape, file_type)
+    return write_random(path, synthetic_metadata(shape, file_type), plan, seed, progress)
+
+
+def write_random(
+    path: str | Path,
+    metadata: dict[str, Value],
+    plan: list[tuple[str, tuple[int, ...], BlockFormat]],
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Write a GGUF file of random weights with the names, shapes and formats of a plan; see `write_synthetic`."""
+    if seed < 0:
+        raise ConfigError(f"seed {seed} is negative; give 0 or more")
+    writer = GGUFWriter(path, metadata)
+    for name, size, fmt in plan:
+        writer.add(name, size, fmt, partial(_data, name, size, fmt, seed))
+    return writer.write(progress)
+
+
+def synthetic_metadata(shape: str, file_type: str) -> dict[str, Value]:
+    """All keys of such a file, its tokenizer among them."""
+    found = find_shape(shape)
+    config = found.config
+    kind: dict[str, Value] = {"general.file_type": file_type_id(file_type), "general.quantization_version": 2}
+    pre = {"qwen3": "qwen2", "qwen35": "qwen35"}[config.architecture]
+    return found.metadata() | kind | tokenizer_metadata(pre, found.text_tokens, config.vocab)
+
+
+def _data(name: str, shape: tuple[int, ...], fmt: BlockFormat, seed: int) -> Iterable[Bytes]:
+    """Pieces of a tensor; each tensor has its own stream, so its bytes do not depend on the others."""
+    rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
+    if len(shape) == 1:
+        return [F32.encode(random_vector(name, shape[0], rng))]
+    return _ahead(_blocks(rng, fmt, prod(shape) // fmt.block_size, shape[-1] ** -0.5))
+
+
+def _blocks(rng: np.random.Generator, fmt: BlockFormat, count: int, std: float) -> Iterator[Bytes]:
+    step = PIECE // fmt.block_bytes
+    for start in range(0, count, step):
+        yield random_blocks(rng, fmt, min(step, count - start), std)
+
+
+def _ahead(pieces: Iterator[Bytes]) -> Iterator[Bytes]:
+    """The same pieces, the next one drawn while the last is written."""
+    with ThreadPoolExecutor(1) as worker:
+        waiting = worker.submit(next, pieces, None)
+        while (piece := waiting.result()) is not None:
+            waiting = worker.submit(next, pieces, None)
+            yield piece
+
+
+def random_vector(name: str, size: int, rng: np.random.Generator) -> Floats:
+    """A norm, bias or decay vector (size,), drawn as its name asks."""
+    if name.endswith("norm.weight"):
+        values = 1 + 0.1 * rng.standard_normal(size)
+    elif name.endswith("ssm_a"):
+        values = -rng.uniform(1, 16, size)
+    elif name.endswith("ssm_dt.bias"):
+        step = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), size))
+        values = np.log(np.expm1(step))  # softplus of it gives the step back
+    else:
+        raise AssertionError(f"no rule for the vector {name}")
+    return values.astype(np.float32)

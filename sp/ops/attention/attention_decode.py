@@ -1,0 +1,119 @@
+"""decode: attention of few queries over a long paged cache on the device, split over the cache."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from sp.kernels import import_cupy
+from sp.kernels.device import current_device
+from sp.kernels.launch import Kernel
+from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
+from sp.ops.attention.kv_pages import is_packed, page_head_dim, split_count
+from sp.quant import BlockFormat
+
+
+def decode(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    table: Any,
+    tokens: Any,
+    fmt: BlockFormat,
+    *,
+    rotate: bool = False,
+    finish: bool = False,
+    wide: Any = None,
+) -> Any:
+    """Attention of the last `n` of `tokens` tokens, in one launch whose grid does not depend on `tokens`.
+
+    The twin is `sp.ops.attention.paged_attention.attention_output`, and `paged_attention` where not `finish`.
+
+    Parameters
+    ----------
+    q : cupy float16 (n, heads, d)
+        Where keys are cached rotated: not rotated yet for Q4_0 pages, rotated for F16.
+    k_pages, v_pages : cupy uint8 (pool_pages, 128, kv_heads, row_bytes)
+    table : cupy int32 (blocks,)
+        Its length bounds `tokens`.
+    tokens : int or cupy int32 (1,)
+    fmt : BlockFormat
+        F16 or Q4_0.
+    rotate : bool
+        Whether keys and values are cached rotated.
+    finish : bool
+        Rotate outputs back and apply the gate of `wide`, bf16 (n, heads, 2 d), if there is one.
+
+    Returns
+    -------
+    cupy uint16 (n, heads, d)
+        bf16.
+
+    References
+    ----------
+    Dao et al., "Flash-Decoding for long-context inference", 2023.
+    """
+    cupy = import_cupy()
+    n, heads, head_dim = q.shape
+    kv_heads, packed = k_pages.shape[2], is_packed(fmt)
+    assert page_head_dim(k_pages, fmt) == head_dim, f"q {q.shape}, pages {k_pages.shape}"
+    assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
+    assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
+    assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
+    rows = n * heads // kv_heads
+    defines = variant(head_dim, packed, rows, rotate, finish, roomy=is_roomy(current_device()))
+    row_groups = -(-rows // (8 * defines["TILES"]))
+    splits = max(
+        1, resident_blocks(ATTENTION_DECODE, tuple(defines.items()), current_device()) // (kv_heads * row_groups)
+    )
+    splits = min(splits, -(-len(table) * 128 // defines["SPLIT_TOKENS"]))
+    out = cupy.empty((n, heads, head_dim), np.uint16)
+    partial = cupy.empty(splits * kv_heads * row_groups * state_floats(defines), np.float32)
+    counters = zeros(current_device())
+    assert kv_heads * row_groups <= len(counters), f"{kv_heads} kv heads, {row_groups} groups of rows"
+    total, more = split_count(tokens)
+    ATTENTION_DECODE.launch(
+        (splits, kv_heads, row_groups),
+        q,
+        k_pages,
+        v_pages,
+        table,
+        total,
+        more,
+        wide,
+        out,
+        partial,
+        counters,
+        n,
+        heads,
+        kv_heads,
+        float(np.log2(np.e) / np.sqrt(head_dim)),
+        defines=defines,
+    )
+    return out
+
+
+@cache
+def resident_blocks(kernel: Kernel, defines: tuple[tuple[str, int], ...], device: int) -> int:
+    """Blocks of a variant that the device runs at once, if the compiler gave it all the registers it may use."""
+    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
+    threads = kernel.block(dict(defines))
+    registers = min(255, 65536 // threads)
+    fit = properties["sharedMemPerMultiprocessor"] // (kernel.shared_bytes(dict(defines)) + 1024 + 16)
+    fit = min(fit, properties["regsPerMultiprocessor"] // (-(-registers // 8) * 8 * threads))
+    return int(properties["multiProcessorCount"] * max(1, fit))
+
+
+@cache
+def is_roomy(device: int) -> bool:
+    """Whether a block may have 224 KiB of shared memory."""
+    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
+    return bool(properties["sharedMemPerBlockOptin"] >= 224 << 10)
+
+
+@cache
+def zeros(device: int) -> Any:
+    """Counters of finished splits, which every launch leaves at zero. Launches that share them must not overlap."""
+    return import_cupy().zeros(4096, np.uint32)

@@ -1,0 +1,109 @@
+"""split: attention of some tens of queries over a long paged cache on the device, split over the cache."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from sp.kernels import import_cupy
+from sp.kernels.device import current_device
+from sp.kernels.specs.attention.attention_portable import KEYS
+from sp.kernels.specs.attention.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, queries, variant
+from sp.ops.attention.attention_decode import is_roomy
+from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, page_head_dim, split_count
+from sp.ops.input_tiles import InputTiles
+from sp.quant import BlockFormat
+
+
+def split(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    table: Any,
+    tokens: Any,
+    fmt: BlockFormat,
+    *,
+    rotate: bool = False,
+    finish: bool = False,
+    wide: Any = None,
+    seen: Any = None,
+    window: int | None = None,
+    tiles: InputTiles | None = None,
+) -> Any:
+    """Attention of the last `n` of `tokens` tokens, in two launches whose grids do not depend on `tokens`.
+
+    For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and under masks: all rows of a
+    kv head share its keys, 64 at a time. Parameters and result are that function's, but `q` is never rotated yet. The
+    twin with `seen` or `window` is `sp.ops.attention.tree_attention`.
+
+    Parameters
+    ----------
+    seen : cupy uint64 (n,), optional
+        Which of the last n tokens each query sees; itself and those before it if left out.
+    window : int, optional
+        See `sp.ops.attention.tree_attention`.
+    tiles : InputTiles (n, heads * d), optional
+        Where the result goes instead of to an array of BF16; returned then.
+    """
+    cupy = import_cupy()
+    n, heads, head_dim = q.shape
+    kv_heads = k_pages.shape[2]
+    assert page_head_dim(k_pages, fmt) == head_dim, f"q {q.shape}, pages {k_pages.shape}"
+    assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
+    assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
+    assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
+    group, device = heads // kv_heads, current_device()
+    defines = variant(head_dim, is_packed(fmt), n * group, rotate, is_roomy(device))
+    blocks = -(-n * group // queries(defines))
+    rows = blocks * queries(defines)
+    splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)
+    splits = max(1, min(splits, len(table) * PAGE_TOKENS // KEYS))
+    partial = cupy.empty((kv_heads, splits, rows, head_dim), np.float16)
+    states = cupy.empty((kv_heads, splits, rows, 2), np.float32)
+    out = cupy.empty((n, heads, head_dim), np.uint16) if tiles is None else None
+    count = split_count(tokens)
+    shape = n, heads, kv_heads
+    scale = float(np.log2(np.e) / np.sqrt(head_dim))
+    ATTENTION_SPLIT.launch(
+        (splits, kv_heads, blocks),
+        q,
+        k_pages,
+        v_pages,
+        table,
+        len(table),
+        *count,
+        seen,
+        window or 0,
+        partial,
+        states,
+        *shape,
+        scale,
+        defines=defines,
+    )
+    ATTENTION_COMBINE.launch(
+        (n * heads,),
+        partial,
+        states,
+        wide,
+        out,
+        None if tiles is None else tiles.data,
+        0 if tiles is None else tiles.held,
+        *count,
+        window or 0,
+        splits,
+        rows,
+        *shape,
+        defines={"HEAD_DIM": head_dim, "ROTATE": int(rotate), "FINISH": int(finish)},
+    )
+    return out if tiles is None else tiles
+
+
+@cache
+def resident_blocks(defines: tuple[tuple[str, int], ...], device: int) -> int:
+    """Blocks of a variant of `ATTENTION_SPLIT` that the device runs at once."""
+    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
+    chosen = dict(defines)
+    fit = properties["sharedMemPerMultiprocessor"] // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
+    return int(properties["multiProcessorCount"] * max(1, min(fit, chosen["BLOCKS"])))

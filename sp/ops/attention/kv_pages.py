@@ -1,0 +1,213 @@
+"""kv_append, kv_gather and kv_move: rows of K or V into pages named by a block table, out again, and about in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Bytes, Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.attention.attention_rows import (
+    GATHER_THREADS,
+    KV_APPEND,
+    KV_GATHER,
+    KV_MOVE,
+    MOVE_THREADS,
+    ROWS_A_BLOCK,
+)
+from sp.ops.attention.head_norm_rope import checked_head_dim
+from sp.ops.hadamard import hadamard
+from sp.ops.threads import run_parallel, token_slices
+from sp.quant import F16, Q4_0, BlockFormat
+
+PAGE_TOKENS = 128
+"""Tokens of a page on the device; on the CPU any number goes."""
+
+
+def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat, rotate_block: int = 0) -> None:
+    """Pack `values` and store them at token `start` and after, in place.
+
+    Token ``t`` of a sequence lies in page ``table[t // page_tokens]``, slot ``t % page_tokens``; each head's row
+    is packed on its own.
+
+    Parameters
+    ----------
+    pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
+        On the device pages hold 128 tokens.
+    table : int64 (blocks,), on the device int32
+        Pages of this sequence, in order; must reach token ``start + tokens``.
+    start : int, or on the device int32 (1,)
+        Tokens stored already. A CUDA graph reads the array anew whenever it runs.
+    values : float32 (tokens, kv_heads, head_dim), on the device float16 or bf16
+    fmt : BlockFormat
+        F32, F16, Q4_0, ...; head_dim must be whole blocks. On the device F16 or Q4_0.
+    rotate_block : int
+        Where not 0, heads are first rotated in blocks of this size; see `hadamard`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import F16
+    >>> pages = np.zeros((3, 2, 1, 4), np.uint8)  # 3 pages of 2 tokens, 1 head of 2 values
+    >>> kv = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
+    >>> kv_append(pages, np.array([2, 0]), 0, kv, F16)
+    >>> kv_gather(pages, np.array([2, 0]), 3, F16).ravel().tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    """
+    if is_device(pages):
+        return _append_on_device(pages, table, start, values, fmt, rotate_block)
+    page_tokens = pages.shape[1]
+    assert start + len(values) <= len(table) * page_tokens, f"{start}+{len(values)} past {len(table)} pages"
+    if rotate_block:
+        values = hadamard(values, rotate_block)
+    slots = np.arange(start, start + len(values))
+    pages[table[slots // page_tokens], slots % page_tokens] = fmt.encode(values)
+
+
+def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Floats:
+    """Unpack the first `tokens` tokens of a sequence: the inverse of `kv_append`.
+
+    Parameters
+    ----------
+    pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
+    table : int64 (blocks,)
+    tokens : int
+    fmt : BlockFormat
+
+    Returns
+    -------
+    float32 (tokens, kv_heads, head_dim), on the device float16
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import F32
+    >>> kv_gather(np.zeros((1, 4, 2, 8), np.uint8), np.array([0]), 3, F32).shape
+    (3, 2, 2)
+    """
+    if is_device(pages):
+        values: Floats = _unpack(pages, table, tokens, fmt, tokens)
+        return values
+    page_tokens = pages.shape[1]
+    assert tokens <= len(table) * page_tokens, f"{tokens} tokens in {len(table)} pages of {page_tokens}"
+    head_dim = pages.shape[3] // fmt.block_bytes * fmt.block_size
+    out = np.empty((tokens, pages.shape[2], head_dim), np.float32)
+
+    def unpack(part: slice) -> None:
+        slots = np.arange(part.start, part.stop)
+        out[part] = fmt.decode(pages[table[slots // page_tokens], slots % page_tokens])
+
+    run_parallel(unpack, token_slices(tokens, 1024))
+    return out
+
+
+def kv_move(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
+    """Move some of the last `nodes` tokens to the front of these, in all layers, in place and packed as they are.
+
+    With ``start = total - nodes``, token ``start + path[i]`` goes to token ``start + i`` for all ``i < kept``.
+
+    Parameters
+    ----------
+    k_pages, v_pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
+    tables : int64 (layers, blocks), on the device int32
+        Pages of each layer, in order.
+    total : int, or on the device int32 (1,)
+        Tokens of every layer.
+    nodes : int
+    path : int64 (kept or more,), on the device int32
+        Increasing, below `nodes`.
+    kept : int, or on the device int32 (1,)
+
+    Examples
+    --------
+    >>> from sp.quant import F32
+    >>> pages, table = np.zeros((1, 4, 1, 4), np.uint8), np.array([0])
+    >>> kv_append(pages, table, 0, np.arange(4, dtype=np.float32).reshape(4, 1, 1), F32)
+    >>> kv_move(pages, pages.copy(), table[None], 4, 3, np.array([0, 2]), 2)
+    >>> kv_gather(pages, table, 3, F32).ravel().tolist()
+    [0.0, 1.0, 3.0]
+    """
+    if is_device(k_pages):
+        return _move_on_device(k_pages, v_pages, tables, total, nodes, path, kept)
+    page_tokens = k_pages.shape[1]
+    source, target = total - nodes + path[:kept], total - nodes + np.arange(kept)
+    for table in tables:
+        for pages in (k_pages, v_pages):
+            moved = pages[table[source // page_tokens], source % page_tokens]
+            pages[table[target // page_tokens], target % page_tokens] = moved
+
+
+def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any:
+    """The pages of a sequence on the device in order and as float16: (blocks, 128, kv_heads, head_dim).
+
+    Slots past the last token are zeros.
+    """
+    blocks = -(-tokens // PAGE_TOKENS)
+    rows = _unpack(pages, table, tokens, fmt, blocks * PAGE_TOKENS)
+    return rows.reshape(blocks, PAGE_TOKENS, *rows.shape[1:])
+
+
+def is_packed(fmt: BlockFormat) -> bool:
+    """Whether device pages of this format hold Q4_0 blocks and not float16; ConfigError for any third format."""
+    if fmt not in (F16, Q4_0):
+        raise ConfigError(f"the GPU caches keys and values as F16 or Q4_0, not {fmt.name}")
+    return fmt is Q4_0
+
+
+def page_head_dim(pages: Any, fmt: BlockFormat) -> int:
+    """Head size of device pages."""
+    assert pages.shape[1] == PAGE_TOKENS, f"pages of {pages.shape[1]} tokens; the kernels take {PAGE_TOKENS}"
+    return checked_head_dim(pages.shape[3] // fmt.block_bytes * fmt.block_size)
+
+
+def split_count(count: Any) -> tuple[Any, int]:
+    """A token count for a kernel that adds an array (null for none) and a number."""
+    return (None, int(count)) if isinstance(count, (int, np.integer)) else (count, 0)
+
+
+def _append_on_device(pages: Any, table: Any, start: Any, values: Any, fmt: BlockFormat, rotate_block: int) -> None:
+    tokens, kv_heads, head_dim = values.shape
+    assert pages.shape[2:] == (kv_heads, fmt.row_bytes(head_dim)), f"pages {pages.shape}, values {values.shape}"
+    assert rotate_block in (0, 64, head_dim), f"rotation over {rotate_block} of {head_dim}"
+    defines = {
+        "HEAD_DIM": page_head_dim(pages, fmt),
+        "Q4": int(is_packed(fmt)),
+        "BF16": int(values.dtype == np.uint16),
+        "ROTATE": rotate_block,
+    }
+    rows = tokens * kv_heads
+    start, offset = split_count(start)
+    grid = (-(-rows // ROWS_A_BLOCK),)
+    bits = values.view(np.uint16) if values.dtype == np.float16 else values
+    KV_APPEND.launch(grid, bits, pages, table, start, offset, rows, kv_heads, defines=defines)
+
+
+def _move_on_device(k_pages: Any, v_pages: Any, tables: Any, total: Any, nodes: int, path: Any, kept: Any) -> None:
+    assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
+    assert k_pages.shape[1] == PAGE_TOKENS, f"pages of {k_pages.shape[1]} tokens; the kernels take {PAGE_TOKENS}"
+    layers, blocks = tables.shape
+    words = k_pages.shape[2] * k_pages.shape[3] // 4
+    KV_MOVE.launch(
+        (-(-words // MOVE_THREADS), layers, 2),
+        k_pages.view(np.uint32),
+        v_pages.view(np.uint32),
+        tables,
+        blocks,
+        total,
+        -nodes,
+        path,
+        kept,
+        words,
+    )
+
+
+def _unpack(pages: Any, table: Any, tokens: int, fmt: BlockFormat, rows: int) -> Any:
+    head_dim, kv_heads = page_head_dim(pages, fmt), pages.shape[2]
+    assert tokens <= len(table) * PAGE_TOKENS, f"{tokens} tokens in {len(table)} pages"
+    out = import_cupy().empty((rows, kv_heads, head_dim), np.float16)
+    grid = (-(-out.size // 8 // GATHER_THREADS),)
+    defines = {"HEAD_DIM": head_dim, "Q4": int(is_packed(fmt))}
+    KV_GATHER.launch(grid, pages, table, out, rows, tokens, kv_heads, defines=defines)
+    return out

@@ -1,0 +1,140 @@
+"""tree_attention: attention of the last few tokens of a sequence that see only some of one another, over pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Bools, Bytes, Floats, Ints
+from sp.kernels import is_device
+from sp.ops.attention.attention_split import split
+from sp.ops.attention.gate_output import gate_output
+from sp.ops.attention.kv_pages import kv_gather
+from sp.ops.attention.masked_attention import masked_attention
+from sp.ops.hadamard import hadamard
+from sp.ops.matmul.project_few import tiles_for
+from sp.quant import BlockFormat, Weight
+
+MOST_QUERIES = 64
+"""Queries of a call: one bit each in a word of `seen`."""
+
+
+def tree_attention(
+    q: Floats,
+    k_pages: Bytes,
+    v_pages: Bytes,
+    table: Ints,
+    tokens: int,
+    fmt: BlockFormat,
+    rotate_block: int = 0,
+    total: Ints | None = None,
+    *,
+    seen: Any,
+    window: int | None = None,
+    wide: Floats | None = None,
+    reader: Weight | None = None,
+) -> Floats:
+    """Attention of the last ``n = len(q)`` of `tokens` tokens under a mask among these, then `gate_output`.
+
+    With ``start = tokens - n``, query i sees key j of the last n (token ``start + j``) if bit j of ``seen[i]`` is set,
+    and no other rule. Of the tokens before `start` it sees all, or with a window token t if ``start + i - t < window``.
+
+    Parameters
+    ----------
+    q : float32 (n, heads, d), on the device float16
+        Not rotated for the cache; n is 1 to 64.
+    k_pages, v_pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
+    table : int64 (blocks,), on the device int32
+        Pages of the sequence, in order.
+    tokens : int
+        Tokens of the sequence, the queries' own among them. On the device looked at only where there is no `total`.
+    fmt : BlockFormat
+        How pages are packed.
+    rotate_block : int
+        Where keys were cached rotated: the Hadamard block, by which queries are rotated too. 0 where not.
+    total : int32 (1,), optional
+        On the device: `tokens` where a kernel can read it, for CUDA graphs.
+    seen : uint64 (n,)
+        Bits from n on are not looked at. Every query must see a key.
+    window : int, optional
+        In tokens of the sequence, not in positions.
+    wide : float32 (n, heads, 2 d), on the device bf16, optional
+        Queries and gates; see `gate_output`.
+    reader : Weight of shape (out, heads * d), optional
+        The weight of the `project_add` that alone reads the result.
+
+    Returns
+    -------
+    float32 (n, heads * d)
+        On the device BF16 (uint16), or InputTiles where the product with `reader` takes them.
+
+    References
+    ----------
+    Miao et al., "SpecInfer", 2024 (tree attention in one pass).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.ops import kv_append
+    >>> from sp.quant import F32
+    >>> pages = np.zeros((1, 4, 1, 4), np.uint8)  # values 1, 2, 3: a token read before, and two that do not see it all
+    >>> kv_append(pages, np.array([0]), 0, np.array([1, 2, 3], np.float32).reshape(3, 1, 1), F32)
+    >>> q, seen = np.zeros((2, 1, 1), np.float32), np.array([0b01, 0b10], np.uint64)
+    >>> tree_attention(q, pages, pages, np.array([0]), 3, F32, seen=seen).ravel()
+    array([1.5, 2. ], dtype=float32)
+    """
+    assert 1 <= len(q) <= MOST_QUERIES, f"{len(q)} queries; 1 to {MOST_QUERIES} fit a word"
+    assert seen.shape == (len(q),), f"seen {seen.shape} for {len(q)} queries"
+    assert seen.dtype == np.uint64, f"seen is {seen.dtype}"
+    assert window is None or window >= 1, f"a window of {window} tokens"
+    if is_device(q):
+        width = q.shape[1] * q.shape[2]
+        tiles = tiles_for(reader, len(q))
+        out: Any = split(
+            q,
+            k_pages,
+            v_pages,
+            table,
+            tokens if total is None else total,
+            fmt,
+            rotate=rotate_block > 0,
+            finish=True,
+            wide=wide,
+            seen=seen,
+            window=window,
+            tiles=tiles,
+        )
+        attended: Floats = out.reshape(len(q), width) if tiles is None else out
+        return attended
+    if rotate_block:
+        q = hadamard(q, rotate_block)
+    first = (
+        0 if window is None else max(0, tokens - len(q) - window + 1) // k_pages.shape[1]
+    )  # page that a window reaches
+    table, tokens = table[first:], tokens - first * k_pages.shape[1]
+    k, v = (kv_gather(pages, table, tokens, fmt) for pages in (k_pages, v_pages))
+    return gate_output(masked_attention(q, k, v, visible(seen, tokens, window)), wide, rotate_block > 0)
+
+
+def visible(seen: Any, tokens: int, window: int | None = None) -> Bools:
+    """Which of `tokens` keys each of the last ``len(seen)`` sees: bool (n, tokens); see `tree_attention`.
+
+    >>> visible(np.array([0b01, 0b11], np.uint64), 5, window=3).astype(int).tolist()
+    [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    """
+    n = len(seen)
+    back = np.arange(tokens - n, tokens)[:, None] - np.arange(tokens)
+    found = back < (tokens if window is None else window)
+    found[:, tokens - n :] = seen[:, None] >> np.arange(n, dtype=np.uint64) & np.uint64(1)
+    return found
+
+
+def seen_words(mask: Bools) -> Any:
+    """A mask of the queries among themselves, bool (n, n), as words for `tree_attention`: uint64 (n,).
+
+    >>> seen_words(np.array([[True, False], [True, True]])).tolist()
+    [1, 3]
+    """
+    bits = mask.astype(np.uint64) << np.arange(mask.shape[1], dtype=np.uint64)
+    return np.bitwise_or.reduce(bits, axis=1)

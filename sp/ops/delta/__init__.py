@@ -1,0 +1,1 @@
+"""Gated DeltaNet: convolution, recurrence in chunks and over trees, gated norm."""

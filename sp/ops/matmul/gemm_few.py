@@ -1,0 +1,202 @@
+"""gemm_few: 9 to 32 tokens times up to four packed weights in one launch, more in passes; for checking drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from sp.errors import DeviceError
+from sp.kernels import import_cupy
+from sp.kernels.device import current_device
+from sp.kernels.launch import Defines
+from sp.kernels.specs.matmul import gemm_few as declared
+from sp.kernels.specs.matmul.gemm_few import ADD, GEMM_FEW, HELD, STORE, SWIGLU, bits
+from sp.ops.matmul.packed import PackedWeight, weight_arguments
+
+__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "alike", "fits", "gemm_few", "passes", "plan_of"]
+
+WARPS = (12, 8, 4)
+MOST_SLICES = 64
+LEAST_AHEAD = 32 * 1024
+"""Bytes a block should have on their way while it multiplies; with less the memory is not kept busy."""
+READING, PASSING_ON, MEETING = 3, 4, 64 << 10
+"""What these cost, as bytes of weights that could be read meanwhile, on an H200: to take in a byte of inputs, to pass
+on a byte of sums, a slice more."""
+PACE = 17.0
+"""Bytes of weights an H200's multiprocessor can have a cycle."""
+ITEM_COUNTERS = 1 << 14
+
+
+class Plan(NamedTuple):
+    """How a product is divided: `blocks` for each of `slices` of the inputs."""
+
+    defines: Defines
+    blocks: int
+    slices: int
+    cost: float
+
+
+def gemm_few(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int) -> None:
+    """Fill `outs` with the products of `x` and the weights.
+
+    Parameters
+    ----------
+    x : uint16 (tokens, in) of BF16 bits
+    weights : up to 4 PackedWeights of shape (out_i, in)
+        All K-quants or none, see `alike`; for SWIGLU gate and up of one format and shape.
+    outs : arrays
+        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
+        SWIGLU: uint16 (tokens, out) for the weights (gate, up).
+    epilogue : STORE, ADD or SWIGLU
+    """
+    start = 0
+    for tokens in passes(len(x)):
+        part = slice(start, start + tokens)
+        _launch(x[part], weights, [out[part] for out in outs], epilogue)
+        start += tokens
+
+
+def passes(tokens: int) -> list[int]:
+    """Tokens of each launch: as few launches as can be, all about as large.
+
+    Examples
+    --------
+    >>> passes(23), passes(40), passes(64)
+    ([23], [24, 16], [32, 32])
+    """
+    count = -(-tokens // HELD[-1])
+    size = -(-tokens // (8 * count)) * 8
+    return [min(size, tokens - start) for start in range(0, tokens, size)]
+
+
+def alike(kinds: Sequence[int], most: int) -> list[list[int]]:
+    """Which weights share a launch: up to `most`, all of them K-quants or none.
+
+    Examples
+    --------
+    >>> alike((12, 8, 14), 4)
+    [[0, 2], [1]]
+    """
+    together: dict[int, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        together.setdefault(declared.stage_width(kind), []).append(i)
+    return [group[i : i + most] for group in together.values() for i in range(0, len(group), most)]
+
+
+def fits(k: int, kinds: tuple[int, ...]) -> bool:
+    """Whether a block of the current card has room for the products of 32 tokens."""
+    return _plan(HELD[-1], k, kinds, (64,), STORE, current_device()) is not None
+
+
+def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int) -> None:
+    tokens, k = x.shape
+    if epilogue == SWIGLU and (weights[0].format, weights[0].shape) != (weights[1].format, weights[1].shape):
+        raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
+    device = current_device()
+    held = next(n for n in HELD if n >= tokens)
+    rows = tuple(w.shape[0] for w in (weights if epilogue == STORE else weights[:1]))
+    plan = _plan(held, k, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
+    if plan is None:
+        raise DeviceError(f"{tokens} tokens of {k} inputs do not fit in the shared memory of a block")
+    cupy, piece, defines = import_cupy(), declared.piece_bytes(held) // 4, plan.defines
+    blocks, items = plan.blocks * plan.slices, _items(rows, epilogue)
+    heads = None if defines["HEADS"] else cupy.empty(blocks * int(defines["WARPS"]) * piece, cupy.float32)
+    partials, arrived = None, None
+    if plan.slices > 1:
+        partials, arrived = cupy.empty(plan.slices * items * piece, cupy.float32), _counters(device)
+    GEMM_FEW.launch(
+        (plan.blocks, plan.slices),
+        x,
+        tokens,
+        k,
+        len(weights),
+        heads,
+        partials,
+        arrived,
+        *weight_arguments(weights, outs),
+        defines=defines,
+    )
+
+
+def plan_of(
+    held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, processors: int, capacity: int
+) -> Plan | None:
+    """The division whose busiest multiprocessor moves the fewest bytes, of weights, inputs and partial sums.
+
+    Parameters
+    ----------
+    held : int
+        Tokens a variant holds.
+    k : int
+        Inputs.
+    kinds : tuple of int
+        ggml types of the weights.
+    rows : tuple of int
+        Outputs of every weight; of gate alone for SWIGLU.
+    epilogue : STORE, ADD or SWIGLU
+    processors, capacity : int
+        Multiprocessors of the card, and shared memory of a block in bytes.
+
+    Returns
+    -------
+    Plan or None
+        None where shared memory is too small.
+
+    Examples
+    --------
+    >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132, 227 * 1024)
+    >>> plan.blocks, plan.slices, plan.defines["STAGES"]
+    (66, 2, 2)
+    """
+    stage, formats, items = declared.stage_width(kinds[0]), bits(*kinds), _items(rows, epilogue)
+    stages = k // stage
+    unit = 2 * max(declared.STAGE_BYTES[kind] for kind in kinds)
+    best: Plan | None = None
+    for warps in WARPS:
+        if warps > 8 and held > 24:  # they would not have the registers
+            continue
+        for slices in range(1, min(stages, MOST_SLICES) + 1):
+            if slices > 1 and items > ITEM_COUNTERS:
+                continue
+            longest = -(-stages // slices)
+            blocks = min(max(1, processors // slices), items)
+            mine, rounds = -(-items // blocks), -(-blocks * slices // processors)
+            for heads in (True, False):
+                defines = declared.variant(longest * stage, held, formats, epilogue, warps, heads, capacity)
+                if defines["STAGES"] < 2:
+                    continue
+                ahead = (defines["STAGES"] - 1) * warps * unit
+                partial = 0 if slices == 1 else mine * declared.piece_bytes(held) * PASSING_ON + slices * MEETING
+                pieces = 0 if heads else 2 * warps * declared.piece_bytes(held)
+                weights = mine * longest * max(unit, PACE * _cycles(held, warps) * stage / 256)
+                moved = weights + longest * stage * held * 2 * READING + partial + pieces
+                cost = rounds * moved * max(1.0, LEAST_AHEAD / ahead)
+                if best is None or cost < best.cost:
+                    best = Plan(defines, blocks, slices, cost)
+    return best
+
+
+def _cycles(held: int, warps: int) -> float:
+    """About how many cycles a multiprocessor needs for 32 rows of 256 inputs: the latency of a lone warp, shared by all
+    of them, or the instructions of all of them."""
+    return max((1400 + 50 * held) / warps, (550 + 9 * held) / 0.8 / 4)
+
+
+@lru_cache(4096)
+def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, device: int) -> Plan | None:
+    attributes = import_cupy().cuda.Device(device).attributes
+    shared = attributes["MaxSharedMemoryPerMultiprocessor"] - 1024  # a block's reserve
+    capacity = min(shared, attributes["MaxSharedMemoryPerBlockOptin"])
+    return plan_of(held, k, kinds, rows, epilogue, attributes["MultiProcessorCount"], capacity)
+
+
+def _items(rows: Sequence[int], epilogue: int) -> int:
+    """Pairs of strips of 16 rows: of one weight, or of gate and up."""
+    return sum(-(-count // (16 if epilogue == SWIGLU else 32)) for count in rows)
+
+
+@cache
+def _counters(device: int) -> Any:
+    """Slices that have come to each item, zero between launches."""
+    return import_cupy().zeros(ITEM_COUNTERS, "uint32")

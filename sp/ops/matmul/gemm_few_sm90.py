@@ -1,0 +1,206 @@
+"""gemm_few_sm90: up to 64 tokens times up to four K-quant weights in one launch on Hopper; for checking drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sp.errors import DeviceError
+from sp.kernels import import_cupy
+from sp.kernels.device import current_device
+from sp.kernels.launch import Defines
+from sp.kernels.specs.matmul.gemm_few_sm90 import (
+    ADD,
+    GEMM_FEW_SM90,
+    GROUPS,
+    HELD,
+    STORE,
+    SWIGLU,
+    UNIT_BYTES,
+    bits,
+    depth,
+    streamed,
+    strip_tasks,
+    variant,
+)
+from sp.ops.input_tiles import InputTiles, empty_tiles
+from sp.ops.matmul.packed import TILE, PackedWeight, weight_arguments
+from sp.ops.norms import Norm, Ready
+
+__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
+
+SUPER = 256
+"""Inputs of a super-block."""
+MOST_SLICES = 32
+"""A lane of a warp knows of one."""
+STREAM_SLOTS = (3, 2)
+"""Stages of streaming inputs that a block holds, the first choice first."""
+LEAST_DEPTH = 2
+MOST_DEPTH = 12
+LEAST_PARTIALS = 8
+"""Room for sums is 8 to this power in bytes, or to a higher one: all products of a layer share theirs, which so stays
+in the L2 cache."""
+
+
+class Plan(NamedTuple):
+    """How a product is divided: `blocks` for each of `slices` of the inputs, of which a block holds `width`; slots of a
+    ring, how many of them are filled before the inputs are asked for, and places for the tasks of a block; the room
+    that sums need is 8 to `power` bytes."""
+
+    defines: Defines
+    blocks: int
+    slices: int
+    width: int
+    depth: int
+    ahead: int
+    places: int
+    power: int
+
+
+def held_for(tokens: int) -> int:
+    """Tokens that the smallest variant for `tokens` (at most 64) holds.
+
+    Examples
+    --------
+    >>> held_for(9), held_for(23), held_for(33)
+    (16, 24, 40)
+    """
+    return next(n for n in HELD if n >= tokens)
+
+
+def gemm_few_sm90(
+    x: Any,
+    weights: Sequence[PackedWeight],
+    outs: Sequence[Any],
+    epilogue: int,
+    norm: Norm | None = None,
+    then: Ready | None = None,
+) -> None:
+    """Fill `outs` with the products of `x` and the weights.
+
+    Parameters
+    ----------
+    x : InputTiles (tokens, in) of an earlier product; uint16 (tokens, in) of BF16 bits; with `norm` float32
+    weights : up to 4 PackedWeights of shape (out_i, in), K-quants
+        For SWIGLU gate and up of one format and shape.
+    outs : arrays
+        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
+        SWIGLU: for the weights (gate, up) uint16 (tokens, out) or InputTiles of the next product, then with out a
+        multiple of 256.
+    epilogue : STORE, ADD or SWIGLU
+    norm : (float32 (in,), float), optional
+        Weight and eps of an RMS norm that comes first, see `sp.ops.rms_norm`.
+    then : Ready, optional
+        With ADD, out a multiple of 256: filled for the product whose norm comes next.
+    """
+    if epilogue == SWIGLU and (weights[0].format, weights[0].shape) != (weights[1].format, weights[1].shape):
+        raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
+    device = current_device()
+    rows = tuple(w.shape[0] for w in (weights if epilogue == STORE else weights[:1]))
+    given = x if isinstance(x, InputTiles) else empty_tiles(len(x), x.shape[1], held_for(len(x)))
+    plain, wide = None if given is x or norm else x, x if norm else None
+    weight, eps = norm or (None, given.eps)
+    plan = _plan(given.held, given.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
+    tiles = outs[0] if isinstance(outs[0], InputTiles) else None
+    next_tiles = tiles if then is None else then.tiles
+    GEMM_FEW_SM90.launch(
+        (plan.blocks, plan.slices),
+        given.data,
+        plain,
+        wide,
+        weight,
+        eps,
+        _ready(device),
+        given.tokens,
+        given.width,
+        plan.width,
+        plan.depth,
+        plan.ahead,
+        plan.places,
+        len(weights),
+        _partials(device, plan.power),
+        None if next_tiles is None else next_tiles.data,
+        given.squares,
+        None if then is None else then.norm[0],
+        None if then is None else then.tiles.squares,
+        *weight_arguments(weights, () if tiles is not None else outs),
+        defines=plan.defines,
+    )
+
+
+def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, processors: int) -> Plan:
+    """The division into the fewest slices whose inputs leave room for a ring: every slice more costs a meeting.
+
+    Where the inputs stream by there is one slice.
+
+    Parameters
+    ----------
+    held : int
+        Tokens a variant holds.
+    k : int
+        Inputs.
+    kinds : tuple of int
+        ggml types of the weights.
+    rows : tuple of int
+        Outputs of every weight; of gate alone for SWIGLU.
+    epilogue : STORE, ADD or SWIGLU
+    processors : int
+        Multiprocessors of the card.
+
+    Examples
+    --------
+    >>> plan = plan_of(16, 5120, (12, 12), (17408,), SWIGLU, 132)
+    >>> plan.blocks, plan.slices, plan.width, plan.depth
+    (66, 2, 2560, 4)
+    >>> plan = plan_of(64, 5120, (12, 12), (17408,), SWIGLU, 132)
+    >>> plan.blocks, plan.slices, plan.width, plan.depth
+    (132, 1, 768, 3)
+    """
+    supers, formats = k // SUPER, bits(*kinds)
+    if streamed(held):
+        tiles_each, workers_each, ways = GROUPS, 1, [(1, slots) for slots in STREAM_SLOTS]
+    else:
+        tiles_each, workers_each = 1, GROUPS
+        ways = [(slices, -(-supers // slices)) for slices in range(1, min(supers, MOST_SLICES) + 1)]
+    items = [-(-n // (TILE * tiles_each)) for n in rows]
+    costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]  # as the kernel counts them
+    column = sum(count * cost for count, cost in zip(items, costs, strict=False))
+    tile_sums = 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
+    for slices, resident in ways:
+        stages, least = -(-supers // slices), supers // slices
+        # No worker of a larger product may be left without a unit: others would wait for its piece.
+        blocks = max(1, min(processors // slices, column * least // (max(costs) * workers_each)))
+        pieces = column * stages // (blocks * workers_each * min(costs) * least) + 2  # at most, of a worker
+        if streamed(held) and epilogue == STORE:
+            pieces = min(pieces, 2)  # those between are whole items, which it writes without a task
+        places = 4 * GROUPS * strip_tasks(held, epilogue) * -(-pieces // slices)
+        ring = min(depth(SUPER * resident, held, formats, places), MOST_DEPTH)
+        if ring < LEAST_DEPTH:
+            continue
+        if column * stages * blocks * workers_each >> 32:
+            raise DeviceError(f"a product of {sum(rows)} outputs of {k} inputs is too large for one launch")
+        sums = slices * (sum(items) + blocks * workers_each) * tiles_each * tile_sums
+        power = max(LEAST_PARTIALS, -(-(sums - 1).bit_length() // 3))
+        return Plan(variant(held, formats, epilogue), blocks, slices, SUPER * resident, ring, ring, places, power)
+    raise DeviceError(f"{held} tokens of {k} inputs do not fit in the shared memory of a block")
+
+
+@lru_cache(4096)
+def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, device: int) -> Plan:
+    processors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
+    return plan_of(held, k, kinds, rows, epilogue, processors)
+
+
+@cache
+def _partials(device: int, power: int) -> Any:
+    """Room for 8^`power` bytes of sums on their way between workers, zero between launches."""
+    return import_cupy().zeros(8**power // 4, np.float32)
+
+
+@cache
+def _ready(device: int) -> Any:
+    """Blocks that have stored their part of the inputs, and those that have seen it, zero between launches."""
+    return import_cupy().zeros(2, "uint32")

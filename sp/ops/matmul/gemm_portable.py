@@ -1,0 +1,107 @@
+"""The matrix products of prefill on any card from compute capability 8.0."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any
+
+from sp.errors import DeviceError
+from sp.kernels import import_cupy
+from sp.kernels.device import current_device
+from sp.kernels.launch import Defines
+from sp.kernels.specs.matmul import gemm_portable as declared
+from sp.ops.matmul.packed import TILE, PackedWeight, expand_scales
+
+MODES = ("bf16", "f32", "add")
+
+
+def gemm(x: Any, w: PackedWeight, out: Any, mode: str) -> None:
+    """``out = x Wᵀ``, or ``out += x Wᵀ``.
+
+    Parameters
+    ----------
+    x : bf16 as uint16 (tokens, in)
+    w : PackedWeight of shape (out, in); out a multiple of 8
+    out : (tokens, out)
+        bf16 as uint16 for mode ``"bf16"``, float32 for ``"f32"`` and ``"add"``.
+    mode : {"bf16", "f32", "add"}
+        Store as bf16 or float32, or add to what `out` holds.
+    """
+    tokens = _checked(x, w, out)
+    if mode not in MODES:
+        raise DeviceError(f"gemm {w.name}: mode must be one of {', '.join(MODES)}, not {mode!r}")
+    defines, grid, space = _variant(w, "bf16" if mode == "bf16" else "f32", tokens)
+    if mode == "bf16":
+        declared.BF16.launch(grid, x, *_planes(w), out, *space, tokens, *w.shape, defines=defines)
+    else:
+        declared.F32.launch(grid, x, *_planes(w), out, *space, tokens, *w.shape, int(mode == "add"), defines=defines)
+
+
+def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
+    """``out = silu(x Gᵀ) * (x Uᵀ)``, both products in one kernel.
+
+    Parameters
+    ----------
+    x : bf16 as uint16 (tokens, in)
+    gate, up : PackedWeights of one format and shape (ffn, in); ffn a multiple of 8
+    out : bf16 as uint16 (tokens, ffn)
+    """
+    tokens = _checked(x, gate, out)
+    if (gate.format, gate.shape) != (up.format, up.shape):
+        raise DeviceError(
+            f"{gate.name} is {gate.format.name} {gate.shape}, {up.name} is {up.format.name} {up.shape}: "
+            "one kernel multiplies by both only when they are alike"
+        )
+    defines, grid, space = _variant(gate, "gated", tokens)
+    declared.GATED.launch(grid, x, *_planes(gate), *_planes(up), out, *space, tokens, *gate.shape, defines=defines)
+
+
+def _checked(x: Any, w: PackedWeight, out: Any) -> int:
+    rows, width = w.shape
+    if x.ndim != 2 or x.shape[1] != width or out.shape != (len(x), rows):
+        raise DeviceError(f"gemm {w.name} {w.shape}: x {x.shape} and out {out.shape} do not fit")
+    if rows % 8:
+        raise DeviceError(f"gemm {w.name}: {rows} outputs are not a multiple of 8")
+    return len(x)
+
+
+def _planes(w: PackedWeight) -> tuple[Any, Any, Any]:
+    return w.plane("low"), w.plane("high"), expand_scales(w)
+
+
+def _variant(w: PackedWeight, stored: str, tokens: int) -> tuple[Defines, tuple[int, int], tuple[Any, Any]]:
+    """Defines, grid, and room for parts of k."""
+    device = current_device()
+    defines, parts = _plan(w.format.ggml_type, stored, tokens, w.shape, _processors(device))
+    tiles = declared.tiles(defines, tokens, w.shape[0])
+    if parts == 1:
+        return defines, (tiles, 1), (None, None)
+    cupy, sums = import_cupy(), declared.sums(defines)
+    return defines, (tiles, parts), (cupy.empty(tiles * parts * sums, cupy.float32), _arrivals(device))
+
+
+@lru_cache(4096)
+def _plan(kind: int, stored: str, tokens: int, shape: tuple[int, int], processors: int) -> tuple[Defines, int]:
+    """The tile and the parts of k whose busiest multiprocessor is done first."""
+    rows, k_tiles = shape[0], shape[1] // TILE
+    best: tuple[float, Defines, int] | None = None
+    for choice in declared.SHAPES:
+        defines = declared.variant(kind, stored, choice)
+        count = declared.tiles(defines, tokens, rows)
+        for parts in range(1, min(declared.MOST_PARTS, k_tiles) + 1):
+            cost = declared.cost(choice, count, k_tiles, parts, processors)
+            if best is None or cost < best[0]:
+                best = cost, defines, parts
+    assert best is not None, "no shapes"
+    return best[1:]
+
+
+@cache
+def _processors(device: int) -> int:
+    return int(import_cupy().cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+@cache
+def _arrivals(device: int) -> Any:
+    """Counters of tiles computed in parts, zero between launches."""
+    return import_cupy().zeros(declared.MOST_TILES_IN_PARTS, "uint32")

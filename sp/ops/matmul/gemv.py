@@ -1,0 +1,115 @@
+"""gemv: a few tokens times up to four packed weights in one launch; the device half of `project` at decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sp.kernels import import_cupy
+from sp.kernels.device import capability, current_device
+from sp.kernels.specs.matmul.gemv import ADD, GEMV, STORE, SUPER, SWIGLU, Layout, bits, variant
+from sp.ops.matmul.packed import PackedWeight, weight_arguments
+from sp.quant import Q4_K
+
+__all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
+
+HELD = (1, 2, 4, 8, 16)
+"""Tokens that a variant of the kernel can hold."""
+LAYOUTS: dict[int, tuple[Layout, ...]] = {
+    1: (Layout(8, 3), Layout(8, 2), Layout(8, 1)),
+    2: (Layout(8, 2), Layout(8, 1)),
+    4: (Layout(8, 2), Layout(8, 1)),
+    8: (Layout(8, 2), Layout(8, 1)),
+    16: (Layout(8, 1),),
+}
+"""By tokens held, the fastest layout first; taken is the first that fits."""
+STORE_Q4_K = Layout(6, 4)
+"""Goes before them for one token of stored products of Q4_K alone."""
+PAIRS_FROM = 8192
+"""Inputs from which two blocks share a strip of an ADD of one token."""
+
+
+def gemv(
+    x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int, norm: tuple[Any, float] | None = None
+) -> None:
+    """Fill `outs` with the products of `x` and the weights; more tokens than fit go in passes.
+
+    Parameters
+    ----------
+    x : uint16 (tokens, in) of BF16 bits, or float32 (tokens, in) with `norm`
+    weights : up to 4 PackedWeights of shape (out_i, in)
+    outs : arrays
+        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
+        SWIGLU: uint16 (tokens, out) for the weights (gate, up).
+    epilogue : STORE, ADD or SWIGLU
+    norm : (float32 (in,), float), optional
+        Weight and eps of an RMS norm of `x` before the product.
+    """
+    tokens, k = x.shape
+    kinds = tuple(w.format.ggml_type for w in weights)
+    most = held(tokens, k, kinds, norm is not None, epilogue)
+    assert most, f"{k} inputs do not fit in shared memory"
+    for start in range(0, tokens, most):
+        part = slice(start, min(start + most, tokens))
+        _launch(x[part], weights, [out[part] for out in outs], kinds, epilogue, norm)
+
+
+def held(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> int:
+    """How many of so many tokens one launch takes: all, or as many as fit in shared memory, or 0."""
+    device = current_device()
+    wanted = next((n for n in HELD if n >= tokens), HELD[-1])
+    for count in reversed(HELD[: HELD.index(wanted) + 1]):
+        if _variant(count, k, kinds, norm, epilogue, device) is not None:
+            return count
+    return 0
+
+
+def _launch(
+    x: Any,
+    weights: Sequence[PackedWeight],
+    outs: Sequence[Any],
+    kinds: tuple[int, ...],
+    epilogue: int,
+    norm: Any,
+) -> None:
+    tokens, k = x.shape
+    device = current_device()
+    count = next(n for n in HELD if n >= tokens)
+    defines = _variant(count, k, kinds, norm is not None, epilogue, device)
+    assert defines is not None, f"{tokens} tokens of {k} inputs do not fit"
+    units = sum(-(-w.shape[0] // 16) for w in (weights if epilogue == STORE else weights[:1]))
+    weight, eps = norm if norm is not None else (None, 0.0)
+    blocks = min(_attribute("MultiProcessorCount", device) // defines["SPLIT"], -(-units // defines["GROUPS"]))
+    GEMV.launch(
+        (defines["SPLIT"] * blocks,),
+        x if norm is None else None,
+        None if norm is None else x,
+        weight,
+        eps,
+        tokens,
+        len(weights),
+        *weight_arguments(weights, outs),
+        defines=defines,
+    )
+
+
+@cache
+def _variant(
+    count: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int, device: int
+) -> dict[str, int] | None:
+    """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots."""
+    first = (STORE_Q4_K,) if count == 1 and epilogue == STORE and set(kinds) == {Q4_K.ggml_type} else ()
+    for layout in (*first, *LAYOUTS[count]):
+        capacity = _attribute("MaxSharedMemoryPerBlockOptin", device)
+        pairs = epilogue == ADD and count == 1 and SUPER.issuperset(kinds) and capability(device) >= (9, 0)
+        split = 2 if pairs and k % 512 == 0 and k >= PAIRS_FROM else 1
+        defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity, split)
+        if defines["STAGES"] >= 2:
+            return defines
+    return None
+
+
+@cache
+def _attribute(name: str, device: int) -> int:
+    return int(import_cupy().cuda.Device(device).attributes[name])

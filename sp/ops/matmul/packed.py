@@ -1,0 +1,222 @@
+"""PackedWeight: a matrix in fragment order, the one copy of it that a device holds and all its matrix kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.errors import ModelError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.matmul.packed import EXPAND_SCALES, PACK, UNPACK
+from sp.ops.matmul.fragment_order import SIZES, TILE, Offsets, pack_numpy, plane_offsets, unpack_numpy
+from sp.quant import BF16, F16, BlockFormat
+
+__all__ = [
+    "TILE",
+    "PackedWeight",
+    "allocate",
+    "expand_scales",
+    "pack",
+    "pack_rows",
+    "unpack",
+    "unpack_bf16",
+    "weight_arguments",
+]
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight in the layout of `sp.ops.matmul.fragment_order`.
+
+    Attributes
+    ----------
+    name : str
+        The tensor's name in the file.
+    format : BlockFormat
+        How it was packed in the file; the codes and scales are the same.
+    shape : (int, int)
+        ``(out, in)``.
+    data : uint8, flat
+        All planes; NumPy or CuPy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import Q8_0, Weight
+    >>> w = Weight.from_floats("w", np.ones((4, 64), np.float32), Q8_0)
+    >>> p = pack("w", Q8_0, w.shape, w.data)
+    >>> p.offsets.scales, p.row_tiles, p.k_tiles, bool((unpack(p) == w.dense()).all())
+    (4096, 1, 1, True)
+    """
+
+    name: str
+    format: BlockFormat
+    shape: tuple[int, int]
+    data: Any = field(repr=False, compare=False)
+
+    @cached_property
+    def offsets(self) -> Offsets:
+        """Where each plane begins."""
+        return plane_offsets(self.name, self.format, self.shape)
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 64 rows, the last one padded."""
+        return -(-self.shape[0] // TILE)
+
+    @property
+    def k_tiles(self) -> int:
+        """Tiles of 64 inputs."""
+        return self.shape[1] // TILE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        return int(self.data.nbytes)
+
+    def plane(self, name: str) -> Any:
+        """The bytes of one plane ("low", "high", "scales" or "deltas"), None where the format has none."""
+        return self._planes.get(name)
+
+    @cached_property
+    def _planes(self) -> dict[str, Any]:
+        size, o = SIZES[self.format.name], self.offsets
+        tiles, spans = self.row_tiles * self.k_tiles, self.row_tiles * (self.shape[1] // size.span)
+        ranges = {
+            "low": (o.low, tiles * size.low),
+            "high": (o.high, tiles * size.high),
+            "scales": (o.scales, spans * size.scales),
+            "deltas": (o.deltas, spans * size.deltas),
+        }
+        return {name: self.data[at : at + nbytes] for name, (at, nbytes) in ranges.items() if nbytes}
+
+
+def allocate(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> PackedWeight:
+    """An unfilled weight on the current device; ModelError where `fmt` and `shape` have no fragment order."""
+    nbytes = plane_offsets(name, fmt, shape).end
+    return PackedWeight(name, fmt, (int(shape[0]), int(shape[1])), import_cupy().empty(nbytes, np.uint8))
+
+
+def pack_rows(w: PackedWeight, start: int, rows: Any) -> None:
+    """Fill rows `start` and on of a weight.
+
+    Parameters
+    ----------
+    w : PackedWeight
+    start : int
+        A multiple of 64.
+    rows : uint8 (n, row_bytes)
+        As in the file and where `w` lies; n a multiple of 64 unless they are the last ones.
+    """
+    out, width = w.shape
+    expected = (len(rows), w.format.row_bytes(width))
+    whole = len(rows) % TILE == 0 or start + len(rows) == out
+    if rows.shape != expected or start % TILE or start + len(rows) > out or not whole:
+        raise ModelError(f"{w.name} {w.shape}: cannot pack rows {rows.shape} at {start}; expected whole tiles of 64")
+    if not is_device(w.data):
+        for name, plane in pack_numpy(w.format, rows).items():
+            whole_plane = w.plane(name)
+            at = start // TILE * (len(whole_plane) // w.row_tiles)
+            whole_plane[at : at + len(plane)] = plane
+        return
+    span = SIZES[w.format.name].span
+    PACK.launch(
+        (width // span, -(-len(rows) // TILE)),
+        rows,
+        w.plane("low"),
+        w.plane("high"),
+        w.plane("scales"),
+        w.plane("deltas"),
+        start // TILE,
+        len(rows),
+        w.k_tiles,
+        defines={"FORMAT": w.format.ggml_type},
+    )
+
+
+def pack(name: str, fmt: BlockFormat, shape: tuple[int, ...], rows: Any) -> PackedWeight:
+    """A packed copy of file rows uint8 (out, row_bytes), NumPy or CuPy."""
+    if is_device(rows):
+        w = allocate(name, fmt, shape)
+    else:
+        nbytes = plane_offsets(name, fmt, shape).end
+        w = PackedWeight(name, fmt, (int(shape[0]), int(shape[1])), np.zeros(nbytes, np.uint8))
+    pack_rows(w, 0, rows)
+    return w
+
+
+def expand_scales(w: PackedWeight) -> Any:
+    """Scales as the prefill matrix products read them: uint32 [row tile][input tile][2 groups of 32 inputs][64 rows].
+
+    The halves of a word are BF16: scale and value of the middle code (Q4_K, Q5_K), the scales of the first and second
+    16 inputs (Q6_K), or a scale alone (Q8_0, Q4_0). None for BF16 and F16.
+    """
+    if w.format in (BF16, F16):
+        return None
+    words = import_cupy().empty(w.row_tiles * w.k_tiles * 2 * TILE, np.uint32)
+    grid = -(-words.size // EXPAND_SCALES.block({}))
+    EXPAND_SCALES.launch(
+        (grid,),
+        w.plane("scales"),
+        w.plane("deltas"),
+        words,
+        words.size,
+        w.k_tiles,
+        defines={"FORMAT": w.format.ggml_type},
+    )
+    return words
+
+
+def unpack(w: PackedWeight) -> Floats:
+    """All values, float32 (out, in): to the bit what `sp.quant` decodes from the file."""
+    if not is_device(w.data):
+        planes = {name: w.plane(name) for name in ("low", "high", "scales", "deltas") if w.plane(name) is not None}
+        return w.format.decode(unpack_numpy(w.format, planes, w.shape))
+    values = import_cupy().empty(w.shape, np.float32)
+    _unpack(w, values, None, None)
+    return values  # type: ignore[no-any-return]
+
+
+def unpack_bf16(w: PackedWeight, scales: Any = None) -> Any:
+    """All values as the prefill kernels multiply them, BF16 bits uint16 (out, in); `scales` from `expand_scales`."""
+    values = import_cupy().empty(w.shape, np.uint16)
+    _unpack(w, None, values, expand_scales(w) if scales is None else scales)
+    return values
+
+
+def _unpack(w: PackedWeight, f32: Any, bf16: Any, words: Any) -> None:
+    UNPACK.launch(
+        (w.k_tiles, w.row_tiles),
+        w.plane("low"),
+        w.plane("high"),
+        w.plane("scales"),
+        w.plane("deltas"),
+        words,
+        f32,
+        bf16,
+        w.shape[0],
+        w.k_tiles,
+        defines={"FORMAT": w.format.ggml_type, "ROUNDED": int(f32 is None)},
+    )
+
+
+def weight_arguments(weights: Sequence[PackedWeight], outs: Sequence[Any]) -> list[Any]:
+    """What a kernel of up to four weights is told of each: data, ggml type, rows, bf16 output, float32 output."""
+    arguments: list[Any] = []
+    for i in range(4):
+        w = weights[i] if i < len(weights) else None
+        out = outs[i] if i < len(outs) else None
+        wide = out is not None and out.dtype.char == "f"
+        arguments += [
+            None if w is None else w.data,
+            0 if w is None else w.format.ggml_type,
+            0 if w is None else w.shape[0],
+            None if wide else out,
+            out if wide else None,
+        ]
+    return arguments

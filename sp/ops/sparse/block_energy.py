@@ -1,0 +1,79 @@
+"""block_energy: how much a block of queries is drawn to each block of keys, judged by the blocks' mean keys."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sp.arrays import Bools, Floats
+from sp.ops.sparse.block_means import BLOCK
+from sp.ops.threads import run_parallel
+
+SMALLEST = np.float32(2.0**-126)
+"""An energy below counts as none: the kernel's float32 may have lost it."""
+
+
+def block_energy(
+    q: Floats, means: Floats, tokens: int, scale: float, together: int = 1, visibility: str = "last"
+) -> Floats:
+    """Sum over the rows of a query block of the exponential of their scores, relative to one common maximum.
+
+    ``s[i, J] = scale q[i] · means[J]``, ``M = max s`` over the rows ``i`` of the query block and the blocks they see,
+    ``E[J] = sum_i exp(s[i, J] - M)``. This is no softmax of rows: rows with large scores speak for the block.
+
+    Parameters
+    ----------
+    q : float32 (n, heads, d)
+        The last `n` of `tokens` tokens, in query blocks of 128.
+    means : float32 (kv_heads, blocks, d)
+    tokens : int
+    scale : float
+    together : int
+        Neighbouring query heads whose rows make one set: 1, or all heads of a KV head.
+    visibility : {"last", "first"}
+        A row sees a block when the block's last, or its first, token is not after the row.
+
+    Returns
+    -------
+    float32 (heads / together, query_blocks, blocks)
+        0 where no row sees a block; else in (0, 128 together], or 0 where it underflows.
+
+    References
+    ----------
+    Fan et al., "FlashPrefill", 2026 (``last``, one head); "FlashPrefill v2", 2026 (``first``, the heads of a KV head).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> q, means = np.ones((129, 1, 1), np.float32), np.zeros((1, 2, 1), np.float32)
+    >>> block_energy(q, means, 129, 1.0)[0].tolist()
+    [[1.0, 0.0], [1.0, 0.0]]
+    """
+    n, heads, _ = q.shape
+    kv_heads, blocks, _ = means.shape
+    group, rows = heads // kv_heads, -(-n // BLOCK)
+    assert together in (1, group), f"{together} heads together, {group} on a kv head"
+    energy = np.zeros((heads // together, rows, blocks), q.dtype)
+    factor = q.dtype.type(scale * math.log2(math.e))
+
+    def one(place: tuple[int, int]) -> None:
+        entry, i = place
+        mine = q[BLOCK * i : BLOCK * (i + 1), entry * together : (entry + 1) * together]
+        score = mine @ means[entry * together // group].T * factor  # (rows, together, blocks)
+        seen = _visible(len(mine), tokens - n + BLOCK * i, blocks, visibility)
+        score = np.where(seen[:, None], score, q.dtype.type(-np.inf))
+        top = score.max()
+        if top > -np.inf:
+            energy[entry, i] = np.exp2(score - top).sum(axis=(0, 1))
+
+    run_parallel(one, list(np.ndindex(energy.shape[:2])))
+    return energy
+
+
+def _visible(rows: int, start: int, blocks: int, visibility: str) -> Bools:
+    """Whether the row at position ``start + i`` sees a block: (rows, blocks)."""
+    first = np.arange(blocks) * BLOCK
+    token = first + (BLOCK - 1 if visibility == "last" else 0)
+    seen: Bools = token <= np.arange(start, start + rows)[:, None]
+    return seen

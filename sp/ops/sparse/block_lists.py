@@ -1,0 +1,93 @@
+"""Lists of key blocks, as the prefill kernels read them, from and to masks; how dense they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Bools, Ints
+from sp.ops.attention.attention_sm90 import BLOCK, BlockLists
+
+
+def candidates(n: int, tokens: int) -> Ints:
+    """Blocks that the last row of each query block sees, wholly or in part: (query_blocks,).
+
+    Query block ``i`` is rows ``128 i ..`` of the last `n` of `tokens` tokens.
+
+    Examples
+    --------
+    >>> candidates(300, 300).tolist(), candidates(200, 300).tolist()
+    ([1, 2, 3], [2, 3])
+    """
+    ends = np.minimum(np.arange(BLOCK, n + BLOCK, BLOCK), n) + tokens - n
+    return np.asarray(-(-ends // BLOCK), np.int64)
+
+
+def causal(n: int, tokens: int) -> Bools:
+    """Which blocks begin no later than the last row of a query block: (query_blocks, blocks)."""
+    seen: Bools = np.arange(-(-tokens // BLOCK)) < candidates(n, tokens)[:, None]
+    return seen
+
+
+def forced(n: int, tokens: int, sink: int, window: int, last_n: int) -> Bools:
+    """Blocks that are always read: the first, the nearest, and all by the last query blocks: (query_blocks, blocks).
+
+    Examples
+    --------
+    >>> forced(512, 512, sink=1, window=2, last_n=0).astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 1, 1]]
+    """
+    seen = causal(n, tokens)
+    rows, blocks = seen.shape
+    j = np.arange(blocks)
+    first = (tokens - n + BLOCK * np.arange(rows))[:, None] // BLOCK  # block of the first row
+    near, last = j > first - window, np.arange(rows)[:, None] >= rows - last_n
+    chosen: Bools = seen & ((j < sink) | near | last)
+    return chosen
+
+
+def lists_of(mask: Any, long_blocks: int = 0) -> BlockLists:
+    """Lists of a boolean (heads, query_blocks, blocks), on the host or on the device; it must be causal already.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> lists = lists_of(np.array([[[True, False, True]]]))
+    >>> lists.counts.tolist(), lists.indices.tolist()
+    ([[2]], [[[0, 2, 1]]])
+    """
+    order = (~mask).argsort(axis=2, kind="stable")
+    counts, indices = (a.astype(np.int32) for a in (mask.sum(axis=2), order))
+    return BlockLists(counts, indices, long_blocks)
+
+
+def mask_of(lists: BlockLists, blocks: int) -> Bools:
+    """The inverse on the host: boolean (heads, query_blocks, blocks)."""
+    counts, indices = (a if isinstance(a, np.ndarray) else a.get() for a in (lists.counts, lists.indices))
+    mask = np.zeros((*counts.shape, blocks), bool)
+    for place in np.ndindex(counts.shape):
+        mask[place][indices[place][: counts[place]]] = True
+    return mask
+
+
+def density(counts: Any, n: int | None = None, tokens: int | None = None) -> float:
+    """Share of the blocks a causal mask lets through that are listed; waits for the device.
+
+    Parameters
+    ----------
+    counts : int32 (heads, query_blocks)
+    n, tokens : int, optional
+        Queries and tokens; left out where all tokens are queries.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> density(np.array([[1, 2, 2, 2]]))
+    0.7
+    """
+    heads, rows = counts.shape
+    n = rows * BLOCK if n is None else n
+    possible = int(candidates(n, n if tokens is None else tokens).sum())
+    listed = int(counts.sum())
+    return listed / (int(heads) * possible)

@@ -1,0 +1,105 @@
+"""Who decides which key blocks are read: the protocol, and the selectors that look at no scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from sp.arrays import Bools, Bytes, Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import import_cupy, is_device
+from sp.ops.attention.attention_sm90 import BlockLists
+from sp.ops.sparse.block_lists import causal, forced, lists_of
+from sp.ops.sparse.flashprefill import check_forced
+from sp.quant import F16, BlockFormat
+
+
+class BlockSelector(Protocol):
+    """Anything with a `select`: `sp.ops.sparse.flashprefill.FlashPrefill`, `TopDensity`, and those below."""
+
+    def select(
+        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
+    ) -> BlockLists:
+        """List the key blocks that each query block of each query head reads.
+
+        Parameters
+        ----------
+        q : float32 (n, heads, d), on the device float16
+            The last `n` of `tokens` tokens, in the basis of the cached keys, not yet scaled.
+        k_pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
+        table : int64 (pages,), on the device int32
+        tokens : int
+        scale : float
+        fmt : BlockFormat
+
+        Returns
+        -------
+        BlockLists
+            On the device for a device `q`. Ascending, no block past the last row of the query block. Each row
+            should see a key, as it does when the block on its diagonal is listed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """All blocks."""
+
+    def select(
+        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
+    ) -> BlockLists:
+        """Every block that any row sees."""
+        return _listed(causal(len(q), tokens)[None], q)
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """The first blocks and the nearest: attention sinks and a sliding window.
+
+    References
+    ----------
+    Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023.
+    """
+
+    sink: int = 2
+    window: int = 4
+    last_n: int = 0
+
+    def __post_init__(self) -> None:
+        check_forced("Streaming", self.sink, self.window, self.last_n)
+
+    def select(
+        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
+    ) -> BlockLists:
+        """The forced blocks of `FlashPrefill` and no others."""
+        return _listed(forced(len(q), tokens, self.sink, self.window, self.last_n)[None], q, self.last_n)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenMask:
+    """A mask made elsewhere, boolean (heads or 1, query_blocks, blocks); what is not causal is left out."""
+
+    mask: Bools
+
+    def select(
+        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
+    ) -> BlockLists:
+        """The mask's blocks."""
+        seen = causal(len(q), tokens)
+        if self.mask.ndim != 3 or self.mask.shape[0] not in (1, q.shape[1]) or self.mask.shape[1:] != seen.shape:
+            raise ConfigError(
+                f"a mask of {self.mask.shape} for {q.shape[1]} heads, query blocks and blocks {seen.shape}"
+            )
+        return _listed(self.mask & seen, q)
+
+
+def _listed(mask: Bools, q: Any, long_blocks: int = 0) -> BlockLists:
+    lists = lists_of(mask, long_blocks)
+    xp = import_cupy() if is_device(q) else np
+    counts, indices = (
+        xp.ascontiguousarray(xp.broadcast_to(xp.asarray(a), (q.shape[1], *a.shape[1:])))
+        for a in (lists.counts, lists.indices)
+    )
+    return BlockLists(counts, indices, long_blocks)

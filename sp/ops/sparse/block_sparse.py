@@ -1,0 +1,78 @@
+"""block_sparse: causal attention over lists of key blocks in NumPy, optionally with the mean of what is left out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.ops.attention.attention_sm90 import BlockLists
+from sp.ops.sparse.block_means import BLOCK
+from sp.ops.threads import run_parallel
+
+
+def block_sparse(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    lists: BlockLists,
+    scale: float,
+    means: tuple[Floats, Floats] | None = None,
+) -> Floats:
+    """Attention of the last queries over the listed blocks, keys after a row left out.
+
+    With `means` every block that is not listed, and that all rows of the query block see whole, adds
+    ``128 exp(scale q · mean key)`` to the sum of weights, and that times its mean value to the output: the zeroth
+    order of what it would have added.
+
+    Parameters
+    ----------
+    q : float32 (n, heads, d)
+    k, v : float32 (tokens, kv_heads, d)
+    lists : BlockLists
+        On the host.
+    scale : float
+    means : tuple of float32 (kv_heads, blocks, d), optional
+        Mean keys and values, see `sp.ops.sparse.block_means`.
+
+    Returns
+    -------
+    float32 (n, heads, d)
+        Zeros for a row that sees no key.
+
+    References
+    ----------
+    Fan et al., "FlashPrefill v2", 2026 (the correction).
+    """
+    n, heads, _ = q.shape
+    tokens, kv_heads, _ = k.shape
+    group = heads // kv_heads
+    out = np.zeros_like(q)
+    factor = q.dtype.type(scale * math.log2(math.e))
+
+    def one(place: tuple[int, int]) -> None:
+        head, i = place
+        rows = slice(BLOCK * i, min(BLOCK * (i + 1), n))
+        start = tokens - n + rows.start
+        listed = lists.indices[place][: lists.counts[place]].astype(np.int64)
+        keys = (listed[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+        keys = keys[keys < tokens]
+        query = q[rows, head] * factor
+        score = query @ k[keys, head // group].T
+        values = v[keys, head // group]
+        score[keys > np.arange(start, start + len(score))[:, None]] = -np.inf
+        if means is not None:
+            left_out = np.setdiff1d(np.arange((start + 1) // BLOCK), listed)
+            mean_key, mean_value = (m[head // group, left_out] for m in means)
+            score = np.hstack([score, query @ mean_key.T + q.dtype.type(math.log2(BLOCK))])
+            values = np.vstack([values, mean_value])
+        if not score.shape[1]:
+            return
+        top = score.max(axis=1, keepdims=True)
+        weight = np.exp2(score - np.where(np.isinf(top), 0, top))
+        total = weight.sum(axis=1, keepdims=True)
+        out[rows, head] = weight @ values / np.where(total > 0, total, 1)
+
+    run_parallel(one, list(np.ndindex(lists.counts.shape)))
+    return out

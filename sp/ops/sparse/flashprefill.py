@@ -1,0 +1,251 @@
+"""FlashPrefill: which key blocks a query block reads, from energies against mean keys and a threshold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from sp.arrays import Bools, Bytes, Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.flashprefill import BLOCK_SELECT, variant
+from sp.ops.attention.attention_sm90 import BlockLists
+from sp.ops.sparse.block_energy import SMALLEST, block_energy
+from sp.ops.sparse.block_lists import candidates, causal, forced, lists_of
+from sp.ops.sparse.block_means import BLOCK, block_means
+from sp.quant import F16, BlockFormat
+
+HEAD_DIMS = (64, 128, 256)
+"""Head sizes the kernels take."""
+
+
+@dataclass(frozen=True)
+class FlashPrefill:
+    """Keep a block when its energy (`block_energy`) is at least `alpha` times the largest of its query block.
+
+    Parameters
+    ----------
+    alpha : float
+        From 0 (keeps all) to 1.
+    sink, window, last_n : int
+        Always kept: the first `sink` blocks, the `window` blocks that end at the diagonal (at least 1, so that every
+        row sees itself), and all blocks for the last `last_n` query blocks.
+    min_budget : int
+        So many strongest blocks are kept whatever the threshold.
+    maximum : {"all", "unforced"}
+        Whether forced blocks take part in the largest energy. With ``all`` a strong sink raises the threshold.
+    share : {"head", "group"}
+        A list for each query head, or one for the query heads of a KV head, whose rows are then scored as one set.
+    visibility : {"last", "first"}
+        A row scores a block when it sees the block's last token, or its first.
+    mean_correction : bool
+        Blocks that were left out enter the softmax as one key and value each, their means, weighed by their size.
+
+    References
+    ----------
+    Fan et al., "FlashPrefill", 2026; "FlashPrefill v2", 2026 (``share="group"``, ``visibility="first"``,
+    ``mean_correction=True``; there a set is 128 rows of all heads, here 128 tokens of all heads).
+
+    Examples
+    --------
+    >>> FlashPrefill(0.1).window
+    4
+    >>> FlashPrefill(1.5)
+    Traceback (most recent call last):
+        ...
+    sp.errors.ConfigError: FlashPrefill: alpha is 1.5; it must be from 0 to 1
+    """
+
+    alpha: float
+    sink: int = 2
+    window: int = 4
+    last_n: int = 2
+    min_budget: int = 0
+    maximum: Literal["all", "unforced"] = "all"
+    share: Literal["head", "group"] = "head"
+    visibility: Literal["last", "first"] = "last"
+    mean_correction: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:  # NaN too
+            raise ConfigError(f"FlashPrefill: alpha is {self.alpha}; it must be from 0 to 1")
+        if self.min_budget < 0:
+            raise ConfigError(f"FlashPrefill: min_budget is {self.min_budget}; it must not be negative")
+        check_forced("FlashPrefill", self.sink, self.window, self.last_n)
+        _check_word("FlashPrefill", "maximum", self.maximum, ("all", "unforced"))
+        _check_word("FlashPrefill", "share", self.share, ("head", "group"))
+        _check_word("FlashPrefill", "visibility", self.visibility, ("last", "first"))
+
+    def select(
+        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
+    ) -> BlockLists:
+        """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
+        return _by_energy(self, q, k_pages, table, tokens, scale, fmt)
+
+    def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
+        """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
+        always = forced(n, tokens, self.sink, self.window, self.last_n)
+        seen = causal(n, tokens)
+        judged = seen & ~always if self.maximum == "unforced" else seen
+        largest = np.where(judged, energy, 0).max(axis=2, keepdims=True)
+        bound = np.maximum(self.alpha * largest, SMALLEST) if self.alpha else np.zeros_like(largest)
+        kept: Bools = (energy >= bound) & seen | always
+        if self.min_budget:
+            budget = np.minimum(self.min_budget, candidates(n, tokens))
+            kept |= strongest(np.where(seen, energy, -1), budget)
+        return kept
+
+
+@dataclass(frozen=True)
+class TopDensity:
+    """Keep the forced blocks and the strongest others of each query block, up to a share of the blocks it could see.
+
+    For timing with inputs whose attention is flat, as that of random weights; the scores are those of `FlashPrefill`.
+
+    Parameters
+    ----------
+    density : float
+        Above 0, at most 1. A query block with ``v`` blocks to see keeps ``ceil(density * v)``, or the forced if more.
+    sink, window, last_n, share, visibility
+        As in `FlashPrefill`.
+    """
+
+    density: float
+    sink: int = 2
+    window: int = 4
+    last_n: int = 2
+    share: Literal["head", "group"] = "head"
+    visibility: Literal["last", "first"] = "last"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ConfigError(f"TopDensity: density is {self.density}; it must be above 0 and at most 1")
+        check_forced("TopDensity", self.sink, self.window, self.last_n)
+        _check_word("TopDensity", "share", self.share, ("head", "group"))
+        _check_word("TopDensity", "visibility", self.visibility, ("last", "first"))
+
+    def select(
+        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
+    ) -> BlockLists:
+        """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
+        return _by_energy(self, q, k_pages, table, tokens, scale, fmt)
+
+    def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
+        """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
+        always = forced(n, tokens, self.sink, self.window, self.last_n)
+        return always | top_density(np.where(always, np.inf, energy), self.density, n, tokens)
+
+
+def _by_energy(
+    rule: FlashPrefill | TopDensity, q: Any, k_pages: Any, table: Any, tokens: int, scale: float, fmt: BlockFormat
+) -> BlockLists:
+    """Score the blocks by their mean keys and list those that the rule keeps."""
+    check_sizes(q, k_pages, tokens)
+    means = block_means(k_pages, table, tokens, fmt)
+    if is_device(q):
+        return select_on_device(rule, q, means, tokens, scale)
+    together = q.shape[1] // means.shape[0] if rule.share == "group" else 1
+    energy = block_energy(q, means, tokens, scale, together, rule.visibility)
+    return lists_of(rule.mask(energy, len(q), tokens).repeat(together, axis=0), rule.last_n)
+
+
+def top_density(scores: Floats, density: float, n: int, tokens: int) -> Bools:
+    """The ``ceil(density * v)`` largest scores of each row's ``v`` candidates; of equal ones the first.
+
+    Parameters
+    ----------
+    scores : float32 (lists, query_blocks, blocks)
+        Not negative; +inf for blocks that come first.
+    density : float
+    n, tokens : int
+        Queries and tokens, for the candidates.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> scores = np.array([[[1.0, 9, 9], [3.0, 1, 9], [3.0, 1, 3]]])
+    >>> top_density(scores, 0.6, 384, 384).astype(int).tolist()
+    [[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]
+    """
+    seen = causal(n, tokens)
+    # In float32, as on the device, where a product just above a whole number would otherwise count one more.
+    budget = np.ceil(np.float32(density) * candidates(n, tokens).astype(np.float32)).astype(np.int64)
+    return strongest(np.where(seen, scores, -1), np.minimum(budget, candidates(n, tokens)))
+
+
+def strongest(scores: Floats, budget: Ints) -> Bools:
+    """The `budget` (query_blocks,) largest scores (lists, query_blocks, blocks) of each row; of equals the first."""
+    order = np.argsort(-scores, axis=2, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(scores.shape[2])[None, None], axis=2)
+    kept: Bools = rank < budget[:, None]
+    return kept
+
+
+def check_forced(name: str, sink: int, window: int, last_n: int) -> None:
+    """ConfigError unless the numbers of forced blocks make sense."""
+    if sink < 0 or last_n < 0:
+        raise ConfigError(f"{name}: sink is {sink}, last_n {last_n}; they must not be negative")
+    if window < 1:
+        raise ConfigError(f"{name}: window is {window}; it must be at least 1, or rows would not see their own block")
+
+
+def _check_word(name: str, option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}: {option} is {value!r}; known are {', '.join(known)}")
+
+
+def check_sizes(q: Any, k_pages: Any, tokens: int) -> None:
+    """ConfigError for an empty prompt, or pages and heads that the kernels do not take."""
+    n, heads, d = q.shape
+    if not 1 <= n <= tokens:
+        raise ConfigError(f"sparse attention: {n} queries of {tokens} tokens; there must be at least one, and no more")
+    kv_heads = k_pages.shape[2]
+    if heads % kv_heads:
+        raise ConfigError(f"sparse attention: {heads} query heads do not divide among {kv_heads} kv heads")
+    if is_device(q):
+        if k_pages.shape[1] != BLOCK:
+            raise ConfigError(f"sparse attention: pages of {k_pages.shape[1]} tokens; a page is a block of {BLOCK}")
+        if d not in HEAD_DIMS:
+            raise ConfigError(f"sparse attention: heads of {d} values; the kernels take {HEAD_DIMS}")
+
+
+def select_on_device(options: FlashPrefill | TopDensity, q: Any, means: Any, tokens: int, scale: float) -> BlockLists:
+    """Score against mean keys (kv_heads, blocks, d) and list, in one launch."""
+    cupy = import_cupy()
+    n, heads, d = q.shape
+    kv_heads, blocks, _ = means.shape
+    together = heads // kv_heads if options.share == "group" else 1
+    rows = -(-n // BLOCK)
+    counts, indices = cupy.empty((heads, rows), np.int32), cupy.empty((heads, rows, blocks), np.int32)
+    if isinstance(options, FlashPrefill):
+        rule = options.min_budget, int(options.maximum == "unforced"), options.alpha, 0.0
+    else:
+        rule = 0, 0, 0.0, options.density
+    least, unforced, alpha, share = rule
+    BLOCK_SELECT.launch(
+        (heads // together * rows,),
+        q,
+        means,
+        counts,
+        indices,
+        n,
+        tokens,
+        heads,
+        kv_heads,
+        together,
+        blocks,
+        options.sink,
+        options.window,
+        options.last_n,
+        least,
+        int(options.visibility == "last"),
+        unforced,
+        alpha,
+        share,
+        scale * float(np.log2(np.e)),
+        defines=variant(d, blocks),
+    )
+    return BlockLists(counts, indices, min(options.last_n, rows))

@@ -1,0 +1,1 @@
+"""Block formats, one file each."""

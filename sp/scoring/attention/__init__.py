@@ -1,0 +1,1 @@
+"""Scorers that read the attention of a drafter, one file each."""

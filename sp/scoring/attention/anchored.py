@@ -1,0 +1,53 @@
+"""Score by the drafter's attention, with lexical anchors above all: the seed system's scoring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from sp.scoring.attention.tail import TailScorer
+from sp.scoring.base import Importance, ScoreRequest, register_scorer
+from sp.scoring.lexical import Anchors
+
+
+@register_scorer("anchored")
+@dataclass(frozen=True)
+class AnchoredScorer(TailScorer):
+    """`tail`, where chunks that `lexical` marks come before all others, ordered by its marks and then by attention.
+
+    To tell what anchors are worth, compare with `tail` and with `lexical` at equal kept tokens.
+
+    Parameters
+    ----------
+    ngram, most_hits, radius, asked, chunk_size
+        See `Anchors`; by default as in the seed, which looks at the last 96 tokens.
+
+    Notes
+    -----
+    The scoring of Lucebox: the last 8 prompt tokens without rotary embedding, maximum over heads, mean over queries,
+    pooling last.
+    """
+
+    rotary: Literal["post", "none"] = "none"
+    order: str = "heads,queries,pool"
+    ngram: int = 4
+    most_hits: int = 8
+    radius: int | Literal["by_length"] = 2
+    asked: int = 96
+    chunk_size: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.anchors()
+
+    def anchors(self) -> Anchors:
+        """The anchors these options describe."""
+        return Anchors(self.ngram, self.most_hits, self.radius, self.asked, self.chunk_size)
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """Attention scaled to at most one, plus two and the mark where a chunk is marked."""
+        found, marks = super().score(request), self.anchors().mark(request)
+        scores = found.scores / max(float(found.scores.max()), 1e-30)
+        return replace(found, scores=(scores + np.where(marks > 0, 2 + 1e3 * marks, 0)).astype(np.float32))

@@ -1,0 +1,170 @@
+"""AttentionScorer: which queries and layers count, and how their weights become importance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import is_device
+from sp.models import Cache, LayerAttention, Model, ModelConfig, read_by_layer
+from sp.models.cache.pages import Stored
+from sp.ops.attention.kv_pages import kv_gather, unpacked_pages
+from sp.ops.attention.reduction import Edges, Pooling
+from sp.ops.attention.unrotate import unrotate
+from sp.quant import F16, F32
+from sp.scoring.attention.reduction import Fold, Reduction
+from sp.scoring.base import Importance, ScoreRequest
+from sp.scoring.reading import ReadingScorer, densities, first_layers
+
+Rotary = Literal["post", "none"]
+LayerSet = Literal["middle", "last_half", "every_second"]
+MOST_QUESTION_TOKENS = 64
+"""Of a longer question only the last tokens are queries, for the memory of their weights."""
+
+Take = Callable[[int, Floats, Stored], None]
+"""Sees each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
+
+
+@dataclass(frozen=True)
+class AttentionScorer(ReadingScorer):
+    """Options of scorers that reduce a drafter's attention.
+
+    Parameters
+    ----------
+    attention, alpha, density
+        See `ReadingScorer`.
+    queries : int or "question"
+        Number of query tokens whose attention counts, or all from the first token of the question on.
+    rotary : {"post", "none"}
+        Score with rotary embedding (as the drafter attends) or without it (position-free relevance).
+    order, over_heads, over_queries, pool, pooling, edges
+        The steps of `Reduction` and how each is done.
+    layers : tuple of int, or "middle", "last_half", "every_second", optional
+        Layers whose attention counts; negative ones count from the end of those that are run. The named sets are
+        taken of the attention layers that are run, every second one from the last on. All by default.
+    depth : int, optional
+        Run only so many of the drafter's layers.
+    """
+
+    queries: int | Literal["question"] = 8
+    rotary: Rotary = "post"
+    order: str = "pool,heads,queries"
+    over_heads: Literal["max", "mean"] = "max"
+    over_queries: Literal["mean", "max"] = "mean"
+    pool: int = 13
+    pooling: Pooling = "mean"
+    edges: Edges = "renormalise"
+    layers: tuple[int, ...] | LayerSet | None = None
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.queries != "question" and self.queries < 1:
+            raise ConfigError(f"queries must be at least 1, not {self.queries}")
+        if self.depth is not None and self.depth < 1:
+            raise ConfigError(f"depth must be at least 1, not {self.depth}")
+        self.reduction()
+
+    def reduction(self) -> Reduction:
+        """The reduction these options describe."""
+        return Reduction(self.order, self.over_heads, self.over_queries, self.pool, self.edges, self.pooling)
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Predicted operations of the layers that are run."""
+        return super().flops(first_layers(config, self.scored_layers(config)[-1] + 1), tokens)
+
+    def scored_layers(self, config: ModelConfig) -> tuple[int, ...]:
+        """Attention layers that count, ascending.
+
+        Raises
+        ------
+        ConfigError
+            For a layer that is not run or has no attention, or when none is left.
+        """
+        depth = config.layers if self.depth is None else self.depth
+        if depth > config.layers:
+            raise ConfigError(f"depth is {depth}, but the drafter has {config.layers} layers")
+        there = [layer for layer in config.attention_layers if layer < depth]
+        if self.layers is None:
+            asked = there
+        elif isinstance(self.layers, str):
+            half = len(there) // 2
+            asked = {"middle": there[half : half + 1], "last_half": there[half:], "every_second": there[::-2]}[
+                self.layers
+            ]
+        else:
+            asked = [layer + depth * (layer < 0) for layer in self.layers]
+        for layer in asked:
+            if layer not in there:
+                raise ConfigError(f"layer {layer} is not among the attention layers that are run: {there}")
+        if not asked:
+            raise ConfigError(f"none of the first {depth} layers of the drafter has attention")
+        return tuple(sorted(set(asked)))
+
+    def query_count(self, request: ScoreRequest) -> int:
+        """Number of the prompt's last tokens that are queries."""
+        n = len(request.ids)
+        if self.queries != "question":
+            return min(self.queries, n)
+        return min(n - question_start(request), MOST_QUESTION_TOKENS)
+
+    def read(self, request: ScoreRequest, take: Take) -> LayerAttention:
+        """Let the drafter read the prompt once, and show every scored layer with the last tokens' queries.
+
+        The memory held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last
+        that counts are not run, and that one does not attend.
+        """
+        model, n, queries = request.model, len(request.ids), self.query_count(request)
+        scored, attend = self.scored_layers(model.config), self.attend(request)
+
+        def watch(layer: int, q: Floats, cache: Cache) -> None:
+            if layer in scored:
+                rows = self.rows(q[-queries:], request.positions[-queries:], model)
+                take(layer, rows, self.keys(cache.stored(layer), request.positions, model))
+
+        read_by_layer(
+            model, request.ids, request.positions, model.new_cache(n, layers=1), watch,
+            attend=attend, rows=queries, depth=scored[-1] + 1, progress=request.progress,
+        )  # fmt: skip
+        return attend
+
+    def rows(self, q: Floats, positions: Ints, model: Model) -> Floats:
+        """Queries as they are scored; the ones given stay as they are."""
+        if self.rotary == "post":
+            return q
+        turned: Floats = q.copy() if is_device(q) else q
+        return unrotate(turned, model.place(positions), model.config.rope_base, model.config.rope_dim)
+
+    def keys(self, at: Stored, positions: Ints, model: Model) -> Stored:
+        """Keys of the first ``len(positions)`` tokens as they are scored."""
+        at = at._replace(tokens=len(positions))
+        return at if self.rotary == "post" else _unrotated(at, positions, model)
+
+
+def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
+    """What a scorer returns; waits for the device."""
+    return Importance(fold.result(), fold.heatmap(), generated, fold.head_maps(), densities(attend))
+
+
+def question_start(request: ScoreRequest) -> int:
+    """Index of the question's first token; ConfigError if the prompt names no question."""
+    if not request.question.any():
+        raise ConfigError("this scorer needs a prompt with a known question; give one with --question")
+    return int(request.question.argmax())
+
+
+def _unrotated(at: Stored, positions: Ints, model: Model) -> Stored:
+    """The same keys without rotary embedding, as pages in order."""
+    base, rope_dim = model.config.rope_base, model.config.rope_dim
+    if is_device(at.k):
+        pages = unpacked_pages(at.k, at.table, at.tokens, at.fmt)
+        blocks, _, kv_heads, d = pages.shape
+        unrotate(pages.reshape(-1, kv_heads, d)[: at.tokens], model.place(positions), base, rope_dim)
+        return Stored(pages.view(np.uint8), at.v, model.place(np.arange(blocks), np.int32), at.tokens, F16)
+    keys = unrotate(kv_gather(at.k, at.table, at.tokens, at.fmt), positions, base, rope_dim)
+    return Stored(np.ascontiguousarray(keys).view(np.uint8)[None], at.v, np.zeros(1, np.int64), at.tokens, F32)

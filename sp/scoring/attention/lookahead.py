@@ -1,0 +1,106 @@
+"""Score by the attention of the last prompt token and of tokens the drafter generates after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
+from sp.models import Cache, LayerAttention, ModelConfig, decode_step, prefill_by_layer
+from sp.ops.array_module import array_module
+from sp.scoring.attention.attention import AttentionScorer, importance_of
+from sp.scoring.attention.reduction import Fold
+from sp.scoring.base import Importance, ScoreRequest, register_scorer
+from sp.scoring.reading import ReadingScorer
+
+
+@dataclass(frozen=True)
+class LookAhead:
+    """What a drafter leaves that has read a prompt and gone on for some tokens.
+
+    Attributes
+    ----------
+    queries : dict of int to float (queries, heads, head_dim)
+        By scored layer: of the last prompt token if that counts, then of the generated ones.
+    generated : tuple of int
+    cache : Cache
+        Keys and values of the prompt and of the generated tokens.
+    attend : LayerAttention
+    """
+
+    queries: dict[int, Floats]
+    generated: tuple[int, ...]
+    cache: Cache
+    attend: LayerAttention
+
+
+@register_scorer("lookahead")
+@dataclass(frozen=True)
+class LookaheadScorer(AttentionScorer):
+    """Attention of the last prompt token and of `queries` - 1 greedily generated tokens.
+
+    The softmax runs over prompt keys only. Keys and values of every attention layer stay cached until the last query is
+    known, because the queries exist only after the whole prompt has been read. Generation stops early at an
+    end-of-generation token, whose query still counts; one query means the last prompt token alone. A drafter that
+    generates needs all its layers, so there is no `depth`.
+
+    Parameters
+    ----------
+    last : bool
+        Without it all `queries` are of generated tokens.
+
+    Notes
+    -----
+    Source: SpecPrefill (arXiv 2502.02789), whose "LAH" variant generates 8 tokens. Ports of it differ in whether the
+    last prompt token counts.
+    """
+
+    queries: int = 8
+    last: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.depth is not None:
+            raise ConfigError("scorer lookahead runs all layers of the drafter, since it generates; leave depth out")
+
+    def flops(self, config: ModelConfig, tokens: int) -> float:
+        """Predicted operations of reading the prompt; those of generation are few."""
+        return ReadingScorer.flops(self, config, tokens)
+
+    def score(self, request: ScoreRequest) -> Importance:
+        """Prefill, generate the look-ahead, then reduce each layer's attention from its cached keys."""
+        ahead = self.look_ahead(request)
+        fold = Fold(self.reduction(), request.by_head)
+        for layer, queries in ahead.queries.items():
+            keys = self.keys(ahead.cache.stored(layer), request.positions, request.model)
+            fold.add_layer(queries, keys, causal=False)
+        return importance_of(fold, ahead.attend, ahead.generated)
+
+    def look_ahead(self, request: ScoreRequest) -> LookAhead:
+        """Read the prompt and generate, keeping the queries that count."""
+        model, n = request.model, len(request.ids)
+        captured: dict[int, list[Floats]] = {layer: [] for layer in self.scored_layers(model.config)}
+        attend, new_tokens = self.attend(request), self.queries - self.last
+
+        def watch(layer: int, q: Floats, cache: Cache) -> None:
+            if layer in captured and self.last:  # a copy, so that the other queries can go
+                captured[layer].append(self.rows(q[-1:].copy(), request.positions[-1:], model))
+
+        def tap(layer: int, q: Floats, k: Floats, positions: Ints) -> None:
+            if layer in captured:
+                captured[layer].append(self.rows(q, positions, model))
+
+        cache = model.new_cache(n + new_tokens)
+        logits = prefill_by_layer(
+            model, request.ids, request.positions, cache, watch=watch, attend=attend, progress=request.progress
+        )
+        position = int(request.positions[-1])
+        generated: list[int] = []
+        while len(generated) < new_tokens:
+            token = int(logits.argmax())
+            generated.append(token)
+            logits = decode_step(model, token, position + len(generated), cache, tap=tap)
+            if token in request.eos_ids:
+                break
+        queries = {layer: array_module(q[0]).concatenate(q) for layer, q in captured.items()}
+        return LookAhead(queries, tuple(generated), cache, attend)

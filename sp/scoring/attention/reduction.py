@@ -1,0 +1,76 @@
+"""Fold: the importance of a prompt's tokens, gathered layer by layer.
+
+Only the running result (queries, tokens) is held, never (layers, heads, queries, tokens).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.kernels import is_device
+from sp.models.cache.pages import Stored
+from sp.ops.attention.importance import Folded, fold_weights, importance
+from sp.ops.attention.reduction import STEPS, Reduction, average_pool
+
+__all__ = ["STEPS", "Fold", "Reduction", "average_pool"]
+
+
+@dataclass
+class Fold:
+    """Running reduction over the layers of a drafter, in NumPy or on the device.
+
+    Examples
+    --------
+    >>> fold = Fold(Reduction(pool=1))
+    >>> fold.add(np.full((2, 1, 4), 0.25, np.float32))
+    >>> fold.result().tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+
+    reduction: Reduction
+    by_head: bool = False
+    running: Any = None
+    count: int = 0
+    layers: list[Any] = field(default_factory=list)
+    heads: list[Any] = field(default_factory=list)
+
+    def add(self, probs: Floats) -> None:
+        """Fold in one layer's weights (heads, queries, tokens)."""
+        self._take(fold_weights(probs, self.reduction, self.running, by_head=self.by_head), len(probs))
+
+    def add_layer(self, q: Floats, keys: Stored, *, causal: bool) -> None:
+        """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
+        found = importance(
+            q, keys.k, keys.table, keys.tokens, keys.fmt, self.reduction, self.running,
+            causal=causal, by_head=self.by_head,
+        )  # fmt: skip
+        self._take(found, q.shape[1])
+
+    def _take(self, found: Folded, heads: int) -> None:
+        self.running = found.running
+        self.layers.append(found.by_layer)
+        if found.by_head is not None:
+            self.heads.append(found.by_head)
+        self.count += heads
+
+    def result(self) -> Floats:
+        """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
+        assert self.running is not None, "no layer was folded in"
+        return self.reduction.finish(_on_host(self.running), self.count)
+
+    def heatmap(self) -> Floats:
+        """Importance by layer, (layers, chunks)."""
+        return np.stack([_on_host(layer) for layer in self.layers])
+
+    def head_maps(self) -> Floats | None:
+        """Importance by layer and head, (layers, heads, chunks), if it was asked for."""
+        return np.stack([_on_host(layer) for layer in self.heads]) if self.heads else None
+
+
+def _on_host(values: Any) -> Floats:
+    host: Floats = values.get() if is_device(values) else values
+    return host

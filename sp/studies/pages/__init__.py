@@ -1,0 +1,1 @@
+"""Reports: pages of tables and pictures."""

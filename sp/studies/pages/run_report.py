@@ -1,0 +1,209 @@
+"""One run as a table, as a JSON object and as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sp.pipeline import Answer, Pipeline, RunOptions, RunResult
+from sp.trace import Trace, write_atomic
+
+
+def stage_rows(answer: Answer) -> list[dict[str, Any]]:
+    """Stages of one pass with their share of its total."""
+    total = answer.trace.seconds or 1.0
+    return [{**stage.as_dict(), "share": stage.seconds / total} for stage in answer.trace.stages]
+
+
+def mean_density(densities: tuple[float, ...]) -> float:
+    """Mean over layers; none are told of where attention was dense."""
+    return sum(densities) / len(densities) if densities else 1.0
+
+
+def drafter_density(result: RunResult) -> float | None:
+    """The drafter's, or None where no attention was looked at."""
+    found = result.importance
+    if found is None or (found.by_layer is None and not found.densities):
+        return None
+    return mean_density(found.densities)
+
+
+def summary(result: RunResult, files: dict[str, Path], expected: list[str] | None = None) -> dict[str, Any]:
+    """The JSON object of `sp run --json`.
+
+    `keep_ratio` is the realised share of the prompt's tokens, of which the ratio asked for is the ceiling;
+    `forced_tokens` were kept by constraints, whatever their scores; `full_ttft_s` and `full_answer` are None
+    when the full prefill was not run; `correct` is None without a known answer. Densities are the shares of the
+    causal key blocks that attention read, mean over its layers: 1 where it was dense, None without attention.
+    `acceptance_length` is the tokens that a pass of the target gave, on average; None where no draft guessed.
+    """
+    full = result.full
+    return {
+        "answer": result.answer.text,
+        "full_answer": full.text if full else None,
+        "correct": None if expected is None else all(value in result.answer.text for value in expected),
+        "activated": result.decision.activated,
+        "reason": result.decision.reason,
+        "break_even_tokens": result.decision.break_even_tokens,
+        "break_even_source": result.decision.break_even_source,
+        "prompt_tokens": len(result.prompt),
+        "kept_tokens": result.kept_tokens,
+        "keep_ratio": result.kept_tokens / len(result.prompt),
+        "forced_tokens": 0 if result.selection is None else int(result.selection.forced.sum()),
+        "needle_recall": result.needle_recall,
+        "ttft_s": result.answer.ttft_s,
+        "full_ttft_s": full.ttft_s if full else None,
+        "speedup": full.ttft_s / result.answer.ttft_s if full else None,
+        "predicted_speedup": result.decision.predicted_speedup,
+        "stages": stage_rows(result.answer),
+        "full_stages": stage_rows(full) if full else None,
+        "drafter_density": drafter_density(result),
+        "target_density": mean_density(result.answer.densities),
+        "acceptance_length": result.answer.acceptance_length,
+        "peak_bytes": result.peak_bytes,
+        "residency": result.answer.trace.facts.get("residency"),
+        "files": {name: str(path) for name, path in files.items()},
+    }
+
+
+def stage_table(result: RunResult) -> Table:
+    """Stages of the compressed pass and of the full one, with seconds, tokens and share."""
+    table = Table(title="Time to first token and decode, by stage", title_justify="left")
+    for name, justify in (("pass", "left"), ("stage", "left"), ("seconds", "right"), ("tokens", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("share", justify="right")
+    passes = [("compressed" if result.selection is not None else "full", result.answer)]
+    if result.full is not None and result.full is not result.answer:
+        passes.append(("full", result.full))
+    for label, answer in passes:
+        for row in stage_rows(answer):
+            table.add_row(
+                label,
+                row["name"],
+                f"{row['seconds']:.3f}",
+                f"{row['tokens']:,}",
+                f"{100 * row['share']:.1f} %",
+            )
+        table.add_row(label, "[b]first token after[/b]", f"[b]{answer.ttft_s:.3f}[/b]", "", "", end_section=True)
+    return table
+
+
+def why(result: RunResult) -> str:
+    """The why-not report in one line."""
+    decision = result.decision
+    state = "Compression was active" if decision.activated else "Compression was not active"
+    known = f"{'it' if decision.break_even_tokens else 'no prompt length'} is {decision.break_even_source} to pay"
+    above = f" above about {decision.break_even_tokens:,} tokens" if decision.break_even_tokens else ""
+    return f"{state}: {decision.reason}; {known}{above} at this keep ratio."
+
+
+def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts: dict[str, Any]) -> Trace:
+    """The trace to save: facts, spans and arrays of the run."""
+    trace = Trace(stages=result.answer.trace.stages, facts=dict(facts))
+    trace.facts |= {
+        "target": pipeline.target.describe(),
+        "drafter": pipeline.drafter.describe() if pipeline.drafter else None,
+        "draft": pipeline.draft.describe() if pipeline.draft else None,
+        "options": {
+            "keep_ratio": options.keep_ratio,
+            "scorer": repr(options.scorer),
+            "selector": repr(options.selector),
+            "compress": options.compress,
+            "threshold": options.threshold,
+            "positions": options.positions,
+            "mapping": options.mapping,
+            "kv": options.kv,
+            "rotate": options.rotate,
+            "state_gaps": options.state_gaps,
+            "sparse": None if options.sparse is None else repr(options.sparse),
+            "decode": repr(options.decode),
+            "max_new_tokens": options.max_new_tokens,
+            "seed": options.seed,
+        },
+        "spans": [
+            {"kind": span.kind, "start_byte": span.start, "end_byte": span.end} for span in result.prompt.prompt.spans
+        ],
+        "generated_by_drafter": list(result.importance.generated) if result.importance else [],
+        "residency": result.answer.trace.facts.get("residency"),
+        "drafter_densities": list(result.importance.densities) if result.importance else [],
+        "target_densities": list(result.answer.densities),
+        "tokens_by_pass": list(result.answer.passes),
+    }
+    trace.arrays = {"token_bytes": result.prompt.bytes, "token_ids": result.prompt.ids}
+    if result.selection is not None and result.scores is not None and result.importance is not None:
+        trace.arrays |= {
+            "scores": result.scores,
+            "drafter_scores": result.importance.scores,
+            "chunk_scores": result.selection.chunk_scores,
+            "kept": result.selection.kept,
+            "forced": result.selection.forced,
+        }
+        if result.drafted is not None:
+            trace.arrays["drafter_bytes"] = result.drafted.bytes
+        if result.importance.by_layer is not None:
+            trace.arrays["by_layer"] = result.importance.by_layer
+        if result.importance.by_head is not None:
+            trace.arrays["by_head"] = result.importance.by_head
+    return trace
+
+
+def write_files(
+    result: RunResult, pipeline: Pipeline, options: RunOptions, folder: Path, facts: dict[str, Any]
+) -> dict[str, Path]:
+    """Save trace, arrays, the highlighted text and, if compression was active, the picture."""
+    from sp.studies.figures import importance_figure, save_png
+    from sp.studies.pages.kept_text import as_html
+
+    json_path, arrays_path = run_trace(result, pipeline, options, facts).save(folder)
+    files = {"trace": json_path, "arrays": arrays_path}
+    files["kept_text"] = write_atomic(folder / "kept.html", as_html(result).encode())
+    if result.selection is not None:
+        files["plot"] = save_png(importance_figure(result), folder / "importance.png")
+    return files
+
+
+def memory_lines(residency: dict[str, Any] | None) -> list[str]:
+    """What lay on the device at most, and who came and went; nothing for a run on the CPU."""
+    if not residency:
+        return []
+    limit = f" of {residency['budget_bytes'] / 2**30:.1f}" if residency["budget_bytes"] else ""
+    lines = [f"[b]Peak GPU memory[/b]  {residency['peak_bytes'] / 2**30:.2f}{limit} GiB"]
+    for note in residency["transitions"]:
+        what = f"{note['kind']} {note['name']}: {note['parts']} parts, {note['nbytes'] / 2**20:.0f} MiB"
+        lines.append(f"  {note['at']:8.3f} s  {what}, {note['seconds']:.3f} s")
+    return lines
+
+
+def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -> None:
+    """Answer, speed-up, why-not report and files, a line each."""
+    verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
+    console.print(f"[b]Answer[/b]  {escape(report['answer'])}{verdict}")
+    if result.full is not None and result.full is not result.answer:
+        console.print(f"[b]Full prefill answers[/b]  {escape(result.full.text)}")
+        console.print(
+            f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s against {report['full_ttft_s']:.2f} s: "
+            f"{report['speedup']:.1f}x"
+        )
+    console.print(
+        f"[b]Kept[/b]  {report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens, realised keep ratio "
+        f"{report['keep_ratio']:.4f}; {report['forced_tokens']:,} of them by constraint"
+    )
+    if report["needle_recall"] is not None:
+        console.print(f"[b]Needle kept[/b]  {100 * report['needle_recall']:.0f} % of its tokens")
+    for who in ("drafter", "target"):
+        density = report[f"{who}_density"]
+        if density is not None:
+            how = "dense" if density == 1 else f"sparse, {100 * density:.1f} % of the causal blocks read"
+            console.print(f"[b]Attention of the {who}[/b]  {how}")
+    if report["acceptance_length"] is not None:
+        console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
+    console.print(why(result))
+    console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
+    for line in memory_lines(report["residency"]):
+        console.print(line)
+    for name, path in report["files"].items():
+        console.print(f"[b]{name}[/b]  {escape(path)}", soft_wrap=True)

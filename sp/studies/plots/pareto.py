@@ -1,0 +1,79 @@
+"""Quality against cost: accuracy over kept tokens and over time to first token, a panel for each prompt length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sp.studies.style import Look, looks, plain_log, tidy, tokens_label
+from sp.studies.sweep.cells import FULL, Group, Table
+
+Cost = Literal["kept_tokens", "ttft_s"]
+LABELS = {"kept_tokens": "kept tokens (mean)", "ttft_s": "time to first token (s, median)"}
+
+
+def pareto_figure(table: Table, cost: Cost) -> Figure:
+    """One line a strategy, one point a keep ratio, pooled over tasks; bars are Wilson 95 % intervals.
+
+    The full prefill is the star, and the band its interval.
+    """
+    lengths = table.values("tokens_asked")
+    names = table.strategies()
+    styles = looks(names)
+    columns = min(3, len(lengths))
+    rows = -(-len(lengths) // columns)
+    height = max(2.9 * rows + 0.3, 0.19 * len(names) + 0.4)  # the legend has a line a strategy
+    figure = Figure(figsize=(3.1 * columns + 2.3, height), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    groups = table.groups("tokens_asked", "keep_ratio")
+    for axes, tokens in zip(grid.flat, lengths, strict=False):
+        for name in names:
+            mine = {key[2]: group for key, group in groups.items() if key[0] == name and key[1] == tokens}
+            if mine:
+                _line(axes, [mine[keep] for keep in sorted(mine)], styles[name], cost, full=name.startswith(FULL))
+        sizes = [group.n for key, group in groups.items() if key[1] == tokens]
+        counts = f"n = {min(sizes)}" if min(sizes) == max(sizes) else f"n = {min(sizes)} to {max(sizes)}"
+        axes.set_title(f"{tokens_label(tokens)} tokens, {counts}", fontsize=9)
+        axes.set_ylim(-3, 103)
+        tidy(axes)
+        low, high = axes.get_xlim()
+        plain_log(axes, _ticks(max(low, 1e-6), high), tokens=cost == "kept_tokens")
+    for axes in grid.flat[len(lengths) :]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("right answers (%)", fontsize=9)
+    for column in range(columns):
+        last = max(row for row in range(rows) if row * columns + column < len(lengths))
+        grid[last, column].set_xlabel(LABELS[cost], fontsize=9)
+    handles = [
+        grid[0, 0].plot([], [], color=look.colour, marker=look.marker, linestyle=look.line, markersize=5, label=name)[0]
+        for name, look in styles.items()
+    ]
+    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+def _line(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, *, full: bool) -> None:
+    found = [group.mean(cost) if cost == "kept_tokens" else group.median(cost) for group in groups]
+    x = np.array([value or np.nan for value in found])
+    y = 100 * np.array([group.accuracy for group in groups])
+    bounds = 100 * np.array([group.interval for group in groups])
+    if full:
+        axes.axhspan(*bounds[0], color=look.colour, alpha=0.08, linewidth=0)
+        axes.plot(x, y, look.marker, color=look.colour, markersize=11, zorder=5)
+        return
+    axes.errorbar(
+        x, y, yerr=np.abs(bounds.T - y), color=look.colour, linestyle="", elinewidth=0.8, alpha=0.45, zorder=2
+    )
+    axes.plot(x, y, color=look.colour, linestyle=look.line, marker=look.marker, markersize=4, linewidth=1.2, zorder=3)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers 1, 2, 5 times powers of ten, at most about seven of them."""
+    decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    ticks = [m * 10.0**e for e in decades for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    return ticks if len(ticks) <= 7 else [tick for tick in ticks if f"{tick:e}".startswith("1")]

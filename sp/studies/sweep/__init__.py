@@ -1,0 +1,1 @@
+"""Sweeps: cells, how they are run, stored, resumed and read back."""

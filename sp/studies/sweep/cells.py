@@ -1,0 +1,175 @@
+"""Rows of results grouped and summarised: shares with Wilson intervals, paired differences to the full prefill."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sp.evals.statistics import paired_difference, wilson
+from sp.studies.sweep.store import Row
+
+FULL = "full prefill"
+CONTROLS = ("random", "uniform", "recency", "head_tail", "lexical", "bm25", "oracle")
+"""Scorers that read no model, in the order they are shown, after everything else."""
+DEFAULTS = {
+    "positions": "original",
+    "mapping": "byte_span",
+    "kv": "f16",
+    "rotate": False,
+    "state_gaps": "compact",
+    "decode": "greedy",
+    "seed": 0,
+}
+"""Options that are part of a strategy's name where they differ."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one strategy that are summarised together, each with the full prefill of the same example.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+    baseline : sequence of Row
+        The full prefill's row of the same example, one for one; empty where none was run.
+    """
+
+    rows: Sequence[Row]
+    baseline: Sequence[Row]
+
+    @property
+    def n(self) -> int:
+        """Examples."""
+        return len(self.rows)
+
+    @cached_property
+    def accuracy(self) -> float:
+        """Share of right answers."""
+        return float(np.mean([row["correct"] for row in self.rows]))
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """Wilson interval of the accuracy, 95 %."""
+        return wilson(int(sum(row["correct"] for row in self.rows)), self.n)
+
+    def difference(self) -> tuple[float, float, float] | None:
+        """Accuracy minus that of the full prefill on the same examples, with its paired bootstrap interval."""
+        if not self.baseline:
+            return None
+        return paired_difference([row["correct"] for row in self.rows], [row["correct"] for row in self.baseline])
+
+    def given(self, kept: bool) -> Group:
+        """The rows whose answer's tokens were all kept, or were not."""
+        return Group([row for row in self.rows if row.get("given_kept") is kept], [])
+
+    def mean(self, name: str) -> float | None:
+        """Mean of a measure over the rows that have it."""
+        values = self._values(name)
+        return float(np.mean(values)) if values else None
+
+    def median(self, name: str) -> float | None:
+        """Median of a measure over the rows that have it."""
+        values = self._values(name)
+        return float(np.median(values)) if values else None
+
+    def speedup(self) -> float | None:
+        """Median ratio of the full prefill's time to first token to this one's, example by example."""
+        pairs = [(full["ttft_s"], row["ttft_s"]) for full, row in zip(self.baseline, self.rows, strict=False)]
+        return float(np.median([full / own for full, own in pairs])) if pairs else None
+
+    def _values(self, name: str) -> list[float]:
+        return [row[name] for row in self.rows if row.get(name) is not None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows, with what tells strategies apart.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        `strategy` names the way the prompt was read: scorer, selector if more than one was tried, and options.
+    full : mapping
+        The full prefill's row by example.
+    """
+
+    rows: Sequence[Row]
+    full: Mapping[tuple[Any, ...], Row]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Table:
+        """Name the strategies of the rows that were read, and pair each with the full prefill of its example."""
+        listed = [row for row in rows if row["status"] == "ok"]
+        selectors = {row["selector"] for row in listed if row["cell"] >= 0}
+        full = {example_key(row): row for row in listed if row["cell"] < 0}
+        several = len(selectors) > 1
+        named = [{**row, "strategy": strategy_name(row, several)} for row in listed]
+        return cls(named, full)
+
+    def groups(self, *by: str, keep: Iterable[float] | None = None) -> dict[tuple[Any, ...], Group]:
+        """Groups by strategy and the columns named; of rows at the keep ratios given, and the full prefill always.
+
+        Keys begin with the strategy; the full prefill has keep ratio 1.
+        """
+        wanted = None if keep is None else {*keep, None}
+        found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+        for row in self.rows:
+            if wanted is None or row["cell"] < 0 or row["keep_ratio"] in wanted:
+                found[row["strategy"], *(row.get(name) for name in by)].append(row)
+        groups = {}
+        for key in sorted(found, key=lambda key: (strategy_order(key[0]), *map(_sortable, key[1:]))):
+            baseline = [self.full[example_key(row)] for row in found[key] if example_key(row) in self.full]
+            groups[key] = Group(found[key], baseline if len(baseline) == len(found[key]) else [])
+        return groups
+
+    def strategies(self) -> list[str]:
+        """Names in the order they are shown: full prefill, strategies, controls."""
+        return sorted({row["strategy"] for row in self.rows}, key=strategy_order)
+
+    def values(self, name: str) -> list[Any]:
+        """Values of a column, sorted, rows of the full prefill left out where others have it too."""
+        found = {row[name] for row in self.rows if row.get(name) is not None and row["cell"] >= 0}
+        return sorted(found or {row[name] for row in self.rows if row.get(name) is not None})
+
+
+def example_key(row: Row) -> tuple[Any, ...]:
+    """What one example is: the pair that read it, and its task, length and number."""
+    return row.get("pair", ""), row["task"], row["tokens_asked"], row["example"]
+
+
+def strategy_name(row: Row, several_selectors: bool) -> str:
+    """Name of the strategy of a row."""
+    if row["cell"] < 0:
+        parts = [FULL]
+    else:
+        parts = [row["scorer"]]
+        if several_selectors:
+            parts.append(row["selector"])
+    changed = [
+        f"{name}={row[name]}"
+        for name, default in DEFAULTS.items()
+        if row["cell"] >= 0 and row.get(name, default) != default
+    ]
+    return " + ".join([*parts, *filter(None, [" ".join(changed), row.get("pair")])])
+
+
+def strategy_order(name: str) -> tuple[int, int, str]:
+    """Full prefill, strategies by name, controls."""
+    scorer = name.partition(" ")[0]
+    if name.startswith(FULL):
+        return 0, 0, name
+    return (2, CONTROLS.index(scorer), name) if scorer in CONTROLS else (1, 0, name)
+
+
+def is_control(name: str) -> bool:
+    """Whether a strategy's scorer reads no model."""
+    return strategy_order(name)[0] == 2
+
+
+def _sortable(value: Any) -> tuple[bool, Any]:
+    return (value is not None, value if value is not None else 0)

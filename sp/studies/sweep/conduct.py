@@ -1,0 +1,189 @@
+"""A sweep from its checked file to rows on disk: what is left to do, how long it takes, and doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from sp.bench.record import commit
+from sp.errors import ConfigError
+from sp.kernels.device import pick_device
+from sp.kernels.machine import machine_facts, machine_slug
+from sp.pipeline.load import Where
+from sp.studies.sweep.estimate import TYPICAL, Estimate, Work, deal, fit, work_of
+from sp.studies.sweep.executor import Outcome, RayPool, run_here, run_on
+from sp.studies.sweep.pairs import Pair
+from sp.studies.sweep.provenance import PairFacts, pair_facts
+from sp.studies.sweep.store import Results, Store, read_results, result_files, session_line
+from sp.studies.sweep.sweep import Run, Sweep, config_hash
+from sp.studies.sweep.worker import Worker
+
+Shard = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run with its identity and its work."""
+
+    run: Run
+    hash: str
+    config: Mapping[str, Any]
+    work: Work
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a start of a sweep will do.
+
+    Parameters
+    ----------
+    sweep : Sweep
+    device : {"cpu", "cuda"}
+    facts : dict
+        Of each pair.
+    jobs : tuple of Job
+        Runs of this start that `--only` and `--shard` leave.
+    done : frozenset of str
+        Hashes of runs that earlier starts finished.
+    earlier : Results
+        Of earlier starts.
+    shard : tuple of int or None
+        (i, n), counted from 1.
+    """
+
+    sweep: Sweep
+    device: Where
+    facts: Mapping[Pair, PairFacts]
+    jobs: tuple[Job, ...]
+    done: frozenset[str]
+    earlier: Results
+    shard: Shard | None
+
+    @property
+    def left(self) -> list[Job]:
+        """Jobs that are not done."""
+        return [job for job in self.jobs if job.hash not in self.done]
+
+    @property
+    def path(self) -> Path:
+        """The file this start appends to."""
+        if self.shard is None:
+            return self.sweep.out / "rows.jsonl"
+        index, shards = self.shard
+        return self.sweep.out / f"rows-{index:0{len(str(shards))}}of{shards}.jsonl"
+
+    def other_commits(self) -> set[str]:
+        """Commits other than today's at which runs of this plan were done."""
+        now = commit()
+        sessions = {self.earlier.runs[job.hash]["session"] for job in self.jobs if job.hash in self.done}
+        return {str(self.earlier.sessions[each]["commit"]) for each in sessions} - {str(now)}
+
+
+def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None) -> Plan:
+    """Open what the sweep needs, without loading a model, and find out what is done.
+
+    Raises
+    ------
+    SpError
+        A model is missing or damaged, a length does not fit its context, nothing matches `only`, or the results
+        there are of another schema.
+    """
+    facts = {pair: pair_facts(pair) for pair in {run.pair for run in sweep.runs}}
+    device = pick_device(sweep.device)
+    by_hash: dict[str, Job] = {}  # a file, or --set, may ask for one run twice
+    for run in sweep.runs:
+        pair = facts[run.pair]
+        if run.tokens > pair.target.context:
+            raise ConfigError(
+                f"{run.label}: {run.tokens} tokens do not fit {pair.models['target']['file']}, whose context is "
+                f"{pair.target.context}"
+            )
+        config = run.config(pair.hashes)
+        job = Job(run, config_hash(config), config, work_of(config, pair.target, pair.drafter))
+        by_hash.setdefault(job.hash, job)
+    jobs = list(by_hash.values())
+    if shard is not None:
+        dealt = deal([TYPICAL[device].seconds(job.work) for job in jobs], shard[1])
+        jobs = [job for job, owner in zip(jobs, dealt, strict=True) if owner == shard[0] - 1]
+    if only is not None:
+        chosen = [job for job in jobs if fnmatchcase(job.run.label, only)]
+        if not chosen:
+            example = f"; runs are called like {jobs[0].run.label!r}" if jobs else ""
+            raise ConfigError(f"--only {only!r} matches none of {len(jobs)} runs{example}")
+        jobs = chosen
+    earlier = read_results(result_files(sweep.out)) if sweep.out.is_dir() else Results()
+    return Plan(sweep, device, facts, tuple(jobs), frozenset(earlier.runs), earlier, shard)
+
+
+def from_earlier(plan: Plan) -> Estimate | None:
+    """Rates of runs that the same models did on this machine; None if there are none."""
+    here = machine_slug(machine_facts(plan.device))
+    works, seconds = [], []
+    for run in plan.earlier.runs.values():
+        pair = next((pair for pair in plan.facts.values() if pair.hashes == run["config"]["models"]), None)
+        if pair is not None and machine_slug(plan.earlier.sessions[run["session"]]) == here:
+            works.append(work_of(run["config"], pair.target, pair.drafter))
+            seconds.append(run["seconds"])
+    return fit(works, seconds, f"{len(works)} earlier runs on this machine") if works else None
+
+
+def calibrate(plan: Plan) -> Estimate:
+    """Rates of one example of the shortest run that is left, and of the next longer one, after a warm-up."""
+    shortest: dict[int, Job] = {}
+    for job in sorted(plan.left, key=lambda job: job.work.flop / job.run.count):
+        shortest.setdefault(job.run.tokens, job)
+    worker, works, seconds = Worker(plan.device), [], []
+    for job in list(shortest.values())[:2]:
+        one = Run(job.run.pair, job.run.spec, job.run.tokens, job.run.first, 1, job.run.cells, job.run.full)
+        outcome = worker.run(one)
+        if outcome.error:
+            raise ConfigError(f"{job.run.label}: {outcome.error}")
+        pair = plan.facts[job.run.pair]
+        works.append(work_of(one.config(pair.hashes), pair.target, pair.drafter))
+        seconds.append(outcome.seconds)
+    return fit(works, seconds, f"a calibration with {len(works)} example{'s' * (len(works) > 1)}")
+
+
+def carry_out(
+    plan: Plan, executor: str, progress: Callable[[Run, int], None] | None = None
+) -> Iterator[tuple[Job, Outcome]]:
+    """Do what is left; every run is on the disk when it is yielded.
+
+    Raises
+    ------
+    ConfigError
+        Another process writes the same file, or Ray is missing.
+    """
+    left = plan.left
+    by_run = {id(job.run): job for job in left}
+    runs = [job.run for job in left]
+    with Store(plan.path, session_line(plan.sweep.name, commit(), plan.device)) as store:
+        for run, outcome in outcomes(plan, executor, runs, progress):
+            job = by_run[id(run)]
+            if outcome.error is None:
+                store.add(
+                    job.hash,
+                    outcome.rows,
+                    seconds=outcome.seconds,
+                    config=job.config,
+                    models=plan.facts[run.pair].models,
+                    part=run.part,
+                )
+            else:
+                store.fail(job.hash, run.label, outcome.error)
+            yield job, outcome
+
+
+def outcomes(
+    plan: Plan, executor: str, runs: Sequence[Run], progress: Callable[[Run, int], None] | None
+) -> Iterator[tuple[Run, Outcome]]:
+    """Runs as they finish, here or on a Ray cluster."""
+    if not runs:
+        return iter(())
+    if executor == "local":
+        return run_here(Worker(plan.device, progress), runs)
+    device = plan.device
+    return run_on(RayPool(lambda: Worker(device)), runs)

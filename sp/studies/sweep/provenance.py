@@ -1,0 +1,87 @@
+"""What models a result came from: content of the files and of the chat template, and their sizes for estimates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sp.gguf import GGUFFile, chat_template
+from sp.kernels.device import cache_folder
+from sp.models import ModelConfig
+from sp.pipeline import embedded
+from sp.studies.sweep.pairs import Pair
+from sp.trace import write_atomic
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """Configurations of a pair's models, and what records say of them.
+
+    Parameters
+    ----------
+    target, drafter : ModelConfig
+    models : dict
+        By role: `file`, `sha256`, `template_sha256` (of the chat template, None without one).
+    """
+
+    target: ModelConfig
+    drafter: ModelConfig
+    models: dict[str, dict[str, Any]]
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 by role, as it enters the hash of a run."""
+        return {role: facts["sha256"] for role, facts in self.models.items()}
+
+
+def pair_paths(pair: Pair) -> dict[str, Path]:
+    """File of each role, the embedded one where none is named; a draft only where the pair has one."""
+    paths = {"target": pair.target or embedded("target"), "drafter": pair.drafter or embedded("drafter")}
+    return paths | ({"draft": pair.draft} if pair.draft else {})
+
+
+def pair_facts(pair: Pair) -> PairFacts:
+    """Open the files far enough to describe them.
+
+    Raises
+    ------
+    SpError
+        A file is missing, damaged or no model.
+    """
+    configs: dict[str, ModelConfig] = {}
+    models: dict[str, dict[str, Any]] = {}
+    paths = pair_paths(pair)
+    if draft := paths.pop("draft", None):
+        models["draft"] = {"file": draft.name, "sha256": files_sha256([draft]), "template_sha256": None}
+    for role, path in paths.items():
+        with GGUFFile.open(path) as file:
+            configs[role] = ModelConfig.from_gguf(file)
+            template = chat_template(file)
+            models[role] = {
+                "file": file.path.name,
+                "sha256": files_sha256(file.paths),
+                "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
+            }
+    return PairFacts(configs["target"], configs["drafter"], models)
+
+
+def files_sha256(paths: Sequence[Path]) -> str:
+    """SHA-256 of the files one after the other; remembered by path, size and time in the cache folder."""
+    stats = [path.stat() for path in paths]
+    key = json.dumps([[str(p.resolve()), s.st_size, s.st_mtime_ns] for p, s in zip(paths, stats, strict=True)])
+    place = cache_folder() / "sha256" / hashlib.sha256(key.encode()).hexdigest()
+    with suppress(OSError):
+        return place.read_text()
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    with suppress(OSError):  # a read-only cache only costs time
+        write_atomic(place, digest.hexdigest().encode())
+    return digest.hexdigest()

@@ -1,0 +1,272 @@
+"""What a sweep file asks for: checked in full, with line numbers, and expanded to runs before anything is loaded.
+
+A run is one block of examples of one task and length, read by one pair, in every cell: cells with one scorer share
+its scores, so keep ratios, selectors, positions and KV formats cost no drafter pass of their own. A file has the
+sections `pairs` (the embedded one if left out), `tasks` and `cells`, or `parts`, a list of such with a `name` each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sp.config import Registry
+from sp.decode import DECODERS, Greedy, Speculative
+from sp.errors import ConfigError, unknown_name
+from sp.evals import TASKS, Task
+from sp.evals.run import label as strategy_label
+from sp.pipeline import RunOptions
+from sp.scoring import SCORERS
+from sp.selection import SELECTORS
+from sp.studies.sweep.combine import Combination, expand, override
+from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
+from sp.studies.sweep.pairs import PAIR_KEYS, Pair, make_pair, with_draft
+
+SECTIONS = ("pairs", "tasks", "cells")
+OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
+STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
+    "scorer": (SCORERS, "tail"),
+    "selector": (SELECTORS, "top_chunks"),
+    "decode": (DECODERS, "greedy"),
+}
+CELL_KEYS = (*OPTIONS, *(f"{name}." for name in STRATEGIES))
+TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run")
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to read a prompt.
+
+    Parameters
+    ----------
+    options : RunOptions
+    config : dict
+        Every option in force, plain, as it enters the hash of a run.
+    """
+
+    options: RunOptions
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task with options, by name.
+
+    Parameters
+    ----------
+    task : Task
+    name : str
+        Name and the options that differ from its defaults, e.g. ``"needle depth=0.5"``.
+    config : dict
+        Registered name and options, plain.
+    """
+
+    task: Task
+    name: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Examples ``first`` to ``first + count - 1`` of one task and length, in every cell.
+
+    `part` names the part of the file it belongs to; it decides nothing.
+    """
+
+    pair: Pair
+    spec: TaskSpec
+    tokens: int
+    first: int
+    count: int
+    cells: tuple[Cell, ...]
+    full: bool
+    part: str = ""
+
+    @property
+    def label(self) -> str:
+        """What `--only` matches: ``task/tokens/first``, after the target's name if it is not the embedded one."""
+        pair = f"{self.pair.target.stem}/" if self.pair.target else ""
+        return f"{pair}{self.spec.name}/{self.tokens}/{self.first}"
+
+    def config(self, models: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything that decides what this run finds, the models by content.
+
+        Parameters
+        ----------
+        models : mapping
+            Role to the SHA-256 of its file.
+        """
+        return {
+            "models": dict(models),
+            "task": self.spec.config,
+            "tokens": self.tokens,
+            "first": self.first,
+            "count": self.count,
+            "full": self.full,
+            "cells": [cell.config for cell in self.cells],
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep: its runs in the order written, where rows go, and whether a report follows."""
+
+    name: str
+    runs: tuple[Run, ...]
+    out: Path
+    device: Device
+    report: bool
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """First 16 hex digits of the SHA-256 of canonical JSON.
+
+    Examples
+    --------
+    >>> config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
+    """Read a sweep file with ``--set`` overrides.
+
+    Raises
+    ------
+    ConfigError
+        For whatever is wrong, with the file's line.
+    """
+    root = read_yaml(path)
+    for setting in settings:
+        root = apply_setting(root, setting)
+    entries = root.mapping()
+    top = {"name": str, "out": str, "device": Device, "full": bool, "report": bool}
+    for key, value in entries.items():
+        if key not in top and key not in (*SECTIONS, "parts"):
+            raise value.error(unknown_name("key of a sweep", key, [*top, *SECTIONS, "parts"]))
+        if key in top:
+            check_located(value, top[key], key)
+    given = {key: value.plain() for key, value in entries.items() if key in top}
+    shared = {key: value for key, value in entries.items() if key in SECTIONS}
+    parts = [{**shared, **part.mapping()} for part in entries["parts"].items()] if "parts" in entries else [shared]
+    runs = tuple(run for part in parts for run in part_runs(part, path.name, given.get("full", True)))
+    name = given.get("name", path.stem)
+    out = Path(given.get("out", f"sp-sweep/{name}"))
+    return Sweep(name, runs, out, given.get("device", "auto"), given.get("report", False))
+
+
+def apply_setting(root: Located, setting: str) -> Located:
+    """One ``--set``; of a section, in every part of the file that has it."""
+    if "parts" not in root.mapping() or "." not in setting.partition("=")[0]:
+        return override(root, setting, SECTIONS)
+    entries = dict(root.mapping())
+    section = setting.partition(".")[0]
+    if section in entries:
+        entries = dict(override(root, setting, SECTIONS).mapping())
+    parts = [
+        override(part, setting, SECTIONS) if section in part.mapping() or section not in SECTIONS else part
+        for part in entries["parts"].items()
+    ]
+    return Located({**entries, "parts": Located(parts, entries["parts"].where)}, root.where)
+
+
+def part_runs(part: Mapping[str, Located], file: str, full: bool) -> Iterator[Run]:
+    """Runs of one part: its pairs, times its tasks, in its cells."""
+    for key, value in part.items():
+        if key not in (*SECTIONS, "name"):
+            raise value.error(unknown_name("key of a part", key, [*SECTIONS, "name"]))
+    name = check_located(part["name"], str, "name") if "name" in part else ""
+    for section in ("tasks", "cells"):
+        if section not in part:
+            raise ConfigError(f"{file}: the section {section} is missing")
+    pairs = [Pair()] if "pairs" not in part else [make_pair(each) for each in _combinations(part, "pairs")]
+    cells = unique_cells(make_cell(each, part["cells"]) for each in _combinations(part, "cells"))
+    guesses = any(isinstance(cell.options.decode, Speculative) for cell in cells)
+    for pair in [with_draft(pair, guesses, part["cells"]) for pair in pairs]:
+        for each in _combinations(part, "tasks"):
+            for run in make_runs(each, part["tasks"], pair, cells, full):
+                yield dataclasses.replace(run, part=name)
+
+
+def _combinations(entries: Mapping[str, Located], section: str) -> list[Combination]:
+    keys = {"pairs": PAIR_KEYS, "tasks": TASK_KEYS, "cells": CELL_KEYS}[section]
+    return expand(entries[section], keys, section.removesuffix("s"))
+
+
+def make_strategy(each: Combination, kind: str, registry: Registry[Any], default: str) -> tuple[Any, dict[str, Any]]:
+    """A scorer, selector, decoder or task from ``kind`` (a name, or a mapping with ``name``) and ``kind.OPTION`` keys.
+
+    Returns
+    -------
+    tuple
+        The built strategy, and its registered name and every option, plain.
+    """
+    given = each.get(kind, Located(default, "default"))
+    options: dict[str, Located] = {}
+    if isinstance(given.value, dict):
+        options = dict(given.value)
+        if "name" not in options:
+            raise given.error(f"a {kind} with options needs its name: {{name: {default or 'NAME'}, OPTION: VALUE}}")
+        name = check_located(options.pop("name"), str, f"name of the {kind}")
+    else:
+        name = check_located(given, str, kind)
+    for key, value in each.items():
+        if key.startswith(f"{kind}."):
+            if key.removeprefix(f"{kind}.") in options:
+                raise value.error(f"{key} is set twice; keep one of the two")
+            options[key.removeprefix(f"{kind}.")] = value
+    built = build_located(lambda values: registry.build(name, values), options, given)
+    return built, {"name": name, **dataclasses.asdict(built)}
+
+
+def make_cell(each: Combination, section: Located) -> Cell:
+    """The cell of a combination. Compression is always on, unless the file says otherwise."""
+    built: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    for kind, (registry, default) in STRATEGIES.items():
+        built[kind], config[kind] = make_strategy(each, kind, registry, default)
+    rest = {key: value for key, value in each.items() if key.partition(".")[0] not in STRATEGIES}
+    hints = {key: value for key, value in rest.items() if key in OPTIONS}
+    base = {"compress": "always", **built}
+    options = build_located(lambda values: RunOptions(**base | check_options(values)), hints, section)
+    config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
+    if isinstance(options.decode, Greedy):  # as all runs were before there was a choice, whose hashes stand
+        del config["decode"]
+    return Cell(options, config)
+
+
+def check_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run with an int taken for a float, as YAML writes 1 for 1.0."""
+    return {key: float(value) if key == "keep_ratio" and type(value) is int else value for key, value in values.items()}
+
+
+def unique_cells(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """The cells without repetitions, which `--set` can bring about."""
+    return tuple({config_hash(cell.config): cell for cell in cells}.values())
+
+
+def make_runs(each: Combination, section: Located, pair: Pair, cells: tuple[Cell, ...], full: bool) -> Iterable[Run]:
+    """Blocks of at most `per_run` examples of one task and length."""
+    if "task" not in each:
+        raise section.error("a task needs its name: task: NAME")
+    numbers = {"tokens": 0, "examples": 0, "first": 0, "per_run": 10}
+    for key, least in (("tokens", 1), ("examples", 1), ("first", 0), ("per_run", 1)):
+        if key in each:
+            numbers[key] = check_located(each[key], int, key)
+            if numbers[key] < least:
+                raise each[key].error(f"{key} must be at least {least}, not {numbers[key]}")
+        elif key in ("tokens", "examples"):
+            raise each["task"].error(f"the task needs {key}: a number")
+    task, config = make_strategy(each, "task", TASKS, "")
+    spec = TaskSpec(task, strategy_label(TASKS, task), config)
+    end = numbers["first"] + numbers["examples"]
+    for first in range(numbers["first"], end, numbers["per_run"]):
+        yield Run(pair, spec, numbers["tokens"], first, min(numbers["per_run"], end - first), cells, full)

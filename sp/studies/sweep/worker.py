@@ -1,0 +1,100 @@
+"""Carry out runs of a sweep: load the pair once, make the examples, evaluate every cell, keep what a row needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from sp.errors import SpError
+from sp.evals.base import Example
+from sp.evals.run import COLUMNS as OPTION_COLUMNS
+from sp.evals.run import RESULTS, Row, evaluate
+from sp.pipeline import Pipeline
+from sp.pipeline.load import Where
+from sp.studies.sweep.executor import Outcome
+from sp.studies.sweep.pairs import Pair
+from sp.studies.sweep.provenance import pair_paths
+from sp.studies.sweep.sweep import Run
+
+COLUMNS = (
+    "task", "example", "tokens_asked", "prompt_tokens", "cell", "scorer", "selector", "decode", "status",
+    "depth",
+    *OPTION_COLUMNS, *RESULTS,
+)  # fmt: skip
+"""What every row says; the answers expected and other facts of an example stand in its first row."""
+
+
+class Worker:
+    """Keeps one pair loaded and carries out runs with it.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "cuda"}
+    progress : callable, optional
+        Called with the run and 1 after every row.
+    """
+
+    def __init__(self, device: Where = "auto", progress: Callable[[Run, int], None] | None = None) -> None:
+        self.device = device
+        self.progress = progress or (lambda job, done: None)
+        self._loaded: tuple[Pair, Pipeline] | None = None
+
+    def pipeline(self, pair: Pair) -> Pipeline:
+        """The pair, loaded and warm; only the last one asked for stays in memory."""
+        if self._loaded is None or self._loaded[0] != pair:
+            self._loaded = None
+            paths = pair_paths(pair)
+            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device)
+            if "draft" in paths:
+                pipeline = pipeline.with_draft(paths["draft"])
+            pipeline.warm_up()
+            self._loaded = pair, pipeline
+        return self._loaded[1]
+
+    def run(self, job: Run) -> Outcome:
+        """Carry out one run; an error that a user can mend becomes its outcome."""
+        try:
+            pipeline = self.pipeline(job.pair)
+            start = time.perf_counter()
+            rows = evaluate(
+                pipeline,
+                examples(job, pipeline),
+                [cell.options for cell in job.cells],
+                full=job.full,
+                progress=lambda done: self.progress(job, done),
+            )
+            return Outcome(list(stored_rows(job, rows)), time.perf_counter() - start)
+        except SpError as error:
+            return Outcome(error=str(error))
+
+
+def examples(job: Run, pipeline: Pipeline) -> Iterator[Example]:
+    """The examples of a run, made one at a time."""
+    tokenizer = pipeline.target.tokenizer
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text).ids)
+
+    for index in range(job.first, job.first + job.count):
+        yield job.spec.task.example(index, job.tokens, count)
+
+
+def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
+    """What of the rows goes to disk: measures that exist, the task with its options, facts once an example.
+
+    A fixed depth is no other task, or a grid of depths would be as many tasks: it goes into the example's name and into
+    `asked_depth`, beside the `depth` where the needle found a place.
+    """
+    words = job.spec.name.split(" ")
+    depth = [word for word in words if word.startswith("depth=")]
+    task = " ".join(word for word in words if word not in depth)
+    named = job.pair.target, job.pair.drafter, job.pair.draft if job.pair.target else None
+    pair = "+".join(str(path) for path in named if path)
+    last = None
+    for row in rows:
+        first, last = row["example"] != last, row["example"]
+        kept = {key: value for key, value in row.items() if value is not None and (first or key in COLUMNS)}
+        kept |= {"task": task, "example": " ".join([row["example"], *depth])}
+        if depth:
+            kept["asked_depth"] = float(depth[0].removeprefix("depth="))
+        yield kept | ({"pair": pair} if pair else {})

@@ -1,0 +1,160 @@
+"""Tables of a report in Markdown: accuracy with intervals, differences to the full prefill, what was kept, time."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
+from typing import Any
+
+from sp.studies.style import tokens_label
+from sp.studies.sweep.cells import FULL, Group, Table
+
+Key = tuple[Any, ...]
+
+CSV_COLUMNS = (
+    "strategy", "task", "tokens_asked", "keep_ratio", "n", "correct", "accuracy", "low", "high", "score",
+    "needle_recall", "needle_rank", "needle_margin", "given_kept", "accuracy_given_kept", "realised_keep",
+    "kept_tokens", "drafter_density", "acceptance_length", "ttft_s", "full_ttft_s", "speedup", "decode_s",
+)  # fmt: skip
+TIMES = ("ttft_s", "full_ttft_s", "speedup", "decode_s")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, first column to the left, the others to the right.
+
+    Examples
+    --------
+    >>> print(markdown(["a", "b"], [["x", "1"]]))
+    | a | b |
+    |---|---:|
+    | x | 1 |
+    """
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return text.replace("| --- |", "|---|").replace(" ---: |", "---:|")
+
+
+def share(group: Group) -> str:
+    """Accuracy in per cent with its interval."""
+    low, high = group.interval
+    return f"{100 * group.accuracy:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def points(group: Group) -> str:
+    """Difference to the full prefill in percentage points with its interval."""
+    found = group.difference()
+    if found is None:
+        return ""
+    mean, low, high = (100 * value for value in found)
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def grid_table(
+    table: Table, by: str, show: Callable[[Group], str], *, keep: float | None = None, name: Callable[[Any], str] = str
+) -> str:
+    """Strategies down, values of one column across; the full prefill first, and once, where the column is the keep
+    ratio."""
+    groups = table.groups(by, keep=None if keep is None else [keep])
+    values = table.values(by)
+    rows = []
+    for strategy in table.strategies():
+        mine = {key[1]: group for key, group in groups.items() if key[0] == strategy}
+        if not mine:
+            continue
+        if by == "keep_ratio" and strategy.startswith(FULL):
+            [whole] = mine.values()
+            mine = dict.fromkeys(values, whole)
+        sizes = sorted({group.n for group in mine.values()})
+        n = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+        rows.append([strategy, *(show(mine[value]) if value in mine else "" for value in values), n])
+    return markdown(["strategy", *(name(value) for value in values), "n"], rows)
+
+
+def kept_table(table: Table, keep: Sequence[float]) -> str:
+    """What the selections kept of prompts and needles, and how the target did with and without the answer's tokens."""
+    head = [
+        "strategy", "keep ratio", "realised", "kept tokens", "needle kept", "rank", "margin", "answer kept",
+        "right if kept", "right if lost", "n",
+    ]  # fmt: skip
+    rows = []
+    for (strategy, ratio), group in table.groups("keep_ratio", keep=keep).items():
+        kept, lost = group.given(True), group.given(False)
+        rows.append(
+            [
+                strategy,
+                f"{ratio:g}",
+                number(group.mean("realised_keep"), ".3f"),
+                number(group.mean("kept_tokens"), ",.0f"),
+                percent(group.mean("needle_recall")),
+                number(group.median("needle_rank"), "g"),
+                number(group.median("needle_margin"), "+.2f"),
+                percent(group.mean("given_kept")),
+                f"{share(kept)}, n = {kept.n:,}" if kept.n else "",
+                f"{share(lost)}, n = {lost.n:,}" if lost.n else "",
+                f"{group.n:,}",
+            ]
+        )
+    return markdown(head, rows)
+
+
+def time_table(table: Table, keep: float) -> str:
+    """Median seconds to the first token by length, and the median ratio to the full prefill of the same example."""
+
+    def show(group: Group) -> str:
+        seconds, gain = group.median("ttft_s"), group.speedup()
+        return f"{number(seconds, '.3g')}" + (f" ({gain:.1f}x)" if gain is not None else "")
+
+    return grid_table(table, "tokens_asked", show, keep=keep, name=tokens_label)
+
+
+def decode_table(table: Table, keep: Sequence[float]) -> str:
+    """Tokens that a pass of the target gave where a draft guessed, and the time of decoding."""
+    rows = [
+        [
+            strategy,
+            f"{ratio:g}",
+            number(group.mean("acceptance_length"), ".2f"),
+            number(group.median("decode_s"), ".3g"),
+            f"{group.n:,}",
+        ]
+        for (strategy, ratio), group in table.groups("keep_ratio", keep=keep).items()
+    ]
+    return markdown(["strategy", "keep ratio", "tokens a pass", "decoding (s)", "n"], rows)
+
+
+def cells_csv(table: Table, times: bool = True) -> str:
+    """Every group of one strategy, task, length and keep ratio as a line of CSV, with or without times."""
+    out = StringIO()
+    columns = [name for name in CSV_COLUMNS if times or name not in TIMES]
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for (strategy, task, tokens, ratio), group in table.groups("task", "tokens_asked", "keep_ratio").items():
+        kept = group.given(True)
+        full = Group(group.baseline, [])
+        low, high = group.interval
+        line = {
+            "strategy": strategy, "task": task, "tokens_asked": tokens, "keep_ratio": ratio, "n": group.n,
+            "correct": sum(row["correct"] for row in group.rows), "accuracy": group.accuracy, "low": low, "high": high,
+            "accuracy_given_kept": kept.accuracy if kept.n else None,
+            "full_ttft_s": full.median("ttft_s") if full.n else None, "speedup": group.speedup(),
+            "ttft_s": group.median("ttft_s"), "needle_rank": group.median("needle_rank"),
+            "needle_margin": group.median("needle_margin"), "decode_s": group.median("decode_s"),
+        }  # fmt: skip
+        means = (
+            "score", "needle_recall", "given_kept", "realised_keep", "kept_tokens", "drafter_density",
+            "acceptance_length",
+        )  # fmt: skip
+        line |= {name: group.mean(name) for name in means}
+        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()})
+    return out.getvalue()
+
+
+def number(value: float | None, form: str) -> str:
+    """A number in a form; nothing for None."""
+    return "" if value is None else format(value, form)
+
+
+def percent(value: float | None) -> str:
+    """A share in per cent; nothing for None."""
+    return "" if value is None else f"{100 * value:.1f}"
