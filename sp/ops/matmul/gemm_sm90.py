@@ -11,7 +11,7 @@ from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.gemm_sm90 import GEMM_SM90, WIDE, variant
 from sp.kernels.tensor_map import tensor_map
-from sp.ops.matmul.packed import PackedWeight, expand_scales
+from sp.ops.matmul.packed import PackedWeight
 
 
 def gemm(x: Any, w: PackedWeight, out: Any, mode: str) -> None:
@@ -65,13 +65,12 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, mode: str) -> N
     device = current_device()
     plan = plan_of(w.format.ggml_type, mode, len(x), w.row_tiles, w.k_tiles, _processors(device))
     tokens, cluster = int(plan.defines["TOKENS"]), int(plan.defines["CLUSTER"])
-    planes = [plane for v in weights for plane in (v.plane("low"), v.plane("high"), expand_scales(v))]
     GEMM_SM90.launch(
         (plan.clusters * cluster,),
         tensor_map(x, (width, len(x)), (2 * width,), (64, tokens // cluster)),
         tensor_map(out, (rows, len(x)), (rows * out.itemsize,), (128 // out.itemsize, 64)),
-        *planes,
-        *[None] * (6 - len(planes)),
+        w.data,
+        weights[1].data if len(weights) > 1 else None,
         plan.token_blocks,
         plan.out_blocks,
         w.row_tiles,
