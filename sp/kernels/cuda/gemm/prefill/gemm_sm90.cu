@@ -49,7 +49,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     u32 tiles = token_blocks * out_blocks, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
     if (threadIdx.x < 128) {
         registers_lower<40>();
-        Ring ring;
+        Ring ring{0, 1};  // so that the first round waits for nobody
         Work work = work_of(cluster, clusters, streamed, k_tiles);
         if (threadIdx.x == 0) {
             const Planes first = planes_of<FORMAT>(weight, row_tiles, k_tiles);
@@ -60,7 +60,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                     u64* barrier = full + ring.stage;
                     u8* x = shared + ring.stage * X_BYTES;
                     u8* w = shared + W_OFFSET + ring.stage * WARPGROUPS * W_BYTES;
-                    barrier_wait(empty + ring.stage, ring.phase ^ 1);
+                    barrier_wait(empty + ring.stage, ring.phase);
                     barrier_expect(barrier, LOADED_BYTES);
                     if constexpr (CLUSTER > 1) {
                         constexpr u32 part = TOKENS / CLUSTER;
@@ -82,16 +82,23 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         } else if (!F::plain && threadIdx.x / 32 - 1 < WARPGROUPS) {
             const u32 group = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
             const Planes planes = planes_of<FORMAT>(GATED && group == 1 ? second : weight, row_tiles, k_tiles);
-            ScaleRows<FORMAT> rows;
+            u8* words = shared + W_OFFSET + group * W_BYTES + F::low_bytes + F::high_bytes;
+            TileScales<FORMAT> scales;
             while (work.next(tiles, clusters, k_tiles)) {
                 Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
-                const i64 at = i64(row_tile_of(tile, group, row_tiles)) * k_tiles;
-                for (u32 k = work.first; k < work.last; ++k, ring.advance()) {
-                    rows.load(planes, at + k, k, k == work.first, lane);
-                    barrier_wait(empty + ring.stage, ring.phase ^ 1);
-                    u8* w = shared + W_OFFSET + (ring.stage * WARPGROUPS + group) * W_BYTES;
-                    rows.store(reinterpret_cast<u32*>(w + F::low_bytes + F::high_bytes), k, lane);
-                    barrier_arrive_warp(full + ring.stage, lane);
+                const u32 spans = k_tiles / scales.steps;
+                u32 k = work.first / scales.steps * scales.steps;
+                scales.start(row_tile_of(tile, group, row_tiles) * spans + k / scales.steps, lane);
+                for (; k < work.last; k += scales.steps) {
+                    scales.load(planes);
+#pragma unroll
+                    for (u32 step = 0; step < scales.steps; ++step) {
+                        if (STREAM && k + step - work.first >= work.last - work.first) continue;  // not of the piece
+                        barrier_wait(empty + ring.stage, ring.phase);
+                        scales.store(reinterpret_cast<u32*>(words + ring.stage * WARPGROUPS * W_BYTES), step, lane);
+                        barrier_arrive_warp(full + ring.stage, lane);
+                        ring.advance();
+                    }
                 }
             }
         }
