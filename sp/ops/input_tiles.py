@@ -1,4 +1,4 @@
-"""InputTiles: tokens as the Hopper kernel for few of them multiplies them, f16 in swizzled tiles with means."""
+"""InputTiles: tokens as the Hopper kernel for few of them multiplies them: f16 tiles with means and scales."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from sp.arrays import Floats
 from sp.kernels import import_cupy
 
-__all__ = ["SCALE", "InputTiles", "empty_tiles"]
+__all__ = ["UNIT_SCALE", "InputTiles", "empty_tiles", "largest_scales", "size_scales", "tiles_of"]
 
-SCALE = 64
-"""Tiles hold x over this, so that values to 4e6 fit."""
+UNIT_SCALE = 64.0
+"""Scale of a token whose values are about as large as 1: it may grow 2^22 times, and to 2^-8 of it 11 bits are kept."""
+MOST = 65504.0
+"""Of f16."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class InputTiles:
     held : int
         Tokens there is room for, a multiple of 8.
     data : uint8, flat
-        Tiles and behind them means.
+        Tiles, means and the tokens' scales.
     squares : float32 (tokens, width / 16), optional
         If an RMS norm is not finished: the tiles hold x times its weight, and here are sums of 16 values of x^2. The
         product divides its results by the rms: ``W (x w / rms(x)) = (W (x w)) / rms(x)``.
@@ -43,27 +46,120 @@ class InputTiles:
 
     def values(self) -> np.ndarray:
         """What the tiles hold, float64 (tokens, width): x but for its rounding."""
-        values: np.ndarray = self._plane(0, self.width) * SCALE
+        values: np.ndarray = self._plane(0, self.width) * self.scales()[:, None]
         return values
 
     def means(self) -> np.ndarray:
         """Means of 16 values, float64 (tokens, width / 16)."""
-        columns = -(-self.width // 512) * 64
-        parts = self._plane(2 * self.width * self.held, columns).reshape(self.tokens, -1, 2, 16)
-        means: np.ndarray = parts.sum(axis=2).reshape(self.tokens, -1)[:, : self.width // 16] * SCALE
+        parts = self._plane(2 * self.width * self.held, _mean_columns(self.width)).reshape(self.tokens, -1, 2, 16)
+        means: np.ndarray = parts.sum(axis=2).reshape(self.tokens, -1)[:, : self.width // 16] * self.scales()[:, None]
         return means
 
+    def scales(self) -> np.ndarray:
+        """What the values of each token were divided by, powers of two, float64 (tokens,)."""
+        return self._raw(_scales_at(self.width, self.held), 4 * self.tokens).view(np.float32).astype(np.float64)
+
+    def _raw(self, start: int, nbytes: int) -> np.ndarray:
+        raw = self.data[start : start + nbytes]
+        return raw if isinstance(raw, np.ndarray) else np.asarray(raw.get())
+
     def _plane(self, start: int, columns: int) -> np.ndarray:
-        raw = self.data[start : start + 2 * columns * self.held]
-        raw = raw if isinstance(raw, np.ndarray) else raw.get()
-        chunks = raw.view(np.float16).reshape(columns // 64, self.held, 8, 8)
-        order = np.arange(8) ^ (np.arange(self.held) % 8)[:, None]  # (held, chunk): where it lies
-        plain = np.take_along_axis(chunks, order[None, :, :, None], axis=2)
+        chunks = self._raw(start, 2 * columns * self.held).view(np.float16).reshape(columns // 64, self.held, 8, 8)
+        plain = np.take_along_axis(chunks, _order(self.held), axis=2)
         rows: np.ndarray = plain.transpose(1, 0, 2, 3).reshape(self.held, columns)[: self.tokens]
         return rows.astype(np.float64)
 
 
+def _mean_columns(width: int) -> int:
+    return -(-width // 512) * 64
+
+
+def _scales_at(width: int, held: int) -> int:
+    return 2 * (width + _mean_columns(width)) * held
+
+
+def _order(held: int) -> np.ndarray:
+    """Where each 16-byte chunk of a row lies: (1, held, 8, 1)."""
+    return (np.arange(8) ^ (np.arange(held) % 8)[:, None])[None, :, :, None]
+
+
 def empty_tiles(tokens: int, width: int, held: int) -> InputTiles:
     """Unfilled tiles on the current device; `width` a multiple of 256."""
-    nbytes = (width // 64 + -(-width // 512)) * held * 128
-    return InputTiles(tokens, width, held, import_cupy().empty(nbytes, np.uint8))
+    return InputTiles(tokens, width, held, import_cupy().empty(_scales_at(width, held) + 4 * held, np.uint8))
+
+
+def largest_scales(x: Floats) -> Floats:
+    """Scales of tokens whose values are all known: the largest comes to lie between 2^14 and 2^15.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> np.log2(largest_scales(np.array([[1e6, 1.0], [1e-3, 0.0]], np.float32)))
+    array([  5., -24.], dtype=float32)
+    """
+    return _power_below(np.abs(x).max(axis=1)) * np.float32(2.0**-14)
+
+
+def size_scales(mean_squares: Floats) -> Floats:
+    """Scales of tokens of which no more is known than how large they were before something was added.
+
+    Parameters
+    ----------
+    mean_squares : float32 (tokens,)
+        Of the residual stream.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> size_scales(np.array([1.0, 9.0, 1e6, 0.0], np.float32))
+    array([6.4000e+01, 1.2800e+02, 3.2768e+04, 6.2500e-02], dtype=float32)
+    """
+    return _power_below(np.sqrt(mean_squares + np.float32(1e-6))) * np.float32(UNIT_SCALE)
+
+
+def _power_below(x: Floats) -> Floats:
+    """The power of two at or below each positive number, within 2^-100 and 2^100."""
+    kept = np.clip(x, np.float32(2.0**-100), np.float32(2.0**100)).astype(np.float32)
+    return (kept.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
+
+
+def tiles_of(x: Floats, held: int, scales: Floats) -> InputTiles:
+    """Tiles as the kernels make them, in NumPy.
+
+    Parameters
+    ----------
+    x : float32 (tokens, width)
+        Width a multiple of 256.
+    held : int
+    scales : float32 (tokens,)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.linspace(-1, 1, 256, dtype=np.float32)[None] * 1e6
+    >>> tiles = tiles_of(x, 8, largest_scales(x))
+    >>> bool(np.abs(tiles.values() - x).max() < 1e6 * 2.0**-11)
+    True
+    """
+    tokens, width = x.shape
+    with np.errstate(over="ignore"):
+        values = np.clip(x / scales[:, None], -MOST, MOST).astype(np.float16)
+    means = values.astype(np.float32).reshape(tokens, width // 16, 16).mean(axis=2)
+    high = means.astype(np.float16)
+    low = (means - high).astype(np.float16)
+    supers = _mean_columns(width) // 32
+    parts = np.zeros((tokens, supers, 2, 16), np.float16)
+    parts[:, : width // 256, 0], parts[:, : width // 256, 1] = high.reshape(tokens, -1, 16), low.reshape(tokens, -1, 16)
+    planes = [_swizzled(plane, held) for plane in (values, parts.reshape(tokens, -1))]
+    room = np.zeros(held, np.float32)
+    room[:tokens] = scales
+    return InputTiles(tokens, width, held, np.concatenate([*planes, room.view(np.uint8)]))
+
+
+def _swizzled(rows: np.ndarray, held: int) -> np.ndarray:
+    """The bytes of f16 rows as a plane of tiles."""
+    tokens, columns = rows.shape
+    room = np.zeros((held, columns), np.float16)
+    room[:tokens] = rows
+    plain = room.reshape(held, columns // 64, 8, 8).transpose(1, 0, 2, 3)
+    return np.take_along_axis(plain, _order(held), axis=2).reshape(-1).view(np.uint8)

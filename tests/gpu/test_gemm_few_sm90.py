@@ -17,7 +17,7 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
-from sp.ops.input_tiles import InputTiles, empty_tiles
+from sp.ops.input_tiles import InputTiles, empty_tiles, largest_scales
 from sp.ops.matmul import gemm_few_sm90 as module
 from sp.ops.matmul.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
 from sp.ops.matmul.packed import PackedWeight, pack
@@ -44,6 +44,11 @@ def inputs(tokens: int, k: int, seed: int = 1) -> np.ndarray:
     x = rng.standard_normal((tokens, k)).astype(np.float32)
     x[:, rng.integers(0, k, 4)] *= 500
     return x
+
+
+def sizes(tokens: int) -> np.ndarray:
+    """Of tokens that differ by 10^12."""
+    return np.random.default_rng(3).permutation(np.float32(10.0) ** np.linspace(-6, 6, tokens, dtype=np.float32))
 
 
 def times(x: np.ndarray, dense: np.ndarray, rows: int) -> np.ndarray:
@@ -82,14 +87,27 @@ def product(guarded: Any, x: np.ndarray, w: PackedWeight, dtype: Any) -> Any:
     ("tokens", "k"), [(16, 5120), (5, 1024), (9, 256), (23, 1280), (32, 17408), (33, 1280), (64, 17408)]
 )
 def test_tiles(tokens: int, k: int, guarded: Any, tiles: list[InputTiles]) -> None:
-    x = inputs(tokens, k) * np.float32(1000)
+    x = inputs(tokens, k) * sizes(tokens)[:, None]
     x[0, :3] = 5e6, -5e6, 1e-3
-    want = np.clip(to_float64(to_bf16(x)), -65504.0 * 64, 65504.0 * 64)
+    given = to_float64(to_bf16(x))
     product(guarded, x, weight("Q4_K", (48, k))[0], np.float32)
+    scales = tiles[0].scales()
+    np.testing.assert_array_equal(scales, largest_scales(given.astype(np.float32)))
     values = tiles[0].values()
-    assert np.abs(values - want).max() <= 2.0**-19
+    assert (np.abs(values - given) <= scales[:, None] * 2.0**-25).all(), "BF16 has fewer bits than f16"
     groups = values.reshape(tokens, -1, 16)
-    assert np.abs(tiles[0].means() - groups.mean(axis=2)).max() <= np.abs(values).max() * 2.0**-21
+    assert (np.abs(tiles[0].means() - groups.mean(axis=2)).max(axis=1) <= np.abs(values).max(axis=1) * 2.0**-21).all()
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 19, 32, 33, 64])
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_all_sizes(name: str, tokens: int, guarded: Any) -> None:
+    """Each token keeps its bits, whatever stands beside it."""
+    w, dense = weight(name, (200, 1280))
+    x = inputs(tokens, 1280) * sizes(tokens)[:, None]
+    found, want = product(guarded, x, w, np.float32).get(), times(x, dense, 200)
+    for token in range(tokens):
+        assert nmse(found[token], want[token]) < EXACT, f"token {token}"
 
 
 @pytest.mark.parametrize("tokens", [7, 9, 19, 32, 33, 63])

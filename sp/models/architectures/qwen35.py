@@ -79,7 +79,7 @@ class GatedDelta:
         state, row = cache.state(self.index), cache.config.delta_layers.index(self.index)
         out = delta_tree(qkv, z, alpha, beta, self.params, state, nodes.seen, trace, row, self.out)
         state.tokens += len(x)
-        return project_add_before(x, out, self.out, then)
+        return project_add_before(x, out, self.out, then, norm)
 
 
 def qwen35_block(store: Store, index: int) -> Block:

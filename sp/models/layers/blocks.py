@@ -100,7 +100,7 @@ class Block:
         """As `Mixer.read_tree`, and the second half."""
         x, norm = self.mixer.read_tree(x, norm, nodes, cache, trace, (self.ffn_norm, self.eps))
         h = gated_project(x, self.ffn_gate, self.ffn_up, norm, self.ffn_down)
-        return project_add_before(x, h, self.ffn_down, then)
+        return project_add_before(x, h, self.ffn_down, then, norm)
 
     def feed_forward(self, x: Floats) -> Floats:
         """The second half: ``x + down(silu(gate(norm(x))) * up(norm(x)))``."""
@@ -158,7 +158,7 @@ class Attention:
         """See `Mixer`; keys and values of all nodes are stored."""
         q, gate = self.enter(x, norm, nodes.positions, cache, len(x))
         return project_add_before(
-            x, cache.attend_tree(self.index, q, nodes.seen, gate=gate, reader=self.out), self.out, then
+            x, cache.attend_tree(self.index, q, nodes.seen, gate=gate, reader=self.out), self.out, then, norm
         )
 
     def enter(

@@ -78,6 +78,7 @@ def gemm_few_sm90(
     epilogue: int,
     norm: Norm | None = None,
     then: Ready | None = None,
+    before: Ready | None = None,
 ) -> None:
     """Fill `outs` with the products of `x` and the weights.
 
@@ -95,6 +96,9 @@ def gemm_few_sm90(
         Weight and eps of an RMS norm that comes first, see `sp.ops.rms_norm`.
     then : Ready, optional
         With ADD, out a multiple of 256: filled for the product whose norm comes next.
+    before : Ready, optional
+        With `then`: of what is added to, as it was. It says how large tokens are, so that tiles hold small and large
+        ones alike; without it they are taken to be about as large as 1.
     """
     if epilogue == SWIGLU and (weights[0].format, weights[0].shape) != (weights[1].format, weights[1].shape):
         raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
@@ -126,6 +130,7 @@ def gemm_few_sm90(
         given.squares,
         None if then is None else then.norm[0],
         None if then is None else then.tiles.squares,
+        None if then is None or before is None else before.tiles.squares,
         *weight_arguments(weights, () if tiles is not None else outs),
         defines=plan.defines,
     )

@@ -95,8 +95,19 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
     return y
 
 
-def project_add_before(x: Floats, h: Floats, w: Weight, norm: Norm) -> tuple[Floats, Norm | Ready]:
+def project_add_before(
+    x: Floats, h: Floats, w: Weight, norm: Norm, before: Norm | Ready | None = None
+) -> tuple[Floats, Norm | Ready]:
     """`project_add` before a product that starts with `norm` of its result.
+
+    Parameters
+    ----------
+    x, h, w :
+        See `project_add`.
+    norm : (float32 (out,), float)
+        Of the result.
+    before : Norm or Ready, optional
+        The norm that x went through last, unchanged since; a Ready tells the kernels how large the tokens of x are.
 
     Returns
     -------
@@ -115,7 +126,7 @@ def project_add_before(x: Floats, h: Floats, w: Weight, norm: Norm) -> tuple[Flo
     array([[ 1., -1.]], dtype=float32)
     """
     if is_device(x) and len(x) and (isinstance(h, InputTiles) or choose(len(h), (w,), False, ADD) == "gemm_few_sm90"):
-        ready = add_ready(x, h, w, norm)
+        ready = add_ready(x, h, w, norm, before)
         if ready is not None:
             return x, ready
     return project_add(x, h, w), norm

@@ -25,16 +25,17 @@ def multiply_few(
     epilogue: int,
     norm: Norm | Ready | None = None,
     then: Ready | None = None,
+    before: Ready | None = None,
 ) -> None:
     """Products as `gemm_few_sm90` makes them; with STORE weights that are no K-quants take the kernel of all cards.
 
     Parameters
     ----------
-    x, weights, outs, epilogue, norm, then :
+    x, weights, outs, epilogue, norm, then, before :
         See `gemm_few_sm90`; x of at most 64 tokens.
     """
     if isinstance(x, InputTiles):
-        gemm_few_sm90(x, weights, outs, epilogue, then=then)
+        gemm_few_sm90(x, weights, outs, epilogue, then=then, before=before)
         return
     others = [i for i, w in enumerate(weights) if w.format.ggml_type not in UNIT_BYTES]
     quants = [i for i in range(len(weights)) if i not in others]
@@ -42,7 +43,7 @@ def multiply_few(
     for first in range(0, len(quants), MOST):
         some = quants[first : first + MOST]
         into = outs if epilogue == SWIGLU else [outs[i] for i in some]
-        gemm_few_sm90(given, [weights[i] for i in some], into, epilogue, first_norm, then)
+        gemm_few_sm90(given, [weights[i] for i in some], into, epilogue, first_norm, then, before)
     if not others:
         return
     norm = norm.norm if isinstance(norm, Ready) else norm
@@ -58,16 +59,16 @@ def tiles_for(reader: Any, tokens: int) -> InputTiles | None:
     return empty_tiles(tokens, reader.shape[1], held_for(tokens))
 
 
-def add_ready(x: Any, h: Any, w: Any, norm: Norm) -> Ready | None:
+def add_ready(x: Any, h: Any, w: Any, norm: Norm, before: Norm | Ready | None) -> Ready | None:
     """`x += h Wᵀ` and with it the inputs of the product whose norm comes next; None, nothing done, if that cannot be.
 
-    w is one that `multiply_few` takes.
+    w is one that `multiply_few` takes, `before` the norm of x as it was.
     """
     tokens, rows = x.shape
     if tokens > HELD[-1] or rows % 256:
         return None
     ready = Ready.empty(x, norm, held_for(tokens))
-    multiply_few(h, (w,), (x,), ADD, then=ready)
+    multiply_few(h, (w,), (x,), ADD, then=ready, before=before if isinstance(before, Ready) else None)
     return ready
 
 

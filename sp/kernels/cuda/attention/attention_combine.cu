@@ -99,10 +99,11 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
         return;
     }
     const i32 token = at / heads, k = at % heads * HEAD_DIM + dim;
-    const u32 pair = pack_f16(tile_value(x), tile_value(y));
+    const u32 pair = pack_f16(tile_value(x, 1 / UNIT_SCALE), tile_value(y, 1 / UNIT_SCALE));
     f32 sum = low_f16(pair) + high_f16(pair);
 #pragma unroll
     for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(ALL, sum, step);
     *reinterpret_cast<u32*>(tiles + tile_place(held, token, k)) = pair;
     if (k % 16 == 0) store_tile_sum(tiles, i64(heads) * HEAD_DIM, held, token, k, sum);
+    if (k == 0) tile_scales(tiles, i64(heads) * HEAD_DIM, held)[token] = UNIT_SCALE;
 }

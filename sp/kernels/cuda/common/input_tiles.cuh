@@ -1,19 +1,28 @@
 // Tokens as the B operand of wgmma, ready to be copied to shared memory as they lie (gemm_few_sm90.cu).
 //
-//   tiles  f16 [k / 64][HELD][64]: x / 64, cut to what f16 holds (|x| up to 4e6; below 4e-6 x is lost)
-//   sums   f16 [ceil(k / 512)][HELD][64], right behind: of each token's super-block of 256 inputs the means of 16 groups
-//          of 16 tile values, rounded, and then what the rounding left; two super-blocks to a tile
+//   tiles   f16 [k / 64][HELD][64]: x over the scale of its token, cut to what f16 holds
+//   sums    f16 [ceil(k / 512)][HELD][64], right behind: of each token's super-block of 256 inputs the means of 16 groups
+//           of 16 tile values, rounded, and then what the rounding left; two super-blocks to a tile
+//   scales  f32 [HELD], right behind: powers of two
 //
 // Rows of 64 f16 are 128 bytes, 8 of them 1024, in the 128-byte swizzle: 16-byte chunk c of row r lies at c ^ (r % 8).
 // HELD is the number of tokens, padded to whole groups of 8; what the padding holds does not matter.
+// A scale is what who makes tiles knows of a token before its first value: its largest value, which then lies between 2^14
+// and 2^15; or the size that it ought to have, 64 times which leaves 2^22 above and, at 11 bits, 2^8 below.
 #pragma once
 #include "types.cuh"
 
-constexpr f32 INPUT_SCALE = 1.0f / 64, MOST_F16 = 65504;
+constexpr f32 UNIT_SCALE = 64, MOST_F16 = 65504;  // UNIT_SCALE: of values about as large as 1
 
-// A NaN stays one.
-SP_DEVICE f32 tile_value(f32 x) {
-    x *= INPUT_SCALE;
+// The power of two at or below a positive number; of 0, infinities and NaN one that can still be multiplied by.
+SP_DEVICE f32 power_below(f32 x) {
+    x = fminf(fmaxf(x, 0x1p-100f), 0x1p100f);
+    return __uint_as_float(__float_as_uint(x) & 0x7f800000u);
+}
+
+// `inverse`: of the scale. A NaN stays one.
+SP_DEVICE f32 tile_value(f32 x, f32 inverse) {
+    x *= inverse;
     return x > MOST_F16 ? MOST_F16 : x < -MOST_F16 ? -MOST_F16 : x;
 }
 
@@ -28,6 +37,11 @@ SP_DEVICE i64 tile_sum_place(i64 k_all, i32 held, i32 token, i32 k, i32 part) {
     return k_all * held * 2 + tile_place(held, token, at);
 }
 
+// The scales of all tokens.
+SP_DEVICE f32* tile_scales(u8* tiles, i64 k_all, i32 held) {
+    return reinterpret_cast<f32*>(tiles + (k_all / 64 + (k_all + 511) / 512) * held * 128);
+}
+
 // Writes the sum of the 16 tile values from input k on, k a multiple of 16.
 SP_DEVICE void store_tile_sum(u8* tiles, i64 k_all, i32 held, i32 token, i32 k, f32 sum) {
     const f32 mean = sum * (1.0f / 16);
@@ -37,8 +51,9 @@ SP_DEVICE void store_tile_sum(u8* tiles, i64 k_all, i32 held, i32 token, i32 k, 
 }
 
 // Writes 4 inputs from k on, k a multiple of 4, and the sums; all 32 lanes of a warp call it with consecutive k.
-SP_DEVICE void store_tile_inputs(u8* tiles, i64 k_all, i32 held, i32 token, i32 k, bool valid, float4 x) {
-    const u32 low = pack_f16(tile_value(x.x), tile_value(x.y)), high = pack_f16(tile_value(x.z), tile_value(x.w));
+SP_DEVICE void store_tile_inputs(u8* tiles, i64 k_all, i32 held, i32 token, i32 k, bool valid, float4 x, f32 inverse) {
+    const u32 low = pack_f16(tile_value(x.x, inverse), tile_value(x.y, inverse));
+    const u32 high = pack_f16(tile_value(x.z, inverse), tile_value(x.w, inverse));
     f32 sum = (low_f16(low) + high_f16(low)) + (low_f16(high) + high_f16(high));
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);

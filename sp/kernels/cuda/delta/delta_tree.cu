@@ -228,7 +228,8 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(THREADS, 1)
         f32 total = 0.0f;
 #pragma unroll
         for (int i = 0; i < OWN; i += 2) {
-            const u32 word = words[i / 2] = pack_f16(tile_value(o[turn][i]), tile_value(o[turn][i + 1]));
+            const f32 first = tile_value(o[turn][i], 1 / UNIT_SCALE), second = tile_value(o[turn][i + 1], 1 / UNIT_SCALE);
+            const u32 word = words[i / 2] = pack_f16(first, second);
             total += low_f16(word) + high_f16(word);
         }
         store_words<OWN / 2>(places[turn][0], words);
@@ -241,4 +242,6 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(THREADS, 1)
             *reinterpret_cast<u16*>(places[turn][2]) = f16_from(mean - f32_from_f16(high));
         }
     }
+    if (!y && blockIdx.x == 0 && threadIdx.x < nodes)
+        tile_scales(tiles, i64(value_heads) * HEAD_DIM, held)[threadIdx.x] = UNIT_SCALE;
 }

@@ -51,8 +51,8 @@ def input_bytes(width: int, tokens: int, formats: int) -> int:
 
 
 def scale_bytes(tokens: int) -> int:
-    """Shared memory of what the results of each token are multiplied by, and its barrier."""
-    return 8 + 4 * tokens
+    """Shared memory of what the results of each token and the tiles made of them are multiplied by, and its barrier."""
+    return 8 + 8 * tokens
 
 
 def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROUPS) -> int:
@@ -95,6 +95,7 @@ GEMM_FEW_SM90 = Kernel(
         "const f32*? squares",
         "const f32*? next_norm",
         "f32*? next_squares",
+        "const f32*? before",
         *(
             text
             for i in range(4)

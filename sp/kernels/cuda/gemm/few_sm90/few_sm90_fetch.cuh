@@ -13,8 +13,9 @@ struct Layout {
     u8 *x, *means, *ring;
     u64 *full, *empty;     // of the ring's slots, `depth` a warpgroup
     u64 *inputs, *freed;   // chunks of x; slots of x that may be filled again
-    u64* prepared;         // `scales` and `all_tasks`
+    u64* prepared;         // `scales`, `inverses` and `all_tasks`
     f32* scales;           // of the results of each token
+    f32* inverses;         // of the scales of tiles that are made
     u32 *queue, *tasks;    // how many tasks were taken and given, and what they are
     u32* all_tasks;        // how many there will be
     f32* sums;             // of the front's warps
@@ -26,7 +27,7 @@ struct Layout {
         full = reinterpret_cast<u64*>(ring + GROUPS * depth * SLOT), empty = full + GROUPS * depth;
         inputs = empty + GROUPS * depth, x_slots = chunks, freed = inputs + chunks;
         prepared = freed + (STREAMED ? chunks : 0), scales = reinterpret_cast<f32*>(prepared + 1);
-        queue = reinterpret_cast<u32*>(scales + TOKENS), tasks = queue + 2;
+        inverses = scales + TOKENS, queue = reinterpret_cast<u32*>(inverses + TOKENS), tasks = queue + 2;
         all_tasks = tasks + places, sums = reinterpret_cast<f32*>(all_tasks + 1);
     }
 };

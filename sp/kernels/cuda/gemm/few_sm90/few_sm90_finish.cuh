@@ -6,23 +6,25 @@
 #include "input_tiles.cuh"
 
 // Inputs of the next product, if this one makes them: tiles, and where that one has yet to norm them the weight of the
-// norm and squares as find_scales takes them.
+// norm and squares as find_scales takes them; `before`: squares of what is added to, as far as they are known.
 struct Next {
     u8* tiles;
     const f32* norm;
     f32* squares;
+    const f32* before;
 };
 
 SP_DEVICE f32 silu(f32 v) { return __fdividef(v, 1 + __expf(-v)); }
 
-// Writes 16 rows from `row` on of 8 tokens from `first` on as inputs of the next product; value[i]: as sum[0][i] of a Part.
-SP_DEVICE void write_tile(u8* tiles, int rows, int row, int first, int tokens, const f32 (&value)[4], int lane) {
+// Writes 16 rows from `row` on of 8 tokens from `first` on as inputs of the next product; value[i]: as sum[0][i] of a Part,
+// `inverses`: of the scales of its two tokens.
+SP_DEVICE void write_tile(u8* tiles, int rows, int row, int first, int tokens, const f32 (&value)[4], float2 inverses, int lane) {
     u32 pair[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
         asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
                      : "=r"(pair[r])
-                     : "r"(pack_f16(tile_value(value[2 * r]), tile_value(value[2 * r + 1]))));
+                     : "r"(pack_f16(tile_value(value[2 * r], inverses.x), tile_value(value[2 * r + 1], inverses.y))));
     // Now a lane has rows 2 (lane % 4) and the next, and those 8 further on, of token lane / 4.
     f32 sum = (low_f16(pair[0]) + high_f16(pair[0])) + (low_f16(pair[1]) + high_f16(pair[1]));
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
@@ -73,7 +75,7 @@ SP_DEVICE void write(const Weight& w, const Part& sum, const Asked& asked, const
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int token = first + lane % 4 * 2 + i % 2, at = mine + i / 2 * 8;
-        const f32 scale = EPILOGUE == 1 ? 1 / INPUT_SCALE : block.scales[token];
+        const f32 scale = block.scales[token];
         value[i] = sum[0][i] * scale;
         if constexpr (EPILOGUE == 1) value[i] += asked.old[i];
         if constexpr (EPILOGUE == 2) value[i] = silu(value[i]) * (sum[SETS - 1][i] * scale);
@@ -90,29 +92,46 @@ SP_DEVICE void write(const Weight& w, const Part& sum, const Asked& asked, const
 #pragma unroll
             for (int i = 0; i < 4; ++i) value[i] *= asked.norm[i / 2];
         }
-        write_tile(next.tiles, w.rows, row, first, tokens, value, lane);
+        const float2 inverses = *reinterpret_cast<const float2*>(block.inverses + first + lane % 4 * 2);
+        write_tile(next.tiles, w.rows, row, first, tokens, value, inverses, lane);
     }
 }
 
 constexpr int HELPERS = GROUPS;  // warps that neither multiply nor fetch once the ring is full
 
-// What the results of each token are multiplied by, found by HELPERS warps, this one `part` of them: the tiles' scale and, if
-// x has yet to be normed, 1 / sqrt(mean(x^2) + eps). `squares`: sums of 16 x^2 each, (tokens, k / 16), or null.
-SP_DEVICE void find_scales(const f32* squares, f32 eps, int k, int tokens, int part, const Layout& at, int lane) {
-    constexpr int LANES = 4;  // for a token
-    for (int token = part * (32 / LANES) + lane / LANES; token < TOKENS; token += HELPERS * (32 / LANES)) {
-        f32 sum = 0;
-        if (squares && token < tokens) {
-            const float4* const from = reinterpret_cast<const float4*>(squares + i64(token) * (k / 16));
+constexpr int SQUARE_LANES = 4;  // for a token
+
+// The mean of the squares of a token; `squares`: sums of 16 of them each, (tokens, width / 16).
+SP_DEVICE f32 mean_square(const f32* squares, int width, int token, int lane) {
+    f32 sum = 0;
+    const float4* const from = reinterpret_cast<const float4*>(squares + i64(token) * (width / 16));
 #pragma unroll 4
-            for (int i = lane % LANES; i < k / 64; i += LANES) {
-                const float4 v = __ldcg(from + i);
-                sum += (v.x + v.y) + (v.z + v.w);
-            }
-        }
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        at.scales[token] = squares ? rsqrtf(sum / k + eps) / INPUT_SCALE : 1 / INPUT_SCALE;
+    for (int i = lane % SQUARE_LANES; i < width / 64; i += SQUARE_LANES) {
+        const float4 v = __ldcg(from + i);
+        sum += (v.x + v.y) + (v.z + v.w);
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    return sum / width;
+}
+
+// Found by HELPERS warps, this one `part` of them: what the results of each token are multiplied by, if x are tiles of an
+// earlier product, of `given` scales: those and, if x has yet to be normed, 1 / sqrt(mean(x^2) + eps); and the scales of the
+// tiles that are made here, which the first block stores. A stream that is added to is taken to keep about its size.
+SP_DEVICE void find_scales(const f32* squares, f32 eps, int k, const f32* given, const Next& next, int rows, int tokens,
+                           int part, const Layout& at, int lane) {
+    constexpr f32 LEAST_SQUARE = 1e-6f;
+    for (int token = part * (32 / SQUARE_LANES) + lane / SQUARE_LANES; token < TOKENS;
+         token += HELPERS * (32 / SQUARE_LANES)) {
+        const int real = min(token, tokens - 1);  // all lanes of a warp add up together
+        f32 scale = given ? __ldcg(given + real) : 0;
+        if (EPILOGUE != 1 && squares) scale *= rsqrtf(mean_square(squares, k, real, lane) + eps);
+        if (given) at.scales[token] = scale;
+        if (EPILOGUE == 0 || !next.tiles) continue;
+        f32 unit = UNIT_SCALE;
+        if (EPILOGUE == 1 && next.before) unit *= power_below(sqrtf(mean_square(next.before, rows, real, lane) + LEAST_SQUARE));
+        at.inverses[token] = 1 / unit;
+        if (blockIdx.x == 0 && blockIdx.y == 0) tile_scales(next.tiles, rows, TOKENS)[token] = unit;
     }
 }
 

@@ -22,7 +22,20 @@ struct Source {
 constexpr int FRONT_THREADS = 128 * GROUPS;
 constexpr int ROW_PARTS = (8192 / 4 + FRONT_THREADS - 1) / FRONT_THREADS;  // of a token, a thread's, with a norm: k <= 8192
 
+// The largest of what the lanes of all warps have; `room`: a word a warp.
+SP_DEVICE f32 block_max(f32 value, f32* room) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
+    named_barrier(1, FRONT_THREADS);
+#pragma unroll
+    for (int i = 0; i < FRONT_THREADS / 32; ++i) value = fmaxf(value, room[i]);
+    named_barrier(1, FRONT_THREADS);
+    return value;
+}
+
 SP_DEVICE void make_tiles(const Source& from, u8* tiles, f32* sums, u32* ready) {
+    f32* const scales = tile_scales(tiles, from.k, TOKENS);
     const int blocks = gridDim.x * gridDim.y, block = blockIdx.y * gridDim.x + blockIdx.x;
     const int parts = max(1, blocks / from.tokens), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -59,15 +72,26 @@ SP_DEVICE void make_tiles(const Source& from, u8* tiles, f32* sums, u32* ready) 
                     const float4 w = *reinterpret_cast<const float4*>(from.norm + at);
                     const float4 x = own[i];
                     store_tile_inputs(tiles, from.k, TOKENS, token, at, round == 1,
-                                      make_float4(x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z, x.w * scale * w.w));
+                                      make_float4(x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z, x.w * scale * w.w),
+                                      1 / UNIT_SCALE);
                 }
+                if (round == 1 && part == 0 && threadIdx.x == 0) scales[token] = UNIT_SCALE;
                 continue;
             }
+            const uint2* const plain = reinterpret_cast<const uint2*>(from.plain + i64(token) * from.k);
+            u32 most = 0;  // of all of the token, as bits without the sign
+            for (int i = threadIdx.x; i < from.k / 4; i += FRONT_THREADS) {
+                const uint2 x = __ldcg(plain + i);
+                most = __vmaxu2(most, __vmaxu2(x.x & 0x7fff7fffu, x.y & 0x7fff7fffu));
+            }
+            const f32 largest = block_max(fmaxf(low_bf16(most), high_bf16(most)), sums);
+            const f32 unit = power_below(largest) * 0x1p-14f;
+            if (part == 0 && threadIdx.x == 0) scales[token] = unit;
             for (int piece = begin + warp; piece < end; piece += FRONT_THREADS / 32) {
                 const int at = piece * 128 + lane * 4;
-                const uint2 x = __ldcg(reinterpret_cast<const uint2*>(from.plain + i64(token) * from.k + at));
+                const uint2 x = __ldcg(plain + at / 4);
                 store_tile_inputs(tiles, from.k, TOKENS, token, at, true,
-                                  make_float4(low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)));
+                                  make_float4(low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)), 1 / unit);
             }
         }
     }

@@ -1,15 +1,16 @@
 // y_i[t, o] = sum_k x[t, k] W_i[o, k] for up to 64 tokens and up to four packed K-quant weights, on Hopper: the matrix
 // products of checking drafted tokens.
 //
-//   x    tokens as tiles of f16 with their means, HELD = TOKENS (input_tiles.cuh), 256-byte aligned; with `plain` bf16
+//   x    tokens as tiles of f16 with means and scales, HELD = TOKENS (input_tiles.cuh), 256-byte aligned; with `plain` bf16
 //        (tokens, k), or `wide` float32 (tokens, k) and `norm` float32 (k), whose RMS norm with `eps` comes first, this
 //        kernel makes them (few_sm90_front.cuh), counting in `ready`. With `squares`, float32 (tokens, k / 16) sums of
 //        16 squares, x are tokens times the weight of their norm; results are divided by sqrt(mean square + `eps`)
 //   W_i  (rows_i, k) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
 //   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
 //        in place, and with `tiles` stores the sum times `next_norm`, float32 (rows_0), and `next_squares` of the sum as x
-//        of the next product; 2 makes silu(y_0) * y_1, W_0 and W_1 being of one type and shape: bf16 in y_0, or with
-//        `tiles` as x of the next product. With tiles rows_0 is a multiple of 256
+//        of the next product, the scales of its tiles by `before`, such squares of z_0 as it was, or null; 2 makes
+//        silu(y_0) * y_1, W_0 and W_1 being of one type and shape: bf16 in y_0, or with `tiles` as x of the next product.
+//        With tiles rows_0 is a multiple of 256
 //   grid (blocks for a slice, slices of k or 1), 128 * GROUPS + 128 threads, one block a multiprocessor
 //   partials  float32 [slice][items + workers of a slice][strips of an item][PIECE], zero before and after; the same for
 //             all launches, so that it stays in the L2 cache
@@ -34,7 +35,7 @@ extern __shared__ __align__(1024) u8 shared[];
 extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     gemm_few_sm90(u8* x, const u16* plain, const f32* wide, const f32* norm, f32 eps, u32* ready, i32 tokens, i32 k,
                   i32 width, i32 depth, i32 ahead, i32 places, i32 count, f32* partials, u8* tiles,
-                  const f32* squares, const f32* next_norm, f32* next_squares,
+                  const f32* squares, const f32* next_norm, f32* next_squares, const f32* before,
                   const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
                   const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
                   const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
@@ -45,13 +46,13 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     const int supers = k / 256;
     const Layout at(shared, width, depth, places);
     const Division work(weights, supers);
-    const Next next = {tiles, next_norm, next_squares};
+    const Next next = {tiles, next_norm, next_squares, before};
     const Source source = {plain, wide, norm, eps, tokens, k};
 
     let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
     const int group = warp / 4, strip = warp % 4, helper = warp - 4 * GROUPS - 1;
     if (warp == 4 * GROUPS) {
-        if (lane == 0) barrier_init(at.prepared, HELPERS * WARP_ARRIVALS);
+        if (lane == 0) barrier_init(at.prepared, (HELPERS + 1) * WARP_ARRIVALS);  // and who fetches
         for (int i = lane; i < at.x_slots; i += 32) {
             barrier_init(at.inputs + i, 1);
             if (STREAMED) barrier_init(at.freed + i, 4 * GROUPS * WARP_ARRIVALS);
@@ -86,6 +87,9 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             leave_tiles(ready);
         }
         __syncwarp();
+        if (!source.tiles())
+            for (int i = lane; i < TOKENS; i += 32) at.scales[i] = __ldcg(tile_scales(x, k, TOKENS) + i);
+        barrier_arrive_warp(at.prepared, lane);
         u64* const emptied = of_x ? at.freed : at.empty + lane * depth;
         while (__any_sync(0xffffffffu, fetch.more()))
             if (fetch.more() && barrier_test(emptied + fetch.slot, fetch.phase)) {
@@ -113,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                  i += 32 * gridDim.x * gridDim.y)
                 prefetch_l2(next_norm + 32 * i);
         wait_for_earlier();
-        if constexpr (EPILOGUE != 1) find_scales(squares, eps, k, tokens, helper, at, lane);
+        const f32* const given = source.tiles() ? tile_scales(x, k, TOKENS) : nullptr;
+        find_scales(squares, eps, k, given, next, rows0, tokens, helper, at, lane);
         barrier_arrive_warp(at.prepared, lane);
     } else {
         const int thread = threadIdx.x % 128, worker = blockIdx.x * BLOCK_WORKERS + own_worker(group);
