@@ -14,9 +14,9 @@ extern "C" __global__ void __launch_bounds__(256)
         const int row = i % TILE_ROWS, group = i / TILE_ROWS % 2;
         const i64 tile = i / TILE_SCALE_WORDS, place = (tile / 4) * TILE_ROWS + row;  // k_tiles is a multiple of 4
         const u16 delta = FORMAT == Q6_K ? load_u16(deltas + 2 * place) : u16(0);
-        RowScales<FORMAT> scales_of_row;
-        scales_of_row.unpack(reinterpret_cast<const uint4*>(scales)[place], delta);
-        const uint2 both = scales_of_row.words(u32(tile % 4));
+        RowWords<FORMAT> row_words;
+        row_words.unpack(reinterpret_cast<const uint4*>(scales)[place], delta);
+        const uint2 both = row_words.words(u32(tile % 4));
         words[i] = group ? both.y : both.x;
     } else {
         words[i] = scale_word(load_u16(scales + 2 * i));

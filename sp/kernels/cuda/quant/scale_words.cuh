@@ -14,7 +14,7 @@ SP_DEVICE f32 byte_value(u32 word, u32 i, f32 middle) {
 // A row's scales in one super-block of a K-quant, unpacked once for its 8 words. `header`: the 16 bytes of the plane
 // `scales`; `delta`: Q6_K's f16.
 template <int F>
-struct RowScales {
+struct RowWords {
     f32 step, least;           // of scales and of minima
     u32 scales[2], minima[2];  // a byte a group
 
@@ -38,7 +38,7 @@ struct RowScales {
 };
 
 template <>
-struct RowScales<Q6_K> {
+struct RowWords<Q6_K> {
     f32 step;
     uint4 scales;  // a signed byte 16 inputs
 

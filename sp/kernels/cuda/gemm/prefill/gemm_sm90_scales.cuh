@@ -12,7 +12,7 @@ template <int F, bool Super = Stage<F>::super>
 struct TileScales {
     static constexpr u32 steps = 4;
     u32 row;  // this lane's first of the next span, counted through the plane
-    RowScales<F> rows[2];
+    RowWords<F> rows[2];
 
     // `span` counted through the weight.
     SP_DEVICE void start(u32 span, u32 lane) { row = span * TILE_ROWS + lane; }
