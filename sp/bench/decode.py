@@ -18,8 +18,9 @@ from sp.errors import ConfigError
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.drafts.dflash import Draft
 from sp.pipeline import Loaded, RunOptions
+from sp.pipeline.answer import begin
+from sp.pipeline.compress import Compressed
 from sp.pipeline.slots import Slots
-from sp.pipeline.stages import Compressed, begin
 
 SKIPPED = 3  # passes before the clock counts: one launch by launch, one captured, one replayed
 GREEDY: Way = ("greedy", 0)

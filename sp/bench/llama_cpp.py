@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.pipeline.break_even import DRAFTING
+from sp.scoring.reading import DRAFTING
 
 ENGINE = "llama.cpp"
 HELP_SECONDS = 30.0

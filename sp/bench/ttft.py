@@ -15,8 +15,8 @@ from sp.errors import SpError
 from sp.kernels.device import cache_folder, device_errors
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.pipeline import Pipeline, RunOptions
-from sp.pipeline.break_even import DRAFTING, drafting
 from sp.pipeline.sizes import format_bytes
+from sp.scoring.reading import DRAFTING, drafting
 from sp.selection import SELECTORS
 
 WARM_TOKENS = 16384  # every kernel of a long full prefill has run once by then

@@ -8,7 +8,7 @@ import pytest
 
 from sp.models import ModelConfig
 from sp.models.cost import flops
-from sp.pipeline.break_even import BreakEven
+from sp.pipeline.measured import BreakEven
 from sp.pipeline.plan import break_even, decide, speedup
 from sp.scoring import SCORERS
 

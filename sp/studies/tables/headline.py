@@ -9,7 +9,7 @@ from typing import Any
 
 from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
-from sp.pipeline.break_even import BreakEven, measured_break_evens
+from sp.pipeline.measured import BreakEven, measured_break_evens
 from sp.pipeline.sizes import parse_bytes
 from sp.studies.sweep.cells import is_control
 

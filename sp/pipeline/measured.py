@@ -1,4 +1,4 @@
-"""BreakEven: the prompt length above which compression was measured to pay, from records of times to first token."""
+"""BreakEven: the prompt length from which on compression was measured to pay, from records of times to first token."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from math import exp, isclose, log
 from pathlib import Path
 from typing import Any
 
-from sp.kernels.machine import machine_slug
-from sp.scoring import SCORERS, Scorer
+from sp.errors import ConfigError
+from sp.kernels.machine import machine_facts, machine_slug
+from sp.pipeline.load import Loaded
+from sp.pipeline.sizes import format_bytes
+from sp.scoring import Scorer
+from sp.scoring.reading import DRAFTING, drafting
 from sp.trace import read_jsonl
-
-DRAFTING = ("scorer", "attention", "alpha", "density")
-"""Of a record's configuration: how the drafter read, which decides what it cost."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,6 @@ class BreakEven:
         if self.below is None:
             return f"measured to pay from the shortest length on, {self.shortest} tokens ({n})"
         return f"measured to pay from {self.tokens} tokens on, between {self.below} and {self.above} ({n})"
-
-
-def drafting(scorer: Scorer) -> dict[str, Any]:
-    """How a scorer makes the drafter read, as records have it.
-
-    Examples
-    --------
-    >>> drafting(SCORERS.build("tail", {"attention": "flashprefill", "alpha": 0.2}))
-    {'scorer': 'tail', 'attention': 'flashprefill', 'alpha': 0.2, 'density': None}
-    """
-    attention, density = getattr(scorer, "attention", None), getattr(scorer, "density", None)
-    threshold = attention == "flashprefill" and density is None
-    alpha = getattr(scorer, "alpha", None) if threshold else None
-    return {"scorer": SCORERS.name_of(scorer), "attention": attention, "alpha": alpha, "density": density}
 
 
 def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | None, int | None]:
@@ -135,6 +122,39 @@ def read_break_evens(path: Path, target: str, drafter: str, machine: str, vram: 
     records = [r for r in read_jsonl(path) if isinstance(r.get("config"), dict) and r.get("bench") == "ttft"]
     mine = [r for r in records if all(r["config"].get(name) == value for name, value in want.items())]
     return measured_break_evens(r for r in mine if machine_slug(r) == machine)
+
+
+def known_break_evens(
+    records: Path | None, target: Loaded, drafter: Loaded, budget: int | None
+) -> tuple[BreakEven, ...] | None:
+    """What was measured of a pair on this machine within a budget of device memory; None without a file of records.
+
+    Parameters
+    ----------
+    records : path or None
+        A file of `sp bench ttft --record`; ``results/<machine>/ttft.jsonl`` if that is there and none is named.
+    target, drafter
+    budget : int or None
+        Bytes; None for all there is.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or one was named that tells nothing of this pair on this machine.
+    """
+    machine = machine_slug(machine_facts(target.model.device))
+    path = records or Path("results") / machine / "ttft.jsonl"
+    if records is None and not path.exists():
+        return None
+    limit = format_bytes(budget)
+    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit)
+    if records is not None and not found:
+        raise ConfigError(
+            f"{path} tells of no full and compressed prefill by {target.path.name} and "
+            f"{drafter.path.name} on {machine}{f' within {limit}' if limit else ''}; make some with "
+            "sp bench ttft --record"
+        )
+    return found
 
 
 def find_break_even(found: Iterable[BreakEven], keep_ratio: float, scorer: Scorer) -> BreakEven | None:
