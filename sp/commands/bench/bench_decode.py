@@ -10,7 +10,8 @@ import typer
 
 from sp.commands.bench.bench import OUTPUTS, numbers
 from sp.commands.bench.bench_drafter import parts
-from sp.commands.open_pair import Draft, OnDevice, draft_of
+from sp.commands.open_pair import draft_of
+from sp.commands.options import Draft, OnDevice
 from sp.commands.strategies import read_strategies
 from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
