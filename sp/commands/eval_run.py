@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sp.commands.eval_options import Asked
@@ -15,6 +16,7 @@ from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.evals import Row, Task
+    from sp.pipeline import Pipeline
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 """Heading, and what stands under it."""
@@ -41,7 +43,7 @@ def run_tasks(tasks: Sequence[Task], lengths: Sequence[int], n: int, asked: Aske
         task.example(0, tokens, count)
     examples = (task.example(index, tokens, count) for task, tokens in kinds for index in range(n))
     rows = gather(partial(evaluate, pipeline, examples, cells), len(kinds) * n * (len(cells) + 1), asked.out)
-    show(summarise(rows), ANSWERS, asked.as_json)
+    show(summarise(rows), ANSWERS, asked.as_json, pipeline)
 
 
 def check_writable(out: Path | None) -> None:
@@ -64,8 +66,10 @@ def gather(measure: Measure, total: int, out: Path | None) -> list[Row]:
     return rows
 
 
-def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], as_json: bool) -> None:
-    """Print summaries as a table, or as JSON."""
+def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], as_json: bool, pipeline: Pipeline) -> None:
+    """Print summaries as a table, with what the pair's drafter was trained for, or as JSON."""
+    from sp.evals.trained_for import note_of_file
+
     if as_json:
         print_json({"results": list(lines)})
         return
@@ -74,6 +78,8 @@ def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], as_json: 
     print(LEGEND[columns])
     if any(line["not_run"] for line in lines):
         print("not run: question and chat markup alone exceed the keep ratio, or nothing tells the oracle what counts")
+    if pipeline.drafter and (note := note_of_file(pipeline.drafter.path)):
+        print(fill(note, 120))
 
 
 def number(name: str, pattern: str) -> Callable[[dict[str, Any]], str]:

@@ -133,4 +133,4 @@ def ppl(
         source = written or generated_text(n * (tokens + continuation), counter(tokenizer), asked.seed)
         found += passages(source, tokens, continuation, n, tokenizer)
     rows = gather(partial(perplexity, pipeline, found, cells), len(found) * (len(cells) + 1), asked.out)
-    show(summarise_perplexity(rows), PERPLEXITY, asked.as_json)
+    show(summarise_perplexity(rows), PERPLEXITY, asked.as_json, pipeline)
