@@ -95,8 +95,3 @@ def test_a_task(house: Path, tmp_path: Path) -> None:
     assert set(found) == {"full", "tail", "random", "oracle"}
     assert found["full"] == found["oracle"] == 1
     assert "lost_key" in shown.split("## console")[-1]
-
-
-@pytest.mark.parametrize("page", sorted(path.name for path in PAGES.glob("*.md")))
-def test_pages_are_short(page: str) -> None:
-    assert 30 <= len((PAGES / page).read_text().splitlines()) <= 120
