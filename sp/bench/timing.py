@@ -37,6 +37,14 @@ def spread(samples: Sequence[float]) -> Spread:
     return Spread(at(0.5), at(0.25), at(0.75))
 
 
+def mode_of(graph: bool) -> str:
+    """How `time_kernel` times, as the keys of records have it: replays of a CUDA graph, or single eager calls.
+
+    A third mode is "burst": calls back to back, until the card has settled at the clock that it can hold.
+    """
+    return "graph" if graph else "eager"
+
+
 def time_kernel(
     fn: Callable[[], object], repeats: int = 20, flush_l2: bool = True, warmup: int = 3, graph: bool = False
 ) -> list[float]:

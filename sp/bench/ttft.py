@@ -9,7 +9,7 @@ from typing import Any
 
 from sp.bench.memory import thinned, watched
 from sp.bench.prompts import PromptMaker
-from sp.bench.record import make_record
+from sp.bench.record import make_record, running
 from sp.bench.request import Request, measure
 from sp.errors import SpError
 from sp.kernels.device import cache_folder, device_errors
@@ -234,7 +234,7 @@ def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
         "vram": format_bytes(cell.vram),
         "kv": options.kv + (" rotated" if options.rotate else ""),
         "new_tokens": options.max_new_tokens,
-        "path": path,
+        **running(path),
     }
 
 
