@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,16 @@ def model_facts(name: str, config: ModelConfig | None, file_type: str | None) ->
 
 def shape_name(config: ModelConfig) -> str | None:
     """The named shape a model has, whatever its context; None for others."""
-    same = (n for n in list_shapes() if replace(find_shape(n).config, context=config.context) == config)
-    return next(same, None)
+    return next((name for name in list_shapes() if _same(asdict(find_shape(name).config), asdict(config))), None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal but for the context, numbers as near as a file keeps them."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one if k != "context")
+    if isinstance(one, float) and isinstance(other, float):
+        return isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
 
 
 def file_type_name(file: GGUFFile) -> str | None:

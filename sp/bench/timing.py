@@ -38,11 +38,12 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def mode_of(graph: bool) -> str:
-    """How `time_kernel` times, as the keys of records have it: replays of a CUDA graph, or single eager calls.
+    """How `time_kernel` times, as the keys of records have it: replays of a graph, or calls queued behind other work.
 
-    A third mode is "burst": calls back to back, until the card has settled at the clock that it can hold.
+    Two more modes have benchmarks of their own: "eager", single calls on an idle device, whose launch is in the time;
+    and "burst", calls back to back, until the card has settled at the clock that it can hold.
     """
-    return "graph" if graph else "eager"
+    return "graph" if graph else "queued"
 
 
 def time_kernel(

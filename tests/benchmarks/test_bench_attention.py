@@ -70,7 +70,7 @@ def configuration(d: int, n: int, tokens: int, path: str, **more: object) -> dic
         "tokens": tokens,
         "kv": "f16",
         "path": path,
-        "mode": "eager",
+        "mode": "queued",
         **more,
     }
 

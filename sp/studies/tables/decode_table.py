@@ -136,7 +136,7 @@ def _rounds(records: Sequence[Record]) -> TableParts:
     for record in sorted(records, key=lambda r: int(r["config"]["nodes"])):
         m, config = record["metrics"], record["config"]
         times = [f"{m[name]:.3f}" for name in ("decode_ms", "draft_ms", "keep_ms", "propose_ms")]
-        line = [config["shape"], str(config["nodes"]), f"{m['ms']:.3f}", f"{m['ratio_to_decode']:.2f}x", *times]
+        line = [config["pass"], str(config["nodes"]), f"{m['ms']:.3f}", f"{m['ratio_to_decode']:.2f}x", *times]
         cells.append([*line, str(len(record["samples"]))])
     return f"Parts of a round, medians. {_pair(records[0])}", heads, cells, 1
 
