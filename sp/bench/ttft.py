@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from statistics import mean, median
 from typing import Any
 
@@ -19,6 +21,8 @@ from sp.pipeline.break_even import DRAFTING, drafting
 from sp.pipeline.sizes import format_bytes
 from sp.selection import SELECTORS
 
+PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"
+"""Tells whether two records are of one process, and so of one pair on one card."""
 WARM_TOKENS = 16384  # every kernel of a long full prefill has run once by then
 
 
@@ -94,6 +98,7 @@ class CellTiming:
             "density": mean(densities) if densities else None,
             "decode_tok_s": median(rates) if rates else None,
             "peak_bytes": self.peak_bytes,
+            "process": PROCESS,
         }
 
 

@@ -14,7 +14,6 @@ Record = Mapping[str, Any]
 TableParts = tuple[str, list[str], list[list[str]], int]
 """Title, heads, cells, and how many columns are text."""
 
-BEGIN, END = "<!-- decoding: made by `sp report`, not by hand -->", "<!-- end of decoding -->"
 NOTHING = "No decoding with a draft is recorded yet; `sp bench decode --record results` makes such records."
 SETTING = ("context", "kv", "path")
 """Of a configuration: what decoding costs and gives depends on it, so that different ones do not compare."""
