@@ -37,6 +37,15 @@ def spread(samples: Sequence[float]) -> Spread:
     return Spread(at(0.5), at(0.25), at(0.75))
 
 
+def mode_of(graph: bool) -> str:
+    """How `time_kernel` times, as the keys of records have it: replays of a graph, or calls queued behind other work.
+
+    Two more modes have benchmarks of their own: "eager", single calls on an idle device, whose launch is in the time;
+    and "burst", calls back to back, until the card has settled at the clock that it can hold.
+    """
+    return "graph" if graph else "queued"
+
+
 def time_kernel(
     fn: Callable[[], object], repeats: int = 20, flush_l2: bool = True, warmup: int = 3, graph: bool = False
 ) -> list[float]:

@@ -226,7 +226,7 @@ def tune(
     import json
 
     from sp.bench.dispatch_times import FORMATS, measure, table
-    from sp.bench.record import append
+    from sp.bench.record import append, hashed_anew
     from sp.kernels.device import require_device
     from sp.ops.matmul.dispatch import SHAPES, TABLE
     from sp.trace import write_atomic
@@ -234,8 +234,8 @@ def tune(
     require_device()
     with progress_bar("timing", len(FORMATS) * len(SHAPES)) as progress:
         records = list(measure(repeats, progress))
+    path = write_atomic(out or TABLE, (json.dumps(table(records), indent=1) + "\n").encode())
     for row in records if record else ():
         assert record is not None
-        append(row, record)
-    path = write_atomic(out or TABLE, (json.dumps(table(records), indent=1) + "\n").encode())
+        append(hashed_anew(row), record)  # the table is part of what the hash covers
     print(f"{path}: {sum(len(row['metrics']) for row in records)} times")

@@ -1,7 +1,8 @@
 """Prefill attention at the models' shapes beside PyTorch's FlashAttention-2 and cuDNN, in one run on one card.
 
-``pytest tests/benchmarks/test_bench_attention.py --benchmark-enable`` appends records ``attention`` to
-``results/<gpu>/`` (or under the folder named in SP_RESULTS). FLOP are 4 d for every visible pair of a query and a key.
+``pytest tests/benchmarks/test_bench_attention.py --benchmark-enable`` appends records ``attention`` (of whole prompts),
+``attention_chunk`` (of their last tokens) and ``attention_lists`` (of some blocks) to ``results/<gpu>/`` (or under the
+folder named in SP_RESULTS). FLOP are 4 d for every visible pair of a query and a key.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def inputs(n: int, tokens: int, d: int) -> tuple[Any, ...]:
     return q, k, v, cupy.argsort(random.random(pages)).astype(cupy.int32)
 
 
-def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], pairs: int, **metrics: float) -> None:
+def measure(
+    benchmark: Any, bench: str, run: Callable[[], object], config: dict[str, Any], pairs: int, **metrics: float
+) -> None:
     """Time it and keep the record."""
     samples = timed(benchmark, run, repeats=5 if pairs > 1 << 32 else 15)
     if not samples:
@@ -54,7 +57,7 @@ def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], p
     flops = 4 * config["head_dim"] * config["q_heads"] * pairs
     metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high, **metrics}
     benchmark.extra_info.update(config | metrics)
-    keep("attention", config, metrics, samples, SOURCES)
+    keep(bench, config, metrics, samples, SOURCES)
 
 
 def configuration(d: int, n: int, tokens: int, path: str, **more: object) -> dict[str, Any]:
@@ -67,6 +70,7 @@ def configuration(d: int, n: int, tokens: int, path: str, **more: object) -> dic
         "tokens": tokens,
         "kv": "f16",
         "path": path,
+        "mode": "queued",
         **more,
     }
 
@@ -82,7 +86,8 @@ def test_dense(benchmark, d, n, tokens):
     out = cupy.empty(q.shape, cupy.uint16)
     pairs = n * (tokens - n) + n * (n + 1) // 2
     config = configuration(d, n, tokens, "sm_90a")
-    measure(benchmark, lambda: prefill(q, k, v, table, tokens, d**-0.5, out=out), config, pairs)
+    bench = "attention" if n == tokens else "attention_chunk"
+    measure(benchmark, bench, lambda: prefill(q, k, v, table, tokens, d**-0.5, out=out), config, pairs)
 
 
 @pytest.mark.parametrize("d", HEADS)
@@ -112,7 +117,7 @@ def test_lists(benchmark, d, n, tokens, density):
     out = cupy.empty(q.shape, cupy.uint16)
     config = configuration(d, n, tokens, "sm_90a", asked_density=density)
     run = lambda: prefill(q, k, v, table, tokens, d**-0.5, blocks, out=out)  # noqa: E731
-    measure(benchmark, run, config, pairs, density=kept / (all_blocks * heads))
+    measure(benchmark, "attention_lists", run, config, pairs, density=kept / (all_blocks * heads))
 
 
 @pytest.mark.parametrize("peer", PEERS)
@@ -138,4 +143,4 @@ def test_peers(benchmark, peer, d, tokens):
             scaled_dot_product_attention(query, key, value, is_causal=True)
 
     config = configuration(d, tokens, tokens, peer) | {"kv": "bf16"}
-    measure(benchmark, run, config, tokens * (tokens + 1) // 2)
+    measure(benchmark, "attention", run, config, tokens * (tokens + 1) // 2)

@@ -1,8 +1,8 @@
 """Attention straight over pages at the models' shapes: few queries, prefill on mma.sync, and unpacking.
 
 ``pytest tests/benchmarks/test_bench_attention_paged.py --benchmark-enable`` appends records ``attention_few``,
-``attention`` and ``kv_unpack`` to ``results/<gpu>/`` (or under the folder named in SP_RESULTS). Bytes are those of the
-keys and values attended to, FLOP 4 d for every visible pair of a query and a key.
+``attention``, ``attention_chunk`` and ``kv_unpack`` to ``results/<gpu>/`` (or under the folder named in SP_RESULTS).
+Bytes are those of the keys and values attended to, FLOP 4 d for every visible pair of a query and a key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from timed import keep, timed
 
-from sp.bench.timing import spread
+from sp.bench.timing import mode_of, spread
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
 from sp.quant import F16, Q4_0, BlockFormat
@@ -67,7 +67,7 @@ def measure(benchmark: Any, bench: str, run: Callable[[], object], config: dict[
     metrics = {"ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
     metrics |= {rates[kind]: amount / ms.median / (1e6 if kind == "bytes" else 1e9) for kind, amount in work.items()}
     benchmark.extra_info.update(config | metrics)
-    keep(bench, config, metrics, samples, sources)
+    keep(bench, config | {"path": "portable", "mode": mode_of(graph)}, metrics, samples, sources)
 
 
 def configuration(d: int, n: int, tokens: int, kv: str) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def test_portable_prefill(benchmark, d, kv, n, tokens):
     pairs = n * (tokens - n) + n * (n + 1) / 2
     measure(
         benchmark,
-        "attention",
+        "attention" if n == tokens else "attention_chunk",
         lambda: prefill(q, k, v, table, tokens, fmt, d**-0.5),
-        configuration(d, n, tokens, kv) | {"path": "portable"},
+        configuration(d, n, tokens, kv),
         ("attention_portable.cu",),
         flops=4.0 * d * HEADS[d][0] * pairs,
     )

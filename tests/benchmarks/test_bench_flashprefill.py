@@ -89,12 +89,13 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
     metrics |= {
         "ms_low": whole.low,
         "ms_high": whole.high,
+        "ms_select": 0.0,  # the launch that scores lists too
         "density": density(counts),
         "tflops_live": live_flops(counts, d) / metrics["ms_forward"] / 1e9,
         "tflops_score": score_flops(tokens, heads, d) / metrics["ms_score"] / 1e9,
     }
     shape = {"head_dim": d, "q_heads": heads, "kv_heads": kv_heads, "tokens": tokens, "kv": "f16", "path": path}
-    config = shape | {"variant": type(selector).__name__, **asdict(selector)}
+    config = shape | {"mode": "queued", "variant": type(selector).__name__, "alpha": None, **asdict(selector)}
     benchmark.extra_info.update(config | metrics)
     print(f"{path} d {d} {tokens} {selector}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     sources = ["block_means.cu", "block_select.cu", SOURCES[path]]

@@ -19,7 +19,7 @@ SHAPES = ((128, 16, 8), (256, 24, 4))
 """(head_dim, query heads, KV heads) of the drafter and of the target."""
 
 
-@family("attention")
+@family("paged_attention")
 def cases() -> Iterator[Case]:
     """Dense prefill of 32K tokens on both paths, and one token after 32K."""
     tokens = 32768

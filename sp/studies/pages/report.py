@@ -157,24 +157,19 @@ def decoding_section(records: Sequence[Row], out: Path) -> list[str]:
     return ["## Decoding with a draft", *parts] if parts else []
 
 
-def write_headline(paths: Sequence[Path], page: Path) -> Path:
-    """Put the headline table of the records below `paths` between its marks in `page`, and that of decoding if it has
-    marks for it.
+def write_page(paths: Sequence[Path], page: Path) -> Path:
+    """Put what the records below `paths` say between the marks of `page`, see `sp.studies.tables.page`.
 
     Raises
     ------
     ConfigError
-        See `find_sources` and `insert_headline`; also when the page cannot be read.
+        See `find_sources` and `fill`; also when the page cannot be read.
     """
-    from sp.studies.tables.decode_table import BEGIN, END, decoding
-    from sp.studies.tables.headline import headline, insert_between, insert_headline
+    from sp.studies.tables.page import fill
 
     records = [record for path in find_sources(paths).records for record in newest(path)]
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {page}: {error.strerror}; name a page in --readme") from None
-    text = insert_headline(text, headline(records))
-    if BEGIN in text:
-        text = insert_between(text, BEGIN, END, decoding(records))
-    return write_atomic(page, text.encode())
+    return write_atomic(page, fill(text, records).encode())
