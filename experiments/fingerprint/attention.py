@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fingerprint.finding import call, find, known
-from fingerprint.inputs import Pages, device, f32, queries, rng_of, to_bf16
+from fingerprint.inputs import Pages, device, f32, paged_view, queries, rng_of, to_bf16
 
 Case = tuple[str, Callable[[], Any]]
 SHAPES = ((2, 1, 64), (12, 2, 128), (24, 4, 256))
@@ -26,7 +26,7 @@ def paged(path: str, shape: tuple[int, int, int], kv: str, rotated: bool, n: int
     """paged_attention and attention_output, gated and not."""
     heads, kv_heads, d = shape
     pages, q = Pages(before + n, kv_heads, d, kv), queries(n, heads, d)
-    given = pages.named(q=q, rotate_block=d if rotated else 0)
+    given = pages.named(rotated, q=q)
     with find("forced_path")(path):
         plain = call(find("paged_attention"), **given)
         return [plain, call(find("attention_output"), **given, wide=None),
@@ -61,8 +61,8 @@ def few(kernel: str, shape: tuple[int, int, int], kv: str, rotated: bool, n: int
     """decode or split themselves, their count on the device."""
     heads, kv_heads, d = shape
     pages, q = Pages(before + n, kv_heads, d, kv), queries(n, heads, d)
-    given = pages.named(q=q, rotate=rotated, finish=True, wide=wide_of(n, heads, d))
-    given["tokens"] = device(np.array([before + n], np.int32))
+    count = device(np.array([before + n], np.int32))
+    given = pages.named(rotated, count, q=q, finish=True, wide=wide_of(n, heads, d))
     return call(find(kernel, f"attention_{kernel}"), **given)
 
 
@@ -72,7 +72,7 @@ def tree(shape: tuple[int, int, int], kv: str, rotated: bool, n: int, before: in
     rng = rng_of("tree", n, before)
     parents = np.array([-1, *(int(rng.integers(0, i)) for i in range(1, n))])
     pages, q = Pages(before + n, kv_heads, d, kv), queries(n, heads, d)
-    given = pages.named(q=q, rotate_block=d if rotated else 0, seen=device(find("ancestry")(parents)), window=window)
+    given = pages.named(rotated, q=q, seen=device(find("ancestry")(parents)), window=window)
     return [call(find("tree_attention"), **given, wide=gate) for gate in (None, wide_of(n, heads, d))]
 
 
@@ -114,15 +114,15 @@ def heads_of(shape: tuple[int, int, int], wide: int, dim: int, kv: str, rotated:
     one, other = (device(rng.uniform(0.5, 2, d).astype(np.float32)) for _ in range(2))
     where = device(np.sort(rng.integers(0, 200_000, tokens)))
     more = {"eps": 1e-6, "positions": where, **rotary(1e6, dim)}
-    turned = call(find("head_norm_rope"), x=q, weight=one, **more)
+    turned = call(find("head_norm_rope"), x=q, weight=one, head_dim=d, **more)
     found, fmt = [turned.copy()], find("format_by_name")(kv)
     table = device(rng.permutation(5).astype(np.int32))
+    norms = find("HeadNorms")(one, other, 1e-6) if known("HeadNorms") else None
     for op in ("attention_heads", "context_heads"):
         pages = [device(np.full((5, 128, kv_heads, fmt.row_bytes(d)), 0xA5, np.uint8)) for _ in range(2)]
-        given = {"q": q, "k": k, "v": v, "q_norm": one, "k_norm": other, "k_pages": pages[0], "v_pages": pages[1],
-                 "table": table, "start": start, "fmt": fmt, "rotate": rotated, **more}  # fmt: skip
-        if known("HeadNorms"):
-            given |= {"norms": call(find("HeadNorms"), q=one, k=other, q_norm=one, k_norm=other, eps=1e-6)}
+        apart = {"k_pages": pages[0], "v_pages": pages[1], "table": table, "start": start, "fmt": fmt}
+        given = {"q": q, "k": k, "v": v, "q_norm": one, "k_norm": other, "norms": norms, "rotate": rotated, **apart}
+        given |= {"at": paged_view(*pages, table, start, fmt, rotated), **more}
         found += [call(find(op), **given), *pages]
     return [*found, call(find("unrotate"), x=turned, **more)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fingerprint.finding import find
+from fingerprint.finding import find, known
 
 FORMATS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16")
 K_QUANTS = FORMATS[:3]
@@ -91,10 +91,18 @@ class Pages:
         self.k, self.v = pages
         self.table = device(self.host_table.astype(np.int32))
 
-    def named(self, **more: Any) -> dict[str, Any]:
-        """By the names that ops have for them."""
-        return {"k_pages": self.k, "v_pages": self.v, "pages": self.k, "table": self.table, "tokens": self.tokens,
-                "fmt": self.fmt, **more}  # fmt: skip
+    def named(self, rotated: bool = False, counted: Any = None, **more: Any) -> dict[str, Any]:
+        """By the names that parameters of ops have had; `counted` is the number of tokens on the device."""
+        apart = {"k_pages": self.k, "v_pages": self.v, "pages": self.k, "table": self.table, "fmt": self.fmt}
+        block = self.d if rotated else 0
+        tokens = self.tokens if counted is None else counted
+        view = paged_view(self.k, self.v, self.table, self.tokens, self.fmt, rotated, counted)
+        return {**apart, "tokens": tokens, "rotate_block": block, "rotate": rotated, "at": view, **more}
+
+
+def paged_view(k: Any, v: Any, table: Any, tokens: int, fmt: Any, rotated: bool, total: Any = None) -> Any:
+    """One value for all of a sequence's pages, on commits that have one."""
+    return find("PagedKV")(k, v, table, tokens, fmt, rotated, total=total) if known("PagedKV") else None
 
 
 def queries(n: int, heads: int, d: int, seed: int = 0, size: float = 1.0) -> Any:

@@ -61,7 +61,7 @@ def prefill(path: str, tokens: int, name: str, shape: tuple[int, int], mode: str
     if "mode" in inspect.signature(gemm).parameters:
         gemm(x, w, result, mode)
     else:
-        gemm(x, w, result, epilogue("ADD" if mode == "add" else "STORE"))
+        gemm(x, w, result, epilogue({"add": "ADD", "f32": "STORE_F32", "bf16": "STORE"}[mode]))
     return result
 
 
