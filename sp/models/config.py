@@ -9,6 +9,7 @@ import numpy as np
 
 from sp.errors import ModelError
 from sp.models.keys import Keys
+from sp.ops.rope import Rope
 
 if TYPE_CHECKING:
     from sp.gguf import GGUFFile
@@ -68,17 +69,16 @@ class ModelConfig:
         What mixes tokens in every layer. Multi-token-prediction blocks past the trunk are not counted.
     heads, kv_heads, head_dim : int
         Of the attention layers; ``head_dim`` need not be ``hidden / heads``.
-    rope_dim : int
-        Values of a head that RoPE turns; the rest pass through.
-    rope_base, eps : float
+    rope : Rope
+    eps : float
     gated : bool
         Whether attention outputs pass a sigmoid gate (its rows lie beside the query rows).
     delta : DeltaConfig or None
 
     Examples
     --------
-    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128,
-    ...                      1e6, 1e-6)
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128,
+    ...                      Rope(1e6, 128), 1e-6)
     >>> config.layers, config.group, config.attention_layers[:3]
     (28, 2, (0, 1, 2))
     """
@@ -92,8 +92,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    rope_dim: int
-    rope_base: float
+    rope: Rope
     eps: float
     gated: bool = False
     delta: DeltaConfig | None = None
@@ -171,8 +170,7 @@ class ModelConfig:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            rope_dim=rope_dim,
-            rope_base=keys.real("rope.freq_base", above=1.0),
+            rope=Rope(keys.real("rope.freq_base", above=1.0), rope_dim),
             eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
             gated=hybrid,
             delta=delta,

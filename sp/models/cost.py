@@ -42,7 +42,8 @@ def matmul_params(config: ModelConfig, layer: int) -> int:
 
     Examples
     --------
-    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,), ("attention",), 16, 8, 128, 128, 1e6, 1e-6)
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,), ("attention",), 16, 8, 128, Rope(1e6, 128), 1e-6)
     >>> matmul_params(config, 0)
     15728640
     """
@@ -67,8 +68,9 @@ def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost
 
     Examples
     --------
-    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128,
-    ...                      1e6, 1e-6)
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128,
+    ...                      Rope(1e6, 128), 1e-6)
     >>> round(prefill_cost(config, 32768).attention / 1e15, 3)
     0.123
     """
@@ -107,8 +109,9 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: fl
 
     Examples
     --------
-    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128,
-    ...                      1e6, 1e-6)
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128,
+    ...                      Rope(1e6, 128), 1e-6)
     >>> flops(config, 32768) > 30 * flops(config, 32768, kept=3277)
     True
     """

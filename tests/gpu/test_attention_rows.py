@@ -14,6 +14,7 @@ from sp.ops.attention.attention_heads import attention_heads  # noqa: E402
 from sp.ops.attention.gate_output import gate_output  # noqa: E402
 from sp.ops.attention.head_norm_rope import head_norm_rope  # noqa: E402
 from sp.ops.attention.kv_pages import unpacked_pages  # noqa: E402
+from sp.ops.rope import Rope  # noqa: E402
 from sp.quant import F16, F32, Q4_0  # noqa: E402
 
 F16_ROUNDING, BF16_ROUNDING = 2e-7, 4e-6
@@ -41,8 +42,8 @@ def test_head_norm_rope(tokens, heads, d, stride, rope_dim):
     x, exact = bf16_values(rng, (tokens, heads, stride))
     weight = rng.uniform(0.5, 2, d).astype(np.float32)
     positions = rng.integers(0, 1_000_000, tokens)
-    want = head_norm_rope(exact, weight.astype(np.float64), 1e-6, positions, 1e7, rope_dim)
-    got = head_norm_rope(x, cp.asarray(weight), 1e-6, cp.asarray(positions), 1e7, rope_dim)
+    want = head_norm_rope(exact, weight.astype(np.float64), 1e-6, positions, Rope(1e7, rope_dim))
+    got = head_norm_rope(x, cp.asarray(weight), 1e-6, cp.asarray(positions), Rope(1e7, rope_dim))
     assert got.dtype == np.float16
     assert nmse(got, want) < F16_ROUNDING
 
@@ -51,7 +52,7 @@ def test_angles_are_exact_a_million_tokens_in():
     d, positions = 128, np.array([0, 1, 999_983, 1_000_000])
     x = np.zeros((4, 1, d), np.float32)
     x[..., : d // 2] = 1  # out[j] is then the cosine and out[j + 64] the sine of the angle, times sqrt(2)
-    got = head_norm_rope(cp.asarray(to_bf16(x)), cp.ones(d, np.float32), 0.0, cp.asarray(positions), 1e6, d)
+    got = head_norm_rope(cp.asarray(to_bf16(x)), cp.ones(d, np.float32), 0.0, cp.asarray(positions), Rope(1e6, d))
     angle = positions[:, None] * 1e6 ** (-np.arange(64) / 64)
     want = np.sqrt(2) * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
     assert np.abs(to_float64(got)[:, 0] - want).max() < 1e-3  # half an ulp of f16 at sqrt(2) is 4.9e-4
@@ -142,7 +143,7 @@ def test_attention_heads_is_norm_rope_append_in_one_launch(
     )
     q_norm, k_norm = (cp.asarray(rng.uniform(0.5, 2, d).astype(np.float32)) for _ in range(2))
     positions, table = cp.asarray(rng.integers(0, 200_000, tokens)), cp.asarray(rng.permutation(4).astype(np.int32))
-    rope = (1e-6, positions, 1e7, rope_dim)
+    rope = (1e-6, positions, Rope(1e7, rope_dim))
     pages = [cp.full((4, 128, kv_heads, fmt.row_bytes(d)), 0xA5, np.uint8) for _ in range(4)]
     want_q = head_norm_rope(q, q_norm, *rope)
     kv_append(pages[0], table, start, head_norm_rope(k, k_norm, *rope), fmt, d if rotate else 0)

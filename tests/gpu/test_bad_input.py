@@ -24,6 +24,7 @@ from sp.ops.matmul.gemm_portable import gated, gemm
 from sp.ops.matmul.packed import PackedWeight, allocate, pack
 from sp.ops.matmul.project import gated_project, project, project_add
 from sp.ops.norms import rms_norm
+from sp.ops.rope import Rope
 from sp.ops.sampling.sample import Sampling, argmax, sample
 from sp.quant import F16, F32, Q4_K, Q8_0, BlockFormat, Weight
 
@@ -113,7 +114,7 @@ OPS = {
         twin="ids",
     ),
     "head_norm_rope": Op(
-        lambda x, weight, positions: head_norm_rope(x, weight, 1e-6, positions, 1e6, 64),
+        lambda x, weight, positions: head_norm_rope(x, weight, 1e-6, positions, Rope(1e6, 64)),
         {"x": bf16(4, 2, 128), "weight": f32(128), "positions": np.arange(4)},
         twin="x",
     ),

@@ -191,8 +191,8 @@ def reference(draft, target: Model, features, where, position: int):
         m, normed = layer.mixer, rms(x, layer.attn_norm, c.eps)
         q, wk, wv = heads(normed @ unpack(m.q).T), unpack(m.k).T, unpack(m.v).T
         k, v = (cupy.concatenate([heads(fused @ w), heads(normed @ w)]) for w in (wk, wv))
-        q = turn(rms(q, m.q_norm, c.eps), block, c.rope_base)
-        k = turn(rms(k, m.k_norm, c.eps), np.concatenate([where, block]), c.rope_base)
+        q = turn(rms(q, m.q_norm, c.eps), block, c.rope.base)
+        k = turn(rms(k, m.k_norm, c.eps), np.concatenate([where, block]), c.rope.base)
         k, v = (cupy.repeat(one, c.group, axis=1).transpose(1, 0, 2) for one in (k, v))
         score = q.transpose(1, 0, 2) @ k.transpose(0, 2, 1) / np.float32(np.sqrt(128))
         if window is not None:

@@ -17,7 +17,7 @@ from sp.ops.attention.importance import fold_weights, importance  # noqa: E402
 from sp.ops.attention.kv_pages import kv_gather  # noqa: E402
 from sp.ops.attention.reduction import STEPS, Reduction  # noqa: E402
 from sp.ops.attention.unrotate import unrotate  # noqa: E402
-from sp.ops.rope import rope  # noqa: E402
+from sp.ops.rope import Rope, rope  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 BOUND = {F16: 1e-8, Q4_0: 1e-5}  # Q4_0 keys are rounded to f16 on the device
@@ -112,7 +112,7 @@ def test_wide_averages_and_their_limit():
 def test_unrotate_undoes_rope(d, rope_dim):
     rng = np.random.default_rng(d)
     x, positions = rng.standard_normal((133, 3, d)), rng.integers(0, 1_000_000, 133)
-    turned = rope(x, positions, 1e6, rope_dim).astype(np.float16)
-    got = unrotate(cp.asarray(turned), cp.asarray(positions), 1e6, rope_dim)
+    turned = rope(x, positions, Rope(1e6, rope_dim)).astype(np.float16)
+    got = unrotate(cp.asarray(turned), cp.asarray(positions), Rope(1e6, rope_dim))
     assert nmse(got, x) < 4e-7
     assert np.abs(to_float64(got) - x).max() < 8e-3

@@ -8,8 +8,9 @@ import pytest
 from sp.ops import attention, hadamard, kv_append, kv_gather
 from sp.ops.activations import sigmoid
 from sp.ops.attention.attention_heads import attention_heads
-from sp.ops.attention.head_norm_rope import head_norm_rope, turn_fractions
+from sp.ops.attention.head_norm_rope import head_norm_rope
 from sp.ops.attention.paged_attention import attention_output, paged_attention
+from sp.ops.rope import Rope
 from sp.quant import F32, Q4_0
 
 HEADS, KV_HEADS, D = 6, 2, 128
@@ -23,7 +24,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 def test_turn_fractions_give_the_angle_a_million_tokens_in(base, rope_dim):
     position = 1_000_000
     with np.errstate(over="ignore"):
-        left = (turn_fractions(base, rope_dim).view(np.uint64) * np.uint64(position)).view(np.int64)
+        left = (Rope(base, rope_dim).turn_fractions().view(np.uint64) * np.uint64(position)).view(np.int64)
     want = position * base ** (-np.arange(0, rope_dim, 2) / rope_dim)
     turned = left / 2**64 * 2 * np.pi
     assert np.abs(np.exp(1j * turned) - np.exp(1j * want)).max() < 1e-9
@@ -33,7 +34,7 @@ def test_turn_fractions_give_the_angle_a_million_tokens_in(base, rope_dim):
 def test_attention_heads_is_norm_rope_and_append(fmt, rotate):
     q, k, v = normal(5, HEADS, 2 * D), normal(5, KV_HEADS, D, seed=1), normal(5, KV_HEADS, D, seed=2)
     q_norm, k_norm, positions = normal(D, seed=3), normal(D, seed=4), np.array([9, 3, 77, 0, 500])
-    rope, table = (1e-6, positions, 1e6, 64), np.array([2, 0])
+    rope, table = (1e-6, positions, Rope(1e6, 64)), np.array([2, 0])
     pages = [np.zeros((3, 4, KV_HEADS, fmt.row_bytes(D)), np.uint8) for _ in range(4)]
     got = attention_heads(q, k, v, q_norm, k_norm, *rope, *pages[:2], table, 1, fmt, rotate)
     np.testing.assert_array_equal(got, head_norm_rope(q, q_norm, *rope))

@@ -13,7 +13,7 @@ from sp.ops.attention.importance import fold_defines, importance
 from sp.ops.attention.kv_pages import kv_append, kv_gather
 from sp.ops.attention.reduction import STEPS, Reduction
 from sp.ops.attention.unrotate import unrotate
-from sp.ops.rope import rope
+from sp.ops.rope import Rope, rope
 from sp.quant import F16, F32, Q4_0
 
 TOKENS, HEADS, KV_HEADS, D, N = 300, 4, 2, 64, 6
@@ -77,4 +77,4 @@ def test_what_the_kernel_does_before_the_heads(order, pool, want) -> None:
 def test_unrotate_undoes_rope() -> None:
     rng = np.random.default_rng(1)
     x, where = rng.standard_normal((9, 2, D)).astype(np.float32), rng.integers(0, 1_000_000, 9)
-    np.testing.assert_allclose(unrotate(rope(x, where, 1e6, D), where, 1e6, D), x, atol=1e-6)
+    np.testing.assert_allclose(unrotate(rope(x, where, Rope(1e6, D)), where, Rope(1e6, D)), x, atol=1e-6)

@@ -53,7 +53,8 @@ class Cache:
     Examples
     --------
     >>> import numpy as np
-    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, 64, 1e6, 1e-6)
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
     >>> cache = Cache(config, tokens=300, kv="f16")
     >>> cache.append(0, np.ones((5, 1, 64), np.float32), np.ones((5, 1, 64), np.float32))
     >>> cache.length(0), cache.gather(0)[0].shape, cache.pages_in_use
@@ -141,13 +142,13 @@ class Cache:
         float32 (tokens, heads, head_dim)
         """
         c, run = self.config, self._tables.add(layer, len(k))
-        turn = c.eps, positions, c.rope_base, c.rope_dim
+        turn = c.eps, positions, c.rope
         return self._pool.write_heads(run, q, k, v, q_norm, k_norm, *turn, self.rotate, out)
 
     def append_context(self, layer: int, k: Floats, v: Floats, k_norm: Floats, positions: Ints) -> None:
         """As `append_heads`, for tokens that ask nothing."""
         c, run = self.config, self._tables.add(layer, len(k))
-        self._pool.write_context(run, k, v, k_norm, c.eps, positions, c.rope_base, c.rope_dim, self.rotate)
+        self._pool.write_context(run, k, v, k_norm, c.eps, positions, c.rope, self.rotate)
 
     def together(self, tokens: int) -> AbstractContextManager[None]:
         """Inside, every layer reads the same next `tokens`: counts on the device move at once, not layer by layer."""

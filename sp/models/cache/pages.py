@@ -16,6 +16,7 @@ from sp.ops.attention.gate_output import VALUE_BLOCK
 from sp.ops.attention.kv_pages import kv_move
 from sp.ops.attention.paged_attention import attention_output
 from sp.ops.attention.tree_attention import tree_attention
+from sp.ops.rope import Rope
 from sp.quant import F16, F32, Q4_0, BlockFormat, Weight
 
 KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
@@ -142,14 +143,13 @@ class PagePool:
         k_norm: Floats,
         eps: float,
         positions: Ints,
-        base: float,
-        rope_dim: int,
+        rotary: Rope,
         rotate: bool,
         out: Floats | None = None,
     ) -> Floats:
         """See `attention_heads`; k and v are the next tokens of the run."""
         pages = self._k, self._v, run.table, run.first, self._fmt
-        return attention_heads(q, k, v, q_norm, k_norm, eps, positions, base, rope_dim, *pages, rotate, out)
+        return attention_heads(q, k, v, q_norm, k_norm, eps, positions, rotary, *pages, rotate, out)
 
     def write_context(
         self,
@@ -159,13 +159,12 @@ class PagePool:
         k_norm: Floats,
         eps: float,
         positions: Ints,
-        base: float,
-        rope_dim: int,
+        rotary: Rope,
         rotate: bool,
     ) -> None:
         """See `context_heads`; k and v are the next tokens of the run."""
         pages = self._k, self._v, run.table, run.first, self._fmt
-        context_heads(k, v, k_norm, eps, positions, base, rope_dim, *pages, rotate)
+        context_heads(k, v, k_norm, eps, positions, rotary, *pages, rotate)
 
     def stored(self, run: Run) -> Stored:
         """The pages of a run."""

@@ -21,6 +21,7 @@ from sp.gguf.expected import DRAFT_ARCHITECTURES
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.keys import Keys, short
 from sp.ops.attention.tree_attention import MOST_QUERIES
+from sp.ops.rope import Rope
 
 PUBLISHED = {
     "embedding_length": "hidden_size",
@@ -177,8 +178,7 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope_dim=head_dim,
-        rope_base=keys.real("rope.freq_base", above=1.0),
+        rope=Rope(keys.real("rope.freq_base", above=1.0), head_dim),
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
     )
     return DraftConfig(

@@ -192,9 +192,9 @@ class Attention:
         gate = wide if c.gated else None
         if rows == n and tap is None:
             return cache.append_heads(self.index, wide, k, v, self.q_norm, self.k_norm, positions, out), gate
-        k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope_base, c.rope_dim)
+        k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope)
         cache.append(self.index, k, v)
-        q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope_base, c.rope_dim)
+        q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope)
         if tap is not None:
             tap(self.index, q, k, positions)
         return q, gate

@@ -16,6 +16,7 @@ from sp.errors import unknown_name
 from sp.gguf.keys import Value
 from sp.models.config import DeltaConfig, LayerKind, ModelConfig
 from sp.models.file_type import tensor_format
+from sp.ops.rope import Rope
 from sp.quant import BlockFormat
 
 TensorShapes = dict[str, tuple[int, ...]]
@@ -66,13 +67,13 @@ class Shape:
             "attention.key_length": c.head_dim,
             "attention.value_length": c.head_dim,
             "attention.layer_norm_rms_epsilon": c.eps,
-            "rope.freq_base": c.rope_base,
+            "rope.freq_base": c.rope.base,
         }
         if c.delta is not None:
-            pairs = c.rope_dim // 2  # shared out in turn to the three axes of M-RoPE; text uses one position for all
+            pairs = c.rope.dim // 2  # shared out in turn to the three axes of M-RoPE; text uses one position for all
             sections = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
             keys |= {
-                "rope.dimension_count": c.rope_dim,
+                "rope.dimension_count": c.rope.dim,
                 "rope.dimension_sections": np.array(sections, np.int32),
                 "full_attention_interval": INTERVAL,
                 "ssm.conv_kernel": c.delta.conv_kernel,
@@ -173,7 +174,17 @@ def _feed_forward(c: ModelConfig, layer: int) -> TensorShapes:
 def _qwen3(hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
     kinds: list[LayerKind] = ["attention"] * layers
     return ModelConfig(
-        "qwen3", hidden, vocab, 40960, (ffn,) * layers, tuple(kinds), heads, kv_heads, head_dim, head_dim, 1e6, 1e-6
+        "qwen3",
+        hidden,
+        vocab,
+        40960,
+        (ffn,) * layers,
+        tuple(kinds),
+        heads,
+        kv_heads,
+        head_dim,
+        Rope(1e6, head_dim),
+        1e-6,
     )
 
 
@@ -199,8 +210,7 @@ def _qwen35(
         heads,
         kv_heads,
         head_dim,
-        rope_dim,
-        1e7,
+        Rope(1e7, rope_dim),
         1e-6,
         gated=True,
         delta=delta,

@@ -13,6 +13,7 @@ from sp.kernels.specs.attention.attention_rows import ATTENTION_HEADS, ROWS_A_BL
 from sp.ops.attention.gate_output import VALUE_BLOCK
 from sp.ops.attention.head_norm_rope import head_norm_rope, turns
 from sp.ops.attention.kv_pages import is_packed, kv_append, page_head_dim, split_count
+from sp.ops.rope import Rope
 from sp.quant import BlockFormat
 
 
@@ -24,8 +25,7 @@ def attention_heads(
     k_norm: Floats,
     eps: float,
     positions: Ints,
-    base: float,
-    rope_dim: int,
+    rotary: Rope,
     k_pages: Bytes,
     v_pages: Bytes,
     table: Ints,
@@ -42,7 +42,7 @@ def attention_heads(
         Only the first d values of a head are used.
     k, v : float32 (tokens, kv_heads, d), on the device bf16
     q_norm, k_norm : float32 (d,)
-    eps, positions, base, rope_dim
+    eps, positions, rotary
         See `head_norm_rope`.
     k_pages, v_pages, table, start, fmt
         See `kv_append`.
@@ -59,8 +59,8 @@ def attention_heads(
     (tokens, heads, stride), d = q.shape, k.shape[2]
     if not is_device(q):
         pages = k_pages, v_pages, table, start, fmt, rotate
-        context_heads(k, v, k_norm, eps, positions, base, rope_dim, *pages)
-        turned = head_norm_rope(q, q_norm, eps, positions, base, rope_dim)
+        context_heads(k, v, k_norm, eps, positions, rotary, *pages)
+        turned = head_norm_rope(q, q_norm, eps, positions, rotary)
         if out is None:
             return turned
         out[...] = turned
@@ -70,7 +70,7 @@ def attention_heads(
     if out is None:
         out = import_cupy().empty((tokens, heads, d), np.float16)
     pages = k_pages, v_pages, table, start, fmt, rotate
-    _launch((q, q_norm, out), k, v, k_norm, eps, positions, base, rope_dim, *pages)
+    _launch((q, q_norm, out), k, v, k_norm, eps, positions, rotary, *pages)
     return out
 
 
@@ -80,8 +80,7 @@ def context_heads(
     k_norm: Floats,
     eps: float,
     positions: Ints,
-    base: float,
-    rope_dim: int,
+    rotary: Rope,
     k_pages: Bytes,
     v_pages: Bytes,
     table: Ints,
@@ -92,10 +91,10 @@ def context_heads(
     """What `attention_heads` does with k and v, for tokens that ask nothing; parameters as there."""
     if is_device(k):
         pages = k_pages, v_pages, table, start, fmt, rotate
-        _launch((None, None, None), k, v, k_norm, eps, positions, base, rope_dim, *pages)
+        _launch((None, None, None), k, v, k_norm, eps, positions, rotary, *pages)
         return
     d = k.shape[2]
-    kv_append(k_pages, table, start, head_norm_rope(k, k_norm, eps, positions, base, rope_dim), fmt, rotate * (d & -d))
+    kv_append(k_pages, table, start, head_norm_rope(k, k_norm, eps, positions, rotary), fmt, rotate * (d & -d))
     kv_append(v_pages, table, start, v, fmt, VALUE_BLOCK if rotate else 0)
 
 
@@ -106,8 +105,7 @@ def _launch(
     k_norm: Any,
     eps: float,
     positions: Any,
-    base: float,
-    rope_dim: int,
+    rotary: Rope,
     k_pages: Any,
     v_pages: Any,
     table: Any,
@@ -132,7 +130,7 @@ def _launch(
         q_norm,
         k_norm,
         positions,
-        turns(base, rope_dim, current_device()),
+        turns(rotary, current_device()),
         out,
         k_pages,
         v_pages,
@@ -143,7 +141,7 @@ def _launch(
         heads,
         kv_heads,
         stride,
-        rope_dim // 2,
+        rotary.dim // 2,
         eps,
         defines={"HEAD_DIM": d, "Q4": int(is_packed(fmt)), "ROTATE": int(rotate)},
     )

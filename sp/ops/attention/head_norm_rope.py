@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -14,10 +13,10 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
 from sp.kernels.specs.attention.attention_rows import HEAD_DIMS, HEAD_NORM_ROPE, ROWS_A_BLOCK
 from sp.ops.norms import rms_norm
-from sp.ops.rope import rope
+from sp.ops.rope import Rope, rope
 
 
-def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base: float, rope_dim: int) -> Floats:
+def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, rotary: Rope) -> Floats:
     """Norm the first d values of every head and turn them by their token's position; see `rms_norm` and `rope`.
 
     Parameters
@@ -28,8 +27,7 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
         On the device d is 64, 128 or 256.
     eps : float
     positions : int64 (tokens,)
-    base : float
-    rope_dim : int
+    rotary : Rope
 
     Returns
     -------
@@ -40,11 +38,11 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
     --------
     >>> import numpy as np
     >>> x = np.array([[[3.0, -3.0, 7.0]]], np.float32)
-    >>> head_norm_rope(x, np.ones(2, np.float32), 0.0, np.array([0]), 1e6, 2)
+    >>> head_norm_rope(x, np.ones(2, np.float32), 0.0, np.array([0]), Rope(1e6, 2))
     array([[[ 1., -1.]]], dtype=float32)
     """
     if not is_device(x):
-        return rope(rms_norm(x[..., : len(weight)], weight, eps), positions, base, rope_dim)
+        return rope(rms_norm(x[..., : len(weight)], weight, eps), positions, rotary)
     tokens, heads, stride = x.shape
     head_dim = checked_head_dim(len(weight))
     assert stride >= head_dim, f"x {x.shape}, weight {len(weight)}"
@@ -55,12 +53,12 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
         x,
         weight,
         positions,
-        turns(base, rope_dim, current_device()),
+        turns(rotary, current_device()),
         out,
         tokens * heads,
         heads,
         stride,
-        rope_dim // 2,
+        rotary.dim // 2,
         eps,
         defines={"HEAD_DIM": head_dim},
     )
@@ -68,23 +66,9 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
 
 
 @cache
-def turns(base: float, rope_dim: int, device: int) -> Any:
-    """`turn_fractions` on the device."""
-    return import_cupy().asarray(turn_fractions(base, rope_dim))
-
-
-def turn_fractions(base: float, rope_dim: int) -> Ints:
-    """Part of a full turn that one position adds to each pair, in units of 2**-64: int64 (rope_dim / 2,).
-
-    Multiplied by a position modulo 2**64 they lose whole turns exactly, which floats do not.
-
-    Examples
-    --------
-    >>> turn_fractions(1e6, 2) / 2**64 * 2 * math.pi  # the first pair turns by one radian a position
-    array([1.])
-    """
-    share = [float(base) ** (-2 * pair / rope_dim) / (2 * math.pi) for pair in range(rope_dim // 2)]
-    return np.array([round(one * 2.0**64) for one in share], np.uint64).view(np.int64)
+def turns(rotary: Rope, device: int) -> Any:
+    """`Rope.turn_fractions` on the device."""
+    return import_cupy().asarray(rotary.turn_fractions())
 
 
 def checked_head_dim(head_dim: int) -> int:

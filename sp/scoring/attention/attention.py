@@ -138,7 +138,7 @@ class AttentionScorer(ReadingScorer):
         if self.rotary == "post":
             return q
         turned: Floats = q.copy() if is_device(q) else q
-        return unrotate(turned, model.place(positions), model.config.rope_base, model.config.rope_dim)
+        return unrotate(turned, model.place(positions), model.config.rope)
 
     def keys(self, at: Stored, positions: Ints, model: Model) -> Stored:
         """Keys of the first ``len(positions)`` tokens as they are scored."""
@@ -160,11 +160,10 @@ def question_start(request: ScoreRequest) -> int:
 
 def _unrotated(at: Stored, positions: Ints, model: Model) -> Stored:
     """The same keys without rotary embedding, as pages in order."""
-    base, rope_dim = model.config.rope_base, model.config.rope_dim
     if is_device(at.k):
         pages = unpacked_pages(at.k, at.table, at.tokens, at.fmt)
         blocks, _, kv_heads, d = pages.shape
-        unrotate(pages.reshape(-1, kv_heads, d)[: at.tokens], model.place(positions), base, rope_dim)
+        unrotate(pages.reshape(-1, kv_heads, d)[: at.tokens], model.place(positions), model.config.rope)
         return Stored(pages.view(np.uint8), at.v, model.place(np.arange(blocks), np.int32), at.tokens, F16)
-    keys = unrotate(kv_gather(at.k, at.table, at.tokens, at.fmt), positions, base, rope_dim)
+    keys = unrotate(kv_gather(at.k, at.table, at.tokens, at.fmt), positions, model.config.rope)
     return Stored(np.ascontiguousarray(keys).view(np.uint8)[None], at.v, np.zeros(1, np.int64), at.tokens, F32)
