@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sp.errors import ConfigError
+from sp.models.architectures.base import find_architecture
 from sp.models.config import ModelConfig
+from sp.models.recording import RecordingStore
 from sp.ops.delta.gated_delta_net import CHUNK
 
 SCORING = 1 / 256
@@ -47,16 +49,9 @@ def matmul_params(config: ModelConfig, layer: int) -> int:
     >>> matmul_params(config, 0)
     15728640
     """
-    hidden = config.hidden
-    params = 3 * hidden * config.ffn[layer]
-    delta = config.delta
-    if config.kinds[layer] == "attention":
-        q = config.heads * config.head_dim
-        params += hidden * (q * (2 if config.gated else 1) + 2 * config.kv_heads * config.head_dim + q)
-    else:
-        assert delta is not None, "a delta layer without delta sizes"
-        params += hidden * (delta.conv_dim + 2 * delta.value_dim + 2 * delta.value_heads)
-    return params
+    store = RecordingStore(config)
+    find_architecture(config.architecture).block(store, layer)
+    return sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "matrix")
 
 
 def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost:

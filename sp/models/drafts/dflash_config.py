@@ -17,9 +17,8 @@ import numpy as np
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
-from sp.gguf.expected import DRAFT_ARCHITECTURES
 from sp.models.config import LayerKind, ModelConfig
-from sp.models.keys import Keys, short
+from sp.models.metadata_keys import Keys, short
 from sp.ops.attention.tree_attention import MOST_QUERIES
 from sp.ops.rope import Rope
 
@@ -38,6 +37,8 @@ PUBLISHED = {
     "rope.scaling.type": "rope_type",
 }
 """What config.json calls a key, where it is not the same name."""
+DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
+"""Names of GGUF files that hold a draft."""
 USE = "use the draft that was made for this target"
 MOST_PADDING = 1023
 """Rows that an embedding may have beyond the tokens: models round them up, by less than this many."""

@@ -12,7 +12,8 @@ from sp.kernels import import_cupy
 from sp.models.cache.block_tables import AT_ONCE
 from sp.models.cache.cache import Cache
 from sp.models.drafts.dflash import Draft
-from sp.models.layers.blocks import Attention, Block
+from sp.models.layers.attention import Attention
+from sp.models.layers.block import Block
 from sp.models.model import Model
 from sp.models.passes.mailbox import Mailbox
 from sp.models.passes.replay import Replay
