@@ -55,18 +55,20 @@ def trunk_tensors(config: ModelConfig, present: Container[str] = ()) -> list[Ten
     >>> [tensor.name for tensor in trunk_tensors(config)][-3:]
     ['blk.0.ffn_up.weight', 'blk.0.ffn_down.weight', 'output_norm.weight']
     """
-    return in_order(Trunk.take(RecordingStore(config, present)))
+    store = RecordingStore(config, present)
+    return in_order(Trunk.take(store), store)
 
 
-def in_order(parts: object) -> list[Tensor]:
-    """What a `RecordingStore` has put into parts of a model, each tensor once."""
-    found: dict[str, Tensor] = {}
+def in_order(parts: object, store: RecordingStore) -> list[Tensor]:
+    """What a store has noted, in the order of the parts of a model that were built from it."""
+    names: list[str] = []
 
     def meet(tensor: Tensor) -> Tensor:
-        return found.setdefault(tensor.name, tensor)
+        names.append(tensor.name)
+        return tensor
 
     mapped(parts, meet)
-    return list(found.values())
+    return [store.tensors[name] for name in dict.fromkeys(names)]
 
 
 def mapped(part: Part, leaf: Callable[[Any], Any]) -> Part:

@@ -78,7 +78,8 @@ class DraftShape:
     def tensors(self) -> list[Tensor]:
         """Every tensor, in file order, under the names that llama.cpp's files have."""
         config = self.config
-        found = in_order(take_draft(RecordingStore(config.model), config))
+        store = RecordingStore(config.model)
+        found = in_order(take_draft(store, config), store)
         return [replace(one, name=GGUF_NAMES.get(one.name, one.name)) for one in found]
 
     def plan(self, file_type: str) -> Plan:

@@ -10,7 +10,7 @@ from sp.models.config import ModelConfig
 from sp.models.layers.block import Nodes, Tap
 from sp.models.weights import Store, split_rows
 from sp.ops.add_bias import add_bias
-from sp.ops.attention.head_norm_rope import head_norm_rope
+from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope
 from sp.ops.delta.delta_tree import DeltaTrace
 from sp.ops.matmul.project import project, project_add, project_add_before
 from sp.ops.norms import Norm, Ready
@@ -29,8 +29,8 @@ class Attention:
     q, k, v, out : Weight
     biases : tuple of float32, optional
         Of q, k and v, added before anything else.
-    q_norm, k_norm : float32 (head_dim,), optional
-        RMS norms of every head before RoPE.
+    norms : HeadNorms
+        Of q and k before RoPE, if there are any.
     """
 
     index: int
@@ -38,9 +38,8 @@ class Attention:
     q: Weight
     k: Weight
     v: Weight
-    biases: tuple[Floats, Floats, Floats] | None
-    q_norm: Floats | None
-    k_norm: Floats | None
+    biases: tuple[Floats, ...] | None
+    norms: HeadNorms
     out: Weight
 
     @classmethod
@@ -60,23 +59,15 @@ class Attention:
             q = store.matrix(f"{blk}attn_q.weight", (q_rows, hidden))
             k = store.matrix(f"{blk}attn_k.weight", (kv_rows, hidden))
             v = store.matrix(f"{blk}attn_v.weight", (kv_rows, hidden))
-        return cls(
-            index=index,
-            config=config,
-            q=q,
-            k=k,
-            v=v,
-            out=store.matrix(f"{blk}attn_output.weight", (hidden, config.heads * d)),
-            biases=(
-                store.vector(f"{blk}attn_q.bias", q_rows),
-                store.vector(f"{blk}attn_k.bias", kv_rows),
-                store.vector(f"{blk}attn_v.bias", kv_rows),
-            )
-            if biases
-            else None,
-            q_norm=store.vector(f"{blk}attn_q_norm.weight", d) if norms else None,
-            k_norm=store.vector(f"{blk}attn_k_norm.weight", d) if norms else None,
-        )
+        out = store.matrix(f"{blk}attn_output.weight", (hidden, config.heads * d))
+        added, normed = None, HeadNorms()
+        if biases:
+            sizes = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+            added = tuple(store.vector(f"{blk}attn_{part}.bias", size) for part, size in sizes.items())
+        if norms:
+            q_norm, k_norm = (store.vector(f"{blk}attn_{part}_norm.weight", d) for part in "qk")
+            normed = HeadNorms(q_norm, k_norm, config.eps)
+        return cls(index, config, q, k, v, added, normed, out)
 
     def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """See `Mixer`."""
@@ -119,10 +110,10 @@ class Attention:
         k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
         gate = wide if c.gated else None
         if rows == n and tap is None:
-            return cache.append_heads(self.index, wide, k, v, self.q_norm, self.k_norm, positions, out), gate
-        k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope)
+            return cache.append_heads(self.index, wide, k, v, self.norms, positions, out), gate
+        k = head_norm_rope(k, c.head_dim, self.norms.k, self.norms.eps, positions, c.rope)
         cache.append(self.index, k, v)
-        q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope)
+        q = head_norm_rope(wide, c.head_dim, self.norms.q, self.norms.eps, positions[n - rows :], c.rope)
         if tap is not None:
             tap(self.index, q, k, positions)
         return q, gate
