@@ -204,8 +204,8 @@ def reference(draft, target: Model, features, where, position: int):
         weight /= weight.sum(axis=-1, keepdims=True)
         x = x + (weight @ v).transpose(1, 0, 2).reshape(16, -1) @ unpack(m.out).T
         h = rms(x, layer.ffn_norm, c.eps)
-        gate = h @ unpack(layer.ffn_gate).T
-        x = x + (gate / (1 + cupy.exp(-gate)) * (h @ unpack(layer.ffn_up).T)) @ unpack(layer.ffn_down).T
+        gate = h @ unpack(layer.ffn.gate).T
+        x = x + (gate / (1 + cupy.exp(-gate)) * (h @ unpack(layer.ffn.up).T)) @ unpack(layer.ffn.down).T
     return rms(x[1:], draft.output_norm, c.eps) @ unpack(target.trunk.output).T
 
 
