@@ -10,6 +10,7 @@ from typing import Any
 from sp.errors import SpError
 from sp.gguf import GGUFFile
 from sp.models import ModelConfig
+from sp.models.architectures.base import read_config
 from sp.models.file_type import FILE_TYPES
 from sp.models.synthetic.shapes import find_shape, list_shapes
 
@@ -52,7 +53,7 @@ def file_facts(path: Path) -> dict[str, Any]:
     except SpError:
         return model_facts(path.name, None, None)
     try:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
     except SpError:
         config = None
     return model_facts(path.name, config, file_type_name(file))

@@ -21,7 +21,8 @@ def inspect(
 
       sp inspect Qwen3.6-27B-Q4_K_M.gguf
     """
-    from sp.gguf.inspect import inspect_file, render
+    from sp.models.inspect import inspect_file
+    from sp.models.inspect_tables import render
 
     info = inspect_file(file)
     if as_json:

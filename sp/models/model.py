@@ -11,7 +11,7 @@ from sp.errors import PromptError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
-from sp.models.layers.blocks import Tap
+from sp.models.layers.block import Tap
 from sp.models.trunk import Trunk
 from sp.ops.embedding import embedding
 from sp.ops.matmul.project import project

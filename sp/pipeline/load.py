@@ -12,8 +12,8 @@ from typing import Literal
 from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
-from sp.models import Model, ModelConfig, load_model
-from sp.models.synthetic.shapes import tensor_plan
+from sp.models import Model, load_model, read_config
+from sp.models.synthetic.shapes import find_shape, tensor_plan
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
@@ -106,7 +106,7 @@ def load(
     """
     where, file = pick_device(device), GGUFFile.open(path)
     tokenizer = Tokenizer.from_gguf(file)
-    context = ModelConfig.from_gguf(file).context
+    context = read_config(file).context
     model = load_model(file, device=where, context=longest(context) if extrapolate else None, progress=progress)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
@@ -160,7 +160,7 @@ def synthetic(
             return replace(load(file, extrapolate=extrapolate, device="cpu"), path=name)
     from sp.models.synthetic.random_store import random_model
 
-    metadata = synthetic_metadata(shape, file_type)
+    metadata = synthetic_metadata(find_shape(shape), file_type)
     model = random_model(shape, file_type, seed)
     if extrapolate:
         model.config = replace(model.config, context=longest(model.config.context))

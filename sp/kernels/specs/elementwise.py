@@ -19,3 +19,15 @@ SWIGLU = Kernel(
     args=("const u16* gate", "const u16* up", "u16* y", "i64 steps"),
     threads=256,
 )
+
+BIAS_THREADS = 128
+BIAS_EACH = 8
+"""Values of a thread."""
+
+ADD_BIAS = Kernel(
+    source="add_bias.cu",
+    entry="add_bias",
+    args=("const f32* x", "const f32* bias", "u16* y", "i32 cols"),
+    threads=BIAS_THREADS,
+    early=True,
+)

@@ -19,7 +19,9 @@ from sp.gguf import GGUFFile
 from sp.models.device.to_device import to_device
 from sp.models.drafts.dflash_config import DraftConfig, draft_config, gguf_keys, published_keys
 from sp.models.drafts.dflash_store import DraftStore
-from sp.models.layers.blocks import Attention, Block
+from sp.models.layers.attention import Attention
+from sp.models.layers.block import Block
+from sp.models.layers.feed_forward import SwiGLU
 from sp.models.model import Device, Model
 from sp.models.safetensors_file import SafetensorsFile
 from sp.models.weights import Store
@@ -87,7 +89,7 @@ def take_draft(store: Store, config: DraftConfig) -> Parts:
     return (
         store.matrix("fc.weight", (c.hidden, len(config.target_layers) * c.hidden)),
         store.vector("hidden_norm.weight", c.hidden),
-        tuple(Block.take(store, i, Attention.take(store, i), "ffn_norm") for i in range(c.layers)),
+        tuple(Block.take(store, i, Attention.take, SwiGLU.take) for i in range(c.layers)),
         store.vector("output_norm.weight", c.hidden),
     )
 

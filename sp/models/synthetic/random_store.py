@@ -15,11 +15,11 @@ from sp.models.config import ModelConfig
 from sp.models.device.to_device import packed_format, row_slices, to_bf16
 from sp.models.model import Model
 from sp.models.synthetic.random_blocks import random_blocks
-from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_vector
 from sp.models.trunk import Trunk
 from sp.ops.matmul.packed import allocate, pack_rows
-from sp.quant import F32, BlockFormat, Weight
+from sp.quant import F32, Weight
 
 POOL_BITS = 16
 """Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
@@ -40,7 +40,8 @@ def random_model(shape: str, file_type: str, seed: int = 0) -> Model:
     """
     require_device()
     with device_errors():
-        store = RandomStore(find_shape(shape).config, tensor_plan(shape, file_type), seed)
+        found = find_shape(shape)
+        store = RandomStore(found.config, found.plan(file_type), seed)
         trunk = Trunk.take(store)
         if trunk.output is trunk.embed:
             trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))
@@ -53,7 +54,7 @@ class RandomStore:
     Parameters
     ----------
     config : ModelConfig
-    plan : list of (name, shape, format)
+    plan : Plan
     seed : int
 
     Attributes
@@ -63,9 +64,7 @@ class RandomStore:
         Bytes handed out so far.
     """
 
-    def __init__(
-        self, config: ModelConfig, plan: list[tuple[str, tuple[int, ...], BlockFormat]], seed: int = 0
-    ) -> None:
+    def __init__(self, config: ModelConfig, plan: Plan, seed: int = 0) -> None:
         self.config = config
         self.nbytes = 0
         self._formats = {name: fmt for name, _, fmt in plan}

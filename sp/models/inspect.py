@@ -1,25 +1,25 @@
-"""What is in a model file, said in a dict for programs and in tables for people."""
+"""inspect_file: what is in a model file, and what keeps it from running."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gguf.constants import LlamaFileType
 
-from sp.errors import GGUFError
-from sp.gguf.expected import ARCHITECTURES, DRAFT_ARCHITECTURES, MAX_BLOCKS, integer, missing_tensors
+from sp.errors import GGUFError, ModelError
 from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import CONTROL, Vocabulary, read_vocabulary
+from sp.models.architectures.base import ARCHITECTURES
+from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES
+from sp.models.expected import missing_tensors
+from sp.models.metadata_keys import MAX_BLOCKS, whole_or_none
 from sp.quant import FORMATS
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _HASH_STEP = 1 << 22
 
@@ -63,35 +63,9 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
         }
 
 
-def render(info: dict[str, Any]) -> RenderableType:
-    """Tables of what `inspect_file` found, for a `rich` console."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
-    for name, value in _facts(info):
-        facts.add_row(name, Text(value))
-    types = Table("type", box=None, pad_edge=False, header_style="bold", title_justify="left")
-    for name in ("tensors", "size", "share", "decoded by sp"):
-        types.add_column(name, justify="right")
-    total = sum(row["bytes"] for row in info["tensors_by_type"])
-    for row in info["tensors_by_type"]:
-        share = f"{row['bytes'] / total:.1%}"
-        types.add_row(row["type"], str(row["count"]), _size(row["bytes"]), share, "yes" if row["supported"] else "NO")
-    parts: list[RenderableType] = [facts]
-    if info["tensors_by_type"]:
-        parts += ["", types]
-    if info["warnings"]:
-        parts += ["", *(Text(f"warning: {warning}", style="yellow") for warning in info["warnings"])]
-    return Group(*parts)
-
-
 def _model(file: GGUFFile) -> dict[str, Any]:
     architecture = _text(file, "general.architecture")
-    file_type = integer(file.metadata, "general.file_type")
+    file_type = whole_or_none(file.metadata.get("general.file_type"))
     keys = {
         "layers": "block_count",
         "hidden": "embedding_length",
@@ -120,7 +94,7 @@ def _count(file: GGUFFile, key: str) -> int | list[int] | None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value) <= MAX_BLOCKS:
         numbers: list[int] = value.tolist()
         return numbers if len(set(numbers)) > 1 else (numbers[0] if numbers else None)
-    return integer(file.metadata, key)
+    return whole_or_none(file.metadata.get(key))
 
 
 def _by_type(file: GGUFFile) -> list[dict[str, Any]]:
@@ -157,7 +131,7 @@ def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] 
         "vocab": _length(file, "tokenizer.ggml.tokens"),
         "merges": _length(file, "tokenizer.ggml.merges"),
         "specials": None,
-        "eos": integer(file.metadata, "tokenizer.ggml.eos_token_id"),
+        "eos": whole_or_none(file.metadata.get("tokenizer.ggml.eos_token_id")),
         "add_bos": add_bos if isinstance(add_bos, bool) else None,
         "sha256": None,
     }
@@ -208,20 +182,24 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
     if _is_draft(file):
         yield "a draft, no model by itself: give it with --draft, and with --target the model it was made for"
         return
-    if architecture not in ARCHITECTURES:
+    if architecture is None or architecture not in ARCHITECTURES:
         yield f"architecture {architecture!r} is not one that sp runs ({', '.join(ARCHITECTURES)})"
         return
-    if integer(file.metadata, f"{architecture}.context_length") is None:
+    if whole_or_none(file.metadata.get(f"{architecture}.context_length")) is None:
         yield f"key '{architecture}.context_length' is absent, so the longest prompt is unknown"
-    blocks = integer(file.metadata, f"{architecture}.block_count")
+    blocks = whole_or_none(file.metadata.get(f"{architecture}.block_count"))
     if blocks is None:
         yield f"key '{architecture}.block_count' is absent, so this is no complete model"
         return
-    extra = integer(file.metadata, f"{architecture}.nextn_predict_layers") or 0
+    extra = whole_or_none(file.metadata.get(f"{architecture}.nextn_predict_layers")) or 0
     if extra > 0:
         first = f"blk.{blocks - extra}"
         yield f"{extra} multi-token-prediction block(s) from {first} on will be skipped"
-    missing = missing_tensors(architecture, file.metadata, file.tensors)
+    try:
+        missing = missing_tensors(architecture, file)
+    except ModelError as error:
+        yield str(error).removeprefix(f"{file.path}: ")
+        return
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         yield f"{len(missing)} expected tensors are missing: {shown}"
@@ -249,51 +227,3 @@ def _digest(path: Path) -> str:
     except OSError as error:
         raise GGUFError(f"{path}: cannot be read ({error.strerror}); check the disk") from None
     return digest.hexdigest()
-
-
-def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Rows of the first table."""
-    yield "file", info["path"] + (f" and {info['shards'] - 1} more shards" if info["shards"] > 1 else "")
-    yield "size", f"{_size(info['bytes'])} ({info['bytes']:,} bytes), GGUF v{info['version']}"
-    for digest in info["sha256"] or ():
-        yield "sha256", digest
-    yield "model", " · ".join(filter(None, (info["architecture"], info["name"], info["file_type"]))) or "unknown"
-    yield "parameters", f"{_thousands(info['parameters'])} in {info['tensors']} tensors"
-    labels = ("layers", "hidden", "heads", "kv_heads", "head_dim", "context")
-    known = [f"{name} {info[name]}" for name in labels if info[name] is not None]
-    if known:
-        yield "shape", " · ".join(known)
-    tokenizer = info["tokenizer"]
-    if tokenizer is not None:
-        shown = [f"{name} {value}" for name, value in tokenizer.items() if value is not None and name != "sha256"]
-        yield "tokenizer", " · ".join(shown)
-    template = info["chat_template"]
-    if template["present"]:
-        yield "template", f"{template['chars']} characters, sha256 {template['sha256'][:12]}: {template['first_line']}"
-
-
-def _size(count: int) -> str:
-    """Bytes in binary units.
-
-    >>> _size(16_536_406_016)
-    '15.40 GiB'
-    """
-    if count < 1024:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.2f} {unit}"
-    return f"{size / 1024:.2f} TiB"
-
-
-def _thousands(count: int) -> str:
-    """A count in the units models are named by.
-
-    >>> _thousands(26_895_998_464), _thousands(596_049_920)
-    ('26.90 B', '596.0 M')
-    """
-    if count >= 10**9:
-        return f"{count / 10**9:.2f} B"
-    return f"{count / 10**6:.1f} M" if count >= 10**6 else f"{count:,}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,6 +12,15 @@ from sp.errors import ModelError
 
 MAX_SIZE = 1 << 24
 """No width, count or head size of a real model comes near; a larger one is a damaged file."""
+MAX_BLOCKS = 1 << 12
+"""More blocks than any model has: a limit to what a damaged file can have listed."""
+
+
+class TensorShape(Protocol):
+    """What a file's table says of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 class Keys:
@@ -42,6 +51,10 @@ class Keys:
     def error(self, key: str, what: str) -> ModelError:
         return ModelError(f"{self.path}: key {self.arch}.{key} {what}")
 
+    def refuse(self, key: str, what: str) -> None:
+        """Raise the `error` of a senseless value; what follows may assume sense, or that only names are wanted."""
+        raise self.error(key, what)
+
     def get(self, key: str) -> Any:
         return self.metadata.get(f"{self.arch}.{key}")
 
@@ -49,7 +62,24 @@ class Keys:
         """A file that asks for YaRN or linear scaling would run, and be wrong."""
         kind = self.get("rope.scaling.type")
         if kind is not None and str(kind) != "none":  # what a damaged file has here may be no string
-            raise self.error("rope.scaling.type", f"is {short(kind)}; sp supports unscaled RoPE only")
+            self.refuse("rope.scaling.type", f"is {short(kind)}; sp supports unscaled RoPE only")
+
+    def layers(self, tensors: int) -> int:
+        """Blocks of the trunk, of a file of so many tensors; those of multi-token prediction are not counted."""
+        blocks = self.count("block_count")
+        if blocks > tensors:
+            raise self.error("block_count", f"is {blocks}, but the file has {tensors} tensors")
+        extra = self.count("nextn_predict_layers", default=0, least=0)
+        if extra >= blocks:
+            raise self.error("nextn_predict_layers", f"is {extra} of {blocks} blocks, which leaves no model")
+        return blocks - extra
+
+    def rows(self, tensors: Mapping[str, TensorShape], name: str) -> int:
+        """Rows of a matrix that only a language model has."""
+        info = tensors.get(name)
+        if info is None or len(info.shape) != 2:
+            raise ModelError(f"{self.path}: tensor {name} is missing or no matrix; is this a language model?")
+        return int(info.shape[0])
 
     def count(self, key: str, *, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
         """A whole number in [least, most]."""
@@ -94,6 +124,57 @@ class Keys:
         if len(chosen) != 1 or 0 in chosen:
             raise self.error(key, f"is {sorted(chosen)} over the attention layers; sp needs one positive value")
         return chosen.pop()
+
+
+class SketchKeys(Keys):
+    """Keys of a file that may be incomplete or hostile, for the names of its tensors: what makes no sense is guessed.
+
+    Examples
+    --------
+    >>> keys = SketchKeys("qwen3", {"qwen3.block_count": 1 << 40}, "model.gguf")
+    >>> keys.layers(0) == MAX_BLOCKS, keys.count("embedding_length")
+    (True, 1)
+    """
+
+    def refuse(self, key: str, what: str) -> None:
+        """Let it pass."""
+
+    def layers(self, tensors: int) -> int:
+        """As far as a file says, and no more than any model has."""
+        blocks, extra = (whole_or_none(self.get(key)) or 0 for key in ("block_count", "nextn_predict_layers"))
+        return max(min(blocks, MAX_BLOCKS) - extra, 0)
+
+    def rows(self, tensors: Mapping[str, TensorShape], name: str) -> int:
+        return 1
+
+    def count(self, key: str, *, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
+        try:
+            return super().count(key, default=default, least=least, most=most)
+        except ModelError:
+            return least if default is None else default
+
+    def real(self, key: str, *, above: float) -> float:
+        try:
+            return super().real(key, above=above)
+        except ModelError:
+            return above + 1
+
+    def per_layer(self, key: str, layers: int, *, default: int | None = None, least: int = 1) -> list[int]:
+        try:
+            return super().per_layer(key, layers, default=default, least=least)
+        except ModelError:
+            return [least] * layers
+
+    def uniform(self, key: str, layers: int, where: list[int], *, default: int | None = None) -> int:
+        try:
+            return super().uniform(key, layers, where, default=default)
+        except ModelError:
+            return default or 1
+
+
+def whole_or_none(value: object) -> int | None:
+    """An integer of a file's metadata; None when it is absent or something else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def short(value: Any) -> str:
