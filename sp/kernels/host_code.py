@@ -131,6 +131,11 @@ def _read(path: Path, names: dict[str, Path]) -> Module:
 def _words(node: ast.AST) -> Iterator[tuple[str, str]]:
     """Kinds and texts of a tree's nodes, in order; the same by every version of Python, whose later ones add fields."""
     yield "node", type(node).__name__
+    if isinstance(node, ast.JoinedStr):  # how its texts are cut is the parser's affair
+        yield "str", "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+        for part in node.values:
+            yield from _words(part) if isinstance(part, ast.FormattedValue) else ()
+        return
     for name, value in ast.iter_fields(node):
         if name in UNSEEN:
             continue
