@@ -34,7 +34,7 @@ def old_keys(path: Path, tests: Path) -> list[str]:
     """
     if path.stem != GPU_TESTS:
         return [json.dumps(record["config"]) for record in newest(path) if not is_current(record)]
-    last = {file: record for record in newest(path) for file in record["config"]["tests"]}
+    last = {file: record for record in (newest(path) if path.exists() else ()) for file in record["config"]["tests"]}
     files = sorted(file.relative_to(tests).as_posix() for file in tests.rglob("test_*.py"))
     return [file for file in files if file not in last or not is_current(last[file])]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 PACKAGE = Path(__file__).parents[1]
 ROOMS = ("kernels/specs", "ops")
 """Where kernels are declared, and where they are launched."""
-RUNTIME = ("kernels/launch.py", "kernels/early.py", "kernels/tensor_map.py")
+RUNTIME = ("kernels/launch.py", "kernels/tensor_map.py")
 """What every launch goes through."""
 SILENT = (ast.Import, ast.ImportFrom, ast.Raise, ast.Assert)
 """Statements that plan nothing; what is imported counts by itself."""
@@ -57,8 +57,8 @@ def host_modules(source: str, package: Path = PACKAGE) -> tuple[Path, ...]:
     """Files that decide how a kernel source is launched, sorted.
 
     Those are `RUNTIME`, and of `ROOMS` the files that name it (its declaration), the files that import such a one
-    (which launch it), whatever all these import, at any remove, and files in the rooms of the launching ones that
-    import them, at any remove: they choose between kernels and prepare what is launched.
+    (which launch it), whatever all these import, at any remove, and in the rooms of the launching ones the files that
+    import them, at any remove, or that launch nothing: they choose between kernels and prepare what is launched.
 
     Parameters
     ----------
@@ -72,13 +72,20 @@ def host_modules(source: str, package: Path = PACKAGE) -> tuple[Path, ...]:
     """
     found = _modules(package)
     naming = {path for path, module in found.items() if source in module.strings}
-    launching = {path for path, module in found.items() if module.imports & naming} | naming
-    launching = {path for path in launching if path.is_relative_to(package / "ops")}
+    launching = _launching(found, naming, package)
     rooms = {path.parent for path in launching if path.parent != package / "ops"}
     needed = _closure(naming | launching, lambda path: found[path].imports)
     importing = {path: {p for p, m in found.items() if path in m.imports and p.parent in rooms} for path in found}
+    every = {path for path, module in found.items() if any(text.endswith(".cu") for text in module.strings)}
+    others = {path for path in found if path.parent in rooms} - _launching(found, every, package)
     always = {package / name for name in RUNTIME} if naming else set()
-    return tuple(sorted(always | needed | _closure(launching, lambda path: importing[path])))
+    return tuple(sorted(always | needed | others | _closure(launching, lambda path: importing[path])))
+
+
+def _launching(found: dict[Path, Module], naming: set[Path], package: Path) -> set[Path]:
+    """Operations that name a source, or import a file that does."""
+    using = {path for path, module in found.items() if module.imports & naming} | naming
+    return {path for path in using if path.is_relative_to(package / "ops")}
 
 
 def forget_host_code() -> None:
@@ -131,6 +138,11 @@ def _read(path: Path, names: dict[str, Path]) -> Module:
 def _words(node: ast.AST) -> Iterator[tuple[str, str]]:
     """Kinds and texts of a tree's nodes, in order; the same by every version of Python, whose later ones add fields."""
     yield "node", type(node).__name__
+    if isinstance(node, ast.JoinedStr):  # how its texts are cut is the parser's affair
+        yield "str", "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+        for part in node.values:
+            yield from _words(part) if isinstance(part, ast.FormattedValue) else ()
+        return
     for name, value in ast.iter_fields(node):
         if name in UNSEEN:
             continue
