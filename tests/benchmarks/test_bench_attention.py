@@ -45,6 +45,15 @@ def inputs(n: int, tokens: int, d: int) -> tuple[Any, ...]:
     return q, k, v, cupy.argsort(random.random(pages)).astype(cupy.int32)
 
 
+def paged_inputs(n: int, tokens: int, d: int) -> tuple[Any, Any]:
+    """The same as queries and a `PagedKV`."""
+    from sp.ops.attention.paged_kv import PagedKV
+    from sp.quant import F16
+
+    q, k, v, table = inputs(n, tokens, d)
+    return q, PagedKV(k, v, table, tokens, F16)
+
+
 def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], pairs: int, **metrics: float) -> None:
     """Time it and keep the record."""
     samples = timed(benchmark, run, repeats=5 if pairs > 1 << 32 else 15)
@@ -78,11 +87,11 @@ def test_dense(benchmark, d, n, tokens):
 
     from sp.ops.attention.attention_sm90 import prefill
 
-    q, k, v, table = inputs(n, tokens, d)
+    q, at = paged_inputs(n, tokens, d)
     out = cupy.empty(q.shape, cupy.uint16)
     pairs = n * (tokens - n) + n * (n + 1) // 2
     config = configuration(d, n, tokens, "sm_90a")
-    measure(benchmark, lambda: prefill(q, k, v, table, tokens, d**-0.5, out=out), config, pairs)
+    measure(benchmark, lambda: prefill(q, at, d**-0.5, out=out), config, pairs)
 
 
 @pytest.mark.parametrize("d", HEADS)
@@ -91,9 +100,10 @@ def test_lists(benchmark, d, n, tokens, density):
     """Sink 2, window 4, the last 2 query blocks whole, and blocks at random up to the density."""
     import cupy
 
-    from sp.ops.attention.attention_sm90 import BlockLists, prefill
+    from sp.ops.attention.attention_sm90 import prefill
+    from sp.ops.attention.key_blocks import BlockLists
 
-    q, k, v, table = inputs(n, tokens, d)
+    q, at = paged_inputs(n, tokens, d)
     heads = HEADS[d][0]
     rows, columns = n // BLOCK, tokens // BLOCK
     i, j = cupy.arange(columns - rows, columns)[:, None], cupy.arange(columns)
@@ -111,7 +121,7 @@ def test_lists(benchmark, d, n, tokens, density):
     pairs = (kept * BLOCK * BLOCK - heads * rows * BLOCK * (BLOCK - 1) // 2) / heads  # of one head, the diagonal halved
     out = cupy.empty(q.shape, cupy.uint16)
     config = configuration(d, n, tokens, "sm_90a", asked_density=density)
-    run = lambda: prefill(q, k, v, table, tokens, d**-0.5, blocks, out=out)  # noqa: E731
+    run = lambda: prefill(q, at, d**-0.5, blocks, out=out)  # noqa: E731
     measure(benchmark, run, config, pairs, density=kept / (all_blocks * heads))
 
 

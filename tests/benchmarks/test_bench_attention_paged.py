@@ -83,17 +83,18 @@ def test_few_queries(benchmark, d, kv, n, tokens):
     import cupy
 
     from sp.ops.attention.paged_attention import attention_output
+    from sp.ops.attention.paged_kv import PagedKV
 
     fmt = FORMATS[kv]
     k, v, table = paged(max(tokens, 8192), d, fmt)
-    q, total = queries(n, d), cupy.array([tokens], cupy.int32)
+    total = cupy.array([tokens], cupy.int32)
+    q, at = queries(n, d), PagedKV(k, v, table, tokens, fmt, fmt is Q4_0, total=total)
     wide = cupy.full((n, HEADS[d][0], 2 * d), 0x3F80, cupy.uint16)
-    block = d if fmt is Q4_0 else 0
     sources = ("attention_decode.cu",) if n == 1 else ("attention_split.cu", "attention_combine.cu")
     measure(
         benchmark,
         "attention_few",
-        lambda: attention_output(q, k, v, table, tokens, fmt, block, total, wide),
+        lambda: attention_output(q, at, wide),
         configuration(d, n, tokens, kv),
         sources,
         graph=True,
@@ -106,15 +107,16 @@ def test_few_queries(benchmark, d, kv, n, tokens):
 @pytest.mark.parametrize(("n", "tokens"), PREFILL)
 def test_portable_prefill(benchmark, d, kv, n, tokens):
     from sp.ops.attention.attention_portable import prefill
+    from sp.ops.attention.paged_kv import PagedKV
 
     fmt = FORMATS[kv]
     k, v, table = paged(tokens, d, fmt)
-    q = queries(n, d)
+    q, at = queries(n, d), PagedKV(k, v, table, tokens, fmt)
     pairs = n * (tokens - n) + n * (n + 1) / 2
     measure(
         benchmark,
         "attention",
-        lambda: prefill(q, k, v, table, tokens, fmt, d**-0.5),
+        lambda: prefill(q, at, d**-0.5),
         configuration(d, n, tokens, kv) | {"path": "portable"},
         ("attention_portable.cu",),
         flops=4.0 * d * HEADS[d][0] * pairs,

@@ -56,23 +56,23 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
     """Time the stages and the whole with events, and keep the record."""
     import cupy
 
+    from sp.ops.attention.paged_attention import prefill_attention
     from sp.ops.sparse.block_lists import density
     from sp.ops.sparse.block_means import block_means
     from sp.ops.sparse.flashprefill import select_on_device
-    from sp.ops.sparse.sparse_attention import forward, sparse_attention
-    from sp.quant import F16
+    from sp.ops.sparse.sparse_attention import sparse_attention
 
     heads, kv_heads = HEADS[d]
-    q, k, v, table = clustered(tokens, heads, kv_heads, d)
+    q, at = clustered(tokens, heads, kv_heads, d)
     scale, repeats = d**-0.5, 9
-    means = block_means(k, table, tokens, F16)
+    means = block_means(at.k, at.table, tokens, at.fmt)
     lists = select_on_device(selector, q, means, tokens, scale)
     counts = lists.counts.get().astype(np.int64)
     stages = {
-        "ms": lambda: sparse_attention(q, k, v, table, tokens, scale, selector),
-        "ms_means": lambda: block_means(k, table, tokens, F16),
+        "ms": lambda: sparse_attention(q, at, scale, selector),
+        "ms_means": lambda: block_means(at.k, at.table, tokens, at.fmt),
         "ms_score": lambda: select_on_device(selector, q, means, tokens, scale),
-        "ms_forward": lambda: forward(q, k, v, table, tokens, scale, lists, F16),
+        "ms_forward": lambda: prefill_attention(q, at, scale, lists),
     }
 
     def once() -> None:

@@ -18,6 +18,7 @@ from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.head_norm_rope import head_norm_rope
 from sp.ops.attention.kv_pages import kv_append, kv_gather
 from sp.ops.attention.paged_attention import paged_attention
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.embedding import embedding
 from sp.ops.matmul.gemm_portable import gated, gemm
@@ -80,7 +81,7 @@ def appended(pages: Any, table: Any, start: Any, values: Any) -> Any:
 
 def attend(n: int) -> Op:
     return Op(
-        lambda q, k_pages, v_pages, table: paged_attention(q, k_pages, v_pages, table, 200, F16),
+        lambda q, k_pages, v_pages, table: paged_attention(q, PagedKV(k_pages, v_pages, table, 200, F16)),
         {
             "q": f16(n, 2, 128),
             "k_pages": f16(2, 128, 1, 128).view(np.uint8),
@@ -114,7 +115,7 @@ OPS = {
         twin="ids",
     ),
     "head_norm_rope": Op(
-        lambda x, weight, positions: head_norm_rope(x, weight, 1e-6, positions, Rope(1e6, 64)),
+        lambda x, weight, positions: head_norm_rope(x, 128, weight, 1e-6, positions, Rope(1e6, 64)),
         {"x": bf16(4, 2, 128), "weight": f32(128), "positions": np.arange(4)},
         twin="x",
     ),

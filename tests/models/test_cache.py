@@ -157,7 +157,7 @@ def test_rotation_leaves_f32_attention_as_it_was(d) -> None:
     np.testing.assert_allclose(cache.attend(0, q, None).reshape(q.shape), attention(q, k, v), atol=3e-6)
     np.testing.assert_allclose(cache.keys(0), k, atol=3e-6)
     logits = np.einsum("nkgd,tkd->nkgt", q.reshape(50, HEADS, 2, d), k)
-    turned = np.einsum("nkgd,tkd->nkgt", hadamard(q, cache.key_block).reshape(50, HEADS, 2, d), keys)
+    turned = np.einsum("nkgd,tkd->nkgt", hadamard(q, cache.stored(0).key_block).reshape(50, HEADS, 2, d), keys)
     np.testing.assert_allclose(turned, logits, atol=1e-4)
 
 
@@ -175,7 +175,7 @@ def test_rotation_saves_4_bit_keys_with_outlier_channels() -> None:
         keys, _ = cache.gather(0)
         found = cache.attend(0, q, None).reshape(q.shape)
         # Keys alone, so that the error of 4-bit values does not hide the difference.
-        turned = hadamard(q, cache.key_block) if rotate else q
+        turned = hadamard(q, cache.stored(0).key_block) if rotate else q
         logits = [np.einsum("nhd,td->nht", a, b[:, 0]) for a, b in ((turned, keys), (q, k))]
         error[rotate] = (np.abs(logits[0] - logits[1]).mean(), np.abs(found - exact).mean())
     assert error[True][0] < 0.6 * error[False][0]

@@ -123,7 +123,7 @@ class DraftSession:
             found = project(fused, [weight for mixer in mixers for weight in (mixer.k, mixer.v)])
             for layer, mixer in enumerate(mixers):
                 k, v = (x.reshape(len(x), -1, self._cache.config.head_dim) for x in found[2 * layer : 2 * layer + 2])
-                self._cache.append_context(layer, k, v, mixer.k_norm, positions)
+                self._cache.append_context(layer, k, v, mixer.norms, positions)
 
     def read_block(self, ids: Ints, positions: Ints) -> Floats:
         """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""

@@ -10,7 +10,7 @@ from sp.arrays import Floats, Ints
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.weights import Store, split_rows
-from sp.ops.attention.head_norm_rope import head_norm_rope
+from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope
 from sp.ops.delta.delta_tree import DeltaTrace
 from sp.ops.matmul.project import gated_project, project, project_add, project_add_before
 from sp.ops.norms import Norm, Ready
@@ -118,8 +118,7 @@ class Attention:
     k: Weight
     v: Weight
     out: Weight
-    q_norm: Floats
-    k_norm: Floats
+    norms: HeadNorms
 
     @classmethod
     def take(cls, store: Store, index: int) -> Attention:
@@ -142,8 +141,9 @@ class Attention:
             k=k,
             v=v,
             out=store.matrix(f"{blk}attn_output.weight", (hidden, config.heads * d)),
-            q_norm=store.vector(f"{blk}attn_q_norm.weight", d),
-            k_norm=store.vector(f"{blk}attn_k_norm.weight", d),
+            norms=HeadNorms(
+                store.vector(f"{blk}attn_q_norm.weight", d), store.vector(f"{blk}attn_k_norm.weight", d), config.eps
+            ),
         )
 
     def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
@@ -191,10 +191,10 @@ class Attention:
         k, v = k.reshape(n, c.kv_heads, c.head_dim), v.reshape(n, c.kv_heads, c.head_dim)
         gate = wide if c.gated else None
         if rows == n and tap is None:
-            return cache.append_heads(self.index, wide, k, v, self.q_norm, self.k_norm, positions, out), gate
-        k = head_norm_rope(k, self.k_norm, c.eps, positions, c.rope)
+            return cache.append_heads(self.index, wide, k, v, self.norms, positions, out), gate
+        k = head_norm_rope(k, c.head_dim, self.norms.k, self.norms.eps, positions, c.rope)
         cache.append(self.index, k, v)
-        q = head_norm_rope(wide, self.q_norm, c.eps, positions[n - rows :], c.rope)
+        q = head_norm_rope(wide, c.head_dim, self.norms.q, self.norms.eps, positions[n - rows :], c.rope)
         if tap is not None:
             tap(self.index, q, k, positions)
         return q, gate

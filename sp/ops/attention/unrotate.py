@@ -8,7 +8,7 @@ from sp.arrays import Floats, Ints
 from sp.kernels import is_device
 from sp.kernels.device import current_device
 from sp.kernels.specs.attention.importance import HEAD_WARPS, UNROTATE
-from sp.ops.attention.head_norm_rope import checked_head_dim, turns
+from sp.ops.attention.head_norm_rope import checked_head_dim, row_defines, turns
 from sp.ops.rope import Rope, rope
 
 
@@ -42,7 +42,7 @@ def _on_device(x: Any, positions: Any, rotary: Rope) -> Floats:
     tokens, heads, d = x.shape
     assert len(positions) == tokens, f"{len(positions)} positions for {tokens} tokens"
     grid = (-(-tokens * heads // HEAD_WARPS),)
-    defines = {"HEAD_DIM": checked_head_dim(d)}
+    defines = row_defines(checked_head_dim(d), rotary, normed=True)
     UNROTATE.launch(
         grid,
         x,
