@@ -106,7 +106,7 @@ def test_lists(benchmark, d, n, tokens, density):
     import cupy
 
     from sp.ops.attention.attention_sm90 import prefill
-    from sp.ops.attention.block_lists import BlockLists
+    from sp.ops.attention.key_blocks import BlockLists
 
     q, at = paged_inputs(n, tokens, d)
     heads = HEADS[d][0]

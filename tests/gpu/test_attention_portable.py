@@ -12,7 +12,7 @@ cp = pytest.importorskip("cupy")
 from sp.kernels import forced_path  # noqa: E402
 from sp.ops import kv_gather  # noqa: E402
 from sp.ops.attention.attention_portable import prefill  # noqa: E402
-from sp.ops.attention.block_lists import BlockLists  # noqa: E402
+from sp.ops.attention.key_blocks import BlockLists  # noqa: E402
 from sp.ops.attention.paged_attention import attention_output, paged_attention  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 

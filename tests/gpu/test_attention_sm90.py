@@ -11,7 +11,7 @@ from compare import nmse, to_bf16, to_float64
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
 from sp.ops.attention.attention_sm90 import prefill
-from sp.ops.attention.block_lists import BlockLists
+from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.paged_kv import PagedKV
 from sp.quant import F16
 

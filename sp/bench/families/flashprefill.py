@@ -12,7 +12,7 @@ import numpy as np
 from sp.bench.cases import Case, family, paths
 from sp.bench.families.attention import SHAPES
 from sp.bench.families.inputs import clustered
-from sp.ops.attention.block_lists import BLOCK
+from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.paged_attention import prefill_attention
 from sp.ops.sparse.block_lists import density
 from sp.ops.sparse.block_means import block_means

@@ -79,7 +79,7 @@ class Cache:
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
         fmt = page_format(kv, config.head_dim, rotate, device)
-        self.config, self.capacity, self.kv, self.rotate = config, int(tokens), kv, rotate
+        self.config, self.capacity, self.kv = config, int(tokens), kv
         attention = config.attention_layers
         resident = len(attention) if layers is None else min(layers, len(attention))
         if resident < 1:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from sp.arrays import Floats
 from sp.models.cache.cache import Cache
-from sp.ops.attention.block_lists import BLOCK
 from sp.ops.attention.gate_output import gate_output
+from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.hadamard import hadamard
 from sp.ops.sparse.block_lists import candidates
 from sp.ops.sparse.block_selector import BlockSelector

@@ -8,7 +8,7 @@ import numpy as np
 
 from sp.kernels import import_cupy
 from sp.kernels.specs.attention.attention_portable import ATTENTION_PORTABLE, queries, variant
-from sp.ops.attention.block_lists import BlockLists
+from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed
 from sp.ops.attention.paged_kv import PagedKV
 

@@ -13,7 +13,7 @@ from sp.kernels.device import current_device
 from sp.kernels.signature import describe, rows_contiguous
 from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, variant
 from sp.kernels.tensor_map import tensor_map
-from sp.ops.attention.block_lists import BLOCK, BlockLists
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.paged_kv import PagedKV
 
 HEAD_DIMS = (128, 256)

@@ -7,8 +7,8 @@ from typing import Any
 from sp.arrays import Floats
 from sp.kernels import current_path, is_device
 from sp.ops.attention.attention import attention
-from sp.ops.attention.block_lists import BlockLists
 from sp.ops.attention.gate_output import gate_output
+from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.hadamard import hadamard

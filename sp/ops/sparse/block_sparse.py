@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from sp.arrays import Floats
-from sp.ops.attention.block_lists import BLOCK, BlockLists
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.threads import run_parallel
 
 

@@ -11,7 +11,7 @@ from sp.arrays import Bools, Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.flashprefill import BLOCK_SELECT, variant
-from sp.ops.attention.block_lists import BLOCK, BlockLists
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_energy import SMALLEST, block_energy
 from sp.ops.sparse.block_lists import candidates, causal, forced, lists_of

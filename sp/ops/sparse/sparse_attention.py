@@ -10,7 +10,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import DeviceError
 from sp.kernels import debugging, import_cupy, is_device
 from sp.kernels.specs.flashprefill import CORRECTION_ROWS, MEAN_CORRECTION, variant
-from sp.ops.attention.block_lists import BlockLists
+from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.attention.paged_attention import prefill_attention
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_means import block_means

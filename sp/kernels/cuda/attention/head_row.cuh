@@ -75,28 +75,19 @@ SP_DEVICE void norm(HeadRow& r, const f32* weight, f32 eps, u32 lane) {
 
 // `turns` holds, pair by pair, the fraction of a full turn that one position adds, in units of 2^-64. The product with the
 // position wraps round exactly at whole turns, so that the angle is as exact at position 1 000 000 as at 1.
-SP_DEVICE void turn(f32& first, f32& second, i64 position, i64 step) {
-    const i32 fraction = i32(u64(position) * u64(step) >> 32);
-    f32 sine, cosine;
-    sincospif(f32(fraction) * 0x1p-31f, &sine, &cosine);
-    const f32 a = first, b = second;
-    first = a * cosine - b * sine;
-    second = a * sine + b * cosine;
-}
-
 SP_DEVICE void rope(HeadRow& r, i64 position, const i64* turns, int half, f32* scratch, u32 lane) {
-    if (INTERLEAVED) {  // a lane holds both values of its pairs
-#pragma unroll
-        for (int i = 0; i < E; i += 2) {
-            const int j = (int(lane) * E + i) / 2;
-            if (j < half) turn(r.x[i], r.x[i + 1], position, turns[j]);
-        }
-        return;
-    }
 #pragma unroll
     for (int i = 0; i < E; i++) scratch[lane * E + i] = r.x[i];
     __syncwarp();
-    for (int j = int(lane); j < half; j += 32) turn(scratch[j], scratch[j + half], position, turns[j]);
+    for (int j = int(lane); j < half; j += 32) {
+        const int first = INTERLEAVED ? 2 * j : j, second = INTERLEAVED ? 2 * j + 1 : j + half;
+        const i32 fraction = i32(u64(position) * u64(turns[j]) >> 32);
+        f32 sine, cosine;
+        sincospif(f32(fraction) * 0x1p-31f, &sine, &cosine);
+        const f32 a = scratch[first], b = scratch[second];
+        scratch[first] = a * cosine - b * sine;
+        scratch[second] = a * sine + b * cosine;
+    }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < E; i++) r.x[i] = scratch[lane * E + i];
