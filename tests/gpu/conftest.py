@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from bounds import measured
 from compare import nmse
 
 from sp.bench.record import append, make_record
@@ -145,3 +146,8 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("the sm_90a path needs compute capability 9.0")
     with forced_path(request.param):
         yield request.param
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in measured():
+        terminalreporter.write_line(line)
