@@ -18,7 +18,7 @@
 // before the first use, and the state is brought to the L2 cache while the kernel before still runs. Dividing a head
 // over a cluster of 2 or 4 blocks was slower.
 #include "early.cuh"
-#include "gates.cuh"
+#include "activations.cuh"
 #include "mma.cuh"
 
 #define THREADS (4 * HEAD_DIM)
