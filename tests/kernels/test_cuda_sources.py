@@ -1,4 +1,4 @@
-"""What CUDA sources share with Python: the names of epilogues, the weights of a launch. And nothing in them is unused."""
+"""What CUDA sources share with Python: names of epilogues, weights of a launch. And nothing in them is unused."""
 
 from __future__ import annotations
 

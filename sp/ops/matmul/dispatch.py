@@ -15,7 +15,7 @@ from typing import Any
 from sp.errors import DeviceError
 from sp.kernels.path import current_path
 from sp.kernels.specs.matmul.epilogue import Epilogue
-from sp.ops.matmul.registry import MatmulKernel, kernels
+from sp.ops.matmul.registry import MatmulKernel, kernels, prefill_kernel
 from sp.quant import FORMATS, format_by_name
 
 TABLE = Path(__file__).with_name("dispatch_table.json")
@@ -42,11 +42,6 @@ def shape_class(out: int, width: int) -> str:
     return "wide" if out >= width else "deep"
 
 
-def prefill_kernel(path: str) -> MatmulKernel:
-    """The kernel of a path that takes products of any size."""
-    return next(kernel for kernel in kernels(path) if kernel.prefill)
-
-
 def times(name: str, shape: str, path: str) -> dict[int, dict[str, float]]:
     """Microseconds by rows and kernel, of those a path may take."""
     return _times(name, shape, kernels(path))
@@ -63,7 +58,9 @@ def _times(name: str, shape: str, known: tuple[MatmulKernel, ...]) -> dict[int, 
     return found
 
 
-def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> MatmulKernel:
+def kernel_for(
+    tokens: int, kind: int, out: int, width: int, path: str, epilogue: Epilogue = Epilogue.STORE
+) -> MatmulKernel:
     """The kernel that takes a product: the fastest by the table, but for rows that a kernel is preferred for.
 
     Parameters
@@ -75,21 +72,25 @@ def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> Matmu
     out, width : int
         Its shape.
     path : {"sm_90a", "portable"}
+    epilogue : Epilogue
+        The table was measured with STORE; others are taken to cost as much.
 
     Examples
     --------
     >>> kernel_for(1, 12, 17408, 5120, "sm_90a").name, kernel_for(4096, 12, 17408, 5120, "sm_90a").name
     ('gemv', 'gemm_sm90')
     """
-    return _kernel_for(tokens, kind, shape_class(out, width), kernels(path))
+    return _kernel_for(tokens, kind, shape_class(out, width), epilogue, kernels(path))
 
 
 @cache
-def _kernel_for(tokens: int, kind: int, shape: str, known: tuple[MatmulKernel, ...]) -> MatmulKernel:
-    able = [kernel for kernel in known if kind in kernel.formats]
+def _kernel_for(
+    tokens: int, kind: int, shape: str, epilogue: Epilogue, known: tuple[MatmulKernel, ...]
+) -> MatmulKernel:
+    able = [kernel for kernel in known if kind in kernel.formats and epilogue in kernel.epilogues]
     if not able:
         raise DeviceError(f"no kernel multiplies by weights of {FORMATS[kind].name} here")
-    for kernel in able:
+    for kernel in reversed(able):
         if tokens in kernel.preferred:
             return kernel
     at = _times(FORMATS[kind].name, shape, known)[next(n for n in ROWS if n >= tokens)] if tokens <= ROWS[-1] else {}
@@ -115,7 +116,7 @@ def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: Epilogue
     largest = max(weights, key=lambda w: w.nbytes)
     path, kinds = current_path(), tuple(w.format.ggml_type for w in weights)
     out, width = largest.shape
-    kernel = kernel_for(tokens, largest.format.ggml_type, out, width, path)
+    kernel = kernel_for(tokens, largest.format.ggml_type, out, width, path, epilogue)
     while not kernel.prefill and not kernel.takes(tokens, width, kinds, norm, epilogue):
         kernel = kernel.otherwise or prefill_kernel(path)
     return kernel

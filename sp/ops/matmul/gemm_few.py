@@ -20,7 +20,7 @@ from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_few import GEMM_FEW, HELD, STAGE_BYTES, bits
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
-from sp.ops.matmul.registry import MatmulKernel, Product, register
+from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 
 WARPS = (12, 8, 4)
 MOST_SLICES = 64
@@ -203,7 +203,7 @@ def _room(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue:
     return HELD[-1] if all(fits(width, (kind,)) for kind in kinds) else 0
 
 
-FEW = register(
+FEW = register_matmul(
     MatmulKernel(
         name="gemm_few",
         run=_run,

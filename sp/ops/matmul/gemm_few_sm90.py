@@ -28,7 +28,7 @@ from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.matmul.gemm_few import FEW
 from sp.ops.matmul.packed import TILE, PackedWeight, weight_arguments
-from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register
+from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.ops.norms import Norm, Ready
 
 SUPER = 256
@@ -210,7 +210,7 @@ def _run(p: Product) -> None:
     gemm_few_sm90(p.x, p.weights, p.outs, p.epilogue, p.norm, p.then)  # type: ignore[arg-type]  # begun norms are tiles
 
 
-register(
+register_matmul(
     MatmulKernel(
         name="gemm_few_sm90",
         run=_run,

@@ -12,7 +12,7 @@ from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_portable as declared
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.ops.matmul.packed import TILE, PackedWeight, expand_scales
-from sp.ops.matmul.registry import MatmulKernel, Product, register
+from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 
 
 def gemm(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> None:
@@ -110,7 +110,7 @@ def _run(p: Product) -> None:
         gemm(p.x, p.weights[0], p.outs[0], p.epilogue.typed(p.outs[0].dtype.char == "f"))
 
 
-register(
+register_matmul(
     MatmulKernel(
         name="gemm_portable",
         run=_run,

@@ -13,7 +13,7 @@ from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_sm90 import GEMM_SM90, TILE_BYTES, WIDE, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.matmul.packed import PackedWeight, expand_scales
-from sp.ops.matmul.registry import MatmulKernel, Product, register
+from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 
 
 def gemm(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> None:
@@ -148,7 +148,7 @@ def _run(p: Product) -> None:
         gemm(p.x, p.weights[0], p.outs[0], p.epilogue.typed(p.outs[0].dtype.char == "f"))
 
 
-register(
+register_matmul(
     MatmulKernel(
         name="gemm_sm90",
         run=_run,

@@ -12,7 +12,7 @@ from sp.kernels.specs.matmul.gemv import GEMV, STAGE_BYTES, SUPER, Layout, bits,
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.matmul.gemm_few import FEW
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
-from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register
+from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.quant import Q4_K
 
 HELD = (1, 2, 4, 8, 16)
@@ -119,7 +119,7 @@ def _run(p: Product) -> None:
     gemv(p.x, p.weights, p.outs, p.epilogue, p.norm)  # type: ignore[arg-type]  # a Norm: it takes none begun
 
 
-register(
+register_matmul(
     MatmulKernel(
         name="gemv",
         run=_run,

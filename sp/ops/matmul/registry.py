@@ -2,7 +2,7 @@
 
 Everything else follows from the records: which kernel takes a product (`sp.ops.matmul.dispatch`), what must happen
 before and around a launch (here), what is timed (`sp.bench.dispatch_times`). A new variant is one module of this room
-that ends with `register`; docs/extending/kernel.md shows how.
+that ends with `register_matmul`; docs/extending/kernel.md shows how.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.path import PATHS
+from sp.kernels.path import PATHS, current_path
 from sp.kernels.specs.matmul.epilogue import Epilogue
 from sp.ops.input_tiles import InputTiles
 from sp.ops.norms import Norm, Ready, rms_norm
@@ -62,6 +62,8 @@ class Product:
 
     def part(self, which: Sequence[int]) -> Product:
         """Of some of the weights alone; only STORE can be cut so."""
+        if len(which) == len(self.weights):
+            return self
         return replace(self, weights=[self.weights[i] for i in which], outs=[self.outs[i] for i in which])
 
 
@@ -105,7 +107,8 @@ class MatmulKernel:
     timed : range
         Rows of x for which it is worth timing.
     preferred : range
-        Rows of x for which it takes weights of its formats whatever the table says.
+        Rows of x for which it takes weights of its formats whatever the table says; of two such kernels the one
+        registered last.
     otherwise : MatmulKernel, optional
         Takes what this one does not: the product if there is no room for it, of several weights those of other
         formats. If left out, the prefill kernel of the path.
@@ -151,9 +154,10 @@ class MatmulKernel:
             for some in grouped(keys, self.max_weights):
                 self._store(given.part([mine[i] for i in some]))
         if len(mine) < len(kinds):
-            if self.otherwise is None:
-                raise DeviceError(f"{self.name} does not take every format of {[w.name for w in product.weights]}")
-            self.otherwise.launch(product.part([i for i in range(len(kinds)) if i not in mine]))
+            other = self.otherwise or prefill_kernel(current_path())
+            if other is self:
+                raise DeviceError(f"{self.name} does not take all the formats of {[w.name for w in product.weights]}")
+            other.launch(product.part([i for i in range(len(kinds)) if i not in mine]))
 
     def _prepared(self, product: Product) -> Product:
         """With x as this kernel takes it."""
@@ -164,7 +168,7 @@ class MatmulKernel:
             x, norm = rms_norm(x, *norm), None
         if isinstance(x, InputTiles) and Fusion.TILES not in self.fusions:
             raise DeviceError(f"{self.name} takes no input tiles")
-        return replace(product, x=x, norm=norm)
+        return product if x is product.x and norm is product.norm else replace(product, x=x, norm=norm)
 
     def _store(self, product: Product) -> None:
         """A launch whose outputs it may store more of than there are: weights are padded to a multiple of 64."""
@@ -194,22 +198,42 @@ def grouped(keys: Sequence[Hashable], most: int) -> list[list[int]]:
     return [group[i : i + most] for group in together.values() for i in range(0, len(group), most)]
 
 
-KERNELS: dict[str, MatmulKernel] = {}
-"""Filled by `register`; read it through `kernels`."""
+_kernels: dict[str, MatmulKernel] = {}
 
 
-def register(kernel: MatmulKernel) -> MatmulKernel:
-    """File a kernel under its name, so that dispatch, timing and lists know it; ConfigError if the name is taken."""
-    if kernel.name in KERNELS:
-        raise ConfigError(f"matmul kernel {kernel.name!r} is registered twice")
-    KERNELS[kernel.name] = kernel
+def register_matmul(kernel: MatmulKernel) -> MatmulKernel:
+    """Make a kernel known by its name, to dispatch, to timing and to lists.
+
+    Those of this room call this in their file, where they are found; others before a product is made.
+
+    Returns
+    -------
+    MatmulKernel
+        The same.
+
+    Raises
+    ------
+    ConfigError
+        When the name is taken, or a path has a prefill kernel already.
+    """
+    if kernel.name in _kernels:
+        raise ConfigError(f"matmul kernel {kernel.name} is there already")
+    for known in _kernels.values():
+        if kernel.prefill and known.prefill and set(kernel.paths) & set(known.paths):
+            raise ConfigError(f"matmul kernel {kernel.name}: {known.name} takes products of any size there")
+    _kernels[kernel.name] = kernel
     return kernel
 
 
 def kernels(path: str) -> tuple[MatmulKernel, ...]:
     """Those that a path may take: of this room, and what else was registered."""
     _import_room()
-    return tuple(kernel for kernel in KERNELS.values() if path in kernel.paths)
+    return tuple(kernel for kernel in _kernels.values() if path in kernel.paths)
+
+
+def prefill_kernel(path: str) -> MatmulKernel:
+    """The kernel of a path that takes products of any size."""
+    return next(kernel for kernel in kernels(path) if kernel.prefill)
 
 
 @cache
