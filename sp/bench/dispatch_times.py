@@ -45,7 +45,8 @@ def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: N
     """Time every kernel over formats, shapes and rows; yields one record a format and shape.
 
     A launch is one of a chain over several copies of the weight, in a CUDA graph, as in a model: it finds its weight in
-    memory, and the next may start early. Metrics are microseconds a launch, ``"kernel rows"`` by ``"gemv 16"``.
+    memory, and the next may start before it has ended. Metrics are microseconds a launch, ``"kernel rows"`` by
+    ``"gemv 16"``.
     """
     work: dict[tuple[tuple[str, Any], ...], dict[tuple[str, int], Callable[[], None]]] = {}
     for fmt in timed_formats():

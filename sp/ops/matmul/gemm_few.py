@@ -1,4 +1,4 @@
-"""gemm_few: 9 to 32 tokens times up to four packed weights in one launch, more in passes; for checking drafts."""
+"""gemm_few: the small-M GEMM of all cards, 9 to 32 tokens times up to four packed weights in one split-K launch."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 
 WARPS = (12, 8, 4)
 MOST_SLICES = 64
+"""Of the inputs, in split-K."""
 LEAST_AHEAD = 32 * 1024
 """Bytes a block should have on their way while it multiplies; with less the memory is not kept busy."""
 READING, PASSING_ON, MEETING = 3, 4, 64 << 10
@@ -35,7 +36,7 @@ ITEM_COUNTERS = 1 << 14
 
 
 class Plan(NamedTuple):
-    """How a product is divided: `blocks` for each of `slices` of the inputs."""
+    """How a product is divided: split-K in `slices` of the inputs, `blocks` for each of them."""
 
     defines: Defines
     blocks: int

@@ -1,4 +1,4 @@
-"""gemm_few_sm90: up to 64 tokens times up to four K-quant weights in one launch on Hopper; for checking drafts."""
+"""gemm_few_sm90: the small-M GEMM of Hopper, up to 64 tokens times up to four K-quant weights in one launch."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ in the L2 cache."""
 
 
 class Plan(NamedTuple):
-    """How a product is divided: `blocks` for each of `slices` of the inputs, of which a block holds `width`; slots of a
-    ring, how many of them are filled before the inputs are asked for, and places for the tasks of a block; the room
-    that sums need is 8 to `power` bytes."""
+    """How a product is divided: split-K in `slices` of the inputs, `blocks` for each, whose warpgroups share its tiles
+    as in stream-K. A block holds `width` inputs. Then: slots of a ring, how many of them are filled before the inputs
+    are asked for, and places for the tasks of a block; the room that sums need is 8 to `power` bytes."""
 
     defines: Defines
     blocks: int

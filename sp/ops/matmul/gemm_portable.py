@@ -1,4 +1,4 @@
-"""The matrix products of prefill on any card from compute capability 8.0."""
+"""gemm_portable: the GEMM of prefill on any card from compute capability 8.0, split-K where tiles are few."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _variant(w: PackedWeight, epilogue: Epilogue, tokens: int) -> tuple[Defines,
 
 @lru_cache(4096)
 def _plan(kind: int, epilogue: Epilogue, tokens: int, shape: tuple[int, int], processors: int) -> tuple[Defines, int]:
-    """The tile and the parts of k whose busiest multiprocessor is done first."""
+    """The MMA tile and the parts of k (split-K) whose busiest multiprocessor is done first."""
     rows, k_tiles = shape[0], shape[1] // TILE
     best: tuple[float, Defines, int] | None = None
     for choice in declared.SHAPES:

@@ -1,4 +1,4 @@
-"""The matrix products of prefill on Hopper (compute capability 9.0)."""
+"""gemm_sm90: the persistent GEMM of prefill on Hopper (compute capability 9.0), its last tiles by stream-K."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, epilogue: Epilo
 
 
 class Plan(NamedTuple):
-    """How one product is divided."""
+    """How one product is divided; the k-steps of the first `streamed` tiles are shared by all clusters (stream-K)."""
 
     defines: Defines
     token_blocks: int

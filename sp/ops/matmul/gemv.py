@@ -1,4 +1,4 @@
-"""gemv: a few tokens times up to four packed weights in one launch; the device half of `project` at decode."""
+"""gemv: the product of decoding, 1 to 16 tokens times up to four packed weights in one launch, more in passes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 //   y (tokens, heads, d) f16, turns i64 (half,) as in head_row.cuh, pages and table as in kv_pages.cu.
 // Launch: 4 warps a block, a warp a (token, head) row. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256; for attention_heads Q4 (pages hold Q4_0, not f16) and ROTATE.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "head_row.cuh"
 
 constexpr int WARPS = 4;

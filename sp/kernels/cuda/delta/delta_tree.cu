@@ -28,7 +28,7 @@
 #define E (HEAD_DIM / 32)  // channels of a lane
 #define OWN (E / PARTS)    // columns of a lane
 
-#include "early.cuh"
+#include "pdl.cuh"
 #include "input_tiles.cuh"
 #include "tree_inputs.cuh"
 #include "tree_pair.cuh"

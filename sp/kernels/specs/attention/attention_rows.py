@@ -54,7 +54,7 @@ ATTENTION_HEADS = Kernel(
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=({"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1}, {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0}),
-    early=True,
+    pdl=True,
 )
 
 KV_APPEND = Kernel(
@@ -118,5 +118,5 @@ KV_MOVE = Kernel(
         "i32 words",
     ),
     threads=MOVE_THREADS,
-    early=True,
+    pdl=True,
 )

@@ -86,5 +86,5 @@ GEMM_FEW = Kernel(
         variant(256, 32, bits(30), SWIGLU, 4, True, 99 * 1024),
     ),
     smem=smem,
-    early=True,
+    pdl=True,
 )

@@ -107,5 +107,5 @@ GEMM_FEW_SM90 = Kernel(
     ),
     arches="90a",
     smem=CAPACITY,
-    early=True,
+    pdl=True,
 )

@@ -37,6 +37,7 @@ THIN = Shape({"SLICES": 2, "COLUMNS": 4, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4
 SHAPES = (TALL, SMALL, THIN)
 
 MOST_PARTS = 16
+"""Of k, in split-K."""
 START, PART, PARTIAL = 3.0, 0.3, 0.01
 """Microseconds to fill and drain a block's pipelines, to add up one part of k at the end, to keep one partial tile."""
 MOST_TILES_IN_PARTS = 1024

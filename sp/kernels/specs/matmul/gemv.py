@@ -120,5 +120,5 @@ GEMV = Kernel(
         variant(512, 4, bits(13, 2, 1), False, STORE, _SMALL, 99 * 1024),
     ),
     smem=smem,
-    early=True,
+    pdl=True,
 )

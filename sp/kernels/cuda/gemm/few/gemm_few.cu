@@ -5,7 +5,7 @@
 //   W_i  (rows_i, k) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
 //   y_i  (tokens, rows_i): EPILOGUE STORE: bf16 to y_i or float32 to z_i, whichever is given; ADD: to float32 z_0 in
 //        place; SWIGLU: bf16 silu(y_0) * y_1 to y_0, W_0 and W_1 being of one type and shape
-//   grid (blocks for a slice, slices of k), 32 * WARPS threads, one block a multiprocessor
+//   grid (blocks for a slice, slices of k: split-K), 32 * WARPS threads, one block a multiprocessor
 //   partials  float32 [slice][item][32 * PIECE], arrived  u32 [item], zero before and after; both null for one slice
 //
 // Bound by memory: each weight byte is read once, through a ring of STAGES slots a warp (cp.async) that
@@ -15,7 +15,7 @@
 // not depend on timing. With HEADS, sums on their way from warp to warp lie in shared memory, else in the L2 cache.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), weight layout and group-wise scaling
 // after Marlin (Frantar et al., 2024). Arches: 80+.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "few_finish.cuh"
 #include "few_inputs.cuh"
 #include "few_products.cuh"
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     const int first = i64(k / STAGE_K) * blockIdx.y / gridDim.y;
     const int stages = int(i64(k / STAGE_K) * (blockIdx.y + 1) / gridDim.y) - first;
 
-    let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
+    let_next_start();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
     // Lane i knows where the range of warp i begins.
     const int starts = range_start(weights, count, stages, min(lane, WARPS));
     Walk compute;

@@ -25,7 +25,7 @@
 // Shared memory: x, its means (if a format needs them), the ring, barriers, scales, `places` for tasks. Arch 90a.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), operands made in registers after
 // Marlin (Frantar et al., 2024), a warp that only loads after CUTLASS (Thakkar et al.).
-#include "early.cuh"
+#include "pdl.cuh"
 #include "few_sm90_finish.cuh"
 #include "few_sm90_front.cuh"
 
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     const Next next = {tiles, next_norm, next_squares};
     const Source source = {plain, wide, norm, eps, tokens, k};
 
-    let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
+    let_next_start();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
     const int group = warp / 4, strip = warp % 4, helper = warp - 4 * GROUPS - 1;
     if (warp == 4 * GROUPS) {
         if (lane == 0) barrier_init(at.prepared, HELPERS * WARP_ARRIVALS);

@@ -12,7 +12,7 @@
 // that is filled before the inputs are even read and never waits for the end of a strip. Strips (16 rows of a weight)
 // are dealt to groups of WARPS warps, the stages of a group's strips in turn to its warps. At the end of a strip the
 // warps' sums meet in shared memory and the last to come adds them up, always in the same order: results do not depend
-// on timing. Launched early, see sp/kernels/early.py: one slot is filled while the kernel before still runs, the others
+// on timing. Launched by PDL, see sp/kernels/pdl.py: one slot is filled while the kernel before still runs, the others
 // only when the inputs are here, which would wait behind them.
 //
 // With SPLIT = 2 two blocks, a cluster, share each strip, K inputs each: few long strips come out even on twice as many
@@ -22,7 +22,7 @@
 // WARPS, GROUPS, STAGES. Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of
 // private slots: ours. Arches: 80+.
 #include "activations.cuh"
-#include "early.cuh"
+#include "pdl.cuh"
 #include "gemv_input.cuh"
 #include "gemv_pair.cuh"
 #include "gemv_walk.cuh"

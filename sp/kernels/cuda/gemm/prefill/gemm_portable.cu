@@ -6,7 +6,7 @@
 //           SWIGLU: bf16 silu(x Wᵀ) * (x Vᵀ), V in low2, high2, scales2 and of W's shape and format: the gated unit of an MLP
 //   launch  grid (ceil(rows / BLOCK_ROWS) * ceil(tokens / BLOCK_TOKENS), parts of k <= k / 64), blocks of 32 * WARPS_M * WARPS_N
 //           threads, STAGES * BLOCK_TOKENS * 128 bytes of dynamic shared memory
-//   partial, arrived  with more than one part: f32 [tile][part][BLOCK_ROWS * BLOCK_TOKENS], and u32 [tile], zero before and after
+//   partial, arrived  with more than one part (split-K): f32 [tile][part][BLOCK_ROWS * BLOCK_TOKENS], and u32 [tile], zero before and after
 //   arches  80+ (cp.async, ldmatrix, mma.m16n8k16)
 //
 // A warp owns 16 * SLICES rows x 8 * COLUMNS tokens. W is the A operand: its quants go from global memory straight into

@@ -17,7 +17,7 @@
 // CLUSTER = 2 pairs blocks of neighbouring outputs: each loads half of the X tile for both. Blocks walk tiles with
 // GROUP token blocks side by side, so that what runs at one time shares X and W tiles in L2. STAGES k-steps are held
 // in shared memory.
-// STREAM = 1: the first `streamed` tiles are dealt out in equal numbers of k-steps instead, so that no block waits for
+// STREAM = 1 (stream-K): the first `streamed` tiles are dealt out in equal numbers of k-steps instead, so that no block waits for
 // the last ones: who has the first k of a tile adds what the others left in `partials` (128 x TOKENS float32 a block),
 // in their order, so that a run repeats to the bit. `flags` (two a block) are 0 before and after a launch. Launches
 // that stream must not overlap, and all their blocks must run at once.
