@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, l2_bytes
 
 
 class Spread(NamedTuple):
@@ -101,5 +101,4 @@ def time_kernel(
 @cache
 def _scratch(device: int) -> Any:
     cupy = import_cupy()
-    cached = int(cupy.cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
-    return cupy.empty(4 * cached, cupy.uint8)
+    return cupy.empty(4 * l2_bytes(device), cupy.uint8)

@@ -11,12 +11,13 @@ from timed import keep as keep_record
 from timed import timed
 
 from sp.bench.timing import spread
+from sp.kernels.specs.matmul.epilogue import STORE, Epilogue
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.activations import swiglu
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import BlockFormat
 
-Gemm = Callable[[Any, PackedWeight, Any, str], None]
+Gemm = Callable[[Any, PackedWeight, Any, Epilogue], None]
 
 
 @cache
@@ -43,8 +44,8 @@ def in_three(gemm: Gemm, x: Any, gate: PackedWeight, up: PackedWeight) -> Callab
     g, u = (cupy.empty((len(x), gate.shape[0]), cupy.uint16) for _ in range(2))
 
     def run() -> None:
-        gemm(x, gate, g, "bf16")
-        gemm(x, up, u, "bf16")
+        gemm(x, gate, g, STORE)
+        gemm(x, up, u, STORE)
         swiglu(g, u)
 
     return run

@@ -16,6 +16,7 @@ from matmuls import in_three, keep, measure, tokens_of, weight
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
+from sp.kernels.specs.matmul.epilogue import ADD, STORE
 from sp.ops.matmul.gemm_sm90 import gated, gemm
 from sp.ops.matmul.packed import unpack_bf16
 from sp.quant import BF16, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
@@ -67,7 +68,7 @@ def ours(fmt: BlockFormat, m: int, n: int, k: int) -> Callable[[], object]:
     import cupy
 
     w, x, out = weight(fmt, n, k), tokens_of(m, k), cupy.empty((m, n), cupy.uint16)
-    return lambda: gemm(x, w, out, "bf16")
+    return lambda: gemm(x, w, out, STORE)
 
 
 def torch_products() -> Any:
@@ -118,7 +119,7 @@ def test_add(benchmark, fmt, n, k):
 
     w, x, out = weight(fmt, n, k), tokens_of(8192, k), cupy.zeros((8192, n), cupy.float32)
     config = {"type": fmt.name, "m": 8192, "n": n, "k": k, "path": "sm_90a", "mode": "add"}
-    measure(benchmark, lambda: gemm(x, w, out, "add"), config, SOURCES)
+    measure(benchmark, lambda: gemm(x, w, out, ADD), config, SOURCES)
 
 
 @pytest.mark.parametrize(("fmt", "m", "n", "k"), [(Q4_K, 8192, *UP), (BF16, 8192, 3072, 1024)])

@@ -11,6 +11,7 @@ from matmuls import in_three, measure, tokens_of, weight
 
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
+from sp.kernels.specs.matmul.epilogue import ADD, STORE
 from sp.ops.matmul.gemm_portable import gated, gemm
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 
@@ -42,7 +43,7 @@ def test_matmul(benchmark, fmt, m, n, k):
 
     w, x, out = weight(fmt, n, k), tokens_of(m, k), cupy.empty((m, n), cupy.uint16)
     config = {"type": fmt.name, "m": m, "n": n, "k": k, "path": "portable"}
-    measure(benchmark, lambda: gemm(x, w, out, "bf16"), config, SOURCES)
+    measure(benchmark, lambda: gemm(x, w, out, STORE), config, SOURCES)
 
 
 def test_add(benchmark):
@@ -52,7 +53,7 @@ def test_add(benchmark):
     (n, k), m = NARROW, 8192
     w, x, out = weight(Q4_K, n, k), tokens_of(m, k), cupy.zeros((m, n), cupy.float32)
     config = {"type": "Q4_K", "m": m, "n": n, "k": k, "path": "portable", "mode": "add"}
-    measure(benchmark, lambda: gemm(x, w, out, "add"), config, SOURCES)
+    measure(benchmark, lambda: gemm(x, w, out, ADD), config, SOURCES)
 
 
 def test_gated(benchmark):

@@ -13,6 +13,7 @@ import pytest
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.kernels import device_errors
 from sp.kernels.path import native_path
+from sp.kernels.specs.matmul.epilogue import STORE
 from sp.ops.activations import swiglu
 from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.head_norm_rope import head_norm_rope
@@ -64,7 +65,7 @@ def filled(fill: Callable[..., None], x: Any, *weights: Any) -> Any:
     import cupy
 
     out = cupy.empty((len(x), ROWS), cupy.uint16)
-    fill(x, *map(packed, weights), out, *(("bf16",) if len(weights) == 1 else ()))
+    fill(x, *map(packed, weights), out, *((STORE,) if len(weights) == 1 else ()))
     return out
 
 

@@ -17,13 +17,14 @@ from captured import capture
 from compare import by_column, nmse, to_bf16, to_float64
 
 from sp.kernels.path import native_path
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.models import load_model, prefill
 from sp.models.passes.tree import TreeReader
 from sp.ops import norms
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.matmul import project as projects
-from sp.ops.matmul import project_few
-from sp.ops.matmul.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
+from sp.ops.matmul.chaining import begun_by
+from sp.ops.matmul.gemm_few_sm90 import gemm_few_sm90, held_for
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.project import gated_project, project, project_add_before
 from sp.ops.norms import Ready
@@ -201,15 +202,14 @@ def test_where_a_norm_cannot_be_begun(guarded: Any) -> None:
 @pytest.mark.parametrize("nodes", [5, 9, 16, 23, 32, 33, 47, 64])
 def test_a_pass_of_a_whole_model(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = load_model(embedded("target"), device="cuda"), np.arange(40, 240)
-    begins = project_few.add_ready
     count: list[Ready | None] = []
 
     def counted(*given: Any) -> Ready | None:
-        count.append(begins(*given))
+        count.append(begun_by(*given))
         return count[-1]
 
-    def logits(add_ready: Any) -> np.ndarray:
-        monkeypatch.setattr(projects, "add_ready", add_ready)
+    def logits(begins: Any) -> np.ndarray:
+        monkeypatch.setattr(projects, "begun_by", begins)
         cache = model.new_cache(len(ids) + nodes)
         prefill(model, ids, np.arange(len(ids)), cache)
         chain = np.arange(nodes)

@@ -23,11 +23,12 @@ class Machine:
             runtimeGetVersion=lambda: self.built,
             driverGetVersion=lambda: self.driver,
             memGetInfo=lambda: (self.free << 30, 80 << 30),
-            getDeviceProperties=lambda device: {"name": b"NVIDIA H200", "multiProcessorCount": 132},
         )
         cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
         monkeypatch.setattr(doctor, "import_cupy", lambda: cupy)
         monkeypatch.setattr(doctor, "current_device", lambda: 0)
+        monkeypatch.setattr(doctor, "device_name", lambda device: "NVIDIA H200")
+        monkeypatch.setattr(doctor, "multiprocessors", lambda device: 132)
         monkeypatch.setattr(doctor, "require_device", lambda: self.compute)
         monkeypatch.setattr(doctor, "native_path", lambda: "sm_90a")
         monkeypatch.setattr(doctor, "_installed", lambda name: self.wheels.get(name))

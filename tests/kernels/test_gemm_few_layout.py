@@ -6,7 +6,8 @@ import pytest
 
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
-from sp.kernels.specs.matmul.gemm_few import ADD, STORE, SWIGLU, bits, smem, variant
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
+from sp.kernels.specs.matmul.gemm_few import bits, smem, variant
 from sp.ops.matmul.gemm_few import passes, plan_of
 
 CASES = [

@@ -8,14 +8,12 @@ import pytest
 
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_few_sm90 import (
-    ADD,
     CAPACITY,
     GROUPS,
     HELD,
     RESIDENT,
-    STORE,
-    SWIGLU,
     UNIT_BYTES,
     bits,
     chunks,
@@ -41,7 +39,7 @@ PRODUCTS = [
     ("tokens", "kinds", "epilogue"),
     [(16, (12,), STORE), (32, (12, 13), STORE), (40, (12, 14), STORE), (56, (12,), ADD)],
 )
-def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...], epilogue: int) -> None:
+def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...], epilogue: Epilogue) -> None:
     pytest.importorskip("cupy")
     defines = variant(tokens, bits(*kinds), epilogue)
     text = flatten("gemm_few_sm90.cu")
@@ -57,7 +55,7 @@ def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, .
 @pytest.mark.parametrize("processors", [1, 20, 114, 132])
 @pytest.mark.parametrize(("k", "kinds", "rows", "epilogue"), PRODUCTS)
 def test_a_plan_covers_the_product_and_fits(
-    held: int, processors: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int
+    held: int, processors: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue
 ) -> None:
     plan = plan_of(held, k, kinds, rows, epilogue, processors)
     assert plan.blocks * plan.slices <= max(processors, plan.slices)

@@ -6,7 +6,8 @@ import pytest
 
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
-from sp.kernels.specs.matmul.gemv import ADD, STORE, SWIGLU, Layout, bits, smem, variant
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
+from sp.kernels.specs.matmul.gemv import Layout, bits, smem, variant
 
 CASES = [
     variant(5120, 1, bits(12, 14), True, STORE, Layout(8, 3)),

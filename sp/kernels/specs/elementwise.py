@@ -10,7 +10,7 @@ RMS_NORM = Kernel(
     args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "f32 eps"),
     threads=lambda defines: min(256, -(-int(defines["COLS"]) // 128) * 32),
     variants=tuple({"COLS": cols} for cols in (5120, 1024, 256)),
-    early=True,
+    pdl=True,
 )
 
 SWIGLU = Kernel(
@@ -29,5 +29,5 @@ ADD_BIAS = Kernel(
     entry="add_bias",
     args=("const f32* x", "const f32* bias", "u16* y", "i32 cols"),
     threads=BIAS_THREADS,
-    early=True,
+    pdl=True,
 )

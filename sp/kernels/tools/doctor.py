@@ -6,11 +6,19 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import nvml, nvrtc
-from sp.kernels.device import cache_folder, current_device, device_errors, import_cupy, require_device
+from sp.kernels.device import (
+    cache_folder,
+    current_device,
+    device_errors,
+    device_name,
+    import_cupy,
+    multiprocessors,
+    require_device,
+)
 from sp.kernels.path import native_path
 from sp.kernels.tools.selftest import run_selftest
 
@@ -121,9 +129,8 @@ def _driver() -> Finding:
 
 def _card() -> Finding:
     major, minor = require_device()
-    with device_errors():
-        facts: dict[str, Any] = import_cupy().cuda.runtime.getDeviceProperties(current_device())
-    name, cores = facts["name"].decode(), facts["multiProcessorCount"]
+    device = current_device()
+    name, cores = device_name(device), multiprocessors(device)
     return Finding("card", "ok", f"{name}, sm_{major}{minor}, {cores} multiprocessors, {native_path()} kernels")
 
 

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import (
+    current_device,
+    multiprocessors,
+    registers_per_multiprocessor,
+    shared_bytes_per_block,
+    shared_bytes_per_multiprocessor,
+)
 from sp.kernels.launch import Kernel
 from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
 from sp.ops.attention.kv_pages import is_packed, split_count
@@ -79,19 +85,17 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
 @cache
 def resident_blocks(kernel: Kernel, defines: tuple[tuple[str, int], ...], device: int) -> int:
     """Blocks of a variant that the device runs at once, if the compiler gave it all the registers it may use."""
-    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
     threads = kernel.block(dict(defines))
     registers = min(255, 65536 // threads)
-    fit = properties["sharedMemPerMultiprocessor"] // (kernel.shared_bytes(dict(defines)) + 1024 + 16)
-    fit = min(fit, properties["regsPerMultiprocessor"] // (-(-registers // 8) * 8 * threads))
-    return int(properties["multiProcessorCount"] * max(1, fit))
+    fit = shared_bytes_per_multiprocessor(device) // (kernel.shared_bytes(dict(defines)) + 1024 + 16)
+    fit = min(fit, registers_per_multiprocessor(device) // (-(-registers // 8) * 8 * threads))
+    return multiprocessors(device) * max(1, fit)
 
 
 @cache
 def is_roomy(device: int) -> bool:
     """Whether a block may have 224 KiB of shared memory."""
-    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
-    return bool(properties["sharedMemPerBlockOptin"] >= 224 << 10)
+    return shared_bytes_per_block(device) >= 224 << 10
 
 
 @cache

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.signature import describe, rows_contiguous
 from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, variant
 from sp.kernels.tensor_map import tensor_map
@@ -76,7 +75,7 @@ def prefill(
     defines = variant(d)
     rows = 16384 // d  # keys of a tile
     ATTENTION_SM90.launch(
-        (min(query_blocks * heads, processors(current_device())),),
+        (min(query_blocks * heads, multiprocessors(current_device())),),
         tensor_map(q, (64, n, d // 64, heads), (q.strides[0], 128, q.strides[1]), (64, BLOCK, d // 64, 1)),
         *(
             tensor_map(
@@ -111,9 +110,3 @@ def _f16_pages(pages: Any) -> Any:
     if not (is_device(pages) and pages.flags.c_contiguous and pages.dtype in (np.uint8, np.float16)):
         raise DeviceError(f"attention: expected contiguous float16 or uint8 pages on the device, got {describe(pages)}")
     return pages.view(np.float16)
-
-
-@cache
-def processors(device: int) -> int:
-    """Multiprocessors of a device."""
-    return int(import_cupy().cuda.runtime.getDeviceProperties(device)["multiProcessorCount"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, multiprocessors, shared_bytes_per_multiprocessor
 from sp.kernels.specs.attention.attention_portable import KEYS
 from sp.kernels.specs.attention.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, queries, variant
 from sp.ops.attention.attention_decode import is_roomy
@@ -96,7 +96,6 @@ def split(
 @cache
 def resident_blocks(defines: tuple[tuple[str, int], ...], device: int) -> int:
     """Blocks of a variant of `ATTENTION_SPLIT` that the device runs at once."""
-    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
     chosen = dict(defines)
-    fit = properties["sharedMemPerMultiprocessor"] // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
-    return int(properties["multiProcessorCount"] * max(1, min(fit, chosen["BLOCKS"])))
+    fit = shared_bytes_per_multiprocessor(device) // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
+    return multiprocessors(device) * max(1, min(fit, chosen["BLOCKS"]))

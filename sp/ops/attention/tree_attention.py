@@ -14,7 +14,7 @@ from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.masked_attention import masked_attention
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.hadamard import hadamard
-from sp.ops.matmul.project_few import tiles_for
+from sp.ops.matmul.chaining import tiles_for
 from sp.quant import Weight
 
 MOST_QUERIES = 64

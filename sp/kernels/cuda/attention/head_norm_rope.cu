@@ -12,7 +12,7 @@
 // Launch: 4 warps a block, a warp a (token, head) row. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256; INTERLEAVED, see head_row.cuh; NORM 0 where no norm comes before rope (weights are null);
 //   for attention_heads Q4 (pages hold Q4_0, not f16) and ROTATE.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "head_row.cuh"
 
 #ifndef NORM

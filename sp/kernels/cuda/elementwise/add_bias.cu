@@ -2,7 +2,7 @@
 //
 // x f32 (rows, cols); bias f32 (cols); y bf16 (rows, cols); cols % 8 == 0.
 // Grid (rows, ceil(cols / 8 / 128)), 128 threads, 8 values each. 16-byte aligned rows. sm_80+. Bound by memory.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "mma.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

@@ -4,7 +4,7 @@
 //   An id outside the table gives a row of NaN: the device cannot raise, and this shows.
 //
 // The table is 16-byte aligned. Defines: FORMAT (0 is F32). Arches: 80+.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "raw_blocks.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

@@ -59,7 +59,7 @@ ATTENTION_HEADS = Kernel(
         {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "Q4": 0, "ROTATE": 0},
         {"HEAD_DIM": 128, "NORM": 0, "Q4": 0, "ROTATE": 0},
     ),
-    early=True,
+    pdl=True,
 )
 
 KV_APPEND = Kernel(
@@ -123,5 +123,5 @@ KV_MOVE = Kernel(
         "i32 words",
     ),
     threads=MOVE_THREADS,
-    early=True,
+    pdl=True,
 )

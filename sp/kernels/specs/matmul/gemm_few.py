@@ -6,9 +6,11 @@ Defines: WIDTH, TOKENS, FORMATS, EPILOGUE, WARPS, STAGES, HEADS, see gemm_few.cu
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
-from sp.kernels.specs.matmul.gemv import ADD, CAPACITY, STAGE_BYTES, STORE, SUPER, SWIGLU, bits, kinds_of, slot_bytes
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemv import CAPACITY, STAGE_BYTES, SUPER, bits, kinds_of, slot_bytes
+from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
 
-__all__ = ["ADD", "CAPACITY", "GEMM_FEW", "HELD", "STAGE_BYTES", "STORE", "SWIGLU", "bits", "piece_bytes", "smem"]
+__all__ = ["CAPACITY", "GEMM_FEW", "HELD", "STAGE_BYTES", "bits", "piece_bytes", "smem"]
 
 HELD = (16, 24, 32)
 """Tokens that a variant of the kernel can hold."""
@@ -41,7 +43,7 @@ def smem(defines: Defines) -> int:
 
 
 def variant(
-    width: int, tokens: int, formats: int, epilogue: int, warps: int, heads: bool, capacity: int = CAPACITY
+    width: int, tokens: int, formats: int, epilogue: Epilogue, warps: int, heads: bool, capacity: int = CAPACITY
 ) -> dict[str, int]:
     """Defines with the deepest ring that fits in `capacity`; STAGES < 2 says that nothing fits."""
     defines = {
@@ -67,11 +69,7 @@ GEMM_FEW = Kernel(
         "f32*? heads",
         "f32*? partials",
         "u32*? arrived",
-        *(
-            text
-            for i in range(4)
-            for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
-        ),
+        *WEIGHT_ARGS,
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
@@ -88,5 +86,5 @@ GEMM_FEW = Kernel(
         variant(256, 32, bits(30), SWIGLU, 4, True, 99 * 1024),
     ),
     smem=smem,
-    early=True,
+    pdl=True,
 )

@@ -6,9 +6,11 @@ Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source.
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
-from sp.kernels.specs.matmul.gemv import ADD, STORE, SWIGLU, bits, kinds_of
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemv import bits, kinds_of
+from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
 
-__all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "bits"]
+__all__ = ["CAPACITY", "GEMM_FEW_SM90", "HELD", "UNIT_BYTES", "bits"]
 
 HELD = (8, 16, 24, 32, 40, 48, 56, 64)
 """Tokens that a variant of the kernel can hold."""
@@ -37,7 +39,7 @@ def chunks(width: int, tokens: int) -> int:
     return width // 256 if streamed(tokens) else width // 512 + 1
 
 
-def strip_tasks(tokens: int, epilogue: int) -> int:
+def strip_tasks(tokens: int, epilogue: Epilogue) -> int:
     """Tasks that adding up 16 rows is cut into."""
     each = 8 if not streamed(tokens) else tokens if epilogue == STORE else 16
     return -(-tokens // each)
@@ -61,7 +63,7 @@ def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROU
     return room // (groups * (slot_bytes(formats) + 16))
 
 
-def variant(tokens: int, formats: int, epilogue: int, groups: int = GROUPS) -> dict[str, int]:
+def variant(tokens: int, formats: int, epilogue: Epilogue, groups: int = GROUPS) -> dict[str, int]:
     """Defines of a variant."""
     return {"TOKENS": tokens, "FORMATS": formats, "EPILOGUE": epilogue, "GROUPS": groups}
 
@@ -95,11 +97,7 @@ GEMM_FEW_SM90 = Kernel(
         "const f32*? squares",
         "const f32*? next_norm",
         "f32*? next_squares",
-        *(
-            text
-            for i in range(4)
-            for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
-        ),
+        *WEIGHT_ARGS,
     ),
     threads=_threads,
     variants=(
@@ -109,5 +107,5 @@ GEMM_FEW_SM90 = Kernel(
     ),
     arches="90a",
     smem=CAPACITY,
-    early=True,
+    pdl=True,
 )

@@ -1,20 +1,20 @@
 """The Hopper prefill matmul.
 
-Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STREAM, STAGES, SLOTS, CLUSTER, GROUP; see the
-source.
+Defines: FORMAT (ggml type id), TOKENS of a tile, EPILOGUE, STREAM, STAGES, SLOTS, CLUSTER, GROUP; see the source.
 """
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, Epilogue
 
 TILE_BYTES = {1: 8192, 2: 2048, 8: 4096, 12: 2048, 13: 2048 + 512, 14: 2048 + 1024, 30: 8192}
 """Codes of a 64 x 64 tile by ggml type id."""
 PLAIN = (1, 30)
 PAIRED = (2, 12, 13)
 """Formats for which pairs of blocks share X tiles: measured faster for Q4_K, slower for Q6_K and BF16 (larger W)."""
-MODES = {"bf16": 0, "f32": 1, "add": 2, "gated": 3}
-WIDE = ("f32", "add")
+WIDE = (STORE_F32, ADD)
+"""Epilogues whose results are float32."""
 CAPACITY = 227 * 1024
 """Shared memory a block of an sm_90 card can have."""
 
@@ -27,7 +27,7 @@ def stage_bytes(defines: Defines) -> int:
 
 def staging_bytes(defines: Defines) -> int:
     """Results of both warpgroups on their way out."""
-    return 2 * int(defines["SLOTS"]) * 8192 * (2 if defines["MODE"] in (1, 2) else 1)
+    return 2 * int(defines["SLOTS"]) * 8192 * (2 if defines["EPILOGUE"] in WIDE else 1)
 
 
 def smem(defines: Defines) -> int:
@@ -38,7 +38,7 @@ def smem(defines: Defines) -> int:
 
 def variant(
     kind: int,
-    mode: str,
+    epilogue: Epilogue,
     tokens: int,
     stream: int = 0,
     cluster: int | None = None,
@@ -47,9 +47,9 @@ def variant(
     most: int = 8,
 ) -> dict[str, int]:
     """Defines as they ship, with as many stages as fit, up to `most`; the others as measured on an H200."""
-    slots = slots or (1 if mode in WIDE else 2)
+    slots = slots or (1 if epilogue in WIDE else 2)
     cluster = cluster or (2 if tokens == 256 and kind in PAIRED else 1)
-    defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STREAM": stream}
+    defines = {"FORMAT": kind, "TOKENS": tokens, "EPILOGUE": epilogue, "STREAM": stream}
     defines |= {"STAGES": 1, "SLOTS": slots, "CLUSTER": cluster, "GROUP": group}
     while defines["STAGES"] < most and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
         defines["STAGES"] += 1
@@ -78,9 +78,9 @@ GEMM_SM90 = Kernel(
     ),
     threads=384,
     variants=tuple(
-        variant(kind, mode, tokens, stream)
+        variant(kind, epilogue, tokens, stream)
         for kind in TILE_BYTES
-        for mode in (MODES if kind in (12, 14, 30) else ("bf16",))
+        for epilogue in (Epilogue if kind in (12, 14, 30) else (STORE,))
         for tokens, stream in ((256, 0), (256, 1), (128, 1))
     ),
     arches="90a",

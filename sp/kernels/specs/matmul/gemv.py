@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sp.kernels.launch import Defines, Kernel
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
 
 STAGE_BYTES = {12: 2304, 13: 2816, 14: 3360, 8: 1088, 2: 576, 30: 2048, 1: 2048}
 """Bytes a warp fetches at once, by ggml type id: `Stage` in strip.cuh."""
@@ -13,7 +15,6 @@ SUPER = {12, 13, 14}
 CAPACITY = 227 * 1024
 """Shared memory a block can have on sm_90 and sm_100; 163 KiB on sm_80, 99 KiB on sm_86, sm_89 and sm_120."""
 MOST_STAGES = 12
-STORE, ADD, SWIGLU = 0, 1, 2
 
 
 class Layout(NamedTuple):
@@ -67,7 +68,7 @@ def variant(
     tokens: int,
     formats: int,
     norm: bool,
-    epilogue: int,
+    epilogue: Epilogue,
     layout: Layout,
     capacity: int = CAPACITY,
     split: int = 1,
@@ -104,11 +105,7 @@ GEMV = Kernel(
         "f32 eps",
         "i32 tokens",
         "i32 count",
-        *(
-            text
-            for i in range(4)
-            for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
-        ),
+        *WEIGHT_ARGS,
     ),
     threads=lambda defines: 32 * warps(defines),
     variants=(
@@ -123,5 +120,5 @@ GEMV = Kernel(
         variant(512, 4, bits(13, 2, 1), False, STORE, _SMALL, 99 * 1024),
     ),
     smem=smem,
-    early=True,
+    pdl=True,
 )

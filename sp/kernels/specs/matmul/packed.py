@@ -56,5 +56,5 @@ GATHER_ROWS = Kernel(
     args=("const i32* ids", "const u8* table", "f32* y", "i32 rows", "i32 width"),
     threads=128,
     variants=tuple({"FORMAT": kind} for kind in (0, *KINDS)),
-    early=True,
+    pdl=True,
 )

@@ -1,9 +1,8 @@
 // What the defines of gemm_few.cu decide: which forms of the inputs there are and where things lie in shared memory.
 #pragma once
 #include "strip.cuh"
+#include "weights.cuh"
 
-template <int F>
-constexpr bool has = (FORMATS >> F) & 1;
 template <int A, int B>
 constexpr int most = A > B ? A : B;
 template <int F>

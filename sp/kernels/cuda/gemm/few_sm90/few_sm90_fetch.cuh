@@ -88,7 +88,7 @@ struct Fetch {
 
     // Starts the copies of the weights of warpgroup `group`.
     SP_DEVICE void copy_weights(const Weights& weights, const Division& work, int supers, const Layout& at, int group) const {
-        const Weight w = pick(weights, EPILOGUE == 2 ? set : item.which);
+        const Weight w = pick(weights, EPILOGUE == EPILOGUE_SWIGLU ? set : item.which);
         const int tile = item.tile + own_tile(group), tiles = tiles_of(w), place = group * at.depth + slot;
         if (tile >= tiles) {
             barrier_arrive(at.full + place);

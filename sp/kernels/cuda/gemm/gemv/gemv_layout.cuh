@@ -2,9 +2,8 @@
 #pragma once
 #include "strip_input.cuh"
 #include "strip_one.cuh"
+#include "weights.cuh"
 
-template <int F>
-constexpr bool has = (FORMATS >> F) & 1;
 template <int A, int B>
 constexpr int most = A > B ? A : B;
 template <int F>
@@ -31,7 +30,7 @@ constexpr int ONE_SUMS16_AT = ONE_SUMS32_AT + (ONE && ONE32 ? K / 256 * 32 : 0);
 constexpr int ONE_FACTORS_AT = ONE_SUMS16_AT + (ONE && ONE16 ? K / 256 * 64 : 0);
 constexpr int PARTIAL_AT = ONE_FACTORS_AT + (ONE ? (K / 256 + 3) / 4 * 16 : 0);
 constexpr int PARTIAL = TOKENS * 20;  // floats of a warp: [token][16 rows], 20 apart so that a warp writes to 32 banks
-constexpr int PARTS = EPILOGUE == 2 ? 2 : 1;   // gate and up meet together
+constexpr int PARTS = EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1;   // gate and up meet together
 constexpr int BUFFERS = TOKENS < 8 ? 4 : 2;  // strips of a group that may be under way
 constexpr int MEETING_AT = PARTIAL_AT + BUFFERS * GROUPS * PARTS * WARPS * PARTIAL * 4;
 constexpr int MAIL = 80;  // bytes, see gemv_pair.cuh

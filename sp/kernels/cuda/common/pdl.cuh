@@ -1,4 +1,4 @@
-// Programmatic dependent launch, from compute capability 9.0; see sp/kernels/early.py. Elsewhere, and in kernels
+// Programmatic dependent launch, from compute capability 9.0; see sp/kernels/pdl.py. Elsewhere, and in kernels
 // launched the plain way, both calls do nothing.
 #pragma once
 #include "types.cuh"

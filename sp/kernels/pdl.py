@@ -1,6 +1,6 @@
-"""launch_early: start a kernel while the one before it still finishes (programmatic dependent launch).
+"""launch_pdl: start a kernel while the one before it still finishes (programmatic dependent launch).
 
-From compute capability 9.0. Such a kernel may at once read memory that neither the kernel before nor another early one
+From compute capability 9.0. Such a kernel may at once read memory that neither the kernel before nor another such one
 writes, such as weights; before anything else it executes ``griddepcontrol.wait``, which returns when all earlier work
 is done (CUDA programming guide, "Programmatic Dependent Launch"). A graph keeps that edge, and only there it pays: CuPy
 has no call for it, and calling the driver from here takes the host longer than a small kernel takes the device.
@@ -44,7 +44,7 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
 
 
-def launch_early(function: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...], shared: int) -> None:
+def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...], shared: int) -> None:
     """Start `function`, a loaded kernel, on the current stream.
 
     Parameters
