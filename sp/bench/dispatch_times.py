@@ -22,13 +22,11 @@ from sp.kernels.tools.check import plan
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.matmul.dispatch import ROWS, SHAPES
 from sp.ops.matmul.gemm_few import STORE, gemm_few
-from sp.ops.matmul.gemm_few_sm90 import UNIT_BYTES
 from sp.ops.matmul.gemv import gemv, held
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.project_few import multiply_few
-from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+from sp.quant import BlockFormat, kernel_formats, packing_of
 
-FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
 CHAIN_BYTES = 192 << 20
 """Weights of one chain of launches: more than the L2 cache holds."""
 MOST = {"gemv": 16, "gemm_few_sm90": 64}
@@ -43,7 +41,7 @@ def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: N
     memory, and the next may start early. Metrics are microseconds a launch, ``"kernel rows"`` by ``"gemv 16"``.
     """
     work: dict[tuple[tuple[str, Any], ...], dict[tuple[str, int], Callable[[], None]]] = {}
-    for fmt in FORMATS:
+    for fmt in kernel_formats():
         for name, shape in SHAPES.items():
             weights = copies(fmt, shape)
             facts = {"type": fmt.name, "shape": name, "n": shape[0], "k": shape[1], "launches": len(weights)}
@@ -80,7 +78,7 @@ def candidates(weights: tuple[PackedWeight, ...], rows: int) -> dict[str, Callab
     if held(rows, width, (kind,), False, STORE):
         found["gemv"] = chain(lambda w: gemv(x, (w,), (y,), STORE))
     found["gemm_few"] = chain(lambda w: gemm_few(x, (w,), (y,), STORE))
-    if "sm_90a" in paths() and kind in UNIT_BYTES:
+    if "sm_90a" in paths() and packing_of(kind).super:
         found["gemm_few_sm90"] = chain(lambda w: multiply_few(x, (w,), (y,), STORE))
     for path in paths():
         if path == "sm_90a":

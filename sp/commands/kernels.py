@@ -225,14 +225,15 @@ def tune(
     """
     import json
 
-    from sp.bench.dispatch_times import FORMATS, measure, table
+    from sp.bench.dispatch_times import measure, table
     from sp.bench.record import append
     from sp.kernels.device import require_device
     from sp.ops.matmul.dispatch import SHAPES, TABLE
+    from sp.quant import kernel_formats
     from sp.trace import write_atomic
 
     require_device()
-    with progress_bar("timing", len(FORMATS) * len(SHAPES)) as progress:
+    with progress_bar("timing", len(kernel_formats()) * len(SHAPES)) as progress:
         records = list(measure(repeats, progress))
     for row in records if record else ():
         assert record is not None

@@ -12,12 +12,11 @@ import pytest
 from sp.bench.dispatch_times import table as table_of
 from sp.ops.matmul import dispatch
 from sp.ops.matmul.dispatch import MATMUL, ROWS, SHAPES, kernel_for, rows, shape_class, table, times
-from sp.ops.matmul.fragment_order import SIZES
 from sp.ops.matmul.gemv import ADD
-from sp.quant import FORMATS, format_by_name
+from sp.quant import FORMATS, format_by_name, kernel_formats
 
 ROOT = Path(__file__).parents[2]
-KINDS = [kind for kind, fmt in FORMATS.items() if fmt.name in SIZES]
+KINDS = [fmt.ggml_type for fmt in kernel_formats()]
 MADE = {"Q8_0 wide": {"gemv 1": 5.0, "gemv 2": 9.0, "gemm_few 2": 8.0, "gemm_few 4": 8.0, "gemm_sm90 4": 7.0}}
 
 

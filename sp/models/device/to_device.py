@@ -14,8 +14,9 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.device.upload import Part, stream_parts
 from sp.models.trunk import Trunk, mapped
-from sp.ops.matmul.packed import TILE, allocate, pack_rows
+from sp.ops.matmul.packed import allocate, pack_rows
 from sp.quant import BF16, F32, BlockFormat, Weight
+from sp.quant.packing import TILE
 
 SLICE = 64 << 20
 """Most bytes of a matrix that are staged at a time; whole tiles of rows."""

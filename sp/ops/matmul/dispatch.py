@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sp.kernels.path import current_path
-from sp.kernels.specs.matmul.gemm_few_sm90 import UNIT_BYTES
 from sp.ops.matmul.gemm_few import fits
 from sp.ops.matmul.gemv import held
-from sp.quant import FORMATS, format_by_name
+from sp.quant import FORMATS, format_by_name, packing_of
 
 TABLE = Path(__file__).with_name("dispatch_table.json")
 SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
@@ -88,7 +87,7 @@ def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> str:
     """
     if tokens > ROWS[-1]:
         return MATMUL[path]
-    if path == "sm_90a" and tokens in DRAFTS and kind in UNIT_BYTES:
+    if path == "sm_90a" and tokens in DRAFTS and packing_of(kind).super:
         return "gemm_few_sm90"
     at = times(FORMATS[kind].name, shape_class(out, width), path)[next(n for n in ROWS if n >= tokens)]
     return min(at, key=lambda kernel: at[kernel])

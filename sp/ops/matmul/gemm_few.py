@@ -11,8 +11,9 @@ from sp.kernels import import_cupy
 from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_few as declared
-from sp.kernels.specs.matmul.gemm_few import ADD, GEMM_FEW, HELD, STORE, SWIGLU, bits
+from sp.kernels.specs.matmul.gemm_few import ADD, GEMM_FEW, HELD, STORE, SWIGLU
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
+from sp.quant import format_bits, packing_of
 
 __all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "alike", "fits", "gemm_few", "passes", "plan_of"]
 
@@ -80,7 +81,7 @@ def alike(kinds: Sequence[int], most: int) -> list[list[int]]:
     """
     together: dict[int, list[int]] = {}
     for i, kind in enumerate(kinds):
-        together.setdefault(declared.stage_width(kind), []).append(i)
+        together.setdefault(packing_of(kind).span, []).append(i)
     return [group[i : i + most] for group in together.values() for i in range(0, len(group), most)]
 
 
@@ -149,9 +150,9 @@ def plan_of(
     >>> plan.blocks, plan.slices, plan.defines["STAGES"]
     (66, 2, 2)
     """
-    stage, formats, items = declared.stage_width(kinds[0]), bits(*kinds), _items(rows, epilogue)
+    stage, formats, items = packing_of(kinds[0]).span, format_bits(*kinds), _items(rows, epilogue)
     stages = k // stage
-    unit = 2 * max(declared.STAGE_BYTES[kind] for kind in kinds)
+    unit = 2 * declared.slot_bytes(formats)
     best: Plan | None = None
     for warps in WARPS:
         if warps > 8 and held > 24:  # they would not have the registers

@@ -19,18 +19,18 @@ from sp.kernels.specs.matmul.gemm_few_sm90 import (
     HELD,
     STORE,
     SWIGLU,
-    UNIT_BYTES,
-    bits,
     depth,
     streamed,
     strip_tasks,
     variant,
 )
 from sp.ops.input_tiles import InputTiles, empty_tiles
-from sp.ops.matmul.packed import TILE, PackedWeight, weight_arguments
+from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.norms import Norm, Ready
+from sp.quant import format_bits, packing_of
+from sp.quant.packing import TILE
 
-__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
+__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
 
 SUPER = 256
 """Inputs of a super-block."""
@@ -159,14 +159,14 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
     >>> plan.blocks, plan.slices, plan.width, plan.depth
     (132, 1, 768, 3)
     """
-    supers, formats = k // SUPER, bits(*kinds)
+    supers, formats = k // SUPER, format_bits(*kinds)
     if streamed(held):
         tiles_each, workers_each, ways = GROUPS, 1, [(1, slots) for slots in STREAM_SLOTS]
     else:
         tiles_each, workers_each = 1, GROUPS
         ways = [(slices, -(-supers // slices)) for slices in range(1, min(supers, MOST_SLICES) + 1)]
     items = [-(-n // (TILE * tiles_each)) for n in rows]
-    costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]  # as the kernel counts them
+    costs = [packing_of(kind).unit_bytes // 1024 for kind in kinds]  # as the kernel counts them
     column = sum(count * cost for count, cost in zip(items, costs, strict=False))
     tile_sums = 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
     for slices, resident in ways:

@@ -10,7 +10,8 @@ from sp.kernels import import_cupy
 from sp.kernels.device import current_device
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_portable as declared
-from sp.ops.matmul.packed import TILE, PackedWeight, expand_scales
+from sp.ops.matmul.packed import PackedWeight, expand_scales
+from sp.quant.packing import TILE
 
 MODES = ("bf16", "f32", "add")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from sp.kernels import import_cupy
 from sp.kernels.device import capability, current_device
-from sp.kernels.specs.matmul.gemv import ADD, GEMV, STORE, SUPER, SWIGLU, Layout, bits, variant
+from sp.kernels.specs.matmul.gemv import ADD, GEMV, STORE, SWIGLU, Layout, variant
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
-from sp.quant import Q4_K
+from sp.quant import Q4_K, format_bits, packing_of
 
 __all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
 
@@ -102,9 +102,10 @@ def _variant(
     first = (STORE_Q4_K,) if count == 1 and epilogue == STORE and set(kinds) == {Q4_K.ggml_type} else ()
     for layout in (*first, *LAYOUTS[count]):
         capacity = _attribute("MaxSharedMemoryPerBlockOptin", device)
-        pairs = epilogue == ADD and count == 1 and SUPER.issuperset(kinds) and capability(device) >= (9, 0)
+        supers = all(packing_of(kind).super for kind in kinds)
+        pairs = epilogue == ADD and count == 1 and supers and capability(device) >= (9, 0)
         split = 2 if pairs and k % 512 == 0 and k >= PAIRS_FROM else 1
-        defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity, split)
+        defines = variant(k, count, format_bits(*kinds), norm, epilogue, layout, capacity, split)
         if defines["STAGES"] >= 2:
             return defines
     return None

@@ -11,7 +11,7 @@ from sp.kernels import import_cupy
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.gemm_few import alike, gemm_few
-from sp.ops.matmul.gemm_few_sm90 import ADD, HELD, STORE, SWIGLU, UNIT_BYTES, gemm_few_sm90, held_for
+from sp.ops.matmul.gemm_few_sm90 import ADD, HELD, STORE, SWIGLU, gemm_few_sm90, held_for
 from sp.ops.norms import Norm, Ready, rms_norm
 
 MOST = 4
@@ -36,7 +36,7 @@ def multiply_few(
     if isinstance(x, InputTiles):
         gemm_few_sm90(x, weights, outs, epilogue, then=then)
         return
-    others = [i for i, w in enumerate(weights) if w.format.ggml_type not in UNIT_BYTES]
+    others = [i for i, w in enumerate(weights) if not w.format.packing.super]
     quants = [i for i in range(len(weights)) if i not in others]
     given, first_norm = (norm.tiles, None) if isinstance(norm, Ready) else (x, norm)
     for first in range(0, len(quants), MOST):
@@ -74,7 +74,7 @@ def add_ready(x: Any, h: Any, w: Any, norm: Norm) -> Ready | None:
 def gated_few(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) -> Any:
     """See `sp.ops.matmul.project.gated_project`; gate and up are K-quants of one format."""
     tokens, rows = len(x), gate.shape[0]
-    chained = reader is not None and reader.format.ggml_type in UNIT_BYTES and tokens <= HELD[-1] and rows % 256 == 0
+    chained = reader is not None and reader.format.packing.super and tokens <= HELD[-1] and rows % 256 == 0
     out = empty_tiles(tokens, rows, held_for(tokens)) if chained else import_cupy().empty((tokens, rows), np.uint16)
     multiply_few(x, (gate, up), (out,), SWIGLU, norm)
     return out

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.kernels.launch import Defines, Kernel
+from sp.quant import Q4_K, kernel_formats
 
 STORED = {"bf16": 0, "f32": 1, "gated": 2}
-FORMATS = (12, 13, 14, 8, 2, 30, 1)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def cost(shape: Shape, count: int, k_tiles: int, parts: int, processors: int) ->
 
 def shipped(stored: str) -> tuple[Defines, ...]:
     """Every format in tall tiles, the commonest in the others too."""
-    return (*(variant(kind, stored, TALL) for kind in FORMATS), *(variant(FORMATS[0], stored, s) for s in SHAPES[1:]))
+    tall = (variant(fmt.ggml_type, stored, TALL) for fmt in kernel_formats())
+    return (*tall, *(variant(Q4_K.ggml_type, stored, shape) for shape in SHAPES[1:]))
 
 
 WEIGHT = ("const u8* low", "const u8*? high", "const u32*? scales")

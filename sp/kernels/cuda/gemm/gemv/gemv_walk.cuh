@@ -13,9 +13,6 @@ struct Weights {
     Weight list[4];
 };
 
-// What `DO` says for the format `kind`, a number known at run time.
-#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(Q8_0) DO(Q4_0) DO(BF16) DO(F16)
-
 SP_DEVICE Weight pick(const Weights& weights, int which) {
     Weight w = weights.list[0];
 #pragma unroll
@@ -51,7 +48,7 @@ struct Walk {
         int kind = weights.list[0].kind;
 #pragma unroll
         for (int i = 1; i < 4; ++i) kind = which == i ? weights.list[i].kind : kind;
-        stages = kind == Q4_K || kind == Q5_K || kind == Q6_K ? K / 256 : K / 64;
+        stages = is_super(kind) ? K / 256 : K / 64;
     }
 
     SP_DEVICE void start(const Weights& weights, int count, int first, int stride, int warp) {

@@ -39,7 +39,7 @@ constexpr int STAGED_ROW = 16 * SLICES + 4;   // floats; rows 4 banks apart make
 static_assert(64 % WARP_ROWS == 0, "a warp's rows lie in one tile");
 static_assert(WARPS * 16 * STAGED_ROW * 4 <= STAGES * STAGE_BYTES, "the epilogue is staged in the ring");
 
-using Format = Fragment<FORMAT>;
+using Format = Packing<FORMAT>;
 
 SP_DEVICE f32 silu(f32 v) { return v / (1.0f + __expf(-v)); }
 
