@@ -16,7 +16,7 @@ from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import CONTROL, Vocabulary, read_vocabulary
-from sp.quant import FORMATS
+from sp.quant import FORMATS, Repacked, repacked_tensors
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,6 +57,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
             **_model(file),
             "tensors": len(file.tensors),
             "tensors_by_type": _by_type(file),
+            "repacked": [vars(each) for each in repacked_tensors(file.tensors)],
             "tokenizer": _tokenizer(file, vocabulary),
             "chat_template": template,
             "warnings": [*_warnings(file), *_vocabulary_warnings(file, vocabulary, problem), *warnings],
@@ -83,7 +84,7 @@ def render(info: dict[str, Any]) -> RenderableType:
         types.add_row(row["type"], str(row["count"]), _size(row["bytes"]), share, "yes" if row["supported"] else "NO")
     parts: list[RenderableType] = [facts]
     if info["tensors_by_type"]:
-        parts += ["", types]
+        parts += ["", types, *(Text(str(Repacked(**each))) for each in info["repacked"])]
     if info["warnings"]:
         parts += ["", *(Text(f"warning: {warning}", style="yellow") for warning in info["warnings"])]
     return Group(*parts)

@@ -18,7 +18,7 @@ from sp.models.drafts.dflash import load_draft
 from sp.models.model import Device
 from sp.pipeline import stages
 from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens
-from sp.pipeline.load import Loaded, Where, embedded, load
+from sp.pipeline.load import Loaded, Where, embedded, load, repacked_lines
 from sp.pipeline.options import Compress, RunOptions
 from sp.pipeline.plan import decide
 from sp.pipeline.residency import Residency
@@ -224,6 +224,7 @@ class Pipeline(Steps):
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
+        trace.facts["repacked"] = repacked_lines(self.target, self.drafter, self.draft)
         if held := self.residency.report(start):
             trace.facts["residency"] = held
         baseline = answer if full else None

@@ -30,6 +30,7 @@ from sp.quant.registry import (
     packings_in,
     register_format,
 )
+from sp.quant.repack import Repacked, repacked_tensors
 from sp.quant.weight import Weight
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "BlockFormat",
     "Packing",
     "Plane",
+    "Repacked",
     "Scales",
     "Weight",
     "format_bits",
@@ -53,6 +55,7 @@ __all__ = [
     "packing_of",
     "packings_in",
     "register_format",
+    "repacked_tensors",
 ]
 
 for _found in iter_modules(formats.__path__, f"{formats.__name__}."):
