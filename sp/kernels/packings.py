@@ -38,6 +38,7 @@ def packings_header() -> str:
     """
     gathered = [fmt for fmt in FORMATS.values() if fmt.packing and not fmt.packing.tiled]
     tiled = kernel_formats()
+    supers = [f"DO({fmt.name})" for fmt in tiled if _packing(fmt).super]
     known = [*gathered, *tiled]
     ids = ", ".join(f"{fmt.name} = {fmt.ggml_type}" for fmt in known)
     return "\n".join(
@@ -47,9 +48,10 @@ def packings_header() -> str:
             f"enum TileSize {{ TILE_ROWS = {TILE}, TILE_K = {TILE}, TILE_THREADS = {THREADS} }};",
             f"enum SlotRows {{ STAGE_ROWS = {STAGE_ROWS}, UNIT_ROWS = {UNIT_ROWS} }};",
             "",
-            "// What `DO` says for every format, and for every K-quant.",
+            "// What `DO` says for every format and for every K-quant; whether it is true of some K-quant.",
             f"#define SP_FOR_FORMAT(DO) {' '.join(f'DO({fmt.name})' for fmt in tiled)}",
-            f"#define SP_FOR_SUPER(DO) {' '.join(f'DO({fmt.name})' for fmt in tiled if _packing(fmt).super)}",
+            f"#define SP_FOR_SUPER(DO) {' '.join(supers)}",
+            f"#define SP_ANY_SUPER(DO) ({' || '.join(supers)})",
             "",
             "// `Packing<F>`; a template still, so that of formats not asked for nothing is left in a kernel.",
             "template <int F, int = 0>",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -13,13 +13,14 @@ from sp.kernels import import_cupy
 from sp.ops import kv_append, kv_gather
 from sp.ops.attention.attention_heads import attention_heads, context_heads
 from sp.ops.attention.gate_output import VALUE_BLOCK
-from sp.ops.attention.kv_pages import kv_move
+from sp.ops.attention.kv_pages import DEVICE_PAGES, kv_move
 from sp.ops.attention.paged_attention import attention_output
 from sp.ops.attention.tree_attention import tree_attention
-from sp.quant import F16, F32, Q4_0, BlockFormat, Weight
+from sp.quant import BlockFormat, Weight, format_by_name
 
-KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
-DEVICE_KV_FORMATS = ("f16", "q4_0")
+KVType = Literal["f32", "f16", "q4_0"]
+KV_FORMATS: dict[str, BlockFormat] = {name: format_by_name(name) for name in get_args(KVType)}
+DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEVICE_PAGES)
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,9 @@ constexpr FormatSet format_set() {
     return all;
 }
 
-// Whether the format `kind`, a number known at run time, is a K-quant, and one with a scale for 16 inputs.
-SP_DEVICE bool is_super(int kind) {
-#define SP_DO(F) || kind == F
-    return false SP_FOR_SUPER(SP_DO);
-#undef SP_DO
-}
-
+// Whether the format `kind`, a number known at run time, is a K-quant with a scale for 16 inputs.
 SP_DEVICE bool is_halved(int kind) {
-#define SP_DO(F) || (Packing<F>::group == 16 && kind == F)
-    return false SP_FOR_SUPER(SP_DO);
+#define SP_DO(F) (Packing<F>::group == 16 && kind == F)
+    return SP_ANY_SUPER(SP_DO);
 #undef SP_DO
 }

@@ -48,7 +48,9 @@ struct Walk {
         int kind = weights.list[0].kind;
 #pragma unroll
         for (int i = 1; i < 4; ++i) kind = which == i ? weights.list[i].kind : kind;
-        stages = is_super(kind) ? K / 256 : K / 64;
+#define SP_DO(F) kind == F
+        stages = SP_ANY_SUPER(SP_DO) ? K / 256 : K / 64;
+#undef SP_DO
     }
 
     SP_DEVICE void start(const Weights& weights, int count, int first, int stride, int warp) {
