@@ -19,14 +19,12 @@ SP_DEVICE u32 raw_code(const u8* block, u32 k) {
         return block[P::low_at + k] ^ P::flip;
     } else {
         constexpr int low_both = P::low_run * 8 / P::low_bits;
-        const u32 low_at = P::low_at + (P::block > low_both ? k / low_both * P::low_run : 0) + k % P::low_run;
-        const u32 low_part = (P::block > low_both ? k % low_both : k) / P::low_run;
-        u32 code = block[low_at] >> (low_part * P::low_bits) & ((1 << P::low_bits) - 1);
+        const u8* low = block + (P::low_at + k / low_both * P::low_run + k % P::low_run);
+        u32 code = *low >> (k % low_both / P::low_run * P::low_bits) & ((1 << P::low_bits) - 1);
         if constexpr (P::high_bits > 0) {
             constexpr int high_both = P::high_run * 8 / P::high_bits;
-            const u32 high_at = P::high_at + (P::block > high_both ? k / high_both * P::high_run : 0) + k % P::high_run;
-            const u32 high_part = (P::block > high_both ? k % high_both : k) / P::high_run;
-            code |= (block[high_at] >> (high_part * P::high_bits) & ((1 << P::high_bits) - 1)) << P::low_bits;
+            const u8* high = block + (P::high_at + k / high_both * P::high_run + k % P::high_run);
+            code |= (*high >> (k % high_both / P::high_run * P::high_bits) & ((1 << P::high_bits) - 1)) << P::low_bits;
         }
         return code;
     }
