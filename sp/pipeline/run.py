@@ -224,7 +224,8 @@ class Pipeline(Steps):
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        trace.facts["repacked"] = repacked_lines(self.target, self.drafter, self.draft)
+        if told := repacked_lines(self.target, self.drafter, self.draft):
+            trace.facts["repacked"] = told
         if held := self.residency.report(start):
             trace.facts["residency"] = held
         baseline = answer if full else None

@@ -65,7 +65,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "target_density": mean_density(result.answer.densities),
         "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
-        "repacked": result.answer.trace.facts["repacked"],
+        "repacked": result.answer.trace.facts.get("repacked", []),
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
     }
