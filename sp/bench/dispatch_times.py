@@ -16,7 +16,6 @@ from sp.kernels import import_cupy
 from sp.kernels.device import require_device
 from sp.kernels.jit import device_arches
 from sp.kernels.launch import Defines, Kernel
-from sp.kernels.path import PATHS
 from sp.kernels.specs.matmul.epilogue import STORE
 from sp.kernels.tools.build import build_all
 from sp.kernels.tools.check import plan
@@ -24,7 +23,7 @@ from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.matmul.dispatch import ROWS, SHAPES
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.registry import MatmulKernel, Product, kernels
-from sp.quant import FORMATS, BlockFormat
+from sp.quant import BlockFormat, kernel_formats
 
 CHAIN_BYTES = 192 << 20
 """Weights of one chain of launches: more than the L2 cache holds."""
@@ -35,12 +34,6 @@ def timed_kernels() -> tuple[MatmulKernel, ...]:
     return tuple(dict.fromkeys(kernel for path in paths() for kernel in kernels(path)))
 
 
-def timed_formats() -> tuple[BlockFormat, ...]:
-    """Formats that a kernel takes."""
-    kinds = dict.fromkeys(kind for path in PATHS for kernel in kernels(path) for kind in kernel.formats)
-    return tuple(FORMATS[kind] for kind in kinds)
-
-
 def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: None) -> Iterator[dict[str, Any]]:
     """Time every kernel over formats, shapes and rows; yields one record a format and shape.
 
@@ -49,7 +42,7 @@ def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: N
     ``"gemv 16"``.
     """
     work: dict[tuple[tuple[str, Any], ...], dict[tuple[str, int], Callable[[], None]]] = {}
-    for fmt in timed_formats():
+    for fmt in kernel_formats():
         for name, shape in SHAPES.items():
             weights = copies(fmt, shape)
             facts = {"type": fmt.name, "shape": name, "n": shape[0], "k": shape[1], "launches": len(weights)}

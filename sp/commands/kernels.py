@@ -226,14 +226,15 @@ def tune(
     """
     import json
 
-    from sp.bench.dispatch_times import measure, table, timed_formats
+    from sp.bench.dispatch_times import measure, table
     from sp.bench.record import append, hashed_anew
     from sp.kernels.device import require_device
     from sp.ops.matmul.dispatch import SHAPES, TABLE
+    from sp.quant import kernel_formats
     from sp.trace import write_atomic
 
     require_device()
-    with progress_bar("timing", len(timed_formats()) * len(SHAPES)) as progress:
+    with progress_bar("timing", len(kernel_formats()) * len(SHAPES)) as progress:
         records = list(measure(repeats, progress))
     path = write_atomic(out or TABLE, (json.dumps(table(records), indent=1) + "\n").encode())
     for row in records if record else ():

@@ -19,7 +19,7 @@ from sp.models.architectures.base import ARCHITECTURES
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES
 from sp.models.expected import missing_tensors
 from sp.models.metadata_keys import MAX_BLOCKS, whole_or_none
-from sp.quant import FORMATS
+from sp.quant import FORMATS, repacked_tensors
 
 _HASH_STEP = 1 << 22
 
@@ -57,6 +57,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
             **_model(file),
             "tensors": len(file.tensors),
             "tensors_by_type": _by_type(file),
+            "repacked": [vars(each) for each in repacked_tensors(file.tensors)],
             "tokenizer": _tokenizer(file, vocabulary),
             "chat_template": template,
             "warnings": [*_warnings(file), *_vocabulary_warnings(file, vocabulary, problem), *warnings],

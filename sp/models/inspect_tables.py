@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from sp.quant import Repacked
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -29,7 +31,7 @@ def render(info: dict[str, Any]) -> RenderableType:
         types.add_row(row["type"], str(row["count"]), _size(row["bytes"]), share, "yes" if row["supported"] else "NO")
     parts: list[RenderableType] = [facts]
     if info["tensors_by_type"]:
-        parts += ["", types]
+        parts += ["", types, *(Text(str(Repacked(**each))) for each in info["repacked"])]
     if info["warnings"]:
         parts += ["", *(Text(f"warning: {warning}", style="yellow") for warning in info["warnings"])]
     return Group(*parts)

@@ -66,5 +66,5 @@ def load_model(
     store.finish(find_architecture(config.architecture).config_tensors)
     if device == "cpu":
         return Model(config, trunk, device, store.nbytes)
-    trunk, nbytes = trunk_to_device(trunk, file, progress)
-    return Model(config, trunk, device, nbytes)
+    trunk, nbytes, repacked = trunk_to_device(trunk, file, progress)
+    return Model(config, trunk, device, nbytes, repacked)

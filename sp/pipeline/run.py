@@ -17,7 +17,7 @@ from sp.models.drafts.dflash import Draft, load_draft
 from sp.models.model import Device
 from sp.pipeline import stages
 from sp.pipeline.answer import check_draft
-from sp.pipeline.load import Loaded, Where, embedded, load
+from sp.pipeline.load import Loaded, Where, embedded, load, repacked_lines
 from sp.pipeline.measured import BreakEven, find_break_even, known_break_evens
 from sp.pipeline.options import Compress, RunOptions
 from sp.pipeline.pair import load_pair
@@ -205,8 +205,9 @@ class Pipeline:
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        if held := self.residency.report(start):
-            trace.facts["residency"] = held
+        told = repacked_lines(self.target, self.drafter, self.draft)
+        facts = {"repacked": told, "residency": self.residency.report(start)}
+        trace.facts |= {name: fact for name, fact in facts.items() if fact}
         baseline = answer if full else None
         if full and selection is not None:
             alone = Stage("tokenise", text.tokens, text.seconds + text.beside)

@@ -57,7 +57,7 @@ def found(name):
 
 
 def test_a_sound_machine(machine):
-    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "memory", "selftest"]
+    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "memory", "selftest", "formats"]
     assert states() == dict.fromkeys(names, "ok")
     assert doctor.usable(list(doctor.examine()))
     assert found("selftest").detail == "launch, mma.sync"
@@ -156,3 +156,8 @@ def test_without_cupy_the_examination_ends_there(machine, monkeypatch):
     machine.wheels.clear()
     monkeypatch.setattr(doctor, "import_cupy", missing)
     assert states() == {"wheels": "warn", "cupy": "fail"}
+
+
+def test_formats_that_kernels_do_not_read_are_told(machine):
+    assert "kernels read Q4_K," in found("formats").detail
+    assert "re-packed at load: F32 as BF16" in found("formats").detail

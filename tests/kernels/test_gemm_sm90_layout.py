@@ -7,8 +7,9 @@ import pytest
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_sm90 import CAPACITY, GEMM_SM90, PLAIN, smem, stage_bytes, variant
+from sp.kernels.specs.matmul.gemm_sm90 import CAPACITY, GEMM_SM90, smem, stage_bytes, variant
 from sp.ops.matmul.gemm_sm90 import plan_of
+from sp.quant import packing_of
 
 CASES = [
     variant(12, STORE, 256),
@@ -23,7 +24,8 @@ CASES = [
 def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
     pytest.importorskip("cupy")
     text = flatten("gemm_sm90.cu") + f"\nstatic_assert(BARRIER_OFFSET + 16 * STAGES == {smem(defines)});\n"
-    text += f"static_assert(STAGE_BYTES == {stage_bytes(defines)} && F::plain == {int(defines['FORMAT'] in PLAIN)});\n"
+    plain = int(packing_of(int(defines["FORMAT"])).plain)
+    text += f"static_assert(STAGE_BYTES == {stage_bytes(defines)} && F::plain == {plain});\n"
     nvrtc.compile_cubin(text, "gemm_sm90.cu", nvrtc.compile_options(defines, "90a"))
 
 

@@ -14,12 +14,11 @@ from sp.kernels.path import PATHS
 from sp.kernels.specs.matmul.epilogue import ADD
 from sp.ops.matmul import dispatch
 from sp.ops.matmul.dispatch import ROWS, SHAPES, kernel_for, rows, shape_class, table, times
-from sp.ops.matmul.fragment_order import SIZES
 from sp.ops.matmul.registry import MatmulKernel, kernels
-from sp.quant import FORMATS, format_by_name
+from sp.quant import FORMATS, format_by_name, kernel_formats
 
 ROOT = Path(__file__).parents[2]
-KINDS = [kind for kind, fmt in FORMATS.items() if fmt.name in SIZES]
+KINDS = [fmt.ggml_type for fmt in kernel_formats()]
 PREFILL = {"sm_90a": "gemm_sm90", "portable": "gemm_portable"}
 FEW = {"sm_90a": range(2, 65), "portable": range(0)}
 """Rows of x for which K-quants take the Hopper kernel for few tokens whatever the table says."""

@@ -32,7 +32,7 @@ def recorder(name: str = "mine", formats: tuple[int, ...] = KINDS, **fields: Any
         for out in product.outs:
             out[...] = len(calls)
 
-    return MatmulKernel(name, run, formats, **fields), calls
+    return MatmulKernel(name, run, formats.__contains__, **fields), calls
 
 
 def product(*formats: BlockFormat, rows: int = 64, **fields: Any) -> Product:

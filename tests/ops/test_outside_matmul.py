@@ -16,7 +16,7 @@ from sp.ops.matmul import dispatch
 from sp.ops.matmul.dispatch import ROWS, SHAPES, kernel_for, rows
 from sp.ops.matmul.packed import pack
 from sp.ops.matmul.registry import MatmulKernel, Product, kernels, register_matmul
-from sp.quant import FORMATS, Q5_K, Q8_0, BlockFormat, Weight
+from sp.quant import FORMATS, Q5_K, BlockFormat, Weight
 
 RNG = np.random.default_rng(0)
 
@@ -94,7 +94,7 @@ def test_a_name_is_taken_once(kernel: MatmulKernel) -> None:
     with pytest.raises(ConfigError, match="matmul kernel unpacked is there already"):
         register_matmul(kernel)
     with pytest.raises(ConfigError, match="matmul kernel any: gemm_portable takes products of any size there"):
-        register_matmul(MatmulKernel("any", kernel.run, (Q8_0.ggml_type,), paths=("portable",), prefill=True))
+        register_matmul(MatmulKernel("any", kernel.run, paths=("portable",), prefill=True))
 
 
 def test_the_page_names_fields_that_exist() -> None:

@@ -21,6 +21,9 @@ from sp.kernels.device import (
 )
 from sp.kernels.path import native_path
 from sp.kernels.tools.selftest import run_selftest
+from sp.quant import FORMATS, kernel_formats
+from sp.quant.packing import TILE
+from sp.quant.repack import device_format
 
 
 class Finding(NamedTuple):
@@ -35,7 +38,7 @@ class Finding(NamedTuple):
 def examine() -> Iterator[Finding]:
     """Findings in the order in which things depend on each other; the device parts stop at the first failure."""
     yield from _wheels()
-    for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _memory, _selftest):
+    for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _memory, _selftest, _formats):
         finding = _guarded(part)
         yield finding
         if finding.state == "fail" and part in (_cupy, _driver, _card):
@@ -145,3 +148,12 @@ def _memory() -> Finding:
 
 def _selftest() -> Finding:
     return Finding("selftest", "ok", ", ".join(run_selftest()))
+
+
+def _formats() -> Finding:
+    read = ", ".join(fmt.name for fmt in kernel_formats())
+    changed = [(fmt.name, device_format(fmt, TILE).name) for fmt in FORMATS.values()]
+    others = ", ".join(f"{name} as {held}" for name, held in changed if name != held)
+    return Finding(
+        "formats", "ok", f"kernels read {read}; re-packed at load: {others} (sp inspect FILE tells the bytes)"
+    )

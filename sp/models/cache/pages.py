@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -10,12 +10,13 @@ from sp.arrays import Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import import_cupy
 from sp.ops.attention.gate_output import VALUE_BLOCK
-from sp.ops.attention.kv_pages import kv_move
+from sp.ops.attention.kv_pages import DEVICE_PAGES, kv_move
 from sp.ops.attention.paged_kv import PagedKV
-from sp.quant import F16, F32, Q4_0, BlockFormat
+from sp.quant import BlockFormat, format_by_name
 
-KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
-DEVICE_KV_FORMATS = ("f16", "q4_0")
+KVType = Literal["f32", "f16", "q4_0"]
+KV_FORMATS: dict[str, BlockFormat] = {name: format_by_name(name) for name in get_args(KVType)}
+DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEVICE_PAGES)
 
 
 class PagePool:

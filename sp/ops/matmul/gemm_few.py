@@ -17,10 +17,11 @@ from sp.kernels.device import (
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_few as declared
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_few import GEMM_FEW, HELD, STAGE_BYTES, bits
+from sp.kernels.specs.matmul.gemm_few import GEMM_FEW, HELD
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
+from sp.quant import format_bits, packing_of
 
 WARPS = (12, 8, 4)
 MOST_SLICES = 64
@@ -142,9 +143,9 @@ def plan_of(
     >>> plan.blocks, plan.slices, plan.defines["STAGES"]
     (66, 2, 2)
     """
-    stage, formats, items = declared.stage_width(kinds[0]), bits(*kinds), _items(rows, epilogue)
+    stage, formats, items = packing_of(kinds[0]).span, format_bits(*kinds), _items(rows, epilogue)
     stages = k // stage
-    unit = 2 * max(declared.STAGE_BYTES[kind] for kind in kinds)
+    unit = 2 * declared.slot_bytes(formats)
     best: Plan | None = None
     for warps in WARPS:
         if warps > 8 and held > 24:  # they would not have the registers
@@ -208,9 +209,8 @@ FEW = register_matmul(
     MatmulKernel(
         name="gemm_few",
         run=_run,
-        formats=tuple(STAGE_BYTES),
         max_weights=MOST_WEIGHTS,
-        alike=declared.stage_width,
+        alike=lambda kind: packing_of(kind).span,
         room=_room,
         timed=range(2, 129),
     )

@@ -17,8 +17,6 @@ from sp.kernels.specs.matmul.gemm_few_sm90 import (
     GEMM_FEW_SM90,
     GROUPS,
     HELD,
-    UNIT_BYTES,
-    bits,
     depth,
     streamed,
     strip_tasks,
@@ -27,9 +25,11 @@ from sp.kernels.specs.matmul.gemm_few_sm90 import (
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.matmul.gemm_few import FEW
-from sp.ops.matmul.packed import TILE, PackedWeight, weight_arguments
+from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.ops.norms import Norm, Ready
+from sp.quant import format_bits, packing_of
+from sp.quant.packing import TILE
 
 SUPER = 256
 """Inputs of a super-block."""
@@ -160,14 +160,14 @@ def plan_of(
     >>> plan.blocks, plan.slices, plan.width, plan.depth
     (132, 1, 768, 3)
     """
-    supers, formats = k // SUPER, bits(*kinds)
+    supers, formats = k // SUPER, format_bits(*kinds)
     if streamed(held):
         tiles_each, workers_each, ways = GROUPS, 1, [(1, slots) for slots in STREAM_SLOTS]
     else:
         tiles_each, workers_each = 1, GROUPS
         ways = [(slices, -(-supers // slices)) for slices in range(1, min(supers, MOST_SLICES) + 1)]
     items = [-(-n // (TILE * tiles_each)) for n in rows]
-    costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]  # as the kernel counts them
+    costs = [packing_of(kind).unit_bytes // 1024 for kind in kinds]  # as the kernel counts them
     column = sum(count * cost for count, cost in zip(items, costs, strict=False))
     tile_sums = 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
     for slices, resident in ways:
@@ -214,7 +214,7 @@ register_matmul(
     MatmulKernel(
         name="gemm_few_sm90",
         run=_run,
-        formats=tuple(UNIT_BYTES),
+        reads=lambda kind: packing_of(kind).super,
         paths=("sm_90a",),
         fusions=frozenset(Fusion),
         max_tokens=HELD[-1],

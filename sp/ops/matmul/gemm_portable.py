@@ -11,8 +11,9 @@ from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_portable as declared
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
-from sp.ops.matmul.packed import TILE, PackedWeight, expand_scales
+from sp.ops.matmul.packed import PackedWeight, expand_scales
 from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
+from sp.quant.packing import TILE
 
 
 def gemm(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> None:
@@ -114,7 +115,6 @@ register_matmul(
     MatmulKernel(
         name="gemm_portable",
         run=_run,
-        formats=declared.FORMATS,
         paths=("portable",),
         multiple=8,
         prefill=True,

@@ -10,7 +10,7 @@ from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_sm90 import GEMM_SM90, TILE_BYTES, WIDE, variant
+from sp.kernels.specs.matmul.gemm_sm90 import GEMM_SM90, WIDE, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.matmul.packed import PackedWeight, expand_scales
 from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
@@ -152,7 +152,6 @@ register_matmul(
     MatmulKernel(
         name="gemm_sm90",
         run=_run,
-        formats=tuple(TILE_BYTES),
         paths=("sm_90a",),
         multiple=8,
         prefill=True,

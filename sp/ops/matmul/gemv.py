@@ -8,12 +8,12 @@ from typing import Any
 
 from sp.kernels.device import capability, current_device, multiprocessors, shared_bytes_per_block
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, Epilogue
-from sp.kernels.specs.matmul.gemv import GEMV, STAGE_BYTES, SUPER, Layout, bits, variant
+from sp.kernels.specs.matmul.gemv import GEMV, Layout, variant
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.matmul.gemm_few import FEW
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
-from sp.quant import Q4_K
+from sp.quant import Q4_K, format_bits, packing_of
 
 HELD = (1, 2, 4, 8, 16)
 """Tokens that a variant of the kernel can hold."""
@@ -107,9 +107,10 @@ def _variant(
     first = (STORE_Q4_K,) if count == 1 and epilogue == STORE and set(kinds) == {Q4_K.ggml_type} else ()
     for layout in (*first, *LAYOUTS[count]):
         capacity = shared_bytes_per_block(device)
-        pairs = epilogue == ADD and count == 1 and SUPER.issuperset(kinds) and capability(device) >= (9, 0)
+        supers = all(packing_of(kind).super for kind in kinds)
+        pairs = epilogue == ADD and count == 1 and supers and capability(device) >= (9, 0)
         split = 2 if pairs and k % 512 == 0 and k >= PAIRS_FROM else 1
-        defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity, split)
+        defines = variant(k, count, format_bits(*kinds), norm, epilogue, layout, capacity, split)
         if defines["STAGES"] >= 2:
             return defines
     return None
@@ -123,7 +124,6 @@ register_matmul(
     MatmulKernel(
         name="gemv",
         run=_run,
-        formats=tuple(STAGE_BYTES),
         fusions=frozenset({Fusion.NORM}),
         max_weights=MOST_WEIGHTS,
         mixed_swiglu=True,

@@ -21,6 +21,7 @@ from sp.kernels.path import PATHS, current_path
 from sp.kernels.specs.matmul.epilogue import Epilogue
 from sp.ops.input_tiles import InputTiles
 from sp.ops.norms import Norm, Ready, rms_norm
+from sp.quant import kernel_formats
 
 
 class Fusion(Enum):
@@ -71,6 +72,10 @@ def _any(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: 
     return tokens
 
 
+def _all(kind: int) -> bool:
+    return True
+
+
 @dataclass(frozen=True, eq=False)
 class MatmulKernel:
     """A kernel that multiplies by packed weights.
@@ -81,8 +86,8 @@ class MatmulKernel:
         In the dispatch table.
     run : callable
         Launches a Product that keeps to all that is declared here.
-    formats : tuple of int
-        ggml types of the weights it takes.
+    reads : callable
+        By ggml type, whether it takes weights of a format that has a packing; all of them if left out.
     paths : tuple of str
         See `sp.kernels.path`.
     epilogues : tuple of Epilogue
@@ -118,7 +123,7 @@ class MatmulKernel:
 
     name: str
     run: Callable[[Product], None]
-    formats: tuple[int, ...]
+    reads: Callable[[int], bool] = _all
     paths: tuple[str, ...] = PATHS
     epilogues: tuple[Epilogue, ...] = (Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU)
     fusions: frozenset[Fusion] = frozenset()
@@ -135,6 +140,11 @@ class MatmulKernel:
     otherwise: MatmulKernel | None = None
     tile_rows: Callable[[int], int] | None = None
 
+    @property
+    def formats(self) -> tuple[int, ...]:
+        """ggml types of the weights it takes, of the formats that are registered by now."""
+        return tuple(fmt.ggml_type for fmt in kernel_formats() if self.reads(fmt.ggml_type))
+
     def takes(self, tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> bool:
         """Whether a product of `tokens` rows with weights of the ggml types `kinds` and `width` inputs can be its."""
         if epilogue not in self.epilogues or (self.max_tokens is not None and tokens > self.max_tokens):
@@ -147,7 +157,7 @@ class MatmulKernel:
             self.run(self._prepared(product))
             return
         kinds = [w.format.ggml_type for w in product.weights]
-        mine = [i for i, kind in enumerate(kinds) if kind in self.formats]
+        mine = [i for i, kind in enumerate(kinds) if self.reads(kind)]
         if mine:
             given = self._prepared(product)
             keys = [None if self.alike is None else self.alike(kinds[i]) for i in mine]

@@ -26,10 +26,6 @@ struct Weights {
     {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},           \
       {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}, count}
 
-// Whether weights of format F may be among them.
-template <int F>
-constexpr bool has = (FORMATS >> F) & 1;
-
 // Weights of which each has outputs of its own; the two of SWIGLU share theirs.
 constexpr int OWN_OUTPUTS = EPILOGUE == EPILOGUE_STORE ? 4 : 1;
 

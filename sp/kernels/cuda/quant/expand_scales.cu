@@ -13,12 +13,12 @@ extern "C" __global__ void __launch_bounds__(256)
     const int row = i % TILE_ROWS, group = i / TILE_ROWS % 2;
     const i64 tile = i / TILE_SCALE_WORDS;
     f32 low, high = 0;
-    if constexpr (RawBlock<FORMAT>::super) {
+    if constexpr (Packing<FORMAT>::super) {
         const i64 place = (tile / 4) * TILE_ROWS + row;  // k_tiles is a multiple of 4
         const int j = 2 * int(tile % 4) + group;
         const uint4 header = reinterpret_cast<const uint4*>(scales)[place];
         const u8* bytes = reinterpret_cast<const u8*>(&header);
-        if constexpr (FORMAT == Q6_K) {
+        if constexpr (Packing<FORMAT>::group == 16) {
             f32 d = f32_from_f16(load_u16(deltas + 2 * place));
             low = d * f32(i8(bytes[2 * j]));
             high = d * f32(i8(bytes[2 * j + 1]));
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256)
             u32 scale, minimum;
             affine_scale(bytes + 4, j, scale, minimum);
             low = f32_from_f16(u16(header.x)) * f32(scale);
-            high = (FORMAT == Q4_K ? 8 : 16) * low - f32_from_f16(u16(header.x >> 16)) * f32(minimum);
+            high = Packing<FORMAT>::middle * low - f32_from_f16(u16(header.x >> 16)) * f32(minimum);
         }
     } else {
         low = f32_from_f16(load_u16(scales + 2 * i));

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemv import bits, kinds_of
 from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
+from sp.quant import format_bits, packings_in
 
-__all__ = ["CAPACITY", "GEMM_FEW_SM90", "HELD", "UNIT_BYTES", "bits"]
+__all__ = ["CAPACITY", "GEMM_FEW_SM90", "HELD"]
 
 HELD = (8, 16, 24, 32, 40, 48, 56, 64)
 """Tokens that a variant of the kernel can hold."""
 RESIDENT = 32
 """Of up to so many a block holds its slice of the inputs; of more, stages of them stream by."""
-UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
-"""Bytes of 64 rows x 256 inputs, by ggml type id."""
 CAPACITY = 225 * 1024
 """Shared memory of every launch: what a block of an sm_90 card can have, less what one of a norm needs beside it."""
 GROUPS = 3
@@ -26,7 +24,7 @@ GROUPS = 3
 
 def slot_bytes(formats: int) -> int:
     """Bytes of a ring slot."""
-    return max(UNIT_BYTES[kind] for kind in kinds_of(formats))
+    return max(p.unit_bytes for p in packings_in(formats))
 
 
 def streamed(tokens: int) -> bool:
@@ -48,7 +46,7 @@ def strip_tasks(tokens: int, epilogue: Epilogue) -> int:
 def input_bytes(width: int, tokens: int, formats: int) -> int:
     """Shared memory of `width` inputs, with their means if a format has minima, and their barriers."""
     count = chunks(width, tokens)
-    means = count if kinds_of(formats) & {12, 13} else 0
+    means = count if any(p.minima for p in packings_in(formats)) else 0
     return (width // 64 + means) * tokens * 128 + 8 * count * (2 if streamed(tokens) else 1)
 
 
@@ -101,9 +99,9 @@ GEMM_FEW_SM90 = Kernel(
     ),
     threads=_threads,
     variants=(
-        *(variant(tokens, bits(*kinds), epilogue) for tokens in HELD for kinds, epilogue in _SHIPPED),
-        variant(16, bits(13), STORE),
-        variant(32, bits(14), SWIGLU),
+        *(variant(tokens, format_bits(*kinds), epilogue) for tokens in HELD for kinds, epilogue in _SHIPPED),
+        variant(16, format_bits(13), STORE),
+        variant(32, format_bits(14), SWIGLU),
     ),
     arches="90a",
     smem=CAPACITY,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from sp.kernels.launch import Defines, Kernel
 from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
+from sp.quant import Q4_K, kernel_formats
 
 EPILOGUES = (STORE, STORE_F32, SWIGLU)
 """Those it is compiled for; ADD is STORE_F32 with its argument `add`."""
-FORMATS = (12, 13, 14, 8, 2, 30, 1)
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def cost(shape: Shape, count: int, k_tiles: int, parts: int, processors: int) ->
 
 def shipped(epilogue: Epilogue) -> tuple[Defines, ...]:
     """Every format in tall tiles, the commonest in the others too."""
-    tall = (variant(kind, epilogue, TALL) for kind in FORMATS)
-    return (*tall, *(variant(FORMATS[0], epilogue, shape) for shape in SHAPES[1:]))
+    tall = (variant(fmt.ggml_type, epilogue, TALL) for fmt in kernel_formats())
+    return (*tall, *(variant(Q4_K.ggml_type, epilogue, shape) for shape in SHAPES[1:]))
 
 
 WEIGHT = ("const u8* low", "const u8*? high", "const u32*? scales")

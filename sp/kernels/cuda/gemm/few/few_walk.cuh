@@ -7,9 +7,6 @@
 #pragma once
 #include "few_layout.cuh"
 
-// What `DO` says for the format `kind`, a number known at run time.
-#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(Q8_0) DO(Q4_0) DO(BF16) DO(F16)
-
 SP_DEVICE int items_of(const Weight& w) { return EPILOGUE == EPILOGUE_SWIGLU ? (w.rows + 15) / 16 : (w.rows + 31) / 32; }
 
 SP_DEVICE int stage_bytes(int kind) {
@@ -95,7 +92,7 @@ SP_DEVICE Planes second_strip(Planes p, i64 apart, int lane) {
         p.low += apart, p.high += apart, p.scales += apart;
     } else {
         p.low += 512, p.high += S::high / S::tiles;
-        p.scales += S::super && !(F == Q6_K && lane >= 16) ? 256 : 32;
+        p.scales += S::super && !(S::deltas > 0 && lane >= 16) ? 256 : 32;
     }
     return p;
 }
@@ -104,9 +101,9 @@ SP_DEVICE Planes second_strip(Planes p, i64 apart, int lane) {
 template <int F>
 SP_DEVICE void advance(Planes& p, int stages, int lane) {
     using S = Stage<F>;
-    p.low += i64(stages) * (S::tiles * Fragment<F>::low_bytes);
-    if constexpr (S::high > 0) p.high += i64(stages) * (S::tiles * Fragment<F>::high_bytes);
-    if constexpr (S::scales > 0) p.scales += i64(stages) * (F == Q6_K && lane >= 16 ? 128 : S::super ? 1024 : 256);
+    p.low += i64(stages) * (S::tiles * Packing<F>::low_bytes);
+    if constexpr (S::high > 0) p.high += i64(stages) * (S::tiles * Packing<F>::high_bytes);
+    if constexpr (S::scales > 0) p.scales += i64(stages) * (S::deltas > 0 && lane >= 16 ? Packing<F>::deltas_bytes : Packing<F>::scales_bytes);
 }
 
 // The copies of a warp: STAGES - 1 stages ahead of its products.

@@ -9,21 +9,12 @@
 // which no other piece has, since along the row of units neither of the two numbers falls and one of them grows. The
 // host starts no more workers than all find a unit, so that an item's workers follow each other without a gap.
 #pragma once
-#include "fragment.cuh"
+#include "format_set.cuh"
 #include "weights.cuh"
 
-// What `DO` says for the format `kind`, a number known at run time.
-#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K)
-
-// Bytes of a unit of one weight, as it lies in a slot of the ring.
+// A unit of one weight, as it lies in a slot of the ring.
 template <int F>
-struct Unit {
-    static constexpr int low = 4 * Fragment<F>::low_bytes, high = 4 * Fragment<F>::high_bytes;
-    static constexpr int scales = 16 * TILE_ROWS, deltas = F == Q6_K ? 2 * TILE_ROWS : 0;
-    static constexpr int scales_at = low + high, deltas_at = scales_at + scales;
-    static constexpr int bytes = low + high + scales + deltas;
-    static constexpr int cost = bytes / 1024;
-};
+using Unit = Slot<F, UNIT_ROWS>;
 
 constexpr bool STREAMED = TOKENS > 32;
 constexpr int ITEM_TILES = STREAMED ? GROUPS : 1;
@@ -41,8 +32,8 @@ SP_DEVICE int cost_of(int kind) {
     int cost = 0;
 #define SP_DO(F)          \
     if constexpr (has<F>) \
-        if (kind == F) cost = Unit<F>::cost;
-    SP_FOR_FORMAT(SP_DO)
+        if (kind == F) cost = Unit<F>::bytes / 1024;
+    SP_FOR_SUPER(SP_DO)
 #undef SP_DO
     return cost;
 }

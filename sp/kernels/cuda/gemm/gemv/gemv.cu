@@ -109,7 +109,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
             }
         }
         f32 acc[NT][4] = {}, shares[2] = {};
-        if constexpr (ONE) one.aim(w.kind == Q6_K, lane);
+        if constexpr (ONE) one.aim(is_halved(w.kind), lane);
         while (compute.index < compute.stages) {
             cp_async_wait<STAGES - 2>();
             __syncwarp();

@@ -2,8 +2,6 @@
 #pragma once
 #include "gemv_layout.cuh"
 
-// What `DO` says for the format `kind`, a number known at run time.
-#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(Q8_0) DO(Q4_0) DO(BF16) DO(F16)
 
 SP_DEVICE int strips_of(const Weight& w) { return (w.rows + 15) / 16; }
 
@@ -32,7 +30,9 @@ struct Walk {
         int kind = weights.list[0].kind;
 #pragma unroll
         for (int i = 1; i < 4; ++i) kind = which == i ? weights.list[i].kind : kind;
-        stages = kind == Q4_K || kind == Q5_K || kind == Q6_K ? K / 256 : K / 64;
+#define SP_DO(F) kind == F
+        stages = SP_ANY_SUPER(SP_DO) ? K / 256 : K / 64;
+#undef SP_DO
     }
 
     SP_DEVICE void start(const Weights& weights, int count, int first, int stride, int warp) {

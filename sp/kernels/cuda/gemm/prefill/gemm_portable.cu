@@ -41,7 +41,7 @@ constexpr int STAGED_ROW = 16 * SLICES + 4;   // floats; rows 4 banks apart make
 static_assert(64 % WARP_ROWS == 0, "a warp's rows lie in one tile");
 static_assert(WARPS * 16 * STAGED_ROW * 4 <= STAGES * STAGE_BYTES, "the epilogue is staged in the ring");
 
-using Format = Fragment<FORMAT>;
+using Format = Packing<FORMAT>;
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 #include "fragment.cuh"
 #include "hopper.cuh"
 
-using F = Fragment<FORMAT>;
+using F = Packing<FORMAT>;
 
 enum Shape {
     WARPGROUPS = 2,
