@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -16,6 +17,9 @@ from typing import Any
 import sp
 
 ROOT = Path(sp.__file__).parent
+RENAMED: dict[str, str] = json.loads(Path(__file__).with_name("renamed.json").read_text(encoding="utf-8"))
+"""Names that are others on later commits."""
+OTHERS = RENAMED | {later: name for name, later in RENAMED.items()}
 DEFINED = re.compile(r"^(?:def|class) (\w+)|^(\w+)(?:\s*:[^=\n]+)?\s*=[^=]", re.MULTILINE)
 
 
@@ -40,6 +44,7 @@ def find(name: str, within: str = "") -> Any:
     LookupError
         Where no module, or more than one, defines it.
     """
+    name = name if known(name) else OTHERS.get(name, name)
     modules = [module for module in defined().get(name, ()) if f".{within}" in module or within in module.split(".")]
     if len(modules) != 1:
         raise LookupError(f"{name!r} within {within!r} is defined by {modules or 'no module'}")
@@ -51,12 +56,10 @@ def known(name: str) -> bool:
     return name in defined()
 
 
-def module_of(name: str, within: str = "") -> Any:
-    """The module that defines a name."""
-    modules = [m for m in defined().get(name, ()) if f".{within}" in m or within in m.split(".")]
-    if len(modules) != 1:
-        raise LookupError(f"{name!r} within {within!r} is defined by {modules or 'no module'}")
-    return importlib.import_module(modules[0])
+def method(owner: Any, name: str) -> Callable[..., Any]:
+    """A method, by whichever of its names it has."""
+    found: Callable[..., Any] = getattr(owner, name) if hasattr(owner, name) else getattr(owner, OTHERS[name])
+    return found
 
 
 def call(function: Callable[..., Any], /, **values: Any) -> Any:

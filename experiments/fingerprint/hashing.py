@@ -17,30 +17,12 @@ def fingerprint(result: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def has_nan(result: Any) -> bool:
-    """Whether an array in the result holds a value that is not finite."""
-    return any(not np.isfinite(a).all() for a in _floats(result))
-
-
 def _host(value: Any) -> np.ndarray | None:
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "get") and hasattr(value, "dtype") and hasattr(value, "shape"):
         return np.asarray(value.get())
     return None
-
-
-def _floats(result: Any) -> list[np.ndarray]:
-    array = _host(result)
-    if array is not None:
-        if array.dtype == np.uint16:  # bf16
-            array = (array.astype(np.uint32) << 16).view(np.float32)
-        return [array] if array.dtype.kind == "f" else []
-    if isinstance(result, Mapping):
-        return [a for value in result.values() for a in _floats(value)]
-    if isinstance(result, (tuple, list)):
-        return [a for value in result for a in _floats(value)]
-    return []
 
 
 def _add(digest: Any, value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fingerprint.finding import find
+from fingerprint.finding import find, method
 from fingerprint.inputs import rng_of
 
 Case = tuple[str, Callable[[], Any]]
@@ -111,7 +111,7 @@ def branched(path: str, name: str, kv: str, nodes: int) -> Any:
         reader = find("TreeReader")(model, store, (0, model.config.layers - 1))
         seen = reader.read_tree(ids[start : start + nodes], parents, start + depths)
         found += [seen.logits.copy(), seen.choices.copy(), seen.features.copy()]
-        reader.keep_path(np.array(path_[::-1]))
+        method(reader, "keep_path")(np.array(path_[::-1]))
         found.append(find("decode_step")(model, 7, start + len(path_), store))
     return [*found, *remembered(model, store)]
 
