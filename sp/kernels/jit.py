@@ -76,7 +76,7 @@ def _module(path: str, device: int) -> Any:
 
 
 def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, shared: int, device: int) -> Any:
-    """A function of the device's own, ready to launch with `shared` bytes of dynamic shared memory."""
+    """A ``cupy.cuda.Function`` of the device's own, ready to launch with `shared` bytes of dynamic shared memory."""
     try:
         options = nvrtc.compile_options(defines, device_arch(arches, require_device()))
     except DeviceError as error:
@@ -87,6 +87,6 @@ def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, sh
             function = _module(str(path), device).get_function(entry)
             if shared:  # beyond 48 KiB it must be asked for
                 function.max_dynamic_shared_size_bytes = shared
+            return function.kernel  # as a RawKernel it would look for itself at every launch
     except DeviceError as error:
         raise DeviceError(f"kernel {entry} with {shared} bytes of shared memory cannot be loaded: {error}") from None
-    return function

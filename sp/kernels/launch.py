@@ -105,7 +105,7 @@ class Kernel:
             if min(grid) < 0:
                 raise DeviceError(f"kernel {self.entry}: negative grid {grid}")
             return
-        if max(grid[1:], default=1) > 65535 or grid[0] > 2**31 - 1:
+        if grid[0] > 2**31 - 1 or (len(grid) > 1 and max(grid[1:]) > 65535):
             raise DeviceError(f"kernel {self.entry}: grid {grid} is over the limit (2147483647, 65535, 65535)")
         function, block, shared = self._function(self.variants[0] if defines is None else defines, device)
         _launched.add(self.source)

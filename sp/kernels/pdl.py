@@ -49,7 +49,7 @@ def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tupl
 
     Parameters
     ----------
-    function : cupy.RawKernel
+    function : cupy.cuda.Function
     grid : tuple of int
         Up to three.
     block : int
@@ -75,8 +75,6 @@ def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tupl
         ctypes.pointer(attribute),
         1,
     )
-    status = _driver()(
-        ctypes.byref(config), ctypes.c_void_p(function.kernel.ptr), ctypes.c_void_p(pointers.ctypes.data), None
-    )
+    status = _driver()(ctypes.byref(config), ctypes.c_void_p(function.ptr), ctypes.c_void_p(pointers.ctypes.data), None)
     if status:
         raise DeviceError(f"cuLaunchKernelEx failed with CUDA error {status}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def _scalar_checker(where: str, kind: type[np.generic]) -> Checker:
     whole = kind is not np.float32
     low, high = (int(np.iinfo(np.dtype(kind)).min), int(np.iinfo(np.dtype(kind)).max)) if whole else (0, 0)
 
-    def check(value: Any, device: int) -> Any:
+    def convert(value: Any) -> Any:
         if whole:
             if not isinstance(value, (int, np.integer)):
                 raise DeviceError(f"{where}: expected an integer, got {describe(value)}")
@@ -77,6 +78,11 @@ def _scalar_checker(where: str, kind: type[np.generic]) -> Checker:
         elif not isinstance(value, (int, float, np.integer, np.floating)):
             raise DeviceError(f"{where}: expected a number, got {describe(value)}")
         return kind(value)
+
+    kept = lru_cache(256)(convert)  # extents and grids come again and again, and NumPy is slow at making a scalar
+
+    def check(value: Any, device: int) -> Any:
+        return kept(value) if type(value) is int else convert(value)
 
     return check
 

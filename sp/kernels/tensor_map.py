@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections import OrderedDict
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from sp.kernels.signature import describe, rows_contiguous
 
 TYPES = {"uint8": 0, "int8": 0, "uint16": 1, "uint32": 2, "int32": 3, "float16": 6, "float32": 7}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-KEPT = 4096  # descriptors; 128 bytes each
-_maps: OrderedDict[tuple[Any, ...], np.ndarray] = OrderedDict()
+KEPT = 4096
+"""Descriptors kept, the latest used ones; 128 bytes each."""
 
 
 def tensor_map(
@@ -46,18 +45,14 @@ def tensor_map(
     """
     if not hasattr(array.data, "ptr") or not rows_contiguous(array):
         raise DeviceError(f"tensor map: expected a device array with contiguous rows, got {describe(array)}")
-    key = (array.data.ptr, array.dtype.name, dims, strides_bytes, box, swizzle)
-    found = _maps.get(key)
-    if found is None:
-        found = _maps[key] = _encode(*key)
-        if len(_maps) > KEPT:
-            _maps.popitem(last=False)
-    return found
+    return _encode(array.data.ptr, array.dtype.str, dims, strides_bytes, box, swizzle)
 
 
+@lru_cache(KEPT)
 def _encode(
-    address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int
+    address: int, kind: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int
 ) -> np.ndarray:
+    dtype = np.dtype(kind).name  # takes a microsecond, so not part of every call
     what = f"tensor map of {dtype} {dims}, strides {strides}, box {box}, swizzle {swizzle}"
     rank = len(dims)
     if not (1 <= rank <= 5 and len(box) == rank and len(strides) == rank - 1):

@@ -12,7 +12,7 @@ from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_sm90 import GEMM_SM90, WIDE, variant
 from sp.kernels.tensor_map import tensor_map
-from sp.ops.matmul.packed import PackedWeight, expand_scales
+from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 
 
@@ -65,14 +65,12 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, epilogue: Epilo
         return
     device = current_device()
     plan = plan_of(w.format.ggml_type, epilogue, len(x), w.row_tiles, w.k_tiles, multiprocessors(device))
-    tokens, cluster = int(plan.defines["TOKENS"]), int(plan.defines["CLUSTER"])
-    planes = [plane for v in weights for plane in (v.plane("low"), v.plane("high"), expand_scales(v))]
     GEMM_SM90.launch(
-        (plan.clusters * cluster,),
-        tensor_map(x, (width, len(x)), (2 * width,), (64, tokens // cluster)),
+        plan.grid,
+        tensor_map(x, (width, len(x)), (2 * width,), plan.x_box),
         tensor_map(out, (rows, len(x)), (rows * out.itemsize,), (128 // out.itemsize, 64)),
-        *planes,
-        *[None] * (6 - len(planes)),
+        w.data,
+        weights[1].data if len(weights) > 1 else None,
         plan.token_blocks,
         plan.out_blocks,
         w.row_tiles,
@@ -92,6 +90,9 @@ class Plan(NamedTuple):
     clusters: int
     streamed: int
     cost: float
+    grid: tuple[int]
+    x_box: tuple[int, int]
+    """Inputs and tokens that one copy brings."""
 
 
 STEP = {128: 0.42, 256: 0.64}
@@ -121,16 +122,18 @@ def plan_of(kind: int, epilogue: Epilogue, tokens: int, row_tiles: int, k_tiles:
 
 def _plan(kind: int, epilogue: Epilogue, size: int, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
     defines = variant(kind, epilogue, size)
-    tall = defines["CLUSTER"] * (1 if epilogue == SWIGLU else 2)
-    blocks, outs = -(-tokens // size), -(-row_tiles // tall)
-    tiles, most = blocks * outs, processors // defines["CLUSTER"]
+    cluster = defines["CLUSTER"]
+    blocks, outs = -(-tokens // size), -(-row_tiles // (cluster * (1 if epilogue == SWIGLU else 2)))
+    tiles, most = blocks * outs, processors // cluster
     rounds, rest = divmod(tiles, most)
     whole = (rounds + (rest > 0)) * k_tiles * STEP[size]
     shared = tiles / most * k_tiles * STEP[size] + MEND[size]
     if whole <= GAIN * shared:
-        return Plan(defines, blocks, outs, min(tiles, most), 0, whole)
-    streamed = rest + (most if rounds else 0)
-    return Plan(defines | {"STREAM": 1}, blocks, outs, min(most, streamed * k_tiles), streamed, shared)
+        streamed, clusters, cost = 0, min(tiles, most), whole
+    else:
+        streamed = rest + (most if rounds else 0)
+        defines, clusters, cost = defines | {"STREAM": 1}, min(most, streamed * k_tiles), shared
+    return Plan(defines, blocks, outs, clusters, streamed, cost, (clusters * cluster,), (64, size // cluster))
 
 
 @cache

@@ -2,18 +2,18 @@
 // 64 outputs x TOKENS to a warpgroup.
 //
 //   X       bf16 (tokens, k) row-major, by tensor map x_map: box 64 k x TOKENS / CLUSTER tokens, 128-byte swizzle
-//   W       fragment order (fragment.cuh): planes `low`, `high`; `scales` u32 [row_tile][k_tile][2][64] as
-//           expand_scales writes them
+//   W       `weight`, fragment order: its planes as sp/ops/matmul/fragment_order.py lays them out
 //   Y       (tokens, out) row-major, by tensor map y_map: box of 128-byte rows x 64 tokens, 128-byte swizzle;
 //           EPILOGUE STORE bf16, STORE_F32 float32, ADD float32 that the product is added to, SWIGLU bf16
-//           silu(X Wᵀ) * (X Uᵀ) with a second weight U
+//           silu(X Wᵀ) * (X Uᵀ) with U in `second`
 //
 // A = W comes from registers: each consumer warpgroup reads its own 64 x 64 tile of codes, scales it to bf16 and
 // multiplies it with wgmma, so weights never pass through shared memory as bf16. The codes of k-step i + 1 are scaled
 // while the products of step i run. Writes to A registers come right after a wait that leaves the newest products
 // running: in other orders ptxas serialises wgmma.
-// Launch: 384 threads, one block an SM, persistent: warpgroup 0 loads (one thread), 1 and 2 multiply 128 x TOKENS
-// outputs together (SWIGLU: the same 64 outputs, 1 of W and 2 of U; then they trade halves, as bf16).
+// Launch: 384 threads, one block an SM, persistent: warpgroup 0 loads (one thread) and makes the words that scales are read
+// as (a warp for each row tile), 1 and 2 multiply 128 x TOKENS outputs together (SWIGLU: the same 64 outputs, 1 of W and 2
+// of U; then they trade halves, as bf16).
 // CLUSTER = 2 pairs blocks of neighbouring outputs: each loads half of the X tile for both. Blocks walk tiles with
 // GROUP token blocks side by side, so that what runs at one time shares X and W tiles in L2. STAGES k-steps are held
 // in shared memory.
@@ -25,20 +25,20 @@
 // Sources: the warp-specialised persistent kernels of CUTLASS (Thakkar et al.), dequantisation in registers as in
 // Marlin (Frantar et al., 2024), cutting along k as in Stream-K (Osama et al., 2023).
 #include "gemm_sm90_finish.cuh"
+#include "gemm_sm90_scales.cuh"
 #include "wgmma_bf16.cuh"
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
-    gemm_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const u8* low,
-              const u8* high, const u32* scales, const u8* low_up, const u8* high_up, const u32* scales_up,
-              u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles, u32 streamed, float4* partials,
-              u32* flags) {
+    gemm_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const u8* weight,
+              const u8* second, u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles, u32 streamed,
+              float4* partials, u32* flags) {
     extern __shared__ __align__(1024) u8 shared[];
     u64* full = reinterpret_cast<u64*>(shared + BARRIER_OFFSET);
     u64* empty = full + STAGES;
     u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < STAGES; ++s) {
-            barrier_init(full + s, 1);
+            barrier_init(full + s, 1 + (F::plain ? 0 : WARPGROUPS * WARP_ARRIVALS));  // who loads, who makes words
             barrier_init(empty + s, 4 * WARPGROUPS * CLUSTER * WARP_ARRIVALS);  // every consumer warp
         }
         barrier_init_fence();
@@ -49,17 +49,19 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     u32 tiles = token_blocks * out_blocks, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
     if (threadIdx.x < 128) {
         registers_lower<40>();
+        Ring ring{0, 1};  // so that the first round waits for nobody
+        Work work = work_of(cluster, clusters, streamed, k_tiles);
         if (threadIdx.x == 0) {
-            Ring ring;
-            Work work = work_of(cluster, clusters, streamed, k_tiles);
+            const Planes first = planes_of<FORMAT>(weight, row_tiles, k_tiles);
+            const Planes other = GATED ? planes_of<FORMAT>(second, row_tiles, k_tiles) : first;
             while (work.next(tiles, clusters, k_tiles)) {
                 Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
                 for (u32 k = work.first; k < work.last; ++k, ring.advance()) {
                     u64* barrier = full + ring.stage;
                     u8* x = shared + ring.stage * X_BYTES;
                     u8* w = shared + W_OFFSET + ring.stage * WARPGROUPS * W_BYTES;
-                    barrier_wait(empty + ring.stage, ring.phase ^ 1);
-                    barrier_expect(barrier, STAGE_BYTES);
+                    barrier_wait(empty + ring.stage, ring.phase);
+                    barrier_expect(barrier, LOADED_BYTES);
                     if constexpr (CLUSTER > 1) {
                         constexpr u32 part = TOKENS / CLUSTER;
                         tensor_load_multicast(x + rank * part * 128, &x_map, barrier, (1 << CLUSTER) - 1, 64 * k,
@@ -69,16 +71,33 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                     }
 #pragma unroll
                     for (u32 g = 0; g < WARPGROUPS; ++g, w += W_BYTES) {
-                        // Past the last row tile any weights do: nothing of that result is stored.
-                        u64 at = u64(min(tile.row_tile + (GATED ? 0 : g), row_tiles - 1)) * k_tiles + k;
-                        bool up = GATED && g == 1;
-                        bulk_load(w, (up ? low_up : low) + at * F::low_bytes, F::low_bytes, barrier);
-                        u8* rest = w + F::low_bytes;
+                        const i64 at = i64(row_tile_of(tile, g, row_tiles)) * k_tiles + k;
+                        const Planes& from = g == 0 ? first : other;
+                        bulk_load(w, from.low + at * F::low_bytes, F::low_bytes, barrier);
                         if constexpr (F::high_bytes > 0)
-                            bulk_load(rest, (up ? high_up : high) + at * F::high_bytes, F::high_bytes, barrier);
-                        const u32* words = (up ? scales_up : scales) + at * TILE_SCALE_WORDS;
-                        if constexpr (SCALE_BYTES > 0)
-                            bulk_load(rest + F::high_bytes, words, SCALE_BYTES, barrier);
+                            bulk_load(w + F::low_bytes, from.high + at * F::high_bytes, F::high_bytes, barrier);
+                    }
+                }
+            }
+        } else if (!F::plain && threadIdx.x / 32 - 1 < WARPGROUPS) {
+            const u32 group = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
+            const Planes planes = planes_of<FORMAT>(GATED && group == 1 ? second : weight, row_tiles, k_tiles);
+            u8* words = shared + W_OFFSET + group * W_BYTES + F::low_bytes + F::high_bytes;
+            TileScales<FORMAT> scales;
+            while (work.next(tiles, clusters, k_tiles)) {
+                Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
+                const u32 spans = k_tiles / scales.steps;
+                u32 k = work.first / scales.steps * scales.steps;
+                scales.start(row_tile_of(tile, group, row_tiles) * spans + k / scales.steps, lane);
+                for (; k < work.last; k += scales.steps) {
+                    scales.load(planes);
+#pragma unroll
+                    for (u32 step = 0; step < scales.steps; ++step) {
+                        if (STREAM && k + step - work.first >= work.last - work.first) continue;  // not of the piece
+                        barrier_wait(empty + ring.stage, ring.phase);
+                        scales.store(reinterpret_cast<u32*>(words + ring.stage * WARPGROUPS * W_BYTES), step, lane);
+                        barrier_arrive_warp(full + ring.stage, lane);
+                        ring.advance();
                     }
                 }
             }

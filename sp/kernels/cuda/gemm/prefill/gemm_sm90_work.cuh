@@ -3,8 +3,9 @@
 // Defines as in gemm_sm90.cu. Arch 90a.
 #pragma once
 #include "epilogue.cuh"
-#include "fragment.cuh"
 #include "hopper.cuh"
+#include "quant_source.cuh"
+#include "strip.cuh"
 
 using F = Packing<FORMAT>;
 
@@ -14,6 +15,7 @@ enum Shape {
     SCALE_BYTES = F::plain ? 0 : 4 * TILE_SCALE_WORDS,
     W_BYTES = F::low_bytes + F::high_bytes + SCALE_BYTES,  // of one warpgroup and k-step
     STAGE_BYTES = X_BYTES + WARPGROUPS * W_BYTES,
+    LOADED_BYTES = STAGE_BYTES - WARPGROUPS * SCALE_BYTES,  // by copies
     BOX_BYTES = 64 * 128,                  // 64 tokens of 128 bytes
     CHUNKS = TOKENS / 64,                  // of a warpgroup's result
     GATED = EPILOGUE == EPILOGUE_SWIGLU,
@@ -75,6 +77,11 @@ SP_DEVICE Tile tile_of(u32 index, u32 token_blocks, u32 out_blocks, u32 rank) {
     u32 group = index / (GROUP * out_blocks), first = group * GROUP, size = min(u32(GROUP), token_blocks - first);
     u32 rest = index - first * out_blocks;
     return {i32((first + rest % size) * TOKENS), i32((rest / size * CLUSTER + rank) * OUT_TILES)};
+}
+
+// The row tile of a warpgroup. Past the last one any does: nothing of that result is stored.
+SP_DEVICE u32 row_tile_of(const Tile& tile, u32 group, u32 row_tiles) {
+    return min(u32(tile.row_tile) + (GATED ? 0 : group), row_tiles - 1);
 }
 
 // Leaves a warpgroup's sums of a piece that does not begin its tile. `flag` belongs to the block and warpgroup.
