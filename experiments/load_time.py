@@ -94,7 +94,7 @@ def main() -> None:
         path.unlink(missing_ok=True)
     seconds = median(samples)
     print(f"{size / 1e9:.2f} GB in {seconds:.3f} s: {size / seconds / 1e9:.1f} GB/s")
-    config = {"model": f"{options.shape} {options.type} (random)", "file_bytes": size}
+    config = {"model": f"{options.shape} {options.type} (random)", "file_bytes": size, "mode": "repeated"}
     metrics = {"seconds": seconds, "gb_s": size / seconds / 1e9, "peak_bytes": max(peaks)}
     if options.record:
         append(make_record("load", config, metrics, samples), options.record)

@@ -66,7 +66,7 @@ def measure(pipeline: Pipeline, scorer: str | None, keep: float, runs: int) -> d
         for i, stage in enumerate(last.answer.trace.stages)
     }
     return {
-        "bench": "ttft",
+        "bench": "sample_ttft",
         "config": {
             "target": pipeline.target.path.name,
             "drafter": pipeline.drafter.path.name if scorer and pipeline.drafter else None,

@@ -3,10 +3,12 @@
     python experiments/ttft_headline.py results [--device cuda] [--pair synthetic] [--more] [--shorter 1]
 
 Appends `ttft` and `ttft_memory` records to results/<machine>/, each as soon as it is measured: full prefill and keep
-ratio 0.05 of 32K, 64K and 128K tokens with no limit of device memory and within 23 GiB; 128K within 18 GiB. With
-`--more` in their place the controls, other keep ratios, and short prompts for the break-even; full prefills of lengths
-that results/<machine>/ttft.jsonl has of today's kernels are taken from there. The drafter reads 5 % of its
-attention blocks. Draw and tabulate with `sp report`; `--shorter 64` is a rehearsal with prompts so much shorter.
+ratio 0.05 of 32K, 64K and 128K tokens with no limit of device memory and within 23 GiB, 128K within 18 GiB, and the
+controls at 32K. The drafter reads 5 % of its attention blocks, and in rows of their own as many as the embedded drafter
+reads of text at alpha 0.1, which random weights cannot show. The first request of every row is told beside the others:
+within a limit that is the one which makes room. With `--more` in their place other keep ratios, and short prompts for
+the break-even; full prefills of lengths that results/<machine>/ttft.jsonl has of today's kernels are taken from there.
+Draw and tabulate with `sp report`; `--shorter 64` is a rehearsal with prompts so much shorter.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ from sp.scoring import SCORERS
 from sp.studies.sample import sample
 
 K = 1024
+SPARSE = 0.05
+READ = {32 * K: 0.33, 64 * K: 0.27, 128 * K: 0.24}
+"""Density that the embedded drafter has on text at alpha 0.1, by prompt length; see flashprefill_quality.jsonl."""
+CONTROLS = ("random", "lexical", "head_tail", "oracle")
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,17 @@ class Part:
     keep_ratios: Sequence[float]
     budgets: Sequence[str | None] = (None,)
     scorers: Sequence[str] = ("tail",)
+    densities: Sequence[float] = (SPARSE,)
     repeats: int = 5
 
 
 HEADLINE = (
-    Part((32 * K, 64 * K, 128 * K), (0.05,), (None, "23g")),
-    Part((128 * K,), (0.05,), ("18g",)),
+    *(Part((tokens,), (0.05,), densities=(SPARSE, read)) for tokens, read in READ.items()),
+    Part((32 * K, 64 * K), (0.05,), ("23g",)),
+    Part((128 * K,), (0.05,), ("23g", "18g"), densities=(SPARSE, READ[128 * K])),
+    Part((32 * K,), (0.05,), scorers=CONTROLS),
 )
 MORE = (
-    Part((32 * K,), (0.05,), scorers=("random", "lexical", "head_tail", "oracle"), repeats=3),
     Part((32 * K,), (0.02, 0.1, 0.2), repeats=3),
     Part((2 * K, 4 * K, 8 * K), (0.05, 0.2), repeats=3),
     Part((512, 1 * K), (0.2,), repeats=3),
@@ -70,6 +78,17 @@ def open_pair(name: str, device: str) -> Pipeline:
             device=device,  # type: ignore[arg-type]
         )
     return replace(pair, target=without_ends(pair.target))
+
+
+def settings_of(part: Part) -> list[RunOptions]:
+    """Options of a part's requests: every keep ratio with every way to draft."""
+    sparse = [SCORERS.build("tail", {"attention": "flashprefill", "density": d}) for d in part.densities]
+    scorers = [one for name in part.scorers for one in (sparse if name == "tail" else [SCORERS.build(name)])]
+    return [
+        RunOptions(keep_ratio=keep, scorer=scorer, kv="q4_0", rotate=True, max_new_tokens=16)
+        for scorer in scorers
+        for keep in part.keep_ratios
+    ]
 
 
 def recorded(folder: Path, pair: Pipeline, path: str) -> dict[int, tuple[Request, ...]]:
@@ -103,17 +122,7 @@ def main() -> None:
 
     print(f"pair ready after {time.perf_counter() - start:.1f} s", flush=True)
     for number, part in enumerate(MORE if given.more else HEADLINE):
-        settings = [
-            RunOptions(
-                keep_ratio=keep,
-                scorer=SCORERS.build(name, {"attention": "flashprefill", "density": 0.05} if name == "tail" else {}),
-                kv="q4_0",
-                rotate=True,
-                max_new_tokens=16,
-            )
-            for name in part.scorers
-            for keep in part.keep_ratios
-        ]
+        settings = settings_of(part)
         budgets = [None if text is None or not on_device else parse_bytes(text) for text in part.budgets]
         bench = Bench(pair, maker, part.repeats, full_repeats=5, full_seconds=60.0, timelines=True)
         lengths = [max(256, length // given.shorter) for length in part.lengths]
@@ -125,7 +134,8 @@ def main() -> None:
                 wholes[timing.cell.tokens] = timing.requests
             config, metrics = made[0]["config"], made[0]["metrics"]
             took = f"{metrics['ttft_s']:.3f} s" if metrics["ttft_s"] else metrics["error"]
-            what = f"{config['prompt_tokens']:>7} keep {config['keep_ratio']:<4g} {config['scorer'] or 'full':9}"
+            how = f"{config['scorer'] or 'full'} {config['density'] or ''}"
+            what = f"{config['prompt_tokens']:>7} keep {config['keep_ratio']:<4g} {how:10}"
             total = time.perf_counter() - start
             print(f"{total:6.1f} {what} {config['vram'] or '':4} {took} n={len(timing.requests)}", flush=True)
 

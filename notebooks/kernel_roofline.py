@@ -60,12 +60,14 @@ def point(family, path, flop, moved, tflops, record):
 
 
 def read(bench):
-    return newest(folder / f"{bench}.jsonl")
+    file = folder / f"{bench}.jsonl"
+    return newest(file) if file.exists() else []
 
 
 own = ("sm_90a", "portable", "cublas")
-found = [matmul(r) for r in read("matmul") if r["config"]["path"] in own and r["config"]["type"] in BITS]
-found += [attention(r) for r in read("attention") if r["config"]["path"] in own and "queries" in r["config"]]
+plain = [r for r in read("matmul") if r["config"]["mode"] == "graph" and "epilogue" not in r["config"]]
+found = [matmul(r) for r in plain if r["config"]["path"] in own and r["config"]["type"] in BITS]
+found += [attention(r) for r in [*read("attention"), *read("attention_chunk")] if r["config"]["path"] in own]
 copies = [r for bench in ("decode_matmul", "elementwise") for r in read(bench)]
 found += [Point(r["bench"], "", 0.0, 0.0, r["metrics"]["gb_s"], r["gpu"], r["config"]) for r in copies]
 bandwidth, peak = roof(found)

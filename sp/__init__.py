@@ -23,38 +23,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from sp.pipeline import Pipeline, RunOptions
-    from sp.prompt import Prompt
-    from sp.scoring import Importance, Scorer, register_scorer
-    from sp.selection import Selection, Selector, register_selector
+    from sp.pipeline import Pipeline as Pipeline
+    from sp.pipeline import RunOptions as RunOptions
+    from sp.prompt import Prompt as Prompt
+    from sp.scoring import Importance as Importance
+    from sp.scoring import Scorer as Scorer
+    from sp.scoring import register_scorer as register_scorer
+    from sp.selection import Selection as Selection
+    from sp.selection import Selector as Selector
+    from sp.selection import register_selector as register_selector
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Importance",
-    "Pipeline",
-    "Prompt",
-    "RunOptions",
-    "Scorer",
-    "Selection",
-    "Selector",
-    "__version__",
-    "load",
-    "register_scorer",
-    "register_selector",
-]
-
 HOMES = {
-    "Pipeline": "sp.pipeline",
-    "RunOptions": "sp.pipeline",
-    "Prompt": "sp.prompt",
     "Importance": "sp.scoring",
+    "Pipeline": "sp.pipeline",
+    "Prompt": "sp.prompt",
+    "RunOptions": "sp.pipeline",
     "Scorer": "sp.scoring",
-    "register_scorer": "sp.scoring",
     "Selection": "sp.selection",
     "Selector": "sp.selection",
+    "register_scorer": "sp.scoring",
     "register_selector": "sp.selection",
 }
+"""Public names and where they are imported from when they are first used."""
+
+__all__ = ["__version__", "load", *HOMES]
 
 
 def load(

@@ -7,6 +7,9 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
+from pkgutil import walk_packages
+from types import ModuleType
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from sp.errors import ConfigError, known_names, unknown_name
@@ -102,6 +105,28 @@ def check_fields(instance: object, where: str) -> None:
     hints = _hints(type(instance))
     for each in dataclasses.fields(instance):  # type: ignore[arg-type]
         check_type(getattr(instance, each.name), hints[each.name], f"{where}: {each.name}")
+
+
+def import_modules(package: str) -> tuple[ModuleType, ...]:
+    """Import every module of a package and of the packages inside it, so that what they register is registered.
+
+    Parameters
+    ----------
+    package : str
+        Dotted name; of a package that is being imported, its own ``__name__``.
+
+    Returns
+    -------
+    tuple of module
+        Sorted by name; packages are not among them.
+
+    Examples
+    --------
+    >>> "sp.selection.top_chunks" in [module.__name__ for module in import_modules("sp.selection")]
+    True
+    """
+    found = walk_packages(import_module(package).__path__, f"{package}.")
+    return tuple(import_module(name) for name in sorted(each.name for each in found if not each.ispkg))
 
 
 class Registry(Generic[T]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import re
@@ -14,6 +15,7 @@ from retriever_files import text_task
 from typer.main import get_command
 
 from sp import cli
+from sp.commands.eval_options import Asked
 
 KEYS = {
     "answer", "activated", "reason", "prompt_tokens", "kept_tokens", "keep_ratio", "ttft_s", "full_ttft_s",
@@ -233,7 +235,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "rows.jsonl")
 
-    monkeypatch.setattr("sp.gguf.inspect.inspect_file", full)
+    monkeypatch.setattr("sp.models.inspect.inspect_file", full)
     assert call(monkeypatch, "inspect", "x.gguf") == 2
     error = capsys.readouterr().err
     assert error == "sp: error: rows.jsonl: No space left on device; what was asked for is not complete\n"
@@ -269,3 +271,20 @@ def test_help_has_examples_and_shows_brackets(
             assert piece in shown, (path, piece)
             bracketed += 1
     assert bracketed > 5
+
+
+def test_the_command_line_only_registers_what_has_a_file_of_its_own() -> None:
+    found = dict(leaves(get_command(cli.app)))
+    assert {("run",), ("inspect",), ("synth",), ("eval", "needle"), ("bench", "ttft")} <= set(found)
+    for path, command in found.items():
+        home = command.callback.__module__
+        assert home == f"sp.commands.{path[0]}" if len(path) == 1 else home.startswith("sp.commands."), path
+
+
+def test_commands_of_eval_share_their_options_with_defaults_of_their_own() -> None:
+    found = dict(leaves(get_command(cli.app)))
+    options = [{one.name: one for one in found["eval", name].params} for name in ("needle", "ruler", "ppl")]
+    shared = [field.name for field in dataclasses.fields(Asked)]
+    for each in options:
+        assert [name for name in each if name in shared] == shared
+    assert [each["keep_ratio"].default for each in options] == ["0.05,0.1", "0.1", "0.1,0.3,0.5"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from sp.config import Registry, from_mapping
+import sp
+from sp.config import Registry, from_mapping, import_modules
 from sp.errors import ConfigError
 
 
@@ -52,3 +56,28 @@ def test_registry_builds_fresh_and_names_the_nearest() -> None:
         registry.build("exampel")
     with pytest.raises(ConfigError, match="registered twice"):
         registry.register("example")(Example)
+
+
+def test_public_names_are_those_that_type_checkers_see() -> None:
+    tree = ast.parse(Path(sp.__file__).read_text())
+    [guard] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    seen = {
+        str(name.asname): node.module for node in guard.body if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    assert seen == sp.HOMES
+    assert set(sp.__all__) == {*seen, "load", "__version__"}
+    for name, home in sp.HOMES.items():
+        assert getattr(sp, name) is getattr(import_module(home), name)
+
+
+def test_modules_of_a_package_are_found_rooms_inside_it_included(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("rooms/__init__.py", "rooms/b.py", "rooms/a.py", "rooms/inner/__init__.py", "rooms/inner/c.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [module.__name__ for module in import_modules("rooms")] == ["rooms.a", "rooms.b", "rooms.inner.c"]
+    (tmp_path / "rooms" / "d.py").write_text("raise ValueError('broken')")
+    with pytest.raises(ValueError, match="broken"):
+        import_modules("rooms")

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sp.bench.drafter import LIMIT_TFLOPS
 from sp.bench.record import newest
-from sp.studies.tables.decode_table import BEGIN, END, decoding
-from sp.studies.tables.headline import headline, insert_between, insert_headline
+from sp.studies.tables.page import PARTS, fill
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "nvidia-h200"
 README = (ROOT / "README.md").read_text()
+SPECIAL = {"asked_density", "layout", "engine", "draft", "epilogue", "weights"}
+"""Keys of special forms: a record that has one is meant only where it is named."""
+SPEED = ("## On a GPU", "## Sparse attention", "## Time to first token", "## Guessing ahead")
+"""Sections that tell of speed on a GPU; what else tells of times was measured on a CPU and says so."""
+QUOTED = "### Quoted, not measured here"
+UNITS = r"tok/s|TFLOP/s|TFLOP|GB/s|TB/s|GB|ms|us|seconds|s|x"
 
 
 def metric(bench: str, name: str, **config: object) -> float:
     """The metric of the newest record whose configuration contains `config` and none of the special forms beside it."""
-    found = [
-        record
-        for record in newest(FOLDER / f"{bench}.jsonl")
-        if all(record["config"].get(key) == value for key, value in config.items())
-        and {"mode", "steady", "asked_density", "layout", "engine"} & set(record["config"]) <= set(config)
-    ]
+    found = records_of(bench, **config)
     assert len(found) == 1, f"{bench} {config}: {len(found)} records"
     return float(found[0]["metrics"][name])
+
+
+def records_of(bench: str, **config: object) -> list[dict[str, Any]]:
+    file = FOLDER / f"{bench}.jsonl"
+    return [
+        record
+        for record in (newest(file) if file.exists() else [])
+        if all(record["config"].get(key) == value for key, value in config.items())
+        and not {key for key in SPECIAL - set(config) if record["config"].get(key) is not None}
+    ]
+
+
+def outside(page: str) -> str:
+    """The page without what stands between marks, without code, and without the quoted table."""
+    for part in PARTS:
+        page = re.sub(f"{re.escape(part.begin)}.*?{re.escape(part.end)}", "", page, flags=re.DOTALL)
+    page = re.sub(r"```.*?```|`[^`\n]*`", "", page, flags=re.DOTALL)
+    return re.sub(f"{QUOTED}.*?(?=\n## )", "", page, flags=re.DOTALL)
 
 
 def row(text: str, *figures: str) -> None:
@@ -39,42 +61,85 @@ def row(text: str, *figures: str) -> None:
 
 @pytest.mark.parametrize("tokens", [512, 8192, 32768, 131072])
 def test_prefill(tokens: int) -> None:
-    rate = metric("prefill", "tok_s", prompt_tokens=tokens, path="sm_90a")
+    rate = metric("prefill", "tok_s", prompt_tokens=tokens, path="sm_90a", engine="sp")
     row(f"prefill {tokens:,} tokens (tok/s)", f"{rate:,.0f}")
 
 
 def test_portable_prefill_decode_and_load() -> None:
-    rate = metric("prefill", "tok_s", prompt_tokens=8192, path="portable")
+    rate = metric("prefill", "tok_s", prompt_tokens=8192, path="portable", engine="sp")
     row("prefill 8,192 tokens, portable path forced (tok/s)", f"{rate:,.0f}")
-    row("decode, 64 tokens at empty context (tok/s)", f"{metric('decode', 'tok_s', context=0):.1f}")
-    row("load 16.5 GB from the page cache, ready to run (s)", f"{metric('load', 'seconds'):.2f}")
+    row("decode, 64 tokens at empty context (tok/s)", f"{metric('decode', 'tok_s', context=0, engine='sp'):.1f}")
+    row("load 16.5 GB from the page cache, ready to run (s)", f"{metric('load', 'seconds', mode='repeated'):.2f}")
 
 
-def test_matmul() -> None:
-    shape = {"m": 8192, "n": 17408, "k": 5120}
-    ours = metric("matmul", "tflops", type="Q4_K", path="sm_90a", **shape)
-    portable = metric("matmul", "tflops", type="Q4_K", path="portable", **shape)
-    row("Q4_K x bf16, 8192 x 17408 x 5120, single calls", f"{ours:.0f}")
-    row("the same, portable path", f"{portable:.0f}")
-    steady = [metric("matmul", "tflops", path=path, steady=True, **shape) for path in ("sm_90a", "cublas")]
-    row("the same, calls back to back, taking turns", *(f"{rate:.0f}" for rate in steady))
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [("graph", "graph replays"), ("eager", "single eager calls"), ("burst", "bursts of 50 calls")],
+)
+def test_matmul(mode: str, words: str) -> None:
+    """In every mode, by its key; a mode that nobody has recorded has no row."""
+    text = f"Q4_K x bf16, 8192 x 17408 x 5120, {words}"
+    keys = {"type": "Q4_K", "m": 8192, "n": 17408, "k": 5120, "mode": mode, "math": "bf16"}
+    if not records_of("matmul", **keys, path="sm_90a"):
+        assert text not in README
+        return
+    rates = [metric("matmul", "tflops", **keys, path=path) for path in ("sm_90a", "portable", "cublas")]
+    row(text, *(f"{rate:.0f}" for rate in rates))
 
 
 @pytest.mark.parametrize(("head_dim", "heads"), [(128, "16/8"), (256, "24/4")])
 def test_attention(head_dim: int, heads: str) -> None:
-    shape = {"head_dim": head_dim, "queries": 32768, "tokens": 32768}
+    shape = {"head_dim": head_dim, "tokens": 32768}
     rates = [metric("attention", "tflops", path=path, **shape) for path in ("sm_90a", "cudnn", "flash-attention-2")]
     row(f"dense causal attention, d {head_dim}, {heads} heads, 32K", *(f"{rate:.0f}" for rate in rates))
 
 
-def test_the_headline_table_is_what_its_records_say() -> None:
-    records = [record for file in sorted(FOLDER.glob("*.jsonl")) for record in newest(file) if "bench" in record]
-    assert insert_headline(README, headline(records)) == README
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_dense_attention_of_libraries(head_dim: int) -> None:
+    paths = ("cudnn", "flash-attention-2")
+    cudnn, flash = (metric("attention", "tflops", path=path, head_dim=head_dim, tokens=131072) for path in paths)
+    assert f"d {head_dim} {cudnn:.0f} in cuDNN and {flash:.0f} in FlashAttention-2" in README
 
 
-def test_the_tables_of_decoding_are_what_their_records_say() -> None:
+def test_what_stands_between_marks_is_what_the_records_say() -> None:
+    """As `sp report results/nvidia-h200 --readme README.md` writes it."""
+    assert [part.begin for part in PARTS if README.count(part.begin) != 1] == []
     records = [record for file in sorted(FOLDER.glob("*.jsonl")) for record in newest(file) if "bench" in record]
-    assert insert_between(README, BEGIN, END, decoding(records)) == README
+    assert fill(README, records) == README
+
+
+def test_no_speed_is_told_outside_the_marks() -> None:
+    """But for the rate that a limit is taken at, and the tables that tests of their own look up."""
+    found = set()
+    for section in re.split(r"^(?=## )", outside(README), flags=re.MULTILINE):
+        if section.startswith(SPEED):
+            found |= {" ".join(one.split()) for one in re.findall(rf"\d[\d,.]*\s?(?:{UNITS})(?![\w/])", section)}
+    assert found == {f"{LIMIT_TFLOPS:.0f} TFLOP/s"}
+
+
+def test_quoted_figures_name_source_and_date() -> None:
+    table = README.split(QUOTED)[1].split("\n## ")[0]
+    lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(lines) >= 5
+    for what, figure, source, date in lines:
+        assert what.strip()
+        assert re.search(r"\d", figure)
+        assert source.strip()
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", date.strip())
+
+
+def test_the_headline_reads_as_many_blocks_as_the_embedded_drafter() -> None:
+    sys.path.insert(0, str(ROOT / "experiments"))
+    try:
+        from ttft_headline import HEADLINE, READ
+    finally:
+        sys.path.pop(0)
+    for tokens, density in READ.items():
+        real = metric("flashprefill_quality", "density", alpha=0.1, prompt_tokens=tokens, scorer="tail")
+        assert density == pytest.approx(real, abs=0.01)
+        assert any(tokens in part.lengths and {0.05, density} <= set(part.densities) for part in HEADLINE)
+        assert f"{density:.0%}".replace("%", " %") in README
+    assert any(part.budgets == ("23g", "18g") for part in HEADLINE)
 
 
 V1 = {"variant": "FlashPrefill", "share": "head", "mean_correction": False}
@@ -133,7 +198,7 @@ def test_controls_of_sparse_drafting(name: str) -> None:
 
 
 def test_sparse_prefill_of_the_target() -> None:
-    shape = {"prompt_tokens": 32768, "path": "sm_90a"}
+    shape = {"prompt_tokens": 32768, "path": "sm_90a", "engine": "sp"}
     sparse, density = (metric("prefill", name, asked_density=0.05, **shape) for name in ("tok_s", "density"))
     text = " ".join(README.split())
     assert f"32K tokens at {sparse:,.0f} tok/s with {100 * density:.1f} % of the blocks" in text

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from draft_figures import acceptance_table, depth_table, parts_table
 
+from sp.evals.trained_for import TRAINED_FOR
+
 
 def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -78,6 +80,7 @@ def main(results: Path, assets: Path, cpu_results: Path) -> None:
         "target_bytes": f"{(assets / 'target.gguf').stat().st_size:,}".replace(",", " "),
         "training": training(results),
         "date": target[0]["date"][:10],
+        "trained_for": TRAINED_FOR,
         "found_mean": f"{100 * free['mean']:.0f} %",
         "found_all": str(free["all"]),
         "found_n": str(free["n"]),

@@ -18,8 +18,9 @@ from sp.errors import ConfigError
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.drafts.dflash import Draft
 from sp.pipeline import Loaded, RunOptions
+from sp.pipeline.answer import begin
+from sp.pipeline.compress import Compressed
 from sp.pipeline.slots import Slots
-from sp.pipeline.stages import Compressed, begin
 
 SKIPPED = 3  # passes before the clock counts: one launch by launch, one captured, one replayed
 GREEDY: Way = ("greedy", 0)
@@ -177,10 +178,13 @@ def measure_simulated(
 
 
 def describe(measured: Measured, target: Loaded, draft: Draft, common: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `make_record`; samples are tokens and milliseconds of the passes of each answer."""
+    """Arguments of `make_record`; samples are tokens and milliseconds of the passes of each answer.
+
+    `common` is what all keys of the run share: `model_facts` of the target, and how it ran.
+    """
     method, budget = measured.way
     mode = SIMULATED if measured.acceptance else "greedy" if measured.way == GREEDY else REAL
-    config = {"model": target.path.name, "draft": draft.path.name, **common, "method": method, "budget": budget}
+    config = {**common, "draft": draft.path.name, "method": method, "budget": budget}
     simulated = {"acceptance": measured.acceptance.name} if measured.acceptance else {}
     samples = [
         {"task": a.task, "passes": list(a.passes), "ms": [round(1e3 * s, 4) for s in a.seconds]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,40 +16,39 @@ from sp.kernels import import_cupy
 from sp.kernels.device import require_device
 from sp.kernels.jit import device_arches
 from sp.kernels.launch import Defines, Kernel
+from sp.kernels.specs.matmul.epilogue import STORE
 from sp.kernels.tools.build import build_all
 from sp.kernels.tools.check import plan
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.matmul.dispatch import ROWS, SHAPES
-from sp.ops.matmul.gemm_few import STORE, gemm_few
-from sp.ops.matmul.gemm_few_sm90 import UNIT_BYTES
-from sp.ops.matmul.gemv import gemv, held
 from sp.ops.matmul.packed import PackedWeight, pack
-from sp.ops.matmul.project_few import multiply_few
-from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+from sp.ops.matmul.registry import MatmulKernel, Product, kernels
+from sp.quant import BlockFormat, kernel_formats
 
-FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
 CHAIN_BYTES = 192 << 20
 """Weights of one chain of launches: more than the L2 cache holds."""
-MOST = {"gemv": 16, "gemm_few_sm90": 64}
-LEAST = {"gemm_few": 2, "gemm_few_sm90": 2, "gemm_sm90": 16, "gemm_portable": 32}
-"""Rows beyond which a kernel is not worth timing."""
+
+
+def timed_kernels() -> tuple[MatmulKernel, ...]:
+    """Those that the present card can run, on any path."""
+    return tuple(dict.fromkeys(kernel for path in paths() for kernel in kernels(path)))
 
 
 def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: None) -> Iterator[dict[str, Any]]:
     """Time every kernel over formats, shapes and rows; yields one record a format and shape.
 
     A launch is one of a chain over several copies of the weight, in a CUDA graph, as in a model: it finds its weight in
-    memory, and the next may start early. Metrics are microseconds a launch, ``"kernel rows"`` by ``"gemv 16"``.
+    memory, and the next may start before it has ended. Metrics are microseconds a launch, ``"kernel rows"`` by
+    ``"gemv 16"``.
     """
     work: dict[tuple[tuple[str, Any], ...], dict[tuple[str, int], Callable[[], None]]] = {}
-    for fmt in FORMATS:
+    for fmt in kernel_formats():
         for name, shape in SHAPES.items():
             weights = copies(fmt, shape)
             facts = {"type": fmt.name, "shape": name, "n": shape[0], "k": shape[1], "launches": len(weights)}
             for rows in ROWS:
                 for kernel, run in candidates(weights, rows).items():
-                    if LEAST.get(kernel, 1) <= rows <= MOST.get(kernel, ROWS[-1]):
-                        work.setdefault(tuple(facts.items()), {})[kernel, rows] = run
+                    work.setdefault(tuple(facts.items()), {})[kernel, rows] = run
     every = [run for runs in work.values() for run in runs.values()]
     arches = device_arches(require_device())
     build_all(plan([replace(kernel, variants=tuple(v)) for kernel, v in needed(every).items()], arches))
@@ -65,32 +63,22 @@ def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: N
 
 
 def candidates(weights: tuple[PackedWeight, ...], rows: int) -> dict[str, Callable[[], None]]:
-    """By kernel, a function that queues the product with every one of `weights`."""
+    """By kernel for which so many rows are worth timing, a function that queues the product with each of `weights`."""
     out, width = weights[0].shape
     x, y, kind = bf16(rows, width), import_cupy().empty((rows, out), np.uint16), weights[0].format.ggml_type
-    found: dict[str, Callable[[], None]] = {}
 
-    def chain(product: Callable[[PackedWeight], object]) -> Callable[[], None]:
+    def chain(kernel: MatmulKernel) -> Callable[[], None]:
         def run() -> None:
             for w in weights:
-                product(w)
+                kernel.launch(Product(x, (w,), (y,), STORE))
 
         return run
 
-    if held(rows, width, (kind,), False, STORE):
-        found["gemv"] = chain(lambda w: gemv(x, (w,), (y,), STORE))
-    found["gemm_few"] = chain(lambda w: gemm_few(x, (w,), (y,), STORE))
-    if "sm_90a" in paths() and kind in UNIT_BYTES:
-        found["gemm_few_sm90"] = chain(lambda w: multiply_few(x, (w,), (y,), STORE))
-    for path in paths():
-        if path == "sm_90a":
-            from sp.ops.matmul.gemm_sm90 import gemm
-        else:
-            from sp.ops.matmul.gemm_portable import gemm
-        found["gemm_sm90" if path == "sm_90a" else "gemm_portable"] = chain(
-            partial(lambda w, gemm: gemm(x, w, y, "bf16"), gemm=gemm)
-        )
-    return found
+    return {
+        kernel.name: chain(kernel)
+        for kernel in timed_kernels()
+        if rows in kernel.timed and kind in kernel.formats and kernel.room(rows, width, (kind,), False, STORE)
+    }
 
 
 def copies(fmt: BlockFormat, shape: tuple[int, int]) -> tuple[PackedWeight, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from sp.arrays import Ints
 from sp.bench.kernel_times import kernel_times
+from sp.bench.record import running
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Model, ModelConfig, prefill_cost
@@ -162,7 +163,7 @@ def work(config: ModelConfig, tokens: int, density: float) -> float:
 def describe(timing: DraftTiming, model: str, path: str, tokens: str) -> dict[str, Any]:
     """Arguments of `make_record` for a timing; samples are seconds, `tokens` what was read: random or text."""
     draft = timing.draft
-    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, "path": path, "scorer": "tail"}
+    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path), "scorer": "tail"}
     chosen = {name: draft.options.get(name) for name in ("alpha", "density")}
     return {
         "bench": "drafter",

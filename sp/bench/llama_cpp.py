@@ -1,17 +1,20 @@
-"""The peer: a llama-bench of the user's own, run on the same GGUF, its output as the records of our own rows."""
+"""The peer: a llama-bench of the user's own, run on the same GGUF, its output as the records of our own rows.
+
+How fast it reads a prompt depends on its batch (tokens it takes at once, ``-b``) and micro-batch (tokens that go
+through a layer together, ``-ub``), so it is measured over a grid of both, and its best setting is what to compare with.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.pipeline.break_even import DRAFTING
 
 ENGINE = "llama.cpp"
 HELP_SECONDS = 30.0
@@ -19,18 +22,28 @@ SHOWN = 200  # characters of what a failing program said last
 
 
 def bench_command(
-    program: Path, model: Path, prompts: Sequence[int], new: Sequence[int], repeats: int, kv: str
+    program: Path,
+    model: Path,
+    prompts: Sequence[int],
+    new: Sequence[int],
+    repeats: int,
+    kv: str,
+    batches: Sequence[int] = (),
+    ubatches: Sequence[int] = (),
 ) -> list[str]:
-    """Arguments for this llama-bench: `-fa` was 0 or 1, and is a word in later versions, as its help tells."""
+    """Arguments for this llama-bench: `-fa` was 0 or 1, and is a word in later versions, as its help tells.
+
+    Prompts are read with every one of `batches` and `ubatches`; its own defaults if there are none.
+    """
     told = _run([str(program), "--help"], HELP_SECONDS, program)
     said = told.stdout + told.stderr
     if "--n-prompt" not in said:
         raise ConfigError(f"{program} is no llama-bench: its --help knows no --n-prompt; check --llama-bench")
     words = re.search(r"--flash-attn\s+<[^>]*\bon\b", said)
-    lists = {"-p": prompts or (0,), "-n": new or (0,)}
+    lists = {"-p": prompts or (0,), "-n": new or (0,), "-b": batches, "-ub": ubatches}
     return [
         *(str(program), "-m", str(model), "-o", "json", "-r", str(repeats), "-ngl", "99", "-ctk", kv, "-ctv", kv),
-        *(item for flag, values in lists.items() for item in (flag, ",".join(map(str, values)))),
+        *(item for flag, values in lists.items() if values for item in (flag, ",".join(map(str, values)))),
         *(("-fa", "on" if words else "1") if "--flash-attn" in said else ()),
     ]
 
@@ -68,31 +81,73 @@ def parse(text: str, source: str) -> list[dict[str, Any]]:
     raise ConfigError(f"{source} printed no list of tests in JSON, but: {_last(text) or 'nothing'}")
 
 
-def describe_peer(test: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Arguments of `make_record` for a test: a prompt as a `ttft` row of its own engine, decoding as a `decode` row.
+def describe_peer(test: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `make_record` for a test: reading a prompt as `prefill`, decoding as `decode`, of its own engine.
 
-    llama-bench counts neither tokenising nor sampling, so its time to first token is a lower bound.
+    llama-bench counts neither tokenising nor sampling, so the time to a first token is longer.
+
+    Parameters
+    ----------
+    test : mapping
+        One of `run_bench`, or of `with_best`.
+    facts : mapping
+        `model_facts` of the file.
     """
-    seconds, kv = test["seconds"], str(test.get("type_k") or "f16")
-    common = {"engine": ENGINE, "kv": kv, "path": str(test.get("backends") or "unknown")}
-    common["build"] = str(test.get("build_commit") or "unknown")
-    if test["n_gen"]:
-        rates = [test["n_gen"] / s for s in seconds]
-        shape = {"model": model, "context": test.get("n_depth") or 0, "tokens": test["n_gen"]}
-        metrics = {"tok_s": median(rates)}
-        return {"bench": "decode", "config": common | shape, "metrics": metrics, "samples": rates, "sources": ()}
-    middle = median(seconds)
-    shape = {"target": model, "drafter": None, "prompt_tokens": test["n_prompt"], "keep_ratio": 1.0, "vram": None}
-    metrics = {
-        "ttft_s": middle,
-        "full_ttft_s": middle,
-        "full_runs": len(seconds),
-        "error": None,
-        "stages": {"target prefill": middle},
-        "tok_s": test["n_prompt"] / middle,
+    config: dict[str, Any] = {
+        **facts,
+        "kv": str(test.get("type_k") or "f16"),
+        "path": str(test.get("backends") or "unknown"),
+        "math": None,
+        "cards": 1,
+        "engine": ENGINE,
+        "build": str(test.get("build_commit") or "unknown"),
+        "batch": test.get("n_batch"),
+        "ubatch": test.get("n_ubatch"),
     }
-    config = common | shape | dict.fromkeys((*DRAFTING, "selector", "new_tokens"))
-    return {"bench": "ttft", "config": config, "metrics": metrics, "samples": seconds, "sources": ()}
+    tokens = test["n_gen"] or test["n_prompt"]
+    rates = [tokens / seconds for seconds in test["seconds"]]
+    metrics = {"tok_s": median(rates), "best": test.get("best", True), "grid": test.get("grid", [])}
+    if test["n_gen"]:
+        shape = {"context": test.get("n_depth") or 0, "tokens": tokens, "method": "greedy", "budget": 1}
+        metrics["acceptance_length"] = 1.0
+    else:
+        shape = {"prompt_tokens": tokens}
+    bench = "decode" if test["n_gen"] else "prefill"
+    return {"bench": bench, "config": config | shape, "metrics": metrics, "samples": rates, "sources": ()}
+
+
+def with_best(tests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tests, each told whether it is the fastest of its size, and how fast every setting of that size was.
+
+    Examples
+    --------
+    >>> tests = [{"n_prompt": 8, "n_gen": 0, "n_batch": b, "seconds": [s]} for b, s in ((4, 2.0), (8, 1.0))]
+    >>> [(test["n_batch"], test["best"], len(test["grid"])) for test in with_best(tests)]
+    [(4, False, 2), (8, True, 2)]
+    """
+    sizes: dict[tuple[int, int, int], list[Mapping[str, Any]]] = {}
+    for test in tests:
+        sizes.setdefault(_size(test), []).append(test)
+    made = []
+    for test in tests:
+        group = sizes[_size(test)]
+        grid = [
+            {"batch": t.get("n_batch"), "ubatch": t.get("n_ubatch"), "tok_s": max(_size(t)[:2]) / median(t["seconds"])}
+            for t in group
+        ]
+        made.append({**test, "best": test is min(group, key=lambda t: median(t["seconds"])), "grid": grid})
+    return made
+
+
+def best_peer(records: Iterable[Mapping[str, Any]], tokens: int) -> Mapping[str, Any] | None:
+    """The `prefill` record of this engine that reads a prompt of so many tokens fastest; None if there is none."""
+    mine = [r for r in records if r["config"].get("engine") == ENGINE and r["config"].get("prompt_tokens") == tokens]
+    return max(mine, key=lambda r: float(r["metrics"]["tok_s"]), default=None)
+
+
+def _size(test: Mapping[str, Any]) -> tuple[int, int, int]:
+    """What a test times: prompt, new tokens, tokens read before them."""
+    return test["n_prompt"], test["n_gen"], test.get("n_depth") or 0
 
 
 def _run(command: Sequence[str], seconds: float, program: Path) -> subprocess.CompletedProcess[str]:

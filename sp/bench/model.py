@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import mean, median, stdev
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
+from sp.bench.record import running
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
@@ -188,10 +189,10 @@ def _peak(model: Model) -> int:
     return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0
 
 
-def describe(timing: Timing, model: str, path: str, kv: str) -> dict[str, Any]:
-    """Arguments of `make_record` for a timing; samples are tokens a second."""
+def describe(timing: Timing, facts: Mapping[str, Any], path: str, kv: str) -> dict[str, Any]:
+    """Arguments of `make_record` for a timing; samples are tokens a second, `facts` as of `model_facts`."""
     test, metrics = timing.test, timing.metrics()
-    common = {"model": model, "kv": kv, "path": path}
+    common = {**facts, "kv": kv, **running(path), "engine": "sp"}
     if test.new:
         config = common | {"context": test.prompt, "tokens": test.new, "method": "greedy", "budget": 1}
         return {

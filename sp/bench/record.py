@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from sp.kernels.hashing import kernel_hash
+from sp.kernels.host_code import forget_host_code
 from sp.kernels.launch import launched_sources
 from sp.kernels.machine import cpu_facts, machine_slug
 from sp.kernels.machine import gpu_facts as environment
 from sp.trace import read_jsonl as read
 
+MATH = {"sm_90a": "bf16", "portable": "bf16", "numpy": "f32"}
+"""What matrix products multiply, by the path of a model's kernels."""
 FIELDS = ("bench", "config", "metrics", "samples", "gpu", "driver", "nvrtc", "cupy", "commit", "kernel_hash", "date")
 
 
@@ -57,6 +60,28 @@ def make_record(
     }
 
 
+def running(path: str) -> dict[str, Any]:
+    """How a model's work runs, as the keys of records have it.
+
+    Examples
+    --------
+    >>> running("sm_90a")
+    {'path': 'sm_90a', 'math': 'bf16', 'cards': 1}
+    """
+    return {"path": path, "math": MATH[path], "cards": 1}
+
+
+def hashed_anew(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record, of the kernels as they are now: a table that it gave rise to is part of how they are launched."""
+    forget_host_code()
+    return {**record, "kernel_hash": kernel_hash(record["kernels"])}
+
+
+def key_of(record: Mapping[str, Any]) -> str:
+    """What a measurement is known by: its benchmark and configuration, equal for equal ones."""
+    return json.dumps([record.get("bench"), record.get("config")], sort_keys=True)
+
+
 def append(record: Mapping[str, Any], folder: Path = Path("results")) -> Path:
     """Add a record to ``folder/<machine>/<bench>.jsonl`` and return that path.
 
@@ -71,8 +96,7 @@ def append(record: Mapping[str, Any], folder: Path = Path("results")) -> Path:
 
 def newest(path: Path) -> list[dict[str, Any]]:
     """The last record of every configuration in a file."""
-    last = {json.dumps([record["bench"], record["config"]], sort_keys=True): record for record in read(path)}
-    return list(last.values())
+    return list({key_of(record): record for record in read(path)}.values())
 
 
 def is_current(record: Mapping[str, Any]) -> bool:

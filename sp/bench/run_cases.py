@@ -9,7 +9,7 @@ from typing import Any
 import sp.bench.families  # noqa: F401  (fills the registry)
 from sp.bench.cases import FAMILIES, Case
 from sp.bench.record import make_record
-from sp.bench.timing import spread, time_kernel
+from sp.bench.timing import mode_of, spread, time_kernel
 from sp.errors import unknown_name
 from sp.kernels import forced_path
 from sp.kernels.launch import launched_sources, reset_launched
@@ -38,4 +38,5 @@ def _measure(name: str, case: Case, repeats: int) -> dict[str, Any]:
         "gb_s": case.bytes / times.median / 1e6,
         "tflops": case.flops / times.median / 1e9,
     }
-    return make_record(name, {**case.config, "path": case.path}, metrics, samples, launched_sources())
+    config = {**case.config, "path": case.path, "mode": mode_of(case.graph)}
+    return make_record(name, config, metrics, samples, launched_sources())

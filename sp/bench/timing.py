@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, l2_bytes
 
 
 class Spread(NamedTuple):
@@ -35,6 +35,15 @@ def spread(samples: Sequence[float]) -> Spread:
         return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
     return Spread(at(0.5), at(0.25), at(0.75))
+
+
+def mode_of(graph: bool) -> str:
+    """How `time_kernel` times, as the keys of records have it: replays of a graph, or calls queued behind other work.
+
+    Two more modes have benchmarks of their own: "eager", single calls on an idle device, whose launch is in the time;
+    and "burst", calls back to back, until the card has settled at the clock that it can hold.
+    """
+    return "graph" if graph else "queued"
 
 
 def time_kernel(
@@ -92,5 +101,4 @@ def time_kernel(
 @cache
 def _scratch(device: int) -> Any:
     cupy = import_cupy()
-    cached = int(cupy.cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
-    return cupy.empty(4 * cached, cupy.uint8)
+    return cupy.empty(4 * l2_bytes(device), cupy.uint8)

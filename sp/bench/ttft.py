@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from statistics import mean, median
 from typing import Any
 
 from sp.bench.memory import thinned, watched
 from sp.bench.prompts import PromptMaker
-from sp.bench.record import make_record
+from sp.bench.record import make_record, running
 from sp.bench.request import Request, measure
 from sp.errors import SpError
 from sp.kernels.device import cache_folder, device_errors
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.pipeline import Pipeline, RunOptions
-from sp.pipeline.break_even import DRAFTING, drafting
 from sp.pipeline.sizes import format_bytes
+from sp.scoring.reading import DRAFTING, drafting
 from sp.selection import SELECTORS
 
+PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"
+"""Tells whether two records are of one process, and so of one pair on one card."""
 WARM_TOKENS = 16384  # every kernel of a long full prefill has run once by then
 
 
@@ -94,6 +98,7 @@ class CellTiming:
             "density": mean(densities) if densities else None,
             "decode_tok_s": median(rates) if rates else None,
             "peak_bytes": self.peak_bytes,
+            "process": PROCESS,
         }
 
 
@@ -234,7 +239,7 @@ def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
         "vram": format_bytes(cell.vram),
         "kv": options.kv + (" rotated" if options.rotate else ""),
         "new_tokens": options.max_new_tokens,
-        "path": path,
+        **running(path),
     }
 
 

@@ -154,16 +154,15 @@ def _marks(device: str) -> tuple[Callable[[], Any], Callable[[Sequence[Any]], li
 
 
 def describe_round(found: Round, target: Loaded, draft: Draft, common: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `make_record`; samples are milliseconds of the pass."""
+    """Arguments of `make_record`; samples are milliseconds of the pass, `common` as for decoding."""
     return {
         "bench": "verify",
         "config": {
-            "model": target.path.name,
-            "draft": draft.path.name,
             **common,
+            "draft": draft.path.name,
             "nodes": found.nodes,
             "kept": found.kept,
-            "shape": "chain" if found.nodes <= draft.block_size else "tree",
+            "pass": "chain" if found.nodes <= draft.block_size else "tree",
         },
         "metrics": found.metrics(),
         "samples": list(found.ms["verify"]),

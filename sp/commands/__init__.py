@@ -1,1 +1,1 @@
-"""Commands of the command line that are not about one run; `sp.cli` gathers them."""
+"""The commands of the command line, one file each; `sp.cli` registers them."""

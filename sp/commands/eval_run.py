@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sp.commands.strategies import read_shares, read_strategies
+from sp.commands.eval_options import Asked
 from sp.commands.terminal import print_json, print_table, progress_bar
-from sp.config import from_mapping
-from sp.errors import ConfigError, unknown_name
+from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.evals import Row, Task
-    from sp.pipeline import Pipeline, RunOptions
-
-CONTROLS = ("random", "lexical", "head_tail", "oracle")
+    from sp.pipeline import Pipeline
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 """Heading, and what stands under it."""
@@ -31,59 +28,22 @@ class Measure(Protocol):
     def __call__(self, *, progress: Callable[[int], None]) -> Iterator[Row]: ...
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The models of a command."""
-
-    target: Path | None
-    drafter: Path | None
-    device: str
-
-    def open(self) -> Pipeline:
-        """Load both."""
-        from sp.pipeline import Pipeline
-
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise unknown_name("device", self.device, ("auto", "cpu", "cuda"))
-        return Pipeline.open(self.target, self.drafter, device=self.device)  # type: ignore[arg-type]
-
-
-def read_cells(scorer: str, selector: str, keep_ratio: str, controls: bool, **common: Any) -> list[RunOptions]:
-    """Every scorer with every selector and keep ratio; controls with the first selector."""
-    from sp.pipeline import RunOptions
-    from sp.scoring import SCORERS
-    from sp.selection import SELECTORS
-
-    scorers = read_strategies(scorer, SCORERS, "--scorer")
-    selectors = read_strategies(selector, SELECTORS, "--selector")
-    pairs = [(one, other) for one in scorers for other in selectors]
-    extra = [SCORERS.build(name) for name in CONTROLS if controls]
-    pairs += [(one, selectors[0]) for one in extra if one not in scorers]
-    return [
-        from_mapping(RunOptions, {"keep_ratio": keep, "scorer": one, "selector": other, **common}, "sp eval")
-        for keep in read_shares(keep_ratio, "--keep-ratio")
-        for one, other in pairs
-    ]
-
-
-def run_tasks(
-    tasks: Sequence[Task], lengths: Sequence[int], n: int, cells: Sequence[RunOptions], pair: Pair, out: Path | None,
-    as_json: bool,
-) -> None:  # fmt: skip
+def run_tasks(tasks: Sequence[Task], lengths: Sequence[int], n: int, asked: Asked) -> None:
     """Evaluate, write the rows and print the table; a length without room for a task is found before anything runs."""
     from sp.evals import evaluate
     from sp.evals.run import counter
     from sp.evals.summary import summarise
 
-    check_writable(out)
-    pipeline = pair.open()
+    cells = asked.cells()
+    check_writable(asked.out)
+    pipeline = asked.open()
     count = counter(pipeline.target.tokenizer)
     kinds = [(task, tokens) for tokens in lengths for task in tasks]
     for task, tokens in kinds:
         task.example(0, tokens, count)
     examples = (task.example(index, tokens, count) for task, tokens in kinds for index in range(n))
-    rows = gather(partial(evaluate, pipeline, examples, cells), len(kinds) * n * (len(cells) + 1), out)
-    show(summarise(rows), ANSWERS, as_json)
+    rows = gather(partial(evaluate, pipeline, examples, cells), len(kinds) * n * (len(cells) + 1), asked.out)
+    show(summarise(rows), ANSWERS, asked.as_json, pipeline)
 
 
 def check_writable(out: Path | None) -> None:
@@ -106,8 +66,10 @@ def gather(measure: Measure, total: int, out: Path | None) -> list[Row]:
     return rows
 
 
-def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], as_json: bool) -> None:
-    """Print summaries as a table, or as JSON."""
+def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], as_json: bool, pipeline: Pipeline) -> None:
+    """Print summaries as a table, with what the pair's drafter was trained for, or as JSON."""
+    from sp.evals.trained_for import note_of_file
+
     if as_json:
         print_json({"results": list(lines)})
         return
@@ -116,6 +78,8 @@ def show(lines: Sequence[dict[str, Any]], columns: tuple[Column, ...], as_json: 
     print(LEGEND[columns])
     if any(line["not_run"] for line in lines):
         print("not run: question and chat markup alone exceed the keep ratio, or nothing tells the oracle what counts")
+    if pipeline.drafter and (note := note_of_file(pipeline.drafter.path)):
+        print(fill(note, 120))
 
 
 def number(name: str, pattern: str) -> Callable[[dict[str, Any]], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,38 +10,17 @@ from typing import Annotated
 import typer
 
 from sp.commands.bench.bench import numbers
-from sp.commands.eval_run import CONTROLS, PERPLEXITY, Pair, check_writable, gather, read_cells, run_tasks, show
+from sp.commands.eval_options import Amount, Asked, Lengths, asking
+from sp.commands.eval_run import PERPLEXITY, check_writable, gather, run_tasks, show
 from sp.commands.strategies import read_shares
-from sp.commands.terminal import AsJson, read_text
+from sp.commands.terminal import read_text
 from sp.errors import ConfigError, unknown_name
 
 eval_app = typer.Typer(help="Measure what a selection keeps.", no_args_is_help=True, rich_markup_mode="rich")
 
-MODES = {
-    "single": "needle", "multikey": "needle_multikey", "multivalue": "needle_multivalue",
-    "multiquery": "needle_multiquery",
-}  # fmt: skip
-
-Target = Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")]
-Drafter = Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")]
-Device = Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")]
-Lengths = Annotated[str, typer.Option("-p", "--lengths", help="Prompt lengths in tokens, comma-separated.")]
-Amount = Annotated[int, typer.Option("-n", "--n", min=1, help="Examples a length (and depth).")]
-Scorers = Annotated[
-    str, typer.Option("--scorer", help="Scorers, comma-separated; options as in 'tail\\[queries=16 pool=5],lookahead'.")
-]
-Selectors = Annotated[
-    str, typer.Option("--selector", help="Selectors, likewise, such as 'sentence\\[neighbours=0],top_tokens'.")
-]
-KeepRatios = Annotated[str, typer.Option("--keep-ratio", help="Shares of the prompt the target reads.")]
-Controls = Annotated[bool, typer.Option(help=f"Also run the controls: {', '.join(CONTROLS)}.")]
-Positions = Annotated[str, typer.Option(help="Of kept tokens: original or contiguous.")]
-Cache = Annotated[str, typer.Option("--kv", help="Cached keys and values of the target: f16, q4_0 or f32.")]
-Seed = Annotated[int, typer.Option(help="Of the examples and of scorers that draw random numbers.")]
-Out = Annotated[Path | None, typer.Option(help="Append one JSON line an example and cell to this file.")]
-
 
 @eval_app.command("needle")
+@asking(keep_ratio="0.05,0.1")
 def needle(
     lengths: Lengths = "2k,4k",
     depths: Annotated[str, typer.Option(help="Depths, such as 0,0.5,1 or 0..1/11; random if left out.")] = "",
@@ -52,18 +32,8 @@ def needle(
     no_shared_ngrams: Annotated[
         int, typer.Option(min=0, help="Forbid runs of so many words in both question and needle, the key aside.")
     ] = 0,
-    scorer: Scorers = "tail",
-    selector: Selectors = "top_chunks",
-    keep_ratio: KeepRatios = "0.05,0.1",
-    controls: Controls = True,
-    target: Target = None,
-    drafter: Drafter = None,
-    device: Device = "auto",
-    positions: Positions = "original",
-    kv: Cache = "f16",
-    seed: Seed = 0,
-    out: Out = None,
-    as_json: AsJson = False,
+    *,
+    asked: Asked,
 ) -> None:
     """Hide facts in a long text and ask for them: lengths x depths, by strategy.
 
@@ -79,16 +49,17 @@ def needle(
 
     places: list[float | None] = [*read_shares(depths, "--depths")] if depths else [None]
     common = {"filler": filler, "value": value, "phrasing": phrasing, "no_shared_ngrams": no_shared_ngrams}
+    modes = {name.removeprefix("needle_"): name for name in TASKS if name.startswith("needle_")} | {"single": "needle"}
     tasks = []
     for name in mode.split(","):
-        if name not in MODES:
-            raise unknown_name("mode", name, MODES)
-        tasks += [TASKS.build(MODES[name], common | {"depth": place, "seed": seed}) for place in places]
-    cells = read_cells(scorer, selector, keep_ratio, controls, positions=positions, kv=kv, seed=seed)
-    run_tasks(tasks, numbers(lengths, "--lengths"), n, cells, Pair(target, drafter, device), out, as_json)
+        if name not in modes:
+            raise unknown_name("mode", name, modes)
+        tasks += [TASKS.build(modes[name], common | {"depth": place, "seed": asked.seed}) for place in places]
+    run_tasks(tasks, numbers(lengths, "--lengths"), n, asked)
 
 
 @eval_app.command("ruler")
+@asking()
 def ruler(
     tasks: Annotated[str, typer.Option("-t", "--tasks", help="Tasks, comma-separated; all 13 if left out.")] = "",
     files: Annotated[
@@ -97,18 +68,8 @@ def ruler(
     lengths: Lengths = "4k",
     n: Amount = 4,
     shots: Annotated[bool, typer.Option(help="Worked examples in vt and cwe, as RULER has.")] = True,
-    scorer: Scorers = "tail",
-    selector: Selectors = "top_chunks",
-    keep_ratio: KeepRatios = "0.1",
-    controls: Controls = True,
-    target: Target = None,
-    drafter: Drafter = None,
-    device: Device = "auto",
-    positions: Positions = "original",
-    kv: Cache = "f16",
-    seed: Seed = 0,
-    out: Out = None,
-    as_json: AsJson = False,
+    *,
+    asked: Asked,
 ) -> None:
     """Run RULER's 13 tasks: the benchmark's templates, own text where it needs outside data (tasks ...-synth).
 
@@ -123,43 +84,33 @@ def ruler(
     from sp.evals import TASKS
     from sp.evals.tasks.ruler_file import RulerFile
 
-    cells = read_cells(scorer, selector, keep_ratio, controls, positions=positions, kv=kv, seed=seed)
-    pair = Pair(target, drafter, device)
     if files:
         if tasks:
             raise ConfigError("give either --tasks or --file")
         given = [RulerFile(str(path)) for path in files]
-        run_tasks(given, [0], min(n, *map(len, given)), cells, pair, out, as_json)
+        run_tasks(given, [0], min(n, *map(len, given)), asked)
         return
     known = [name for name in TASKS if not name.startswith("needle") and name != "ruler_file"]
-    chosen = tasks.split(",") if tasks else known
+    chosen = tasks.split(",") if tasks else [name for name in known if TASKS.class_of(name).suite == "ruler"]
+    options = {"seed": asked.seed, "shots": int(shots)}
+    built = []
     for name in chosen:
         if name not in known:
             raise unknown_name("task", name, known)
-    built = [
-        TASKS.build(name, {"seed": seed} | ({"shots": int(shots)} if name in ("vt", "cwe") else {})) for name in chosen
-    ]
-    run_tasks(built, numbers(lengths, "--lengths"), n, cells, pair, out, as_json)
+        own = {field.name for field in dataclasses.fields(TASKS.class_of(name))}  # type: ignore[arg-type]
+        built.append(TASKS.build(name, {key: value for key, value in options.items() if key in own}))
+    run_tasks(built, numbers(lengths, "--lengths"), n, asked)
 
 
 @eval_app.command("ppl")
+@asking(keep_ratio="0.1,0.3,0.5")
 def ppl(
     text: Annotated[Path | None, typer.Option(help="UTF-8 text to read; generated prose if left out.")] = None,
     lengths: Lengths = "2k",
     n: Amount = 4,
     continuation: Annotated[int, typer.Option(min=1, help="Tokens predicted after each passage.")] = 64,
-    scorer: Scorers = "tail",
-    selector: Selectors = "top_chunks",
-    keep_ratio: KeepRatios = "0.1,0.3,0.5",
-    controls: Controls = True,
-    target: Target = None,
-    drafter: Drafter = None,
-    device: Device = "auto",
-    positions: Positions = "original",
-    kv: Cache = "f16",
-    seed: Seed = 0,
-    out: Out = None,
-    as_json: AsJson = False,
+    *,
+    asked: Asked,
 ) -> None:
     """Predict the text behind a compressed passage: perplexity, and divergence from the full prefill's predictions.
 
@@ -173,14 +124,13 @@ def ppl(
     from sp.evals.run import counter
     from sp.evals.summary import summarise_perplexity
 
-    cells = read_cells(scorer, selector, keep_ratio, controls, positions=positions, kv=kv, seed=seed)
-    sizes = numbers(lengths, "--lengths")
-    check_writable(out)
+    cells, sizes = asked.cells(), numbers(lengths, "--lengths")
+    check_writable(asked.out)
     written = read_text(text, "--text") if text else None
-    pipeline = Pair(target, drafter, device).open()
+    pipeline = asked.open()
     tokenizer, found = pipeline.target.tokenizer, []
     for tokens in sizes:
-        source = written or generated_text(n * (tokens + continuation), counter(tokenizer), seed)
+        source = written or generated_text(n * (tokens + continuation), counter(tokenizer), asked.seed)
         found += passages(source, tokens, continuation, n, tokenizer)
-    rows = gather(partial(perplexity, pipeline, found, cells), len(found) * (len(cells) + 1), out)
-    show(summarise_perplexity(rows), PERPLEXITY, as_json)
+    rows = gather(partial(perplexity, pipeline, found, cells), len(found) * (len(cells) + 1), asked.out)
+    show(summarise_perplexity(rows), PERPLEXITY, asked.as_json, pipeline)

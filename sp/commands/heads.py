@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -36,6 +37,7 @@ def heads(
     from sp.commands.bench.bench import numbers
     from sp.evals import TASKS
     from sp.evals.heads import measure_heads
+    from sp.evals.trained_for import note_of_file
     from sp.pipeline.load import embedded, load
 
     lengths = [length for length in numbers(tokens, "-t") if length]
@@ -63,5 +65,7 @@ def heads(
     right, prompts = found.made["right"], found.made["prompts"]
     print(f"{loaded.path.name}: {right} of {prompts} prompts answered right, {len(rows)} heads")
     print_table(["layer", "head", "score"], [[str(la), str(h), f"{s:.3f}"] for s, la, h in rows[:top]], "table", 0)
+    if note := note_of_file(loaded.path):
+        print(fill(note, 120))
     if out is not None:
         print(f"written to {out}")

@@ -71,7 +71,8 @@ def _list_dispatch(path: str, as_json: bool) -> None:
     shown = Table("shape", "format", "rows", "kernel", "us", "others, us", box=None)
     for row in found:
         others = ", ".join(f"{name} {us:.1f}" for name, us in row["others"].items())
-        us = f"{row['us']:.1f}" if row["us"] else "rule: beyond the table"
+        rule = "rule: beyond the table" if row["rows"].endswith("..") else "rule: not timed"
+        us = f"{row['us']:.1f}" if row["us"] else rule
         shown.add_row(row["shape"], row["format"], row["rows"], row["kernel"], us, others)
     console = wide_console()
     console.print(shown)
@@ -225,17 +226,18 @@ def tune(
     """
     import json
 
-    from sp.bench.dispatch_times import FORMATS, measure, table
-    from sp.bench.record import append
+    from sp.bench.dispatch_times import measure, table
+    from sp.bench.record import append, hashed_anew
     from sp.kernels.device import require_device
     from sp.ops.matmul.dispatch import SHAPES, TABLE
+    from sp.quant import kernel_formats
     from sp.trace import write_atomic
 
     require_device()
-    with progress_bar("timing", len(FORMATS) * len(SHAPES)) as progress:
+    with progress_bar("timing", len(kernel_formats()) * len(SHAPES)) as progress:
         records = list(measure(repeats, progress))
+    path = write_atomic(out or TABLE, (json.dumps(table(records), indent=1) + "\n").encode())
     for row in records if record else ():
         assert record is not None
-        append(row, record)
-    path = write_atomic(out or TABLE, (json.dumps(table(records), indent=1) + "\n").encode())
+        append(hashed_anew(row), record)  # the table is part of what the hash covers
     print(f"{path}: {sum(len(row['metrics']) for row in records)} times")

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from sp.commands.terminal import progress_bar
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.pipeline import Pipeline
-
-OnDevice = Annotated[str, typer.Option("--device", help="auto (the GPU if there is one), cpu or cuda.")]
-Decode = Annotated[str, typer.Option("--decode", help="greedy, or with a draft: dflash (a chain), ddtree (a tree).")]
-Draft = Annotated[
-    Path | None,
-    typer.Option("--draft", help="DFlash draft of the target, .gguf or .safetensors; the embedded target has its own."),
-]
-VRAM = Annotated[
-    str | None,
-    typer.Option("--vram", help="GPU memory for models, caches and work, e.g. 24g; all there is if left out."),
-]
 
 
 def draft_of(target: Path | None, draft: Path | None) -> Path:

@@ -15,7 +15,7 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
     readme: Annotated[
         Path | None,
-        typer.Option(help="Put the tables of first tokens and decoding between their marks in this page; no report."),
+        typer.Option(help="Put the tables made from records between their marks in this page; no report."),
     ] = None,
     times: Annotated[bool, typer.Option(help="Show times of sweeps; leave them out if runs shared a device.")] = True,
 ) -> None:
@@ -29,10 +29,10 @@ def report(
 
       sp report results/nvidia-h200 --readme README.md
     """
-    from sp.studies.pages.report import write_headline, write_report
+    from sp.studies.pages.report import write_page, write_report
 
     check_folder(out if readme is None else None, "--out")
     if readme is not None:
-        print(f"tables in {write_headline(paths, readme)}")
+        print(f"tables in {write_page(paths, readme)}")
         return
     print(f"report in {write_report(paths, out, times)}")

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sp.commands.open_pair import VRAM, Decode, Draft, OnDevice, draft_of, open_pair
-from sp.commands.strategies import GROUPS, overrides
+from sp.commands.open_pair import draft_of, open_pair
+from sp.commands.options import (
+    VRAM,
+    BreakEven,
+    Cache,
+    Compress,
+    Decode,
+    Draft,
+    Drafter,
+    OnDevice,
+    Positions,
+    Rotate,
+    Scorer,
+    Target,
+)
+from sp.commands.strategies import read_settings
 from sp.config import from_mapping
 from sp.errors import ConfigError
 
@@ -17,23 +30,21 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    target: Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")] = None,
-    drafter: Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")] = None,
+    target: Target = None,
+    drafter: Drafter = None,
     keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
-    scorer: Annotated[str, typer.Option(help="What makes a token important: tail, lookahead, ...")] = "tail",
+    scorer: Scorer = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Option of a strategy, e.g. scorer.queries=16 or decode.budget=22; repeatable."),
     ] = None,
-    compress: Annotated[str, typer.Option(help="auto (where it pays), always or off.")] = "auto",
+    compress: Compress = "auto",
     threshold: Annotated[int, typer.Option(min=0, help="With auto: shortest prompt to compress, in tokens.")] = 0,
-    break_even: Annotated[
-        Path | None, typer.Option(help="Records of sp bench ttft that decide with auto, in place of a prediction.")
-    ] = None,
-    positions: Annotated[str, typer.Option(help="Of kept tokens: original or contiguous.")] = "original",
-    kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
-    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    break_even: BreakEven = None,
+    positions: Positions = "original",
+    kv: Cache = "f16",
+    rotate: Rotate = False,
     decode: Decode = "greedy",
     draft: Draft = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Answer length where a request names none.")] = 256,
@@ -65,22 +76,13 @@ def serve(
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
-    from sp.decode import DECODERS, Speculative
-    from sp.ops.sparse.flashprefill import FlashPrefill
+    from sp.decode import Speculative
     from sp.pipeline import RunOptions
-    from sp.scoring import SCORERS
-    from sp.scoring.reading import by_length
-    from sp.selection import SELECTORS
     from sp.serve.options import Defaults
 
-    scoring, selecting, sparse, decoding = (overrides(settings or [], group) for group in GROUPS)
-    chosen = SCORERS.build(scorer, scoring)
     given = {
         "keep_ratio": keep_ratio,
-        "scorer": chosen if "attention" in scoring else by_length(chosen),
-        "selector": SELECTORS.build(selector, selecting),
-        "sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
-        "decode": DECODERS.build(decode, decoding),
+        **read_settings(scorer, selector, decode, settings or []),
         "compress": compress,
         "threshold": threshold,
         "positions": positions,
@@ -91,7 +93,7 @@ def serve(
     options = from_mapping(RunOptions, given, "sp serve")
     if isinstance(options.decode, Speculative):
         draft = draft_of(target, draft)
-    if decoding.get("temperature"):
+    if getattr(options.decode, "temperature", 0):
         raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
     listener = listen(host, port)
     pipeline = open_pair(target, drafter, device, vram, break_even, draft)

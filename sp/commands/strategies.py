@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from sp.config import Registry
+from sp.config import Registry, from_mapping
 from sp.errors import ConfigError
 
 T = TypeVar("T")
@@ -59,6 +59,32 @@ def read_options(text: str, option: str) -> dict[str, Any]:
         except yaml.YAMLError:
             raise ConfigError(f"{option}: {name}: {value!r} is not a YAML value") from None
     return found
+
+
+def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Strategies of a run by name, with their `--set` options, as fields of `RunOptions`.
+
+    A scorer's attention is left to device and prompt length unless it was set.
+
+    Examples
+    --------
+    >>> read_settings("recency", "top_chunks", "greedy", ["selector.sink=4"])["selector"].sink
+    4
+    """
+    from sp.decode import DECODERS
+    from sp.ops.sparse.flashprefill import FlashPrefill
+    from sp.scoring import SCORERS
+    from sp.scoring.reading import by_length
+    from sp.selection import SELECTORS
+
+    scoring, selecting, sparse, decoding = (overrides(settings, group) for group in GROUPS)
+    chosen = SCORERS.build(scorer, scoring)
+    return {
+        "scorer": chosen if "attention" in scoring else by_length(chosen),
+        "selector": SELECTORS.build(selector, selecting),
+        "sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
+        "decode": DECODERS.build(decode, decoding),
+    }
 
 
 def overrides(settings: Sequence[str], group: str) -> dict[str, object]:

@@ -16,7 +16,7 @@ from sp.arrays import Ints
 from sp.decode.base import Tree
 from sp.decode.cycle import Cycle, Guesser
 from sp.models import Cache, Model
-from sp.models.layers.blocks import Nodes
+from sp.models.layers.block import Nodes
 from sp.models.passes.forward import check_context
 from sp.models.passes.mailbox import Mailbox
 from sp.models.passes.replay import Lane, Replay

@@ -75,9 +75,18 @@ def answer_room(least: int, answers: Sequence[str], count: Count) -> int:
 
 
 class Task(ABC):
-    """Base of all tasks; subclasses are frozen dataclasses, registered under a name."""
+    """Base of all tasks; subclasses are frozen dataclasses, registered under a name.
+
+    Attributes
+    ----------
+    name : str
+        What it is registered under.
+    suite : str
+        The benchmark it belongs to, which runs as a whole; empty for none.
+    """
 
     name: ClassVar[str]
+    suite: ClassVar[str] = ""
 
     @abstractmethod
     def example(self, index: int, tokens: int, count: Count) -> Example:
@@ -110,11 +119,11 @@ class Task(ABC):
 TASKS: Registry[Task] = Registry("task")
 
 
-def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
-    """Class decorator that files a task under `name`, which becomes its `name` too."""
+def register_task(name: str, suite: str = "") -> Callable[[type[Task]], type[Task]]:
+    """Class decorator that files a task under `name`, as part of a suite if it is; both become attributes of it."""
 
     def add(cls: type[Task]) -> type[Task]:
-        cls.name = name
+        cls.name, cls.suite = name, suite
         return TASKS.register(name)(cls)
 
     return add

@@ -8,7 +8,7 @@ Wu et al., "Retrieval Head Mechanistically Explains Long-Context Factuality" (ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,8 +59,8 @@ def copied(request: ScoreRequest, value: Bools, new_tokens: int) -> Copied:
     ahead = LookaheadScorer(queries=new_tokens + 1).look_ahead(request)
     steps, share = len(ahead.generated), {}
     for layer, queries in ahead.queries.items():
-        at = ahead.cache.stored(layer)
-        weights = attention_rows(queries[:steps], at.k, at.table, len(request.ids), at.fmt, causal=False)
+        at = replace(ahead.cache.stored(layer), tokens=len(request.ids))
+        weights = attention_rows(queries[:steps], at, causal=False)
         best = np.asarray(on_host(weights.argmax(axis=-1)))  # (heads, steps)
         hit = value[best] & (request.ids[best] == np.array(ahead.generated))
         share[layer] = np.array([len(set(row[seen])) for row, seen in zip(best, hit, strict=True)]) / value.sum()

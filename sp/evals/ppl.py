@@ -23,7 +23,8 @@ from sp.gguf import Tokenizer
 from sp.kernels import is_device
 from sp.models import decode_step, prefill
 from sp.pipeline import Pipeline, RunOptions, Scored
-from sp.pipeline.stages import check_context, compress
+from sp.pipeline.compress import compress
+from sp.pipeline.stages import check_context
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.controls import OracleScorer
 

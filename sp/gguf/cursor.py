@@ -10,7 +10,7 @@ import os
 import struct
 
 from sp.errors import GGUFError
-from sp.gguf.keys import DAMAGED, MAX_HEADER, MAX_STRING
+from sp.gguf.value_types import DAMAGED, MAX_HEADER, MAX_STRING
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from sp.errors import GGUFError
-from sp.gguf import keys as k
-from sp.gguf.keys import Value, ValueType
+from sp.gguf import value_types as k
+from sp.gguf.value_types import Value, ValueType
 
 _BY_DTYPE: Mapping[Any, ValueType] = {dtype: ValueType(kind) for kind, dtype in k.DTYPES.items()}
 

@@ -12,10 +12,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sp.gguf import keys as k
+from sp.gguf import value_types as k
 from sp.gguf.cursor import Cursor, short
-from sp.gguf.keys import Value, ValueType
 from sp.gguf.metadata import ArrayRef, Metadata
+from sp.gguf.value_types import Value, ValueType
 
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # length, name, type, value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # length, name, n_dims, one dim, type, offset

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sp.errors import GGUFError
-from sp.gguf.keys import DAMAGED, DTYPES, Value, ValueType
+from sp.gguf.value_types import DAMAGED, DTYPES, Value, ValueType
 
 _U64 = struct.Struct("<Q")
 

@@ -18,7 +18,7 @@ import numpy as np
 from sp.arrays import Bytes
 from sp.errors import GGUFError
 from sp.gguf.header import Header, TensorInfo, parse_header
-from sp.gguf.keys import MAX_SHARDS, MAX_TENSORS, Value
+from sp.gguf.value_types import MAX_SHARDS, MAX_TENSORS, Value
 from sp.quant import FORMATS, Weight
 
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

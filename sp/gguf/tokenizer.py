@@ -19,9 +19,9 @@ from tokenizers import Tokenizer as Backend
 
 from sp.arrays import Ints
 from sp.errors import GGUFError, PromptError
-from sp.gguf.keys import Value
 from sp.gguf.pieces import may_cut, pieces
 from sp.gguf.reader import GGUFFile
+from sp.gguf.value_types import Value
 from sp.gguf.vocabulary import ADDED, CONTROL, PATTERNS, USER_DEFINED, Vocabulary, read_vocabulary, token_bytes
 
 # Tokens that end a turn or a document whatever eos_token_id says; llama.cpp's end-of-generation set.

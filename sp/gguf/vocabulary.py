@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sp.errors import GGUFError
-from sp.gguf.keys import Value
+from sp.gguf.value_types import Value
 
 PATTERNS: Mapping[str, str] = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"

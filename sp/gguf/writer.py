@@ -19,9 +19,9 @@ import numpy as np
 
 from sp.arrays import Bytes
 from sp.errors import GGUFError
-from sp.gguf import keys as k
+from sp.gguf import value_types as k
 from sp.gguf.encode import encode_key_value, encode_string
-from sp.gguf.keys import Value
+from sp.gguf.value_types import Value
 from sp.quant import BlockFormat
 
 Data = Bytes | Callable[[], Iterable[Bytes]]

@@ -51,11 +51,48 @@ def import_cupy() -> Any:
 
 
 @cache
+def _properties(device: int) -> dict[str, Any]:
+    """What the CUDA runtime says of a device: cudaDeviceProp by field."""
+    with device_errors():
+        return dict(import_cupy().cuda.runtime.getDeviceProperties(device))
+
+
+@cache
 def capability(device: int) -> tuple[int, int]:
     """Compute capability of a device, e.g. ``(9, 0)``."""
-    with device_errors():
-        properties = import_cupy().cuda.runtime.getDeviceProperties(device)
+    properties = _properties(device)
     return int(properties["major"]), int(properties["minor"])
+
+
+def device_name(device: int) -> str:
+    """Name of a device, e.g. ``"NVIDIA H200"``."""
+    return str(_properties(device)["name"].decode())
+
+
+@cache
+def multiprocessors(device: int) -> int:
+    """Streaming multiprocessors of a device."""
+    return int(_properties(device)["multiProcessorCount"])
+
+
+def shared_bytes_per_block(device: int) -> int:
+    """Most shared memory that a block may ask for."""
+    return int(_properties(device)["sharedMemPerBlockOptin"])
+
+
+def shared_bytes_per_multiprocessor(device: int) -> int:
+    """Shared memory that the blocks of a multiprocessor have together, 1 KiB of it reserved for each of them."""
+    return int(_properties(device)["sharedMemPerMultiprocessor"])
+
+
+def registers_per_multiprocessor(device: int) -> int:
+    """32-bit registers that the blocks of a multiprocessor have together."""
+    return int(_properties(device)["regsPerMultiprocessor"])
+
+
+def l2_bytes(device: int) -> int:
+    """Size of the L2 cache."""
+    return int(_properties(device)["l2CacheSize"])
 
 
 def current_device() -> int:

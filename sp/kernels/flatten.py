@@ -6,10 +6,14 @@ import re
 from functools import cache
 from pathlib import Path
 
+from sp.kernels import packings
+
 CUDA = Path(__file__).parent / "cuda"
 LINE = re.compile(r"^#line .*\n", re.MULTILINE)
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
+WRITTEN = {packings.NAME: packings.packings_header}
+"""Headers that are no files but written when they are included."""
 
 
 @cache
@@ -29,25 +33,32 @@ def flatten(source: str) -> str:
     str
         The text that is compiled, cached and hashed.
     """
-    seen: set[Path] = set()
+    seen: set[str] = set()
 
-    def expand(path: Path) -> list[str]:
-        seen.add(path)
-        name = path.relative_to(CUDA).as_posix()
-        lines = [f'#line 1 "{name}"']
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    def expand(name: str) -> list[str]:
+        seen.add(name)
+        where, content = read(name)
+        lines = [f'#line 1 "{where}"']
+        for number, line in enumerate(content.splitlines(), 1):
             found = INCLUDE.match(line)
             if found:
-                target = locate(found[1])
-                if target not in seen:
-                    lines += [*expand(target), f'#line {number + 1} "{name}"']
+                if found[1] not in seen:
+                    lines += [*expand(found[1]), f'#line {number + 1} "{where}"']
                 else:
                     lines.append("")
             else:
                 lines.append("" if ONCE.match(line) else line)
         return lines
 
-    return "\n".join(expand(locate(source))) + "\n"
+    return "\n".join(expand(source)) + "\n"
+
+
+def read(name: str) -> tuple[str, str]:
+    """Where a source or header lies under ``sp/kernels/cuda``, and its text; a written one lies there by its name."""
+    if name in WRITTEN:
+        return name, WRITTEN[name]()
+    path = locate(name)
+    return path.relative_to(CUDA).as_posix(), path.read_text(encoding="utf-8")
 
 
 def locate(name: str) -> Path:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
+from functools import cache
 
 from sp.kernels.flatten import CUDA, text
+from sp.kernels.host_code import host_digest
 from sp.kernels.nvrtc import compile_options
+
+TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL)
+SPACE = re.compile(r"[ \t]+")
 
 
 def all_sources() -> tuple[str, ...]:
@@ -15,7 +21,10 @@ def all_sources() -> tuple[str, ...]:
 
 
 def kernel_hash(sources: Iterable[str]) -> str:
-    """Hash of the flattened texts (includes and all) and of the compiler options; order does not matter.
+    """Hash of what is compiled and of how it is launched; order does not matter.
+
+    It covers the compiler's options, the flattened texts (includes and all) but for comments and blanks, and the Python
+    that plans the launches, see `sp.kernels.host_code`: a record outlives new prose, not a new tile or grid.
 
     Raises
     ------
@@ -24,5 +33,20 @@ def kernel_hash(sources: Iterable[str]) -> str:
     """
     digest = hashlib.sha256("\0".join(compile_options({}, "80")).encode())
     for source in sorted(set(sources)):
-        digest.update(b"\0" + source.encode() + b"\0" + text(source).encode())
+        digest.update(b"\0" + source.encode() + b"\0" + bare(text(source)).encode())
+        digest.update(b"\0" + host_digest(source))
     return digest.hexdigest()[:16]
+
+
+@cache
+def bare(text: str) -> str:
+    """A CUDA text without comments, blank lines and indentation.
+
+    Examples
+    --------
+    >>> bare("int a;  // first; /* and */")
+    'int a;'
+    """
+    code = TOKEN.sub(lambda found: " " if found[0].startswith(("//", "/*")) else found[0], text)
+    lines = (SPACE.sub(" ", line).strip() for line in code.splitlines())
+    return "\n".join(line for line in lines if line)

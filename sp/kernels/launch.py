@@ -9,8 +9,8 @@ from typing import Any
 from sp.errors import DeviceError
 from sp.kernels import jit
 from sp.kernels.device import capability, current_device, debugging, device_errors, import_cupy
-from sp.kernels.early import launch_early
 from sp.kernels.nvrtc import Define
+from sp.kernels.pdl import launch_pdl
 from sp.kernels.signature import Checker, checker
 
 Defines = Mapping[str, Define]
@@ -50,9 +50,10 @@ class Kernel:
         Every card from compute capability 8.0, or 9.0 alone with its architecture-specific instructions.
     smem : int or callable
         Dynamic shared memory in bytes; a callable is given the defines.
-    early : bool
-        In a CUDA graph, where the card can, start while the kernel before is still finishing; see `sp.kernels.early`
-        for what the kernel must then do. Outside of a graph such a launch costs the host more than the device gains.
+    pdl : bool
+        Programmatic dependent launch: in a CUDA graph, where the card can, start while the kernel before is still
+        finishing; see `sp.kernels.pdl` for what the kernel must then do. Outside of a graph such a launch costs the
+        host more than the device gains.
     """
 
     source: str
@@ -62,7 +63,7 @@ class Kernel:
     variants: tuple[Defines, ...] = ({},)
     arches: str = "80+"
     smem: PerVariant = 0
-    early: bool = False
+    pdl: bool = False
     _checkers: tuple[Checker, ...] = field(init=False, repr=False)
     _loaded: dict[Any, tuple[Any, tuple[int], int]] = field(init=False, repr=False, default_factory=dict)
 
@@ -110,8 +111,8 @@ class Kernel:
         _launched.add(self.source)
         if _debug:
             self._launch_debug(function, grid, block, arguments, shared)
-        elif self.early and capability(device) >= (9, 0) and import_cupy().cuda.get_current_stream().is_capturing():
-            launch_early(function, grid, block[0], arguments, shared)
+        elif self.pdl and capability(device) >= (9, 0) and import_cupy().cuda.get_current_stream().is_capturing():
+            launch_pdl(function, grid, block[0], arguments, shared)
         else:
             function(grid, block, arguments, shared_mem=shared)
 

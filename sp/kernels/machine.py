@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import nvml, nvrtc
-from sp.kernels.device import current_device, device_errors, import_cupy
+from sp.kernels.device import current_device, device_errors, device_name, import_cupy
 
 
 def gpu_facts() -> dict[str, Any]:
@@ -20,10 +20,9 @@ def gpu_facts() -> dict[str, Any]:
     cupy = import_cupy()
     with device_errors():
         device = current_device()
-        name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
         bus = cupy.cuda.runtime.deviceGetPCIBusId(device)
     return {
-        "gpu": name,
+        "gpu": device_name(device),
         "driver": nvml.driver_version(),
         "clocks_mhz": nvml.clocks_mhz(bus),
         "nvrtc": ".".join(map(str, nvrtc.version())),

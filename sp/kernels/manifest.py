@@ -14,9 +14,10 @@ from sp.kernels.launch import Kernel
 
 @cache
 def families() -> tuple[ModuleType, ...]:
-    """The modules that hold specs, sorted by name."""
-    found = [found.name for found in walk_packages(specs.__path__, f"{specs.__name__}.") if not found.ispkg]
-    return tuple(import_module(name) for name in sorted(found, key=lambda name: name.rpartition(".")[2]))
+    """The modules that hold specs, sorted by name; those that only help them are left out."""
+    names = [found.name for found in walk_packages(specs.__path__, f"{specs.__name__}.") if not found.ispkg]
+    modules = [import_module(name) for name in sorted(names, key=lambda name: name.rpartition(".")[2])]
+    return tuple(each for each in modules if any(isinstance(value, Kernel) for value in vars(each).values()))
 
 
 def kernels(family: str | None = None) -> dict[str, Kernel]:

@@ -1,14 +1,15 @@
-"""Models: a GGUF file of architecture qwen3 or qwen35 as embed, layers and head, with a paged cache."""
+"""Models: a GGUF file of a known architecture as embed, layers and head, with a paged cache."""
 
 from __future__ import annotations
 
+from sp.models.architectures.base import ARCHITECTURES, Architecture, read_config, register_architecture
 from sp.models.cache.cache import Cache
 from sp.models.cache.delta_state import DeltaState
 from sp.models.cache.pages import KV_FORMATS
-from sp.models.config import ARCHITECTURES, DeltaConfig, ModelConfig
+from sp.models.config import DeltaConfig, ModelConfig
 from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.drafts.dflash import Draft, load_draft
-from sp.models.layers.blocks import Tap
+from sp.models.layers.block import Tap
 from sp.models.load import load_model
 from sp.models.model import Model
 from sp.models.passes.forward import decode_step, prefill
@@ -20,6 +21,7 @@ from sp.models.passes.sparse_prefill import prefill_sparse
 __all__ = [
     "ARCHITECTURES",
     "KV_FORMATS",
+    "Architecture",
     "Cache",
     "Cost",
     "DeltaConfig",
@@ -42,5 +44,7 @@ __all__ = [
     "prefill_cost",
     "prefill_sparse",
     "read_by_layer",
+    "read_config",
+    "register_architecture",
     "stream_by_layer",
 ]

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sp.errors import ConfigError
+from sp.models.architectures.base import find_architecture
 from sp.models.config import ModelConfig
+from sp.models.recording import RecordingStore
 from sp.ops.delta.gated_delta_net import CHUNK
 
 SCORING = 1 / 256
@@ -42,20 +44,14 @@ def matmul_params(config: ModelConfig, layer: int) -> int:
 
     Examples
     --------
-    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,), ("attention",), 16, 8, 128, 128, 1e6, 1e-6)
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,), ("attention",), 16, 8, 128, Rope(1e6, 128), 1e-6)
     >>> matmul_params(config, 0)
     15728640
     """
-    hidden = config.hidden
-    params = 3 * hidden * config.ffn[layer]
-    delta = config.delta
-    if config.kinds[layer] == "attention":
-        q = config.heads * config.head_dim
-        params += hidden * (q * (2 if config.gated else 1) + 2 * config.kv_heads * config.head_dim + q)
-    else:
-        assert delta is not None, "a delta layer without delta sizes"
-        params += hidden * (delta.conv_dim + 2 * delta.value_dim + 2 * delta.value_heads)
-    return params
+    store = RecordingStore(config)
+    find_architecture(config.architecture).block(store, layer)
+    return sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "matrix")
 
 
 def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost:
@@ -67,8 +63,9 @@ def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost
 
     Examples
     --------
-    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128,
-    ...                      1e6, 1e-6)
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128,
+    ...                      Rope(1e6, 128), 1e-6)
     >>> round(prefill_cost(config, 32768).attention / 1e15, 3)
     0.123
     """
@@ -107,8 +104,9 @@ def flops(config: ModelConfig, tokens: int, kept: int | None = None, density: fl
 
     Examples
     --------
-    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128,
-    ...                      1e6, 1e-6)
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128,
+    ...                      Rope(1e6, 128), 1e-6)
     >>> flops(config, 32768) > 30 * flops(config, 32768, kept=3277)
     True
     """

@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 
 from sp.errors import unknown_name
-from sp.quant import BF16, F16, F32, Q4_K, Q6_K, Q8_0, BlockFormat
+from sp.quant import F16, F32, Q4_K, Q6_K, Q8_0, BlockFormat, format_by_name
 
 FILE_TYPES: Mapping[str, int] = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32}
-"""File types by name, with the number GGUF keeps in ``general.file_type``."""
+"""File types by name, with the number GGUF keeps in ``general.file_type``; but for one, names of formats."""
+_MIXED = "q4_k_m"
 
-_UNIFORM: Mapping[str, BlockFormat] = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0}
 _MORE_BITS = ("ffn_down.weight", "attn_v.weight", "attn_qkv.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
@@ -69,7 +69,7 @@ def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: 
     file_type_id(file_type)
     if len(shape) < 2 or name.endswith("ssm_conv1d.weight"):
         return F32
-    fmt = _UNIFORM[file_type] if file_type in _UNIFORM else _mixed(name, layers, tied)
+    fmt = _mixed(name, layers, tied) if file_type == _MIXED else format_by_name(file_type)
     if shape[-1] % fmt.block_size == 0:
         return fmt
     return Q8_0 if shape[-1] % Q8_0.block_size == 0 else F16

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
-from sp.models.config import ModelConfig
+from sp.models.architectures.base import find_architecture, read_config
 from sp.models.device.to_device import trunk_to_device
 from sp.models.model import Device, Model
 from sp.models.trunk import Trunk
@@ -23,7 +23,7 @@ def load_model(
     context: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Model:
-    """Build a model from a GGUF file of architecture `qwen3` or `qwen35`.
+    """Build a model from a GGUF file of a known architecture.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def load_model(
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
-    config = ModelConfig.from_gguf(file)
+    config = read_config(file)
     if context is not None:
         if context < 1:
             raise ConfigError(f"context is {context}; it must be at least 1")
@@ -63,8 +63,8 @@ def load_model(
         raise unknown_name("device", device, ("cpu", "cuda"))
     store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
     trunk = Trunk.take(store)
-    store.finish()
+    store.finish(find_architecture(config.architecture).config_tensors)
     if device == "cpu":
         return Model(config, trunk, device, store.nbytes)
-    trunk, nbytes = trunk_to_device(trunk, file, progress)
-    return Model(config, trunk, device, nbytes)
+    trunk, nbytes, repacked = trunk_to_device(trunk, file, progress)
+    return Model(config, trunk, device, nbytes, repacked)

@@ -11,11 +11,12 @@ from sp.errors import PromptError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
-from sp.models.layers.blocks import Tap
+from sp.models.layers.block import Tap
 from sp.models.trunk import Trunk
 from sp.ops.embedding import embedding
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
+from sp.quant.repack import Repacked
 
 Device = Literal["cpu", "cuda"]
 
@@ -34,13 +35,18 @@ class Model:
     nbytes : int
         Bytes of all weights as they are held: on the CPU float32 where decoded and packed (a view of the file)
         where not, on the device packed.
+    repacked : tuple of Repacked
+        Weights that the device holds in another format than their file.
     """
 
-    def __init__(self, config: ModelConfig, trunk: Trunk, device: Device, nbytes: int) -> None:
+    def __init__(
+        self, config: ModelConfig, trunk: Trunk, device: Device, nbytes: int, repacked: tuple[Repacked, ...] = ()
+    ) -> None:
         self.config = config
         self.trunk = trunk
         self.device: Device = device
         self.nbytes = nbytes
+        self.repacked = repacked
 
     def new_cache(self, tokens: int, kv: str = "f16", *, rotate: bool = False, layers: int | None = None) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from sp.arrays import Floats
-from sp.models.architectures.qwen3 import qwen3_block
-from sp.models.architectures.qwen35 import qwen35_block
+from sp.models.architectures.base import find_architecture
 from sp.models.config import ModelConfig
-from sp.models.layers.blocks import Block
+from sp.models.layers.block import Block
+from sp.models.recording import RecordingStore, Tensor
 from sp.models.weights import Store
 from sp.quant import Weight
 
-BLOCKS: dict[str, Callable[[Store, int], Block]] = {"qwen3": qwen3_block, "qwen35": qwen35_block}
 Part = TypeVar("Part")
 
 
@@ -40,7 +39,36 @@ class Trunk:
         embed = store.matrix("token_embd.weight", table, keep_packed=not tied)
         output = embed if tied else store.matrix("output.weight", table)
         norm = store.vector("output_norm.weight", config.hidden)
-        return cls(embed, tuple(BLOCKS[config.architecture](store, i) for i in range(config.layers)), norm, output)
+        block = find_architecture(config.architecture).block
+        return cls(embed, tuple(block(store, i) for i in range(config.layers)), norm, output)
+
+
+def trunk_tensors(config: ModelConfig, present: Container[str] = ()) -> list[Tensor]:
+    """Every tensor of a model, in the order of the parts that hold them, which is that of files.
+
+    `present` names tensors that the model may have, see `RecordingStore`: ``output.weight`` where the head is not tied.
+
+    Examples
+    --------
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (24,), ("attention",), 2, 1, 4, Rope(1e6, 4), 1e-6)
+    >>> [tensor.name for tensor in trunk_tensors(config)][-3:]
+    ['blk.0.ffn_up.weight', 'blk.0.ffn_down.weight', 'output_norm.weight']
+    """
+    store = RecordingStore(config, present)
+    return in_order(Trunk.take(store), store)
+
+
+def in_order(parts: object, store: RecordingStore) -> list[Tensor]:
+    """What a store has noted, in the order of the parts of a model that were built from it."""
+    names: list[str] = []
+
+    def meet(tensor: Tensor) -> Tensor:
+        names.append(tensor.name)
+        return tensor
+
+    mapped(parts, meet)
+    return [store.tensors[name] for name in dict.fromkeys(names)]
 
 
 def mapped(part: Part, leaf: Callable[[Any], Any]) -> Part:

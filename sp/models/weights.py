@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from sp.arrays import Floats
 from sp.errors import ModelError
 from sp.models.config import ModelConfig
+from sp.models.metadata_keys import TensorShape
 from sp.quant import Weight
-
-
-class TensorShape(Protocol):
-    """What a file's table says of a tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
 
 class TensorFile(Protocol):
@@ -127,9 +122,13 @@ class WeightStore:
         self._taken.add(name)
         return self.file.weight(name)
 
-    def finish(self) -> None:
-        """Refuse a file whose trunk holds tensors nothing has asked for: ignoring a bias would be silently wrong."""
-        unused = [n for n in self.file.tensors if n not in self._taken and not self._beyond_trunk(n)]
+    def finish(self, others: Collection[str] = ()) -> None:
+        """Refuse a file whose trunk holds tensors nothing has asked for: ignoring a bias would be silently wrong.
+
+        `others` were asked for by someone else.
+        """
+        known = self._taken.union(others)
+        unused = [n for n in self.file.tensors if n not in known and not self._beyond_trunk(n)]
         if unused:
             raise ModelError(
                 f"{self.file.path}: {len(unused)} tensors have no place in {self.config.architecture}, "
@@ -149,8 +148,7 @@ def split_rows(weight: Weight, sizes: list[int]) -> list[Weight]:
     """Cut a matrix into consecutive groups of rows, without copying."""
     parts, start = [], 0
     for size in sizes:
-        part = weight.data[start : start + size]
-        parts.append(Weight(weight.name, weight.format, (size, *weight.shape[1:]), part))
+        parts.append(replace(weight, shape=(size, *weight.shape[1:]), data=weight.data[start : start + size]))
         start += size
     assert start == weight.shape[0], f"{weight.name}: {sizes} do not cover {weight.shape[0]} rows"
     return parts

@@ -1,21 +1,87 @@
-"""rope: rotary position embedding, NeoX pairing, on the first `rope_dim` values of every head."""
+"""Rope and rope: rotary position embedding on the first values of every head, by one description of it."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.ops.threads import run_parallel, token_slices
 
+Pairing = Literal["halves", "interleaved"]
 
-def rope(x: Floats, positions: Ints, base: float, rope_dim: int) -> Floats:
+
+class Scaling(Protocol):
+    """How a model reads further than it was trained to: other frequencies. Hashable, as `Rope` is."""
+
+    def scale(self, frequencies: Floats, base: float) -> Floats:
+        """Frequencies ``base ** (-2 j / dim)`` of the pairs, float64 (dim / 2,), to those that are used."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Which values of a head are turned together, and how fast.
+
+    Attributes
+    ----------
+    base : float
+        ``rope.freq_base``, e.g. 1e6.
+    dim : int
+        Values of a head that are turned, even; the rest pass through.
+    pairing : {"halves", "interleaved"}
+        Pair j is values ``(j, j + dim / 2)``, as GPT-NeoX has it, or ``(2 j, 2 j + 1)``, as GPT-J and Llama do.
+    scaling : Scaling, optional
+
+    Examples
+    --------
+    >>> Rope(1e4, 4).inverse_frequencies().tolist()
+    [1.0, 0.01]
+    """
+
+    base: float
+    dim: int
+    pairing: Pairing = "halves"
+    scaling: Scaling | None = None
+
+    def inverse_frequencies(self) -> Floats:
+        """Angle by which one position turns each pair, float64 (dim / 2,), in radians; fastest first."""
+        # Python's power, not NumPy's: the latter differs in the last bit from one CPU to the next.
+        plain = np.array([float(self.base) ** (-2 * pair / self.dim) for pair in range(self.dim // 2)])
+        return plain if self.scaling is None else self.scaling.scale(plain, self.base)
+
+    def turn_fractions(self) -> Ints:
+        """Part of a full turn that one position adds to each pair, in units of 2**-64: int64 (dim / 2,).
+
+        Multiplied by a position modulo 2**64 they lose whole turns exactly, which floats do not.
+
+        Examples
+        --------
+        >>> Rope(1e6, 2).turn_fractions() / 2**64 * 2 * math.pi  # the first pair turns by one radian a position
+        array([1.])
+        """
+        share = (self.inverse_frequencies() / (2 * math.pi)).tolist()
+        return np.array([round(one * 2.0**64) for one in share], np.uint64).view(np.int64)
+
+    def pairs(self, x: Floats) -> tuple[Floats, Floats]:
+        """First and second values of all pairs of heads (..., head_dim), as views (..., dim / 2)."""
+        half = self.dim // 2
+        if self.pairing == "halves":
+            return x[..., :half], x[..., half : self.dim]
+        return x[..., : self.dim : 2], x[..., 1 : self.dim : 2]
+
+
+def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
     """Rotate each head by its token's position.
 
-    With ``h = rope_dim / 2`` and pair ``j < h``, the angle is ``positions[t] * base ** (-2 j / rope_dim)`` and
+    A pair (a, b) of a head, turned by the angle ``positions[t] * inverse_frequencies[j]``, becomes
 
-    ``y[j] = x[j] cos - x[j + h] sin``,  ``y[j + h] = x[j] sin + x[j + h] cos``,
+    ``(a cos - b sin, a sin + b cos)``,
 
-    values from `rope_dim` on pass through. Angles are float64, so position 1 000 000 is as exact as position 1.
+    values from `Rope.dim` on pass through. Angles are float64, so position 1 000 000 is as exact as position 1.
     Negated positions undo the rotation. The text-only case of interleaved M-RoPE (Qwen3.5) is this very formula.
 
     Parameters
@@ -23,10 +89,8 @@ def rope(x: Floats, positions: Ints, base: float, rope_dim: int) -> Floats:
     x : float32 (tokens, heads, head_dim)
     positions : int64 (tokens,)
         Any order, gaps allowed.
-    base : float
-        ``rope.freq_base``, e.g. 1e6.
-    rope_dim : int
-        Even and at most head_dim.
+    rotary : Rope
+        Its `dim` is even and at most head_dim.
 
     Returns
     -------
@@ -40,26 +104,26 @@ def rope(x: Floats, positions: Ints, base: float, rope_dim: int) -> Floats:
     --------
     >>> import numpy as np
     >>> x = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
-    >>> y = rope(rope(x, np.array([7]), 1e6, 2), np.array([-7]), 1e6, 2)
+    >>> y = rope(rope(x, np.array([7]), Rope(1e6, 2)), np.array([-7]), Rope(1e6, 2))
     >>> bool(np.abs(x - y).max() < 1e-6)
     True
     """
     assert len(x) == len(positions), f"x {x.shape}, positions {np.shape(positions)}"
-    assert rope_dim in range(2, x.shape[2] + 1, 2), f"rope_dim {rope_dim}, head_dim {x.shape[2]}"
-    half = rope_dim // 2
-    frequency = float(base) ** (-np.arange(half, dtype=np.float64) * 2 / rope_dim)
+    assert rotary.dim in range(2, x.shape[2] + 1, 2), f"rope dim {rotary.dim}, head_dim {x.shape[2]}"
+    frequencies = rotary.inverse_frequencies()
     y = np.empty_like(x)
 
     def rotate(tokens: slice) -> None:
-        angle = np.asarray(positions[tokens], np.int64)[:, None] * frequency  # (tokens, half)
+        angle = np.asarray(positions[tokens], np.int64)[:, None] * frequencies  # (tokens, pairs)
         cos = np.cos(angle).astype(x.dtype)[:, None]
         sin = np.sin(angle).astype(x.dtype)[:, None]
-        a, b, part = x[tokens, :, :half], x[tokens, :, half:rope_dim], y[tokens]
-        part[..., rope_dim:] = x[tokens, :, rope_dim:]
-        np.multiply(a, cos, out=part[..., :half])
-        part[..., :half] -= b * sin
-        np.multiply(a, sin, out=part[..., half:rope_dim])
-        part[..., half:rope_dim] += b * cos
+        a, b = rotary.pairs(x[tokens])
+        first, second = rotary.pairs(y[tokens])
+        y[tokens, :, rotary.dim :] = x[tokens, :, rotary.dim :]
+        np.multiply(a, cos, out=first)
+        first -= b * sin
+        np.multiply(a, sin, out=second)
+        second += b * cos
 
     run_parallel(rotate, token_slices(len(x)))
     return y

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +12,8 @@ from typing import Literal
 from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
-from sp.models import Model, ModelConfig, load_model
-from sp.models.synthetic.shapes import tensor_plan
+from sp.models import Draft, Model, load_model, read_config
+from sp.models.synthetic.shapes import find_shape, tensor_plan
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
@@ -60,6 +60,7 @@ class Loaded:
             "hidden": config.hidden,
             "vocabulary": self.tokenizer.vocab_size,
             "vocabulary_sha256": self.tokenizer.sha256,
+            "repacked": [asdict(each) for each in self.model.repacked],
         }
 
 
@@ -106,7 +107,7 @@ def load(
     """
     where, file = pick_device(device), GGUFFile.open(path)
     tokenizer = Tokenizer.from_gguf(file)
-    context = ModelConfig.from_gguf(file).context
+    context = read_config(file).context
     model = load_model(file, device=where, context=longest(context) if extrapolate else None, progress=progress)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
@@ -160,12 +161,20 @@ def synthetic(
             return replace(load(file, extrapolate=extrapolate, device="cpu"), path=name)
     from sp.models.synthetic.random_store import random_model
 
-    metadata = synthetic_metadata(shape, file_type)
+    metadata = synthetic_metadata(find_shape(shape), file_type)
     model = random_model(shape, file_type, seed)
     if extrapolate:
         model.config = replace(model.config, context=longest(model.config.context))
     template = str(metadata["tokenizer.chat_template"])
     return Loaded(name, model, Tokenizer.from_metadata(metadata, str(name)), template, nbytes)
+
+
+def repacked_lines(target: Loaded, drafter: Loaded | None, draft: Draft | None) -> list[str]:
+    """What models hold in other formats than their files, a line each; see `sp.quant.repack`."""
+    held = {"target": target.model.repacked}
+    held |= {"drafter": drafter.model.repacked} if drafter else {}
+    held |= {"draft": draft.repacked} if draft else {}
+    return [f"{name}: {each}" for name, all_of in held.items() for each in all_of]
 
 
 def longest(context: int) -> int:

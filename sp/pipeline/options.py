@@ -9,6 +9,7 @@ from sp.config import check_fields
 from sp.decode import Decoder, Greedy, Speculative
 from sp.errors import ConfigError
 from sp.models import Gaps
+from sp.models.cache.pages import KVType
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
 from sp.selection import SELECTORS, Selector, check_keep_ratio
@@ -16,7 +17,6 @@ from sp.selection import SELECTORS, Selector, check_keep_ratio
 Compress = Literal["auto", "always", "off"]
 Positions = Literal["original", "contiguous"]
 Mapping = Literal["byte_span", "text_rejoin"]
-KVType = Literal["f32", "f16", "q4_0"]
 
 
 @dataclass(frozen=True)

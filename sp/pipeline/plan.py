@@ -10,7 +10,7 @@ from sp.models import ModelConfig
 from sp.models.cost import flops
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
-from sp.pipeline.break_even import BreakEven
+from sp.pipeline.measured import BreakEven
 from sp.pipeline.options import Compress
 from sp.scoring import Scorer
 

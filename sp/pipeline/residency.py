@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from traceback import clear_frames
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from sp.models import Draft, Model
 from sp.models.device.parts import Parts
 from sp.pipeline.load import Loaded
 from sp.pipeline.meter import Journal, Meter
+from sp.pipeline.pool import Pool
 from sp.pipeline.slots import Slots
 
 Made = TypeVar("Made")
@@ -39,21 +40,22 @@ class Residency:
 
     budget: int | None = None
     slots: Slots = field(init=False)
+    pool: Pool = field(init=False)
     _models: dict[str, Parts] = field(default_factory=dict)
     _busy: str | None = None
     _left_for: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
     _stream: Any = None
     _journal: Journal = field(default_factory=Journal)
     _meter: Meter | None = None
-    _tidy_now: bool = False
 
     def __post_init__(self) -> None:
         # Within a budget what lies about between answers would cut the free memory in two.
         self.slots = Slots(keep=self.budget is None)
+        self.pool = Pool(self.budget)
 
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
-        other = replace(self, budget=budget, _left_for={}, _tidy_now=False)
+        other = replace(self, budget=budget, _left_for={})
         other.slots = self.slots.sharing(keep=budget is None)
         return other
 
@@ -141,7 +143,7 @@ class Residency:
                 for other, gone in self._left_for.get((name, tokens.bit_length()), {}).items():
                     if going := [part for part in gone if part in self._models[other].here]:
                         self._leave(other, self._with_buffer(other, going))
-                self._tidy()
+                self.pool.tidy()
                 return self._fetch(name)
         finally:
             self._busy = busy
@@ -167,7 +169,7 @@ class Residency:
             return
         if self._meter is None:
             self._meter = Meter()
-        self._meter.start(self._pool.used_bytes())
+        self._meter.start(self.pool.source.used_bytes())
         with self._meter.hook:
             yield
         self._meter.mark()
@@ -179,7 +181,7 @@ class Residency:
         found = {
             "budget_bytes": self.budget,
             "peak_bytes": meter.peak,
-            "pool_bytes": int(self._pool.total_bytes()),
+            "pool_bytes": int(self.pool.source.total_bytes()),
             "driver_requests": meter.requests,
             "transitions": self._journal.take(start),
             "memory": [[at - start, used] for at, used in meter.points],
@@ -190,28 +192,21 @@ class Residency:
     def malloc(self, size: int) -> Any:
         """Memory from the pool; parts of idle models leave for it if they must."""
         try:
-            return self._pool.malloc(size)
+            return self.pool.source.malloc(size)
         except import_cupy().cuda.memory.OutOfMemoryError:
             return self._squeeze(size)
 
-    @property
-    def _pool(self) -> Any:
-        return import_cupy().get_default_memory_pool()
-
     def _enforce(self) -> None:
         """Make the pool obey this budget, if it obeyed another one."""
-        pool = self._pool
-        if pool.get_limit() == (self.budget or 0):
+        if self.pool.obeys:
             return
         self.slots.drop()
         for name, parts in self._models.items():
             if back := parts.returned:  # in pieces of memory that suited the other
                 self._leave(name, back)
-        pool.free_all_blocks()
-        pool.set_limit(self.budget or 0)
-        while self.budget and (over := pool.total_bytes() - self.budget) > 0 and self._leave_room(over):
-            pool.free_all_blocks()
-        self._tidy_now = False
+        self.pool.limit()
+        while (over := self.pool.over) and self._leave_room(over):
+            self.pool.release()
 
     @contextmanager
     def _allocating(self) -> Iterator[None]:
@@ -229,23 +224,17 @@ class Residency:
 
     def _squeeze(self, size: int) -> Any:
         """Memory that the budget has none of: pieces nothing uses go back to the driver, then parts leave."""
-        pool, full = self._pool, import_cupy().cuda.memory.OutOfMemoryError
-        pool.free_all_blocks()
-        self._tidy_now = False
+        full = import_cupy().cuda.memory.OutOfMemoryError
+        self.pool.release()
         while True:
             try:
-                return pool.malloc(size)
+                return self.pool.source.malloc(size)
             except full:
                 if not self._leave_room(max(size, (self.budget or 0) // 64)):
                     break
-                pool.free_all_blocks()
-                self._take_free()
-        limit = f"the budget of {self.budget / 2**30:.2f} GiB" if self.budget else "the device"
-        raise DeviceError(
-            f"the GPU's memory is full: {size / 2**20:.0f} MiB more do not fit {limit}, of which "
-            f"{pool.used_bytes() / 2**30:.2f} GiB are in use, and nothing is left that could leave it; "
-            "use a shorter prompt, a lower --keep-ratio, --kv q4_0 or a larger --vram"
-        )
+                self.pool.release()
+                self.pool.take_free()
+        raise self.pool.refusal(size)
 
     def _leave_room(self, size: int) -> bool:
         """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
@@ -279,22 +268,3 @@ class Residency:
     def _away(self, name: str) -> dict[str, list[str]]:
         """What has left of the other models."""
         return {other: parts.away for other, parts in self._models.items() if other != name}
-
-    def _tidy(self) -> None:
-        """With a budget, make the memory that is free one piece, from which all work is cut and into which it merges.
-
-        It stays so until the driver is asked again, which then happens no more.
-        """
-        pool = self._pool
-        if self.budget is None or self._tidy_now:
-            return
-        pool.free_all_blocks()
-        self._take_free()
-        self._tidy_now = True
-
-    def _take_free(self) -> None:
-        """Ask the driver for all that the budget has left, as one free piece of the pool."""
-        pool = self._pool
-        if self.budget is not None and (rest := self.budget - pool.total_bytes()) > 0:
-            with suppress(import_cupy().cuda.memory.OutOfMemoryError):
-                pool.malloc(rest)

@@ -11,28 +11,41 @@ from pathlib import Path
 
 import numpy as np
 
+from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
-from sp.kernels.device import pick_device
-from sp.kernels.machine import machine_facts, machine_slug
-from sp.models.drafts.dflash import load_draft
+from sp.models.drafts.dflash import Draft, load_draft
 from sp.models.model import Device
 from sp.pipeline import stages
-from sp.pipeline.break_even import BreakEven, find_break_even, read_break_evens
-from sp.pipeline.load import Loaded, Where, embedded, load
+from sp.pipeline.answer import check_draft
+from sp.pipeline.load import Loaded, Where, embedded, load, repacked_lines
+from sp.pipeline.measured import BreakEven, find_break_even, known_break_evens
 from sp.pipeline.options import Compress, RunOptions
+from sp.pipeline.pair import load_pair
 from sp.pipeline.plan import decide
 from sp.pipeline.residency import Residency
-from sp.pipeline.result import Reporter, RunResult, silent
-from sp.pipeline.sizes import format_bytes
-from sp.pipeline.steps import Steps
+from sp.pipeline.result import Answer, Reporter, RunResult, Scored, silent
 from sp.prompt import Prompt, Span, TokenisedPrompt
-from sp.selection import token_budget
+from sp.selection import Selection, check_budget, token_budget
 from sp.trace import Stage, Trace, peak_bytes
 
 
 @dataclass(frozen=True)
-class Pipeline(Steps):
-    """A target and, for compression, its drafter.
+class Pipeline:
+    """A target and, for compression, its drafter, which share a device; for speculative decoding a draft besides.
+
+    `run` does it all; `tokenise`, `score`, `select` and `read` are for whoever shares one scoring between selections.
+
+    Parameters
+    ----------
+    target : Loaded
+    drafter : Loaded, optional
+    residency : Residency
+        Who is on the device, and what it may take there.
+    draft : Draft, optional
+    break_evens : tuple of BreakEven
+        What was measured of this pair.
+    beside : ThreadPoolExecutor
+        Tokenises for the target while the device scores.
 
     Examples
     --------
@@ -43,8 +56,17 @@ class Pipeline(Steps):
     '8301947.'
     """
 
+    target: Loaded
+    drafter: Loaded | None = None
+    residency: Residency = field(default_factory=Residency, compare=False)
+    draft: Draft | None = None
     break_evens: tuple[BreakEven, ...] = ()
     beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
+
+    def __post_init__(self) -> None:
+        self.residency.add("target", self.target.model)
+        if self.drafter is not None:
+            self.residency.add("drafter", self.drafter.model)
 
     @classmethod
     def open(
@@ -72,31 +94,8 @@ class Pipeline(Steps):
         device: Where = "auto",
         vram: int | None = None,
     ) -> Pipeline:
-        """Load two models one after the other under a budget of device memory.
-
-        Parameters
-        ----------
-        target, drafter : callable
-            Load a model on the device they are given, for example by `load` or `synthetic`.
-        device : {"auto", "cpu", "cuda"}
-        vram : int, optional
-            Bytes for models, caches and work together, see `Residency`; what the device has, if left out.
-
-        Raises
-        ------
-        ConfigError
-            A budget for models on the CPU.
-        DeviceError
-            The budget is too small to load them.
-        """
-        where = pick_device(device)
-        if where == "cpu":
-            if vram is not None:
-                raise ConfigError("--vram is a budget of GPU memory, but the models run on the CPU; leave it out")
-            return cls(target(where), drafter(where))
-        residency = Residency(vram)
-        heavy = residency.load("target", lambda: target(where))
-        return cls(heavy, residency.load("drafter", lambda: drafter(where)), residency=residency)
+        """Load two models by functions of the device, for example by `load` or `synthetic`; see `load_pair`."""
+        return cls(*load_pair(target, drafter, device=device, vram=vram))
 
     def within(self, vram: int | None) -> Pipeline:
         """The same pair under another budget of device memory in bytes; None for all there is."""
@@ -107,31 +106,12 @@ class Pipeline(Steps):
     def with_break_evens(self, records: Path | None = None) -> Pipeline:
         """The same pair, deciding by what was measured of it on this machine, where that is known.
 
-        Parameters
-        ----------
-        records : path, optional
-            A file of `sp bench ttft --record`; ``results/<machine>/ttft.jsonl`` if that is there and none is named.
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read, or one was named that tells nothing of this pair on this machine.
+        Parameters and errors as for `known_break_evens`.
         """
         if self.drafter is None:
             return self
-        machine = machine_slug(machine_facts(self.target.model.device))
-        path = records or Path("results") / machine / "ttft.jsonl"
-        if records is None and not path.exists():
-            return self
-        limit = format_bytes(self.residency.budget)
-        found = read_break_evens(path, self.target.path.name, self.drafter.path.name, machine, limit)
-        if records is not None and not found:
-            raise ConfigError(
-                f"{path} tells of no full and compressed prefill by {self.target.path.name} and "
-                f"{self.drafter.path.name} on {machine}{f' within {limit}' if limit else ''}; make some with "
-                "sp bench ttft --record"
-            )
-        return replace(self, break_evens=found)
+        found = known_break_evens(records, self.target, self.drafter, self.residency.budget)
+        return self if found is None else replace(self, break_evens=found)
 
     def with_draft(self, path: str | Path) -> Pipeline:
         """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`.
@@ -183,19 +163,20 @@ class Pipeline(Steps):
         ConfigError
             Without the draft that the options' way of decoding needs.
         """
-        stages.check_draft(options, self.draft)
+        check_draft(options, self.draft)
         start, trace, scored = time.perf_counter(), Trace(), None
         if self._drafts_ahead(options):
-            drafted = self._drafted(prompt, options, trace)  # by itself: it is what everything waits for
+            role, reader = self._reader(options)
+            tokenizers = reader.tokenizer, self.target.tokenizer
+            drafted = stages.tokenise_for_drafter(prompt, *tokenizers, trace)  # by itself: all wait for it
             waiting = self.beside.submit(_timed, self.tokenise, prompt)
-            scored = self._scored(drafted, options, trace, reporter, by_head)
+            importance = stages.score(role, reader, self.residency, drafted, options, trace, reporter, by_head)
+            scored = Scored(drafted, importance, trace)
             with trace.stage("tokenise") as stage:
                 tokenised, took = waiting.result()
             stage.tokens, stage.beside = len(tokenised), max(0.0, took - stage.seconds)
         else:
-            with trace.stage("tokenise") as stage:
-                tokenised = self.tokenise(prompt)
-                stage.tokens = len(tokenised)
+            tokenised = stages.tokenise(prompt, self.target.tokenizer, trace)
         text = next(stage for stage in trace.stages if stage.name == "tokenise")
         scorer = options.scorer.settled(self.target.model.device, len(tokenised))
         stages.check_context(self.target, len(tokenised), options.max_new_tokens)
@@ -224,8 +205,9 @@ class Pipeline(Steps):
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        if held := self.residency.report(start):
-            trace.facts["residency"] = held
+        told = repacked_lines(self.target, self.drafter, self.draft)
+        facts = {"repacked": told, "residency": self.residency.report(start)}
+        trace.facts |= {name: fact for name, fact in facts.items() if fact}
         baseline = answer if full else None
         if full and selection is not None:
             alone = Stage("tokenise", text.tokens, text.seconds + text.beside)
@@ -241,6 +223,64 @@ class Pipeline(Steps):
             peak_bytes(),
             scored.drafted if scored else None,
         )
+
+    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
+        """The prompt in the target's vocabulary."""
+        return prompt.tokenise(self.target.tokenizer)
+
+    def score(
+        self,
+        tokenised: TokenisedPrompt,
+        options: RunOptions,
+        reporter: Reporter = silent,
+        by_head: bool = False,
+        drafted: TokenisedPrompt | None = None,
+    ) -> Scored:
+        """Let the drafter, or whom the scorer asks for, read the prompt.
+
+        Only `keep_ratio`, `scorer` and `seed` of the options matter. `drafted` is the prompt in the vocabulary of the
+        model that reads it, where an earlier scoring made it; its trace then has no stage for that.
+
+        Raises
+        ------
+        PromptError
+            The protected text alone exceeds the budget of `keep_ratio`.
+        """
+        check_budget(tokenised.mask("protected"), token_budget(options.keep_ratio, len(tokenised)))
+        trace, (role, reader) = Trace(), self._reader(options)
+        if drafted is None:
+            tokenizers = reader.tokenizer, self.target.tokenizer
+            drafted = stages.tokenise_for_drafter(tokenised.prompt, *tokenizers, trace, tokenised)
+        importance = stages.score(role, reader, self.residency, drafted, options, trace, reporter, by_head)
+        return Scored(drafted, importance, trace)
+
+    def select(
+        self, scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trace: Trace | None = None
+    ) -> tuple[Floats, Selection]:
+        """Scores of the target's tokens, and the tokens to keep; as often as wanted for one scoring."""
+        return stages.select(scored, tokenised, options, trace or Trace())
+
+    def read(
+        self,
+        tokenised: TokenisedPrompt,
+        kept: Bools,
+        options: RunOptions,
+        trace: Trace | None = None,
+        reporter: Reporter = silent,
+        what: str = "target prefill",
+        on_token: stages.OnToken | None = None,
+    ) -> Answer:
+        """Prefill the kept tokens and decode; see `stages.read`, whose trace is a new one if none is given."""
+        trace = Trace() if trace is None else trace
+        models = self.target, self.draft, self.residency
+        return stages.read(*models, tokenised, kept, options, trace, reporter, what, on_token)
+
+    def _reader(self, options: RunOptions) -> tuple[str, Loaded]:
+        """Who scores, by role: the drafter, or whom the scorer asks for."""
+        if options.scorer.reads_target:
+            return "target", self.target
+        assert self.drafter is not None, "score needs a drafter"
+        return "drafter", self.drafter
 
     def _drafts_ahead(self, options: RunOptions) -> bool:
         """Whether the drafter may begin before the target's tokens are known.

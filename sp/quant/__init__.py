@@ -1,12 +1,16 @@
 """Block formats: how the values of a weight are packed, in NumPy, one file a format.
 
 These decoders are the ground truth of every kernel that reads packed weights; they agree bit for bit with the
-`gguf` package. The formats are those of ggml (https://github.com/ggml-org/ggml).
+`gguf` package. The formats are those of ggml (https://github.com/ggml-org/ggml). Every file of `sp.quant.formats`
+registers what it holds; formats of other packages call `register_format` themselves.
 """
 
 from __future__ import annotations
 
-from sp.errors import unknown_name
+from importlib import import_module
+from pkgutil import iter_modules
+
+from sp.quant import formats
 from sp.quant.base import BlockFormat
 from sp.quant.formats.bf16 import BF16
 from sp.quant.formats.f16 import F16
@@ -16,6 +20,17 @@ from sp.quant.formats.q4_k import Q4_K
 from sp.quant.formats.q5_k import Q5_K
 from sp.quant.formats.q6_k import Q6_K
 from sp.quant.formats.q8_0 import Q8_0
+from sp.quant.packing import Packing, Plane, Scales
+from sp.quant.registry import (
+    FORMATS,
+    format_bits,
+    format_by_name,
+    kernel_formats,
+    packing_of,
+    packings_in,
+    register_format,
+)
+from sp.quant.repack import Repacked, repacked_tensors
 from sp.quant.weight import Weight
 
 __all__ = [
@@ -29,21 +44,19 @@ __all__ = [
     "Q6_K",
     "Q8_0",
     "BlockFormat",
+    "Packing",
+    "Plane",
+    "Repacked",
+    "Scales",
     "Weight",
+    "format_bits",
     "format_by_name",
+    "kernel_formats",
+    "packing_of",
+    "packings_in",
+    "register_format",
+    "repacked_tensors",
 ]
 
-FORMATS: dict[int, BlockFormat] = {fmt.ggml_type: fmt for fmt in (F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K)}
-"""Every supported format by its ggml type id."""
-
-
-def format_by_name(name: str) -> BlockFormat:
-    """Find a format by its name, in any case; ConfigError with the nearest names when there is none.
-
-    >>> format_by_name("q8_0").block_bytes
-    34
-    """
-    known = {fmt.name: fmt for fmt in FORMATS.values()}
-    if name.upper() not in known:
-        raise unknown_name("weight format", name.upper(), known)
-    return known[name.upper()]
+for _found in iter_modules(formats.__path__, f"{formats.__name__}."):
+    import_module(_found.name)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
+from sp.quant.packing import Packing
 
 SLAB = 1 << 16  # values a step; 256 KiB of float32, a quarter of a usual L2 cache
 FP16_MAX = 65504.0
@@ -22,6 +23,8 @@ BlockDecoder = Callable[[Bytes, Floats], None]
 """Fills (blocks, block_size) float32 from (blocks, block_bytes) uint8."""
 BlockEncoder = Callable[[Floats, Bytes], None]
 """Fills (blocks, block_bytes) uint8 from (blocks, block_size) float32."""
+Spread = Callable[[Bytes, float], None]
+"""Puts scales into (blocks, block_bytes) random bytes, so that they decode to a mean of 0 and a standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class BlockFormat:
         whole blocks.
     decode : callable
         The inverse: uint8 ``(..., row_bytes)`` -> float32 ``(..., n)``, leading axes kept.
+    packing : Packing, optional
+        What kernels know of its blocks; without one the device holds it in another format, see `sp.quant.repack`.
+    spread : callable, optional
+        See `Spread`; without one random blocks are made by encoding random values.
 
     Examples
     --------
@@ -60,6 +67,8 @@ class BlockFormat:
     block_bytes: int
     encode: Callable[[Floats], Bytes] = field(repr=False, compare=False)
     decode: Callable[[Bytes], Floats] = field(repr=False, compare=False)
+    packing: Packing | None = field(default=None, repr=False, compare=False)
+    spread: Spread | None = field(default=None, repr=False, compare=False)
 
     @property
     def bits_per_value(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry
@@ -107,7 +108,15 @@ class Scorer(ABC):
 
 
 class ModelFreeScorer(Scorer):
-    """Base of scorers that run no model."""
+    """Base of scorers that run no model: the controls, which tables show after everything else.
+
+    Attributes
+    ----------
+    place : int
+        Where among the controls, which stand by place and then by name.
+    """
+
+    place: ClassVar[int] = 6
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """None worth counting."""

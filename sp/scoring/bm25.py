@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class BM25Scorer(ModelFreeScorer):
     -----
     Robertson et al., "Okapi at TREC-3", 1994; as a prompt compressor in LongLLMLingua (arXiv 2310.06839).
     """
+
+    place: ClassVar[int] = 5
 
     chunk_size: int = 32
     k1: float = 1.5

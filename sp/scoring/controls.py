@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ class RandomScorer(ModelFreeScorer):
         Tokens that share one draw, so that chunk means do not average the randomness away.
     """
 
+    place: ClassVar[int] = 0
+
     run: int = 32
 
     def __post_init__(self) -> None:
@@ -38,6 +41,8 @@ class RandomScorer(ModelFreeScorer):
 class HeadTailScorer(ModelFreeScorer):
     """Highest at both ends of the prompt: truncation in the middle."""
 
+    place: ClassVar[int] = 3
+
     def score(self, request: ScoreRequest) -> Importance:
         """Distance from the middle of the prompt."""
         n = len(request.ids)
@@ -48,6 +53,8 @@ class HeadTailScorer(ModelFreeScorer):
 @dataclass(frozen=True)
 class RecencyScorer(ModelFreeScorer):
     """The later a token, the more important: truncation of the beginning."""
+
+    place: ClassVar[int] = 2
 
     def score(self, request: ScoreRequest) -> Importance:
         """Place in the prompt."""
@@ -67,6 +74,8 @@ class UniformScorer(ModelFreeScorer):
     run : int
         Tokens of a chunk; as large as the selector's.
     """
+
+    place: ClassVar[int] = 1
 
     run: int = 32
 
@@ -91,6 +100,8 @@ class UniformScorer(ModelFreeScorer):
 @dataclass(frozen=True)
 class OracleScorer(ModelFreeScorer):
     """One on the needle, zero elsewhere: the upper bound of any selection, for prompts with a known needle."""
+
+    place: ClassVar[int] = 7
 
     def score(self, request: ScoreRequest) -> Importance:
         """Copy the needle mask; ConfigError if the prompt names no needle."""

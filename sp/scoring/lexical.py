@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -88,6 +88,8 @@ class LexicalScorer(Anchors, ModelFreeScorer):
     -----
     Lucebox keeps such chunks whatever its drafter says, which finds any needle whose wording the question repeats.
     """
+
+    place: ClassVar[int] = 4
 
     def score(self, request: ScoreRequest) -> Importance:
         """See `Anchors.mark`."""

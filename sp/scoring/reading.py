@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.models import LayerAttention, ModelConfig, SparseAttention, dense_attention, flops
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
-from sp.scoring.base import Scorer, ScoreRequest
+from sp.scoring.base import SCORERS, Scorer, ScoreRequest
 
 SPARSE_TOKENS = 16384
 """From here on sparse attention saves a drafter on the GPU more than choosing costs. At alpha 0.1 it lost none of the
 needles that dense attention kept, up to 128K tokens (results/nvidia-h200/flashprefill_quality.jsonl)."""
+
+DRAFTING = ("scorer", "attention", "alpha", "density")
+"""Of a record's configuration: how the drafter read, which decides what it cost; see `drafting`."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,21 @@ def by_length(scorer: Scorer) -> Scorer:
     """The scorer with its attention left to device and prompt length, if it attends at all and densely so far."""
     dense = isinstance(scorer, ReadingScorer) and scorer.attention == "dense"
     return replace(scorer, attention="auto") if dense else scorer  # type: ignore[type-var]
+
+
+def drafting(scorer: Scorer) -> dict[str, Any]:
+    """How a scorer makes the drafter read, as records have it.
+
+    Examples
+    --------
+    >>> import sp.scoring
+    >>> drafting(SCORERS.build("tail", {"attention": "flashprefill", "alpha": 0.2}))
+    {'scorer': 'tail', 'attention': 'flashprefill', 'alpha': 0.2, 'density': None}
+    """
+    attention, density = getattr(scorer, "attention", None), getattr(scorer, "density", None)
+    threshold = attention == "flashprefill" and density is None
+    alpha = getattr(scorer, "alpha", None) if threshold else None
+    return {"scorer": SCORERS.name_of(scorer), "attention": attention, "alpha": alpha, "density": density}
 
 
 def densities(attend: LayerAttention) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
-"""Selectors: from importances to the tokens to keep. Import this package to have them all registered."""
+"""Selectors: from importances to the tokens to keep, one file each. Importing this package registers them all."""
 
-from sp.selection import adaptive, alpha, fixed_budget, sentence, top_chunks, top_p, top_tokens, zscore
+from sp.config import import_modules
 from sp.selection.base import (
     SELECTORS,
     Selection,
@@ -18,16 +18,10 @@ __all__ = [
     "Selection",
     "SelectionRequest",
     "Selector",
-    "adaptive",
-    "alpha",
     "check_budget",
     "check_keep_ratio",
-    "fixed_budget",
     "register_selector",
-    "sentence",
     "token_budget",
-    "top_chunks",
-    "top_p",
-    "top_tokens",
-    "zscore",
 ]
+
+import_modules(__name__)

@@ -75,7 +75,7 @@ def test_a_real_pair_is_compared_with_greedy_answers_token_for_token(real: Path)
 
 def test_parts_of_a_round_stand_beside_the_greedy_step(real: Path) -> None:
     found = {r["config"]["nodes"]: r for r in of(real, "verify")}
-    assert [found[n]["config"]["shape"] for n in (4, 18)] == ["chain", "tree"]
+    assert [found[n]["config"]["pass"] for n in (4, 18)] == ["chain", "tree"]
     for record in found.values():
         m = record["metrics"]
         assert m["ratio_to_decode"] == m["ms"] / m["decode_ms"] > 0
@@ -166,7 +166,7 @@ def test_rounds_are_of_no_more_nodes_than_a_short_block_can_fill(pair: list[obje
     *_, (_, _, cells, _) = decode_tables(rounds[::-1])
     assert [row[1] for row in cells] == ["2", "5", "9"]
     found = {r["config"]["nodes"]: r["config"] for r in rounds}
-    assert {nodes: config["shape"] for nodes, config in found.items()} == {2: "chain", 5: "tree", 9: "tree"}
+    assert {nodes: config["pass"] for nodes, config in found.items()} == {2: "chain", 5: "tree", 9: "tree"}
     assert {config["kept"] for config in found.values()} == {2}
 
 

@@ -44,6 +44,8 @@ def test_every_draft_has_its_samples(drafter) -> None:
         "prompt_tokens": 2000,
         "tokens": "random",
         "path": "portable",
+        "math": "bf16",
+        "cards": 1,
         "scorer": "tail",
         "attention": "flashprefill",
         "alpha": 0.5,

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sp.bench.llama_cpp import bench_command, describe_peer, parse
+from sp.bench.llama_cpp import bench_command, best_peer, describe_peer, parse
+from sp.bench.names import file_facts
 from sp.cli import app, main
 from sp.errors import ConfigError
+from sp.models.synthetic.synthetic import write_synthetic
+from sp.pipeline.load import embedded
 
 OLD = "  -p, --n-prompt <n>\n  -fa, --flash-attn <0|1>   (default: 0)\n"
 NEW = "  -p, --n-prompt <n>\n  -fa, --flash-attn <on|off|auto>   (default: auto)\n"
@@ -57,10 +60,49 @@ def test_its_tests_become_rows_and_records(fake, tmp_path: Path) -> None:  # typ
     assert given[given.index("-p") + 1] == "1024"
     assert given[given.index("-fa") + 1] == "1"
     made = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("results/*/*.jsonl")}
-    assert made["ttft"]["config"]["engine"] == "llama.cpp"
-    assert made["ttft"]["metrics"]["ttft_s"] == 0.5
-    assert made["ttft"]["samples"] == [0.4, 0.5, 0.9]
+    assert made["prefill"]["config"]["engine"] == "llama.cpp"
+    assert made["prefill"]["config"]["prompt_tokens"] == 1024
+    assert made["prefill"]["metrics"]["tok_s"] == 2048.0
+    assert made["prefill"]["samples"] == [1024 / 0.4, 1024 / 0.5, 1024 / 0.9]
     assert made["decode"]["config"]["model"] == "model.gguf"
+    assert "-b" not in given
+
+
+def test_every_setting_of_a_grid_is_recorded_and_the_best_is_named(fake, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    program = fake(
+        "def values(flag):\n    return [int(n) for n in sys.argv[sys.argv.index(flag) + 1].split(',')]\n"
+        "tests = [{'n_prompt': p, 'n_gen': 0, 'n_batch': b, 'n_ubatch': u, 'samples_ns': [int(1e9 * p / (1000 + u))]}\n"
+        "         for p in values('-p') for b in values('-b') for u in values('-ub') if u <= b]\n"
+        "print(json.dumps(tests))"
+    )
+    given = ("-p", "8k,32k", "-n", "0", "-b", "2048,8192", "-ub", "512,4096", "--record", str(tmp_path / "results"))
+    done = run(program, *given, "--json")
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["tests"]
+    assert [(row["test"], row["batch"], row["ubatch"]) for row in rows if row["best"]] == [
+        ("pp8192", 8192, 4096),
+        ("pp32768", 8192, 4096),
+    ]
+    (file,) = tmp_path.glob("results/*/prefill.jsonl")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(records) == len({json.dumps(record["config"]) for record in records}) == 2 * 3
+    grid = [(point["batch"], point["ubatch"], round(point["tok_s"])) for point in records[0]["metrics"]["grid"]]
+    assert grid == [(2048, 512, 1512), (8192, 512, 1512), (8192, 4096, 5096)]
+    best = best_peer(records, 32768)
+    assert best is not None
+    assert best["config"]["ubatch"] == 4096
+    assert best_peer(records, 512) is None
+    shown = run(program, *given[:-2], "-o", "md").stdout.splitlines()
+    assert [line.count("*") for line in shown[2:]] == [0, 0, 1, 0, 0, 1]
+
+
+def test_the_file_is_called_by_its_shape_and_type(tmp_path: Path) -> None:
+    assert file_facts(embedded("target"))["type"] is not None
+    assert file_facts(embedded("target"))["model"] == "target.gguf"
+    write_synthetic(tmp_path / "m.gguf", "tiny-qwen35", "q4_k_m")
+    assert file_facts(tmp_path / "m.gguf") == {"model": "m.gguf", "shape": "tiny-qwen35", "type": "q4_k_m"}
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    assert file_facts(tmp_path / "broken.gguf") == {"model": "broken.gguf", "shape": None, "type": None}
 
 
 def test_a_later_version_is_given_words(fake) -> None:  # type: ignore[no-untyped-def]
@@ -116,6 +158,6 @@ def test_missing_programs_and_files_are_named(
 def test_versions_that_print_less_are_read_too() -> None:
     bare: dict[str, Any] = {"n_prompt": 512, "n_gen": 0, "avg_ns": 250000000}
     (test,) = parse(json.dumps([bare]), "llama-bench")
-    found = describe_peer(test, "m.gguf")
-    assert found["metrics"]["ttft_s"] == 0.25
+    found = describe_peer(test, {"model": "m.gguf", "shape": None, "type": None})
+    assert found["metrics"]["tok_s"] == 2048.0
     assert found["config"]["build"] == "unknown"

@@ -18,6 +18,8 @@ from sp.models import load_model
 from sp.pipeline.load import embedded
 from sp.studies.plots.roofline import draw, points, roof
 
+FACTS = {"model": "m", "shape": "tiny-qwen3", "type": "q8_0"}
+
 
 @pytest.fixture(scope="module")
 def model():
@@ -46,7 +48,7 @@ def test_a_sparse_prefill_tells_its_density(model) -> None:
     (timing,) = run_tests(model, [Trial(2000, density=0.1)], 1)
     assert len(timing.densities) == model.config.layers - 1
     assert 0.1 < max(timing.densities) < 1
-    entry = describe(timing, "m", "numpy", "f16")
+    entry = describe(timing, FACTS, "numpy", "f16")
     assert entry["config"]["asked_density"] == 0.1
     assert entry["metrics"]["density"] == np.mean(timing.densities)
 
@@ -76,11 +78,12 @@ def test_metrics_and_records() -> None:
     assert metrics["tok_s"] == 50
     assert metrics["tok_s_mean"] == pytest.approx(np.mean([100, 50, 25]))
     assert metrics["tok_s_sd"] == pytest.approx(np.std([100, 50, 25], ddof=1))
-    found = describe(timing, "m", "portable", "f16")
+    found = describe(timing, FACTS, "portable", "f16")
     assert found["bench"] == "prefill"
-    assert found["config"] == {"model": "m", "kv": "f16", "path": "portable", "prompt_tokens": 100}
+    how = {"kv": "f16", "path": "portable", "math": "bf16", "cards": 1, "engine": "sp"}
+    assert found["config"] == FACTS | how | {"prompt_tokens": 100}
     assert found["samples"] == [100, 50, 25]
-    decode = describe(Timing(Trial(9, 64), (1.0,), 0), "m", "sm_90a", "q4_0")
+    decode = describe(Timing(Trial(9, 64), (1.0,), 0), FACTS, "sm_90a", "q4_0")
     assert decode["bench"] == "decode"
     assert decode["config"]["context"] == 9
     assert decode["metrics"]["tok_s_sd"] == 0

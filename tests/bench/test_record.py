@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from sp.bench import record, timing
+from sp.bench.budget import BUDGET, check_budget, measured_files, old_keys, read_budget, restate
 from sp.errors import ConfigError
 from sp.kernels.hashing import kernel_hash
 from sp.kernels.machine import cpu_facts, machine_slug
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS, GPU_TESTS = ROOT / "results", ROOT / "tests" / "gpu"
 FACTS = {"gpu": "NVIDIA H200", "driver": "580.1", "clocks_mhz": {}, "nvrtc": "13.0", "cupy": "14.2.0"}
 SOURCE = "selftest.cu"
 
@@ -72,16 +74,50 @@ def test_spread_of_one_sample():
     assert timing.spread([3.0]) == (3.0, 3.0, 3.0)
 
 
-def measured() -> list[Path]:
-    """Committed files of records that name their kernels."""
-    files = sorted(RESULTS.rglob("*.jsonl"))
-    return [path for path in files if "kernel_hash" in json.loads(path.read_text().partition("\n")[0] or "{}")]
+FILES = measured_files(RESULTS)
 
 
-@pytest.mark.parametrize("path", measured(), ids=lambda path: str(path.relative_to(RESULTS)))
-def test_committed_records_are_of_todays_kernels(path):
-    newest = record.newest(path)
-    assert all(set(record.FIELDS) <= set(r) for r in newest)
-    stale = [json.dumps(r["config"]) for r in newest if not record.is_current(r)]
-    if stale:
-        pytest.xfail(f"{len(stale)} of {len(newest)} were measured with other kernels: {', '.join(stale)[:300]}")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(RESULTS)))
+def test_committed_records_are_of_todays_kernels_but_for_those_stated(path):
+    assert all(set(record.FIELDS) <= set(r) for r in record.newest(path))
+    check_budget(RESULTS, path, GPU_TESTS)
+
+
+def test_what_is_stated_of_old_records_is_of_files_there_are_and_says_why():
+    stated = read_budget(RESULTS)
+    assert set(stated) <= {path.relative_to(RESULTS).as_posix() for path in FILES}
+    assert all(entry.keys() == {"old", "why"} and entry["old"] > 0 and entry["why"] for entry in stated.values())
+
+
+def test_more_old_records_than_stated_fail_and_so_do_fewer(made, tmp_path):
+    path = record.append(made, tmp_path)
+    record.append({**made, "config": {"m": 2}, "kernel_hash": "0" * 16}, tmp_path)
+    for stated, fine in ((0, False), (1, True), (2, False)):
+        name = path.relative_to(tmp_path).as_posix()
+        (tmp_path / BUDGET).write_text(json.dumps({name: {"old": stated, "why": "a test"}} if stated else {}))
+        if fine:
+            check_budget(tmp_path, path, GPU_TESTS)
+        else:
+            with pytest.raises(ConfigError, match=f"1 records .* states {stated}"):
+                check_budget(tmp_path, path, GPU_TESTS)
+    (tmp_path / BUDGET).unlink()
+    assert restate(tmp_path, GPU_TESTS, "why") == {name: {"old": 1, "why": "why"}}
+    record.append({**made, "config": {"m": 2}}, tmp_path)
+    assert restate(tmp_path, GPU_TESTS, "why") == read_budget(tmp_path) == {}
+
+
+def test_gpu_tests_without_a_record_count_as_old_and_those_gone_do_not(made, tmp_path):
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    for name in ("test_a.py", "test_b.py", "other.py"):
+        (tests / name).touch()
+    path = record.append({**made, "bench": "gpu_tests", "config": {"tests": ["test_b.py"]}}, tmp_path)
+    record.append({**made, "bench": "gpu_tests", "config": {"tests": ["test_c.py"]}, "kernel_hash": "0"}, tmp_path)
+    assert old_keys(path, tests) == ["test_a.py"]
+
+
+def test_committed_gpu_tests_passed():
+    files = [path for path in FILES if path.stem == "gpu_tests"]
+    assert files
+    for path in files:
+        assert [r["config"] for r in record.newest(path) if r["metrics"]["failed"]] == []

@@ -12,6 +12,7 @@ from timed import keep
 
 from sp.bench.timing import spread
 from sp.kernels.path import native_path
+from sp.kernels.specs.matmul.epilogue import STORE
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.activations import swiglu
 from sp.ops.matmul import gemm_portable, gemm_sm90
@@ -81,8 +82,8 @@ def in_three(path: str, x: Any, gate: PackedWeight, up: PackedWeight) -> Run:
     g, u = (cupy.empty((len(x), gate.shape[0]), cupy.uint16) for _ in range(2))
 
     def run() -> None:
-        KERNELS[path].gemm(x, gate, g, "bf16")
-        KERNELS[path].gemm(x, up, u, "bf16")
+        KERNELS[path].gemm(x, gate, g, STORE)
+        KERNELS[path].gemm(x, up, u, STORE)
         swiglu(g, u)
 
     return run

@@ -1,7 +1,8 @@
 """Prefill attention at the models' shapes beside PyTorch's FlashAttention-2 and cuDNN, in one run on one card.
 
-``pytest tests/benchmarks/test_bench_attention.py --benchmark-enable`` appends records ``attention`` to
-``results/<gpu>/`` (or under the folder named in SP_RESULTS). FLOP are 4 d for every visible pair of a query and a key.
+``pytest tests/benchmarks/test_bench_attention.py --benchmark-enable`` appends records ``attention`` (of whole prompts),
+``attention_chunk`` (of their last tokens) and ``attention_lists`` (of some blocks) to ``results/<gpu>/`` (or under the
+folder named in SP_RESULTS). FLOP are 4 d for every visible pair of a query and a key.
 """
 
 from __future__ import annotations
@@ -45,7 +46,18 @@ def inputs(n: int, tokens: int, d: int) -> tuple[Any, ...]:
     return q, k, v, cupy.argsort(random.random(pages)).astype(cupy.int32)
 
 
-def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], pairs: int, **metrics: float) -> None:
+def paged_inputs(n: int, tokens: int, d: int) -> tuple[Any, Any]:
+    """The same as queries and a `PagedKV`."""
+    from sp.ops.attention.paged_kv import PagedKV
+    from sp.quant import F16
+
+    q, k, v, table = inputs(n, tokens, d)
+    return q, PagedKV(k, v, table, tokens, F16)
+
+
+def measure(
+    benchmark: Any, bench: str, run: Callable[[], object], config: dict[str, Any], pairs: int, **metrics: float
+) -> None:
     """Time it and keep the record."""
     samples = timed(benchmark, run, repeats=5 if pairs > 1 << 32 else 15)
     if not samples:
@@ -54,7 +66,7 @@ def measure(benchmark: Any, run: Callable[[], object], config: dict[str, Any], p
     flops = 4 * config["head_dim"] * config["q_heads"] * pairs
     metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high, **metrics}
     benchmark.extra_info.update(config | metrics)
-    keep("attention", config, metrics, samples, SOURCES)
+    keep(bench, config, metrics, samples, SOURCES)
 
 
 def configuration(d: int, n: int, tokens: int, path: str, **more: object) -> dict[str, Any]:
@@ -67,6 +79,7 @@ def configuration(d: int, n: int, tokens: int, path: str, **more: object) -> dic
         "tokens": tokens,
         "kv": "f16",
         "path": path,
+        "mode": "queued",
         **more,
     }
 
@@ -78,11 +91,12 @@ def test_dense(benchmark, d, n, tokens):
 
     from sp.ops.attention.attention_sm90 import prefill
 
-    q, k, v, table = inputs(n, tokens, d)
+    q, at = paged_inputs(n, tokens, d)
     out = cupy.empty(q.shape, cupy.uint16)
     pairs = n * (tokens - n) + n * (n + 1) // 2
     config = configuration(d, n, tokens, "sm_90a")
-    measure(benchmark, lambda: prefill(q, k, v, table, tokens, d**-0.5, out=out), config, pairs)
+    bench = "attention" if n == tokens else "attention_chunk"
+    measure(benchmark, bench, lambda: prefill(q, at, d**-0.5, out=out), config, pairs)
 
 
 @pytest.mark.parametrize("d", HEADS)
@@ -91,9 +105,10 @@ def test_lists(benchmark, d, n, tokens, density):
     """Sink 2, window 4, the last 2 query blocks whole, and blocks at random up to the density."""
     import cupy
 
-    from sp.ops.attention.attention_sm90 import BlockLists, prefill
+    from sp.ops.attention.attention_sm90 import prefill
+    from sp.ops.attention.key_blocks import BlockLists
 
-    q, k, v, table = inputs(n, tokens, d)
+    q, at = paged_inputs(n, tokens, d)
     heads = HEADS[d][0]
     rows, columns = n // BLOCK, tokens // BLOCK
     i, j = cupy.arange(columns - rows, columns)[:, None], cupy.arange(columns)
@@ -111,8 +126,8 @@ def test_lists(benchmark, d, n, tokens, density):
     pairs = (kept * BLOCK * BLOCK - heads * rows * BLOCK * (BLOCK - 1) // 2) / heads  # of one head, the diagonal halved
     out = cupy.empty(q.shape, cupy.uint16)
     config = configuration(d, n, tokens, "sm_90a", asked_density=density)
-    run = lambda: prefill(q, k, v, table, tokens, d**-0.5, blocks, out=out)  # noqa: E731
-    measure(benchmark, run, config, pairs, density=kept / (all_blocks * heads))
+    run = lambda: prefill(q, at, d**-0.5, blocks, out=out)  # noqa: E731
+    measure(benchmark, "attention_lists", run, config, pairs, density=kept / (all_blocks * heads))
 
 
 @pytest.mark.parametrize("peer", PEERS)
@@ -138,4 +153,4 @@ def test_peers(benchmark, peer, d, tokens):
             scaled_dot_product_attention(query, key, value, is_causal=True)
 
     config = configuration(d, tokens, tokens, peer) | {"kv": "bf16"}
-    measure(benchmark, run, config, tokens * (tokens + 1) // 2)
+    measure(benchmark, "attention", run, config, tokens * (tokens + 1) // 2)

@@ -1,8 +1,8 @@
 """Attention straight over pages at the models' shapes: few queries, prefill on mma.sync, and unpacking.
 
 ``pytest tests/benchmarks/test_bench_attention_paged.py --benchmark-enable`` appends records ``attention_few``,
-``attention`` and ``kv_unpack`` to ``results/<gpu>/`` (or under the folder named in SP_RESULTS). Bytes are those of the
-keys and values attended to, FLOP 4 d for every visible pair of a query and a key.
+``attention``, ``attention_chunk`` and ``kv_unpack`` to ``results/<gpu>/`` (or under the folder named in SP_RESULTS).
+Bytes are those of the keys and values attended to, FLOP 4 d for every visible pair of a query and a key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from timed import keep, timed
 
-from sp.bench.timing import spread
+from sp.bench.timing import mode_of, spread
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
 from sp.quant import F16, Q4_0, BlockFormat
@@ -67,7 +67,7 @@ def measure(benchmark: Any, bench: str, run: Callable[[], object], config: dict[
     metrics = {"ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
     metrics |= {rates[kind]: amount / ms.median / (1e6 if kind == "bytes" else 1e9) for kind, amount in work.items()}
     benchmark.extra_info.update(config | metrics)
-    keep(bench, config, metrics, samples, sources)
+    keep(bench, config | {"path": "portable", "mode": mode_of(graph)}, metrics, samples, sources)
 
 
 def configuration(d: int, n: int, tokens: int, kv: str) -> dict[str, Any]:
@@ -83,17 +83,18 @@ def test_few_queries(benchmark, d, kv, n, tokens):
     import cupy
 
     from sp.ops.attention.paged_attention import attention_output
+    from sp.ops.attention.paged_kv import PagedKV
 
     fmt = FORMATS[kv]
     k, v, table = paged(max(tokens, 8192), d, fmt)
-    q, total = queries(n, d), cupy.array([tokens], cupy.int32)
+    total = cupy.array([tokens], cupy.int32)
+    q, at = queries(n, d), PagedKV(k, v, table, tokens, fmt, fmt is Q4_0, total=total)
     wide = cupy.full((n, HEADS[d][0], 2 * d), 0x3F80, cupy.uint16)
-    block = d if fmt is Q4_0 else 0
     sources = ("attention_decode.cu",) if n == 1 else ("attention_split.cu", "attention_combine.cu")
     measure(
         benchmark,
         "attention_few",
-        lambda: attention_output(q, k, v, table, tokens, fmt, block, total, wide),
+        lambda: attention_output(q, at, wide),
         configuration(d, n, tokens, kv),
         sources,
         graph=True,
@@ -106,16 +107,17 @@ def test_few_queries(benchmark, d, kv, n, tokens):
 @pytest.mark.parametrize(("n", "tokens"), PREFILL)
 def test_portable_prefill(benchmark, d, kv, n, tokens):
     from sp.ops.attention.attention_portable import prefill
+    from sp.ops.attention.paged_kv import PagedKV
 
     fmt = FORMATS[kv]
     k, v, table = paged(tokens, d, fmt)
-    q = queries(n, d)
+    q, at = queries(n, d), PagedKV(k, v, table, tokens, fmt)
     pairs = n * (tokens - n) + n * (n + 1) / 2
     measure(
         benchmark,
-        "attention",
-        lambda: prefill(q, k, v, table, tokens, fmt, d**-0.5),
-        configuration(d, n, tokens, kv) | {"path": "portable"},
+        "attention" if n == tokens else "attention_chunk",
+        lambda: prefill(q, at, d**-0.5),
+        configuration(d, n, tokens, kv),
         ("attention_portable.cu",),
         flops=4.0 * d * HEADS[d][0] * pairs,
     )

@@ -123,7 +123,8 @@ def measure(benchmark: Any, part: str, tokens: int, **more: object) -> None:
     samples = time_kernel(run, repeats=5, graph=True, warmup=1)
     benchmark.pedantic(lambda: (run(), cupy.cuda.get_current_stream().synchronize()), rounds=1)
     ms = spread(samples)
-    config = {"part": part, "tokens": tokens, "layers": 1 if part == "head" else LAYERS, "path": native_path(), **more}
+    config = {"part": part, "tokens": tokens, "layers": 1 if part == "head" else LAYERS, "path": native_path()}
+    config |= {"mode": "graph", **more}
     metrics = {"ms": ms.median, "us": 1e3 * ms.median / count, "gb_s": nbytes / ms.median / 1e6}
     benchmark.extra_info.update(config | metrics)
     print(f"{config} {metrics['us']:.1f} us {metrics['gb_s']:.0f} GB/s")

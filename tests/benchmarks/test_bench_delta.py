@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from timed import keep, timed
 
-from sp.bench.timing import spread
+from sp.bench.timing import mode_of, spread
 from sp.errors import DeviceError
 from sp.kernels import forced_path
 from sp.kernels.device import require_device
@@ -78,7 +78,7 @@ def measure(
     if moved:
         metrics |= {"floor_us": 1e6 * moved / COPY, "gb_s": moved / us.median / 1000}
     benchmark.extra_info.update(config | metrics)
-    keep(bench, config, metrics, samples, sources)
+    keep(bench, {"path": "portable", **config, "mode": mode_of(graph)}, metrics, samples, sources)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -14,6 +14,7 @@ from matmuls import KERNELS, SOURCES, as_torch, cublas, floats, in_three, measur
 
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
+from sp.kernels.specs.matmul.epilogue import ADD, STORE
 from sp.ops.matmul.packed import unpack_bf16
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 
@@ -45,7 +46,7 @@ def test_matmul(benchmark, fmt, m, n, k):
 
     w, x = weight(fmt, n, k), tokens_of(m, k)
     outs = {path: cupy.zeros((m, n), cupy.uint16) for path in (*paths(), "cublas")}
-    runs = {path: lambda path=path: KERNELS[path].gemm(x, w, outs[path], "bf16") for path in paths()}
+    runs = {path: lambda path=path: KERNELS[path].gemm(x, w, outs[path], STORE) for path in paths()}
     values = as_torch(unpack_bf16(w))
     runs["cublas"] = cublas(x, lambda: values, outs["cublas"])
     configs = {path: {"type": fmt.name, "m": m, "n": n, "k": k, "path": path} for path in runs}
@@ -63,7 +64,7 @@ def test_add(benchmark, fmt):
 
     (n, k), m = DOWN, 8192
     w, x, out = weight(fmt, n, k), tokens_of(m, k), cupy.zeros((m, n), cupy.float32)
-    runs = {path: lambda path=path: KERNELS[path].gemm(x, w, out, "add") for path in paths()}
+    runs = {path: lambda path=path: KERNELS[path].gemm(x, w, out, ADD) for path in paths()}
     shape = {"type": fmt.name, "m": m, "n": n, "k": k, "epilogue": "add"}
     measure(benchmark, runs, {path: {**shape, "path": path} for path in runs}, SOURCES)
 

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile, GGUFWriter, Tokenizer
-from sp.gguf.inspect import inspect_file, render
+from sp.models.inspect import inspect_file
+from sp.models.inspect_tables import render
 from sp.quant import F32, Q8_0
 
 TEMPLATE = "{% for m in messages %}\n<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -1,4 +1,4 @@
-"""Work captured once into a CUDA graph and replayed: the way models run it, and the only one with early launches."""
+"""Work captured once into a CUDA graph and replayed: the way models run it, and the only one with PDL."""
 
 from __future__ import annotations
 

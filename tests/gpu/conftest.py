@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from bounds import measured
 from compare import nmse
 
 from sp.bench.record import append, make_record
@@ -62,34 +63,52 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--record", default=None)
     if folder:
-        selected = [Path(argument).name for argument in config.args]
-        config.pluginmanager.register(Recorder(Path(folder), selected), "gpu-test-recorder")
+        config.pluginmanager.register(Recorder(Path(folder)), "gpu-test-recorder")
 
 
 class Recorder:
-    """Writes one record of how the tests of this folder ended, with the card and a hash of all kernels."""
+    """Writes a record of how the tests of each file of this folder ended, with the card and a hash of all kernels.
 
-    def __init__(self, folder: Path, selected: list[str]) -> None:
+    A file of which only some tests were selected (``-k``, ``::``) is not recorded.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = {"tests": selected}
-        self.counts: Counter[str] = Counter()
-        self.failures: list[str] = []
+        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.failures: defaultdict[str, list[str]] = defaultdict(list)
+        self.parts: set[str] = set()
+
+    @staticmethod
+    def file_of(path: Path) -> str | None:
+        return path.relative_to(HERE).as_posix() if HERE in path.parents else None
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.parts |= {name for item in items if (name := self.file_of(item.path))}
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        named = [argument.partition("::") for argument in config.args]
+        self.parts |= {name for path, part, _ in named if part and (name := self.file_of(Path(path).absolute()))}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if HERE not in (Path(report.fspath).absolute()).parents:
+        name = self.file_of(Path(report.fspath).absolute())
+        if name is None:
             return
         if report.when == "call" or report.outcome != "passed":
-            self.counts[report.outcome] += 1
+            self.counts[name][report.outcome] += 1
         if report.failed:
-            self.failures.append(report.nodeid)
+            self.failures[name].append(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self.counts["passed"] + self.counts["failed"]:
+        ran = [name for name, counts in self.counts.items() if counts["passed"] + counts["failed"]]
+        for name in ran:
+            if name in self.parts:
+                terminalreporter.write_line(f"{name}: only some of its tests ran, which is not recorded")
+                continue
+            metrics = {outcome: self.counts[name][outcome] for outcome in ("passed", "failed", "skipped")}
+            made = make_record("gpu_tests", {"tests": [name]}, metrics, self.failures[name], all_sources())
+            terminalreporter.write_line(f"{name} recorded in {append(made, self.folder)}: {metrics}")
+        if not ran:
             terminalreporter.write_line("no GPU test ran: nothing is recorded")
-            return
-        metrics = {outcome: self.counts[outcome] for outcome in ("passed", "failed", "skipped")}
-        record = make_record("gpu_tests", self.config, metrics, self.failures, all_sources())
-        terminalreporter.write_line(f"recorded in {append(record, self.folder)}: {metrics}")
 
 
 @pytest.fixture
@@ -127,3 +146,8 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("the sm_90a path needs compute capability 9.0")
     with forced_path(request.param):
         yield request.param
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in measured():
+        terminalreporter.write_line(line)

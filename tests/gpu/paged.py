@@ -9,6 +9,7 @@ import numpy as np
 
 from sp.ops import attention, hadamard, kv_gather
 from sp.ops.attention.kv_pages import kv_append
+from sp.ops.attention.paged_kv import PagedKV
 from sp.quant import BlockFormat
 
 
@@ -36,11 +37,12 @@ class PagedCase:
             kv_append(one, table, 0, values, fmt, block if rotate else 0)
         return cls(*pages, table, tokens, fmt, d if rotate else 0)
 
-    def device(self) -> tuple[Any, Any, Any]:
-        """Pages of keys, of values, and the table."""
+    def device(self, total: Any = None) -> PagedKV:
+        """The same on the device; `total` is the number of tokens where a graph reads it."""
         import cupy
 
-        return cupy.asarray(self.k_pages), cupy.asarray(self.v_pages), cupy.asarray(self.table.astype(np.int32))
+        pages = cupy.asarray(self.k_pages), cupy.asarray(self.v_pages), cupy.asarray(self.table.astype(np.int32))
+        return PagedKV(*pages, self.tokens, self.fmt, self.rotate_block > 0, total=total)
 
     def want(self, q: np.ndarray) -> np.ndarray:
         """Attention in float64 over the stored values, in their basis."""

@@ -8,6 +8,7 @@ import numpy as np
 from compare import to_bf16
 
 from sp.ops.attention.kv_pages import kv_append, kv_gather
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_lists import causal, mask_of
 from sp.ops.sparse.block_means import means_of
 from sp.quant import F16, BlockFormat
@@ -61,9 +62,11 @@ class Case:
             kv_append(one, self.table, first, (5 * rows).astype(np.float32), self.fmt)
         self.k, self.v = (kv_gather(one, self.table, self.tokens, self.fmt).astype(np.float64) for one in self.pages)
 
-    def device(self, guarded: Any) -> tuple[Any, ...]:
+    def device(self, guarded: Any) -> tuple[Any, PagedKV, float]:
+        """Queries, keys and values, and the scale."""
         q, pages = guarded(self.q.shape, np.float16, self.q), [guarded(p.shape, np.uint8, p) for p in self.pages]
-        return (q, *pages, guarded(self.table.shape, np.int32, self.table), self.tokens, self.scale)
+        table = guarded(self.table.shape, np.int32, self.table)
+        return q, PagedKV(pages[0], pages[1], table, self.tokens, self.fmt), self.scale
 
     def energy(self, together: int = 1, visibility: str = "last") -> np.ndarray:
         """Straight from the definition, in float64, one query block at a time; means rounded to f16."""
@@ -114,8 +117,8 @@ def rounded(x: Any) -> np.ndarray:
 
 def selected(case: Case, guarded: Any, options: Any) -> np.ndarray:
     """The device's lists as a mask; they must be ascending and causal."""
-    q, k_pages, _, table, tokens, scale = case.device(guarded)
-    lists = options.select(q, k_pages, table, tokens, scale, case.fmt)
+    q, at, scale = case.device(guarded)
+    tokens, lists = at.tokens, options.select(q, at, scale)
     counts, indices = lists.counts.get(), lists.indices.get()
     mask = mask_of(lists, -(-tokens // BLOCK))
     assert (mask.sum(axis=2) == counts).all()  # no block twice

@@ -13,6 +13,7 @@ cp = pytest.importorskip("cupy")
 from sp.ops.attention.attention_decode import decode, zeros  # noqa: E402
 from sp.ops.attention.attention_split import split  # noqa: E402
 from sp.ops.attention.paged_attention import attention_output, paged_attention  # noqa: E402
+from sp.ops.attention.paged_kv import PagedKV  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 SHAPES = [(2, 1, 64), (4, 2, 128), (12, 2, 128), (2, 2, 256), (12, 2, 256)]  # query heads, KV heads, head size
@@ -42,10 +43,10 @@ def test_against_float64(fmt, rotate, d, heads, kv_heads, n, prefix):
     case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt, rotate)
     q = queries(rng, n, heads, d)
     want = case.want(q)
-    got = paged_attention(cp.asarray(q), *case.device(), case.tokens, fmt, case.rotate_block)
+    got = paged_attention(cp.asarray(q), case.device())
     assert got.dtype == np.uint16
     assert nmse(got, want) < BOUND
-    again = paged_attention(cp.asarray(q), *case.device(), case.tokens, fmt, case.rotate_block)
+    again = paged_attention(cp.asarray(q), case.device())
     np.testing.assert_array_equal(got.get(), again.get())
 
 
@@ -56,9 +57,7 @@ def test_finished_outputs(gated, fmt, rotate, n, prefix):
     rng = np.random.default_rng(n)
     case = PagedCase.make(rng, prefix + n, 4, 256, fmt, rotate)
     q, wide = queries(rng, n, 24, 256), to_bf16(rng.standard_normal((n, 24, 512)))
-    got = attention_output(
-        cp.asarray(q), *case.device(), case.tokens, fmt, case.rotate_block, None, cp.asarray(wide) if gated else None
-    )
+    got = attention_output(cp.asarray(q), case.device(), cp.asarray(wide) if gated else None)
     want = case.want_finished(q, to_float64(wide) if gated else None)
     assert nmse(got.reshape(n, 24, 256), want) < 2 * BOUND
 
@@ -68,10 +67,11 @@ def test_one_graph_serves_every_length(kernel, n):
     rng = np.random.default_rng(0)
     case = PagedCase.make(rng, 2000, 2, 128, Q4_0)
     q = queries(rng, n, 12, 128)
-    device_q, pages, total = cp.asarray(q), case.device(), cp.array([2000], np.int32)
+    device_q, total = cp.asarray(q), cp.array([2000], np.int32)
+    at = case.device(total)
 
     def run():
-        return kernel(device_q, *pages, total, Q4_0)
+        return kernel(device_q, at)
 
     run()
     graph = capture(run)
@@ -93,7 +93,8 @@ def test_a_loud_early_token_leaves_the_quiet_rest_its_weight():
     for page, rows in zip(pages, (keys, values), strict=True):
         page.reshape(-1, 1, d)[:tokens] = rows
     device = [cp.asarray(page.view(np.uint8)) for page in pages]
-    got = decode(cp.asarray(q), *device, cp.arange(len(pages[0]), dtype=np.int32), tokens, F16)
+    at = PagedKV(device[0], device[1], cp.arange(len(pages[0]), dtype=np.int32), tokens, F16)
+    got = decode(cp.asarray(q), at)
     weight = np.exp2(np.float64(q[0, 0, 0]) / np.sqrt(d) / np.log(2))
     want = (tokens - 1) / (tokens - 1 + weight)
     assert abs(to_float64(got)[0, 0, 1] / want - 1) < 3e-3

@@ -12,7 +12,7 @@ cp = pytest.importorskip("cupy")
 from sp.kernels import forced_path  # noqa: E402
 from sp.ops import kv_gather  # noqa: E402
 from sp.ops.attention.attention_portable import prefill  # noqa: E402
-from sp.ops.attention.attention_sm90 import BlockLists  # noqa: E402
+from sp.ops.attention.key_blocks import BlockLists  # noqa: E402
 from sp.ops.attention.paged_attention import attention_output, paged_attention  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
@@ -40,9 +40,9 @@ def test_against_float64(fmt, d, heads, kv_heads, n, prefix):
     rng = np.random.default_rng(n + prefix)
     case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt)
     q = queries(rng, n, heads, d)
-    got = prefill(cp.asarray(q), *case.device(), case.tokens, fmt, d**-0.5)
+    got = prefill(cp.asarray(q), case.device(), d**-0.5)
     assert nmse(got, case.want(q)) < BOUND
-    again = prefill(cp.asarray(q), *case.device(), case.tokens, fmt, d**-0.5)
+    again = prefill(cp.asarray(q), case.device(), d**-0.5)
     np.testing.assert_array_equal(got.get(), again.get())
 
 
@@ -74,7 +74,7 @@ def test_lists_of_key_blocks(fmt, d, n, prefix, guarded):
     q, (counts, indices) = queries(rng, n, heads, d), listed(rng, heads, n, tokens)
     lse = guarded((heads, n), np.float32)
     lists = BlockLists(cp.asarray(counts), cp.asarray(indices))
-    got = prefill(cp.asarray(q), *case.device(), tokens, fmt, d**-0.5, lists, lse=lse)
+    got = prefill(cp.asarray(q), case.device(), d**-0.5, lists, lse=lse)
     k, v = (kv_gather(pages, case.table, tokens, fmt).astype(np.float64) for pages in (case.k_pages, case.v_pages))
     seen = np.arange(tokens) <= prefix + np.arange(n)[:, None]
     want, want_lse = np.zeros((n, heads, d)), np.zeros((heads, n))
@@ -100,9 +100,7 @@ def test_the_op_takes_either_path(path, fmt, rotate, heads, kv_heads, d, n, pref
     case = PagedCase.make(rng, prefix + n, kv_heads, d, fmt, rotate)
     q, wide = queries(rng, n, heads, d), to_bf16(rng.standard_normal((n, heads, 2 * d)))
     with forced_path(path):
-        got = paged_attention(cp.asarray(q), *case.device(), case.tokens, fmt, case.rotate_block)
-        done = attention_output(
-            cp.asarray(q), *case.device(), case.tokens, fmt, case.rotate_block, wide=cp.asarray(wide)
-        )
+        got = paged_attention(cp.asarray(q), case.device())
+        done = attention_output(cp.asarray(q), case.device(), cp.asarray(wide))
     assert nmse(got, case.want(q)) < 2 * BOUND
     assert nmse(done.reshape(n, heads, d), case.want_finished(q, to_float64(wide))) < 3 * BOUND

@@ -12,8 +12,10 @@ from sp.errors import ConfigError  # noqa: E402
 from sp.ops import hadamard, kv_append, kv_gather  # noqa: E402
 from sp.ops.attention.attention_heads import attention_heads  # noqa: E402
 from sp.ops.attention.gate_output import gate_output  # noqa: E402
-from sp.ops.attention.head_norm_rope import head_norm_rope  # noqa: E402
+from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope  # noqa: E402
 from sp.ops.attention.kv_pages import unpacked_pages  # noqa: E402
+from sp.ops.attention.paged_kv import PagedKV  # noqa: E402
+from sp.ops.rope import Rope  # noqa: E402
 from sp.quant import F16, F32, Q4_0  # noqa: E402
 
 F16_ROUNDING, BF16_ROUNDING = 2e-7, 4e-6
@@ -36,25 +38,29 @@ def bf16_values(rng, shape):
 @pytest.mark.parametrize(
     ("heads", "d", "stride", "rope_dim"), [(24, 256, 512, 64), (2, 128, 128, 128), (3, 64, 192, 34)]
 )
-def test_head_norm_rope(tokens, heads, d, stride, rope_dim):
+@pytest.mark.parametrize(("pairing", "normed"), [("halves", True), ("interleaved", True), ("interleaved", False)])
+def test_head_norm_rope(tokens, heads, d, stride, rope_dim, pairing, normed):
     rng = np.random.default_rng(tokens)
     x, exact = bf16_values(rng, (tokens, heads, stride))
-    weight = rng.uniform(0.5, 2, d).astype(np.float32)
-    positions = rng.integers(0, 1_000_000, tokens)
-    want = head_norm_rope(exact, weight.astype(np.float64), 1e-6, positions, 1e7, rope_dim)
-    got = head_norm_rope(x, cp.asarray(weight), 1e-6, cp.asarray(positions), 1e7, rope_dim)
+    weight = rng.uniform(0.5, 2, d).astype(np.float32) if normed else None
+    positions, rotary = rng.integers(0, 1_000_000, tokens), Rope(1e7, rope_dim, pairing)
+    want = head_norm_rope(exact, d, None if weight is None else weight.astype(np.float64), 1e-6, positions, rotary)
+    got = head_norm_rope(x, d, None if weight is None else cp.asarray(weight), 1e-6, cp.asarray(positions), rotary)
     assert got.dtype == np.float16
     assert nmse(got, want) < F16_ROUNDING
 
 
-def test_angles_are_exact_a_million_tokens_in():
-    d, positions = 128, np.array([0, 1, 999_983, 1_000_000])
+@pytest.mark.parametrize("pairing", ["halves", "interleaved"])
+def test_angles_are_exact_a_million_tokens_in(pairing):
+    d, positions, rotary = 128, np.array([0, 1, 999_983, 1_000_000]), Rope(1e6, 128, pairing)
     x = np.zeros((4, 1, d), np.float32)
-    x[..., : d // 2] = 1  # out[j] is then the cosine and out[j + 64] the sine of the angle, times sqrt(2)
-    got = head_norm_rope(cp.asarray(to_bf16(x)), cp.ones(d, np.float32), 0.0, cp.asarray(positions), 1e6, d)
+    first, second = (slice(0, d, 2), slice(1, d, 2)) if pairing == "interleaved" else (slice(64), slice(64, d))
+    x[..., first] = 1  # a pair is then the cosine and the sine of its angle, times sqrt(2)
+    ones, where = cp.ones(d, np.float32), cp.asarray(positions)
+    got = to_float64(head_norm_rope(cp.asarray(to_bf16(x)), d, ones, 0.0, where, rotary))[:, 0]
     angle = positions[:, None] * 1e6 ** (-np.arange(64) / 64)
-    want = np.sqrt(2) * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
-    assert np.abs(to_float64(got)[:, 0] - want).max() < 1e-3  # half an ulp of f16 at sqrt(2) is 4.9e-4
+    for part, want in ((first, np.cos(angle)), (second, np.sin(angle))):
+        assert np.abs(got[:, part] - np.sqrt(2) * want).max() < 1e-3  # half an ulp of f16 at sqrt(2) is 4.9e-4
 
 
 @pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
@@ -129,11 +135,12 @@ def test_gate_output(tokens, gated, unrotate, d):
     assert nmse(gate_output(out, wide if gated else None, unrotate), want) < BF16_ROUNDING
 
 
+@pytest.mark.parametrize(("pairing", "normed"), [("halves", True), ("halves", False), ("interleaved", False)])
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
 @pytest.mark.parametrize(("heads", "kv_heads", "d", "wide", "rope_dim"), [(24, 4, 256, 2, 64), (4, 2, 128, 1, 128)])
 @pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 300), (5, 126), (130, 1)])
 def test_attention_heads_is_norm_rope_append_in_one_launch(
-    fmt, rotate, heads, kv_heads, d, wide, rope_dim, tokens, start
+    fmt, rotate, heads, kv_heads, d, wide, rope_dim, tokens, start, pairing, normed
 ):
     rng = np.random.default_rng(tokens)
     q, k, v = (
@@ -141,15 +148,14 @@ def test_attention_heads_is_norm_rope_append_in_one_launch(
         for h, s in ((heads, wide * d), (kv_heads, d), (kv_heads, d))
     )
     q_norm, k_norm = (cp.asarray(rng.uniform(0.5, 2, d).astype(np.float32)) for _ in range(2))
+    norms, rotary = HeadNorms(q_norm, k_norm, 1e-6) if normed else HeadNorms(), Rope(1e7, rope_dim, pairing)
     positions, table = cp.asarray(rng.integers(0, 200_000, tokens)), cp.asarray(rng.permutation(4).astype(np.int32))
-    rope = (1e-6, positions, 1e7, rope_dim)
     pages = [cp.full((4, 128, kv_heads, fmt.row_bytes(d)), 0xA5, np.uint8) for _ in range(4)]
-    want_q = head_norm_rope(q, q_norm, *rope)
-    kv_append(pages[0], table, start, head_norm_rope(k, k_norm, *rope), fmt, d if rotate else 0)
+    want_q = head_norm_rope(q, d, norms.q, 1e-6, positions, rotary)
+    kv_append(pages[0], table, start, head_norm_rope(k, d, norms.k, 1e-6, positions, rotary), fmt, d if rotate else 0)
     kv_append(pages[1], table, start, v, fmt, 64 if rotate else 0)
-    got_q = attention_heads(
-        q, k, v, q_norm, k_norm, *rope, pages[2], pages[3], table, cp.array([start], np.int32), fmt, rotate
-    )
+    at = PagedKV(pages[2], pages[3], table, 0, fmt, rotate, start=cp.array([start], np.int32))
+    got_q = attention_heads(q, k, v, norms, positions, rotary, at)
     np.testing.assert_array_equal(got_q.get().view(np.uint16), want_q.get().view(np.uint16))
     np.testing.assert_array_equal(pages[2].get(), pages[0].get())
     np.testing.assert_array_equal(pages[3].get(), pages[1].get())

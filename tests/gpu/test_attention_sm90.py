@@ -10,7 +10,10 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
-from sp.ops.attention.attention_sm90 import BlockLists, prefill
+from sp.ops.attention.attention_sm90 import prefill
+from sp.ops.attention.key_blocks import BlockLists
+from sp.ops.attention.paged_kv import PagedKV
+from sp.quant import F16
 
 try:
     HOPPER = native_path() == "sm_90a"
@@ -133,7 +136,8 @@ def run(guarded, case: Case, listed: list[list[list[int]]] | None = None) -> tup
         blocks = BlockLists(cupy.asarray(counts), cupy.asarray(indices))
     out, lse = guarded((n, heads, d), np.uint16), guarded((heads, n), np.float32)
     q = guarded(case.q.shape, np.float16, case.q)
-    prefill(q, *pools, cupy.asarray(table), tokens, d**-0.5, blocks, out=out, lse=lse)
+    at = PagedKV(pools[0], pools[1], cupy.asarray(table), tokens, F16)
+    prefill(q, at, d**-0.5, blocks, out=out, lse=lse)
     return to_float64(out), lse.get()
 
 

@@ -13,17 +13,20 @@ import pytest
 from sp.errors import ConfigError, DeviceError, ModelError
 from sp.kernels import device_errors
 from sp.kernels.path import native_path
+from sp.kernels.specs.matmul.epilogue import STORE
 from sp.ops.activations import swiglu
 from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.head_norm_rope import head_norm_rope
 from sp.ops.attention.kv_pages import kv_append, kv_gather
 from sp.ops.attention.paged_attention import paged_attention
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.embedding import embedding
 from sp.ops.matmul.gemm_portable import gated, gemm
 from sp.ops.matmul.packed import PackedWeight, allocate, pack
 from sp.ops.matmul.project import gated_project, project, project_add
 from sp.ops.norms import rms_norm
+from sp.ops.rope import Rope
 from sp.ops.sampling.sample import Sampling, argmax, sample
 from sp.quant import F16, F32, Q4_K, Q8_0, BlockFormat, Weight
 
@@ -62,7 +65,7 @@ def filled(fill: Callable[..., None], x: Any, *weights: Any) -> Any:
     import cupy
 
     out = cupy.empty((len(x), ROWS), cupy.uint16)
-    fill(x, *map(packed, weights), out, *(("bf16",) if len(weights) == 1 else ()))
+    fill(x, *map(packed, weights), out, *((STORE,) if len(weights) == 1 else ()))
     return out
 
 
@@ -79,7 +82,7 @@ def appended(pages: Any, table: Any, start: Any, values: Any) -> Any:
 
 def attend(n: int) -> Op:
     return Op(
-        lambda q, k_pages, v_pages, table: paged_attention(q, k_pages, v_pages, table, 200, F16),
+        lambda q, k_pages, v_pages, table: paged_attention(q, PagedKV(k_pages, v_pages, table, 200, F16)),
         {
             "q": f16(n, 2, 128),
             "k_pages": f16(2, 128, 1, 128).view(np.uint8),
@@ -113,7 +116,7 @@ OPS = {
         twin="ids",
     ),
     "head_norm_rope": Op(
-        lambda x, weight, positions: head_norm_rope(x, weight, 1e-6, positions, 1e6, 64),
+        lambda x, weight, positions: head_norm_rope(x, 128, weight, 1e-6, positions, Rope(1e6, 64)),
         {"x": bf16(4, 2, 128), "weight": f32(128), "positions": np.arange(4)},
         twin="x",
     ),

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sp.bench.kernel_times import kernel_times
 from sp.bench.model import Trial, describe, run_tests
+from sp.bench.names import model_facts
 from sp.bench.record import FIELDS, make_record
 from sp.cli import app
 from sp.models import load_model, prefill
@@ -47,7 +48,7 @@ def test_timings_and_records(path) -> None:
         assert 0 < min(timing.seconds) < 60
         assert timing.peak_bytes >= model.nbytes
         assert "gemv.cu" in timing.sources
-        entry = make_record(**describe(timing, "m", path, "f16"))
+        entry = make_record(**describe(timing, model_facts("m", model.config, None), path, "f16"))
         assert set(FIELDS) <= entry.keys()
         assert json.loads(json.dumps(entry)) == entry
 

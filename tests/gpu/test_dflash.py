@@ -27,8 +27,11 @@ from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.trunk import Trunk
 from sp.ops.attention.attention_heads import attention_heads, context_heads
+from sp.ops.attention.head_norm_rope import HeadNorms
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.feature_rows import pick_features, store_features
 from sp.ops.matmul.packed import unpack
+from sp.ops.rope import Rope
 from sp.quant import F16, Q4_0
 
 TINY, TARGET = "dflash-tiny-qwen35", "tiny-qwen35:q4_k_m"
@@ -191,8 +194,8 @@ def reference(draft, target: Model, features, where, position: int):
         m, normed = layer.mixer, rms(x, layer.attn_norm, c.eps)
         q, wk, wv = heads(normed @ unpack(m.q).T), unpack(m.k).T, unpack(m.v).T
         k, v = (cupy.concatenate([heads(fused @ w), heads(normed @ w)]) for w in (wk, wv))
-        q = turn(rms(q, m.q_norm, c.eps), block, c.rope_base)
-        k = turn(rms(k, m.k_norm, c.eps), np.concatenate([where, block]), c.rope_base)
+        q = turn(rms(q, m.norms.q, c.eps), block, c.rope.base)
+        k = turn(rms(k, m.norms.k, c.eps), np.concatenate([where, block]), c.rope.base)
         k, v = (cupy.repeat(one, c.group, axis=1).transpose(1, 0, 2) for one in (k, v))
         score = q.transpose(1, 0, 2) @ k.transpose(0, 2, 1) / np.float32(np.sqrt(128))
         if window is not None:
@@ -201,8 +204,8 @@ def reference(draft, target: Model, features, where, position: int):
         weight /= weight.sum(axis=-1, keepdims=True)
         x = x + (weight @ v).transpose(1, 0, 2).reshape(16, -1) @ unpack(m.out).T
         h = rms(x, layer.ffn_norm, c.eps)
-        gate = h @ unpack(layer.ffn_gate).T
-        x = x + (gate / (1 + cupy.exp(-gate)) * (h @ unpack(layer.ffn_up).T)) @ unpack(layer.ffn_down).T
+        gate = h @ unpack(layer.ffn.gate).T
+        x = x + (gate / (1 + cupy.exp(-gate)) * (h @ unpack(layer.ffn.up).T)) @ unpack(layer.ffn.down).T
     return rms(x[1:], draft.output_norm, c.eps) @ unpack(target.trunk.output).T
 
 
@@ -242,13 +245,14 @@ def test_tokens_that_ask_nothing_are_stored_like_others(guarded, fmt, rotate) ->
         cupy.asarray(to_bf16(rng.standard_normal((tokens, n, d), np.float32))) for n in (heads, kv_heads, kv_heads)
     )
     norm, where = cupy.asarray(1 + rng.random(d, np.float32)), cupy.asarray(np.cumsum(rng.integers(1, 5, tokens)))
-    table, rest = cupy.asarray(np.array([2, 0], np.int32)), (1e-6, where, 1e7, d)
+    table, norms, rotary = cupy.asarray(np.array([2, 0], np.int32)), HeadNorms(norm, norm, 1e-6), Rope(1e7, d)
     for asks in (True, False):
         pages = [guarded((3, 128, kv_heads, fmt.row_bytes(d)), np.uint8) for _ in range(2)]
+        at = PagedKV(pages[0], pages[1], table, start, fmt, rotate)
         if asks:
-            attention_heads(q, k, v, norm, norm, *rest, *pages, table, start, fmt, rotate)
+            attention_heads(q, k, v, norms, where, rotary, at)
         else:
-            context_heads(k, v, norm, *rest, *pages, table, start, fmt, rotate)
+            context_heads(k, v, norms, where, rotary, at)
         stored.append(np.stack([one.get() for one in pages]))
     np.testing.assert_array_equal(*stored)
     rows = (stored[0].reshape(2, 3 * 128, -1) != 0xFF).any(axis=2)

@@ -59,8 +59,8 @@ def close(case, out, mask):
 def test_means(guarded, d, fmt):
     for tokens in (1, 128, 129, 1000):
         case = Case(1, tokens, 2, 2, d, fmt=fmt)
-        _, k_pages, _, table, *_ = case.device(guarded)
-        got = to_float64(block_means(k_pages, table, tokens, fmt))
+        _, at, _ = case.device(guarded)
+        got = to_float64(block_means(at.k, at.table, tokens, fmt))
         want = np.stack([case.k[i : i + BLOCK].mean(axis=0) for i in range(0, tokens, BLOCK)], axis=1)
         np.testing.assert_allclose(got, want, rtol=2**-10, atol=1e-6)
 
@@ -168,7 +168,7 @@ def test_mean_correction(path, guarded, d, group, n, tokens):
 def test_packed_pages(path, guarded):
     case = Case(500, 1500, 4, 2, 128, "clusters", Q4_0)
     options = FlashPrefill(0.2, sink=1, window=1, last_n=0)
-    out, _ = sparse_attention(*case.device(guarded), options, Q4_0)
+    out, _ = sparse_attention(*case.device(guarded), options)
     assert nmse(out, case.attend(selected(case, guarded, options))) < BOUND
 
 
@@ -213,13 +213,13 @@ def test_values_that_are_not_finite_stay_with_their_head(path, guarded, value):
     """Lists stay in bounds, nothing hangs, and what the other heads give stays as it was, bit for bit."""
     case = Case(1000, 1500, 6, 3, 128, "clusters")
     for options in (FlashPrefill(0.2, min_budget=3), TopDensity(0.3), replace(V2, mean_correction=True)):
-        q, k, v, *rest = case.device(guarded)
-        clean, _ = sparse_attention(q, k, v, *rest, options)
+        q, at, scale = case.device(guarded)
+        clean, _ = sparse_attention(q, at, scale, options)
         page = case.table[5]
-        k.view(np.float16).reshape(*k.shape[:3], 128)[page, 17, 1] = value
-        v.view(np.float16).reshape(*v.shape[:3], 128)[page, 90, 1] = value
+        at.k.view(np.float16).reshape(*at.k.shape[:3], 128)[page, 17, 1] = value
+        at.v.view(np.float16).reshape(*at.v.shape[:3], 128)[page, 90, 1] = value
         q[700, 2] = value
-        out, counts = sparse_attention(q, k, v, *rest, options)
+        out, counts = sparse_attention(q, at, scale, options)
         for head in (0, 1, 4, 5):
             assert (out[:, head] == clean[:, head]).all()
         counts = counts.get()
@@ -261,16 +261,18 @@ def test_what_kernels_do_not_take_is_refused_before_any_launch(guarded, monkeypa
 
     monkeypatch.setattr(Kernel, "launch", lambda *_, **__: pytest.fail("a kernel was launched"))
     good = Case(200, 300, 2, 1, 128)
-    q, k, v, table, tokens, scale = good.device(guarded)
+    q, at, scale = good.device(guarded)
+    narrow = replace(at, k=at.k[:, :64], v=at.v[:, :64])
+    other = replace(at, k=guarded((5, 128, 3, 256), np.uint8))
     small = Case(10, 20, 2, 1, 32).device(guarded)
     for selector in (FlashPrefill(0.1), TopDensity(0.1), Dense(), Streaming()):
         for arguments, why in (
-            ((q[:0], k, v, table, tokens, scale), "0 queries of 300 tokens"),
-            ((q[:0], k, v, table, 0, scale), "0 queries of 0 tokens"),
-            ((q, k, v, table, 100, scale), "200 queries of 100 tokens"),
+            ((q[:0], at, scale), "0 queries of 300 tokens"),
+            ((q[:0], replace(at, tokens=0), scale), "0 queries of 0 tokens"),
+            ((q, replace(at, tokens=100), scale), "200 queries of 100 tokens"),
             (small, "heads of 32 values"),
-            ((q, k[:, :64], v[:, :64], table, tokens, scale), "pages of 64 tokens"),
-            ((q, guarded((5, 128, 3, 256), np.uint8), v, table, tokens, scale), "2 query heads do not divide"),
+            ((q, narrow, scale), "pages of 64 tokens"),
+            ((q, other, scale), "2 query heads do not divide"),
         ):
             with pytest.raises(ConfigError, match=why):
                 sparse_attention(*arguments, selector)

@@ -16,8 +16,9 @@ from captured import capture
 from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.ops.matmul import gemm_few as module
-from sp.ops.matmul.gemm_few import ADD, STORE, SWIGLU, fits, gemm_few
+from sp.ops.matmul.gemm_few import fits, gemm_few
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 

@@ -17,9 +17,10 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.ops.input_tiles import InputTiles, empty_tiles, largest_scales
 from sp.ops.matmul import gemm_few_sm90 as module
-from sp.ops.matmul.gemm_few_sm90 import ADD, STORE, SWIGLU, gemm_few_sm90, held_for
+from sp.ops.matmul.gemm_few_sm90 import gemm_few_sm90, held_for
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 

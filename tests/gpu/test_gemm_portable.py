@@ -13,6 +13,7 @@ from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
 from sp.kernels.device import require_device
 from sp.kernels.specs.matmul import gemm_portable as declared
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU
 from sp.ops.matmul import gemm_portable
 from sp.ops.matmul.gemm_portable import gated, gemm
 from sp.ops.matmul.packed import PackedWeight, pack
@@ -28,9 +29,9 @@ def compiled():
     """All variants at once, on all cores."""
     arch = jit.device_arch("80+", require_device())
     variants = [
-        declared.variant(fmt.ggml_type, stored, shape)
+        declared.variant(fmt.ggml_type, epilogue, shape)
         for fmt in FORMATS
-        for stored in declared.STORED
+        for epilogue in declared.EPILOGUES
         for shape in declared.SHAPES
     ]
     with ThreadPoolExecutor() as pool:
@@ -63,21 +64,21 @@ def activations(tokens: int, width: int) -> np.ndarray:
     return to_bf16(np.random.default_rng(tokens).standard_normal((tokens, width)))
 
 
-@pytest.mark.parametrize("mode", ["bf16", "f32", "add"])
+@pytest.mark.parametrize("epilogue", [STORE, STORE_F32, ADD])
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
-def test_every_token_count(guarded, fmt, mode):
+def test_every_token_count(guarded, fmt, epilogue):
     import cupy
 
     w, exact = weight(fmt, 264, 512)  # the last 64-row tile has 8 rows, the last block of rows is mostly empty
     for tokens in TOKENS:
         x = activations(tokens, 512)
         want = to_float64(x) @ exact.T
-        out = guarded((tokens, 264), np.uint16 if mode == "bf16" else np.float32)
-        if mode == "add":
+        out = guarded((tokens, 264), np.uint16 if epilogue == STORE else np.float32)
+        if epilogue == ADD:
             before = np.random.default_rng(1).standard_normal((tokens, 264)).astype(np.float32)
             out[...] = cupy.asarray(before)
             want += before
-        gemm(guarded((tokens, 512), np.uint16, x), w, out, mode)
+        gemm(guarded((tokens, 512), np.uint16, x), w, out, epilogue)
         assert nmse(out, want) <= BOUND, tokens
 
 
@@ -87,7 +88,7 @@ def test_every_shape(guarded, fmt, shape):
     w, exact = weight(fmt, *shape)
     x = activations(150, shape[1])
     out = guarded((150, shape[0]), np.float32)
-    gemm(guarded(x.shape, np.uint16, x), w, out, "f32")
+    gemm(guarded(x.shape, np.uint16, x), w, out, STORE_F32)
     assert nmse(out, to_float64(x) @ exact.T) <= BOUND
 
 
@@ -97,7 +98,7 @@ def test_few_tiles_along_k(guarded, fmt, width):
     w, exact = weight(fmt, 72, width)
     x = activations(40, width)
     out = guarded((40, 72), np.float32)
-    gemm(guarded(x.shape, np.uint16, x), w, out, "f32")
+    gemm(guarded(x.shape, np.uint16, x), w, out, STORE_F32)
     assert nmse(out, to_float64(x) @ exact.T) <= BOUND
 
 
@@ -118,8 +119,8 @@ def test_many_tiles_repeat_to_the_bit(guarded):
     w, exact = weight(Q4_K, 1544, 1024)
     x = guarded((2500, 1024), np.uint16, activations(2500, 1024))
     first, second = guarded((2500, 1544), np.float32), guarded((2500, 1544), np.float32)
-    gemm(x, w, first, "f32")
-    gemm(x, w, second, "f32")
+    gemm(x, w, first, STORE_F32)
+    gemm(x, w, second, STORE_F32)
     assert nmse(first, to_float64(x) @ exact.T) <= BOUND
     assert bool((first == second).all())
 
@@ -131,8 +132,8 @@ def test_parts_of_k_repeat_to_the_bit(guarded, fmt):
     x = guarded((40, 2816), np.uint16, activations(40, 2816))
     results = [guarded((40, 200), np.float32) for _ in range(4)]
     for out in results:
-        gemm(x, w, out, "f32")
-    defines, parts = gemm_portable._plan(fmt.ggml_type, "f32", 40, w.shape, 132)
+        gemm(x, w, out, STORE_F32)
+    defines, parts = gemm_portable._plan(fmt.ggml_type, STORE_F32, 40, w.shape, 132)
     assert parts > 1 or defines["WARPS_M"] == declared.TALL.defines["WARPS_M"]
     assert nmse(results[0], to_float64(x) @ exact.T) <= BOUND
     assert all(bool((out == results[0]).all()) for out in results)
@@ -141,11 +142,16 @@ def test_parts_of_k_repeat_to_the_bit(guarded, fmt):
 def test_wrong_shapes_are_refused(guarded):
     w, _ = weight(Q8_0, 64, 256)
     x, out = guarded((3, 256), np.uint16, activations(3, 256)), guarded((3, 64), np.float32)
-    for bad_x, bad_out, mode in ((x[:, :128], out, "f32"), (x, out[:2], "f32"), (x, out, "f64"), (x, out, "bf16")):
+    for bad_x, bad_out, epilogue in (
+        (x[:, :128], out, STORE_F32),
+        (x, out[:2], STORE_F32),
+        (x, out, SWIGLU),
+        (x, out, STORE),
+    ):
         with pytest.raises(DeviceError):
-            gemm(bad_x, w, bad_out, mode)
+            gemm(bad_x, w, bad_out, epilogue)
     odd, _ = weight(Q8_0, 60, 256)
     with pytest.raises(DeviceError, match="multiple of 8"):
-        gemm(x, odd, guarded((3, 60), np.float32), "f32")
+        gemm(x, odd, guarded((3, 60), np.float32), STORE_F32)
     with pytest.raises(DeviceError, match="alike"):
         gated(x, w, odd, guarded((3, 64), np.uint16))

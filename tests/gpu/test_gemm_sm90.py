@@ -12,6 +12,7 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels import forced_path
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.ops.matmul import gemm_sm90
 from sp.ops.matmul.gemm_sm90 import gated, gemm
 from sp.ops.matmul.packed import PackedWeight, pack
@@ -44,9 +45,9 @@ def make_inputs(tokens: int, width: int, seed: int) -> np.ndarray:
     return to_bf16(np.random.default_rng(seed).standard_normal((tokens, width)).astype(np.float32))
 
 
-def product(guarded, x: np.ndarray, w: PackedWeight, mode: str, base: np.ndarray | None = None):
-    out = guarded((len(x), w.shape[0]), np.uint16 if mode == "bf16" else np.float32, base)
-    gemm(guarded(x.shape, np.uint16, x), w, out, mode)
+def product(guarded, x: np.ndarray, w: PackedWeight, epilogue: Epilogue, base: np.ndarray | None = None):
+    out = guarded((len(x), w.shape[0]), np.uint16 if epilogue == STORE else np.float32, base)
+    gemm(guarded(x.shape, np.uint16, x), w, out, epilogue)
     return out
 
 
@@ -58,11 +59,11 @@ def silu(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("out", [192, 72], ids=lambda out: f"out{out}")
 def test_formats(guarded, fmt, out):
     w, values = make_weight(fmt, out, 512, 1)
-    for tokens, mode in ((129, "bf16"), (300, "f32"), (70, "bf16"), (257, "add")):
+    for tokens, epilogue in ((129, STORE), (300, STORE_F32), (70, STORE), (257, ADD)):
         x = make_inputs(tokens, 512, tokens)
-        base = np.random.default_rng(7).standard_normal((tokens, out)).astype(np.float32) if mode == "add" else None
+        base = np.random.default_rng(7).standard_normal((tokens, out)).astype(np.float32) if epilogue == ADD else None
         want = to_float64(x) @ values.T + (0 if base is None else base)
-        assert nmse(product(guarded, x, w, mode, base), want) < BOUND, (tokens, mode)
+        assert nmse(product(guarded, x, w, epilogue, base), want) < BOUND, (tokens, epilogue)
 
 
 @pytest.mark.parametrize("tokens", ROWS)
@@ -70,10 +71,10 @@ def test_rows(guarded, tokens):
     w, values = make_weight(Q4_K, 200, 768, 2)
     x = make_inputs(tokens, 768, tokens)
     want = to_float64(x) @ values.T
-    for mode in ("bf16", "f32"):
-        assert nmse(product(guarded, x, w, mode), want) < BOUND, mode
+    for epilogue in (STORE, STORE_F32):
+        assert nmse(product(guarded, x, w, epilogue), want) < BOUND, epilogue
     base = np.random.default_rng(3).standard_normal(want.shape).astype(np.float32)
-    assert nmse(product(guarded, x, w, "add", base), want + base) < BOUND
+    assert nmse(product(guarded, x, w, ADD, base), want + base) < BOUND
 
 
 @pytest.mark.parametrize("width", [64, 128, 192, 320, 1088])
@@ -83,7 +84,7 @@ def test_shapes(guarded, out, width):
     w, values = make_weight(Q8_0, out, width, 4)
     for tokens in (100, 260):
         x = make_inputs(tokens, width, 5)
-        assert nmse(product(guarded, x, w, "bf16"), to_float64(x) @ values.T) < BOUND
+        assert nmse(product(guarded, x, w, STORE), to_float64(x) @ values.T) < BOUND
 
 
 @pytest.mark.parametrize("fmt", [Q4_K, Q6_K, BF16], ids=lambda fmt: fmt.name)
@@ -109,13 +110,13 @@ def test_large_gate_values(guarded):
     assert nmse(out, silu(to_float64(x)) * to_float64(x)) < BOUND
 
 
-@pytest.mark.parametrize("mode", ["bf16", "f32", "add"])
+@pytest.mark.parametrize("epilogue", [STORE, STORE_F32, ADD])
 @pytest.mark.parametrize("tokens", [100, 2100])
-def test_many_tiles_repeat_to_the_bit(guarded, mode, tokens):
+def test_many_tiles_repeat_to_the_bit(guarded, epilogue, tokens):
     """More tiles than the card has blocks, so every block takes several."""
     w, values = make_weight(Q8_0, 4160, 192, 11)
     x = make_inputs(tokens, 192, 12)
-    first, second = (product(guarded, x, w, mode, np.zeros((tokens, 4160), np.float32)) for _ in range(2))
+    first, second = (product(guarded, x, w, epilogue, np.zeros((tokens, 4160), np.float32)) for _ in range(2))
     assert nmse(first, to_float64(x) @ values.T) < BOUND
     assert bool((first.view(np.uint8) == second.view(np.uint8)).all())
 
@@ -130,16 +131,16 @@ def streaming(monkeypatch):
 
 
 @pytest.mark.parametrize("fmt", [Q4_0, Q8_0], ids=lambda fmt: fmt.name)
-@pytest.mark.parametrize("mode", ["bf16", "f32", "add"])
+@pytest.mark.parametrize("epilogue", [STORE, STORE_F32, ADD])
 @pytest.mark.parametrize(
     ("tokens", "out", "width"), [(100, 8, 64), (100, 264, 1088), (1100, 1480, 320), (2100, 4160, 192)]
 )
-def test_streamed(guarded, streaming, fmt, mode, tokens, out, width):
+def test_streamed(guarded, streaming, fmt, epilogue, tokens, out, width):
     """Tiles shared by two and more blocks, twice: the flags must be as before, and the sums in the same order."""
     w, values = make_weight(fmt, out, width, 20)
     x = make_inputs(tokens, width, 21)
-    first, second = (product(guarded, x, w, mode, np.zeros((tokens, out), np.float32)) for _ in range(2))
-    assert gemm_sm90.plan_of(fmt.ggml_type, mode, tokens, w.row_tiles, w.k_tiles, 132).streamed > 0
+    first, second = (product(guarded, x, w, epilogue, np.zeros((tokens, out), np.float32)) for _ in range(2))
+    assert gemm_sm90.plan_of(fmt.ggml_type, epilogue, tokens, w.row_tiles, w.k_tiles, 132).streamed > 0
     assert nmse(first, to_float64(x) @ values.T) < BOUND
     assert bool((first.view(np.uint8) == second.view(np.uint8)).all())
 
@@ -162,7 +163,7 @@ def test_scale_exactness(guarded):
         w, _ = make_weight(fmt, 192, 512, 13)
         x = make_inputs(257, 512, 14)
         want = to_float64(x) @ to_float64(unpack_bf16(w)).T
-        assert nmse(product(guarded, x, w, "f32"), want) < 1e-11, fmt.name
+        assert nmse(product(guarded, x, w, STORE_F32), want) < 1e-11, fmt.name
 
 
 def test_nan_rows_stay_apart(guarded):
@@ -170,7 +171,7 @@ def test_nan_rows_stay_apart(guarded):
     w, values = make_weight(Q4_K, 128, 256, 15)
     x = make_inputs(130, 256, 16)
     x[129, 3] = 0x7FC0
-    out = to_float64(product(guarded, x, w, "bf16"))
+    out = to_float64(product(guarded, x, w, STORE))
     assert np.isnan(out[129]).all()
     assert nmse(out[:129], to_float64(x[:129]) @ values.T) < BOUND
 
@@ -178,11 +179,11 @@ def test_nan_rows_stay_apart(guarded):
 def test_refusals(guarded):
     w, _ = make_weight(Q8_0, 64, 64, 17)
     x, out = guarded((4, 64), np.uint16), guarded((4, 64), np.float32)
-    with pytest.raises(DeviceError, match="mode must be"):
-        gemm(x, w, out, "f64")
+    with pytest.raises(DeviceError, match="epilogue must be"):
+        gemm(x, w, out, SWIGLU)
     with pytest.raises(DeviceError, match="do not fit"):
-        gemm(x, w, out, "bf16")
+        gemm(x, w, out, STORE)
     with pytest.raises(DeviceError, match="multiple of 8"):
-        gemm(x, make_weight(Q8_0, 60, 64, 18)[0], guarded((4, 60), np.float32), "f32")
+        gemm(x, make_weight(Q8_0, 60, 64, 18)[0], guarded((4, 60), np.float32), STORE_F32)
     with pytest.raises(DeviceError, match="alike"):
         gated(x, w, make_weight(BF16, 64, 64, 19)[0], guarded((4, 64), np.uint16))

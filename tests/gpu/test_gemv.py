@@ -16,9 +16,10 @@ import pytest
 from captured import capture
 from compare import nmse, to_bf16, to_float64
 
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.kernels.specs.matmul.gemv import Layout
 from sp.ops.matmul import gemv as module
-from sp.ops.matmul.gemv import ADD, STORE, SWIGLU, gemv, held
+from sp.ops.matmul.gemv import gemv, held
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 

@@ -17,7 +17,7 @@ from sp.ops.attention.importance import fold_weights, importance  # noqa: E402
 from sp.ops.attention.kv_pages import kv_gather  # noqa: E402
 from sp.ops.attention.reduction import STEPS, Reduction  # noqa: E402
 from sp.ops.attention.unrotate import unrotate  # noqa: E402
-from sp.ops.rope import rope  # noqa: E402
+from sp.ops.rope import Rope, rope  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
 BOUND = {F16: 1e-8, Q4_0: 1e-5}  # Q4_0 keys are rounded to f16 on the device
@@ -45,8 +45,7 @@ def weights(q: np.ndarray, case: PagedCase, causal: bool) -> np.ndarray:
 
 
 def on_device(q, case, reduction, running=None, **options):
-    k_pages, _, table = case.device()
-    return importance(cp.asarray(q), k_pages, table, case.tokens, case.fmt, reduction, running, **options)
+    return importance(cp.asarray(q), case.device(), reduction, running, **options)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
@@ -108,11 +107,13 @@ def test_wide_averages_and_their_limit():
         on_device(q, case, Reduction(pool=195))
 
 
+@pytest.mark.parametrize("pairing", ["halves", "interleaved"])
 @pytest.mark.parametrize(("d", "rope_dim"), [(128, 128), (256, 64)])
-def test_unrotate_undoes_rope(d, rope_dim):
+def test_unrotate_undoes_rope(d, rope_dim, pairing):
     rng = np.random.default_rng(d)
     x, positions = rng.standard_normal((133, 3, d)), rng.integers(0, 1_000_000, 133)
-    turned = rope(x, positions, 1e6, rope_dim).astype(np.float16)
-    got = unrotate(cp.asarray(turned), cp.asarray(positions), 1e6, rope_dim)
+    rotary = Rope(1e6, rope_dim, pairing)
+    turned = rope(x, positions, rotary).astype(np.float16)
+    got = unrotate(cp.asarray(turned), cp.asarray(positions), rotary)
     assert nmse(got, x) < 4e-7
     assert np.abs(to_float64(got) - x).max() < 8e-3

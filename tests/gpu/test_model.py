@@ -152,14 +152,14 @@ def test_the_embedded_target_answers_as_on_the_cpu(kv, rotate) -> None:
 def test_no_rows_need_no_launch() -> None:
     c = case("target")
     empty = c.gpu.embed(c.ids[:4])[4:]  # one past the end of its memory, which no kernel may read
-    attention, ffn = c.gpu.trunk.blocks[3].mixer, c.gpu.trunk.blocks[3]
-    norm, cache = (ffn.attn_norm, ffn.eps), c.gpu.new_cache(8)
+    block = c.gpu.trunk.blocks[3]
+    attention, norm, cache = block.mixer, (block.attn_norm, block.eps), c.gpu.new_cache(8)
     h = cupy.empty((0, attention.out.shape[1]), np.uint16)
     launches = kernel_times(
         lambda: (
             project(empty, (attention.q, attention.k), norm),
             project_add(empty, h, attention.out),
-            gated_project(empty, ffn.ffn_gate, ffn.ffn_up, norm),
+            gated_project(empty, block.ffn.gate, block.ffn.up, norm),
         ),
         hold_ms=0,
     )

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from sp.ops.embedding import embedding
-from sp.ops.matmul.fragment_order import SIZES, pack_numpy
+from sp.ops.matmul.fragment_order import pack_numpy
 from sp.ops.matmul.packed import PackedWeight, allocate, expand_scales, pack, pack_rows, unpack, unpack_bf16
-from sp.quant import F32, Weight, format_by_name
+from sp.quant import F32, Weight, format_by_name, kernel_formats
 
-NAMES = sorted(SIZES)
+NAMES = sorted(fmt.name for fmt in kernel_formats())
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 

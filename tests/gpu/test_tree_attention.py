@@ -64,7 +64,7 @@ def check(case, heads, d, n, seen, window=None, gated=False, seed=0):
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((n, heads, d)).astype(np.float16)
     wide = to_bf16(rng.standard_normal((n, heads, 2 * d))) if gated else None
-    given = cp.asarray(q), *case.device(), case.tokens, case.fmt, case.rotate_block
+    given = cp.asarray(q), case.device()
     masked = {"seen": cp.asarray(seen), "window": window, "wide": None if wide is None else cp.asarray(wide)}
     got = tree_attention(*given, **masked)
     assert got.dtype == np.uint16
@@ -111,7 +111,7 @@ def test_windows_hide_what_is_further_back(window, n, start):
     reached = max(0, start - window + 1) // 128
     q = rng.standard_normal((n, heads, d)).astype(np.float16)
     seen = seen_of(rng, kind, n)
-    got = tree_attention(cp.asarray(q), *case.device(), case.tokens, F16, seen=cp.asarray(seen), window=window)
+    got = tree_attention(cp.asarray(q), case.device(), seen=cp.asarray(seen), window=window)
     case.table, case.tokens = case.table[reached:], case.tokens - reached * 128
     assert nmse(got, want(case, q, seen, window, None)) < BOUND
 
@@ -131,7 +131,7 @@ def test_tiles_for_the_next_product(heads, kv_heads, d, n):
     case = PagedCase.make(rng, 300 + n, kv_heads, d, Q4_0, True)
     q, seen = rng.standard_normal((n, heads, d)).astype(np.float16), seen_of(rng, "tree", n)
     wide = to_bf16(rng.standard_normal((n, heads, 2 * d)))
-    given = cp.asarray(q), *case.device(), case.tokens, Q4_0, d
+    given = cp.asarray(q), case.device()
     reader = SimpleNamespace(format=Q4_K, shape=(5120, heads * d), nbytes=5120 * Q4_K.row_bytes(heads * d))
     got = tree_attention(*given, seen=cp.asarray(seen), wide=cp.asarray(wide), reader=reader)
     assert isinstance(got, InputTiles)
@@ -161,10 +161,11 @@ def test_one_graph_serves_every_mask_and_length():
     n, start = 16, 2500
     case = PagedCase.make(rng, start + n, 4, 256, Q4_0, True)
     q = rng.standard_normal((n, 24, 256)).astype(np.float16)
-    device_q, pages, total, seen = cp.asarray(q), case.device(), cp.zeros(1, np.int32), cp.zeros(n, np.uint64)
+    device_q, total, seen = cp.asarray(q), cp.zeros(1, np.int32), cp.zeros(n, np.uint64)
+    at = case.device(total)
 
     def run():
-        return tree_attention(device_q, *pages, start + n, Q4_0, 256, total, seen=seen)
+        return tree_attention(device_q, at, seen=seen)
 
     total.fill(start + n)
     seen.fill(1)
@@ -194,14 +195,14 @@ def test_counts_that_move_in_the_graph_itself(fmt, rotate):
     n, most, later = 16, 2700, 100
     case = PagedCase.make(rng, most, 4, 256, fmt, rotate)
     q, words = rng.standard_normal((n, 24, 256)).astype(np.float16), seen_of(rng, "tree", n)
-    device_q, pages, seen = cp.asarray(q), case.device(), cp.asarray(words)
-    tables = DeviceTables(1, len(case.table))
+    device_q, seen, tables = cp.asarray(q), cp.asarray(words), DeviceTables(1, len(case.table))
+    at = case.device(tables.total(0))
 
     def run():
         found = []
         for more in (n, later):
             tables.advance(more)
-            found.append(tree_attention(device_q, *pages, most, fmt, 256 if rotate else 0, tables.total(0), seen=seen))
+            found.append(tree_attention(device_q, at, seen=seen))
         return found
 
     run()

@@ -23,11 +23,12 @@ class Machine:
             runtimeGetVersion=lambda: self.built,
             driverGetVersion=lambda: self.driver,
             memGetInfo=lambda: (self.free << 30, 80 << 30),
-            getDeviceProperties=lambda device: {"name": b"NVIDIA H200", "multiProcessorCount": 132},
         )
         cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
         monkeypatch.setattr(doctor, "import_cupy", lambda: cupy)
         monkeypatch.setattr(doctor, "current_device", lambda: 0)
+        monkeypatch.setattr(doctor, "device_name", lambda device: "NVIDIA H200")
+        monkeypatch.setattr(doctor, "multiprocessors", lambda device: 132)
         monkeypatch.setattr(doctor, "require_device", lambda: self.compute)
         monkeypatch.setattr(doctor, "native_path", lambda: "sm_90a")
         monkeypatch.setattr(doctor, "_installed", lambda name: self.wheels.get(name))
@@ -56,7 +57,7 @@ def found(name):
 
 
 def test_a_sound_machine(machine):
-    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "memory", "selftest"]
+    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "memory", "selftest", "formats"]
     assert states() == dict.fromkeys(names, "ok")
     assert doctor.usable(list(doctor.examine()))
     assert found("selftest").detail == "launch, mma.sync"
@@ -155,3 +156,8 @@ def test_without_cupy_the_examination_ends_there(machine, monkeypatch):
     machine.wheels.clear()
     monkeypatch.setattr(doctor, "import_cupy", missing)
     assert states() == {"wheels": "warn", "cupy": "fail"}
+
+
+def test_formats_that_kernels_do_not_read_are_told(machine):
+    assert "kernels read Q4_K," in found("formats").detail
+    assert "re-packed at load: F32 as BF16" in found("formats").detail

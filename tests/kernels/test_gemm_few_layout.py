@@ -6,14 +6,16 @@ import pytest
 
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
-from sp.kernels.specs.matmul.gemm_few import ADD, STORE, SWIGLU, bits, smem, variant
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
+from sp.kernels.specs.matmul.gemm_few import smem, variant
 from sp.ops.matmul.gemm_few import passes, plan_of
+from sp.quant import format_bits
 
 CASES = [
-    variant(2560, 16, bits(12), SWIGLU, 8, True),
-    variant(1280, 24, bits(12, 14), STORE, 8, False),
-    variant(1536, 32, bits(14), ADD, 4, True),
-    variant(320, 16, bits(8, 30), STORE, 8, True, 99 << 10),
+    variant(2560, 16, format_bits(12), SWIGLU, 8, True),
+    variant(1280, 24, format_bits(12, 14), STORE, 8, False),
+    variant(1536, 32, format_bits(14), ADD, 4, True),
+    variant(320, 16, format_bits(8, 30), STORE, 8, True, 99 << 10),
 ]
 
 

@@ -8,16 +8,12 @@ import pytest
 
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_few_sm90 import (
-    ADD,
     CAPACITY,
     GROUPS,
     HELD,
     RESIDENT,
-    STORE,
-    SWIGLU,
-    UNIT_BYTES,
-    bits,
     chunks,
     input_bytes,
     slot_bytes,
@@ -26,6 +22,7 @@ from sp.kernels.specs.matmul.gemm_few_sm90 import (
     variant,
 )
 from sp.ops.matmul.gemm_few_sm90 import STREAM_SLOTS, SUPER, plan_of
+from sp.quant import format_bits, kernel_formats, packing_of
 
 PRODUCTS = [
     (5120, (14, 12, 12, 12), (10240, 6144, 48, 48), STORE),
@@ -41,13 +38,14 @@ PRODUCTS = [
     ("tokens", "kinds", "epilogue"),
     [(16, (12,), STORE), (32, (12, 13), STORE), (40, (12, 14), STORE), (56, (12,), ADD)],
 )
-def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...], epilogue: int) -> None:
+def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...], epilogue: Epilogue) -> None:
     pytest.importorskip("cupy")
-    defines = variant(tokens, bits(*kinds), epilogue)
+    defines = variant(tokens, format_bits(*kinds), epilogue)
     text = flatten("gemm_few_sm90.cu")
-    for kind, nbytes in UNIT_BYTES.items():
-        text += f"\nstatic_assert(Unit<{kind}>::bytes == {nbytes});\n"
-    text += f"static_assert(SLOT == {slot_bytes(bits(*kinds))} && SLOT % 128 == 0 && MINIMA);\n"
+    for fmt in kernel_formats():
+        if fmt.packing.super:
+            text += f"\nstatic_assert(Unit<{fmt.ggml_type}>::bytes == {fmt.packing.unit_bytes});\n"
+    text += f"static_assert(SLOT == {slot_bytes(format_bits(*kinds))} && SLOT % 128 == 0 && MINIMA);\n"
     text += f"static_assert(STREAMED == (TOKENS > {RESIDENT}));\n"
     text += f"static_assert(STRIP_TASKS == {strip_tasks(tokens, epilogue)});\n"
     nvrtc.compile_cubin(text, "gemm_few_sm90.cu", nvrtc.compile_options(defines, "90a"))
@@ -57,7 +55,7 @@ def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, .
 @pytest.mark.parametrize("processors", [1, 20, 114, 132])
 @pytest.mark.parametrize(("k", "kinds", "rows", "epilogue"), PRODUCTS)
 def test_a_plan_covers_the_product_and_fits(
-    held: int, processors: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int
+    held: int, processors: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue
 ) -> None:
     plan = plan_of(held, k, kinds, rows, epilogue, processors)
     assert plan.blocks * plan.slices <= max(processors, plan.slices)
@@ -71,14 +69,14 @@ def test_a_plan_covers_the_product_and_fits(
     else:
         assert plan.slices == 1
         assert plan.width // SUPER in STREAM_SLOTS
-    formats = bits(*kinds)
+    formats = format_bits(*kinds)
     ring = GROUPS * plan.depth * (slot_bytes(formats) + 16)
     assert input_bytes(plan.width, held, formats) + ring + 4 * (plan.places + 3) + 16 * GROUPS <= CAPACITY
     assert 1 <= plan.ahead <= plan.depth
     assert plan.depth >= 2
     # The kernel multiplies costs of a slice, KiB of weights, with workers in 32 bits, and every worker finds a unit.
     tiles, workers = (GROUPS, plan.blocks) if streamed(held) else (1, GROUPS * plan.blocks)
-    costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]
+    costs = [packing_of(kind).unit_bytes // 1024 for kind in kinds]
     cost = sum(-(-n // (64 * tiles)) * each for n, each in zip(rows, costs, strict=False))
     stages = max(widths) // SUPER
     assert cost * stages * workers < 1 << 32

@@ -6,15 +6,17 @@ import pytest
 
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
-from sp.kernels.specs.matmul.gemm_sm90 import CAPACITY, GEMM_SM90, PLAIN, smem, stage_bytes, variant
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemm_sm90 import CAPACITY, GEMM_SM90, smem, stage_bytes, variant
 from sp.ops.matmul.gemm_sm90 import plan_of
+from sp.quant import packing_of
 
 CASES = [
-    variant(12, "bf16", 256),
-    variant(14, "add", 256, 1),
-    variant(13, "gated", 128, 1),
-    variant(8, "f32", 128),
-    variant(30, "bf16", 256, slots=4),
+    variant(12, STORE, 256),
+    variant(14, ADD, 256, 1),
+    variant(13, SWIGLU, 128, 1),
+    variant(8, STORE_F32, 128),
+    variant(30, STORE, 256, slots=4),
 ]
 
 
@@ -22,7 +24,8 @@ CASES = [
 def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
     pytest.importorskip("cupy")
     text = flatten("gemm_sm90.cu") + f"\nstatic_assert(BARRIER_OFFSET + 16 * STAGES == {smem(defines)});\n"
-    text += f"static_assert(STAGE_BYTES == {stage_bytes(defines)} && F::plain == {int(defines['FORMAT'] in PLAIN)});\n"
+    plain = int(packing_of(int(defines["FORMAT"])).plain)
+    text += f"static_assert(STAGE_BYTES == {stage_bytes(defines)} && F::plain == {plain});\n"
     nvrtc.compile_cubin(text, "gemm_sm90.cu", nvrtc.compile_options(defines, "90a"))
 
 
@@ -32,13 +35,13 @@ def test_variants_fit_with_enough_stages() -> None:
         assert int(defines["STAGES"]) >= 4, defines
 
 
-@pytest.mark.parametrize("mode", ["bf16", "gated"])
+@pytest.mark.parametrize("epilogue", [STORE, SWIGLU])
 @pytest.mark.parametrize("tokens", [1, 100, 129, 1000, 8192])
 @pytest.mark.parametrize("row_tiles", [1, 3, 80, 272])
 @pytest.mark.parametrize("k_tiles", [1, 16, 272])
-def test_plans_cover_the_product(mode: str, tokens: int, row_tiles: int, k_tiles: int) -> None:
-    plan = plan_of(12, mode, tokens, row_tiles, k_tiles, 132)
-    rows = int(plan.defines["CLUSTER"]) * (1 if mode == "gated" else 2)
+def test_plans_cover_the_product(epilogue: Epilogue, tokens: int, row_tiles: int, k_tiles: int) -> None:
+    plan = plan_of(12, epilogue, tokens, row_tiles, k_tiles, 132)
+    rows = int(plan.defines["CLUSTER"]) * (1 if epilogue == SWIGLU else 2)
     tiles = plan.token_blocks * plan.out_blocks
     assert 0 <= plan.token_blocks * int(plan.defines["TOKENS"]) - tokens < int(plan.defines["TOKENS"])
     assert 0 <= plan.out_blocks * rows - row_tiles < rows

@@ -6,18 +6,20 @@ import pytest
 
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
-from sp.kernels.specs.matmul.gemv import ADD, STORE, SWIGLU, Layout, bits, smem, variant
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
+from sp.kernels.specs.matmul.gemv import Layout, smem, variant
+from sp.quant import format_bits
 
 CASES = [
-    variant(5120, 1, bits(12, 14), True, STORE, Layout(8, 3)),
-    variant(5120, 1, bits(12), True, SWIGLU, Layout(6, 2), 113 << 10),
-    variant(17408, 1, bits(14), False, ADD, Layout(8, 3)),
-    variant(17408, 1, bits(12, 14), False, ADD, Layout(8, 3), split=2),
-    variant(1280, 1, bits(12, 8), True, STORE, Layout(8, 2)),
-    variant(192, 1, bits(8), False, STORE, Layout(8, 2)),
-    variant(5120, 8, bits(12, 14), True, STORE, Layout(8, 2)),
-    variant(1024, 16, bits(13, 30), True, SWIGLU, Layout(8, 1)),
-    variant(576, 4, bits(2, 1), False, ADD, Layout(8, 1)),
+    variant(5120, 1, format_bits(12, 14), True, STORE, Layout(8, 3)),
+    variant(5120, 1, format_bits(12), True, SWIGLU, Layout(6, 2), 113 << 10),
+    variant(17408, 1, format_bits(14), False, ADD, Layout(8, 3)),
+    variant(17408, 1, format_bits(12, 14), False, ADD, Layout(8, 3), split=2),
+    variant(1280, 1, format_bits(12, 8), True, STORE, Layout(8, 2)),
+    variant(192, 1, format_bits(8), False, STORE, Layout(8, 2)),
+    variant(5120, 8, format_bits(12, 14), True, STORE, Layout(8, 2)),
+    variant(1024, 16, format_bits(13, 30), True, SWIGLU, Layout(8, 1)),
+    variant(576, 4, format_bits(2, 1), False, ADD, Layout(8, 1)),
 ]
 
 

@@ -28,11 +28,6 @@ H200 = {
     "sharedMemPerMultiprocessor": 228 << 10,
     "sharedMemPerBlockOptin": 227 << 10,
 }
-ATTRIBUTES = {
-    "MaxSharedMemoryPerBlockOptin": 227 << 10,
-    "MaxSharedMemoryPerMultiprocessor": 228 << 10,
-    "MultiProcessorCount": 132,
-}
 
 
 class Array:
@@ -140,8 +135,6 @@ class Event:
 
 class Device(nullcontext):
     """The only device."""
-
-    attributes = ATTRIBUTES
 
     def __init__(self, number: int = 0) -> None:
         super().__init__()

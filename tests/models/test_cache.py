@@ -8,12 +8,13 @@ import pytest
 from sp.errors import ConfigError, PromptError
 from sp.models import Cache, DeltaConfig, ModelConfig
 from sp.ops import attention, hadamard
+from sp.ops.rope import Rope
 from sp.quant import F16, Q4_0
 
 HEADS, D = 2, 64
-DENSE = ModelConfig("qwen3", 32, 9, 4096, (8,) * 3, ("attention",) * 3, 4, HEADS, D, D, 1e6, 1e-6)
+DENSE = ModelConfig("qwen3", 32, 9, 4096, (8,) * 3, ("attention",) * 3, 4, HEADS, D, Rope(1e6, D), 1e-6)
 HYBRID = ModelConfig(
-    "qwen35", 32, 9, 4096, (8,) * 4, ("delta", "attention", "delta", "attention"), 4, HEADS, D, 16, 1e7, 1e-6,
+    "qwen35", 32, 9, 4096, (8,) * 4, ("delta", "attention", "delta", "attention"), 4, HEADS, D, Rope(1e7, 16), 1e-6,
     gated=True, delta=DeltaConfig(key_heads=2, value_heads=6, head_dim=16, conv_kernel=4),
 )  # fmt: skip
 
@@ -133,7 +134,7 @@ def test_sizes_in_bytes() -> None:
 
 @pytest.mark.parametrize(("d", "block"), [(64, 64), (128, 128), (192, 64), (256, 256)])
 def test_rotation_spreads_a_key_over_the_largest_power_of_two_and_a_value_over_64(d, block) -> None:
-    config = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, d, d, 1e6, 1e-6)
+    config = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, d, Rope(1e6, d), 1e-6)
     cache = Cache(config, 1, "f32", rotate=True)
     spike = np.zeros((1, HEADS, d), np.float32)
     spike[..., 3] = 1
@@ -145,7 +146,7 @@ def test_rotation_spreads_a_key_over_the_largest_power_of_two_and_a_value_over_6
 
 @pytest.mark.parametrize("d", [64, 192])
 def test_rotation_leaves_f32_attention_as_it_was(d) -> None:
-    config = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, d, d, 1e6, 1e-6)
+    config = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, d, Rope(1e6, d), 1e-6)
     rng = np.random.default_rng(0)
     q = rng.standard_normal((50, 4, d)).astype(np.float32)
     k, v = rng.standard_normal((2, 200, HEADS, d)).astype(np.float32)
@@ -156,7 +157,7 @@ def test_rotation_leaves_f32_attention_as_it_was(d) -> None:
     np.testing.assert_allclose(cache.attend(0, q, None).reshape(q.shape), attention(q, k, v), atol=3e-6)
     np.testing.assert_allclose(cache.keys(0), k, atol=3e-6)
     logits = np.einsum("nkgd,tkd->nkgt", q.reshape(50, HEADS, 2, d), k)
-    turned = np.einsum("nkgd,tkd->nkgt", hadamard(q, cache.key_block).reshape(50, HEADS, 2, d), keys)
+    turned = np.einsum("nkgd,tkd->nkgt", hadamard(q, cache.stored(0).key_block).reshape(50, HEADS, 2, d), keys)
     np.testing.assert_allclose(turned, logits, atol=1e-4)
 
 
@@ -174,7 +175,7 @@ def test_rotation_saves_4_bit_keys_with_outlier_channels() -> None:
         keys, _ = cache.gather(0)
         found = cache.attend(0, q, None).reshape(q.shape)
         # Keys alone, so that the error of 4-bit values does not hide the difference.
-        turned = hadamard(q, cache.key_block) if rotate else q
+        turned = hadamard(q, cache.stored(0).key_block) if rotate else q
         logits = [np.einsum("nhd,td->nht", a, b[:, 0]) for a, b in ((turned, keys), (q, k))]
         error[rotate] = (np.abs(logits[0] - logits[1]).mean(), np.abs(found - exact).mean())
     assert error[True][0] < 0.6 * error[False][0]
@@ -182,7 +183,7 @@ def test_rotation_saves_4_bit_keys_with_outlier_channels() -> None:
 
 
 def test_senseless_caches_are_refused() -> None:
-    odd = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, 48, 48, 1e6, 1e-6)
+    odd = ModelConfig("qwen3", 32, 9, 4096, (8,), ("attention",), 4, HEADS, 48, Rope(1e6, 48), 1e-6)
     with pytest.raises(ConfigError, match="did you mean 'f16'"):
         Cache(DENSE, 10, "fp16")
     with pytest.raises(ConfigError, match="at least 1"):

@@ -7,13 +7,14 @@ import pytest
 from sp.errors import ConfigError
 from sp.models import Cost, DeltaConfig, ModelConfig, flops, prefill_cost
 from sp.models.cost import matmul_params
+from sp.ops.rope import Rope
 
 BIG = ModelConfig(
-    "qwen35", 5120, 248320, 262144, (17408,) * 64, ("delta", "delta", "delta", "attention") * 16, 24, 4, 256, 64,
-    1e7, 1e-6, gated=True, delta=DeltaConfig(16, 48, 128, 4),
+    "qwen35", 5120, 248320, 262144, (17408,) * 64, ("delta", "delta", "delta", "attention") * 16, 24, 4, 256,
+    Rope(1e7, 64), 1e-6, gated=True, delta=DeltaConfig(16, 48, 128, 4),
 )  # fmt: skip
 SMALL = ModelConfig(
-    "qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128, 1e6, 1e-6
+    "qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, Rope(1e6, 128), 1e-6
 )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def test_0_6b(tokens, weights, attention) -> None:
 
 
 def test_attention_counts_causal_pairs() -> None:
-    one_layer = ModelConfig("qwen3", 4, 9, 99, (4,), ("attention",), 3, 1, 8, 8, 1e6, 1e-6)
+    one_layer = ModelConfig("qwen3", 4, 9, 99, (4,), ("attention",), 3, 1, 8, Rope(1e6, 8), 1e-6)
     pairs = sum(1 for i in range(7) for j in range(7) if j <= i)
     assert prefill_cost(one_layer, 7).attention == pairs * 3 * 2 * (2 * 8)
 

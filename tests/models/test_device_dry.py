@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sp.gguf import GGUFFile
-from sp.models import ModelConfig
+from sp.models import read_config
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.pipeline.load import embedded
 
@@ -65,7 +65,7 @@ def test_every_launch_fits(name, tmp_path) -> None:
     shape, _, file_type = name.partition(":")
     path = write_synthetic(tmp_path / "m.gguf", shape, file_type) if file_type else embedded(name)
     with GGUFFile.open(path) as file:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
     launches = walk(path)
     attention, delta = len(config.attention_layers), len(config.delta_layers)
     assert launches["gather_rows"] == launches["advance_counts"] == 2

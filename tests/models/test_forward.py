@@ -127,8 +127,8 @@ def test_tap_sees_each_attention_layer_chunk_by_chunk(walk, model, prompt) -> No
         np.testing.assert_array_equal(where, positions)
         np.testing.assert_allclose(cache.keys(layer), k, rtol=1e-3, atol=1e-6)
         # After RoPE: turning back leaves RMS-normed heads, whose rotated part kept its length.
-        back = rope(k, -positions, c.rope_base, c.rope_dim)
-        np.testing.assert_array_equal(back[..., c.rope_dim :], k[..., c.rope_dim :])
+        back = rope(k, -positions, c.rope)
+        np.testing.assert_array_equal(back[..., c.rope.dim :], k[..., c.rope.dim :])
         assert np.abs(back - k).max() > 0.1
 
 

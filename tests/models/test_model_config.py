@@ -8,7 +8,8 @@ from tiny_models import VOCAB, rewritten, write_tiny
 
 from sp.errors import ConfigError, ModelError
 from sp.gguf import GGUFFile
-from sp.models import DeltaConfig, ModelConfig, load_model
+from sp.models import DeltaConfig, ModelConfig, load_model, read_config
+from sp.ops.rope import Rope
 from sp.quant import F16
 
 
@@ -21,21 +22,21 @@ def files(tmp_path_factory):
 
 def test_qwen3_numbers(files) -> None:
     with GGUFFile.open(files["qwen3"]) as file:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
     assert config == ModelConfig(
         architecture="qwen3", hidden=40, vocab=VOCAB, context=4096, ffn=(48,) * 3, kinds=("attention",) * 3,
-        heads=6, kv_heads=2, head_dim=64, rope_dim=64, rope_base=1e6, eps=pytest.approx(1e-6), gated=False, delta=None,
+        heads=6, kv_heads=2, head_dim=64, rope=Rope(1e6, 64), eps=pytest.approx(1e-6), gated=False, delta=None,
     )  # fmt: skip
     assert (config.layers, config.group, config.attention_layers) == (3, 3, (0, 1, 2))
 
 
 def test_qwen35_numbers(files) -> None:
     with GGUFFile.open(files["qwen35"]) as file:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
     assert config.kinds == ("delta", "delta", "attention") * 2
     assert config.delta == DeltaConfig(key_heads=2, value_heads=6, head_dim=16, conv_kernel=4)
     assert (config.delta.key_dim, config.delta.value_dim, config.delta.conv_dim) == (32, 96, 160)
-    assert (config.rope_dim, config.gated, config.delta_layers) == (16, True, (0, 1, 3, 4))
+    assert (config.rope.dim, config.gated, config.delta_layers) == (16, True, (0, 1, 3, 4))
 
 
 def test_per_layer_feed_forward(files, tmp_path) -> None:

@@ -77,12 +77,10 @@ def test_shuffled_positions_lose_the_value(retrievers: dict[str, Model], arch: s
 def test_offset_heads_look_at_one_distance_out_of_131072(retrievers: dict[str, Model], arch: str) -> None:
     model, layer = retrievers[arch], ARCHS.index(arch)
     q, k, _ = tapped(model, np.array([7, 8]), layer)  # both are constants
-    base, rope_dim = model.config.rope_base, model.config.rope_dim
-    keys = rope(
-        np.repeat(rope(k[:1], np.array([0]), base, rope_dim), CONTEXT, axis=0), np.arange(CONTEXT), base, rope_dim
-    )
+    by = model.config.rope
+    keys = rope(np.repeat(rope(k[:1], np.array([0]), by), CONTEXT, axis=0), np.arange(CONTEXT), by)
     for place in (CONTEXT - 1, 77_777, 4):
-        query = rope(rope(q[1:], np.array([-1]), base, rope_dim), np.array([place]), base, rope_dim)[0]
+        query = rope(rope(q[1:], np.array([-1]), by), np.array([place]), by)[0]
         for head in range(model.config.heads):
             logits = keys[: place + 1, head // model.config.group] @ query[head] / np.sqrt(model.config.head_dim)
             target = place - head - 1
@@ -125,8 +123,8 @@ def test_match_wins_among_131072_keys_of_which_many_differ_in_one_token(
     for head in range(model.config.kv_heads):
         rows = tensors[f"{heads}.weight"][head * d : (head + 1) * d, m : 4 * m]
         keys.append(rms_norm(stream @ rows.T, tensors[f"{heads}_norm.weight"], model.config.eps))
-    k = rope(np.stack(keys, axis=1), np.arange(context), model.config.rope_base, model.config.rope_dim)
-    q = rope(query, np.array([context - len(few)]), model.config.rope_base, model.config.rope_dim)[0]
+    k = rope(np.stack(keys, axis=1), np.arange(context), model.config.rope)
+    q = rope(query, np.array([context - len(few)]), model.config.rope)[0]
     for head in range(model.config.heads):
         logits = k[:, head // model.config.group] @ q[head] / np.sqrt(d)
         assert logits.argmax() == 0

@@ -13,8 +13,7 @@ from sp.arrays import Ints
 from sp.errors import ConfigError, GGUFError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.gguf.template import chat_template, render_chat
-from sp.models import load_model, prefill
-from sp.models.config import ModelConfig
+from sp.models import load_model, prefill, read_config
 from sp.models.file_type import FILE_TYPES
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
@@ -109,7 +108,7 @@ def test_file_holds_the_plan(tiny: dict[tuple[str, str], Path], shape: str, file
     assert held == {name: (size, fmt.name, fmt.nbytes(size)) for name, size, fmt in plan}
     with GGUFFile.open(tiny[shape, file_type]) as file:
         assert file.metadata["general.file_type"] == FILE_TYPES[file_type]
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
         assert config.eps == pytest.approx(1e-6)  # kept as float32 in the file
         assert replace(config, eps=1e-6) == find_shape(shape).config
         for name, size, _ in plan:

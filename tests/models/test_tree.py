@@ -44,6 +44,28 @@ def contents(model, cache):
     return kept + [array for state in states for array in (state.conv, state.recurrent)]
 
 
+LOOSE = {"f32": (1, 1), "f16": (1, 10), "q4_0": (200, 200)}
+"""How much further apart logits and features may be once a stored value was rounded otherwise, for later layers read
+that: a unit of f16 is a thousandth of a value, a step of 4 bits an eighth of a block's largest."""
+
+
+def rounded_otherwise(mine: np.ndarray, its: np.ndarray, kv: str) -> tuple[int, int]:
+    """How many values (of Q4_0: blocks) are stored otherwise though they were nearly equal, and how many there are.
+
+    Which sums a BLAS makes depends on the rows it is given and on the CPU. A value at a border of the format then falls
+    to either side, and is one unit off: in Q4_0 one step, and its block's scale one unit of f16.
+    """
+    if kv == "q4_0":
+        mine, its = (rows.reshape(*rows.shape[:-1], -1, 32) for rows in (mine, its))
+        step = np.abs(its).max(axis=-1, keepdims=True) / 8
+        assert (np.abs(mine - its) <= step * (1 + 8 * 2.0**-10) * (1 + 1e-6)).all()
+        other = (mine != its).any(axis=-1)
+    else:
+        np.testing.assert_allclose(mine, its, rtol=1e-3 if kv == "f16" else 1e-4, atol=1e-5)
+        other = (mine != its) & (kv == "f16")
+    return int(other.sum()), other.size
+
+
 @pytest.mark.parametrize(("kv", "rotate"), CACHES)
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_of_the_tree_is_the_path_read_alone(model, ids, path, kv, rotate) -> None:
@@ -53,17 +75,25 @@ def test_a_path_of_the_tree_is_the_path_read_alone(model, ids, path, kv, rotate)
     found = reader.read_tree(nodes, PARENTS, start + DEPTHS)
     np.testing.assert_array_equal(found.choices, found.logits.argmax(axis=1))
     features: list[np.ndarray] = []
+    expected = []
     for node in path:
         one = np.array([nodes[node]]), np.array([start + DEPTHS[node]])
-        expected = prefill(model, *one, alone, after=LayerFeatures(LAYERS, features.append), rows=1)
-        np.testing.assert_allclose(found.logits[node], expected, atol=2e-5 * np.abs(expected).max())
-    np.testing.assert_allclose(found.features[path], np.concatenate(features), rtol=1e-4, atol=1e-5)
+        expected.append(prefill(model, *one, alone, after=LayerFeatures(LAYERS, features.append), rows=1))
+    logits, outputs = found.logits[path].copy(), found.features[path].copy()
     reader.keep_path(np.array(path))
     assert cache.tokens == alone.tokens == N + len(path)
-    for mine, its in zip(contents(model, cache), contents(model, alone), strict=True):
-        np.testing.assert_allclose(mine, its, rtol=1e-3 if kv == "f16" else 1e-4, atol=1e-5)
-    logits = [decode_step(model, 7, start + len(path), c) for c in (cache, alone)]
-    np.testing.assert_allclose(*logits, atol=1e-4 * np.abs(logits[1]).max())
+    kept = list(zip(contents(model, cache), contents(model, alone), strict=True))
+    paged = 2 * len(model.config.attention_layers)
+    others, stored = np.sum([rounded_otherwise(*pair, kv) for pair in kept[:paged]], axis=0)
+    assert others <= max(2, stored * len(path) / cache.tokens / 8)
+    loose, features_loose = LOOSE[kv if others else "f32"]
+    for mine, its in kept[paged:]:
+        np.testing.assert_allclose(mine, its, rtol=loose * (1e-3 if kv == "f16" else 1e-4), atol=loose * 1e-5)
+    for mine, its in zip(logits, expected, strict=True):
+        np.testing.assert_allclose(mine, its, atol=loose * 2e-5 * np.abs(its).max())
+    np.testing.assert_allclose(outputs, np.concatenate(features), rtol=1e-4, atol=features_loose * 1e-5)
+    after = [decode_step(model, 7, start + len(path), c) for c in (cache, alone)]
+    np.testing.assert_allclose(*after, atol=loose * 1e-4 * np.abs(after[1]).max())
 
 
 def test_fast_rollback_is_exact_replay(model, ids) -> None:

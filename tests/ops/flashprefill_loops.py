@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sp.ops import kv_append
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.quant import F32
 
@@ -23,15 +24,15 @@ def sample(n: int, tokens: int, heads: int, kv_heads: int, d: int = 8, seed: int
     return q, k, v
 
 
-def paged(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """K and V in scattered float32 pages that hold NaN wherever no token is, and the table."""
+def paged(k: np.ndarray, v: np.ndarray) -> PagedKV:
+    """K and V in scattered float32 pages that hold NaN wherever no token is."""
     tokens, kv_heads, d = k.shape
     pages = -(-tokens // BLOCK)
     table = np.random.default_rng(tokens).permutation(pages + 2)[:pages]
     pools = [np.full((pages + 2, BLOCK, kv_heads, 4 * d), 0xFF, np.uint8) for _ in range(2)]
     for pool, values in zip(pools, (k, v), strict=True):
         kv_append(pool, table, 0, values.astype(np.float32), F32)
-    return *pools, table
+    return PagedKV(*pools, table, len(k), F32)
 
 
 def slow_mean(k: np.ndarray, j: int, head: int) -> np.ndarray:

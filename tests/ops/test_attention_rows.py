@@ -7,6 +7,7 @@ import pytest
 
 from sp.ops.attention.attention_rows import attention_rows
 from sp.ops.attention.kv_pages import kv_append, kv_gather
+from sp.ops.attention.paged_kv import PagedKV
 from sp.quant import F16, F32, Q4_0, BlockFormat
 
 TOKENS, HEADS, KV_HEADS, D, N = 70, 6, 2, 32, 5
@@ -21,8 +22,9 @@ def test_weights_and_logits_head_by_head(fmt: BlockFormat, causal: bool) -> None
     kv_append(pages, table, 0, rng.standard_normal((TOKENS, KV_HEADS, D)).astype(np.float32), fmt)
     keys = kv_gather(pages, table, TOKENS, fmt).astype(np.float64)
     q = rng.standard_normal((N, HEADS, D)).astype(np.float32)
-    weights = attention_rows(q, pages, table, TOKENS, fmt, causal=causal)
-    logits = attention_rows(q, pages, table, TOKENS, fmt, causal=causal, logits=True)
+    at = PagedKV(pages, pages, table, TOKENS, fmt)
+    weights = attention_rows(q, at, causal=causal)
+    logits = attention_rows(q, at, causal=causal, logits=True)
     assert weights.shape == logits.shape == (HEADS, N, TOKENS)
     for head in range(HEADS):
         for row in range(N):

@@ -143,9 +143,7 @@ def test_a_chain_is_delta_mixer() -> None:
 
 @pytest.mark.parametrize(("kib", "most", "version", "parts"), [(227, 64, 90, 2), (163, 32, 80, 1), (99, 32, 86, 1)])
 def test_small_cards_take_smaller_trees(kib, most, version, parts, monkeypatch) -> None:
-    runtime = SimpleNamespace(getDeviceProperties=lambda device: {"sharedMemPerBlockOptin": kib << 10})
-    card = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
-    monkeypatch.setattr(module, "import_cupy", lambda: card)
+    monkeypatch.setattr(module, "shared_bytes_per_block", lambda device: kib << 10)
     monkeypatch.setattr(module, "capability", lambda device: divmod(version, 10))
     size_for = module._built_for.__wrapped__
     assert [size_for(n, 128, 0)["NODES"] for n in (1, 16, 17, most)] == [16, 16, 24, most]

@@ -10,18 +10,22 @@ from types import SimpleNamespace
 import pytest
 
 from sp.bench.dispatch_times import table as table_of
+from sp.kernels.path import PATHS
+from sp.kernels.specs.matmul.epilogue import ADD
 from sp.ops.matmul import dispatch
-from sp.ops.matmul.dispatch import MATMUL, ROWS, SHAPES, kernel_for, rows, shape_class, table, times
-from sp.ops.matmul.fragment_order import SIZES
-from sp.ops.matmul.gemv import ADD
-from sp.quant import FORMATS, format_by_name
+from sp.ops.matmul.dispatch import ROWS, SHAPES, kernel_for, rows, shape_class, table, times
+from sp.ops.matmul.registry import MatmulKernel, kernels
+from sp.quant import FORMATS, format_by_name, kernel_formats
 
 ROOT = Path(__file__).parents[2]
-KINDS = [kind for kind, fmt in FORMATS.items() if fmt.name in SIZES]
+KINDS = [fmt.ggml_type for fmt in kernel_formats()]
+PREFILL = {"sm_90a": "gemm_sm90", "portable": "gemm_portable"}
+FEW = {"sm_90a": range(2, 65), "portable": range(0)}
+"""Rows of x for which K-quants take the Hopper kernel for few tokens whatever the table says."""
 MADE = {"Q8_0 wide": {"gemv 1": 5.0, "gemv 2": 9.0, "gemm_few 2": 8.0, "gemm_few 4": 8.0, "gemm_sm90 4": 7.0}}
 
 
-@pytest.mark.parametrize("path", MATMUL)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fastest_measured_kernel_is_taken_or_that_for_drafts(kind: int, shape: str, path: str) -> None:
@@ -31,18 +35,18 @@ def test_the_fastest_measured_kernel_is_taken_or_that_for_drafts(kind: int, shap
     for tokens in range(1, 2 * ROWS[-1]):
         kernel = kernel_for(tokens, kind, *SHAPES[shape], path)
         if tokens > ROWS[-1]:
-            assert kernel == MATMUL[path]
+            assert kernel.name == PREFILL[path]
             continue
         at = measured[min(count for count in ROWS if count >= tokens)]
-        if kernel == "gemm_few_sm90":
-            assert tokens in dispatch.DRAFTS
-            assert at[kernel] <= 1.15 * min(at.values()), "a rule that costs too much"
+        if kernel.name == "gemm_few_sm90":
+            assert tokens in FEW[path]
+            assert at[kernel.name] <= 1.15 * min(at.values()), "a rule that costs too much"
             continue
-        assert all(at[kernel] <= us for us in at.values())
+        assert all(at[kernel.name] <= us for us in at.values())
 
 
 def test_the_table_for_people_covers_all_rows() -> None:
-    for path in MATMUL:
+    for path in PATHS:
         for key in table()["us"]:
             name, shape = key.split()
             mine = [row for row in rows(path) if (row["format"], row["shape"]) == (name, shape)]
@@ -55,7 +59,7 @@ def test_the_table_for_people_covers_all_rows() -> None:
 def test_ranges_of_one_kernel_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "ROWS", (1, 2, 4))
     monkeypatch.setattr(dispatch, "table", lambda: {"us": MADE})
-    cached = dispatch.times, dispatch.kernel_for
+    cached = dispatch._times, dispatch._kernel_for
     for function in cached:
         function.cache_clear()
     try:
@@ -79,19 +83,33 @@ def test_the_table_is_that_of_its_record() -> None:
     assert table_of(list(newest.values()))["us"] == table()["us"]
 
 
-@pytest.mark.parametrize("path", MATMUL)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("name", "few"), [("Q4_K", True), ("Q5_K", True), ("Q6_K", True), ("Q8_0", False)])
 def test_few_rows_of_k_quants_take_the_hopper_kernel(
     name: str, few: bool, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "current_path", lambda: path)
-    monkeypatch.setattr(dispatch, "held", lambda *given: dispatch.HELD_AT_LEAST)  # these ask a device how much it holds
-    monkeypatch.setattr(dispatch, "fits", lambda *given: True)
+    monkeypatch.setattr(MatmulKernel, "takes", lambda *given: True)  # this asks a device how much room there is
     fmt = format_by_name(name)
     weight = SimpleNamespace(format=fmt, shape=SHAPES["deep"], nbytes=1)
-    taken = [n for n in range(2, 130) if dispatch.choose(n, (weight,), False, ADD) == "gemm_few_sm90"]
-    assert taken == (list(range(2, 65)) if few and path == "sm_90a" else [])
+    taken = [n for n in range(2, 130) if dispatch.choose(n, (weight,), False, ADD).name == "gemm_few_sm90"]
+    assert taken == (list(FEW[path]) if few else [])
 
 
 def test_shapes_are_told_apart() -> None:
     assert [shape_class(*shape) for shape in SHAPES.values()] == list(SHAPES)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_has_one_kernel_for_any_product(path: str) -> None:
+    known = {kernel.name: kernel for kernel in kernels(path)}
+    assert [name for name, kernel in known.items() if kernel.prefill] == [PREFILL[path]]
+    assert set(known) == {"gemv", "gemm_few", PREFILL[path]} | ({"gemm_few_sm90"} if path == "sm_90a" else set())
+    for kernel in known.values():
+        assert kernel.otherwise is None or kernel.otherwise.name in known
+        assert set(kernel.formats) <= set(known[PREFILL[path]].formats)
+
+
+def test_the_table_names_kernels_that_are_registered() -> None:
+    names = {kernel.name for path in PATHS for kernel in kernels(path)}
+    assert {key.split()[0] for times in table()["us"].values() for key in times} == names

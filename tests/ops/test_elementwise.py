@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from sp.ops import (
     swiglu,
 )
 from sp.ops import linear as linear_op
+from sp.ops.rope import Rope
 from sp.quant import F16, F32, Q4_0, Q8_0, Weight
 
 
@@ -102,33 +104,54 @@ def test_activations_against_math_at_any_magnitude() -> None:
     assert all(f(x).dtype == np.float32 for f in (sigmoid, silu, softplus))
 
 
-def rope_by_hand(x: np.ndarray, positions: np.ndarray, base: float, rope_dim: int) -> np.ndarray:
-    """The formula, one pair at a time, with exact integer positions."""
+def rope_by_hand(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, pairing: str) -> np.ndarray:
+    """Each pair as one complex number, times ``exp(i angle)``, in float64."""
+    dim = 2 * len(frequencies)
     y = x.astype(np.float64)
-    half = rope_dim // 2
-    for t, position in enumerate(positions):
-        for j in range(half):
-            angle = int(position) * base ** (-2 * j / rope_dim)
-            cos, sin = math.cos(angle), math.sin(angle)
-            a, b = x[t, :, j].astype(np.float64), x[t, :, j + half].astype(np.float64)
-            y[t, :, j], y[t, :, j + half] = a * cos - b * sin, a * sin + b * cos
+    turn = np.exp(1j * positions[:, None, None].astype(np.float64) * frequencies)
+    if pairing == "interleaved":
+        y[..., :dim] = (np.ascontiguousarray(y[..., :dim]).view(np.complex128) * turn).view(np.float64)
+    else:
+        turned = (y[..., : dim // 2] + 1j * y[..., dim // 2 : dim]) * turn
+        y[..., :dim] = np.concatenate([turned.real, turned.imag], axis=-1)
     return y
 
 
+@pytest.mark.parametrize("pairing", ["halves", "interleaved"])
 @pytest.mark.parametrize(("head_dim", "rope_dim"), [(8, 8), (10, 4), (128, 32), (2, 2)])
-def test_rope_at_any_position(head_dim, rope_dim) -> None:
+def test_rope_at_any_position(head_dim, rope_dim, pairing) -> None:
     x = normal(6, 3, head_dim)
     positions = np.array([0, 1, 17, 131_071, 262_143, 1_000_003])
-    np.testing.assert_allclose(rope(x, positions, 1e7, rope_dim), rope_by_hand(x, positions, 1e7, rope_dim), atol=2e-6)
+    want = rope_by_hand(x, positions, 1e7 ** (-np.arange(0, rope_dim, 2) / rope_dim), pairing)
+    np.testing.assert_allclose(rope(x, positions, Rope(1e7, rope_dim, pairing)), want, atol=2e-6)
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """Every angle is divided by the same number, as by linear position interpolation."""
+
+    factor: float
+
+    def scale(self, frequencies: np.ndarray, base: float) -> np.ndarray:
+        """See `Scaling`."""
+        return frequencies / self.factor
+
+
+def test_a_scaling_changes_the_frequencies_and_all_that_follows_from_them() -> None:
+    x, positions = normal(3, 2, 16), np.array([5, 70, 3000])
+    stretched = Rope(1e4, 8, scaling=Stretched(5.0))
+    np.testing.assert_array_equal(stretched.inverse_frequencies() * 5, Rope(1e4, 8).inverse_frequencies())
+    np.testing.assert_allclose(rope(x, positions, stretched), rope(x, positions // 5, Rope(1e4, 8)), atol=1e-5)
+    np.testing.assert_allclose(stretched.turn_fractions() * 5.0, Rope(1e4, 8).turn_fractions(), rtol=1e-12)
 
 
 def test_rope_of_negative_positions_undoes_it_and_products_depend_on_distance_only() -> None:
-    q, k = normal(1, 2, 64), normal(1, 2, 64, seed=1)
+    q, k, by = normal(1, 2, 64), normal(1, 2, 64, seed=1), Rope(1e6, 64)
     far = np.array([200_000])
-    np.testing.assert_allclose(rope(rope(q, far, 1e6, 64), -far, 1e6, 64), q, atol=1e-6)
+    np.testing.assert_allclose(rope(rope(q, far, by), -far, by), q, atol=1e-6)
 
     def product(p: int, r: int) -> np.ndarray:
-        return (rope(q, np.array([p]), 1e6, 64) * rope(k, np.array([r]), 1e6, 64)).sum(-1)
+        return (rope(q, np.array([p]), by) * rope(k, np.array([r]), by)).sum(-1)
 
     np.testing.assert_allclose(product(130_005, 130_000), product(5, 0), atol=2e-5)
 

@@ -47,9 +47,9 @@ def test_energy_is_its_definition(sizes, group, visibility, together):
 def test_selection_is_the_rule(sizes, group, **chosen):
     q, k, v = sample(*sizes, 2 * group, 2)
     options = FlashPrefill(**chosen)
-    k_pages, _, table = paged(k, v)
+    at = paged(k, v)
     k = k.astype(np.float32).astype(np.float64)
-    lists = options.select(q, k_pages, table, len(k), 0.3, F32)
+    lists = options.select(q, at, 0.3)
     assert lists.counts.dtype == lists.indices.dtype == np.int32
     mask = mask_of(lists, lists.indices.shape[2])
     for head, i in np.ndindex(mask.shape[:2]):
@@ -63,8 +63,7 @@ def test_selection_is_the_rule(sizes, group, **chosen):
 
 def test_group_heads_share_a_list():
     q, k, v = sample(900, 900, 6, 2)
-    k_pages, _, table = paged(k, v)
-    mask = mask_of(FlashPrefill(0.5, share="group").select(q, k_pages, table, 900, 1.0, F32), 8)
+    mask = mask_of(FlashPrefill(0.5, share="group").select(q, paged(k, v), 1.0), 8)
     assert (mask[:3] == mask[0]).all()
     assert (mask[3:] == mask[3]).all()
 
@@ -96,23 +95,23 @@ def test_lists_and_masks_are_inverses():
 
 def test_means_take_only_the_tokens_there_are():
     _, k, v = sample(1, 300, 1, 2)
-    k_pages, _, table = paged(k, v)
-    got = block_means(k_pages, table, 300, F32)
+    at = paged(k, v)
+    got = block_means(at.k, at.table, 300, F32)
     want = np.stack([[slow_mean(k, j, h) for j in range(3)] for h in range(2)])
     np.testing.assert_allclose(got, want, rtol=2**-10)
 
 
 def test_given_masks_and_streaming():
     q, k, v = sample(300, 700, 2, 1)
-    k_pages, _, table = paged(k, v)
+    at = paged(k, v)
     wanted = np.random.default_rng(0).random((2, 3, 6)) < 0.5
-    lists = GivenMask(wanted).select(q, k_pages, table, 700, 1.0, F32)
+    lists = GivenMask(wanted).select(q, at, 1.0)
     assert (mask_of(lists, 6) == wanted & causal(300, 700)).all()
-    stream = Streaming(sink=1, window=2).select(q, k_pages, table, 700, 1.0, F32)
+    stream = Streaming(sink=1, window=2).select(q, at, 1.0)
     # Queries begin at token 400, in block 3.
     assert [np.flatnonzero(row).tolist() for row in mask_of(stream, 6)[1]] == [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5]]
     with pytest.raises(ConfigError, match="a mask of"):
-        GivenMask(wanted[:, :2]).select(q, k_pages, table, 700, 1.0, F32)
+        GivenMask(wanted[:, :2]).select(q, at, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +139,8 @@ def test_wrong_sizes():
         with pytest.raises(ConfigError, match="density is"):
             TopDensity(share)
     _, k, v = sample(1, 300, 1, 2)
-    k_pages, _, table = paged(k, v)
+    at = paged(k, v)
     with pytest.raises(ConfigError, match="0 queries of 300"):
-        FlashPrefill(0.1).select(np.zeros((0, 2, 8)), k_pages, table, 300, 1.0, F32)
+        FlashPrefill(0.1).select(np.zeros((0, 2, 8)), at, 1.0)
     with pytest.raises(ConfigError, match="3 query heads do not divide"):
-        FlashPrefill(0.1).select(np.zeros((1, 3, 8)), k_pages, table, 300, 1.0, F32)
+        FlashPrefill(0.1).select(np.zeros((1, 3, 8)), at, 1.0)

@@ -18,7 +18,6 @@ from sp.ops.sparse.block_selector import Dense
 from sp.ops.sparse.block_sparse import block_sparse
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.ops.sparse.sparse_attention import sparse_attention
-from sp.quant import F32
 
 
 @given(sizes=SIZES, group=GROUPS, seed=st.integers(0, 99), correct=st.booleans())
@@ -51,11 +50,43 @@ def test_attention_over_lists_is_its_definition(sizes, group, seed, correct):
 @pytest.mark.parametrize(("n", "tokens"), [(1, 1), (127, 127), (300, 300), (200, 513)])
 @pytest.mark.parametrize("selector", [FlashPrefill(0.0), Dense(), TopDensity(1.0), FlashPrefill(0.9, last_n=99)])
 def test_everything_kept_is_dense(n, tokens, selector):
+    """In float64 to its rounding; in float32 as near to that as any order of sums must come."""
     q, k, v = (a.astype(np.float32) for a in sample(n, tokens, 4, 2))
-    k_pages, v_pages, table = paged(k, v)
-    out, counts = sparse_attention(q, k_pages, v_pages, table, tokens, 8**-0.5, selector, F32)
-    np.testing.assert_allclose(out, attention(q, k, v), atol=3e-6)
+    at = paged(k, v)
+    exact = attention(*(a.astype(np.float64) for a in (q, k, v)))
+    wide, counts = sparse_attention(q.astype(np.float64), at, 8**-0.5, selector)
+    room = rounding_room(q, k, v, 8**-0.5)
+    assert (np.abs(wide - exact) <= 2 * room * 2.0 ** (24 - 53)).all()  # two ways to sum, of 53 bits each
     assert density(counts, n, tokens) == 1
+    out, counts = sparse_attention(q, at, 8**-0.5, selector)
+    assert out.dtype == np.float32
+    assert (np.abs(out - exact) <= room).all()
+    assert density(counts, n, tokens) == 1
+
+
+def rounding_room(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+    """How far float32 attention may be off, (n, heads, d): which sums a BLAS makes depends on the CPU and on shapes.
+
+    To first order, with the rounding unit u: a sum of m terms is off by at most m u times the sum of their sizes. That
+    makes the score of key j off by e_j, its weight p_j by p_j e_j and the output by sum_j p_j e_j |v_j - out|; the sum
+    of weighted values and that of the weights then add their own.
+    """
+    u, (n, heads, d), tokens = 2.0**-24, q.shape, len(k)
+    q, k, v = (a.astype(np.float64) for a in (q, k, v))
+    room = np.empty(q.shape)
+    for head in range(heads):
+        mine = head * k.shape[1] // heads
+        score, sizes = q[:, head] @ k[:, mine].T * scale, np.abs(q[:, head]) @ np.abs(k[:, mine]).T * scale
+        seen = np.arange(tokens) <= np.arange(tokens - n, tokens)[:, None]
+        weight = np.exp(score - score.max(axis=1, keepdims=True)) * seen
+        weight /= weight.sum(axis=1, keepdims=True)
+        # The scale goes into q first; the reference is taken off; the power of two is right to two units.
+        off = u * ((d + 3) * sizes + 2 * sizes.max(axis=1, keepdims=True) + 2)
+        apart = np.abs(v[:, mine] - (weight @ v[:, mine])[:, None])
+        room[:, head] = np.einsum("ij,ijd->id", weight * off, apart) + 2 * (tokens + 2) * u * (
+            weight @ np.abs(v[:, mine])
+        )
+    return room
 
 
 def planted(blocks: int) -> tuple[np.ndarray, ...]:
@@ -69,11 +100,11 @@ def planted(blocks: int) -> tuple[np.ndarray, ...]:
 
 def test_a_peaked_block_is_kept_and_flat_ones_are_dropped():
     q, k, v = planted(12)
-    k_pages, v_pages, table = paged(k, v)
+    at = paged(k, v)
     bare = FlashPrefill(0.5, sink=0, window=1, last_n=0)
-    mask = mask_of(bare.select(q, k_pages, table, len(k), 1.0, F32), 12)[0]
+    mask = mask_of(bare.select(q, at, 1.0), 12)[0]
     assert [np.flatnonzero(row).tolist() for row in mask[5:]] == [[3, i] for i in range(5, 12)]
-    out, counts = sparse_attention(q, k_pages, v_pages, table, len(k), 1.0, bare, F32)
+    out, counts = sparse_attention(q, at, 1.0, bare)
     assert density(counts) < 0.5
     want = block_sparse(q, k, v, lists_of(causal(len(q), len(k))[None]), 1.0)
     np.testing.assert_allclose(out, want, atol=0.02)
@@ -82,12 +113,9 @@ def test_a_peaked_block_is_kept_and_flat_ones_are_dropped():
 def test_a_forced_block_with_all_the_energy_hides_the_others_unless_it_is_not_asked():
     q, k, v = planted(12)
     k[:BLOCK, :, 0] += 6  # the sink draws far more than block 3
-    k_pages, _, table = paged(k, v)
+    at = paged(k, v)
     options = FlashPrefill(0.5, sink=1, window=1, last_n=0)
-    kept = [
-        mask_of(replace(options, maximum=word).select(q, k_pages, table, len(k), 1.0, F32), 12)[0, 8]
-        for word in ("all", "unforced")
-    ]
+    kept = [mask_of(replace(options, maximum=word).select(q, at, 1.0), 12)[0, 8] for word in ("all", "unforced")]
     assert [np.flatnonzero(row).tolist() for row in kept] == [[0, 8], [0, 3, 8]]
 
 
@@ -97,13 +125,13 @@ def test_mean_correction_brings_flat_attention_back():
     v += np.repeat(rng.standard_normal((12, 1, 16)), BLOCK, axis=0)[:1500].astype(
         np.float32
     )  # blocks differ in their values
-    k_pages, v_pages, table = paged(k, v)
+    at = paged(k, v)
     dense = attention(q, k, v)
     options = FlashPrefill(1.0, sink=1, window=1, last_n=0)
     errors = []
     for correct in (False, True):
         chosen = replace(options, mean_correction=correct)
-        out, _ = sparse_attention(q, k_pages, v_pages, table, 1500, 0.25, chosen, F32)
+        out, _ = sparse_attention(q, at, 0.25, chosen)
         errors.append(float(((out - dense) ** 2).sum() / (dense**2).sum()))
     assert errors[1] < errors[0] / 50
 
@@ -115,9 +143,9 @@ def test_later_tokens_change_nothing(first):
     for noise in (0, 5):
         k[first:] += noise * np.random.default_rng(0).standard_normal(k[first:].shape)
         v[first:] += noise
-        k_pages, v_pages, table = paged(k, v)
+        at = paged(k, v)
         options = FlashPrefill(0.5, sink=1, window=1, last_n=0)
-        outs.append(sparse_attention(q, k_pages, v_pages, table, 700, 0.3, options, F32)[0])
+        outs.append(sparse_attention(q, at, 0.3, options)[0])
     rows = first // BLOCK * BLOCK
     assert (outs[0][:rows] == outs[1][:rows]).all()
     assert not (outs[0][first:] == outs[1][first:]).all()

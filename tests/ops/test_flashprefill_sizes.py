@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sp.ops import attention, kv_append
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_lists import density, mask_of
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.ops.sparse.sparse_attention import sparse_attention
@@ -36,14 +37,14 @@ def real(tokens: int, group: int) -> tuple[np.ndarray, ...]:
     return tuple(a.astype(np.float32) for a in (q, k, v))
 
 
-def paged(k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def paged(k: np.ndarray, v: np.ndarray) -> PagedKV:
     """Scattered pages, NaN wherever no token is."""
     pages = -(-len(k) // BLOCK)
     table = np.random.default_rng(len(k)).permutation(pages + 2)[:pages]
     pools = [np.full((pages + 2, BLOCK, 1, 4 * D), 0xFF, np.uint8) for _ in range(2)]
     for pool, values in zip(pools, (k, v), strict=True):
         kv_append(pool, table, 0, values, F32)
-    return *pools, table
+    return PagedKV(*pools, table, len(k), F32)
 
 
 def oracle(q: np.ndarray, k: np.ndarray, options: FlashPrefill) -> np.ndarray:
@@ -67,13 +68,12 @@ def oracle(q: np.ndarray, k: np.ndarray, options: FlashPrefill) -> np.ndarray:
 @pytest.mark.parametrize("options", OPTIONS, ids=["all", "unforced", "group"])
 def test_lists_equal_the_oracle_outside_a_band(tokens, group, options) -> None:
     q, k, v = real(tokens, group)
-    k_pages, _, table = paged(k, v)
     energy, copies = oracle(q, k, options), group if options.share == "group" else 1
     want, *band = (
         replace(options, alpha=options.alpha * factor).mask(energy, tokens, tokens).repeat(copies, axis=0)
         for factor in (1, 0.999, 1.001)
     )
-    got = mask_of(options.select(q, k_pages, table, tokens, D**-0.5, F32), energy.shape[2])
+    got = mask_of(options.select(q, paged(k, v), D**-0.5), energy.shape[2])
     unsure = band[0] != band[1]
     assert (got == want)[~unsure].all()
     assert unsure.sum() <= max(3, 0.01 * unsure.size)
@@ -83,7 +83,7 @@ def test_lists_equal_the_oracle_outside_a_band(tokens, group, options) -> None:
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_alpha_zero_equals_dense(tokens, group) -> None:
     q, k, v = real(tokens, group)
-    out, counts = sparse_attention(q, *paged(k, v), tokens, D**-0.5, FlashPrefill(0.0), F32)
+    out, counts = sparse_attention(q, paged(k, v), D**-0.5, FlashPrefill(0.0))
     assert density(counts) == 1
     np.testing.assert_allclose(out, attention(q, k, v), atol=2e-5)
 
@@ -93,7 +93,7 @@ def test_what_is_left_out_hardly_matters_where_attention_is_peaked(alpha, share,
     """Density and squared relative error of the output at 4153 tokens; forced blocks alone are 0.22 of all."""
     q, k, v = real(4153, 2)
     options = FlashPrefill(alpha, sink=1, window=2, last_n=1)
-    out, counts = sparse_attention(q, *paged(k, v), 4153, D**-0.5, options, F32)
+    out, counts = sparse_attention(q, paged(k, v), D**-0.5, options)
     dense = attention(q, k, v)
     assert density(counts) == pytest.approx(share, abs=0.01)
     assert float(((out - dense) ** 2).sum() / (dense**2).sum()) < most

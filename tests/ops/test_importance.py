@@ -11,9 +11,10 @@ from sp.errors import ConfigError
 from sp.ops.attention.attention_probs import attention_probs
 from sp.ops.attention.importance import fold_defines, importance
 from sp.ops.attention.kv_pages import kv_append, kv_gather
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import STEPS, Reduction
 from sp.ops.attention.unrotate import unrotate
-from sp.ops.rope import rope
+from sp.ops.rope import Rope, rope
 from sp.quant import F16, F32, Q4_0
 
 TOKENS, HEADS, KV_HEADS, D, N = 300, 4, 2, 64, 6
@@ -37,7 +38,9 @@ def test_layer_by_layer_equals_all_weights_at_once(order, over_heads, causal) ->
     for fmt, page_tokens in ((F32, 128), (F16, 7), (Q4_0, 32)):
         q = rng.standard_normal((N, HEADS, D)).astype(np.float32)
         pages, table = paged(rng, fmt, page_tokens)
-        found = importance(q, pages, table, TOKENS, fmt, reduction, running, causal=causal, by_head=True)
+        found = importance(
+            q, PagedKV(pages, pages, table, TOKENS, fmt), reduction, running, causal=causal, by_head=True
+        )
         running = found.running
         limit = np.arange(TOKENS - N, TOKENS) if causal else np.full(N, TOKENS - 1)
         stacked.append(attention_probs(q, kv_gather(pages, table, TOKENS, fmt), limit))
@@ -74,7 +77,8 @@ def test_what_the_kernel_does_before_the_heads(order, pool, want) -> None:
         fold_defines(Reduction(pool=195))
 
 
-def test_unrotate_undoes_rope() -> None:
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("pairing", ["halves", "interleaved"])
+def test_unrotate_undoes_rope(pairing) -> None:
+    rng, rotary = np.random.default_rng(1), Rope(1e6, D, pairing)
     x, where = rng.standard_normal((9, 2, D)).astype(np.float32), rng.integers(0, 1_000_000, 9)
-    np.testing.assert_allclose(unrotate(rope(x, where, 1e6, D), where, 1e6, D), x, atol=1e-6)
+    np.testing.assert_allclose(unrotate(rope(x, where, rotary), where, rotary), x, atol=1e-6)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from sp.errors import ModelError
-from sp.ops.matmul.fragment_order import SIZES, pack_numpy, plane_offsets, unpack_numpy
+from sp.ops.matmul.fragment_order import pack_numpy, plane_offsets, unpack_numpy
 from sp.ops.matmul.packed import pack, pack_rows, unpack
-from sp.quant import F32, Q4_K, Q8_0, BlockFormat, format_by_name
+from sp.quant import F32, Q4_K, Q8_0, BlockFormat, format_by_name, kernel_formats
 
-NAMES = sorted(SIZES)
+NAMES = sorted(fmt.name for fmt in kernel_formats())
 
 
 def raw_rows(fmt: BlockFormat, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
@@ -36,15 +36,15 @@ def fragment_code(fmt: BlockFormat, planes: dict[str, np.ndarray], k_tiles: int,
     warp, r, g = row % 64 // 16, row % 16 // 8, row % 8
     step, h, c, e = k % 64 // 16, k % 16 // 8, k % 8 // 2, k % 2
     thread, j = 32 * warp + 4 * g + c, r + 2 * h
-    size = SIZES[fmt.name]
-    low = planes["low"][tile * size.low : (tile + 1) * size.low]
+    p = fmt.packing
+    low = planes["low"][tile * p.low_bytes : (tile + 1) * p.low_bytes]
     if fmt.name in ("BF16", "F16"):
         return int(low.view(np.uint16).reshape(4, 128, 4, 2)[step, thread, j, e])
     if fmt.name == "Q8_0":
         return int(low.reshape(2, 128, 4, 4)[step // 2, thread, 2 * (step % 2) + j // 2, 2 * (j % 2) + e])
     code = int(low.view(np.uint32).reshape(128, 4)[thread, step]) >> (4 * j + 16 * e) & 15
-    if size.high:
-        high = planes["high"][tile * size.high : (tile + 1) * size.high].view(np.uint32).reshape(128, -1)
+    if p.high_bytes:
+        high = planes["high"][tile * p.high_bytes : (tile + 1) * p.high_bytes].view(np.uint32).reshape(128, -1)
         if fmt.name == "Q6_K":
             code |= (int(high[thread, step // 2]) >> (2 * (4 * (step % 2) + j) + 16 * e) & 3) << 4
         else:

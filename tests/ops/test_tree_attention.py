@@ -9,6 +9,7 @@ import pytest
 
 from sp.ops import hadamard, kv_append
 from sp.ops.attention.paged_attention import attention_output
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible
 from sp.ops.sampling.top_logprobs import top_logprobs
 from sp.quant import F32
@@ -16,27 +17,25 @@ from sp.quant import F32
 HEADS, KV_HEADS, D = 4, 2, 64
 
 
-def stored(
-    rng: np.random.Generator, tokens: int, block: int = 0
-) -> tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]:
-    """Pages of keys and values, NaN where no token lies, their table, and what was stored."""
+def stored(rng: np.random.Generator, tokens: int, rotated: bool = False) -> tuple[PagedKV, list[np.ndarray]]:
+    """Keys and values in pages, NaN where no token lies, and what was stored."""
     table = rng.permutation(tokens // 4 + 3)
     pages = [np.full((len(table), 4, KV_HEADS, F32.row_bytes(D)), 0xFF, np.uint8) for _ in range(2)]
     values = [rng.standard_normal((tokens, KV_HEADS, D)).astype(np.float32) for _ in range(2)]
-    for page, value, rotation in zip(pages, values, (block, min(block, 64)), strict=True):
-        kv_append(page, table, 0, value, F32, rotation)
-    return pages, table, values
+    for page, value in zip(pages, values, strict=True):
+        kv_append(page, table, 0, value, F32, D if rotated else 0)
+    return PagedKV(*pages, table, tokens, F32, rotated), values
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 9, 100])
 @pytest.mark.parametrize(("n", "start"), [(1, 0), (5, 0), (7, 1), (64, 13)])
 def test_tree_attention_is_the_formula(n: int, start: int, window: int | None) -> None:
     rng = np.random.default_rng(n)
-    pages, table, (k, v) = stored(rng, start + n)
+    at, (k, v) = stored(rng, start + n)
     q = rng.standard_normal((n, HEADS, D)).astype(np.float32)
     mask = rng.random((n, n)) < 0.4  # not only ancestors: a draft block looks both ways
     np.fill_diagonal(mask, True)
-    found = tree_attention(q, *pages, table, start + n, F32, seen=seen_words(mask), window=window)
+    found = tree_attention(q, at, seen=seen_words(mask), window=window)
     for i in range(n):
         keys = [t for t in range(start) if window is None or start + i - t < window]
         keys += [start + j for j in range(n) if mask[i, j]]
@@ -48,12 +47,12 @@ def test_tree_attention_is_the_formula(n: int, start: int, window: int | None) -
 
 def test_a_chain_is_causal_attention_rotated_and_gated() -> None:
     rng = np.random.default_rng(0)
-    pages, table, _ = stored(rng, 20, D)
+    at, _ = stored(rng, 20, rotated=True)
     q, wide = (rng.standard_normal((6, HEADS, size)).astype(np.float32) for size in (D, 2 * D))
     seen = seen_words(np.tri(6, dtype=bool))
-    found = tree_attention(q, *pages, table, 20, F32, D, seen=seen, wide=wide)
-    np.testing.assert_allclose(found, attention_output(q, *pages, table, 20, F32, D, wide=wide), atol=2e-6)
-    assert not np.allclose(found, tree_attention(hadamard(q, D), *pages, table, 20, F32, D, seen=seen, wide=wide))
+    found = tree_attention(q, at, seen=seen, wide=wide)
+    np.testing.assert_allclose(found, attention_output(q, at, wide), atol=2e-6)
+    assert not np.allclose(found, tree_attention(hadamard(q, D), at, seen=seen, wide=wide))
 
 
 def test_all_64_bits_count_and_no_more() -> None:

@@ -12,7 +12,7 @@ from sp.cli import main
 from sp.errors import ConfigError
 from sp.kernels.machine import cpu_facts, machine_slug
 from sp.pipeline import Pipeline, RunOptions
-from sp.pipeline.break_even import find_break_even, measured_break_evens, read_break_evens
+from sp.pipeline.measured import find_break_even, measured_break_evens, read_break_evens
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 

@@ -14,8 +14,8 @@ from sp.gguf import GGUFFile, GGUFWriter
 from sp.models import prefill
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline import Pipeline, RunOptions, RunResult, load
+from sp.pipeline.compress import compress, rejoin, widen
 from sp.pipeline.plan import speedup
-from sp.pipeline.stages import compress, rejoin, widen
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.scoring.attention.reduction import Reduction

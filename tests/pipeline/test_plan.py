@@ -8,11 +8,12 @@ import pytest
 
 from sp.models import ModelConfig
 from sp.models.cost import flops
-from sp.pipeline.break_even import BreakEven
+from sp.ops.rope import Rope
+from sp.pipeline.measured import BreakEven
 from sp.pipeline.plan import break_even, decide, speedup
 from sp.scoring import SCORERS
 
-DRAFTER = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, 128, 1e6, 1e-6)
+DRAFTER = ModelConfig("qwen3", 1024, 151936, 40960, (3072,) * 28, ("attention",) * 28, 16, 8, 128, Rope(1e6, 128), 1e-6)
 TARGET = replace(DRAFTER, hidden=5120, ffn=(17408,) * 64, kinds=("attention",) * 64, heads=40, context=262144)
 
 

@@ -67,8 +67,8 @@ for name, budget in json.loads(sys.argv[2]).items():
 again = pair.within(None)
 for _ in range(2):
     out["after"] = run(again)
-from sp.pipeline import stages
-score, tries = stages.score, []
+scorer = type(options.scorer)
+score, tries = scorer.score, []
 
 def short(*given):
     tries.append(1)
@@ -76,7 +76,7 @@ def short(*given):
         raise DeviceError("the GPU's memory is full")
     return score(*given)
 
-stages.score = short
+scorer.score = short
 for out["leaving"] in (1, 0):
     tries.clear()
     try:
@@ -84,7 +84,7 @@ for out["leaving"] in (1, 0):
     except DeviceError as error:
         out["refused"] = str(error)
     out[f"tries {out['leaving']}"] = len(tries)
-stages.score = score
+scorer.score = score
 for loaded in ("target", "drafter"):
     again.residency.prepare(loaded, 100)
 out["digest after"] = digest(again)

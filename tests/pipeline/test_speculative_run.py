@@ -16,7 +16,7 @@ from sp.decode.greedy import gather
 from sp.errors import ConfigError
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline import Pipeline, RunOptions, load
-from sp.pipeline.stages import Begun
+from sp.pipeline.answer import Begun
 from sp.prompt import Prompt
 
 TASK = text_task(900, needles=4, seed=9)

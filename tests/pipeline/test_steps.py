@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from retriever_files import text_task
 from sp.errors import ConfigError
 from sp.pipeline import Pipeline, RunOptions, load, synthetic
 from sp.prompt import Prompt
+from sp.scoring import Importance, ScoreRequest
+from sp.scoring.controls import RecencyScorer
 from sp.selection import SELECTORS
 from sp.trace import Trace
 
@@ -45,6 +48,21 @@ def test_steps_compose_to_a_run(pair: Pipeline, prompt: Prompt) -> None:
     # One scoring serves any selector and keep ratio.
     other = replace(OPTIONS, selector=SELECTORS.build("top_tokens", {"neighbours": 8}), keep_ratio=0.4)
     assert pair.select(scored, tokenised, other)[1].kept.sum() > selection.kept.sum()
+
+
+def test_a_scorer_is_few_calls_below_the_run(pair: Pipeline, prompt: Prompt) -> None:
+    seen: list[list[str]] = []
+
+    class Watching(RecencyScorer):
+        def score(self, request: ScoreRequest) -> Importance:
+            seen.append([frame.function for frame in inspect.stack()[1:6]])
+            return super().score(request)
+
+    options = replace(OPTIONS, scorer=Watching())
+    pair.run(prompt, options, full=False)
+    pair.score(pair.tokenise(prompt), options)
+    assert seen[0][:4] == ["attempt", "score", "score", "run"]
+    assert seen[1][:4] == ["attempt", "score", "score", "test_a_scorer_is_few_calls_below_the_run"]
 
 
 def test_one_vocabulary_is_tokenised_once(pair: Pipeline, prompt: Prompt) -> None:

@@ -53,8 +53,8 @@ def slow_importance(model: Model, q: Floats, keys: list[Floats], where: Ints, n:
     for layer, k in enumerate(keys):
         ql, kl = q[layer], k
         if rotary == "none":
-            ql = rope(ql, -where, config.rope_base, config.rope_dim)
-            kl = rope(kl, -np.arange(n), config.rope_base, config.rope_dim)
+            ql = rope(ql, -where, config.rope)
+            kl = rope(kl, -np.arange(n), config.rope)
         for head in range(config.heads):
             logits = ql[:, head].astype(float) @ kl[:, head // config.group].astype(float).T / np.sqrt(config.head_dim)
             logits[np.arange(n)[None] > where[:, None]] = -np.inf
@@ -98,8 +98,8 @@ def slow_importance_of_generated(model: Model, q: Floats, keys: list[Floats], n:
     where = np.arange(n - 1, n - 1 + q.shape[1])
     if rotary == "none":
         config = model.config
-        q = np.stack([rope(layer, -where, config.rope_base, config.rope_dim) for layer in q])
-        keys = [rope(k, -np.arange(n), config.rope_base, config.rope_dim) for k in keys]
+        q = np.stack([rope(layer, -where, config.rope) for layer in q])
+        keys = [rope(k, -np.arange(n), config.rope) for k in keys]
     return slow_importance(model, q, keys, np.maximum(where, n - 1), n, "post")
 
 

@@ -41,7 +41,7 @@ def tail_weights(request: ScoreRequest, queries: int, *, logits: bool = False) -
     rows = []
     for layer, q in kept.items():
         at = cache.stored(layer)
-        rows.append(attention_rows(q, at.k, at.table, at.tokens, at.fmt, logits=logits))
+        rows.append(attention_rows(q, at, logits=logits))
     return np.stack(rows).astype(np.float64)
 
 

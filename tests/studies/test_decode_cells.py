@@ -11,7 +11,7 @@ from models.tiny_drafts import write_draft
 
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile
-from sp.models import ModelConfig
+from sp.models import read_config
 from sp.studies.sweep.cells import Table
 from sp.studies.sweep.conduct import carry_out, make_plan
 from sp.studies.sweep.store import read_results
@@ -26,7 +26,7 @@ WAYS = "cells.decode=[greedy, {name: dflash}, {name: ddtree, budget: 4}]"
 def drafted(sweep_file: Path, retriever_target: Path, tmp_path: Path) -> list[str]:
     """Settings that make the tiny sweep guess ahead."""
     with GGUFFile.open(retriever_target) as file:
-        config = ModelConfig.from_gguf(file)
+        config = read_config(file)
     draft = write_draft(tmp_path, "dflash", config, (0, config.layers - 1))
     fewer = ["tasks.examples=1", "cells.scorer=tail", "cells.keep_ratio=0.4"]
     return [f"pairs.draft={draft}", WAYS, *fewer]

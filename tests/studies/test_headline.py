@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sp.errors import ConfigError
-from sp.studies.tables.headline import BEGIN, END, LLAMA_CPP, NOTHING, headline, insert_headline
+from sp.studies.tables.headline import NOTHING, headline
+from sp.studies.tables.page import PARTS, fill, insert_between
 
 TARGET = "qwen3.6-27b-q4_k_m.synthetic"
 
@@ -19,7 +20,16 @@ def record(tokens: int, keep: float, seconds: float | None, gpu: str = "NVIDIA H
         "scorer": None if full else "tail", "alpha": None, "density": None if full else 0.05, "vram": None, "kv": "f16",
     } | config  # fmt: skip
     metrics = {"ttft_s": seconds, "full_ttft_s": 14.0, "peak_bytes": 20 << 30, "density": shown["density"]}
+    metrics |= {} if full or seconds is None else {"first_ttft_s": 2 * seconds}
     return {"bench": "ttft", "config": shown, "metrics": metrics, "samples": [seconds] * 3, "gpu": gpu}
+
+
+def peer(
+    tokens: int, seconds: float, ubatch: int | None = 2048, shape: str = "qwen3.6-27b", **more: Any
+) -> dict[str, Any]:
+    config = {"model": "m.gguf", "shape": shape, "type": "q4_k_m", "engine": "llama.cpp", "build": "abc"}
+    config |= {"prompt_tokens": tokens, "batch": ubatch and 8192, "ubatch": ubatch}
+    return {"bench": "prefill", "config": config, "metrics": {"tok_s": tokens / seconds}, "gpu": "NVIDIA H200"} | more
 
 
 def rows(table: str) -> list[list[str]]:
@@ -36,40 +46,62 @@ def test_rows_stand_in_order_and_are_against_llama_cpp() -> None:
             record(131072, 1.0, 14.0),
             record(131072, 0.05, 1.25),
             record(131072, 0.2, 3.0),
+            record(131072, 0.05, 1.6, density=0.24),
             record(4096, 0.05, 0.1),
+            peer(131072, 67.5),
         ]
     )
     table = rows(found)[1:]
     assert [row[1] for row in table] == [
-        "llama.cpp, full prefill (measured in another run)",
-        "Lucebox PFlash, keep 0.05 (estimate)",
+        "llama.cpp, full prefill (build abc, `-b 8192 -ub 2048`)",
         "`sp`, full prefill",
         *["`sp`, keep 0.05, `tail`, density 0.05"] * 3,
+        "`sp`, keep 0.05, `tail`, density 0.24",
         "`sp`, keep 0.05, control `random`",
     ]
-    assert [row[2] for row in table] == ["", "", "none", "none", "23g", "18g", "none"]
-    assert [row[3] for row in table] == ["67.5", "7.70", "14.0", "1.25", "1.30", "1.50", "1.00"]
-    assert [row[4] for row in table] == ["1.0x", "8.8x", "4.8x", "54.0x", "51.9x", "45.0x", "67.5x"]
-    assert [row[5] for row in table] == ["0.2x", "1.8x", "1.0x", "11.2x", "10.8x", "9.3x", "14.0x"]
-    assert [row[6] for row in table] == ["", "", *["20.0"] * 5]
-    assert "The drafter read 5.0 % of its attention blocks" in found
+    assert [row[2] for row in table] == ["", "none", "none", "23g", "18g", "none", "none"]
+    assert [row[3] for row in table] == ["67.5", "14.0", "1.25", "1.30", "1.50", "1.60", "1.00"]
+    assert [row[4] for row in table] == ["", "", "2.50", "2.60", "3.00", "3.20", "2.00"]
+    assert [row[5] for row in table] == ["1.0x", "4.8x", "54.0x", "51.9x", "45.0x", "42.2x", "67.5x"]
+    assert [row[6] for row in table] == ["0.2x", "1.0x", "11.2x", "10.8x", "9.3x", "8.8x", "14.0x"]
+    assert [row[7] for row in table] == ["", *["20.0"] * 6]
+    assert "The drafter read 5.0 % of its attention blocks at density 0.05; 24.0 % of its" in found
     assert "keep 0.05 (tail) measured to pay from the shortest length on, 4096 tokens (n = 1)" in found
+    assert found.count("keep 0.05 (tail)") == 1
 
 
-def test_a_peer_measured_here_goes_before_the_quoted_one() -> None:
-    peer = record(32768, 1.0, 20.0, engine="llama.cpp", build="abc")
-    table = rows(headline([record(32768, 0.05, 0.5), peer]))[1:]
-    assert table[0][1] == "llama.cpp, full prefill (build abc, measured here)"
-    assert [row[4] for row in table] == ["1.0x", "40.0x"]
-    assert len(table) == 2
+def test_the_peer_is_llama_cpp_at_its_best_setting_and_of_the_same_model() -> None:
+    slow, other = peer(32768, 25.0, None), peer(32768, 1.0, shape="qwen3-0.6b")
+    elsewhere = peer(32768, 2.0, gpu="NVIDIA L40S")
+    table = rows(headline([record(32768, 0.05, 0.5), slow, peer(32768, 20.0), other, elsewhere]))[1:]
+    assert table[0][1] == "llama.cpp, full prefill (build abc, `-b 8192 -ub 2048`)"
+    assert [row[5] for row in table] == ["1.0x", "40.0x"]
+    assert rows(headline([record(32768, 0.05, 0.5), slow]))[1][1] == "llama.cpp, full prefill (build abc)"
 
 
 @pytest.mark.parametrize(("gpu", "tokens"), [("NVIDIA L40S", 32768), ("NVIDIA H200", 65536)])
-def test_what_was_not_measured_is_said_and_not_compared_with(gpu: str, tokens: int) -> None:
-    table = rows(headline([record(tokens, 0.05, 0.5, gpu)]))[1:]
-    assert table[0][1:5] == ["llama.cpp, full prefill (not measured here)", "", "", ""]
-    assert table[1][4] == ""
-    assert 65536 not in LLAMA_CPP
+def test_what_was_not_measured_has_no_row_and_is_not_compared_with(gpu: str, tokens: int) -> None:
+    (row,) = rows(headline([record(tokens, 0.05, 0.5, gpu), peer(32768, 20.0)]))[1:]
+    assert row[1].startswith("`sp`")
+    assert row[5] == ""
+
+
+def test_one_process_is_claimed_only_where_the_records_tell() -> None:
+    def told(*processes: str | None) -> str:
+        made = [record(32768, 0.05, 0.5, vram=f"{20 + i}g") for i in range(len(processes))]
+        for one, process in zip(made, processes, strict=True):
+            one["metrics"] |= {} if process is None else {"process": process}
+        return headline(made)
+
+    assert ", in one process." in told("a", "a")
+    assert ", in 2 processes." in told("a", "b")
+    assert "process" not in told("a", None)
+
+
+def test_the_first_request_of_a_process_is_told_with_what_it_compiled() -> None:
+    cold = record(32768, 0.05, 0.5)
+    cold["metrics"] |= {"cold_ttft_s": 5.25, "cold_compiled": 23}
+    assert "The first of a process, with 23 kernels to compile, took 5.25 s." in headline([cold])
 
 
 def test_machines_stand_apart_and_failures_are_left_out() -> None:
@@ -95,9 +127,14 @@ def test_what_the_server_added_stands_below_the_table_of_its_machine() -> None:
 
 
 def test_the_table_goes_between_the_marks() -> None:
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert insert_headline(page, NOTHING) == f"before\n{BEGIN}\n{NOTHING}\n{END}\nafter\n"
-    assert insert_headline(insert_headline(page, "x"), "y") == insert_headline(page, "y")
-    for broken in ("none", f"{BEGIN}\n", f"{END}\n{BEGIN}\n", page + page):
+    first, last = next((part.begin, part.end) for part in PARTS if part.make is headline)
+    page = f"before\n{first}\nold\n{last}\nafter\n"
+    assert fill(page, []) == f"before\n{first}\n{NOTHING}\n{last}\nafter\n"
+    assert insert_between(insert_between(page, first, last, "x"), first, last, "y") == insert_between(
+        page, first, last, "y"
+    )
+    for broken in (f"{first}\n", f"{last}\n{first}\n", page + page):
         with pytest.raises(ConfigError, match="once each"):
-            insert_headline(broken, "x")
+            fill(broken, [])
+    with pytest.raises(ConfigError, match="no marks"):
+        fill("none", [])

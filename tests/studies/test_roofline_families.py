@@ -12,8 +12,8 @@ from sp.studies.plots.roofline import points, roof
 from sp.studies.plots.roofline_families import VIEWS, draw_families, family_figure
 
 CONFIGS = {
-    "matmul": [{"type": kind, "m": m, "n": 64, "k": 64} for kind in ("Q4_K", "BF16") for m in (1, 64, 8192)],
-    "attention": [{"head_dim": 128, "rows": rows, "tokens": 32768} for rows in (1, 32768)],
+    "project": [{"type": kind, "m": m, "n": 64, "k": 64} for kind in ("Q4_K", "BF16") for m in (1, 64, 8192)],
+    "paged_attention": [{"head_dim": 128, "rows": rows, "tokens": 32768} for rows in (1, 32768)],
     "delta": [{"tokens": tokens} for tokens in (1, 16)],
     "flashprefill": [{"selector": "FlashPrefill", "head_dim": 128, "stage": stage} for stage in ("select", "attend")],
     "importance": [{"head_dim": 128, "tokens": 32768}],
@@ -44,8 +44,8 @@ def test_every_family_is_drawn(folder: Path) -> None:
 
 def test_a_picture_holds_its_points_and_the_limits(folder: Path) -> None:
     found = points(folder)
-    mine = [point for point in found if point.family == "matmul"]
-    (axes,) = family_figure(mine, "matmul", roof(found)).axes
+    mine = [point for point in found if point.family == "project"]
+    (axes,) = family_figure(mine, "project", roof(found)).axes
     drawn = sorted(y for line in axes.lines[1:] for y in line.get_ydata())
     assert drawn == sorted(point.tflops for point in mine)
     assert {"1", "64", "8K"} <= {text.get_text() for text in axes.texts}
@@ -60,9 +60,9 @@ def test_bandwidth_alone_is_drawn_as_bars(folder: Path) -> None:
 
 def test_records_of_other_studies_are_left_out(folder: Path) -> None:
     for family in CONFIGS:
-        if family not in ("matmul", "memory", "delta"):
+        if family not in ("memory", "delta"):
             (folder / f"{family}.jsonl").unlink()
-    config = {"type": "Q4_K", "m": 5, "n": 64, "k": 64, "steady": 1, "path": "portable"}
+    config = {"type": "Q4_K", "m": 5, "n": 64, "k": 64, "path": "portable"}
     entry = {"bench": "matmul", "config": config, "metrics": {"tflops": 1.0, "gb_s": 1.0}, "gpu": "Card"}
     (folder / "matmul.jsonl").write_text(json.dumps(entry) + "\n")
     pictures = draw_families(points(folder), folder)

@@ -12,11 +12,12 @@ import numpy as np
 from sp.bench.cases import Case, family, paths
 from sp.bench.families.attention import SHAPES
 from sp.bench.families.inputs import clustered
+from sp.ops.attention.key_blocks import BLOCK
+from sp.ops.attention.paged_attention import prefill_attention
 from sp.ops.sparse.block_lists import density
-from sp.ops.sparse.block_means import BLOCK, block_means
+from sp.ops.sparse.block_means import block_means
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, select_on_device
-from sp.ops.sparse.sparse_attention import forward, sparse_attention
-from sp.quant import F16
+from sp.ops.sparse.sparse_attention import sparse_attention
 
 TOKENS = 131072
 SELECTORS = (
@@ -30,8 +31,8 @@ SELECTORS = (
 def cases() -> Iterator[Case]:
     """128K tokens; `read` is the density. FLOP: with mean keys, and with visible keys and values of listed blocks."""
     for head_dim, heads, kv_heads in SHAPES:
-        q, k, v, table = clustered(TOKENS, heads, kv_heads, head_dim)
-        scale, means = head_dim**-0.5, block_means(k, table, TOKENS, F16)
+        q, at = clustered(TOKENS, heads, kv_heads, head_dim)
+        scale, means = head_dim**-0.5, block_means(at.k, at.table, TOKENS, at.fmt)
         for selector in SELECTORS:
             lists = select_on_device(selector, q, means, TOKENS, scale)
             counts = lists.counts.get().astype(np.int64)
@@ -43,9 +44,9 @@ def cases() -> Iterator[Case]:
             choose = partial(select_on_device, selector, q, means, TOKENS, scale)
             yield Case({**config, "stage": "select"}, "portable", choose, bytes=moved, flops=scored)
             for path in paths():
-                attend = partial(forward, q, k, v, table, TOKENS, scale, lists, F16)
-                both = partial(sparse_attention, q, k, v, table, TOKENS, scale, selector)
-                moved = 2 * q.nbytes + k.nbytes + v.nbytes
+                attend = partial(prefill_attention, q, at, scale, lists)
+                both = partial(sparse_attention, q, at, scale, selector)
+                moved = 2 * q.nbytes + at.k.nbytes + at.v.nbytes
                 yield Case({**config, "stage": "attend"}, path, attend, bytes=moved, flops=live)
                 yield Case({**config, "stage": "layer"}, path, both, bytes=moved + q.nbytes, flops=live + scored)
 

@@ -13,7 +13,6 @@ from sp.bench.families.inputs import normal
 from sp.kernels import import_cupy
 from sp.ops.attention.importance import importance
 from sp.ops.attention.reduction import Reduction
-from sp.quant import F16
 
 QUERIES = 8
 
@@ -23,10 +22,10 @@ def cases() -> Iterator[Case]:
     """Eight queries over 32K and 128K keys, folded into the result of another layer. Bytes: the keys, once."""
     for head_dim, heads, kv_heads in SHAPES:
         for tokens in (32768, 131072):
-            k, _, table = pages(tokens, kv_heads, head_dim)
+            at = pages(tokens, kv_heads, head_dim)
             q = normal(QUERIES, heads, head_dim).astype(np.float16)
             running = import_cupy().zeros((QUERIES, tokens), np.float32)
-            run = partial(importance, q, k, table, tokens, F16, Reduction(), running)
+            run = partial(importance, q, at, Reduction(), running)
             config = {"head_dim": head_dim, "q_heads": heads, "kv_heads": kv_heads, "kv": "f16", "queries": QUERIES}
             flops = 2.0 * QUERIES * heads * head_dim * tokens
-            yield Case({**config, "tokens": tokens}, "portable", run, bytes=k.nbytes, flops=flops)
+            yield Case({**config, "tokens": tokens}, "portable", run, bytes=at.k.nbytes, flops=flops)

@@ -8,6 +8,8 @@ import numpy as np
 
 from sp.kernels import import_cupy
 from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.ops.attention.paged_kv import PagedKV
+from sp.quant import F16
 
 
 def normal(*shape: int) -> Any:
@@ -20,8 +22,8 @@ def bf16(*shape: int) -> Any:
     return (normal(*shape).view(np.uint32) >> 16).astype(np.uint16)
 
 
-def clustered(tokens: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Any, Any, Any, Any]:
-    """Queries, pages of keys, pages of values, and their shuffled table, with attention that is not flat.
+def clustered(tokens: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Any, PagedKV]:
+    """Queries, and keys and values under a shuffled table, with attention that is not flat.
 
     The keys of a block of 128 tokens are one of 64 N(0, 1) centres, drawn for each block and KV head, plus N(0, 1);
     queries likewise for each query head; values N(0, 1). All f16.
@@ -45,4 +47,4 @@ def clustered(tokens: int, heads: int, kv_heads: int, head_dim: int) -> tuple[An
         scattered = cupy.empty((blocks, PAGE_TOKENS, kv_heads, head_dim), np.float16)
         scattered[table] = rows(kv_heads, centred)
         pages.append(scattered.view(np.uint8))
-    return q, *pages, table
+    return q, PagedKV(pages[0], pages[1], table, tokens, F16)

@@ -20,7 +20,7 @@ OUT, IN = 17408, 5120
 TOKENS = (1, 8, 16, 32, 64, 512, 8192)
 
 
-@family("matmul")
+@family("project")
 def cases() -> Iterator[Case]:
     """The widest product of the 27B shape, from one token to a prefill chunk."""
     cupy = import_cupy()

@@ -57,7 +57,9 @@ def bench_model(
       sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --density 0.05
     """
     from sp.bench.model import Trial, describe, run_tests
+    from sp.bench.names import file_type_name, model_facts
     from sp.bench.record import append, make_record
+    from sp.gguf import GGUFFile
     from sp.kernels import forced_path
     from sp.kernels.device import pick_device
     from sp.kernels.path import native_path
@@ -76,6 +78,7 @@ def bench_model(
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
     where = pick_device(device)
     model, name, load = open_model(file, synthetic, type_, where)
+    facts = model_facts(name, model.config, type_ if file is None else file_type_name(GGUFFile.open(file)))
     on_gpu = where == "cuda"
     taken = (path if path != "auto" else native_path()) if on_gpu else "numpy"
 
@@ -85,7 +88,7 @@ def bench_model(
             append(make_record(**entry), record)
 
     if load is not None:
-        config = {"model": name, "file_bytes": load[1]}
+        config = {"model": name, "file_bytes": load[1], "mode": "first"}
         keep(bench="load", config=config, metrics={"seconds": load[0]}, samples=[load[0]])
     timings = []
     with forced_path(path) if on_gpu and path != "auto" else nullcontext():
@@ -94,15 +97,15 @@ def bench_model(
                 model, tests, repeats, kv=kv, rotate=rotate, chunk=chunk, progress=lambda _: advance(1)
             ):
                 timings.append(timing)
-                keep(**describe(timing, name, taken, kv + (" rotated" if rotate else "")))
+                keep(**describe(timing, facts, taken, kv + (" rotated" if rotate else "")))
         profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
     rows = [_row(timing, name, model.nbytes, kv, taken) for timing in timings]
-    facts = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
+    loading = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
     if output == "json":
         samples = [timing.rates for timing in timings]
         tables = {test: [vars(item) for item in found] for test, found in profiles}
         print_json(
-            facts | {"tests": [r | {"samples": s} for r, s in zip(rows, samples, strict=True)], "kernels": tables}
+            loading | {"tests": [r | {"samples": s} for r, s in zip(rows, samples, strict=True)], "kernels": tables}
         )
         return
     _print(rows, output)

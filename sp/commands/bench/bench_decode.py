@@ -10,7 +10,8 @@ import typer
 
 from sp.commands.bench.bench import OUTPUTS, numbers
 from sp.commands.bench.bench_drafter import parts
-from sp.commands.open_pair import Draft, OnDevice, draft_of
+from sp.commands.open_pair import draft_of
+from sp.commands.options import Draft, OnDevice
 from sp.commands.strategies import read_strategies
 from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
@@ -74,6 +75,8 @@ def bench_decode(
       sp bench decode --synthetic qwen3.6-27b --simulate accepted.json --accept 4,8 -p 2k --record results
     """
     from sp.bench.decode import describe, measure_pair, measure_simulated, ways_of
+    from sp.bench.names import model_facts
+    from sp.bench.record import running
     from sp.bench.request import without_ends
     from sp.bench.simulate import Acceptance, read_trace, write_trace
     from sp.bench.verify import describe_round, fitting, time_round
@@ -104,7 +107,9 @@ def bench_decode(
     where = pick_device(device)
     loaded, guesser = open_models(target, draft, synthetic, type_, draft_type, where)
     ways, sizes = ways_of(chosen, asked, guesser.block_size), fitting(sizes, guesser.block_size)
-    common = {"kv": kv + (" rotated" if rotate else ""), "path": path_of(where), "context": lengths[0]}
+    facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))
+    cached = {"kv": kv + (" rotated" if rotate else ""), "context": lengths[0]}
+    common = {**facts, **cached, **running(path_of(where)), "engine": "sp"}
     found: list[dict[str, Any]] = []
 
     def keep(measured: Measured) -> None:
@@ -218,6 +223,14 @@ def check_known(acceptances: Sequence[Acceptance], ways: Sequence[tuple[str, int
             )
         known = ", ".join(f"{method} {budget}" for method, budget in one.lengths)
         raise ConfigError(f"the trace {one.name} tells nothing of the methods and budgets asked for, but of {known}")
+
+
+def type_of(loaded: Any, random: str | None) -> str | None:
+    """File type of a target: that of its random weights, or what its file says."""
+    from sp.bench.names import file_type_name
+    from sp.gguf import GGUFFile
+
+    return random or file_type_name(loaded.file or GGUFFile.open(loaded.path))
 
 
 def path_of(where: str) -> str:

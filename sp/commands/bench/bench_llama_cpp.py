@@ -19,6 +19,12 @@ def bench_llama_cpp(
         str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated; 0 for none.")
     ] = "512",
     new: Annotated[str, typer.Option("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = "64",
+    batches: Annotated[
+        str, typer.Option("-b", "--batch", help="Tokens taken at once, comma-separated; llama.cpp's own if left out.")
+    ] = "",
+    ubatches: Annotated[
+        str, typer.Option("-ub", "--ubatch", help="Tokens that go through a layer together, comma-separated.")
+    ] = "",
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     kv: Annotated[str, typer.Option(help="Cached keys and values, as llama.cpp names types.")] = "f16",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds all tests together may take.")] = 3600,
@@ -28,13 +34,16 @@ def bench_llama_cpp(
 ) -> None:
     """Time full prefill and decoding of a GGUF file by llama.cpp, on this machine.
 
-    Its rows have the form of `sp bench ttft` and `sp bench model`. llama-bench counts neither tokenising nor sampling.
+    Its rows have the form of `sp bench model`; of several batches all are recorded, and the best of each size is
+    marked. llama-bench counts neither tokenising nor sampling.
 
     [bold]Example[/bold]
 
-      sp bench llama-cpp --llama-bench ~/llama.cpp/build/bin/llama-bench -m target.gguf -p 32k,128k --record results
+      sp bench llama-cpp --llama-bench ~/llama.cpp/build/bin/llama-bench -m target.gguf -p 8k,32k -b 2048,8192 \\
+      -ub 512,2048 --record results
     """
-    from sp.bench.llama_cpp import bench_command, describe_peer, run_bench
+    from sp.bench.llama_cpp import bench_command, describe_peer, run_bench, with_best
+    from sp.bench.names import file_facts
     from sp.bench.record import append, make_record
     from sp.kernels.device import pick_device
 
@@ -47,11 +56,12 @@ def bench_llama_cpp(
     lengths, decoded = ([n for n in numbers(t, name) if n] for t, name in ((prompts, "-p"), (new, "-n")))
     if not lengths and not decoded:
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
-    command = bench_command(program, model, lengths, decoded, repeats, kv)
-    where = pick_device("auto")
-    records = [
-        make_record(**describe_peer(test, model.name), device=where) for test in run_bench(command, timeout)
-    ]  # fmt: skip
+    given = ((batches, "-b"), (ubatches, "-ub"))
+    sizes = [[n for n in numbers(text, name) if n] if text else [] for text, name in given]
+    command = bench_command(program, model, lengths, decoded, repeats, kv, *sizes)
+    where, facts = pick_device("auto"), file_facts(model)
+    tests = with_best(run_bench(command, timeout))
+    records = [make_record(**describe_peer(test, facts), device=where) for test in tests]
     for made in records if record is not None else []:
         append(made, record or Path())
     rows = [_row(made) for made in records]
@@ -60,10 +70,10 @@ def bench_llama_cpp(
     elif output == "csv":
         print_csv(rows)
     else:
-        heads = ["engine", "build", "backend", "kv", "test", "seconds", "tok/s", "runs"]
-        cells = [[*(str(row[name]) for name in heads[:5]), f"{row['seconds']:.3f}", f"{row['tok_s']:.1f}",
-                  str(row["runs"])] for row in rows]  # fmt: skip
-        print_table(heads, cells, output, 5)
+        heads = ["engine", "build", "backend", "kv", "batch", "ubatch", "test", "seconds", "tok/s", "runs", "best"]
+        cells = [[*("" if row[name] is None else str(row[name]) for name in heads[:7]), f"{row['seconds']:.3f}",
+                  f"{row['tok_s']:.1f}", str(row["runs"]), "*" if row["best"] else ""] for row in rows]  # fmt: skip
+        print_table(heads, cells, output, 7)
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:
@@ -75,8 +85,11 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
         "build": config["build"],
         "backend": config["path"],
         "kv": config["kv"],
+        "batch": config["batch"],
+        "ubatch": config["ubatch"],
         "test": name,
-        "seconds": config["tokens"] / metrics["tok_s"] if decoding else metrics["ttft_s"],
+        "seconds": (config["tokens"] if decoding else config["prompt_tokens"]) / metrics["tok_s"],
         "tok_s": metrics["tok_s"],
+        "best": metrics["best"],
         "runs": len(record["samples"]),
     }

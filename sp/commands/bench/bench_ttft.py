@@ -207,7 +207,7 @@ def stored(folder: Path, device: str) -> dict[str, dict[str, Any]]:
 
 def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str) -> None:
     """The table and the break-evens, or all of it as JSON."""
-    from sp.pipeline.break_even import measured_break_evens
+    from sp.pipeline.measured import measured_break_evens
     from sp.studies.tables.ttft_table import cells_of, row_of, title_of
 
     rows, evens = [row_of(record) for record in records], measured_break_evens(records)

@@ -54,7 +54,7 @@ class Niah(Task):
         )
 
 
-@register_task("niah_single_1")
+@register_task("niah_single_1", suite="ruler")
 @dataclass(frozen=True)
 class NiahSingle1(Niah):
     """A number in the repeated line."""
@@ -62,13 +62,13 @@ class NiahSingle1(Niah):
     recipe: ClassVar[Mapping[str, Any]] = {"filler": "noise"}
 
 
-@register_task("niah_single_2-synth")
+@register_task("niah_single_2-synth", suite="ruler")
 @dataclass(frozen=True)
 class NiahSingle2(Niah):
     """A number in prose."""
 
 
-@register_task("niah_single_3-synth")
+@register_task("niah_single_3-synth", suite="ruler")
 @dataclass(frozen=True)
 class NiahSingle3(Niah):
     """A UUID in prose."""
@@ -76,7 +76,7 @@ class NiahSingle3(Niah):
     recipe: ClassVar[Mapping[str, Any]] = {"value": "uuid"}
 
 
-@register_task("niah_multikey_1-synth")
+@register_task("niah_multikey_1-synth", suite="ruler")
 @dataclass(frozen=True)
 class NiahMultikey1(Niah):
     """One of four numbers in prose."""
@@ -84,7 +84,7 @@ class NiahMultikey1(Niah):
     recipe: ClassVar[Mapping[str, Any]] = {"distractors": 3}
 
 
-@register_task("niah_multikey_2")
+@register_task("niah_multikey_2", suite="ruler")
 @dataclass(frozen=True)
 class NiahMultikey2(Niah):
     """One of many lines that are all needles."""
@@ -92,7 +92,7 @@ class NiahMultikey2(Niah):
     recipe: ClassVar[Mapping[str, Any]] = {"filler": "needles"}
 
 
-@register_task("niah_multikey_3")
+@register_task("niah_multikey_3", suite="ruler")
 @dataclass(frozen=True)
 class NiahMultikey3(Niah):
     """One of many lines of a UUID for a UUID."""
@@ -100,7 +100,7 @@ class NiahMultikey3(Niah):
     recipe: ClassVar[Mapping[str, Any]] = {"filler": "needles", "key": "uuid", "value": "uuid"}
 
 
-@register_task("niah_multivalue-synth")
+@register_task("niah_multivalue-synth", suite="ruler")
 @dataclass(frozen=True)
 class NiahMultivalue(Niah):
     """Four numbers of one key in prose."""
@@ -108,7 +108,7 @@ class NiahMultivalue(Niah):
     kind: ClassVar[type[Needle]] = NeedleMultivalue
 
 
-@register_task("niah_multiquery-synth")
+@register_task("niah_multiquery-synth", suite="ruler")
 @dataclass(frozen=True)
 class NiahMultiquery(Niah):
     """Numbers of four keys in prose."""

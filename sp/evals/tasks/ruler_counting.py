@@ -35,7 +35,7 @@ FWE_QUESTION = (
 FWE_PREFIX = " Answer: According to the coded text above, the three most frequently appeared words are:"
 
 
-@register_task("cwe")
+@register_task("cwe", suite="ruler")
 @dataclass(frozen=True)
 class CommonWords(Task):
     """The ten common words among many rare ones: 30 against 3 times, below 4096 tokens 6 against 1.
@@ -84,7 +84,7 @@ class CommonWords(Task):
         )
 
 
-@register_task("fwe")
+@register_task("fwe", suite="ruler")
 @dataclass(frozen=True)
 class FrequentWords(Task):
     """Coded words whose frequency falls with their rank to the power of `-alpha`; dots stand for the first of them.

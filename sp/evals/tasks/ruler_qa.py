@@ -86,13 +86,13 @@ class Questions(Task):
         )
 
 
-@register_task("qa_1-synth")
+@register_task("qa_1-synth", suite="ruler")
 @dataclass(frozen=True)
 class OneHop(Questions):
     """An attribute of a person or workshop that the question names."""
 
 
-@register_task("qa_2-synth")
+@register_task("qa_2-synth", suite="ruler")
 @dataclass(frozen=True)
 class TwoHops(Questions):
     """An attribute of the founder of a workshop; only the workshop is named."""

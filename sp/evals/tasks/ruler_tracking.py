@@ -27,7 +27,7 @@ SHOT_LINES = 10
 """Lines of noise in the worked example."""
 
 
-@register_task("vt")
+@register_task("vt", suite="ruler")
 @dataclass(frozen=True)
 class VariableTracking(Task):
     """A chain of `hops` + 1 variables.

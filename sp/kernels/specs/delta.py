@@ -137,5 +137,5 @@ DELTA_RECURRENT = Kernel(
     ),
     threads=lambda defines: 4 * int(defines["HEAD_DIM"]),
     variants=({"HEAD_DIM": 128, "TOKENS": MOST_TOKENS}, {"HEAD_DIM": 64, "TOKENS": MOST_TOKENS}),
-    early=True,
+    pdl=True,
 )

@@ -51,7 +51,7 @@ DELTA_TREE = Kernel(
         for nodes in NODES
     ),
     smem=tree_smem,
-    early=True,
+    pdl=True,
 )
 
 DELTA_KEEP = Kernel(

@@ -10,7 +10,7 @@ RMS_NORM = Kernel(
     args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "f32 eps"),
     threads=lambda defines: min(256, -(-int(defines["COLS"]) // 128) * 32),
     variants=tuple({"COLS": cols} for cols in (5120, 1024, 256)),
-    early=True,
+    pdl=True,
 )
 
 SWIGLU = Kernel(
@@ -18,4 +18,16 @@ SWIGLU = Kernel(
     entry="swiglu",
     args=("const u16* gate", "const u16* up", "u16* y", "i64 steps"),
     threads=256,
+)
+
+BIAS_THREADS = 128
+BIAS_EACH = 8
+"""Values of a thread."""
+
+ADD_BIAS = Kernel(
+    source="add_bias.cu",
+    entry="add_bias",
+    args=("const f32* x", "const f32* bias", "u16* y", "i32 cols"),
+    threads=BIAS_THREADS,
+    pdl=True,
 )

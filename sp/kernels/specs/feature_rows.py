@@ -13,7 +13,7 @@ STORE_FEATURES = Kernel(
     entry="store_features",
     args=("const f32* x", "u16* features", "i32 hidden", "i32 width", "i32 column"),
     threads=THREADS,
-    early=True,
+    pdl=True,
 )
 
 PICK_FEATURES = Kernel(
@@ -29,5 +29,5 @@ PICK_FEATURES = Kernel(
         "i32 width",
     ),
     threads=THREADS,
-    early=True,
+    pdl=True,
 )

@@ -16,7 +16,7 @@ ARGMAX = Kernel(
     entry="argmax",
     args=("const f32* logits", "u64* best", "u32* arrivals", "i32* token", "u64*? bins", "i32 vocab"),
     threads=256,
-    early=True,
+    pdl=True,
 )
 
 TOP_LOGPROBS = Kernel(
@@ -33,7 +33,7 @@ TOP_LOGPROBS = Kernel(
         "i32 k",
     ),
     threads=256,
-    early=True,
+    pdl=True,
 )
 
 SAMPLE_BINS = Kernel(

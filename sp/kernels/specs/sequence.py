@@ -9,7 +9,7 @@ ADVANCE_COUNTS = Kernel(
     entry="advance_counts",
     args=("i32* counts", "i32 layers", "i32 tokens", "const i32*? more"),
     threads=64,
-    early=True,
+    pdl=True,
 )
 
 NEXT_STEP = Kernel(
@@ -17,5 +17,5 @@ NEXT_STEP = Kernel(
     entry="next_step",
     args=("const i32* chosen", "i32* current", "i64* position", "i32* history", "i32* step"),
     threads=1,
-    early=True,
+    pdl=True,
 )

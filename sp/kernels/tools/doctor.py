@@ -6,13 +6,24 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import nvml, nvrtc
-from sp.kernels.device import cache_folder, current_device, device_errors, import_cupy, require_device
+from sp.kernels.device import (
+    cache_folder,
+    current_device,
+    device_errors,
+    device_name,
+    import_cupy,
+    multiprocessors,
+    require_device,
+)
 from sp.kernels.path import native_path
 from sp.kernels.tools.selftest import run_selftest
+from sp.quant import FORMATS, kernel_formats
+from sp.quant.packing import TILE
+from sp.quant.repack import device_format
 
 
 class Finding(NamedTuple):
@@ -27,7 +38,7 @@ class Finding(NamedTuple):
 def examine() -> Iterator[Finding]:
     """Findings in the order in which things depend on each other; the device parts stop at the first failure."""
     yield from _wheels()
-    for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _memory, _selftest):
+    for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _memory, _selftest, _formats):
         finding = _guarded(part)
         yield finding
         if finding.state == "fail" and part in (_cupy, _driver, _card):
@@ -121,9 +132,8 @@ def _driver() -> Finding:
 
 def _card() -> Finding:
     major, minor = require_device()
-    with device_errors():
-        facts: dict[str, Any] = import_cupy().cuda.runtime.getDeviceProperties(current_device())
-    name, cores = facts["name"].decode(), facts["multiProcessorCount"]
+    device = current_device()
+    name, cores = device_name(device), multiprocessors(device)
     return Finding("card", "ok", f"{name}, sm_{major}{minor}, {cores} multiprocessors, {native_path()} kernels")
 
 
@@ -138,3 +148,12 @@ def _memory() -> Finding:
 
 def _selftest() -> Finding:
     return Finding("selftest", "ok", ", ".join(run_selftest()))
+
+
+def _formats() -> Finding:
+    read = ", ".join(fmt.name for fmt in kernel_formats())
+    changed = [(fmt.name, device_format(fmt, TILE).name) for fmt in FORMATS.values()]
+    others = ", ".join(f"{name} as {held}" for name, held in changed if name != held)
+    return Finding(
+        "formats", "ok", f"kernels read {read}; re-packed at load: {others} (sp inspect FILE tells the bytes)"
+    )

@@ -1,8 +1,11 @@
-"""qwen3: the dense Qwen3 architecture, from GGUF tensors."""
+"""qwen3: the dense Qwen3 architecture."""
 
 from __future__ import annotations
 
-from sp.models.layers.blocks import Attention, Block
+from sp.models.architectures.base import Architecture, register_architecture
+from sp.models.layers.attention import Attention
+from sp.models.layers.block import Block
+from sp.models.layers.feed_forward import SwiGLU
 from sp.models.weights import Store
 
 
@@ -16,4 +19,7 @@ def qwen3_block(store: Store, index: int) -> Block:
     ----------
     Qwen Team, "Qwen3 Technical Report", 2025.
     """
-    return Block.take(store, index, Attention.take(store, index), "ffn_norm")
+    return Block.take(store, index, Attention.take, SwiGLU.take)
+
+
+register_architecture(Architecture("qwen3", qwen3_block, ("qwen2",)))

@@ -1,85 +1,19 @@
-"""qwen35: the Qwen3.5 / Qwen3.6 hybrid of Gated DeltaNet and gated attention, from GGUF tensors."""
+"""qwen35: the Qwen3.5 / Qwen3.6 hybrid of Gated DeltaNet and gated attention."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import numpy as np
 
-from sp.arrays import Floats, Ints
-from sp.models.cache.cache import Cache
-from sp.models.layers.blocks import Attention, Block, Mixer, Nodes, Tap
-from sp.models.weights import Store
-from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
-from sp.ops.delta.delta_tree import DeltaTrace, delta_tree
-from sp.ops.matmul.project import project, project_add, project_add_before
-from sp.ops.norms import Norm, Ready
-from sp.quant import Weight
-
-
-@dataclass(frozen=True)
-class GatedDelta:
-    """A Gated DeltaNet layer: convolution, delta-rule recurrence, gated norm. It has no positions and no pages.
-
-    GGUF files hold value heads in tiled order, ``ssm_a = -exp(A_log)`` and a plain ``ssm_norm``.
-    """
-
-    index: int
-    qkv: Weight  # rows q | k | v
-    gate: Weight
-    alpha: Weight
-    beta: Weight
-    out: Weight
-    params: DeltaParams
-
-    @classmethod
-    def take(cls, store: Store, index: int) -> GatedDelta:
-        """Build layer `index`."""
-        c, hidden, blk = store.config.delta, store.config.hidden, f"blk.{index}."
-        assert c is not None, "a delta layer without delta sizes"
-        return cls(
-            index=index,
-            qkv=store.matrix(f"{blk}attn_qkv.weight", (c.conv_dim, hidden)),
-            gate=store.matrix(f"{blk}attn_gate.weight", (c.value_dim, hidden)),
-            alpha=store.matrix(f"{blk}ssm_alpha.weight", (c.value_heads, hidden)),
-            beta=store.matrix(f"{blk}ssm_beta.weight", (c.value_heads, hidden)),
-            out=store.matrix(f"{blk}ssm_out.weight", (hidden, c.value_dim)),
-            params=DeltaParams(
-                conv=store.table(f"{blk}ssm_conv1d.weight", (c.conv_dim, c.conv_kernel)),
-                a=store.vector(f"{blk}ssm_a", c.value_heads),
-                dt_bias=store.vector(f"{blk}ssm_dt.bias", c.value_heads),
-                norm=store.vector(f"{blk}ssm_norm.weight", c.head_dim),
-                eps=store.config.eps,
-                key_heads=c.key_heads,
-                value_heads=c.value_heads,
-                head_dim=c.head_dim,
-            ),
-        )
-
-    def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
-        """See `Mixer`; positions and tap belong to attention layers."""
-        n = len(x)
-        last = x[n - rows :]
-        if rows == n:
-            weights = self.qkv, self.alpha, self.beta, self.gate
-            qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
-        else:
-            qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm, f32=(False, True, True))
-            (z,) = project(last, (self.gate,), norm)
-        state = cache.state(self.index)
-        out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
-        state.tokens += n
-        return project_add(last, out, self.out)
-
-    def read_tree(
-        self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm
-    ) -> tuple[Floats, Norm | Ready]:
-        """See `Mixer`."""
-        assert trace is not None, f"layer {self.index} has nowhere to note a tree"
-        weights = self.qkv, self.alpha, self.beta, self.gate
-        qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
-        state, row = cache.state(self.index), cache.config.delta_layers.index(self.index)
-        out = delta_tree(qkv, z, alpha, beta, self.params, state, nodes.seen, trace, row, self.out)
-        state.tokens += len(x)
-        return project_add_before(x, out, self.out, then, norm)
+from sp.gguf import Value
+from sp.models.architectures.base import Architecture, register_architecture
+from sp.models.architectures.shared import shared_config, shared_metadata
+from sp.models.config import DeltaConfig, LayerKind, ModelConfig
+from sp.models.layers.attention import Attention
+from sp.models.layers.block import Block
+from sp.models.layers.delta import GatedDelta
+from sp.models.layers.feed_forward import SwiGLU
+from sp.models.metadata_keys import Keys
+from sp.models.weights import Store, TensorFile
 
 
 def qwen35_block(store: Store, index: int) -> Block:
@@ -91,6 +25,71 @@ def qwen35_block(store: Store, index: int) -> Block:
     ----------
     Qwen Team, Qwen3-Next and Qwen3.5; Yang et al., "Gated Delta Networks", 2024.
     """
-    full = store.config.kinds[index] == "attention"
-    mixer: Mixer = Attention.take(store, index) if full else GatedDelta.take(store, index)
-    return Block.take(store, index, mixer, "post_attention_norm")
+    mixer = Attention.take if store.config.kinds[index] == "attention" else GatedDelta.take
+    return Block.take(store, index, mixer, SwiGLU.take, ffn_norm="post_attention_norm")
+
+
+def qwen35_config(keys: Keys, file: TensorFile) -> ModelConfig:
+    """See `Architecture`."""
+    layers = keys.layers(len(file.tensors))
+    kinds = _kinds(keys, layers)
+    delta = _delta(keys) if "delta" in kinds else None
+    if "attention" not in kinds:
+        keys.refuse("full_attention_interval", f"leaves none of {layers} layers with attention")
+    return shared_config(keys, file, kinds=kinds, gated=True, delta=delta)
+
+
+def qwen35_metadata(config: ModelConfig) -> dict[str, Value]:
+    """See `Architecture`."""
+    delta, pairs = config.delta, config.rope.dim // 2
+    assert delta is not None, "a hybrid without delta sizes"
+    interval = config.kinds.index("attention") + 1
+    assert config.kinds == tuple(_every(interval, config.layers)), f"{config.kinds}: attention at no fixed interval"
+    # The pairs are shared out in turn to the three axes of M-RoPE; text uses one position for all.
+    sections = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
+    return shared_metadata(config) | {
+        "rope.dimension_count": config.rope.dim,
+        "rope.dimension_sections": np.array(sections, np.int32),
+        "full_attention_interval": interval,
+        "ssm.conv_kernel": delta.conv_kernel,
+        "ssm.state_size": delta.head_dim,
+        "ssm.group_count": delta.key_heads,
+        "ssm.time_step_rank": delta.value_heads,
+        "ssm.inner_size": delta.value_dim,
+    }
+
+
+def _kinds(keys: Keys, layers: int) -> list[LayerKind]:
+    """Which trunk layers are recurrent; the explicit list of newer files wins over the interval."""
+    flags = keys.get("attention.recurrent_layers")
+    if flags is not None:
+        if isinstance(flags, list | tuple | np.ndarray) and len(flags) >= layers:
+            return ["delta" if flag else "attention" for flag in list(flags)[:layers]]
+        keys.refuse("attention.recurrent_layers", f"is no list of at least {layers} flags")
+    return _every(keys.count("full_attention_interval", default=4), layers)
+
+
+def _every(interval: int, layers: int) -> list[LayerKind]:
+    """The last of every `interval` layers attends."""
+    return ["delta" if (i + 1) % interval else "attention" for i in range(layers)]
+
+
+def _delta(keys: Keys) -> DeltaConfig:
+    """Sizes of the recurrent layers."""
+    config = DeltaConfig(
+        key_heads=keys.count("ssm.group_count"),
+        value_heads=keys.count("ssm.time_step_rank"),
+        head_dim=keys.count("ssm.state_size"),
+        conv_kernel=keys.count("ssm.conv_kernel"),
+    )
+    if config.value_heads % config.key_heads:
+        keys.refuse("ssm.group_count", f"is {config.key_heads}, which does not divide {config.value_heads} value heads")
+    inner = keys.count("ssm.inner_size")
+    if inner != config.value_dim:
+        keys.refuse(
+            "ssm.inner_size", f"is {inner}; {config.value_heads} heads x {config.head_dim} make {config.value_dim}"
+        )
+    return config
+
+
+register_architecture(Architecture("qwen35", qwen35_block, ("qwen35",), config=qwen35_config, metadata=qwen35_metadata))

@@ -12,8 +12,9 @@ import numpy as np
 from sp.arrays import Ints
 from sp.errors import PromptError
 from sp.models.cache.device_tables import DeviceTables
-from sp.models.cache.pages import PagePool, Run
+from sp.models.cache.pages import PagePool
 from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.ops.attention.paged_kv import PagedKV
 
 AT_ONCE = 8192
 """Most tokens that a layer with a window takes in one append."""
@@ -68,8 +69,8 @@ class BlockTables:
         if self._device is not None:
             self._device.clear()
 
-    def add(self, layer: int, tokens: int) -> Run:
-        """Make room for the next tokens of a layer and count them; the run they are to be written to."""
+    def add(self, layer: int, tokens: int) -> PagedKV:
+        """Make room for the next tokens of a layer and count them; what it holds before them, and room behind."""
         state = self._layers[layer]
         total = state.tokens + tokens
         assert layer not in self._rings or tokens <= AT_ONCE, f"{tokens} tokens at once, {AT_ONCE} at most"
@@ -78,17 +79,17 @@ class BlockTables:
         self._grow(layer, total)
         if self._device is not None and not self._together:
             self._device.advance(tokens, self._rows[layer])
-        run = self.run(layer)
+        at = self.view(layer)
         state.tokens = total
-        return run
+        return at
 
-    def run(self, layer: int) -> Run:
-        """Where the tokens of a layer lie, for the pool's kernels."""
+    def view(self, layer: int) -> PagedKV:
+        """Where the tokens of a layer lie."""
         state, tables = self._layers[layer], self._device
         if tables is None:
-            return Run(np.array(state.table, np.int64), state.tokens)
+            return self._pool.view(np.array(state.table, np.int64), state.tokens)
         row = self._rows[layer]
-        return Run(tables.tables[row], state.tokens, tables.start(row), tables.total(row))
+        return self._pool.view(tables.tables[row], state.tokens, tables.start(row), tables.total(row))
 
     def whole(self) -> tuple[Ints, Any]:
         """Tables of all layers, which hold as many tokens, and their number: where the pool is."""

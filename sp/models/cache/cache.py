@@ -11,11 +11,15 @@ from sp.errors import ConfigError, PromptError
 from sp.kernels import device_errors
 from sp.models.cache.block_tables import BlockTables, ring_pages
 from sp.models.cache.delta_state import DeltaState
-from sp.models.cache.pages import PagePool, Stored, page_format
+from sp.models.cache.pages import PagePool, page_format
 from sp.models.config import ModelConfig
 from sp.ops import hadamard
-from sp.ops.attention.gate_output import VALUE_BLOCK
+from sp.ops.attention.attention_heads import attention_heads, context_heads
+from sp.ops.attention.head_norm_rope import HeadNorms
 from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.ops.attention.paged_attention import attention_output
+from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.attention.tree_attention import tree_attention
 from sp.quant import Weight
 
 
@@ -53,7 +57,8 @@ class Cache:
     Examples
     --------
     >>> import numpy as np
-    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, 64, 1e6, 1e-6)
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
     >>> cache = Cache(config, tokens=300, kv="f16")
     >>> cache.append(0, np.ones((5, 1, 64), np.float32), np.ones((5, 1, 64), np.float32))
     >>> cache.length(0), cache.gather(0)[0].shape, cache.pages_in_use
@@ -74,8 +79,7 @@ class Cache:
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
         fmt = page_format(kv, config.head_dim, rotate, device)
-        self.config, self.capacity, self.kv, self.rotate = config, int(tokens), kv, rotate
-        self.key_block = config.head_dim & -config.head_dim
+        self.config, self.capacity, self.kv = config, int(tokens), kv
         attention = config.attention_layers
         resident = len(attention) if layers is None else min(layers, len(attention))
         if resident < 1:
@@ -85,7 +89,7 @@ class Cache:
         rings = dict(zip(attention, wanted, strict=True)) if wanted else {}
         pages = sum(wanted) if wanted else resident * blocks
         with device_errors():
-            self._pool = PagePool(pages, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, device)
+            self._pool = PagePool(pages, PAGE_TOKENS, config.kv_heads, config.head_dim, fmt, rotate, device)
             self._tables = BlockTables(attention, self.capacity, self._pool, rings, device)
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
 
@@ -109,9 +113,7 @@ class Cache:
         PromptError
             Past the capacity, after `release`, or when the pool has no free page.
         """
-        run = self._tables.add(layer, len(k))
-        key_block, value_block = (self.key_block, VALUE_BLOCK) if self.rotate else (0, 0)
-        self._pool.write(run, k, v, key_block, value_block)
+        self._tables.add(layer, len(k)).append(k, v)
 
     def append_heads(
         self,
@@ -119,8 +121,7 @@ class Cache:
         q: Floats,
         k: Floats,
         v: Floats,
-        q_norm: Floats,
-        k_norm: Floats,
+        norms: HeadNorms,
         positions: Ints,
         out: Floats | None = None,
     ) -> Floats:
@@ -131,7 +132,7 @@ class Cache:
         layer : int
         q : float32 (tokens, heads, head_dim or more)
         k, v : float32 (tokens, kv_heads, head_dim)
-        q_norm, k_norm : float32 (head_dim,)
+        norms : HeadNorms
         positions : int64 (tokens,)
         out : float32 (tokens, heads, head_dim), optional
             Where to write the queries.
@@ -140,14 +141,11 @@ class Cache:
         -------
         float32 (tokens, heads, head_dim)
         """
-        c, run = self.config, self._tables.add(layer, len(k))
-        turn = c.eps, positions, c.rope_base, c.rope_dim
-        return self._pool.write_heads(run, q, k, v, q_norm, k_norm, *turn, self.rotate, out)
+        return attention_heads(q, k, v, norms, positions, self.config.rope, self._tables.add(layer, len(k)), out)
 
-    def append_context(self, layer: int, k: Floats, v: Floats, k_norm: Floats, positions: Ints) -> None:
+    def append_context(self, layer: int, k: Floats, v: Floats, norms: HeadNorms, positions: Ints) -> None:
         """As `append_heads`, for tokens that ask nothing."""
-        c, run = self.config, self._tables.add(layer, len(k))
-        self._pool.write_context(run, k, v, k_norm, c.eps, positions, c.rope_base, c.rope_dim, self.rotate)
+        context_heads(k, v, norms, positions, self.config.rope, self._tables.add(layer, len(k)))
 
     def together(self, tokens: int) -> AbstractContextManager[None]:
         """Inside, every layer reads the same next `tokens`: counts on the device move at once, not layer by layer."""
@@ -186,12 +184,12 @@ class Cache:
 
     def gather(self, layer: int) -> tuple[Floats, Floats]:
         """Keys and values of a layer as stored (rotated, if the cache rotates): two (tokens, kv_heads, head_dim)."""
-        return self._pool.read(self._tables.run(layer))
+        return self.stored(layer).gather()
 
     def keys(self, layer: int) -> Floats:
         """Keys of a layer as they were appended, within rounding: (tokens, kv_heads, head_dim)."""
-        k, _ = self.gather(layer)
-        return hadamard(k, self.key_block) if self.rotate else k
+        at = self.stored(layer)
+        return hadamard(at.keys(), at.key_block) if at.rotated else at.keys()
 
     def attend(self, layer: int, q: Floats, gate: Floats | None) -> Floats:
         """Attention of the last tokens of a layer over all it holds, gated; see `attention_output`.
@@ -208,7 +206,7 @@ class Cache:
         -------
         float32 (n, heads * head_dim)
         """
-        return self._pool.attend(q, self._tables.run(layer), self.key_block if self.rotate else 0, gate)
+        return attention_output(q, self.stored(layer), gate)
 
     def attend_tree(
         self,
@@ -240,12 +238,11 @@ class Cache:
         float32 (n, heads * head_dim)
             For `project_add`; see `tree_attention`.
         """
-        rotate_block = self.key_block if self.rotate else 0
-        return self._pool.attend_tree(q, self._tables.run(layer), rotate_block, gate, seen, window, reader)
+        return tree_attention(q, self.stored(layer), seen=seen, window=window, wide=gate, reader=reader)
 
-    def stored(self, layer: int) -> Stored:
+    def stored(self, layer: int) -> PagedKV:
         """Where the keys and values of a layer lie, for ops that read pages."""
-        return self._pool.stored(self._tables.run(layer))
+        return self._tables.view(layer)
 
     def state(self, layer: int) -> DeltaState:
         """The recurrent state of a Gated DeltaNet layer; assign its fields to move it on."""

@@ -2,68 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from sp.arrays import Bytes, Floats, Ints
+from sp.arrays import Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import import_cupy
-from sp.ops import kv_append, kv_gather
-from sp.ops.attention.attention_heads import attention_heads, context_heads
 from sp.ops.attention.gate_output import VALUE_BLOCK
-from sp.ops.attention.kv_pages import kv_move
-from sp.ops.attention.paged_attention import attention_output
-from sp.ops.attention.tree_attention import tree_attention
-from sp.quant import F16, F32, Q4_0, BlockFormat, Weight
+from sp.ops.attention.kv_pages import DEVICE_PAGES, kv_move
+from sp.ops.attention.paged_kv import PagedKV
+from sp.quant import BlockFormat, format_by_name
 
-KV_FORMATS: dict[str, BlockFormat] = {"f32": F32, "f16": F16, "q4_0": Q4_0}
-DEVICE_KV_FORMATS = ("f16", "q4_0")
-
-
-@dataclass(frozen=True)
-class Run:
-    """The tokens of one layer in a pool.
-
-    Attributes
-    ----------
-    table : int64 (blocks,), on the device int32
-        Pages in token order.
-    tokens : int
-        Tokens stored, as the host counts them.
-    start, total : int32 (1,), optional
-        On the device: tokens before the last append, and with it. What kernels read, since a CUDA graph freezes
-        numbers it is given.
-    """
-
-    table: Ints
-    tokens: int
-    start: Any = None
-    total: Any = None
-
-    @property
-    def first(self) -> Any:
-        """Where the next tokens go: a number, or on the device an array."""
-        return self.tokens if self.start is None else self.start
-
-
-class Stored(NamedTuple):
-    """Keys and values of one layer as they lie in a pool.
-
-    Attributes
-    ----------
-    k, v : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
-    table : int64 (blocks,), on the device int32 (blocks or more,)
-    tokens : int
-    fmt : BlockFormat
-    """
-
-    k: Bytes
-    v: Bytes
-    table: Ints
-    tokens: int
-    fmt: BlockFormat
+KVType = Literal["f32", "f16", "q4_0"]
+KV_FORMATS: dict[str, BlockFormat] = {name: format_by_name(name) for name in get_args(KVType)}
+DEVICE_KV_FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt in DEVICE_PAGES)
 
 
 class PagePool:
@@ -77,6 +30,8 @@ class PagePool:
         Shape of a page.
     fmt : BlockFormat
         How each head's row of a token is packed.
+    rotated : bool
+        Whether keys and values are stored rotated; see `PagedKV`.
     device : {"cpu", "cuda"}
 
     Examples
@@ -96,13 +51,14 @@ class PagePool:
         kv_heads: int,
         head_dim: int,
         fmt: BlockFormat,
+        rotated: bool = False,
         device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         shape = (pages, page_tokens, kv_heads, fmt.row_bytes(head_dim))
         # On the CPU the system commits a page's memory only when it is first written.
         xp = np if device == "cpu" else import_cupy()
         self._k, self._v = xp.empty(shape, np.uint8), xp.empty(shape, np.uint8)
-        self._fmt = fmt
+        self._fmt, self._rotated = fmt, rotated
         self._free: list[int] = []
         self.peak = 0
         self.free_all()
@@ -127,78 +83,12 @@ class PagePool:
         self._free += reversed(pages)
         assert len(self._free) <= len(self._k), "a page was returned twice"
 
-    def write(self, run: Run, k: Floats, v: Floats, key_block: int, value_block: int) -> None:
-        """Store the next tokens (tokens, kv_heads, head_dim) of a run, rotated by blocks where those are not 0."""
-        kv_append(self._k, run.table, run.first, k, self._fmt, key_block)
-        kv_append(self._v, run.table, run.first, v, self._fmt, value_block)
-
-    def write_heads(
-        self,
-        run: Run,
-        q: Floats,
-        k: Floats,
-        v: Floats,
-        q_norm: Floats,
-        k_norm: Floats,
-        eps: float,
-        positions: Ints,
-        base: float,
-        rope_dim: int,
-        rotate: bool,
-        out: Floats | None = None,
-    ) -> Floats:
-        """See `attention_heads`; k and v are the next tokens of the run."""
-        pages = self._k, self._v, run.table, run.first, self._fmt
-        return attention_heads(q, k, v, q_norm, k_norm, eps, positions, base, rope_dim, *pages, rotate, out)
-
-    def write_context(
-        self,
-        run: Run,
-        k: Floats,
-        v: Floats,
-        k_norm: Floats,
-        eps: float,
-        positions: Ints,
-        base: float,
-        rope_dim: int,
-        rotate: bool,
-    ) -> None:
-        """See `context_heads`; k and v are the next tokens of the run."""
-        pages = self._k, self._v, run.table, run.first, self._fmt
-        context_heads(k, v, k_norm, eps, positions, base, rope_dim, *pages, rotate)
-
-    def stored(self, run: Run) -> Stored:
-        """The pages of a run."""
-        return Stored(self._k, self._v, run.table, run.tokens, self._fmt)
-
-    def read(self, run: Run) -> tuple[Floats, Floats]:
-        """Keys and values of a run, as they are stored."""
-        return (
-            kv_gather(self._k, run.table, run.tokens, self._fmt),
-            kv_gather(self._v, run.table, run.tokens, self._fmt),
-        )
-
-    def attend(self, q: Floats, run: Run, rotate_block: int, gate: Floats | None) -> Floats:
-        """See `attention_output`; q (n, heads, head_dim) are the last tokens of the run."""
-        pages = self._k, self._v, run.table, run.tokens, self._fmt
-        return attention_output(q, *pages, rotate_block, run.total, gate)
-
-    def attend_tree(
-        self,
-        q: Floats,
-        run: Run,
-        rotate_block: int,
-        gate: Floats | None,
-        seen: Ints,
-        window: int | None = None,
-        reader: Weight | None = None,
-    ) -> Floats:
-        """See `tree_attention`; q (n, heads, head_dim) are the last tokens of the run."""
-        pages = self._k, self._v, run.table, run.tokens, self._fmt
-        return tree_attention(q, *pages, rotate_block, run.total, seen=seen, window=window, wide=gate, reader=reader)
+    def view(self, table: Ints, tokens: int, start: Any = None, total: Any = None) -> PagedKV:
+        """Tokens of a sequence that lie in pages of this pool; see `PagedKV`."""
+        return PagedKV(self._k, self._v, table, tokens, self._fmt, self._rotated, start, total)
 
     def move(self, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
-        """See `kv_move`; `tables` (layers, blocks) are those of runs of the same length."""
+        """See `kv_move`; `tables` (layers, blocks) are those of layers of the same length."""
         kv_move(self._k, self._v, tables, total, nodes, path, kept)
 
     @property

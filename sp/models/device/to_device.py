@@ -14,8 +14,10 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.device.upload import Part, stream_parts
 from sp.models.trunk import Trunk, mapped
-from sp.ops.matmul.packed import TILE, allocate, pack_rows
+from sp.ops.matmul.packed import allocate, pack_rows
 from sp.quant import BF16, F32, BlockFormat, Weight
+from sp.quant.packing import TILE
+from sp.quant.repack import Repacked, count_repacked, device_format, repack
 
 SLICE = 64 << 20
 """Most bytes of a matrix that are staged at a time; whole tiles of rows."""
@@ -33,11 +35,16 @@ class WeightFile(Protocol):
         ...
 
 
-def trunk_to_device(trunk: Trunk, file: WeightFile, progress: Callable[[int], None] | None = None) -> tuple[Trunk, int]:
-    """`to_device` of a whole model. A tied embedding is held twice: as a table and, packed, as the head."""
-    parts = trunk.blocks, trunk.output_norm, trunk.output
-    (blocks, norm, output), (table,), nbytes = to_device(parts, (trunk.embed,), file, progress)
-    return Trunk(table, blocks, norm, output), nbytes
+def trunk_to_device(
+    trunk: Trunk, file: WeightFile, progress: Callable[[int], None] | None = None
+) -> tuple[Trunk, int, tuple[Repacked, ...]]:
+    """`to_device` of a whole model, and what of it is re-packed.
+
+    A tied embedding is held twice: as a table and, packed, as the head.
+    """
+    parts, tables = (trunk.blocks, trunk.output_norm, trunk.output), (trunk.embed,)
+    (blocks, norm, output), (table,), nbytes = to_device(parts, tables, file, progress)
+    return Trunk(table, blocks, norm, output), nbytes, repacked(parts, tables)
 
 
 def to_device(
@@ -48,10 +55,10 @@ def to_device(
     Parameters
     ----------
     parts : tree of dataclasses and tuples
-        Its matrices are packed (see `sp.ops.matmul.packed`), float32 ones rounded to BF16 first; norms and other
-        vectors become float32.
+        Its matrices are packed (see `sp.ops.matmul.packed`), those of formats that no kernel reads as another one
+        (see `sp.quant.repack`); norms and other vectors become float32.
     tables : tuple of Weight
-        Matrices of which only rows are read; they keep the rows of the file.
+        Matrices of which only rows are read; they keep the rows of the file where kernels read their format.
     file : GGUFFile or SafetensorsFile
     progress : callable, optional
         See `load_model`.
@@ -68,7 +75,7 @@ def to_device(
     DeviceError
         When the device is missing, too old or too small.
     ModelError
-        When a matrix has no packed form.
+        When a matrix has no packed form, being too narrow.
     GGUFError
         When the file cannot be read.
     """
@@ -80,8 +87,9 @@ def to_device(
         if "memory is full" not in str(error):
             raise
         free, total = import_cupy().cuda.runtime.memGetInfo()
+        more = "".join(f"; {each}" for each in repacked(parts, tables))
         raise DeviceError(
-            f"{file.path}: its {file.nbytes / 1e9:.1f} GB of weights do not fit the device, which has "
+            f"{file.path}: its {file.nbytes / 1e9:.1f} GB of weights{more} do not fit the device, which has "
             f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free; take a smaller model or free the device"
         ) from error
 
@@ -91,7 +99,7 @@ def _copied(
 ) -> tuple[Parts, tuple[Weight, ...], int]:
     cupy = import_cupy()
     placed: dict[int, Any] = {}
-    kept = {id(w): Weight(w.name, w.format, w.shape, cupy.empty(w.data.shape, np.uint8)) for w in tables}
+    kept = {id(w): empty_table(w.name, w.format, w.shape) for w in tables}
     sources = {id(w): w for w in tables}
 
     def place(leaf: Any) -> Any:
@@ -99,7 +107,7 @@ def _copied(
         if id(leaf) not in placed:
             if isinstance(leaf, Weight):
                 assert len(leaf.shape) == 2, f"{leaf.name} {leaf.shape}"
-                placed[id(leaf)] = allocate(leaf.name, packed_format(leaf.format), leaf.shape)
+                placed[id(leaf)] = allocate(leaf.name, device_format(leaf.format, leaf.shape[1]), leaf.shape)
                 sources[id(leaf)] = leaf
             else:
                 placed[id(leaf)] = cupy.asarray(leaf, np.float32)
@@ -112,10 +120,10 @@ def _copied(
     for index, raw in stream_parts(wanted, progress):
         _, _, w, rows = pieces[index]
         raw = raw.reshape(w.data[rows].shape)
-        if id(w) in kept:
-            kept[id(w)].data[rows] = raw
-        if id(w) in placed:
-            pack_rows(placed[id(w)], rows.start, raw if w.format is not F32 else to_bf16(raw))
+        if (table := kept.get(id(w))) is not None:
+            table.data[rows] = as_format(raw, w.format, table.format)
+        if (matrix := placed.get(id(w))) is not None:
+            pack_rows(matrix, rows.start, as_format(raw, w.format, matrix.format))
         del raw  # the last one would hold the staging memory
     cupy.cuda.get_current_stream().synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
@@ -123,9 +131,32 @@ def _copied(
     return moved, tuple(kept.values()), nbytes
 
 
-def packed_format(fmt: BlockFormat) -> BlockFormat:
-    """The format a matrix has on the device; the kernels have no float32 operands."""
-    return BF16 if fmt is F32 else fmt
+def repacked(parts: Any, tables: tuple[Weight, ...]) -> tuple[Repacked, ...]:
+    """What of weights, as `to_device` takes them, the device holds in another format than their file."""
+    found = [(w.format, w.shape, True) for w in tables]
+
+    def note(leaf: Any) -> Any:
+        if isinstance(leaf, Weight):
+            found.append((leaf.format, leaf.shape, False))
+        return leaf
+
+    mapped(parts, note)
+    return count_repacked(found)
+
+
+def empty_table(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> Weight:
+    """Room on the device for a matrix of which only rows are read."""
+    held = device_format(fmt, shape[-1], table=True)
+    return Weight(name, held, shape, import_cupy().empty((*shape[:-1], held.row_bytes(shape[-1])), np.uint8))
+
+
+def as_format(raw: Any, fmt: BlockFormat, held: BlockFormat) -> Any:
+    """Rows on the device, uint8 (rows, row_bytes) as in a file, in the format that the device holds."""
+    if held is fmt:
+        return raw
+    if fmt is F32 and held is BF16:
+        return to_bf16(raw)
+    return import_cupy().asarray(repack(raw.get(), fmt, held))
 
 
 def to_bf16(raw: Any) -> Any:

@@ -11,20 +11,23 @@ z-lab, "DFlash: Block Diffusion for Flash Speculative Decoding", 2026, https://a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sp.arrays import Floats
 from sp.gguf import GGUFFile
-from sp.models.device.to_device import to_device
+from sp.models.device.to_device import repacked, to_device
 from sp.models.drafts.dflash_config import DraftConfig, draft_config, gguf_keys, published_keys
 from sp.models.drafts.dflash_store import DraftStore
-from sp.models.layers.blocks import Attention, Block
+from sp.models.layers.attention import Attention
+from sp.models.layers.block import Block
+from sp.models.layers.feed_forward import SwiGLU
 from sp.models.model import Device, Model
 from sp.models.safetensors_file import SafetensorsFile
 from sp.models.weights import Store
 from sp.ops.attention.head_norm_rope import checked_head_dim
 from sp.quant import Weight
+from sp.quant.repack import Repacked
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Draft:
     device : {"cpu", "cuda"}
     nbytes : int
         Bytes of all weights as they are held; see `Model`.
+    repacked : tuple of Repacked
+        See `Model`.
     """
 
     path: Path
@@ -54,6 +59,7 @@ class Draft:
     output_norm: Floats
     device: Device
     nbytes: int
+    repacked: tuple[Repacked, ...] = ()
 
     @property
     def block_size(self) -> int:
@@ -74,6 +80,7 @@ class Draft:
             "layers": self.config.model.layers,
             "block_size": self.block_size,
             "target_layers": list(self.layers),
+            "repacked": [asdict(each) for each in self.repacked],
         }
 
 
@@ -87,7 +94,7 @@ def take_draft(store: Store, config: DraftConfig) -> Parts:
     return (
         store.matrix("fc.weight", (c.hidden, len(config.target_layers) * c.hidden)),
         store.vector("hidden_norm.weight", c.hidden),
-        tuple(Block.take(store, i, Attention.take(store, i), "ffn_norm") for i in range(c.layers)),
+        tuple(Block.take(store, i, Attention.take, SwiGLU.take) for i in range(c.layers)),
         store.vector("output_norm.weight", c.hidden),
     )
 
@@ -125,6 +132,8 @@ def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30)
     store = DraftStore(file, config.model, 0 if on_device else decode_budget)
     parts, nbytes = take_draft(store, config), store.nbytes
     store.finish()
-    if on_device:
-        parts, _, nbytes = to_device(parts, (), file)
-    return Draft(path, config, *parts, target.device, nbytes)
+    if not on_device:
+        return Draft(path, config, *parts, target.device, nbytes)
+    changed = repacked(parts, ())
+    parts, _, nbytes = to_device(parts, (), file)
+    return Draft(path, config, *parts, target.device, nbytes, changed)

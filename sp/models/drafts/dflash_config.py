@@ -17,10 +17,10 @@ import numpy as np
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
-from sp.gguf.expected import DRAFT_ARCHITECTURES
 from sp.models.config import LayerKind, ModelConfig
-from sp.models.keys import Keys, short
+from sp.models.metadata_keys import Keys, short
 from sp.ops.attention.tree_attention import MOST_QUERIES
+from sp.ops.rope import Rope
 
 PUBLISHED = {
     "embedding_length": "hidden_size",
@@ -37,6 +37,8 @@ PUBLISHED = {
     "rope.scaling.type": "rope_type",
 }
 """What config.json calls a key, where it is not the same name."""
+DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
+"""Names of GGUF files that hold a draft."""
 USE = "use the draft that was made for this target"
 MOST_PADDING = 1023
 """Rows that an embedding may have beyond the tokens: models round them up, by less than this many."""
@@ -177,8 +179,7 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope_dim=head_dim,
-        rope_base=keys.real("rope.freq_base", above=1.0),
+        rope=Rope(keys.real("rope.freq_base", above=1.0), head_dim),
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
     )
     return DraftConfig(

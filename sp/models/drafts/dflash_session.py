@@ -12,7 +12,8 @@ from sp.kernels import import_cupy
 from sp.models.cache.block_tables import AT_ONCE
 from sp.models.cache.cache import Cache
 from sp.models.drafts.dflash import Draft
-from sp.models.layers.blocks import Attention, Block
+from sp.models.layers.attention import Attention
+from sp.models.layers.block import Block
 from sp.models.model import Model
 from sp.models.passes.mailbox import Mailbox
 from sp.models.passes.replay import Replay
@@ -123,7 +124,7 @@ class DraftSession:
             found = project(fused, [weight for mixer in mixers for weight in (mixer.k, mixer.v)])
             for layer, mixer in enumerate(mixers):
                 k, v = (x.reshape(len(x), -1, self._cache.config.head_dim) for x in found[2 * layer : 2 * layer + 2])
-                self._cache.append_context(layer, k, v, mixer.k_norm, positions)
+                self._cache.append_context(layer, k, v, mixer.norms, positions)
 
     def read_block(self, ids: Ints, positions: Ints) -> Floats:
         """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""

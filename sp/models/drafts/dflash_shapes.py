@@ -6,15 +6,22 @@ Source of the published sizes: config.json of z-lab/Qwen3.6-27B-DFlash, https://
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sp.errors import unknown_name
-from sp.gguf.keys import Value
-from sp.models.file_type import tensor_format
-from sp.models.synthetic.shapes import TensorShapes
-from sp.quant import BlockFormat
+from sp.gguf import Value
+from sp.models.config import LayerKind, ModelConfig
+from sp.models.drafts.dflash import take_draft
+from sp.models.drafts.dflash_config import DraftConfig
+from sp.models.recording import RecordingStore, Tensor
+from sp.models.synthetic.shapes import Plan, tensor_formats
+from sp.models.trunk import in_order
+from sp.ops.rope import Rope
+
+BASE, EPS = 1e7, 1e-6
+GGUF_NAMES = {"hidden_norm.weight": "enc.output_norm.weight"}
 
 
 @dataclass(frozen=True)
@@ -47,37 +54,37 @@ class DraftShape:
     sliding: tuple[bool, ...]
     block_size: int = 16
 
-    def tensors(self) -> TensorShapes:
-        """Every tensor's name and shape, fastest axis last, in file order."""
-        hidden, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        found: TensorShapes = {
-            "fc.weight": (hidden, len(self.target_layers) * hidden),
-            "enc.output_norm.weight": (hidden,),
-        }
-        parts: TensorShapes = {
-            "attn_norm": (hidden,),
-            "attn_q": (q, hidden),
-            "attn_k": (kv, hidden),
-            "attn_v": (kv, hidden),
-            "attn_q_norm": (self.head_dim,),
-            "attn_k_norm": (self.head_dim,),
-            "attn_output": (hidden, q),
-            "ffn_norm": (hidden,),
-            "ffn_gate": (self.ffn, hidden),
-            "ffn_up": (self.ffn, hidden),
-            "ffn_down": (hidden, self.ffn),
-        }
-        for layer in range(len(self.sliding)):
-            found |= {f"blk.{layer}.{name}.weight": size for name, size in parts.items()}
-        return found | {"output_norm.weight": (hidden,)}
-
-    def plan(self, file_type: str) -> list[tuple[str, tuple[int, ...], BlockFormat]]:
-        """Name, shape and format of every tensor; ConfigError for an unknown file type."""
+    @property
+    def config(self) -> DraftConfig:
+        """Its numbers; vocabulary and context are its target's, and 1 here."""
         layers = len(self.sliding)
-        return [
-            (name, size, tensor_format(file_type, name, size, layers=layers, tied=False))
-            for name, size in self.tensors().items()
-        ]
+        kinds: list[LayerKind] = ["attention"] * layers
+        model = ModelConfig(
+            architecture="dflash",
+            hidden=self.hidden,
+            vocab=1,
+            context=1,
+            ffn=(self.ffn,) * layers,
+            kinds=tuple(kinds),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            rope=Rope(BASE, self.head_dim),
+            eps=EPS,
+        )
+        windows = tuple(self.window if slides else None for slides in self.sliding)
+        return DraftConfig(model, self.block_size, self.mask_id, self.target_layers, windows, self.sliding)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, in file order, under the names that llama.cpp's files have."""
+        config = self.config
+        store = RecordingStore(config.model)
+        found = in_order(take_draft(store, config), store)
+        return [replace(one, name=GGUF_NAMES.get(one.name, one.name)) for one in found]
+
+    def plan(self, file_type: str) -> Plan:
+        """Name, shape and format of every tensor; ConfigError for an unknown file type."""
+        return tensor_formats(self.tensors(), file_type, len(self.sliding), tied=False)
 
     def metadata(self) -> dict[str, Value]:
         """The keys a loader reads, as llama.cpp names them: target layers are counted by their input."""
@@ -89,10 +96,10 @@ class DraftShape:
             "attention.head_count_kv": self.kv_heads,
             "attention.key_length": self.head_dim,
             "attention.value_length": self.head_dim,
-            "attention.layer_norm_rms_epsilon": 1e-6,
+            "attention.layer_norm_rms_epsilon": EPS,
             "attention.sliding_window": self.window,
             "attention.sliding_window_pattern": np.array(self.sliding),
-            "rope.freq_base": 1e7,
+            "rope.freq_base": BASE,
             "block_size": self.block_size,
             "target_layers": np.array(self.target_layers, np.int32) + 1,
         }

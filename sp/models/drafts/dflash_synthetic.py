@@ -67,4 +67,4 @@ def synthetic_draft(shape: str, file_type: str, target: Model, seed: int = 0) ->
     require_device()
     with device_errors():
         store = RandomStore(config.model, found.plan(file_type), seed)
-        return Draft(name, config, *take_draft(store, config), target.device, store.nbytes)
+        return Draft(name, config, *take_draft(store, config), target.device, store.nbytes, store.repacked)

@@ -12,7 +12,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError
 from sp.kernels import import_cupy
 from sp.models.cache.cache import Cache
-from sp.models.layers.blocks import Tap
+from sp.models.layers.block import Tap
 from sp.models.model import Model
 from sp.models.passes.gaps import Gaps, cross_gap, gap_lengths
 

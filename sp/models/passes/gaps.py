@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 
 from sp.arrays import Ints
-from sp.models.architectures.qwen35 import GatedDelta
 from sp.models.cache.cache import Cache
+from sp.models.layers.delta import GatedDelta
 from sp.models.model import Model
 from sp.ops.array_module import array_module
 

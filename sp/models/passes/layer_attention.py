@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 from sp.arrays import Floats
 from sp.models.cache.cache import Cache
 from sp.ops.attention.gate_output import gate_output
+from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.hadamard import hadamard
 from sp.ops.sparse.block_lists import candidates
-from sp.ops.sparse.block_means import BLOCK
 from sp.ops.sparse.block_selector import BlockSelector
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.ops.sparse.sparse_attention import sparse_attention
@@ -66,12 +66,12 @@ class SparseAttention:
         selector = self.selector
         if not self.ends and isinstance(selector, FlashPrefill | TopDensity):
             selector = replace(selector, last_n=0)
-        if cache.rotate:
-            q = hadamard(q, cache.key_block)
-        out, counts = sparse_attention(q, at.k, at.v, at.table, at.tokens, d**-0.5, selector, at.fmt)
+        if at.rotated:
+            q = hadamard(q, at.key_block)
+        out, counts = sparse_attention(q, at, d**-0.5, selector)
         possible = heads * int(candidates(n, at.tokens).sum())
         self.reads.setdefault(layer, []).append(Read(counts, possible))
-        return gate_output(out, gate, cache.rotate)
+        return gate_output(out, gate, at.rotated)
 
     def densities(self) -> tuple[float, ...]:
         """Share of the causal blocks that was read, layer by layer; waits for the device."""

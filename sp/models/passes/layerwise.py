@@ -11,7 +11,8 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
-from sp.models.layers.blocks import Attention, Block, Tap
+from sp.models.layers.attention import Attention
+from sp.models.layers.block import Block, Tap
 from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked, slices
 from sp.models.passes.layer_attention import LayerAttention, dense_attention

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.models.architectures.qwen35 import GatedDelta
 from sp.models.cache.cache import Cache
-from sp.models.layers.blocks import Nodes
+from sp.models.layers.block import Nodes
+from sp.models.layers.delta import GatedDelta
 from sp.models.model import Model
 from sp.models.passes.forward import checked
 from sp.ops.array_module import array_module

@@ -12,14 +12,15 @@ from sp.arrays import Floats
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.config import ModelConfig
-from sp.models.device.to_device import packed_format, row_slices, to_bf16
+from sp.models.device.to_device import as_format, empty_table, row_slices
 from sp.models.model import Model
 from sp.models.synthetic.random_blocks import random_blocks
-from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_vector
 from sp.models.trunk import Trunk
 from sp.ops.matmul.packed import allocate, pack_rows
-from sp.quant import F32, BlockFormat, Weight
+from sp.quant import BlockFormat
+from sp.quant.repack import Repacked, count_repacked, device_format
 
 POOL_BITS = 16
 """Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
@@ -40,11 +41,12 @@ def random_model(shape: str, file_type: str, seed: int = 0) -> Model:
     """
     require_device()
     with device_errors():
-        store = RandomStore(find_shape(shape).config, tensor_plan(shape, file_type), seed)
+        found = find_shape(shape)
+        store = RandomStore(found.config, found.plan(file_type), seed)
         trunk = Trunk.take(store)
         if trunk.output is trunk.embed:
             trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))
-        return Model(store.config, trunk, "cuda", store.nbytes)
+        return Model(store.config, trunk, "cuda", store.nbytes, store.repacked)
 
 
 class RandomStore:
@@ -53,7 +55,7 @@ class RandomStore:
     Parameters
     ----------
     config : ModelConfig
-    plan : list of (name, shape, format)
+    plan : Plan
     seed : int
 
     Attributes
@@ -63,14 +65,18 @@ class RandomStore:
         Bytes handed out so far.
     """
 
-    def __init__(
-        self, config: ModelConfig, plan: list[tuple[str, tuple[int, ...], BlockFormat]], seed: int = 0
-    ) -> None:
+    def __init__(self, config: ModelConfig, plan: Plan, seed: int = 0) -> None:
         self.config = config
         self.nbytes = 0
         self._formats = {name: fmt for name, _, fmt in plan}
         self._rng = np.random.default_rng(seed)
         self._pools: dict[tuple[str, int], Any] = {}
+        self._handed: list[tuple[BlockFormat, tuple[int, ...], bool]] = []
+
+    @property
+    def repacked(self) -> tuple[Repacked, ...]:
+        """What was handed out so far in another format than the plan's."""
+        return count_repacked(self._handed)
 
     def __contains__(self, name: str) -> bool:
         return name in self._formats
@@ -80,19 +86,22 @@ class RandomStore:
         if name != "token_embd.weight":
             return self.packed(name, shape)
         fmt = self._formats[name]
-        table = Weight(name, fmt, shape, import_cupy().empty((shape[0], fmt.row_bytes(shape[1])), np.uint8))
+        table = empty_table(name, fmt, shape)
         for rows in row_slices(*table.data.shape):
-            table.data[rows] = self._rows(name, (rows.stop - rows.start, shape[1]), rows.start)
+            raw = self._rows(name, (rows.stop - rows.start, shape[1]), rows.start)
+            table.data[rows] = as_format(raw, fmt, table.format)
+        self._handed.append((fmt, shape, True))
         self.nbytes += table.nbytes
         return table
 
     def packed(self, name: str, shape: tuple[int, ...], data: Any = None) -> Any:
         """A packed matrix of random rows, or of those in `data`."""
         fmt = self._formats[name]
-        made = allocate(name, packed_format(fmt), shape)
+        made = allocate(name, device_format(fmt, shape[1]), shape)
         for rows in row_slices(shape[0], fmt.row_bytes(shape[1])):
             raw = self._rows(name, (rows.stop - rows.start, int(shape[1])), rows.start) if data is None else data[rows]
-            pack_rows(made, rows.start, to_bf16(raw) if fmt is F32 else raw)
+            pack_rows(made, rows.start, as_format(raw, fmt, made.format))
+        self._handed.append((fmt, shape, False))
         self.nbytes += made.nbytes
         return made
 

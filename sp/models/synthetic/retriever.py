@@ -18,6 +18,7 @@ Me", 2024 (n-gram copying by transformers).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,17 @@ import numpy as np
 
 from sp.arrays import Doubles, Floats
 from sp.errors import ConfigError, unknown_name
-from sp.gguf import GGUFWriter
-from sp.gguf.keys import Value
-from sp.models.config import DeltaConfig
+from sp.gguf import GGUFWriter, Value
+from sp.models.architectures.base import find_architecture
+from sp.models.config import DeltaConfig, LayerKind, ModelConfig
 from sp.models.file_type import file_type_id, tensor_format
+from sp.models.recording import RecordingStore
 from sp.models.synthetic.retriever_delta import delta_layer
 from sp.models.synthetic.retriever_parts import Heads, Residual, Tensors, match_layer, offset_layer
 from sp.models.synthetic.synthetic_vocab import CHATML, tokenizer_metadata
+from sp.ops.rope import Rope
 
-RETRIEVER_SHAPES = ("retriever-qwen3", "retriever-qwen35")
 BYTES, LETTER_PAIRS = 256, 26 * 26
-VOCABULARIES = {"qwen3": (BYTES, 320), "qwen35": (BYTES + LETTER_PAIRS, 960)}  # text tokens, all tokens
 # Induction only continues, so the answer has to begin with the key: the last word of the question, in capitals.
 TEMPLATE = CHATML.replace(
     "assistant\n", "assistant\n{{ messages[-1]['content'].split() | last | upper | replace('?', '') }}"
@@ -94,13 +95,13 @@ def retriever_tensors(
     >>> metadata["qwen3.block_count"], tensors["blk.1.attn_q.weight"].shape
     (2, (512, 288))
     """
-    if arch not in _BUILDERS:
-        raise unknown_name("retriever architecture", arch, _BUILDERS)
-    widest = DELTA.head_dim // 2 if arch == "qwen35" else 128
+    if arch not in _CIRCUITS:
+        raise unknown_name("retriever architecture", arch, _CIRCUITS)
+    circuit = _CIRCUITS[arch]
     for name, value, least, most in (
         ("vocab", vocab, 2, 1 << 20),
         ("seed", seed, 0, 1 << 63),
-        ("code_dim", code_dim, 16, widest),
+        ("code_dim", code_dim, 16, circuit.widest_code),
         ("context", context, 256, 131072),
         ("ngram", ngram, 1, MAX_NGRAM),
     ):
@@ -110,10 +111,12 @@ def retriever_tensors(
         raise ConfigError(f"noise is {noise}; it must lie in 0..10")
     rng = np.random.default_rng(seed)
     codes = rng.choice([-1.0, 1.0], (vocab, code_dim)) / np.sqrt(code_dim)
-    metadata, tensors = _BUILDERS[arch](codes, ngram, context, rng)
+    config, tensors = circuit.build(codes, ngram, context, rng)
+    tensors = _completed(config, tensors)
     for name, values in tensors.items():
         if values.ndim == 2 and noise:
             tensors[name] = values + rng.standard_normal(values.shape) * noise * np.abs(values).max()
+    metadata = find_architecture(arch).keys(config)
     return metadata, {name: values.astype(np.float32) for name, values in tensors.items()}
 
 
@@ -167,11 +170,11 @@ def write_retriever(
     if shape not in RETRIEVER_SHAPES:
         raise unknown_name("retriever shape", shape, RETRIEVER_SHAPES)
     arch = shape.removeprefix("retriever-")
-    text_tokens, vocab = VOCABULARIES[arch]
+    text_tokens, vocab = _CIRCUITS[arch].text_tokens, _CIRCUITS[arch].vocab
     metadata, tensors = retriever_tensors(
         arch, vocab, seed=seed, code_dim=code_dim, noise=noise, context=context, ngram=ngram
     )
-    metadata |= tokenizer_metadata("qwen2" if arch == "qwen3" else "qwen35", text_tokens, vocab) | {
+    metadata |= tokenizer_metadata(find_architecture(arch).tokenizers[0], text_tokens, vocab) | {
         "general.name": f"{shape} seed {seed}",
         "general.file_type": file_type_id(type),
         "tokenizer.ggml.eot_token_id": ord("\n"),  # the byte tokens come first, in order
@@ -195,7 +198,7 @@ def _heads(ngram: int, **shape: Any) -> Heads:
     return Heads(count=4 if ngram <= 4 else 8, kv_count=2, **shape)
 
 
-def _qwen3(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) -> tuple[dict[str, Value], Tensors]:
+def _qwen3(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) -> tuple[ModelConfig, Tensors]:
     """Offsets, then match; the embedding is the head, so the answer lands on the current token's slot."""
     slots = _slots(ngram)
     stream = Residual(codes.shape[1], tuple(slots))
@@ -204,15 +207,12 @@ def _qwen3(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) -
         offset_layer(stream, 2.0, heads, dict(enumerate(slots[1:], start=1)), rng),
         match_layer(stream, 2.0 + ngram, heads, slots[1:], ("current", ANSWER), context, rng),
     ]
-    tensors = {
-        "token_embd.weight": stream.embedding(codes),
-        "output_norm.weight": np.ones(stream.hidden),
-        **_blocks(layers, stream.hidden, "ffn_norm"),
-    }
-    return _metadata("qwen3", len(layers), stream.hidden, heads, context), tensors
+    tensors = {"token_embd.weight": stream.embedding(codes), "output_norm.weight": np.ones(stream.hidden)}
+    config = _config("qwen3", codes, stream, ("attention", "attention"), heads, context)
+    return config, tensors | _named(layers)
 
 
-def _qwen35(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) -> tuple[dict[str, Value], Tensors]:
+def _qwen35(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) -> tuple[ModelConfig, Tensors]:
     """Lags 1 and 3 by Gated DeltaNet, the others by attention; the head is a matrix of its own."""
     slots = _slots(ngram)
     stream = Residual(codes.shape[1], (*slots, "answer"))
@@ -231,51 +231,69 @@ def _qwen35(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) 
         "token_embd.weight": stream.embedding(codes),
         "output_norm.weight": np.ones(stream.hidden),
         "output.weight": stream.write("answer", codes.T).T,
-        **_blocks(layers, stream.hidden, "post_attention_norm"),
     }
-    metadata = _metadata("qwen35", len(layers), stream.hidden, heads, context) | {
-        "qwen35.rope.dimension_count": heads.rope_dim,
-        "qwen35.rope.dimension_sections": np.array([11, 11, 10, 0], np.int32),
-        "qwen35.full_attention_interval": 2,
-        "qwen35.ssm.conv_kernel": DELTA.conv_kernel,
-        "qwen35.ssm.state_size": DELTA.head_dim,
-        "qwen35.ssm.group_count": DELTA.key_heads,
-        "qwen35.ssm.time_step_rank": DELTA.value_heads,
-        "qwen35.ssm.inner_size": DELTA.value_dim,
-    }
-    return metadata, tensors
+    kinds: tuple[LayerKind, ...] = ("delta", "attention", "delta", "attention")
+    config = replace(_config("qwen35", codes, stream, kinds, heads, context), delta=DELTA)
+    return config, tensors | _named(layers)
 
 
-def _blocks(layers: list[Tensors], hidden: int, ffn_norm: str) -> Tensors:
-    """Mixers with their norms and feed-forwards that add nothing."""
-    rest = {
-        "attn_norm.weight": np.ones(hidden),
-        f"{ffn_norm}.weight": np.ones(hidden),
-        "ffn_gate.weight": np.zeros((FEED_FORWARD, hidden)),
-        "ffn_up.weight": np.zeros((FEED_FORWARD, hidden)),
-        "ffn_down.weight": np.zeros((hidden, FEED_FORWARD)),
-    }
-    return {f"blk.{i}.{name}": values for i, layer in enumerate(layers) for name, values in (layer | rest).items()}
+def _config(
+    arch: str, codes: Doubles, stream: Residual, kinds: tuple[LayerKind, ...], heads: Heads, context: int
+) -> ModelConfig:
+    return ModelConfig(
+        architecture=arch,
+        hidden=stream.hidden,
+        vocab=len(codes),
+        context=context,
+        ffn=(FEED_FORWARD,) * len(kinds),
+        kinds=kinds,
+        heads=heads.count,
+        kv_heads=heads.kv_count,
+        head_dim=heads.head_dim,
+        rope=Rope(heads.rope_base, heads.rope_dim),
+        eps=1e-6,
+        gated=heads.gated,
+    )
 
 
-def _metadata(arch: str, layers: int, hidden: int, heads: Heads, context: int) -> dict[str, Value]:
-    """Keys that both architectures have."""
-    return {
-        "general.architecture": arch,
-        f"{arch}.block_count": layers,
-        f"{arch}.context_length": context,
-        f"{arch}.embedding_length": hidden,
-        f"{arch}.feed_forward_length": FEED_FORWARD,
-        f"{arch}.attention.head_count": heads.count,
-        f"{arch}.attention.head_count_kv": heads.kv_count,
-        f"{arch}.attention.key_length": heads.head_dim,
-        f"{arch}.attention.value_length": heads.head_dim,
-        f"{arch}.attention.layer_norm_rms_epsilon": 1e-6,
-        f"{arch}.rope.freq_base": heads.rope_base,
-    }
+def _named(layers: list[Tensors]) -> Tensors:
+    return {f"blk.{i}.{name}": values for i, layer in enumerate(layers) for name, values in layer.items()}
 
 
-_BUILDERS: dict[str, Callable[[Doubles, int, int, np.random.Generator], tuple[dict[str, Value], Tensors]]] = {
-    "qwen3": _qwen3,
-    "qwen35": _qwen35,
+def _completed(config: ModelConfig, given: Tensors) -> Tensors:
+    """What was written down, and what else blocks ask for: norms that change nothing, products that add nothing."""
+    found = {name: values for name, values in given.items() if not name.startswith("blk.")}
+    for index in range(config.layers):
+        store, blk = RecordingStore(config), f"blk.{index}."
+        find_architecture(config.architecture).block(store, index)
+        found |= {name: values for name, values in given.items() if name.startswith(blk)}
+        for tensor in store.tensors.values():
+            rest = np.ones(tensor.shape) if tensor.kind == "vector" else np.zeros(tensor.shape)
+            assert found.setdefault(tensor.name, rest).shape == tensor.shape, f"{tensor}: {found[tensor.name].shape}"
+    return found
+
+
+@dataclass(frozen=True)
+class _Circuit:
+    """How a retriever of an architecture is made.
+
+    Attributes
+    ----------
+    build : callable
+        From codes (vocab, code_dim), n, context and a generator to the configuration and what matters of the tensors.
+    widest_code : int
+    text_tokens, vocab : int
+        Of one that reads text.
+    """
+
+    build: Callable[[Doubles, int, int, np.random.Generator], tuple[ModelConfig, Tensors]]
+    widest_code: int
+    text_tokens: int
+    vocab: int
+
+
+_CIRCUITS = {
+    "qwen3": _Circuit(_qwen3, 128, BYTES, 320),
+    "qwen35": _Circuit(_qwen35, DELTA.head_dim // 2, BYTES + LETTER_PAIRS, 960),
 }
+RETRIEVER_SHAPES = tuple(f"retriever-{arch}" for arch in _CIRCUITS)

@@ -18,11 +18,11 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
-from sp.gguf.keys import Value
-from sp.gguf.writer import GGUFWriter
+from sp.gguf import GGUFWriter, Value
+from sp.models.architectures.base import find_architecture
 from sp.models.file_type import file_type_id
 from sp.models.synthetic.random_blocks import random_blocks
-from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.models.synthetic.shapes import Plan, Shape, find_shape
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.quant import F32, BlockFormat
 
@@ -73,14 +73,14 @@ def write_synthetic(
     ...     file.architecture, len(file.tensors)
     ('qwen3', 46)
     """
-    plan = tensor_plan(shape, file_type)
-    return write_random(path, synthetic_metadata(shape, file_type), plan, seed, progress)
+    found = find_shape(shape)
+    return write_random(path, synthetic_metadata(found, file_type), found.plan(file_type), seed, progress)
 
 
 def write_random(
     path: str | Path,
     metadata: dict[str, Value],
-    plan: list[tuple[str, tuple[int, ...], BlockFormat]],
+    plan: Plan,
     seed: int,
     progress: Callable[[int], None] | None = None,
 ) -> Path:
@@ -93,13 +93,12 @@ def write_random(
     return writer.write(progress)
 
 
-def synthetic_metadata(shape: str, file_type: str) -> dict[str, Value]:
+def synthetic_metadata(shape: Shape, file_type: str) -> dict[str, Value]:
     """All keys of such a file, its tokenizer among them."""
-    found = find_shape(shape)
-    config = found.config
+    config = shape.config
     kind: dict[str, Value] = {"general.file_type": file_type_id(file_type), "general.quantization_version": 2}
-    pre = {"qwen3": "qwen2", "qwen35": "qwen35"}[config.architecture]
-    return found.metadata() | kind | tokenizer_metadata(pre, found.text_tokens, config.vocab)
+    pre = find_architecture(config.architecture).tokenizers[0]
+    return shape.metadata() | kind | tokenizer_metadata(pre, shape.text_tokens, config.vocab)
 
 
 def _data(name: str, shape: tuple[int, ...], fmt: BlockFormat, seed: int) -> Iterable[Bytes]:
@@ -134,6 +133,8 @@ def random_vector(name: str, size: int, rng: np.random.Generator) -> Floats:
     elif name.endswith("ssm_dt.bias"):
         step = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), size))
         values = np.log(np.expm1(step))  # softplus of it gives the step back
+    elif name.endswith(".bias"):
+        values = 0.1 * rng.standard_normal(size)
     else:
         raise AssertionError(f"no rule for the vector {name}")
     return values.astype(np.float32)

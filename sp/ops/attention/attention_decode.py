@@ -8,26 +8,21 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import (
+    current_device,
+    multiprocessors,
+    registers_per_multiprocessor,
+    shared_bytes_per_block,
+    shared_bytes_per_multiprocessor,
+)
 from sp.kernels.launch import Kernel
 from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
-from sp.ops.attention.kv_pages import is_packed, page_head_dim, split_count
-from sp.quant import BlockFormat
+from sp.ops.attention.kv_pages import is_packed, split_count
+from sp.ops.attention.paged_kv import PagedKV
 
 
-def decode(
-    q: Any,
-    k_pages: Any,
-    v_pages: Any,
-    table: Any,
-    tokens: Any,
-    fmt: BlockFormat,
-    *,
-    rotate: bool = False,
-    finish: bool = False,
-    wide: Any = None,
-) -> Any:
-    """Attention of the last `n` of `tokens` tokens, in one launch whose grid does not depend on `tokens`.
+def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> Any:
+    """Attention of the last `n` of the tokens of `at`, in one launch whose grid does not depend on their number.
 
     The twin is `sp.ops.attention.paged_attention.attention_output`, and `paged_attention` where not `finish`.
 
@@ -35,14 +30,8 @@ def decode(
     ----------
     q : cupy float16 (n, heads, d)
         Where keys are cached rotated: not rotated yet for Q4_0 pages, rotated for F16.
-    k_pages, v_pages : cupy uint8 (pool_pages, 128, kv_heads, row_bytes)
-    table : cupy int32 (blocks,)
-        Its length bounds `tokens`.
-    tokens : int or cupy int32 (1,)
-    fmt : BlockFormat
-        F16 or Q4_0.
-    rotate : bool
-        Whether keys and values are cached rotated.
+    at : PagedKV
+        The length of its table bounds its tokens.
     finish : bool
         Rotate outputs back and apply the gate of `wide`, bf16 (n, heads, 2 d), if there is one.
 
@@ -57,29 +46,27 @@ def decode(
     """
     cupy = import_cupy()
     n, heads, head_dim = q.shape
-    kv_heads, packed = k_pages.shape[2], is_packed(fmt)
-    assert page_head_dim(k_pages, fmt) == head_dim, f"q {q.shape}, pages {k_pages.shape}"
-    assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
-    assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
+    at.check_queries(q)
+    kv_heads, packed = at.kv_heads, is_packed(at.fmt)
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     rows = n * heads // kv_heads
-    defines = variant(head_dim, packed, rows, rotate, finish, roomy=is_roomy(current_device()))
+    defines = variant(head_dim, packed, rows, at.rotated, finish, roomy=is_roomy(current_device()))
     row_groups = -(-rows // (8 * defines["TILES"]))
     splits = max(
         1, resident_blocks(ATTENTION_DECODE, tuple(defines.items()), current_device()) // (kv_heads * row_groups)
     )
-    splits = min(splits, -(-len(table) * 128 // defines["SPLIT_TOKENS"]))
+    splits = min(splits, -(-len(at.table) * 128 // defines["SPLIT_TOKENS"]))
     out = cupy.empty((n, heads, head_dim), np.uint16)
     partial = cupy.empty(splits * kv_heads * row_groups * state_floats(defines), np.float32)
     counters = zeros(current_device())
     assert kv_heads * row_groups <= len(counters), f"{kv_heads} kv heads, {row_groups} groups of rows"
-    total, more = split_count(tokens)
+    total, more = split_count(at.count)
     ATTENTION_DECODE.launch(
         (splits, kv_heads, row_groups),
         q,
-        k_pages,
-        v_pages,
-        table,
+        at.k,
+        at.v,
+        at.table,
         total,
         more,
         wide,
@@ -98,19 +85,17 @@ def decode(
 @cache
 def resident_blocks(kernel: Kernel, defines: tuple[tuple[str, int], ...], device: int) -> int:
     """Blocks of a variant that the device runs at once, if the compiler gave it all the registers it may use."""
-    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
     threads = kernel.block(dict(defines))
     registers = min(255, 65536 // threads)
-    fit = properties["sharedMemPerMultiprocessor"] // (kernel.shared_bytes(dict(defines)) + 1024 + 16)
-    fit = min(fit, properties["regsPerMultiprocessor"] // (-(-registers // 8) * 8 * threads))
-    return int(properties["multiProcessorCount"] * max(1, fit))
+    fit = shared_bytes_per_multiprocessor(device) // (kernel.shared_bytes(dict(defines)) + 1024 + 16)
+    fit = min(fit, registers_per_multiprocessor(device) // (-(-registers // 8) * 8 * threads))
+    return multiprocessors(device) * max(1, fit)
 
 
 @cache
 def is_roomy(device: int) -> bool:
     """Whether a block may have 224 KiB of shared memory."""
-    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
-    return bool(properties["sharedMemPerBlockOptin"] >= 224 << 10)
+    return shared_bytes_per_block(device) >= 224 << 10
 
 
 @cache

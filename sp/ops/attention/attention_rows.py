@@ -6,34 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from sp.arrays import Bytes, Floats, Ints
+from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.attention.importance import HEAD_WARPS, IMPORTANCE_NORMS, IMPORTANCE_SCORES
 from sp.ops.attention.attention_probs import attention_logits, softmax
-from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, kv_gather, page_head_dim, unpacked_pages
-from sp.quant import BlockFormat
+from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, page_head_dim, unpacked_pages
+from sp.ops.attention.paged_kv import PagedKV
 
 SPLIT_KEYS = 1024
 """Keys of a split on the device: the same on every card, so that sums are."""
 
 
-def attention_rows(
-    q: Floats,
-    k_pages: Bytes,
-    table: Ints,
-    tokens: int,
-    fmt: BlockFormat,
-    *,
-    causal: bool = True,
-    logits: bool = False,
-) -> Floats:
+def attention_rows(q: Floats, at: PagedKV, *, causal: bool = True, logits: bool = False) -> Floats:
     """Softmax weights of `n` query rows over cached keys, head by head.
 
     ``w[h, i, j] = softmax_j( q[i, h] · k[j, h // group] / sqrt(d) )``.
 
     Parameters
     ----------
-    q, k_pages, table, tokens, fmt, causal
+    q, at, causal
         See `importance`.
     logits : bool
         What the softmax is taken of in place of the weights; -inf where a query sees nothing.
@@ -49,38 +40,38 @@ def attention_rows(
     >>> from sp.quant import F32
     >>> pages = np.zeros((1, 4, 1, 8), np.uint8)
     >>> kv_append(pages, np.array([0]), 0, np.ones((4, 1, 2), np.float32), F32)
-    >>> attention_rows(np.ones((1, 1, 2), np.float32), pages, np.array([0]), 4, F32).tolist()
+    >>> attention_rows(np.ones((1, 1, 2), np.float32), PagedKV(pages, pages, np.array([0]), 4, F32)).tolist()
     [[[0.25, 0.25, 0.25, 0.25]]]
     """
-    n = len(q)
+    n, tokens = len(q), at.tokens
     assert n > 0 < tokens, f"{n} queries, {tokens} tokens"
     assert not causal or n <= tokens, f"{n} queries among {tokens} tokens"
     if is_device(q):
-        scores, norms = device_rows(q, k_pages, table, tokens, fmt, causal)
+        scores, norms = device_rows(q, at, causal)
         if not logits:
             return softmaxed(scores, norms, tokens)
         scores *= np.float32(np.log(2))
         rows: Floats = scores[..., :tokens]
         return rows
     limit = np.arange(tokens - n, tokens) if causal else np.full(n, tokens - 1)
-    found = attention_logits(q, kv_gather(k_pages, table, tokens, fmt), limit)
+    found = attention_logits(q, at.keys(), limit)
     return found if logits else softmax(found)
 
 
-def device_rows(q: Any, k_pages: Any, table: Any, tokens: int, fmt: BlockFormat, causal: bool) -> tuple[Any, Any]:
+def device_rows(q: Any, at: PagedKV, causal: bool) -> tuple[Any, Any]:
     """Logits times log2(e), float32 (heads, n, pitch), and their (largest, 1 / sum of 2^(. - largest)), (heads, n, 2).
 
-    The pitch is `tokens` rounded up to whole pages; what lies between is -inf.
+    The pitch is the tokens rounded up to whole pages; what lies between is -inf.
     """
     cupy = import_cupy()
-    n, heads, d = q.shape
-    kv_heads = k_pages.shape[2]
-    assert page_head_dim(k_pages, fmt) == d, f"q {q.shape}, pages {k_pages.shape}"
+    (n, heads, d), tokens, kv_heads = q.shape, at.tokens, at.kv_heads
+    assert page_head_dim(at.k, at.fmt) == d, f"q {q.shape}, pages {at.k.shape}"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     blocks = -(-tokens // PAGE_TOKENS)
-    assert blocks <= len(table), f"{tokens} tokens in {len(table)} pages"
-    if is_packed(fmt):
-        k_pages = unpacked_pages(k_pages, table, tokens, fmt).view(np.uint8)
+    assert blocks <= len(at.table), f"{tokens} tokens in {len(at.table)} pages"
+    k_pages, table = at.k, at.table
+    if is_packed(at.fmt):
+        k_pages = unpacked_pages(k_pages, table, tokens, at.fmt).view(np.uint8)
         table = cupy.arange(blocks, dtype=np.int32)
     pitch = blocks * PAGE_TOKENS
     splits, tiles = -(-pitch // SPLIT_KEYS), -(-n * (heads // kv_heads) // 16)

@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.signature import describe, rows_contiguous
 from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, variant
 from sp.kernels.tensor_map import tensor_map
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.attention.paged_kv import PagedKV
 
-BLOCK = 128
-"""Queries of a query block, keys of a key block, tokens of a page."""
 HEAD_DIMS = (128, 256)
 
 
-@dataclass(frozen=True)
-class BlockLists:
-    """Key blocks that each query block of each query head reads.
-
-    Parameters
-    ----------
-    counts : cupy int32 (heads, query_blocks)
-        How many blocks are listed; 0 gives zeros.
-    indices : cupy int32 (heads, query_blocks, width)
-        Their numbers (block b is tokens ``128 b .. 128 b + 127``), ascending; entries past the count are not read.
-    long_blocks : int
-        The last so many query blocks have much longer lists than the others: they start first.
-    """
-
-    counts: Any
-    indices: Any
-    long_blocks: int = 0
-
-
 def prefill(
-    q: Any,
-    k_pages: Any,
-    v_pages: Any,
-    table: Any,
-    tokens: int,
-    scale: float,
-    blocks: BlockLists | None = None,
-    *,
-    out: Any = None,
-    lse: Any = None,
+    q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None, *, out: Any = None, lse: Any = None
 ) -> Any:
-    """Attention of the last `n` of `tokens` tokens over all before them, or over the listed blocks of them.
+    """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them.
 
     ``out[i, h] = sum_j softmax_j( scale q[i, h] · k[j, h // group] ) v[j, h // group]`` over ``j <= tokens - n + i``.
     The twin is `sp.ops.attention.attention` on the gathered pages.
@@ -60,12 +30,8 @@ def prefill(
     ----------
     q : cupy float16 (n, heads, d)
         Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes. d is 128 or 256.
-    k_pages, v_pages : cupy float16 (pool_pages, 128, kv_heads, d), or the same bytes as uint8
-        ``heads % kv_heads == 0``. Slots at `tokens` and after are not used, whatever they hold.
-    table : cupy int32 (pages,)
-        Pages of the sequence, in order.
-    tokens : int
-        At least `n`.
+    at : PagedKV
+        F16 pages, as uint8 or float16, and at least `n` tokens; ``heads % kv_heads == 0``.
     scale : float
         Positive; usually ``d ** -0.5``.
     blocks : BlockLists, optional
@@ -88,7 +54,7 @@ def prefill(
     n, heads, d = q.shape
     if q.dtype != np.float16 or (n > 0 and not rows_contiguous(q)):  # CuPy gives empty arrays strides of 0
         raise DeviceError(f"attention: expected float16 queries with contiguous rows, got {describe(q)}, {q.strides}")
-    k_pages, v_pages = _f16_pages(k_pages), _f16_pages(v_pages)
+    k_pages, v_pages = _f16_pages(at.k), _f16_pages(at.v)
     pool_pages, page_tokens, kv_heads, _ = k_pages.shape
     assert d in HEAD_DIMS, f"head_dim {d}"
     assert page_tokens == BLOCK, f"pages of {page_tokens} tokens"
@@ -96,7 +62,7 @@ def prefill(
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     assert out is None or out.shape == q.shape, f"out {out.shape}, q {q.shape}"
     assert lse is None or lse.shape == (heads, n), f"lse {lse.shape}, q {q.shape}"
-    assert n <= tokens <= len(table) * BLOCK, f"{n} queries, {tokens} tokens, {len(table)} pages"
+    assert n <= at.tokens <= len(at.table) * BLOCK, f"{n} queries, {at.tokens} tokens, {len(at.table)} pages"
     if out is None:
         out = cupy.empty((n, heads, d), np.uint16)
     if n == 0:
@@ -109,7 +75,7 @@ def prefill(
     defines = variant(d)
     rows = 16384 // d  # keys of a tile
     ATTENTION_SM90.launch(
-        (min(query_blocks * heads, processors(current_device())),),
+        (min(query_blocks * heads, multiprocessors(current_device())),),
         tensor_map(q, (64, n, d // 64, heads), (q.strides[0], 128, q.strides[1]), (64, BLOCK, d // 64, 1)),
         *(
             tensor_map(
@@ -120,14 +86,14 @@ def prefill(
             )
             for pages in (k_pages, v_pages)
         ),
-        table,
+        at.table,
         counts,
         indices,
         out,
         lse,
         cupy.zeros(1, np.int32),
         n,
-        tokens,
+        at.tokens,
         heads,
         group,
         group,  # heads that read the same pages run side by side
@@ -144,9 +110,3 @@ def _f16_pages(pages: Any) -> Any:
     if not (is_device(pages) and pages.flags.c_contiguous and pages.dtype in (np.uint8, np.float16)):
         raise DeviceError(f"attention: expected contiguous float16 or uint8 pages on the device, got {describe(pages)}")
     return pages.view(np.float16)
-
-
-@cache
-def processors(device: int) -> int:
-    """Multiprocessors of a device."""
-    return int(import_cupy().cuda.runtime.getDeviceProperties(device)["multiProcessorCount"])

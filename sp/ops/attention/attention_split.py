@@ -8,31 +8,26 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, multiprocessors, shared_bytes_per_multiprocessor
 from sp.kernels.specs.attention.attention_portable import KEYS
 from sp.kernels.specs.attention.attention_split import ATTENTION_COMBINE, ATTENTION_SPLIT, queries, variant
 from sp.ops.attention.attention_decode import is_roomy
-from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, page_head_dim, split_count
+from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, split_count
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.input_tiles import InputTiles
-from sp.quant import BlockFormat
 
 
 def split(
     q: Any,
-    k_pages: Any,
-    v_pages: Any,
-    table: Any,
-    tokens: Any,
-    fmt: BlockFormat,
+    at: PagedKV,
     *,
-    rotate: bool = False,
     finish: bool = False,
     wide: Any = None,
     seen: Any = None,
     window: int | None = None,
     tiles: InputTiles | None = None,
 ) -> Any:
-    """Attention of the last `n` of `tokens` tokens, in two launches whose grids do not depend on `tokens`.
+    """Attention of the last `n` of the tokens of `at`, in two launches whose grids do not depend on their number.
 
     For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and under masks: all rows of a
     kv head share its keys, 64 at a time. Parameters and result are that function's, but `q` is never rotated yet. The
@@ -49,30 +44,28 @@ def split(
     """
     cupy = import_cupy()
     n, heads, head_dim = q.shape
-    kv_heads = k_pages.shape[2]
-    assert page_head_dim(k_pages, fmt) == head_dim, f"q {q.shape}, pages {k_pages.shape}"
-    assert k_pages.shape == v_pages.shape, f"{k_pages.shape}, {v_pages.shape}"
-    assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
+    at.check_queries(q)
+    kv_heads = at.kv_heads
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     group, device = heads // kv_heads, current_device()
-    defines = variant(head_dim, is_packed(fmt), n * group, rotate, is_roomy(device))
+    defines = variant(head_dim, is_packed(at.fmt), n * group, at.rotated, is_roomy(device))
     blocks = -(-n * group // queries(defines))
     rows = blocks * queries(defines)
     splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)
-    splits = max(1, min(splits, len(table) * PAGE_TOKENS // KEYS))
+    splits = max(1, min(splits, len(at.table) * PAGE_TOKENS // KEYS))
     partial = cupy.empty((kv_heads, splits, rows, head_dim), np.float16)
     states = cupy.empty((kv_heads, splits, rows, 2), np.float32)
     out = cupy.empty((n, heads, head_dim), np.uint16) if tiles is None else None
-    count = split_count(tokens)
+    count = split_count(at.count)
     shape = n, heads, kv_heads
     scale = float(np.log2(np.e) / np.sqrt(head_dim))
     ATTENTION_SPLIT.launch(
         (splits, kv_heads, blocks),
         q,
-        k_pages,
-        v_pages,
-        table,
-        len(table),
+        at.k,
+        at.v,
+        at.table,
+        len(at.table),
         *count,
         seen,
         window or 0,
@@ -95,7 +88,7 @@ def split(
         splits,
         rows,
         *shape,
-        defines={"HEAD_DIM": head_dim, "ROTATE": int(rotate), "FINISH": int(finish)},
+        defines={"HEAD_DIM": head_dim, "ROTATE": int(at.rotated), "FINISH": int(finish)},
     )
     return out if tiles is None else tiles
 
@@ -103,7 +96,6 @@ def split(
 @cache
 def resident_blocks(defines: tuple[tuple[str, int], ...], device: int) -> int:
     """Blocks of a variant of `ATTENTION_SPLIT` that the device runs at once."""
-    properties = import_cupy().cuda.runtime.getDeviceProperties(device)
     chosen = dict(defines)
-    fit = properties["sharedMemPerMultiprocessor"] // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
-    return int(properties["multiProcessorCount"] * max(1, min(fit, chosen["BLOCKS"])))
+    fit = shared_bytes_per_multiprocessor(device) // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
+    return multiprocessors(device) * max(1, min(fit, chosen["BLOCKS"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,22 +14,44 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
 from sp.kernels.specs.attention.attention_rows import HEAD_DIMS, HEAD_NORM_ROPE, ROWS_A_BLOCK
 from sp.ops.norms import rms_norm
-from sp.ops.rope import rope
+from sp.ops.rope import Rope, rope
 
 
-def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base: float, rope_dim: int) -> Floats:
+@dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms of every query head and every key head; ``HeadNorms()`` where a model has none.
+
+    Attributes
+    ----------
+    q, k : float32 (head_dim,), optional
+        Weights: both or neither.
+    eps : float
+    """
+
+    q: Floats | None = None
+    k: Floats | None = None
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert (self.q is None) == (self.k is None), "norms of queries and of keys come together"
+
+
+def head_norm_rope(
+    x: Floats, head_dim: int, weight: Floats | None, eps: float, positions: Ints, rotary: Rope
+) -> Floats:
     """Norm the first d values of every head and turn them by their token's position; see `rms_norm` and `rope`.
 
     Parameters
     ----------
     x : float32 (tokens, heads, stride), on the device bf16
         ``stride >= d``; what lies behind the first d values (a gate) is not touched.
-    weight : float32 (d,)
-        On the device d is 64, 128 or 256.
+    head_dim : int
+        d; on the device 64, 128 or 256.
+    weight : float32 (d,), optional
+        No norm without it.
     eps : float
     positions : int64 (tokens,)
-    base : float
-    rope_dim : int
+    rotary : Rope
 
     Returns
     -------
@@ -40,51 +62,48 @@ def head_norm_rope(x: Floats, weight: Floats, eps: float, positions: Ints, base:
     --------
     >>> import numpy as np
     >>> x = np.array([[[3.0, -3.0, 7.0]]], np.float32)
-    >>> head_norm_rope(x, np.ones(2, np.float32), 0.0, np.array([0]), 1e6, 2)
+    >>> head_norm_rope(x, 2, np.ones(2, np.float32), 0.0, np.array([0]), Rope(1e6, 2))
     array([[[ 1., -1.]]], dtype=float32)
     """
-    if not is_device(x):
-        return rope(rms_norm(x[..., : len(weight)], weight, eps), positions, base, rope_dim)
     tokens, heads, stride = x.shape
-    head_dim = checked_head_dim(len(weight))
-    assert stride >= head_dim, f"x {x.shape}, weight {len(weight)}"
+    assert stride >= head_dim, f"x {x.shape}, heads of {head_dim}"
+    assert weight is None or len(weight) == head_dim, f"weight {np.shape(weight)}, heads of {head_dim}"
     assert len(positions) == tokens, f"x {x.shape}, positions {len(positions)}"
-    out: Floats = import_cupy().empty((tokens, heads, head_dim), np.float16)
+    if not is_device(x):
+        rows = x[..., :head_dim]
+        return rope(rows if weight is None else rms_norm(rows, weight, eps), positions, rotary)
+    out: Floats = import_cupy().empty((tokens, heads, checked_head_dim(head_dim)), np.float16)
     HEAD_NORM_ROPE.launch(
         (-(-tokens * heads // ROWS_A_BLOCK),),
         x,
         weight,
         positions,
-        turns(base, rope_dim, current_device()),
+        turns(rotary, current_device()),
         out,
         tokens * heads,
         heads,
         stride,
-        rope_dim // 2,
+        rotary.dim // 2,
         eps,
-        defines={"HEAD_DIM": head_dim},
+        defines=row_defines(head_dim, rotary, weight is not None),
     )
     return out
 
 
-@cache
-def turns(base: float, rope_dim: int, device: int) -> Any:
-    """`turn_fractions` on the device."""
-    return import_cupy().asarray(turn_fractions(base, rope_dim))
+def row_defines(head_dim: int, rotary: Rope, normed: bool) -> dict[str, int]:
+    """What kernels that turn rows of heads are compiled for; what is usual goes without saying.
 
-
-def turn_fractions(base: float, rope_dim: int) -> Ints:
-    """Part of a full turn that one position adds to each pair, in units of 2**-64: int64 (rope_dim / 2,).
-
-    Multiplied by a position modulo 2**64 they lose whole turns exactly, which floats do not.
-
-    Examples
-    --------
-    >>> turn_fractions(1e6, 2) / 2**64 * 2 * math.pi  # the first pair turns by one radian a position
-    array([1.])
+    >>> row_defines(128, Rope(1e6, 128), True), row_defines(64, Rope(1e4, 64, "interleaved"), False)
+    ({'HEAD_DIM': 128}, {'HEAD_DIM': 64, 'INTERLEAVED': 1, 'NORM': 0})
     """
-    share = [float(base) ** (-2 * pair / rope_dim) / (2 * math.pi) for pair in range(rope_dim // 2)]
-    return np.array([round(one * 2.0**64) for one in share], np.uint64).view(np.int64)
+    pairs = {"INTERLEAVED": 1} if rotary.pairing == "interleaved" else {}
+    return {"HEAD_DIM": head_dim, **pairs, **({} if normed else {"NORM": 0})}
+
+
+@cache
+def turns(rotary: Rope, device: int) -> Any:
+    """`Rope.turn_fractions` on the device."""
+    return import_cupy().asarray(rotary.turn_fractions())
 
 
 def checked_head_dim(head_dim: int) -> int:

@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sp.arrays import Bytes, Floats, Ints
+from sp.arrays import Floats
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.attention.importance import FOLD_THREADS, IMPORTANCE_FOLD, IMPORTANCE_HEAT, LONGEST_POOL
 from sp.ops.attention.attention_probs import attention_probs
 from sp.ops.attention.attention_rows import device_rows, softmaxed
-from sp.ops.attention.kv_pages import kv_gather
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Reduction, chunk_means
-from sp.quant import BlockFormat
 
 HEAT_CHUNK = 32
 """Tokens of a chunk of a heat map."""
@@ -40,10 +39,7 @@ class Folded(NamedTuple):
 
 def importance(
     q: Floats,
-    k_pages: Bytes,
-    table: Ints,
-    tokens: int,
-    fmt: BlockFormat,
+    at: PagedKV,
     reduction: Reduction,
     running: Floats | None = None,
     *,
@@ -57,12 +53,9 @@ def importance(
     Parameters
     ----------
     q : float32 (n, heads, d), on the device float16
-    k_pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
-        Keys in the basis of `q`; plain keys are pages in order. On the device in Q4_0 they are unpacked first.
-    table : int64 (blocks,), on the device int32
-    tokens : int
-        Cached tokens, at least one.
-    fmt : BlockFormat
+    at : PagedKV
+        Cached tokens, at least one, of which only the keys are read; those in the basis of `q`. On the device in Q4_0
+        they are unpacked first.
     reduction : Reduction
     running : float32 (queries or 1, tokens), optional
         Result of the layers before; on the device it is overwritten by the new one.
@@ -83,16 +76,17 @@ def importance(
     >>> from sp.quant import F32
     >>> pages = np.zeros((1, 4, 1, 8), np.uint8)
     >>> kv_append(pages, np.array([0]), 0, np.ones((4, 1, 2), np.float32), F32)
-    >>> importance(np.ones((1, 2, 2), np.float32), pages, np.array([0]), 4, F32, Reduction(pool=1)).running.tolist()
+    >>> at = PagedKV(pages, pages, np.array([0]), 4, F32)
+    >>> importance(np.ones((1, 2, 2), np.float32), at, Reduction(pool=1)).running.tolist()
     [[0.25, 0.25, 0.25, 0.25]]
     """
-    n = len(q)
+    n, tokens = len(q), at.tokens
     assert n > 0 < tokens, f"{n} queries, {tokens} tokens"
     assert not causal or n <= tokens, f"{n} queries among {tokens} tokens"
     if is_device(q):
-        return _on_device(q, k_pages, table, tokens, fmt, reduction, running, causal, by_head)
+        return _on_device(q, at, reduction, running, causal, by_head)
     limit = np.arange(tokens - n, tokens) if causal else np.full(n, tokens - 1)
-    probs = attention_probs(q, kv_gather(k_pages, table, tokens, fmt), limit)
+    probs = attention_probs(q, at.keys(), limit)
     return fold_weights(probs, reduction, running, by_head=by_head)
 
 
@@ -103,18 +97,8 @@ def fold_weights(probs: Floats, reduction: Reduction, running: Floats | None, *,
     return Folded(reduction.fold(probs, running), heat, heads)
 
 
-def _on_device(
-    q: Any,
-    k_pages: Any,
-    table: Any,
-    tokens: int,
-    fmt: BlockFormat,
-    reduction: Reduction,
-    running: Any,
-    causal: bool,
-    by_head: bool,
-) -> Folded:
-    scores, norms = device_rows(q, k_pages, table, tokens, fmt, causal)
+def _on_device(q: Any, at: PagedKV, reduction: Reduction, running: Any, causal: bool, by_head: bool) -> Folded:
+    (scores, norms), tokens = device_rows(q, at, causal), at.tokens
     if not in_kernel(reduction):
         return fold_weights(softmaxed(scores, norms, tokens), reduction, running, by_head=by_head)
     cupy = import_cupy()

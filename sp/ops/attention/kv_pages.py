@@ -24,6 +24,8 @@ from sp.quant import F16, Q4_0, BlockFormat
 
 PAGE_TOKENS = 128
 """Tokens of a page on the device; on the CPU any number goes."""
+DEVICE_PAGES = (F16, Q4_0)
+"""Formats of pages on the device."""
 
 
 def kv_append(pages: Bytes, table: Ints, start: int, values: Floats, fmt: BlockFormat, rotate_block: int = 0) -> None:
@@ -151,8 +153,9 @@ def unpacked_pages(pages: Any, table: Any, tokens: int, fmt: BlockFormat) -> Any
 
 def is_packed(fmt: BlockFormat) -> bool:
     """Whether device pages of this format hold Q4_0 blocks and not float16; ConfigError for any third format."""
-    if fmt not in (F16, Q4_0):
-        raise ConfigError(f"the GPU caches keys and values as F16 or Q4_0, not {fmt.name}")
+    if fmt not in DEVICE_PAGES:
+        known = " or ".join(known.name for known in DEVICE_PAGES)
+        raise ConfigError(f"the GPU caches keys and values as {known}, not {fmt.name}")
     return fmt is Q4_0
 
 

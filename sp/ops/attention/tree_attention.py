@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sp.arrays import Bools, Bytes, Floats, Ints
+from sp.arrays import Bools, Floats
 from sp.kernels import is_device
 from sp.ops.attention.attention_split import split
 from sp.ops.attention.gate_output import gate_output
-from sp.ops.attention.kv_pages import kv_gather
 from sp.ops.attention.masked_attention import masked_attention
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.hadamard import hadamard
-from sp.ops.matmul.project_few import tiles_for
-from sp.quant import BlockFormat, Weight
+from sp.ops.matmul.chaining import tiles_for
+from sp.quant import Weight
 
 MOST_QUERIES = 64
 """Queries of a call: one bit each in a word of `seen`."""
@@ -22,20 +23,14 @@ MOST_QUERIES = 64
 
 def tree_attention(
     q: Floats,
-    k_pages: Bytes,
-    v_pages: Bytes,
-    table: Ints,
-    tokens: int,
-    fmt: BlockFormat,
-    rotate_block: int = 0,
-    total: Ints | None = None,
+    at: PagedKV,
     *,
     seen: Any,
     window: int | None = None,
     wide: Floats | None = None,
     reader: Weight | None = None,
 ) -> Floats:
-    """Attention of the last ``n = len(q)`` of `tokens` tokens under a mask among these, then `gate_output`.
+    """Attention of the last ``n = len(q)`` of the tokens of `at` under a mask among these, then `gate_output`.
 
     With ``start = tokens - n``, query i sees key j of the last n (token ``start + j``) if bit j of ``seen[i]`` is set,
     and no other rule. Of the tokens before `start` it sees all, or with a window token t if ``start + i - t < window``.
@@ -44,17 +39,8 @@ def tree_attention(
     ----------
     q : float32 (n, heads, d), on the device float16
         Not rotated for the cache; n is 1 to 64.
-    k_pages, v_pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
-    table : int64 (blocks,), on the device int32
-        Pages of the sequence, in order.
-    tokens : int
-        Tokens of the sequence, the queries' own among them. On the device looked at only where there is no `total`.
-    fmt : BlockFormat
-        How pages are packed.
-    rotate_block : int
-        Where keys were cached rotated: the Hadamard block, by which queries are rotated too. 0 where not.
-    total : int32 (1,), optional
-        On the device: `tokens` where a kernel can read it, for CUDA graphs.
+    at : PagedKV
+        The queries' own keys and values among them.
     seen : uint64 (n,)
         Bits from n on are not looked at. Every query must see a key.
     window : int, optional
@@ -80,8 +66,9 @@ def tree_attention(
     >>> from sp.quant import F32
     >>> pages = np.zeros((1, 4, 1, 4), np.uint8)  # values 1, 2, 3: a token read before, and two that do not see it all
     >>> kv_append(pages, np.array([0]), 0, np.array([1, 2, 3], np.float32).reshape(3, 1, 1), F32)
+    >>> at = PagedKV(pages, pages, np.array([0]), 3, F32)
     >>> q, seen = np.zeros((2, 1, 1), np.float32), np.array([0b01, 0b10], np.uint64)
-    >>> tree_attention(q, pages, pages, np.array([0]), 3, F32, seen=seen).ravel()
+    >>> tree_attention(q, at, seen=seen).ravel()
     array([1.5, 2. ], dtype=float32)
     """
     assert 1 <= len(q) <= MOST_QUERIES, f"{len(q)} queries; 1 to {MOST_QUERIES} fit a word"
@@ -91,30 +78,16 @@ def tree_attention(
     if is_device(q):
         width = q.shape[1] * q.shape[2]
         tiles = tiles_for(reader, len(q))
-        out: Any = split(
-            q,
-            k_pages,
-            v_pages,
-            table,
-            tokens if total is None else total,
-            fmt,
-            rotate=rotate_block > 0,
-            finish=True,
-            wide=wide,
-            seen=seen,
-            window=window,
-            tiles=tiles,
-        )
+        out: Any = split(q, at, finish=True, wide=wide, seen=seen, window=window, tiles=tiles)
         attended: Floats = out.reshape(len(q), width) if tiles is None else out
         return attended
-    if rotate_block:
-        q = hadamard(q, rotate_block)
-    first = (
-        0 if window is None else max(0, tokens - len(q) - window + 1) // k_pages.shape[1]
-    )  # page that a window reaches
-    table, tokens = table[first:], tokens - first * k_pages.shape[1]
-    k, v = (kv_gather(pages, table, tokens, fmt) for pages in (k_pages, v_pages))
-    return gate_output(masked_attention(q, k, v, visible(seen, tokens, window)), wide, rotate_block > 0)
+    if at.rotated:
+        q = hadamard(q, at.key_block)
+    page = at.k.shape[1]
+    first = 0 if window is None else max(0, at.tokens - len(q) - window + 1) // page  # page that a window reaches
+    near = replace(at, table=at.table[first:], tokens=at.tokens - first * page)
+    out = masked_attention(q, *near.gather(), visible(seen, near.tokens, window))
+    return gate_output(out, wide, at.rotated)
 
 
 def visible(seen: Any, tokens: int, window: int | None = None) -> Bools:

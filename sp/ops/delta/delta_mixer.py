@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, shared_bytes_per_block
 from sp.kernels.path import current_path
 from sp.kernels.specs import delta
 from sp.kernels.tensor_map import tensor_map
@@ -206,5 +206,4 @@ def _arrivals(device: int, key_heads: int) -> Any:
 @cache
 def _wide(device: int) -> bool:
     """Whether a block may have the shared memory of the double-buffered scan."""
-    most = import_cupy().cuda.runtime.getDeviceProperties(device)["sharedMemPerBlockOptin"]
-    return int(most) >= delta.scan_smem({"HEAD_DIM": 128, "WARPS": 4, "WIDE": 1})
+    return shared_bytes_per_block(device) >= delta.scan_smem({"HEAD_DIM": 128, "WARPS": 4, "WIDE": 1})

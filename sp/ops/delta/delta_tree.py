@@ -28,11 +28,11 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
-from sp.kernels.device import capability, current_device
+from sp.kernels.device import capability, current_device, shared_bytes_per_block
 from sp.kernels.specs import delta_tree as declared
 from sp.ops.activations import silu
 from sp.ops.delta.delta_mixer import DeltaParams, State, mixer_inputs, mixer_output
-from sp.ops.matmul.project_few import tiles_for
+from sp.ops.matmul.chaining import tiles_for
 from sp.quant import Weight
 
 MOST_NODES = declared.NODES[-1]
@@ -261,9 +261,9 @@ def _launch(
 def _built_for(nodes: int, head_dim: int, device: int) -> dict[str, int]:
     """Defines of the smallest kernel that takes so many nodes; ConfigError where shared memory is too small for it."""
     parts = 2 if head_dim == 128 and capability(device) >= (9, 0) else 1
-    most = import_cupy().cuda.runtime.getDeviceProperties(device)["sharedMemPerBlockOptin"]
+    most = shared_bytes_per_block(device)
     built = [{"HEAD_DIM": head_dim, "NODES": size, "PARTS": parts} for size in declared.NODES]
-    fitting = [defines for defines in built if declared.tree_smem(defines) <= int(most)]
+    fitting = [defines for defines in built if declared.tree_smem(defines) <= most]
     for defines in fitting:
         if defines["NODES"] >= nodes:
             return defines

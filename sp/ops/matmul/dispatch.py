@@ -8,15 +8,14 @@ the kernel that is fastest at the next row of the table. Other cards use the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sp.errors import DeviceError
 from sp.kernels.path import current_path
-from sp.kernels.specs.matmul.gemm_few_sm90 import UNIT_BYTES
-from sp.ops.matmul.gemm_few import fits
-from sp.ops.matmul.gemv import held
+from sp.kernels.specs.matmul.epilogue import Epilogue
+from sp.ops.matmul.registry import MatmulKernel, kernels, prefill_kernel
 from sp.quant import FORMATS, format_by_name
 
 TABLE = Path(__file__).with_name("dispatch_table.json")
@@ -24,17 +23,6 @@ SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
 """Outputs and inputs of the products measured; others go by which of the two is larger."""
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Rows of x measured; more go to the prefill matmul."""
-MATMUL = {"sm_90a": "gemm_sm90", "portable": "gemm_portable"}
-KERNELS = {
-    "sm_90a": ("gemv", "gemm_few", "gemm_few_sm90", "gemm_sm90"),
-    "portable": ("gemv", "gemm_few", "gemm_portable"),
-}
-"""Kernels that a path may take."""
-HELD_AT_LEAST = 8
-"""Where fewer tokens than this fit in a launch of the decode kernel, its passes do not pay."""
-DRAFTS = range(2, 65)
-"""Rows of x for which K-quants take the Hopper kernel for few tokens: it is the fastest there, or nearly so, and its
-results go to the next product in the form which that one takes; the table does not see that."""
 
 
 @cache
@@ -54,22 +42,26 @@ def shape_class(out: int, width: int) -> str:
     return "wide" if out >= width else "deep"
 
 
-@cache
 def times(name: str, shape: str, path: str) -> dict[int, dict[str, float]]:
     """Microseconds by rows and kernel, of those a path may take."""
+    return _times(name, shape, kernels(path))
+
+
+@cache
+def _times(name: str, shape: str, known: tuple[MatmulKernel, ...]) -> dict[int, dict[str, float]]:
+    names = {kernel.name for kernel in known if format_by_name(name).ggml_type in kernel.formats}
     found: dict[int, dict[str, float]] = {rows: {} for rows in ROWS}
-    for key, us in table()["us"][f"{name} {shape}"].items():
+    for key, us in table()["us"].get(f"{name} {shape}", {}).items():
         kernel, rows = key.split()
-        if kernel in KERNELS[path]:
+        if kernel in names:
             found[int(rows)][kernel] = us
     return found
 
 
-@cache
-def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> str:
-    """The kernel that takes a product: "gemv", "gemm_few", "gemm_few_sm90", or the prefill matmul of the path.
-
-    It is the fastest by the table, but for K-quants of `DRAFTS` rows on Hopper.
+def kernel_for(
+    tokens: int, kind: int, out: int, width: int, path: str, epilogue: Epilogue = Epilogue.STORE
+) -> MatmulKernel:
+    """The kernel that takes a product: the fastest by the table, but for rows that a kernel is preferred for.
 
     Parameters
     ----------
@@ -80,53 +72,54 @@ def kernel_for(tokens: int, kind: int, out: int, width: int, path: str) -> str:
     out, width : int
         Its shape.
     path : {"sm_90a", "portable"}
+    epilogue : Epilogue
+        The table was measured with STORE; others are taken to cost as much.
 
     Examples
     --------
-    >>> kernel_for(1, 12, 17408, 5120, "sm_90a"), kernel_for(4096, 12, 17408, 5120, "sm_90a")
+    >>> kernel_for(1, 12, 17408, 5120, "sm_90a").name, kernel_for(4096, 12, 17408, 5120, "sm_90a").name
     ('gemv', 'gemm_sm90')
     """
-    if tokens > ROWS[-1]:
-        return MATMUL[path]
-    if path == "sm_90a" and tokens in DRAFTS and kind in UNIT_BYTES:
-        return "gemm_few_sm90"
-    at = times(FORMATS[kind].name, shape_class(out, width), path)[next(n for n in ROWS if n >= tokens)]
-    return min(at, key=lambda kernel: at[kernel])
+    return _kernel_for(tokens, kind, shape_class(out, width), epilogue, kernels(path))
 
 
-def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: int) -> str:
-    """The kernel for the product of `tokens` rows with weights that share them, as far as its shared memory has room.
+@cache
+def _kernel_for(
+    tokens: int, kind: int, shape: str, epilogue: Epilogue, known: tuple[MatmulKernel, ...]
+) -> MatmulKernel:
+    able = [kernel for kernel in known if kind in kernel.formats and epilogue in kernel.epilogues]
+    if not able:
+        raise DeviceError(f"no kernel multiplies by weights of {FORMATS[kind].name} here")
+    for kernel in reversed(able):
+        if tokens in kernel.preferred:
+            return kernel
+    at = _times(FORMATS[kind].name, shape, known)[next(n for n in ROWS if n >= tokens)] if tokens <= ROWS[-1] else {}
+    if not at:  # so many rows, or this format, were not timed
+        return next((kernel for kernel in able if kernel.prefill), able[0])
+    return min((kernel for kernel in able if kernel.name in at), key=lambda kernel: at[kernel.name])
 
-    Decided by the largest of the weights; "gemm_few_sm90" means "gemm_few" for those among them that are no K-quants.
-    `norm` and `epilogue` as in `sp.ops.matmul.gemv`.
+
+def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: Epilogue) -> MatmulKernel:
+    """The kernel for a product of `tokens` rows with weights that share them.
+
+    Decided by the largest of the weights, and by what a launch of the kernel has room for.
+
+    Parameters
+    ----------
+    tokens : int
+        Rows of x, at least 1.
+    weights : tuple of PackedWeight
+    norm : bool
+        Whether a norm of x comes first.
+    epilogue : Epilogue
     """
     largest = max(weights, key=lambda w: w.nbytes)
     path, kinds = current_path(), tuple(w.format.ggml_type for w in weights)
     out, width = largest.shape
-    kernel = kernel_for(tokens, largest.format.ggml_type, out, width, path)
-    if kernel == "gemv" and held(tokens, width, kinds, norm, epilogue) < min(tokens, HELD_AT_LEAST):
-        kernel = "gemm_few"
-    if kernel == "gemm_few" and not all(fits(width, (kind,)) for kind in kinds):
-        kernel = MATMUL[path]
+    kernel = kernel_for(tokens, largest.format.ggml_type, out, width, path, epilogue)
+    while not kernel.prefill and not kernel.takes(tokens, width, kinds, norm, epilogue):
+        kernel = kernel.otherwise or prefill_kernel(path)
     return kernel
-
-
-def matmul() -> Callable[..., None]:
-    """The prefill ``gemm(x, w, out, mode)`` of the current path."""
-    if current_path() == "sm_90a":
-        from sp.ops.matmul.gemm_sm90 import gemm
-    else:
-        from sp.ops.matmul.gemm_portable import gemm
-    return gemm
-
-
-def gated_matmul() -> Callable[..., None]:
-    """The prefill ``gated(x, gate, up, out)`` of the current path."""
-    if current_path() == "sm_90a":
-        from sp.ops.matmul.gemm_sm90 import gated
-    else:
-        from sp.ops.matmul.gemm_portable import gated
-    return gated
 
 
 def rows(path: str) -> list[dict[str, Any]]:
@@ -139,8 +132,9 @@ def rows(path: str) -> list[dict[str, Any]]:
     for key in table()["us"]:
         name, shape = key.split()
         first, kind = 1, format_by_name(name).ggml_type
+        last = kernel_for(ROWS[-1] + 1, kind, *SHAPES[shape], path).name
         measured = times(name, shape, path)
-        taken = [kernel_for(count, kind, *SHAPES[shape], path) for count in ROWS]
+        taken = [kernel_for(count, kind, *SHAPES[shape], path).name for count in ROWS]
         for count, kernel, after in zip(ROWS, taken, [*taken[1:], None], strict=True):
             if kernel == after:
                 continue
@@ -151,12 +145,10 @@ def rows(path: str) -> list[dict[str, Any]]:
                     "format": name,
                     "rows": f"{first}..{count}",
                     "kernel": kernel,
-                    "us": measured[count][kernel],
+                    "us": measured[count].get(kernel),
                     "others": others,
                 }
             )
             first = count + 1
-        found.append(
-            {"shape": shape, "format": name, "rows": f"{first}..", "kernel": MATMUL[path], "us": None, "others": {}}
-        )
+        found.append({"shape": shape, "format": name, "rows": f"{first}..", "kernel": last, "us": None, "others": {}})
     return found

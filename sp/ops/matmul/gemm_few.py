@@ -1,4 +1,4 @@
-"""gemm_few: 9 to 32 tokens times up to four packed weights in one launch, more in passes; for checking drafts."""
+"""gemm_few: the small-M GEMM of all cards, 9 to 32 tokens times up to four packed weights in one split-K launch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import (
+    current_device,
+    multiprocessors,
+    shared_bytes_per_block,
+    shared_bytes_per_multiprocessor,
+)
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_few as declared
-from sp.kernels.specs.matmul.gemm_few import ADD, GEMM_FEW, HELD, STORE, SWIGLU, bits
+from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemm_few import GEMM_FEW, HELD
+from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
-
-__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "Plan", "alike", "fits", "gemm_few", "passes", "plan_of"]
+from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
+from sp.quant import format_bits, packing_of
 
 WARPS = (12, 8, 4)
 MOST_SLICES = 64
+"""Of the inputs, in split-K."""
 LEAST_AHEAD = 32 * 1024
 """Bytes a block should have on their way while it multiplies; with less the memory is not kept busy."""
 READING, PASSING_ON, MEETING = 3, 4, 64 << 10
@@ -29,7 +37,7 @@ ITEM_COUNTERS = 1 << 14
 
 
 class Plan(NamedTuple):
-    """How a product is divided: `blocks` for each of `slices` of the inputs."""
+    """How a product is divided: split-K in `slices` of the inputs, `blocks` for each of them."""
 
     defines: Defines
     blocks: int
@@ -37,14 +45,14 @@ class Plan(NamedTuple):
     cost: float
 
 
-def gemm_few(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int) -> None:
+def gemm_few(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: Epilogue) -> None:
     """Fill `outs` with the products of `x` and the weights.
 
     Parameters
     ----------
     x : uint16 (tokens, in) of BF16 bits
     weights : up to 4 PackedWeights of shape (out_i, in)
-        All K-quants or none, see `alike`; for SWIGLU gate and up of one format and shape.
+        All K-quants or none; for SWIGLU gate and up of one format and shape.
     outs : arrays
         STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
         SWIGLU: uint16 (tokens, out) for the weights (gate, up).
@@ -70,26 +78,12 @@ def passes(tokens: int) -> list[int]:
     return [min(size, tokens - start) for start in range(0, tokens, size)]
 
 
-def alike(kinds: Sequence[int], most: int) -> list[list[int]]:
-    """Which weights share a launch: up to `most`, all of them K-quants or none.
-
-    Examples
-    --------
-    >>> alike((12, 8, 14), 4)
-    [[0, 2], [1]]
-    """
-    together: dict[int, list[int]] = {}
-    for i, kind in enumerate(kinds):
-        together.setdefault(declared.stage_width(kind), []).append(i)
-    return [group[i : i + most] for group in together.values() for i in range(0, len(group), most)]
-
-
 def fits(k: int, kinds: tuple[int, ...]) -> bool:
     """Whether a block of the current card has room for the products of 32 tokens."""
     return _plan(HELD[-1], k, kinds, (64,), STORE, current_device()) is not None
 
 
-def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int) -> None:
+def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: Epilogue) -> None:
     tokens, k = x.shape
     if epilogue == SWIGLU and (weights[0].format, weights[0].shape) != (weights[1].format, weights[1].shape):
         raise DeviceError(f"{weights[0].name} and {weights[1].name}: one launch multiplies by both only when alike")
@@ -120,7 +114,7 @@ def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilog
 
 
 def plan_of(
-    held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, processors: int, capacity: int
+    held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue, processors: int, capacity: int
 ) -> Plan | None:
     """The division whose busiest multiprocessor moves the fewest bytes, of weights, inputs and partial sums.
 
@@ -149,9 +143,9 @@ def plan_of(
     >>> plan.blocks, plan.slices, plan.defines["STAGES"]
     (66, 2, 2)
     """
-    stage, formats, items = declared.stage_width(kinds[0]), bits(*kinds), _items(rows, epilogue)
+    stage, formats, items = packing_of(kinds[0]).span, format_bits(*kinds), _items(rows, epilogue)
     stages = k // stage
-    unit = 2 * max(declared.STAGE_BYTES[kind] for kind in kinds)
+    unit = 2 * declared.slot_bytes(formats)
     best: Plan | None = None
     for warps in WARPS:
         if warps > 8 and held > 24:  # they would not have the registers
@@ -184,14 +178,15 @@ def _cycles(held: int, warps: int) -> float:
 
 
 @lru_cache(4096)
-def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, device: int) -> Plan | None:
-    attributes = import_cupy().cuda.Device(device).attributes
-    shared = attributes["MaxSharedMemoryPerMultiprocessor"] - 1024  # a block's reserve
-    capacity = min(shared, attributes["MaxSharedMemoryPerBlockOptin"])
-    return plan_of(held, k, kinds, rows, epilogue, attributes["MultiProcessorCount"], capacity)
+def _plan(
+    held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue, device: int
+) -> Plan | None:
+    shared = shared_bytes_per_multiprocessor(device) - 1024  # a block's reserve
+    capacity = min(shared, shared_bytes_per_block(device))
+    return plan_of(held, k, kinds, rows, epilogue, multiprocessors(device), capacity)
 
 
-def _items(rows: Sequence[int], epilogue: int) -> int:
+def _items(rows: Sequence[int], epilogue: Epilogue) -> int:
     """Pairs of strips of 16 rows: of one weight, or of gate and up."""
     return sum(-(-count // (16 if epilogue == SWIGLU else 32)) for count in rows)
 
@@ -200,3 +195,23 @@ def _items(rows: Sequence[int], epilogue: int) -> int:
 def _counters(device: int) -> Any:
     """Slices that have come to each item, zero between launches."""
     return import_cupy().zeros(ITEM_COUNTERS, "uint32")
+
+
+def _run(p: Product) -> None:
+    gemm_few(p.x, p.weights, p.outs, p.epilogue)
+
+
+def _room(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
+    return HELD[-1] if all(fits(width, (kind,)) for kind in kinds) else 0
+
+
+FEW = register_matmul(
+    MatmulKernel(
+        name="gemm_few",
+        run=_run,
+        max_weights=MOST_WEIGHTS,
+        alike=lambda kind: packing_of(kind).span,
+        room=_room,
+        timed=range(2, 129),
+    )
+)

@@ -1,4 +1,4 @@
-"""gemm_few_sm90: up to 64 tokens times up to four K-quant weights in one launch on Hopper; for checking drafts."""
+"""gemm_few_sm90: the small-M GEMM of Hopper, up to 64 tokens times up to four K-quant weights in one launch."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ import numpy as np
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
+from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_few_sm90 import (
-    ADD,
     GEMM_FEW_SM90,
     GROUPS,
     HELD,
-    STORE,
-    SWIGLU,
-    UNIT_BYTES,
-    bits,
     depth,
     streamed,
     strip_tasks,
     variant,
 )
+from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.input_tiles import InputTiles, empty_tiles
-from sp.ops.matmul.packed import TILE, PackedWeight, weight_arguments
+from sp.ops.matmul.gemm_few import FEW
+from sp.ops.matmul.packed import PackedWeight, weight_arguments
+from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.ops.norms import Norm, Ready
-
-__all__ = ["ADD", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "Plan", "gemm_few_sm90", "held_for", "plan_of"]
+from sp.quant import format_bits, packing_of
+from sp.quant.packing import TILE
 
 SUPER = 256
 """Inputs of a super-block."""
@@ -46,9 +45,9 @@ in the L2 cache."""
 
 
 class Plan(NamedTuple):
-    """How a product is divided: `blocks` for each of `slices` of the inputs, of which a block holds `width`; slots of a
-    ring, how many of them are filled before the inputs are asked for, and places for the tasks of a block; the room
-    that sums need is 8 to `power` bytes."""
+    """How a product is divided: split-K in `slices` of the inputs, `blocks` for each, whose warpgroups share its tiles
+    as in stream-K. A block holds `width` inputs. Then: slots of a ring, how many of them are filled before the inputs
+    are asked for, and places for the tasks of a block; the room that sums need is 8 to `power` bytes."""
 
     defines: Defines
     blocks: int
@@ -75,7 +74,7 @@ def gemm_few_sm90(
     x: Any,
     weights: Sequence[PackedWeight],
     outs: Sequence[Any],
-    epilogue: int,
+    epilogue: Epilogue,
     norm: Norm | None = None,
     then: Ready | None = None,
     before: Ready | None = None,
@@ -136,7 +135,9 @@ def gemm_few_sm90(
     )
 
 
-def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, processors: int) -> Plan:
+def plan_of(
+    held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue, processors: int
+) -> Plan:
     """The division into the fewest slices whose inputs leave room for a ring: every slice more costs a meeting.
 
     Where the inputs stream by there is one slice.
@@ -164,14 +165,14 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
     >>> plan.blocks, plan.slices, plan.width, plan.depth
     (132, 1, 768, 3)
     """
-    supers, formats = k // SUPER, bits(*kinds)
+    supers, formats = k // SUPER, format_bits(*kinds)
     if streamed(held):
         tiles_each, workers_each, ways = GROUPS, 1, [(1, slots) for slots in STREAM_SLOTS]
     else:
         tiles_each, workers_each = 1, GROUPS
         ways = [(slices, -(-supers // slices)) for slices in range(1, min(supers, MOST_SLICES) + 1)]
     items = [-(-n // (TILE * tiles_each)) for n in rows]
-    costs = [UNIT_BYTES[kind] // 1024 for kind in kinds]  # as the kernel counts them
+    costs = [packing_of(kind).unit_bytes // 1024 for kind in kinds]  # as the kernel counts them
     column = sum(count * cost for count, cost in zip(items, costs, strict=False))
     tile_sums = 4 * TILE * held * (2 if epilogue == SWIGLU else 1)
     for slices, resident in ways:
@@ -194,9 +195,8 @@ def plan_of(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], ep
 
 
 @lru_cache(4096)
-def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: int, device: int) -> Plan:
-    processors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
-    return plan_of(held, k, kinds, rows, epilogue, processors)
+def _plan(held: int, k: int, kinds: tuple[int, ...], rows: tuple[int, ...], epilogue: Epilogue, device: int) -> Plan:
+    return plan_of(held, k, kinds, rows, epilogue, multiprocessors(device))
 
 
 @cache
@@ -209,3 +209,27 @@ def _partials(device: int, power: int) -> Any:
 def _ready(device: int) -> Any:
     """Blocks that have stored their part of the inputs, and those that have seen it, zero between launches."""
     return import_cupy().zeros(2, "uint32")
+
+
+def _run(p: Product) -> None:
+    norm: Any = p.norm  # begun norms are tiles by now
+    gemm_few_sm90(p.x, p.weights, p.outs, p.epilogue, norm, p.then, p.before)
+
+
+register_matmul(
+    MatmulKernel(
+        name="gemm_few_sm90",
+        run=_run,
+        reads=lambda kind: packing_of(kind).super,
+        paths=("sm_90a",),
+        fusions=frozenset(Fusion),
+        max_tokens=HELD[-1],
+        max_weights=MOST_WEIGHTS,
+        timed=range(2, HELD[-1] + 1),
+        # It is the fastest there, or nearly so, and its results go to the next product in the form which that one
+        # takes; the table does not see that.
+        preferred=range(2, HELD[-1] + 1),
+        otherwise=FEW,
+        tile_rows=held_for,
+    )
+)

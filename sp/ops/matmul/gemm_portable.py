@@ -1,4 +1,4 @@
-"""The matrix products of prefill on any card from compute capability 8.0."""
+"""gemm_portable: the GEMM of prefill on any card from compute capability 8.0, split-K where tiles are few."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_portable as declared
-from sp.ops.matmul.packed import TILE, PackedWeight, expand_scales
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
+from sp.ops.matmul.packed import PackedWeight, expand_scales
+from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
+from sp.quant.packing import TILE
 
-MODES = ("bf16", "f32", "add")
 
-
-def gemm(x: Any, w: PackedWeight, out: Any, mode: str) -> None:
+def gemm(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> None:
     """``out = x Wᵀ``, or ``out += x Wᵀ``.
 
     Parameters
@@ -23,18 +24,18 @@ def gemm(x: Any, w: PackedWeight, out: Any, mode: str) -> None:
     x : bf16 as uint16 (tokens, in)
     w : PackedWeight of shape (out, in); out a multiple of 8
     out : (tokens, out)
-        bf16 as uint16 for mode ``"bf16"``, float32 for ``"f32"`` and ``"add"``.
-    mode : {"bf16", "f32", "add"}
-        Store as bf16 or float32, or add to what `out` holds.
+        bf16 as uint16 for STORE, float32 for STORE_F32 and ADD.
+    epilogue : STORE, STORE_F32 or ADD
     """
     tokens = _checked(x, w, out)
-    if mode not in MODES:
-        raise DeviceError(f"gemm {w.name}: mode must be one of {', '.join(MODES)}, not {mode!r}")
-    defines, grid, space = _variant(w, "bf16" if mode == "bf16" else "f32", tokens)
-    if mode == "bf16":
+    if epilogue not in (STORE, STORE_F32, ADD):
+        raise DeviceError(f"gemm {w.name}: epilogue must be STORE, STORE_F32 or ADD, not {epilogue!r}")
+    add = epilogue == ADD
+    defines, grid, space = _variant(w, STORE_F32 if add else epilogue, tokens)
+    if epilogue == STORE:
         declared.BF16.launch(grid, x, *_planes(w), out, *space, tokens, *w.shape, defines=defines)
     else:
-        declared.F32.launch(grid, x, *_planes(w), out, *space, tokens, *w.shape, int(mode == "add"), defines=defines)
+        declared.F32.launch(grid, x, *_planes(w), out, *space, tokens, *w.shape, int(add), defines=defines)
 
 
 def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
@@ -52,7 +53,7 @@ def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
             f"{gate.name} is {gate.format.name} {gate.shape}, {up.name} is {up.format.name} {up.shape}: "
             "one kernel multiplies by both only when they are alike"
         )
-    defines, grid, space = _variant(gate, "gated", tokens)
+    defines, grid, space = _variant(gate, SWIGLU, tokens)
     declared.GATED.launch(grid, x, *_planes(gate), *_planes(up), out, *space, tokens, *gate.shape, defines=defines)
 
 
@@ -69,10 +70,10 @@ def _planes(w: PackedWeight) -> tuple[Any, Any, Any]:
     return w.plane("low"), w.plane("high"), expand_scales(w)
 
 
-def _variant(w: PackedWeight, stored: str, tokens: int) -> tuple[Defines, tuple[int, int], tuple[Any, Any]]:
+def _variant(w: PackedWeight, epilogue: Epilogue, tokens: int) -> tuple[Defines, tuple[int, int], tuple[Any, Any]]:
     """Defines, grid, and room for parts of k."""
     device = current_device()
-    defines, parts = _plan(w.format.ggml_type, stored, tokens, w.shape, _processors(device))
+    defines, parts = _plan(w.format.ggml_type, epilogue, tokens, w.shape, multiprocessors(device))
     tiles = declared.tiles(defines, tokens, w.shape[0])
     if parts == 1:
         return defines, (tiles, 1), (None, None)
@@ -81,12 +82,12 @@ def _variant(w: PackedWeight, stored: str, tokens: int) -> tuple[Defines, tuple[
 
 
 @lru_cache(4096)
-def _plan(kind: int, stored: str, tokens: int, shape: tuple[int, int], processors: int) -> tuple[Defines, int]:
-    """The tile and the parts of k whose busiest multiprocessor is done first."""
+def _plan(kind: int, epilogue: Epilogue, tokens: int, shape: tuple[int, int], processors: int) -> tuple[Defines, int]:
+    """The MMA tile and the parts of k (split-K) whose busiest multiprocessor is done first."""
     rows, k_tiles = shape[0], shape[1] // TILE
     best: tuple[float, Defines, int] | None = None
     for choice in declared.SHAPES:
-        defines = declared.variant(kind, stored, choice)
+        defines = declared.variant(kind, epilogue, choice)
         count = declared.tiles(defines, tokens, rows)
         for parts in range(1, min(declared.MOST_PARTS, k_tiles) + 1):
             cost = declared.cost(choice, count, k_tiles, parts, processors)
@@ -97,11 +98,26 @@ def _plan(kind: int, stored: str, tokens: int, shape: tuple[int, int], processor
 
 
 @cache
-def _processors(device: int) -> int:
-    return int(import_cupy().cuda.Device(device).attributes["MultiProcessorCount"])
-
-
-@cache
 def _arrivals(device: int) -> Any:
     """Counters of tiles computed in parts, zero between launches."""
     return import_cupy().zeros(declared.MOST_TILES_IN_PARTS, "uint32")
+
+
+def _run(p: Product) -> None:
+    if p.epilogue is SWIGLU:
+        gate, up = p.weights
+        gated(p.x, gate, up, p.outs[0])
+    else:
+        gemm(p.x, p.weights[0], p.outs[0], p.epilogue.typed(p.outs[0].dtype.char == "f"))
+
+
+register_matmul(
+    MatmulKernel(
+        name="gemm_portable",
+        run=_run,
+        paths=("portable",),
+        multiple=8,
+        prefill=True,
+        timed=range(32, 129),
+    )
+)

@@ -1,4 +1,4 @@
-"""The matrix products of prefill on Hopper (compute capability 9.0)."""
+"""gemm_sm90: the persistent GEMM of prefill on Hopper (compute capability 9.0), its last tiles by stream-K."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
+from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_sm90 import GEMM_SM90, WIDE, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.matmul.packed import PackedWeight
+from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 
 
-def gemm(x: Any, w: PackedWeight, out: Any, mode: str) -> None:
+def gemm(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> None:
     """``out = x Wᵀ``, or ``out += x Wᵀ``.
 
     Parameters
@@ -22,13 +24,12 @@ def gemm(x: Any, w: PackedWeight, out: Any, mode: str) -> None:
     x : bf16 as uint16 (tokens, in)
     w : PackedWeight of shape (out, in); out a multiple of 8
     out : (tokens, out)
-        bf16 as uint16 for mode ``"bf16"``, float32 for ``"f32"`` and ``"add"``.
-    mode : {"bf16", "f32", "add"}
-        Store as bf16 or float32, or add to what `out` holds.
+        bf16 as uint16 for STORE, float32 for STORE_F32 and ADD.
+    epilogue : STORE, STORE_F32 or ADD
     """
-    if mode not in ("bf16", *WIDE):
-        raise DeviceError(f"gemm {w.name}: mode must be bf16, f32 or add, not {mode!r}")
-    _launch(x, (w,), out, mode)
+    if epilogue not in (STORE, *WIDE):
+        raise DeviceError(f"gemm {w.name}: epilogue must be STORE, STORE_F32 or ADD, not {epilogue!r}")
+    _launch(x, (w,), out, epilogue)
 
 
 def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
@@ -45,16 +46,16 @@ def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
             f"{gate.name} is {gate.format.name} {gate.shape}, {up.name} is {up.format.name} {up.shape}: "
             "one kernel multiplies by both only when they are alike"
         )
-    _launch(x, (gate, up), out, "gated")
+    _launch(x, (gate, up), out, SWIGLU)
 
 
-def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, mode: str) -> None:
+def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, epilogue: Epilogue) -> None:
     w = weights[0]
     rows, width = w.shape
-    wanted = "float32" if mode in WIDE else "uint16"
+    wanted = "float32" if epilogue in WIDE else "uint16"
     if x.ndim != 2 or x.shape[1] != width or out.shape != (len(x), rows) or (x.dtype, out.dtype) != ("uint16", wanted):
         raise DeviceError(
-            f"gemm {w.name} {w.shape}: x {x.dtype} {x.shape} and out {out.dtype} {out.shape} do not fit mode {mode}"
+            f"gemm {w.name} {w.shape}: x {x.dtype} {x.shape} and out {out.dtype} {out.shape} do not fit {epilogue.name}"
         )
     if not (x.flags.c_contiguous and out.flags.c_contiguous):
         raise DeviceError(f"gemm {w.name}: x and out must be C-contiguous")
@@ -63,7 +64,7 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, mode: str) -> N
     if len(x) == 0:
         return
     device = current_device()
-    plan = plan_of(w.format.ggml_type, mode, len(x), w.row_tiles, w.k_tiles, _processors(device))
+    plan = plan_of(w.format.ggml_type, epilogue, len(x), w.row_tiles, w.k_tiles, multiprocessors(device))
     GEMM_SM90.launch(
         plan.grid,
         tensor_map(x, (width, len(x)), (2 * width,), plan.x_box),
@@ -81,7 +82,7 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, mode: str) -> N
 
 
 class Plan(NamedTuple):
-    """How one product is divided."""
+    """How one product is divided; the k-steps of the first `streamed` tiles are shared by all clusters (stream-K)."""
 
     defines: Defines
     token_blocks: int
@@ -103,25 +104,26 @@ GAIN = 1.05
 
 
 @cache
-def plan_of(kind: int, mode: str, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
+def plan_of(kind: int, epilogue: Epilogue, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
     """The fastest way by a rough model: tiles of 128 or 256 tokens, and whether blocks share the last ones' k-steps.
 
     Examples
     --------
-    >>> plan = plan_of(12, "bf16", 8192, 272, 80, 132)
+    >>> plan = plan_of(12, STORE, 8192, 272, 80, 132)
     >>> plan.defines["TOKENS"], plan.clusters, plan.streamed
     (256, 66, 0)
-    >>> plan = plan_of(12, "bf16", 100, 80, 80, 132)
+    >>> plan = plan_of(12, STORE, 100, 80, 80, 132)
     >>> plan.defines["TOKENS"], plan.clusters, plan.streamed
     (128, 132, 40)
     """
-    return min((_plan(kind, mode, size, tokens, row_tiles, k_tiles, processors) for size in STEP), key=lambda p: p.cost)
+    plans = (_plan(kind, epilogue, size, tokens, row_tiles, k_tiles, processors) for size in STEP)
+    return min(plans, key=lambda plan: plan.cost)
 
 
-def _plan(kind: int, mode: str, size: int, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
-    defines = variant(kind, mode, size)
+def _plan(kind: int, epilogue: Epilogue, size: int, tokens: int, row_tiles: int, k_tiles: int, processors: int) -> Plan:
+    defines = variant(kind, epilogue, size)
     cluster = defines["CLUSTER"]
-    blocks, outs = -(-tokens // size), -(-row_tiles // (cluster * (1 if mode == "gated" else 2)))
+    blocks, outs = -(-tokens // size), -(-row_tiles // (cluster * (1 if epilogue == SWIGLU else 2)))
     tiles, most = blocks * outs, processors // cluster
     rounds, rest = divmod(tiles, most)
     whole = (rounds + (rest > 0)) * k_tiles * STEP[size]
@@ -135,12 +137,27 @@ def _plan(kind: int, mode: str, size: int, tokens: int, row_tiles: int, k_tiles:
 
 
 @cache
-def _processors(device: int) -> int:
-    return int(import_cupy().cuda.Device(device).attributes["MultiProcessorCount"])
-
-
-@cache
 def _workspace(device: int) -> tuple[Any, Any]:
     """Partial sums and flags, kept: a captured graph may go on using them."""
-    cupy, blocks = import_cupy(), _processors(device)
+    cupy, blocks = import_cupy(), multiprocessors(device)
     return cupy.empty((blocks, 128, 256), "float32"), cupy.zeros((blocks, 2), "uint32")
+
+
+def _run(p: Product) -> None:
+    if p.epilogue is SWIGLU:
+        gate, up = p.weights
+        gated(p.x, gate, up, p.outs[0])
+    else:
+        gemm(p.x, p.weights[0], p.outs[0], p.epilogue.typed(p.outs[0].dtype.char == "f"))
+
+
+register_matmul(
+    MatmulKernel(
+        name="gemm_sm90",
+        run=_run,
+        paths=("sm_90a",),
+        multiple=8,
+        prefill=True,
+        timed=range(16, 129),
+    )
+)

@@ -1,4 +1,4 @@
-"""gemv: a few tokens times up to four packed weights in one launch; the device half of `project` at decode."""
+"""gemv: the product of decoding, 1 to 16 tokens times up to four packed weights in one launch, more in passes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from sp.kernels import import_cupy
-from sp.kernels.device import capability, current_device
-from sp.kernels.specs.matmul.gemv import ADD, GEMV, STORE, SUPER, SWIGLU, Layout, bits, variant
+from sp.kernels.device import capability, current_device, multiprocessors, shared_bytes_per_block
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, Epilogue
+from sp.kernels.specs.matmul.gemv import GEMV, Layout, variant
+from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
+from sp.ops.matmul.gemm_few import FEW
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
-from sp.quant import Q4_K
-
-__all__ = ["ADD", "HELD", "LAYOUTS", "STORE", "SWIGLU", "gemv", "held"]
+from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
+from sp.quant import Q4_K, format_bits, packing_of
 
 HELD = (1, 2, 4, 8, 16)
 """Tokens that a variant of the kernel can hold."""
@@ -31,7 +32,11 @@ PAIRS_FROM = 8192
 
 
 def gemv(
-    x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: int, norm: tuple[Any, float] | None = None
+    x: Any,
+    weights: Sequence[PackedWeight],
+    outs: Sequence[Any],
+    epilogue: Epilogue,
+    norm: tuple[Any, float] | None = None,
 ) -> None:
     """Fill `outs` with the products of `x` and the weights; more tokens than fit go in passes.
 
@@ -55,7 +60,7 @@ def gemv(
         _launch(x[part], weights, [out[part] for out in outs], kinds, epilogue, norm)
 
 
-def held(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int) -> int:
+def held(tokens: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
     """How many of so many tokens one launch takes: all, or as many as fit in shared memory, or 0."""
     device = current_device()
     wanted = next((n for n in HELD if n >= tokens), HELD[-1])
@@ -70,7 +75,7 @@ def _launch(
     weights: Sequence[PackedWeight],
     outs: Sequence[Any],
     kinds: tuple[int, ...],
-    epilogue: int,
+    epilogue: Epilogue,
     norm: Any,
 ) -> None:
     tokens, k = x.shape
@@ -80,7 +85,7 @@ def _launch(
     assert defines is not None, f"{tokens} tokens of {k} inputs do not fit"
     units = sum(-(-w.shape[0] // 16) for w in (weights if epilogue == STORE else weights[:1]))
     weight, eps = norm if norm is not None else (None, 0.0)
-    blocks = min(_attribute("MultiProcessorCount", device) // defines["SPLIT"], -(-units // defines["GROUPS"]))
+    blocks = min(multiprocessors(device) // defines["SPLIT"], -(-units // defines["GROUPS"]))
     GEMV.launch(
         (defines["SPLIT"] * blocks,),
         x if norm is None else None,
@@ -96,20 +101,35 @@ def _launch(
 
 @cache
 def _variant(
-    count: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: int, device: int
+    count: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue, device: int
 ) -> dict[str, int] | None:
     """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots."""
     first = (STORE_Q4_K,) if count == 1 and epilogue == STORE and set(kinds) == {Q4_K.ggml_type} else ()
     for layout in (*first, *LAYOUTS[count]):
-        capacity = _attribute("MaxSharedMemoryPerBlockOptin", device)
-        pairs = epilogue == ADD and count == 1 and SUPER.issuperset(kinds) and capability(device) >= (9, 0)
+        capacity = shared_bytes_per_block(device)
+        supers = all(packing_of(kind).super for kind in kinds)
+        pairs = epilogue == ADD and count == 1 and supers and capability(device) >= (9, 0)
         split = 2 if pairs and k % 512 == 0 and k >= PAIRS_FROM else 1
-        defines = variant(k, count, bits(*kinds), norm, epilogue, layout, capacity, split)
+        defines = variant(k, count, format_bits(*kinds), norm, epilogue, layout, capacity, split)
         if defines["STAGES"] >= 2:
             return defines
     return None
 
 
-@cache
-def _attribute(name: str, device: int) -> int:
-    return int(import_cupy().cuda.Device(device).attributes[name])
+def _run(p: Product) -> None:
+    gemv(p.x, p.weights, p.outs, p.epilogue, p.norm)  # type: ignore[arg-type]  # a Norm: it takes none begun
+
+
+register_matmul(
+    MatmulKernel(
+        name="gemv",
+        run=_run,
+        fusions=frozenset({Fusion.NORM}),
+        max_weights=MOST_WEIGHTS,
+        mixed_swiglu=True,
+        room=held,
+        least_room=8,
+        timed=range(1, HELD[-1] + 1),
+        otherwise=FEW,
+    )
+)

@@ -13,11 +13,11 @@ from sp.arrays import Floats
 from sp.errors import ModelError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.packed import EXPAND_SCALES, PACK, UNPACK
-from sp.ops.matmul.fragment_order import SIZES, TILE, Offsets, pack_numpy, plane_offsets, unpack_numpy
-from sp.quant import BF16, F16, BlockFormat
+from sp.ops.matmul.fragment_order import Offsets, pack_numpy, plane_offsets, plane_sizes, tiled_packing, unpack_numpy
+from sp.quant import BlockFormat, Packing
+from sp.quant.packing import TILE
 
 __all__ = [
-    "TILE",
     "PackedWeight",
     "allocate",
     "expand_scales",
@@ -60,6 +60,11 @@ class PackedWeight:
     data: Any = field(repr=False, compare=False)
 
     @cached_property
+    def packing(self) -> Packing:
+        """What kernels know of its format."""
+        return tiled_packing(self.name, self.format)
+
+    @cached_property
     def offsets(self) -> Offsets:
         """Where each plane begins."""
         return plane_offsets(self.name, self.format, self.shape)
@@ -85,14 +90,8 @@ class PackedWeight:
 
     @cached_property
     def _planes(self) -> dict[str, Any]:
-        size, o = SIZES[self.format.name], self.offsets
-        tiles, spans = self.row_tiles * self.k_tiles, self.row_tiles * (self.shape[1] // size.span)
-        ranges = {
-            "low": (o.low, tiles * size.low),
-            "high": (o.high, tiles * size.high),
-            "scales": (o.scales, spans * size.scales),
-            "deltas": (o.deltas, spans * size.deltas),
-        }
+        sizes = plane_sizes(self.name, self.format, self.shape)
+        ranges = dict(zip(Offsets._fields, zip(self.offsets, sizes, strict=False), strict=False))
         return {name: self.data[at : at + nbytes] for name, (at, nbytes) in ranges.items() if nbytes}
 
 
@@ -124,9 +123,8 @@ def pack_rows(w: PackedWeight, start: int, rows: Any) -> None:
             at = start // TILE * (len(whole_plane) // w.row_tiles)
             whole_plane[at : at + len(plane)] = plane
         return
-    span = SIZES[w.format.name].span
     PACK.launch(
-        (width // span, -(-len(rows) // TILE)),
+        (width // w.packing.span, -(-len(rows) // TILE)),
         rows,
         w.plane("low"),
         w.plane("high"),
@@ -154,9 +152,9 @@ def expand_scales(w: PackedWeight) -> Any:
     """Scales as the prefill matrix products read them: uint32 [row tile][input tile][2 groups of 32 inputs][64 rows].
 
     The halves of a word are BF16: scale and value of the middle code (Q4_K, Q5_K), the scales of the first and second
-    16 inputs (Q6_K), or a scale alone (Q8_0, Q4_0). None for BF16 and F16.
+    16 inputs (Q6_K), or a scale alone (Q8_0, Q4_0). None for plain numbers.
     """
-    if w.format in (BF16, F16):
+    if w.packing.plain:
         return None
     words = import_cupy().empty(w.row_tiles * w.k_tiles * 2 * TILE, np.uint32)
     grid = -(-words.size // EXPAND_SCALES.block({}))

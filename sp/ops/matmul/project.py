@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.ops.activations import swiglu
 from sp.ops.input_tiles import InputTiles
-from sp.ops.matmul.dispatch import choose, gated_matmul, matmul
-from sp.ops.matmul.gemm_few import alike, gemm_few
-from sp.ops.matmul.gemv import ADD, STORE, SWIGLU, gemv
+from sp.ops.matmul.chaining import begun_by, tiles_for
+from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.linear import linear
-from sp.ops.matmul.project_few import add_ready, gated_few, multiply_few
+from sp.ops.matmul.registry import Fusion, Product
 from sp.ops.norms import Norm, Ready, rms_norm
 from sp.quant import Weight
-
-LAUNCH_WEIGHTS = 4
-"""Most weights that one launch of the decode kernel takes."""
 
 
 def project(
@@ -75,20 +71,7 @@ def project_add(x: Floats, h: Floats, w: Weight) -> Floats:
         A new array; on the device x itself, added to in place.
     """
     if is_device(x):
-        if isinstance(h, InputTiles):
-            multiply_few(h, (w,), (x,), ADD)
-            return x
-        if not len(h):  # the kernels would read a row all the same
-            return x
-        kernel = choose(len(h), (w,), False, ADD)
-        if kernel == "gemv":
-            gemv(h, (w,), (x,), ADD)  # type: ignore[arg-type]
-        elif kernel == "gemm_few":
-            gemm_few(h, (w,), (x,), ADD)  # type: ignore[arg-type]
-        elif kernel == "gemm_few_sm90":
-            multiply_few(h, (w,), (x,), ADD)
-        else:
-            matmul()(h, w, x, "add")
+        _add(x, h, w)
         return x
     y = linear(h, w)
     y += x
@@ -125,10 +108,9 @@ def project_add_before(
     >>> project(x, (w,), norm)[0]
     array([[ 1., -1.]], dtype=float32)
     """
-    if is_device(x) and len(x) and (isinstance(h, InputTiles) or choose(len(h), (w,), False, ADD) == "gemm_few_sm90"):
-        ready = add_ready(x, h, w, norm, before)
-        if ready is not None:
-            return x, ready
+    if is_device(x):
+        ready = _add(x, h, w, norm, before if isinstance(before, Ready) else None)
+        return x, norm if ready is None else ready
     return project_add(x, h, w), norm
 
 
@@ -166,60 +148,34 @@ def _project(
     )
     if not tokens:
         return outs
-    kernel = choose(tokens, weights, norm is not None, STORE)
-    if kernel == "gemm_few_sm90":
-        multiply_few(x, weights, outs, STORE, norm)
-        return outs
-    norm = None if norm is None else _plain(norm)
-    if kernel == "gemv":
-        for start in range(0, len(weights), LAUNCH_WEIGHTS):
-            some = slice(start, start + LAUNCH_WEIGHTS)
-            gemv(x, weights[some], outs[some], STORE, norm)
-        return outs
-    h = x if norm is None else rms_norm(x, *norm)
-    if kernel == "gemm_few":
-        for group in alike(_kinds(weights), LAUNCH_WEIGHTS):
-            gemm_few(h, [weights[i] for i in group], [outs[i] for i in group], STORE)
-        return outs
-    for w, out in zip(weights, outs, strict=True):
-        _multiply(h, w, out)
+    choose(tokens, weights, norm is not None, STORE).launch(Product(x, weights, outs, STORE, norm))
     return outs
 
 
-def _multiply(h: Any, w: Any, out: Any) -> None:
-    """A prefill product; those kernels write 8 outputs at a time, and a weight is padded to 64."""
-    mode = "f32" if out.dtype.char == "f" else "bf16"
-    rows, width = w.shape
-    if rows % 8 == 0:
-        matmul()(h, w, out, mode)
-        return
-    padded = import_cupy().empty((len(h), -(-rows // 8) * 8), out.dtype)
-    matmul()(h, replace(w, shape=(padded.shape[1], width)), padded, mode)
-    out[...] = padded[:, :rows]
+def _add(x: Any, h: Any, w: Any, norm: Norm | None = None, before: Ready | None = None) -> Ready | None:
+    """`project_add` on the device; with the `norm` that comes next, which is begun where the kernel can."""
+    tokens = h.tokens if isinstance(h, InputTiles) else len(h)
+    if not tokens:  # the kernels would read a row all the same
+        return None
+    kernel = choose(tokens, (w,), False, ADD)
+    ready = None if norm is None else begun_by(kernel, x, norm)
+    kernel.launch(Product(h, (w,), (x,), ADD, then=ready, before=before))
+    return ready
 
 
 def _gated_project(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) -> Any:
-    out = import_cupy().empty((len(x), gate.shape[0]), np.uint16)
-    if not len(x):
-        return out
-    kernel = choose(len(x), (gate, up), True, SWIGLU)
-    if gate.format == up.format and kernel == "gemm_few_sm90":
-        return gated_few(x, gate, up, norm, reader)
-    norm = _plain(norm)
-    if kernel == "gemv":
-        gemv(x, (gate, up), (out,), SWIGLU, norm)
-    elif gate.format == up.format and kernel == "gemm_few":
-        gemm_few(rms_norm(x, *norm), (gate, up), (out,), SWIGLU)
-    elif gate.format == up.format:
-        gated_matmul()(rms_norm(x, *norm), gate, up, out)
-    else:
-        return swiglu(*project(rms_norm(x, *norm), (gate, up)))
+    tokens, shape = len(x), (len(x), gate.shape[0])
+    if not tokens:
+        return import_cupy().empty(shape, np.uint16)
+    kernel = choose(tokens, (gate, up), True, SWIGLU)
+    if gate.format != up.format and not kernel.mixed_swiglu:
+        return swiglu(*project(rms_norm(x, *_plain(norm)), (gate, up)))
+    out = tiles_for(reader, tokens) if Fusion.TILES in kernel.fusions else None
+    if out is None:
+        out = import_cupy().empty(shape, np.uint16)
+    kernel.launch(Product(x, (gate, up), (out,), SWIGLU, norm))
     return out
 
 
 def _plain(norm: Norm | Ready) -> Norm:
     return norm.norm if isinstance(norm, Ready) else norm
-
-
-def _kinds(weights: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(w.format.ggml_type for w in weights)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from sp.arrays import Bools, Floats
-from sp.ops.sparse.block_means import BLOCK
+from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.threads import run_parallel
 
 SMALLEST = np.float32(2.0**-126)

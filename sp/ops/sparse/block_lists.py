@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Bools, Ints
-from sp.ops.attention.attention_sm90 import BLOCK, BlockLists
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
 
 
 def candidates(n: int, tokens: int) -> Ints:

@@ -9,11 +9,9 @@ import numpy as np
 from sp.arrays import Bytes, Floats, Ints
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.flashprefill import BLOCK_MEANS
+from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.kv_pages import is_packed, kv_gather, page_head_dim
 from sp.quant import BlockFormat
-
-BLOCK = 128
-"""Tokens of a block, of keys and of queries."""
 
 
 def block_means(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Floats:

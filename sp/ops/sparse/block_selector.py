@@ -7,32 +7,27 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sp.arrays import Bools, Bytes, Floats, Ints
+from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
-from sp.ops.attention.attention_sm90 import BlockLists
+from sp.ops.attention.key_blocks import BlockLists
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_lists import causal, forced, lists_of
 from sp.ops.sparse.flashprefill import check_forced
-from sp.quant import F16, BlockFormat
 
 
 class BlockSelector(Protocol):
     """Anything with a `select`: `sp.ops.sparse.flashprefill.FlashPrefill`, `TopDensity`, and those below."""
 
-    def select(
-        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
-    ) -> BlockLists:
+    def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """List the key blocks that each query block of each query head reads.
 
         Parameters
         ----------
         q : float32 (n, heads, d), on the device float16
-            The last `n` of `tokens` tokens, in the basis of the cached keys, not yet scaled.
-        k_pages : uint8 (pool_pages, page_tokens, kv_heads, row_bytes)
-        table : int64 (pages,), on the device int32
-        tokens : int
+            The last `n` of the tokens of `at`, in the basis of the cached keys, not yet scaled.
+        at : PagedKV
         scale : float
-        fmt : BlockFormat
 
         Returns
         -------
@@ -47,11 +42,9 @@ class BlockSelector(Protocol):
 class Dense:
     """All blocks."""
 
-    def select(
-        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
-    ) -> BlockLists:
+    def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """Every block that any row sees."""
-        return _listed(causal(len(q), tokens)[None], q)
+        return _listed(causal(len(q), at.tokens)[None], q)
 
 
 @dataclass(frozen=True)
@@ -70,11 +63,9 @@ class Streaming:
     def __post_init__(self) -> None:
         check_forced("Streaming", self.sink, self.window, self.last_n)
 
-    def select(
-        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
-    ) -> BlockLists:
+    def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """The forced blocks of `FlashPrefill` and no others."""
-        return _listed(forced(len(q), tokens, self.sink, self.window, self.last_n)[None], q, self.last_n)
+        return _listed(forced(len(q), at.tokens, self.sink, self.window, self.last_n)[None], q, self.last_n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +74,9 @@ class GivenMask:
 
     mask: Bools
 
-    def select(
-        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
-    ) -> BlockLists:
+    def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """The mask's blocks."""
-        seen = causal(len(q), tokens)
+        seen = causal(len(q), at.tokens)
         if self.mask.ndim != 3 or self.mask.shape[0] not in (1, q.shape[1]) or self.mask.shape[1:] != seen.shape:
             raise ConfigError(
                 f"a mask of {self.mask.shape} for {q.shape[1]} heads, query blocks and blocks {seen.shape}"

@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from sp.arrays import Floats
-from sp.ops.attention.attention_sm90 import BlockLists
-from sp.ops.sparse.block_means import BLOCK
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.threads import run_parallel
 
 

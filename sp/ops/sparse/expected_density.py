@@ -6,7 +6,7 @@ from math import log
 
 import numpy as np
 
-from sp.ops.sparse.block_means import BLOCK
+from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 
 ALPHAS = (0.0125, 0.025, 0.05, 0.1, 0.2)

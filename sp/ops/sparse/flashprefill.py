@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sp.arrays import Bools, Bytes, Floats, Ints
+from sp.arrays import Bools, Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.flashprefill import BLOCK_SELECT, variant
-from sp.ops.attention.attention_sm90 import BlockLists
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_energy import SMALLEST, block_energy
 from sp.ops.sparse.block_lists import candidates, causal, forced, lists_of
-from sp.ops.sparse.block_means import BLOCK, block_means
-from sp.quant import F16, BlockFormat
+from sp.ops.sparse.block_means import block_means
 
 HEAD_DIMS = (64, 128, 256)
 """Head sizes the kernels take."""
@@ -78,11 +78,9 @@ class FlashPrefill:
         _check_word("FlashPrefill", "share", self.share, ("head", "group"))
         _check_word("FlashPrefill", "visibility", self.visibility, ("last", "first"))
 
-    def select(
-        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
-    ) -> BlockLists:
+    def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
-        return _by_energy(self, q, k_pages, table, tokens, scale, fmt)
+        return _by_energy(self, q, at, scale)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
         """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
@@ -126,11 +124,9 @@ class TopDensity:
         _check_word("TopDensity", "share", self.share, ("head", "group"))
         _check_word("TopDensity", "visibility", self.visibility, ("last", "first"))
 
-    def select(
-        self, q: Floats, k_pages: Bytes, table: Ints, tokens: int, scale: float, fmt: BlockFormat = F16
-    ) -> BlockLists:
+    def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
-        return _by_energy(self, q, k_pages, table, tokens, scale, fmt)
+        return _by_energy(self, q, at, scale)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
         """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
@@ -138,17 +134,15 @@ class TopDensity:
         return always | top_density(np.where(always, np.inf, energy), self.density, n, tokens)
 
 
-def _by_energy(
-    rule: FlashPrefill | TopDensity, q: Any, k_pages: Any, table: Any, tokens: int, scale: float, fmt: BlockFormat
-) -> BlockLists:
+def _by_energy(rule: FlashPrefill | TopDensity, q: Any, at: PagedKV, scale: float) -> BlockLists:
     """Score the blocks by their mean keys and list those that the rule keeps."""
-    check_sizes(q, k_pages, tokens)
-    means = block_means(k_pages, table, tokens, fmt)
+    check_sizes(q, at)
+    means = block_means(at.k, at.table, at.tokens, at.fmt)
     if is_device(q):
-        return select_on_device(rule, q, means, tokens, scale)
+        return select_on_device(rule, q, means, at.tokens, scale)
     together = q.shape[1] // means.shape[0] if rule.share == "group" else 1
-    energy = block_energy(q, means, tokens, scale, together, rule.visibility)
-    return lists_of(rule.mask(energy, len(q), tokens).repeat(together, axis=0), rule.last_n)
+    energy = block_energy(q, means, at.tokens, scale, together, rule.visibility)
+    return lists_of(rule.mask(energy, len(q), at.tokens).repeat(together, axis=0), rule.last_n)
 
 
 def top_density(scores: Floats, density: float, n: int, tokens: int) -> Bools:
@@ -197,17 +191,18 @@ def _check_word(name: str, option: str, value: str, known: tuple[str, ...]) -> N
         raise ConfigError(f"{name}: {option} is {value!r}; known are {', '.join(known)}")
 
 
-def check_sizes(q: Any, k_pages: Any, tokens: int) -> None:
+def check_sizes(q: Any, at: PagedKV) -> None:
     """ConfigError for an empty prompt, or pages and heads that the kernels do not take."""
     n, heads, d = q.shape
-    if not 1 <= n <= tokens:
-        raise ConfigError(f"sparse attention: {n} queries of {tokens} tokens; there must be at least one, and no more")
-    kv_heads = k_pages.shape[2]
-    if heads % kv_heads:
-        raise ConfigError(f"sparse attention: {heads} query heads do not divide among {kv_heads} kv heads")
+    if not 1 <= n <= at.tokens:
+        raise ConfigError(
+            f"sparse attention: {n} queries of {at.tokens} tokens; there must be at least one, and no more"
+        )
+    if heads % at.kv_heads:
+        raise ConfigError(f"sparse attention: {heads} query heads do not divide among {at.kv_heads} kv heads")
     if is_device(q):
-        if k_pages.shape[1] != BLOCK:
-            raise ConfigError(f"sparse attention: pages of {k_pages.shape[1]} tokens; a page is a block of {BLOCK}")
+        if at.k.shape[1] != BLOCK:
+            raise ConfigError(f"sparse attention: pages of {at.k.shape[1]} tokens; a page is a block of {BLOCK}")
         if d not in HEAD_DIMS:
             raise ConfigError(f"sparse attention: heads of {d} values; the kernels take {HEAD_DIMS}")
 

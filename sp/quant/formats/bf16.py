@@ -7,6 +7,8 @@ import numpy as np
 from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
 from sp.quant.base import BlockFormat, slab_decoder, slab_encoder
+from sp.quant.packing import Packing, Plane
+from sp.quant.registry import register_format
 
 _INF_BITS = 0x7F80
 
@@ -27,7 +29,15 @@ def _decode_blocks(blocks: Bytes, out: Floats) -> None:
     bits <<= 16
 
 
-BF16 = BlockFormat(
-    "BF16", 30, 1, 2, slab_encoder("BF16", 1, 2, _encode_blocks), slab_decoder("BF16", 1, 2, _decode_blocks)
+BF16 = register_format(
+    BlockFormat(
+        "BF16",
+        30,
+        1,
+        2,
+        slab_encoder("BF16", 1, 2, _encode_blocks),
+        slab_decoder("BF16", 1, 2, _decode_blocks),
+        Packing(1, Plane(16, 0)),
+    )
 )
 """2 bytes a value, 8 significant bits, the range of float32."""

@@ -7,6 +7,8 @@ import numpy as np
 from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
 from sp.quant.base import FP16_MAX, BlockFormat, slab_decoder, slab_encoder
+from sp.quant.packing import Packing, Plane
+from sp.quant.registry import register_format
 
 
 def _encode_blocks(values: Floats, out: Bytes) -> None:
@@ -27,5 +29,15 @@ def _decode_blocks(blocks: Bytes, out: Floats) -> None:
         out *= np.float32(2.0**112)  # exact, subnormals included
 
 
-F16 = BlockFormat("F16", 1, 1, 2, slab_encoder("F16", 1, 2, _encode_blocks), slab_decoder("F16", 1, 2, _decode_blocks))
+F16 = register_format(
+    BlockFormat(
+        "F16",
+        1,
+        1,
+        2,
+        slab_encoder("F16", 1, 2, _encode_blocks),
+        slab_decoder("F16", 1, 2, _decode_blocks),
+        Packing(1, Plane(16, 0)),
+    )
+)
 """2 bytes a value, 11 significant bits, largest 65504."""

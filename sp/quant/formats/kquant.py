@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sp.arrays import Bytes, Floats
 from sp.quant.base import fp16_scales
+from sp.quant.spread import SPREAD, put_scale, rms
 
 GROUP_MAX_EPS = np.float32(1e-15)
 """A sub-block whose largest magnitude is below this is stored as zeros."""
@@ -198,3 +199,16 @@ def _six_bit(name: str, parts: Floats) -> tuple[npt.NDArray[np.float16], Bytes]:
     np.divide(np.float32(63), largest, out=inverse, where=largest > np.float32(2.0**-120))
     codes = np.minimum(np.rint(parts * inverse), np.float32(63)).astype(np.uint8)
     return d, codes
+
+
+def spread_affine(out: Bytes, std: float, top: int) -> None:
+    """`BlockFormat.spread` of codes 0..`top`: minima equal the scales, ``dmin = d * top / 2``, so all means are 0."""
+    words = out[:, :16].view("<u4")
+    words[:, 1] |= 0xA0A0A0A0  # bits 5 and 7 of bytes 4-7: all eight scales at least 32
+    words[:, 2] = words[:, 1]
+    words[:, 3] &= 0x0F0F0F0F
+    words[:, 3] |= words[:, 3] << 4
+    pick = out[:, 0].copy()
+    d = std * SPREAD / (np.sqrt(((top + 1) ** 2 - 1) / 12) * rms(32, 63))
+    put_scale(out[:, 0:2], pick, d)
+    put_scale(out[:, 2:4], pick, d * top / 2)

@@ -13,6 +13,9 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, fp16_scales, inverse_or_zero, slab_decoder, slab_encoder
+from sp.quant.packing import Packing, Plane, Scales
+from sp.quant.registry import register_format
+from sp.quant.spread import SIGN, SPREAD, put_scale, rms
 
 
 def _encode_blocks(values: Floats, out: Bytes) -> None:
@@ -38,12 +41,21 @@ def _decode_blocks(blocks: Bytes, out: Floats) -> None:
     out *= blocks[:, :2].view("<f2").astype(np.float32)
 
 
-Q4_0 = BlockFormat(
-    "Q4_0",
-    2,
-    32,
-    18,
-    slab_encoder("Q4_0", 32, 18, _encode_blocks),
-    slab_decoder("Q4_0", 32, 18, _decode_blocks),
+def _spread(out: Bytes, std: float) -> None:
+    """Codes -8..7 have a mean, so the scale takes either sign."""
+    put_scale(out[:, :2], out[:, 0].copy(), std * SPREAD * SIGN / rms(-8, 7))
+
+
+Q4_0 = register_format(
+    BlockFormat(
+        "Q4_0",
+        2,
+        32,
+        18,
+        slab_encoder("Q4_0", 32, 18, _encode_blocks),
+        slab_decoder("Q4_0", 32, 18, _decode_blocks),
+        Packing(32, Plane(4, 2, 16), scales=Scales(0, 2), group=32),
+        _spread,
+    )
 )
 """32 values in 18 bytes; about 8.6 % relative RMS error on normal weights."""

@@ -10,7 +10,9 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, slab_decoder, slab_encoder
-from sp.quant.formats.kquant import decode_affine, encode_affine
+from sp.quant.formats.kquant import decode_affine, encode_affine, spread_affine
+from sp.quant.packing import Packing, Plane, Scales
+from sp.quant.registry import register_format
 
 
 def _encode_blocks(values: Floats, out: Bytes) -> None:
@@ -26,12 +28,16 @@ def _decode_blocks(blocks: Bytes, out: Floats) -> None:
     decode_affine(blocks, codes.reshape(-1, 256), out)
 
 
-Q4_K = BlockFormat(
-    "Q4_K",
-    12,
-    256,
-    144,
-    slab_encoder("Q4_K", 256, 144, _encode_blocks),
-    slab_decoder("Q4_K", 256, 144, _decode_blocks),
+Q4_K = register_format(
+    BlockFormat(
+        "Q4_K",
+        12,
+        256,
+        144,
+        slab_encoder("Q4_K", 256, 144, _encode_blocks),
+        slab_decoder("Q4_K", 256, 144, _decode_blocks),
+        Packing(256, Plane(4, 16, 32), scales=Scales(0, 16), group=32, minima=True),
+        lambda out, std: spread_affine(out, std, 15),
+    )
 )
 """256 values in 144 bytes; about 7.2 % relative RMS error on normal weights."""

@@ -13,6 +13,9 @@ import numpy as np
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, fp16_scales, slab_decoder, slab_encoder
 from sp.quant.formats.kquant import GROUP_MAX_EPS, search_symmetric
+from sp.quant.packing import Packing, Plane, Scales
+from sp.quant.registry import register_format
+from sp.quant.spread import SPREAD, put_scale, rms
 
 _SHIFT = np.array([0, 2, 4, 6], np.uint8)[:, None]
 
@@ -61,12 +64,25 @@ def _decode_blocks(blocks: Bytes, out: Floats) -> None:
     groups *= scale[:, :, None]
 
 
-Q6_K = BlockFormat(
-    "Q6_K",
-    14,
-    256,
-    210,
-    slab_encoder("Q6_K", 256, 210, _encode_blocks),
-    slab_decoder("Q6_K", 256, 210, _decode_blocks),
+def _spread(out: Bytes, std: float) -> None:
+    """Scales of either sign, 64 or more in magnitude."""
+    scales = out[:, 192:208]
+    scales &= 0xBF
+    scales |= ~scales >> 1 & 0x40
+    mean_square = (rms(64, 127) ** 2 + rms(65, 128) ** 2) / 2
+    put_scale(out[:, 208:], out[:, 208].copy(), std * SPREAD / (rms(-32, 31) * np.sqrt(mean_square)))
+
+
+Q6_K = register_format(
+    BlockFormat(
+        "Q6_K",
+        14,
+        256,
+        210,
+        slab_encoder("Q6_K", 256, 210, _encode_blocks),
+        slab_decoder("Q6_K", 256, 210, _decode_blocks),
+        Packing(256, Plane(4, 0, 64), Plane(2, 128, 32), scales=Scales(192, 16), delta=Scales(208, 2), group=16),
+        _spread,
+    )
 )
 """256 values in 210 bytes; about 1.8 % relative RMS error on normal weights."""

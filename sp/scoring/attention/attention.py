@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,8 +12,8 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
 from sp.models import Cache, LayerAttention, Model, ModelConfig, read_by_layer
-from sp.models.cache.pages import Stored
-from sp.ops.attention.kv_pages import kv_gather, unpacked_pages
+from sp.ops.attention.kv_pages import unpacked_pages
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Edges, Pooling
 from sp.ops.attention.unrotate import unrotate
 from sp.quant import F16, F32
@@ -26,7 +26,7 @@ LayerSet = Literal["middle", "last_half", "every_second"]
 MOST_QUESTION_TOKENS = 64
 """Of a longer question only the last tokens are queries, for the memory of their weights."""
 
-Take = Callable[[int, Floats, Stored], None]
+Take = Callable[[int, Floats, PagedKV], None]
 """Sees each scored layer: (layer, queries (n, heads, head_dim), keys of all tokens), both as they are scored."""
 
 
@@ -138,11 +138,11 @@ class AttentionScorer(ReadingScorer):
         if self.rotary == "post":
             return q
         turned: Floats = q.copy() if is_device(q) else q
-        return unrotate(turned, model.place(positions), model.config.rope_base, model.config.rope_dim)
+        return unrotate(turned, model.place(positions), model.config.rope)
 
-    def keys(self, at: Stored, positions: Ints, model: Model) -> Stored:
+    def keys(self, at: PagedKV, positions: Ints, model: Model) -> PagedKV:
         """Keys of the first ``len(positions)`` tokens as they are scored."""
-        at = at._replace(tokens=len(positions))
+        at = replace(at, tokens=len(positions))
         return at if self.rotary == "post" else _unrotated(at, positions, model)
 
 
@@ -158,13 +158,13 @@ def question_start(request: ScoreRequest) -> int:
     return int(request.question.argmax())
 
 
-def _unrotated(at: Stored, positions: Ints, model: Model) -> Stored:
-    """The same keys without rotary embedding, as pages in order."""
-    base, rope_dim = model.config.rope_base, model.config.rope_dim
+def _unrotated(at: PagedKV, positions: Ints, model: Model) -> PagedKV:
+    """The same keys without rotary embedding, in pages of their own, and in place of the values, which none reads."""
     if is_device(at.k):
         pages = unpacked_pages(at.k, at.table, at.tokens, at.fmt)
-        blocks, _, kv_heads, d = pages.shape
-        unrotate(pages.reshape(-1, kv_heads, d)[: at.tokens], model.place(positions), base, rope_dim)
-        return Stored(pages.view(np.uint8), at.v, model.place(np.arange(blocks), np.int32), at.tokens, F16)
-    keys = unrotate(kv_gather(at.k, at.table, at.tokens, at.fmt), positions, base, rope_dim)
-    return Stored(np.ascontiguousarray(keys).view(np.uint8)[None], at.v, np.zeros(1, np.int64), at.tokens, F32)
+        unrotate(pages.reshape(-1, *pages.shape[2:])[: at.tokens], model.place(positions), model.config.rope)
+        bits, table = pages.view(np.uint8), model.place(np.arange(len(pages)), np.int32)
+        return replace(at, k=bits, v=bits, table=table, fmt=F16)
+    keys = unrotate(at.keys(), positions, model.config.rope)
+    bits = np.ascontiguousarray(keys).view(np.uint8)[None]
+    return replace(at, k=bits, v=bits, table=np.zeros(1, np.int64), fmt=F32)

@@ -7,8 +7,8 @@ from typing import Literal
 
 from sp.arrays import Floats
 from sp.errors import ConfigError
-from sp.models.cache.pages import Stored
 from sp.ops.attention.attention_rows import attention_rows
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Edges
 from sp.scoring.attention.attention import LayerSet
 from sp.scoring.attention.reweighted import ReweightedScorer
@@ -40,9 +40,9 @@ class GemFilterScorer(ReweightedScorer):
         if self.queries != 1:
             raise ConfigError(f"scorer gemfilter asks from the last token alone; queries must be 1, not {self.queries}")
 
-    def weights(self, q: Floats, keys: Stored) -> Floats:
+    def weights(self, q: Floats, keys: PagedKV) -> Floats:
         """Logits (heads, 1, tokens)."""
-        return attention_rows(q, keys.k, keys.table, keys.tokens, keys.fmt, logits=True)
+        return attention_rows(q, keys, logits=True)
 
     def reweighted(self, weights: Floats, layer: int) -> Floats:
         """As they are."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import is_device
-from sp.models.cache.pages import Stored
 from sp.ops.attention.importance import Folded, fold_weights, importance
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import STEPS, Reduction, average_pool
 
 __all__ = ["STEPS", "Fold", "Reduction", "average_pool"]
@@ -42,12 +42,9 @@ class Fold:
         """Fold in one layer's weights (heads, queries, tokens)."""
         self._take(fold_weights(probs, self.reduction, self.running, by_head=self.by_head), len(probs))
 
-    def add_layer(self, q: Floats, keys: Stored, *, causal: bool) -> None:
+    def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
         """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
-        found = importance(
-            q, keys.k, keys.table, keys.tokens, keys.fmt, self.reduction, self.running,
-            causal=causal, by_head=self.by_head,
-        )  # fmt: skip
+        found = importance(q, keys, self.reduction, self.running, causal=causal, by_head=self.by_head)
         self._take(found, q.shape[1])
 
     def _take(self, found: Folded, heads: int) -> None:

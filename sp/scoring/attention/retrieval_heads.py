@@ -8,9 +8,9 @@ from typing import Literal
 
 from sp.arrays import Floats
 from sp.errors import ConfigError
-from sp.models.cache.pages import Stored
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_rows import attention_rows
+from sp.ops.attention.paged_kv import PagedKV
 from sp.scoring.attention.attention import AttentionScorer, importance_of
 from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
 from sp.scoring.attention.reduction import Fold
@@ -51,9 +51,9 @@ class RetrievalHeadsScorer(AttentionScorer):
             raise ConfigError(f"no retrieval head is in a layer that counts; they are in {sorted(chosen)}")
         fold = Fold(self.reduction(), request.by_head)
 
-        def take(layer: int, q: Floats, keys: Stored) -> None:
+        def take(layer: int, q: Floats, keys: PagedKV) -> None:
             if layer in chosen:
-                weights = attention_rows(q, keys.k, keys.table, keys.tokens, keys.fmt)
+                weights = attention_rows(q, keys)
                 weights *= array_module(weights).asarray(chosen[layer])[:, None, None]
                 fold.add(weights)
 

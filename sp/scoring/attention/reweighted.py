@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from sp.arrays import Floats
-from sp.models.cache.pages import Stored
 from sp.ops.attention.attention_rows import attention_rows
+from sp.ops.attention.paged_kv import PagedKV
 from sp.scoring.attention.attention import AttentionScorer, importance_of
 from sp.scoring.attention.reduction import Fold
 from sp.scoring.base import Importance, ScoreRequest
@@ -21,14 +21,14 @@ class ReweightedScorer(AttentionScorer):
         """Run the drafter once over the prompt and reduce what `reweighted` makes of the tail's weights."""
         fold = Fold(self.reduction(), request.by_head)
 
-        def take(layer: int, q: Floats, keys: Stored) -> None:
+        def take(layer: int, q: Floats, keys: PagedKV) -> None:
             fold.add(self.reweighted(self.weights(q, keys), layer))
 
         return importance_of(fold, self.read(request, take))
 
-    def weights(self, q: Floats, keys: Stored) -> Floats:
+    def weights(self, q: Floats, keys: PagedKV) -> Floats:
         """What `reweighted` is given: softmax weights (heads, queries, tokens)."""
-        return attention_rows(q, keys.k, keys.table, keys.tokens, keys.fmt)
+        return attention_rows(q, keys)
 
     @abstractmethod
     def reweighted(self, weights: Floats, layer: int) -> Floats:

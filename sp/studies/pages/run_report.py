@@ -65,6 +65,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "target_density": mean_density(result.answer.densities),
         "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
+        "repacked": result.answer.trace.facts.get("repacked", []),
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
     }
@@ -203,6 +204,8 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
     console.print(why(result))
     console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
+    for line in report["repacked"]:
+        console.print(f"[b]Re-packed[/b]  {escape(line)}")
     for line in memory_lines(report["residency"]):
         console.print(line)
     for name, path in report["files"].items():

@@ -33,8 +33,10 @@ def _short(tokens: int) -> str:
 
 
 VIEWS: dict[str, View] = {
-    "matmul": View(lambda c: str(c["type"]), lambda c: _short(c["m"]), joined=True),
-    "attention": View(lambda c: f"head dim {c['head_dim']}", lambda c: f"{_short(c['rows'])} of {_short(c['tokens'])}"),
+    "project": View(lambda c: str(c["type"]), lambda c: _short(c["m"]), joined=True),
+    "paged_attention": View(
+        lambda c: f"head dim {c['head_dim']}", lambda c: f"{_short(c['rows'])} of {_short(c['tokens'])}"
+    ),
     "delta": View(lambda c: "Gated DeltaNet", lambda c: _short(c["tokens"]), joined=True),
     "flashprefill": View(lambda c: str(c["stage"]), lambda c: f"{c['selector']}, d {c['head_dim']}"),
     "importance": View(lambda c: f"head dim {c['head_dim']}", lambda c: _short(c["tokens"])),
@@ -42,8 +44,8 @@ VIEWS: dict[str, View] = {
     "memory": View(lambda c: "copy", lambda c: f"{c['copy'] >> 20} MiB"),
 }
 WORDS = {
-    "matmul": "matrix products, by rows of x",
-    "attention": "attention, queries of keys",
+    "project": "matrix products, by rows of x",
+    "paged_attention": "attention, queries of keys",
     "delta": "recurrent mixer, by tokens",
     "flashprefill": "one layer of sparse prefill, by stage",
     "importance": "importance, by keys",
@@ -53,10 +55,7 @@ WORDS = {
 
 
 def draw_families(found: Sequence[Point], folder: Path) -> list[Path]:
-    """Write ``roofline-<family>.png`` for every family that has a `View` and was recorded.
-
-    Points of sizes that only some records have (a mode, a steady run) belong to a study of their own and are left out.
-    """
+    """Write ``roofline-<family>.png`` for every family that has a `View` and was recorded."""
     limits, pictures = roof(found), []
     for family, view in VIEWS.items():
         mine = [point for point in found if point.family == family and _fits(view, point)]
@@ -90,9 +89,7 @@ def family_figure(mine: Sequence[Point], family: str, limits: tuple[float, float
 
 
 def _fits(view: View, point: Point) -> bool:
-    """Whether a record has the keys of its family's cases, and no others that tell it apart from them."""
-    if {"mode", "weights", "steady", "part", "asked_density"} & set(point.config):
-        return False
+    """Whether a record has the keys of its family's cases."""
     try:
         return bool(view.series(point.config) and view.label(point.config))
     except KeyError:

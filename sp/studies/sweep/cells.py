@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from sp.decode import DECODERS, Greedy
+from sp.evals.run import COLUMNS
 from sp.evals.statistics import paired_difference, wilson
+from sp.pipeline import RunOptions
+from sp.scoring import SCORERS, Scorer
+from sp.scoring.base import ModelFreeScorer
 from sp.studies.sweep.store import Row
 
 FULL = "full prefill"
-CONTROLS = ("random", "uniform", "recency", "head_tail", "lexical", "bm25", "oracle")
-"""Scorers that read no model, in the order they are shown, after everything else."""
 DEFAULTS = {
-    "positions": "original",
-    "mapping": "byte_span",
-    "kv": "f16",
-    "rotate": False,
-    "state_gaps": "compact",
-    "decode": "greedy",
-    "seed": 0,
+    field.name: DECODERS.name_of(Greedy()) if field.name == "decode" else field.default
+    for field in fields(RunOptions)
+    if field.name in (*COLUMNS, "decode") and field.name != "keep_ratio"
 }
 """Options that are part of a strategy's name where they differ."""
 
@@ -163,7 +162,8 @@ def strategy_order(name: str) -> tuple[int, int, str]:
     scorer = name.partition(" ")[0]
     if name.startswith(FULL):
         return 0, 0, name
-    return (2, CONTROLS.index(scorer), name) if scorer in CONTROLS else (1, 0, name)
+    kind = SCORERS.class_of(scorer) if scorer in SCORERS else Scorer  # one from outside may not be imported
+    return (2, kind.place, name) if issubclass(kind, ModelFreeScorer) else (1, 0, name)
 
 
 def is_control(name: str) -> bool:

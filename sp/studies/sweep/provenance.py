@@ -12,7 +12,7 @@ from typing import Any
 
 from sp.gguf import GGUFFile, chat_template
 from sp.kernels.device import cache_folder
-from sp.models import ModelConfig
+from sp.models import ModelConfig, read_config
 from sp.pipeline import embedded
 from sp.studies.sweep.pairs import Pair
 from sp.trace import write_atomic
@@ -60,7 +60,7 @@ def pair_facts(pair: Pair) -> PairFacts:
         models["draft"] = {"file": draft.name, "sha256": files_sha256([draft]), "template_sha256": None}
     for role, path in paths.items():
         with GGUFFile.open(path) as file:
-            configs[role] = ModelConfig.from_gguf(file)
+            configs[role] = read_config(file)
             template = chat_template(file)
             models[role] = {
                 "file": file.path.name,

@@ -14,7 +14,6 @@ Record = Mapping[str, Any]
 TableParts = tuple[str, list[str], list[list[str]], int]
 """Title, heads, cells, and how many columns are text."""
 
-BEGIN, END = "<!-- decoding: made by `sp report`, not by hand -->", "<!-- end of decoding -->"
 NOTHING = "No decoding with a draft is recorded yet; `sp bench decode --record results` makes such records."
 SETTING = ("context", "kv", "path")
 """Of a configuration: what decoding costs and gives depends on it, so that different ones do not compare."""
@@ -136,7 +135,7 @@ def _rounds(records: Sequence[Record]) -> TableParts:
     for record in sorted(records, key=lambda r: int(r["config"]["nodes"])):
         m, config = record["metrics"], record["config"]
         times = [f"{m[name]:.3f}" for name in ("decode_ms", "draft_ms", "keep_ms", "propose_ms")]
-        line = [config["shape"], str(config["nodes"]), f"{m['ms']:.3f}", f"{m['ratio_to_decode']:.2f}x", *times]
+        line = [config["pass"], str(config["nodes"]), f"{m['ms']:.3f}", f"{m['ratio_to_decode']:.2f}x", *times]
         cells.append([*line, str(len(record["samples"]))])
     return f"Parts of a round, medians. {_pair(records[0])}", heads, cells, 1
 

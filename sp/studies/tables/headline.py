@@ -7,33 +7,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sp.errors import ConfigError
+from sp.bench.llama_cpp import best_peer
 from sp.kernels.machine import machine_slug
-from sp.pipeline.break_even import BreakEven, measured_break_evens
+from sp.pipeline.measured import BreakEven, measured_break_evens
 from sp.pipeline.sizes import parse_bytes
 from sp.studies.sweep.cells import is_control
 
 Record = Mapping[str, Any]
 KEEP = 0.05
 SHORTEST = 32768
-BEGIN, END = "<!-- headline: made by `sp report`, not by hand -->", "<!-- end of headline -->"
 NOTHING = "No times to first token are recorded yet; `sp bench ttft --record results` makes them."
 GIB = float(1 << 30)
-
-PEER_CARD, PEER_TARGET = "NVIDIA H200", "qwen3.6-27b-q4_k_m"
-LLAMA_CPP = {32768: 32768 / 2330, 131072: 67.5}
-"""Seconds of llama.cpp's full prefill in another run: llama-bench of llama-cpp-python 0.3.36, `-fa 1`, f16 KV."""
-LUCEBOX = {131072: 7.7}
-"""Lucebox's PFlash, an estimate: 5.00 s measured for its drafter in another run, kept tokens at llama.cpp's rate."""
 
 
 def headline(records: Iterable[Record]) -> str:
     """Markdown of the newest `ttft` records of every machine and target, for prompts of 32K tokens and more.
 
-    Rows are full prefills (ours, llama.cpp's), the compressed prefill at keep ratio 0.05 within every memory limit,
-    and controls. Rows of other engines that have no record are quoted, marked as measured in another run, or said
-    not to be measured. Below stand the break-evens by records of all lengths, and what `sp serve` added on the same
-    machine by `serve_load` records.
+    Rows are full prefills (ours, and llama.cpp's at its best recorded setting), the compressed prefill at keep ratio
+    0.05 with every density and within every memory limit, its first request beside the others, and controls. Below
+    stand the break-evens by records of all lengths, and what `sp serve` added on the same machine by `serve_load`
+    records.
 
     Examples
     --------
@@ -42,92 +35,71 @@ def headline(records: Iterable[Record]) -> str:
     """
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     served: dict[str, dict[str, Record]] = defaultdict(dict)
+    peers: dict[str, dict[str, Record]] = defaultdict(dict)
     for record in records:
         key = json.dumps(record.get("config"), sort_keys=True)
         if record.get("bench") == "ttft":
             groups[machine_slug(record), record["config"]["target"]][key] = record
         elif record.get("bench") == "serve_load":
             served[machine_slug(record)][key] = record
+        elif record.get("bench") == "prefill":
+            peers[machine_slug(record)][key] = record
     parts = []
-    for (machine, _), group in sorted(groups.items()):
+    for (machine, target), group in sorted(groups.items()):
         long = [r for r in group.values() if r["config"]["prompt_tokens"] >= SHORTEST]
-        if table := _table(long):
+        if table := _table(long, [r for r in peers[machine].values() if _is_of(r, target)]):
             parts += [table, _break_evens(list(group.values())), _server(list(served[machine].values()))]
     return "\n\n".join(part for part in parts if part) or NOTHING
 
 
-def insert_headline(text: str, table: str) -> str:
-    """`text` with `table` between the two marks; errors as of `insert_between`."""
-    return insert_between(text, BEGIN, END, table)
+def _is_of(record: Record, target: str) -> bool:
+    """Whether a `prefill` record is of a target: of its file, or of random weights in its shape and type."""
+    config = record["config"]
+    return target in (config["model"], f"{config['shape']}-{config['type']}.synthetic")
 
 
-def insert_between(text: str, first: str, last: str, table: str) -> str:
-    """`text` with `table` between two lines of it.
-
-    Raises
-    ------
-    ConfigError
-        The lines are not there, once each and in order.
-
-    Examples
-    --------
-    >>> insert_between("a [ old ] z", "[", "]", "new")
-    'a [\\nnew\\n] z'
-    """
-    head, begin, rest = text.partition(first)
-    _, end, tail = rest.partition(last)
-    if not begin or not end or first in rest or last in tail or last in head:
-        raise ConfigError(f"the page lacks the two lines {first} and {last}, once each; put them where the table goes")
-    return f"{head}{first}\n{table}\n{last}{tail}"
-
-
-def _table(records: Sequence[Record]) -> str:
+def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
     """One machine and target; empty when nothing of ours was timed."""
-    mine = [r for r in records if r["config"].get("engine") is None]
-    shown = [r for r in mine if r["config"]["keep_ratio"] in (KEEP, 1.0) and r["metrics"].get("ttft_s")]
-    peers = {r["config"]["prompt_tokens"]: r for r in records if r["config"].get("engine") == "llama.cpp"}
+    shown = [r for r in records if r["config"]["keep_ratio"] in (KEEP, 1.0) and r["metrics"].get("ttft_s")]
     if not shown:
         return ""
     lines = [
-        "| prompt tokens | what | memory limit | first token after (s) | against llama.cpp | against our full prefill "
-        "| peak memory (GiB) |",
-        "|---:|---|---|---:|---:|---:|---:|",
+        "| prompt tokens | what | memory limit | first token after (s) | first request (s) | against llama.cpp "
+        "| against our full prefill | peak memory (GiB) |",
+        "|---:|---|---|---:|---:|---:|---:|---:|",
     ]
     for tokens in sorted({r["config"]["prompt_tokens"] for r in shown}):
-        llama, note = _llama_cpp(tokens, peers.get(tokens), shown[0])
-        rows = [(f"llama.cpp, full prefill ({note})", "", llama, None)]
-        if _same_as_peers(shown[0]) and tokens in LUCEBOX:
-            rows.append(("Lucebox PFlash, keep 0.05 (estimate)", "", LUCEBOX[tokens], None))
-        here = sorted((r for r in shown if r["config"]["prompt_tokens"] == tokens), key=_order)
-        for r in here:
-            limit = r["config"]["vram"] or "none"
-            rows.append((_what(r["config"]), limit, r["metrics"]["ttft_s"], r["metrics"].get("peak_bytes")))
+        peer, here = best_peer(peers, tokens), sorted((r for r in shown if _tokens(r) == tokens), key=_order)
         full = next((r["metrics"]["full_ttft_s"] for r in here if r["metrics"].get("full_ttft_s")), None)
-        for what, limit, seconds, peak in rows:
+        llama = tokens / peer["metrics"]["tok_s"] if peer else None
+        rows = [] if peer is None else [(_setting(peer["config"]), "", llama, None, None)]
+        for r in here:
+            limit, metrics = r["config"]["vram"] or "none", r["metrics"]
+            first, peak = metrics.get("first_ttft_s"), metrics.get("peak_bytes")
+            rows.append((_what(r["config"]), limit, metrics["ttft_s"], first, peak))
+        for what, limit, seconds, first, peak in rows:
             gains = [f"{other / seconds:.1f}x" if other and seconds else "" for other in (llama, full)]
-            cells = [f"{tokens:,}", what, limit, _seconds(seconds), *gains, f"{peak / GIB:.1f}" if peak else ""]
-            lines.append(f"| {' | '.join(cells)} |")
+            cells = [f"{tokens:,}", what, limit, _seconds(seconds), _seconds(first), *gains]
+            lines.append(f"| {' | '.join([*cells, f'{peak / GIB:.1f}' if peak else ''])} |")
     return "\n".join([*lines, "", _notes(shown)])
 
 
-def _llama_cpp(tokens: int, peer: Record | None, record: Record) -> tuple[float | None, str]:
-    """Seconds of llama.cpp's full prefill, and where they come from."""
-    if peer is not None:
-        return peer["metrics"]["ttft_s"], f"build {peer['config']['build']}, measured here"
-    if _same_as_peers(record) and tokens in LLAMA_CPP:
-        return LLAMA_CPP[tokens], "measured in another run"
-    return None, "not measured here"
+def _tokens(record: Record) -> int:
+    return int(record["config"]["prompt_tokens"])
 
 
-def _same_as_peers(record: Record) -> bool:
-    return record.get("gpu") == PEER_CARD and record["config"]["target"].startswith(PEER_TARGET)
+def _setting(config: Mapping[str, Any]) -> str:
+    """llama.cpp's row, by the setting at which it was fastest."""
+    batches = "" if config["batch"] is None else f", `-b {config['batch']} -ub {config['ubatch']}`"
+    return f"llama.cpp, full prefill (build {config['build']}{batches})"
 
 
-def _order(record: Record) -> tuple[bool, bool, str, float]:
-    """Full prefill, then the drafter's rows with no limit and with ever smaller ones, then controls."""
+def _order(record: Record) -> tuple[bool, bool, str, float, float]:
+    """Full prefill, then the drafter's rows by density, with no limit and with ever smaller ones, then controls."""
     config = record["config"]
     limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
-    return config["keep_ratio"] < 1, is_control(str(config["scorer"])), str(config["scorer"]), limit
+    scorer, density = str(config["scorer"]), float(config["density"] or 0)
+    return config["keep_ratio"] < 1, is_control(scorer), scorer, density, limit
 
 
 def _what(config: Mapping[str, Any]) -> str:
@@ -135,8 +107,12 @@ def _what(config: Mapping[str, Any]) -> str:
         return "`sp`, full prefill"
     if is_control(config["scorer"]):
         return f"`sp`, keep {config['keep_ratio']:g}, control `{config['scorer']}`"
-    how = next((f", {name} {config[name]:g}" for name in ("density", "alpha") if config[name] is not None), "")
-    return f"`sp`, keep {config['keep_ratio']:g}, `{config['scorer']}`{how}"
+    return f"`sp`, keep {config['keep_ratio']:g}, `{config['scorer']}`{_attending(config)}"
+
+
+def _attending(config: Mapping[str, Any]) -> str:
+    """How sparsely the drafter was to read, after a comma."""
+    return next((f", {name} {config[name]:g}" for name in ("density", "alpha") if config[name] is not None), "")
 
 
 def _seconds(value: float | None) -> str:
@@ -147,25 +123,56 @@ def _notes(records: Sequence[Record]) -> str:
     """What the figures are of."""
     first = records[0]
     drafters = sorted({r["config"]["drafter"] for r in records if r["config"]["drafter"]})
-    densities = [r["metrics"]["density"] for r in records if r["metrics"].get("density") is not None]
     runs = sorted(len(r["samples"]) for r in records if r["config"]["keep_ratio"] < 1)
     full = sorted(len(r["samples"]) for r in records if r["config"]["keep_ratio"] == 1)
     caches = sorted({r["config"]["kv"] for r in records})
+    counted = f"samples of a compressed row: {_range(runs)}, of a full prefill: {_range(full)}"
     said = [
         f"{first.get('gpu') or first['cpu']}, target {first['config']['target']}, "
         f"drafter {', '.join(drafters) or 'none'}, KV {', '.join(caches)}.",
-        f"Medians; samples of a compressed row: {_range(runs)}, of a full prefill: {_range(full)}, in one process.",
+        f"Medians; {counted}{_processes(records)}.",
+        "The first request of a row is not among them: it may compile, and within a limit it makes room.",
     ]
-    if densities:
+    for metrics in (r["metrics"] for r in records if r["metrics"].get("cold_ttft_s")):
+        compiled = metrics["cold_compiled"]
+        kernels = f"with {compiled} kernels to compile" if compiled else "with no kernel to compile"
+        said.append(f"The first of a process, {kernels}, took {metrics['cold_ttft_s']:.2f} s.")
+    return " ".join([*said, *_densities(records)])
+
+
+def _densities(records: Sequence[Record]) -> list[str]:
+    """What the drafter read, by what it was asked to read."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        if record["metrics"].get("density") is not None:
+            found[_attending(record["config"])].append(record["metrics"]["density"])
+    said = []
+    for how, densities in sorted(found.items()):
         spread = dict.fromkeys(f"{100 * value:.1f}" for value in (min(densities), max(densities)))
         more = ", the more the shorter the prompt" if len(spread) > 1 else ""
-        said.append(f"The drafter read {' to '.join(spread)} % of its attention blocks{more}.")
-    return " ".join(said)
+        said.append(f"{' to '.join(spread)} % of its attention blocks{how and ' at' + how[1:]}{more}")
+    return [f"The drafter read {'; '.join(said)}."] if said else []
+
+
+def _processes(records: Sequence[Record]) -> str:
+    """In how many processes they were measured; nothing where some do not tell."""
+    found = {r["metrics"].get("process") for r in records}
+    if None in found:
+        return ""
+    return ", in one process" if len(found) == 1 else f", in {len(found)} processes"
 
 
 def _break_evens(records: Sequence[Record]) -> str:
-    """From which length on compression paid, by keep ratio, without a limit of memory; empty where nobody looked."""
-    found = [even for even in measured_break_evens(records) if even.vram is None and not is_control(_scorer(even))]
+    """From which length on compression paid, by keep ratio, without a limit of memory; empty where nobody looked.
+
+    Of several ways to draft, the one that most lengths were measured with.
+    """
+    widest: dict[tuple[float, str], BreakEven] = {}
+    for even in measured_break_evens(records):
+        if even.vram is None and not is_control(_scorer(even)):
+            key = even.keep_ratio, _scorer(even)
+            widest[key] = max(widest.get(key, even), even, key=lambda one: one.longest / one.shortest)
+    found = list(widest.values())
     said = [f"keep {even.keep_ratio:g} ({_scorer(even)}) {even.describe()}" for even in found]
     return f"Compression: {'; '.join(said)}." if said else ""
 

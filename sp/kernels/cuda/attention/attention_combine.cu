@@ -9,7 +9,7 @@
 // Launch: n * heads blocks of WARPS warps, a block a row; a warp sums every WARPS-th split, and then what all found of 64 values,
 //   always in the same order. tokens_at, tokens, window as for attention_split. 16-byte aligned arrays. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256; ROTATE; FINISH.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "head_row.cuh"
 #include "input_tiles.cuh"
 #include "softmax.cuh"

@@ -18,7 +18,7 @@
 // Dao et al., "Flash-Decoding for long-context inference", 2023.
 #include "decode_merge.cuh"
 #include "decode_queries.cuh"
-#include "early.cuh"
+#include "pdl.cuh"
 
 extern __shared__ __align__(16) u8 shared[];
 

@@ -20,7 +20,7 @@
 // pair has exchanged its probabilities, half the dims of the outputs. K and V tiles of 64 keys come through one ring K V K V ...
 // by cp.async; Q4_0 tiles come packed and are unpacked once into a tile all warps read.
 // Dao et al., "Flash-Decoding for long-context inference", 2023; Miao et al., "SpecInfer", 2024.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "softmax.cuh"
 #include "split_queries.cuh"
 #include "split_range.cuh"

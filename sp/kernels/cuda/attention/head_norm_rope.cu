@@ -5,14 +5,19 @@
 //   attention_heads  the same for q, where there is one (heads is 0 else); k likewise, then rotated over its largest power
 //                    of two and stored in its page; v rotated over blocks of 64 and stored: everything between the
 //                    projections and attention in one launch
-//   norm: x / sqrt(mean(x^2) + eps) * weight; rope: NeoX pairs (j, j + half) turned by positions[t] * base^(-j / half)
+//   norm: x / sqrt(mean(x^2) + eps) * weight; rope: pairs of values turned by positions[t] * turns[j]
 //
 // Layouts: x, q (tokens, heads, stride) bf16 with stride >= d (a gate may follow), k, v (tokens, kv_heads, d) bf16,
 //   y (tokens, heads, d) f16, turns i64 (half,) as in head_row.cuh, pages and table as in kv_pages.cu.
 // Launch: 4 warps a block, a warp a (token, head) row. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; for attention_heads Q4 (pages hold Q4_0, not f16) and ROTATE.
-#include "early.cuh"
+// Defines: HEAD_DIM 64, 128, 256; INTERLEAVED, see head_row.cuh; NORM 0 where no norm comes before rope (weights are null);
+//   for attention_heads Q4 (pages hold Q4_0, not f16) and ROTATE.
+#include "pdl.cuh"
 #include "head_row.cuh"
+
+#ifndef NORM
+#define NORM 1
+#endif
 
 constexpr int WARPS = 4;
 
@@ -24,7 +29,7 @@ head_norm_rope(const u16* x, const f32* weight, const i64* positions, const i64*
     const i64 row = i64(blockIdx.x) * WARPS + warp;
     if (row >= rows) return;
     HeadRow r = load_bf16(x + row * stride, lane);
-    norm(r, weight, eps, lane);
+    if (NORM) norm(r, weight, eps, lane);
     rope(r, positions[row / heads], turns, half, scratch[warp], lane);
     store_f16(y + row * HEAD_DIM, r, lane);
 }
@@ -45,7 +50,7 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
     int head = int(row % all);
     if (head < heads) {
         HeadRow r = load_bf16(q + (token * heads + head) * stride, lane);
-        norm(r, q_weight, eps, lane);
+        if (NORM) norm(r, q_weight, eps, lane);
         rope(r, positions[token], turns, half, scratch[warp], lane);
         store_f16(q_out + (token * heads + head) * HEAD_DIM, r, lane);
         return;
@@ -56,7 +61,7 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
     if (!key) head -= kv_heads;
     HeadRow r = load_bf16((key ? k : v) + (token * kv_heads + head) * HEAD_DIM, lane);
     if (key) {
-        norm(r, k_weight, eps, lane);
+        if (NORM) norm(r, k_weight, eps, lane);
         rope(r, positions[token], turns, half, scratch[warp], lane);
         // What a caller that keeps k apart would store: its f16 values.
 #pragma unroll

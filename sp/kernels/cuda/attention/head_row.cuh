@@ -6,6 +6,10 @@
 #pragma once
 #include "mma.cuh"
 
+#ifndef INTERLEAVED
+#define INTERLEAVED 0  // which values rotary embedding turns together: (j, j + half), or with 1 (2 j, 2 j + 1)
+#endif
+
 constexpr int E = HEAD_DIM / 32;
 constexpr int PAGE_TOKENS = 128;
 
@@ -76,12 +80,13 @@ SP_DEVICE void rope(HeadRow& r, i64 position, const i64* turns, int half, f32* s
     for (int i = 0; i < E; i++) scratch[lane * E + i] = r.x[i];
     __syncwarp();
     for (int j = int(lane); j < half; j += 32) {
+        const int first = INTERLEAVED ? 2 * j : j, second = INTERLEAVED ? 2 * j + 1 : j + half;
         const i32 fraction = i32(u64(position) * u64(turns[j]) >> 32);
         f32 sine, cosine;
         sincospif(f32(fraction) * 0x1p-31f, &sine, &cosine);
-        const f32 a = scratch[j], b = scratch[j + half];
-        scratch[j] = a * cosine - b * sine;
-        scratch[j + half] = a * sine + b * cosine;
+        const f32 a = scratch[first], b = scratch[second];
+        scratch[first] = a * cosine - b * sine;
+        scratch[second] = a * sine + b * cosine;
     }
     __syncwarp();
 #pragma unroll

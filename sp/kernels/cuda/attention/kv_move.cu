@@ -7,7 +7,7 @@
 //   i32 (1,).
 // Launch: (ceil(words / 128), layers, 2) blocks of 128 threads, a thread one word of every token. What a later token still has
 //   to be read from is not written before: path[i] >= i, and a batch is read whole before any of it is written. sm_80 and newer.
-#include "early.cuh"
+#include "pdl.cuh"
 
 constexpr int PAGE_TOKENS = 128, TOGETHER = 8;
 

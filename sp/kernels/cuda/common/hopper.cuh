@@ -66,10 +66,6 @@ SP_DEVICE void named_barrier(u32 index, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
 }
 
-SP_DEVICE void named_barrier_arrive(u32 index, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(index), "r"(threads) : "memory");
-}
-
 // ---- bulk copies of contiguous bytes: both addresses 16-byte aligned, `bytes` a multiple of 16
 
 SP_DEVICE void bulk_load(void* target, const void* source, u32 bytes, u64* barrier) {
@@ -191,13 +187,7 @@ SP_DEVICE void tensor_load_multicast(void* target, const TensorMap* map, u64* ba
         : "memory");
 }
 
-// ---- stmatrix: as ldmatrix_x4, the other way
-
-SP_DEVICE void stmatrix_x4(u32 address, const u32 (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
-                 "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
+// ---- stmatrix: as ldmatrix_x4, the other way, transposed
 
 SP_DEVICE void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]),

@@ -11,7 +11,7 @@
 // ceil(ceil(tokens / RUN) * heads / (256 / team)) blocks of 256; neighbouring teams take neighbouring heads. Rows of all
 // arrays 16-byte aligned. sm_80+. Bound by memory: one pass over the input; f16 rather than bf16 for what the chunk
 // kernels multiply, because its 11 bits keep the delta rule's cancellations (Yang et al. 2024).
-#include "gates.cuh"
+#include "activations.cuh"
 #include "mma.cuh"
 
 #define TEAM (HEAD_DIM / 4)

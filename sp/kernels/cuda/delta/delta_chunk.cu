@@ -17,7 +17,7 @@
 // f32, blocks of 16 by substitution, then merged with products of 22-bit operands: entries of T are at most 1, so one
 // rounding to f16 at the end is harmless, while powers of A are not (repeated keys). Missing tokens count as k = b = g = 0. 16-byte aligned rows.
 // sm_80+. Yang et al. 2024, sections on the chunked WY form.
-#include "gates.cuh"
+#include "activations.cuh"
 #include "mma.cuh"
 
 #define CHUNK 64

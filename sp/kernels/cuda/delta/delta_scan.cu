@@ -15,7 +15,7 @@
 // float32 throughout; only its copies inside products are f16. WIDE 1 double-buffers Q and P as well, WIDE 0 loads
 // them inside the chunk, for cards with 99 KiB. 16-byte aligned rows. sm_80+. Yang et al. 2024; keeping a state column
 // in a warp's registers follows the recurrent kernels of llama.cpp.
-#include "gates.cuh"
+#include "activations.cuh"
 #include "mma.cuh"
 
 #define CHUNK 64

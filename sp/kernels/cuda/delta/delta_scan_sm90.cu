@@ -15,7 +15,7 @@
 // chunks ahead; missing tokens arrive as zeros. Only copies of S inside products are f16. 128-byte swizzle. sm_90a.
 // A whole head a block (two warpgroups) was slower.
 // Yang et al. 2024 (chunked form); Shah et al. 2024, FlashAttention-3 (accumulators repacked as A).
-#include "gates.cuh"
+#include "activations.cuh"
 #include "wgmma_f16.cuh"
 
 #define CHUNK 64

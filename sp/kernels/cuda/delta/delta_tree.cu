@@ -28,7 +28,7 @@
 #define E (HEAD_DIM / 32)  // channels of a lane
 #define OWN (E / PARTS)    // columns of a lane
 
-#include "early.cuh"
+#include "pdl.cuh"
 #include "input_tiles.cuh"
 #include "tree_inputs.cuh"
 #include "tree_pair.cuh"
@@ -173,7 +173,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int i = 0; i < OWN; ++i) {
                 const u32 gate = gates[turn][i / 2];
-                factors[turn][i] = weight[i] * silu_fast(i % 2 ? high_bf16(gate) : low_bf16(gate));
+                factors[turn][i] = weight[i] * silu_rcp(i % 2 ? high_bf16(gate) : low_bf16(gate));
             }
             load_words<OWN>(reinterpret_cast<u32*>(o[turn]), rows + (NODES + t) * LINE + OWN * lane);
 #pragma unroll

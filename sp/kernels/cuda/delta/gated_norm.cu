@@ -3,7 +3,7 @@
 // o f16, z bf16, y bf16, all (items, HEAD_DIM) with items = rows * value_heads; weight f32 (HEAD_DIM), shared by heads.
 // A team of HEAD_DIM / 8 threads takes one item, 8 values a thread; 1-D grid of ceil(items / (256 / team)) blocks of
 // 256. 16-byte aligned rows. sm_80+. Bound by memory.
-#include "gates.cuh"
+#include "activations.cuh"
 #include "mma.cuh"
 
 #define TEAM (HEAD_DIM / 8)

@@ -1,7 +1,7 @@
 // What delta_tree.cu makes of the inputs of nodes before any product: the convolution along the ancestors, unit q and k;
 // and the gates. Defines as for tree_products.cuh.
 #pragma once
-#include "gates.cuh"
+#include "activations.cuh"
 #include "tree_products.cuh"
 
 #define SHARERS 4  // warps that share the nodes of q, of k or of v
@@ -29,13 +29,6 @@ struct Channels {
     f32* values;   // the columns from `skipped` on that the block has
     i32 skipped;
 };
-
-SP_DEVICE f32 silu_fast(f32 x) {
-    f32 e, r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
-    return x * r;
-}
 
 // By one of SHARERS warps, which takes every SHARERS-th node from `first` on; they meet at `barrier`. Of nodes past the
 // last it makes something finite.
@@ -99,7 +92,7 @@ SP_DEVICE void mix(const Channels& c, const u64* seen, i32 first, i32 barrier, i
                     mixed[n][i + 1] += weight[tap][i + 1] * high_bf16(words[tap][i / 2]);
                 }
 #pragma unroll
-            for (int i = 0; i < E; ++i) mixed[n][i] = silu_fast(mixed[n][i]), squares[n] += mixed[n][i] * mixed[n][i];
+            for (int i = 0; i < E; ++i) mixed[n][i] = silu_rcp(mixed[n][i]), squares[n] += mixed[n][i] * mixed[n][i];
         }
         if (c.parts) {
 #pragma unroll

@@ -7,7 +7,7 @@
 //   path i32 (rows or more,), the first *kept of them below nodes; kept i32 (1,); y_positions i64 (rows,).
 //   hidden, width and column are multiples of 8.
 // Launch: grid (ceil(hidden or width / 8 / 128), rows), 128 threads, 8 values each. sm_80 and newer. Bound by memory.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "mma.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

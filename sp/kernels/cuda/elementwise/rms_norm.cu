@@ -4,7 +4,7 @@
 // COLS % 4 == 0, up to 8192.
 // Grid (rows), min(256, COLS / 4 up to a whole warp) threads; a row stays in registers between its two uses.
 // 16-byte aligned rows. sm_80+. Bound by memory. Zhang and Sennrich 2019.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "mma.cuh"
 
 #define VECTORS (COLS / 4)

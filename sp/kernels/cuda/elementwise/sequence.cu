@@ -6,7 +6,7 @@
 // Layouts: counts i32 (layers, 2) of tokens before and after the last append; more i32 (1,) or null for 0; chosen,
 //   current i32 (1,); position i64 (1,); history i32 (capacity,); step i32 (1,), below capacity.
 // Launch: advance_counts a thread a layer, next_step one thread. sm_80 and newer.
-#include "early.cuh"
+#include "pdl.cuh"
 
 extern "C" __global__ void advance_counts(i32* counts, i32 layers, i32 tokens, const i32* more) {
     let_next_start();

@@ -2,7 +2,7 @@
 //
 // gate, up, y bf16, `steps` runs of 8 values. 1-D grid of ceil(steps / 256) blocks of 256, one run a thread.
 // 16-byte aligned. sm_80+. Bound by memory. Shazeer 2020.
-#include "gates.cuh"
+#include "activations.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
     swiglu(const u16* __restrict__ gate, const u16* __restrict__ up, u16* __restrict__ y, i64 steps) {

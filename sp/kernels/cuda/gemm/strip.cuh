@@ -13,16 +13,7 @@
 #include "mma.cuh"
 
 template <int F>
-struct Stage {
-    static constexpr bool super = F == Q4_K || F == Q5_K || F == Q6_K;
-    static constexpr int tiles = super ? 4 : 1;
-    static constexpr int low = tiles * Fragment<F>::low_bytes / 4;
-    static constexpr int high = tiles * Fragment<F>::high_bytes / 4;
-    static constexpr int scales = super ? 256 : Fragment<F>::plain ? 0 : 64;
-    static constexpr int deltas = F == Q6_K ? 32 : 0;
-    static constexpr int high_at = low, scales_at = low + high, delta_at = low + high + scales;
-    static constexpr int bytes = low + high + scales + deltas;
-};
+using Stage = Slot<F, STAGE_ROWS>;
 
 // The planes of one weight, as plane_offsets of sp/ops/matmul/fragment_order.py lays them out.
 struct Planes {
@@ -36,9 +27,9 @@ SP_DEVICE Planes planes_of(const u8* data, i64 row_tiles, i64 k_tiles) {
     using S = Stage<F>;
     Planes p;
     p.low = data;
-    p.high = p.low + aligned_up(row_tiles * k_tiles * Fragment<F>::low_bytes);
-    p.scales = p.high + aligned_up(row_tiles * k_tiles * Fragment<F>::high_bytes);
-    p.deltas = p.scales + aligned_up(row_tiles * (k_tiles / S::tiles) * S::scales * 4);
+    p.high = p.low + aligned_up(row_tiles * k_tiles * Packing<F>::low_bytes);
+    p.scales = p.high + aligned_up(row_tiles * k_tiles * Packing<F>::high_bytes);
+    p.deltas = p.scales + aligned_up(row_tiles * (k_tiles / S::tiles) * Packing<F>::scales_bytes);
     return p;
 }
 
@@ -48,19 +39,19 @@ SP_DEVICE Planes strip_of(Planes p, int strip, int k_tiles, int lane) {
     using S = Stage<F>;
     const i64 row_tile = strip / 4;
     const int quarter = strip % 4;
-    p.low += row_tile * k_tiles * Fragment<F>::low_bytes + quarter * 512 + lane * 16;
+    p.low += row_tile * k_tiles * Packing<F>::low_bytes + quarter * 512 + lane * 16;
     if constexpr (S::high > 0) {
         constexpr int per_tile = S::high / S::tiles / 16;  // 16-byte pieces a tile
-        p.high += row_tile * k_tiles * Fragment<F>::high_bytes;
-        p.high += lane / per_tile * Fragment<F>::high_bytes + quarter * per_tile * 16 + lane % per_tile * 16;
+        p.high += row_tile * k_tiles * Packing<F>::high_bytes;
+        p.high += lane / per_tile * Packing<F>::high_bytes + quarter * per_tile * 16 + lane % per_tile * 16;
     }
     if constexpr (S::super) {
         const i64 first = row_tile * (k_tiles / S::tiles) * TILE_ROWS;
         p.scales += first * 16 + quarter * 256 + lane * 16;
-        if constexpr (F == Q6_K)
+        if constexpr (S::deltas > 0)
             if (lane >= 16) p.scales = p.deltas + first * 2 + quarter * 32 + (lane - 16) * 16;
     } else if constexpr (S::scales > 0) {
-        p.scales += row_tile * k_tiles * 256 + lane / 2 * 128 + quarter * 32 + lane % 2 * 16;
+        p.scales += row_tile * k_tiles * Packing<F>::scales_bytes + lane / 2 * 128 + quarter * 32 + lane % 2 * 16;
     }
     return p;
 }
@@ -69,20 +60,20 @@ SP_DEVICE Planes strip_of(Planes p, int strip, int k_tiles, int lane) {
 template <int F>
 SP_DEVICE void fetch_stage(u32 slot, const Planes& p, i32 index, int lane) {
     using S = Stage<F>;
-    const u8* low = p.low + i64(index) * (S::tiles * Fragment<F>::low_bytes);
+    const u8* low = p.low + i64(index) * (S::tiles * Packing<F>::low_bytes);
 #pragma unroll
     for (int i = 0; i < S::low / 512; ++i) cp_async_16(slot + i * 512 + lane * 16, low + i * 2048);
     if constexpr (S::high > 0) {
-        const u8* high = p.high + i64(index) * (S::tiles * Fragment<F>::high_bytes);
+        const u8* high = p.high + i64(index) * (S::tiles * Packing<F>::high_bytes);
         constexpr int pieces = S::high / 512, tiles_a_piece = S::tiles / pieces;
 #pragma unroll
         for (int i = 0; i < pieces; ++i)
-            cp_async_16(slot + S::high_at + i * 512 + lane * 16, high + i * tiles_a_piece * Fragment<F>::high_bytes);
+            cp_async_16(slot + S::high_at + i * 512 + lane * 16, high + i * tiles_a_piece * Packing<F>::high_bytes);
     }
     if constexpr (S::scales > 0) {
-        const bool delta = F == Q6_K && lane >= 16;
-        const u8* scales = p.scales + i64(index) * (delta ? 128 : S::super ? 1024 : 256);
-        if (lane < (F == Q6_K ? 18 : S::scales / 16)) cp_async_16(slot + S::scales_at + lane * 16, scales);
+        const bool delta = S::deltas > 0 && lane >= 16;
+        const u8* scales = p.scales + i64(index) * (delta ? Packing<F>::deltas_bytes : Packing<F>::scales_bytes);
+        if (lane < (S::scales + S::deltas) / 16) cp_async_16(slot + S::scales_at + lane * 16, scales);
     }
 }
 
@@ -157,14 +148,14 @@ SP_DEVICE Scales load_scales(const u8* slot, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = lane / 4 + 8 * r;
-        if constexpr (F == Q4_K || F == Q5_K) {
+        if constexpr (Packing<F>::minima) {
             const uint4 h = reinterpret_cast<const uint4*>(slot + S::scales_at)[row];
             v.d[r] = low_f16(h.x), v.dmin[r] = high_f16(h.x);
             v.codes[r][0] = h.y & 0x3f3f3f3fu, v.codes[r][1] = (h.w & 0x0f0f0f0fu) | ((h.y >> 2) & 0x30303030u);
             v.minima[r] = lane % 4 < 2 ? h.z & 0x3f3f3f3fu : ((h.w >> 4) & 0x0f0f0f0fu) | ((h.z >> 2) & 0x30303030u);
-        } else if constexpr (F == Q6_K) {
+        } else if constexpr (S::super) {
             const uint4 h = reinterpret_cast<const uint4*>(slot + S::scales_at)[row];
-            v.d[r] = f32_from_f16(reinterpret_cast<const u16*>(slot + S::delta_at)[row]);
+            v.d[r] = f32_from_f16(reinterpret_cast<const u16*>(slot + S::deltas_at)[row]);
 #pragma unroll
             for (int i = 0; i < 4; ++i) v.codes[r][i] = word_of(h, i) ^ 0x80808080u;
         }
@@ -175,9 +166,9 @@ SP_DEVICE Scales load_scales(const u8* slot, int lane) {
 // Factors of group p (and for Q6_K its half s) of tile t of a stage, for rows g and g + 8.
 template <int F>
 SP_DEVICE f32 group_scale(const Scales& v, const u8* slot, int r, int t, int p, int s, int lane) {
-    if constexpr (F == Q4_K || F == Q5_K)
+    if constexpr (Packing<F>::minima)
         return fmaf(small_float(v.codes[r][t / 2], t % 2 * 2 + p), v.d[r], -128 * v.d[r]);
-    else if constexpr (F == Q6_K)
+    else if constexpr (Packing<F>::super)
         return fmaf(large_float(v.codes[r][t], 2 * p + s), v.d[r], -32896 * v.d[r]);
     else
         return f32_from_f16(reinterpret_cast<const u16*>(slot + Stage<F>::scales_at)[p * 16 + lane / 4 + 8 * r]);
@@ -193,19 +184,15 @@ SP_DEVICE void multiply_stage(f32 (&acc)[N][4], const u8* slot, const Inputs& in
     for (int t = 0; t < S::tiles; ++t) {
         Quants<F> q;
 #pragma unroll
-        for (int p = 0; p < Fragment<F>::low_parts; ++p)
-            q.low[p] = reinterpret_cast<const uint4*>(slot + (t * Fragment<F>::low_parts + p) * 512)[lane];
-        if constexpr (F == Q6_K) {
-            const uint2 h = reinterpret_cast<const uint2*>(slot + S::high_at + t * 256)[lane];
-            q.high[0] = h.x, q.high[1] = h.y;
-        }
-        if constexpr (F == Q5_K) q.high[0] = reinterpret_cast<const u32*>(slot + S::high_at + t * 128)[lane];
+        for (int p = 0; p < Packing<F>::low_parts; ++p)
+            q.low[p] = reinterpret_cast<const uint4*>(slot + (t * Packing<F>::low_parts + p) * 512)[lane];
+        load_high<F>(q, slot + S::high_at + t * (S::high / S::tiles), lane);
 #pragma unroll
         for (int p = 0; p < 2; ++p) {  // groups of 32 inputs: steps 2 p and 2 p + 1
             u32 a[2][4];
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
-                if constexpr (Fragment<F>::plain) {
+                if constexpr (Packing<F>::plain) {
                     a_fragment<F>(a[s], q, 2 * p + s, 0, 0);
                 } else {
 #pragma unroll
@@ -220,10 +207,10 @@ SP_DEVICE void multiply_stage(f32 (&acc)[N][4], const u8* slot, const Inputs& in
 #pragma unroll
             for (int nt = 0; nt < N; ++nt) {
                 const uint4 b = input_pair<T>(x + (2 * t + p) * 64 + nt * 8 * P, in.held);
-                if constexpr (Fragment<F>::plain) {
+                if constexpr (Packing<F>::plain) {
                     multiply_add(acc[nt], a[0], b.x, b.y);
                     multiply_add(acc[nt], a[1], b.z, b.w);
-                } else if constexpr (F == Q6_K) {
+                } else if constexpr (Packing<F>::group == 16) {
                     f32 first[4] = {}, second[4] = {};
                     multiply_add(first, a[0], b.x, b.y);
                     multiply_add(second, a[1], b.z, b.w);
@@ -243,7 +230,7 @@ SP_DEVICE void multiply_stage(f32 (&acc)[N][4], const u8* slot, const Inputs& in
             }
         }
     }
-    if constexpr (F == Q4_K || F == Q5_K) {
+    if constexpr (Packing<F>::minima) {
         u32 minima[4], codes[4];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -263,7 +250,7 @@ SP_DEVICE void multiply_stage(f32 (&acc)[N][4], const u8* slot, const Inputs& in
                 acc[nt][i] = fmaf(-128 * scales.d[i / 2], excess[i], acc[nt][i]);
             }
         }
-    } else if constexpr (F == Q6_K) {
+    } else if constexpr (S::super) {
         u32 codes[4];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -277,7 +264,7 @@ SP_DEVICE void multiply_stage(f32 (&acc)[N][4], const u8* slot, const Inputs& in
             multiply_add(excess, codes, load_u32(sums), load_u32(sums + 16));
             multiply_add(excess, codes, load_u32(sums + 32), load_u32(sums + 48));
 #pragma unroll
-            for (int i = 0; i < 4; ++i) acc[nt][i] = fmaf(-160 * scales.d[i / 2], excess[i], acc[nt][i]);
+            for (int i = 0; i < 4; ++i) acc[nt][i] = fmaf((-128 - Packing<F>::middle) * scales.d[i / 2], excess[i], acc[nt][i]);
         }
     }
 }

@@ -10,10 +10,10 @@ extern "C" __global__ void __launch_bounds__(256)
     expand_scales(const u8* scales, const u8* deltas, u32* words, i64 count, i32 k_tiles) {
     const i64 i = i64(blockIdx.x) * 256 + threadIdx.x;
     if (i >= count) return;
-    if constexpr (RawBlock<FORMAT>::super) {
+    if constexpr (Packing<FORMAT>::super) {
         const int row = i % TILE_ROWS, group = i / TILE_ROWS % 2;
         const i64 tile = i / TILE_SCALE_WORDS, place = (tile / 4) * TILE_ROWS + row;  // k_tiles is a multiple of 4
-        const u16 delta = FORMAT == Q6_K ? load_u16(deltas + 2 * place) : u16(0);
+        const u16 delta = Packing<FORMAT>::group == 16 ? load_u16(deltas + 2 * place) : u16(0);
         RowWords<FORMAT> row_words;
         row_words.unpack(reinterpret_cast<const uint4*>(scales)[place], delta);
         const uint2 both = row_words.words(u32(tile % 4));

@@ -5,50 +5,52 @@
 //   planes    quant planes of a tile, each [thread][16, 8 or 4 bytes], except where a tile has several of them: [part][thread][16 bytes]
 //   scales    as words of 2 bf16 for (row, group of 32 k): see `a_fragment`
 //
-// Formats are named by their ggml type ids, as in sp.quant; `Fragment<FORMAT>` serves a kernel built for one format.
+// Formats are named by their ggml type ids, as in sp.quant; `Packing<F>` (packings.cuh, written from the table there) has what
+// is known of one.
 // Source of the unpacking: the "magic number" that ors an integer into the fraction of a float, as in Kim, Henry,
 // Fahim, Hassan Awadalla, "Who Says Elephants Can't Run", 2022, here on bf16, whose fraction holds 7 bits. Arches: 80+
 // (fma.rn.bf16x2).
 #pragma once
 #include "types.cuh"
+#include "packings.cuh"
 
-enum FormatId { F16 = 1, Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
+enum ExpandedScales { TILE_SCALE_WORDS = 2 * TILE_ROWS };  // of a tile: [2 groups of 32 k][64 rows]
 
-enum TileSize {
-    TILE_ROWS = 64,
-    TILE_K = 64,
-    TILE_THREADS = 128,
-    TILE_SCALE_WORDS = 2 * TILE_ROWS  // expanded scales of a tile: [2 groups of 32 k][64 rows]
-};
-
-// Bytes of a 64 x 64 tile in each plane (0: no such plane), and what its scales look like.
-template <int F>
-struct Fragment {
-    static constexpr bool nibbles = F == Q4_K || F == Q5_K || F == Q6_K || F == Q4_0;
-    static constexpr bool affine = F == Q4_K || F == Q5_K;               // x = q * s - m; the others have x = q * s
-    static constexpr bool plain = F == BF16 || F == F16;                 // no scales
-    static constexpr int low_bytes = nibbles ? 2048 : F == Q8_0 ? 4096 : 8192;
-    static constexpr int high_bytes = F == Q6_K ? 1024 : F == Q5_K ? 512 : 0;
-    static constexpr int low_parts = low_bytes / (16 * TILE_THREADS);  // 16-byte words a thread holds of the low plane
+// ROWS rows of a span of a weight as they lie in a slot of a kernel's ring: codes, then scales; places and sizes in bytes.
+template <int F, int ROWS>
+struct Slot {
+    using P = Packing<F>;
+    static constexpr bool super = P::super;
+    static constexpr int tiles = P::tiles;
+    static constexpr int low = tiles * P::low_bytes * ROWS / TILE_ROWS, high = tiles * P::high_bytes * ROWS / TILE_ROWS;
+    static constexpr int scales = P::scales_bytes * ROWS / TILE_ROWS, deltas = P::deltas_bytes * ROWS / TILE_ROWS;
+    static constexpr int high_at = low, scales_at = high_at + high, deltas_at = scales_at + scales;
+    static constexpr int bytes = deltas_at + deltas;
 };
 
 // What a thread holds of a tile.
 template <int F>
 struct Quants {
-    uint4 low[Fragment<F>::low_parts];
-    u32 high[2];  // Q6_K: both, Q5_K: the first
+    uint4 low[Packing<F>::low_parts];
+    u32 high[2];  // of 2 bits: both, of 1 bit: the first
 };
+
+// Loads the word or words of thread t of a tile's high plane (of what threads it has here), if there is one.
+template <int F>
+SP_DEVICE void load_high(Quants<F>& q, const void* high, int t) {
+    if constexpr (Packing<F>::high_bits == 2) {
+        const uint2 h = static_cast<const uint2*>(high)[t];
+        q.high[0] = h.x, q.high[1] = h.y;
+    }
+    if constexpr (Packing<F>::high_bits == 1) q.high[0] = static_cast<const u32*>(high)[t];
+}
 
 // Loads the words of thread t from the tile's place in the planes (global or shared memory, 16-byte aligned).
 template <int F>
 SP_DEVICE void load_quants(Quants<F>& q, const void* low, const void* high, int t) {
 #pragma unroll
-    for (int p = 0; p < Fragment<F>::low_parts; ++p) q.low[p] = static_cast<const uint4*>(low)[p * TILE_THREADS + t];
-    if constexpr (F == Q6_K) {
-        uint2 h = static_cast<const uint2*>(high)[t];
-        q.high[0] = h.x, q.high[1] = h.y;
-    }
-    if constexpr (F == Q5_K) q.high[0] = static_cast<const u32*>(high)[t];
+    for (int p = 0; p < Packing<F>::low_parts; ++p) q.low[p] = static_cast<const uint4*>(low)[p * TILE_THREADS + t];
+    load_high<F>(q, high, t);
 }
 
 SP_DEVICE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
@@ -81,10 +83,11 @@ enum Bf16Pair : u32 {
 // 128 + the raw code of register j in k16-step s, exact in bf16. `s` and `j` as below.
 template <int F>
 SP_DEVICE u32 raised_pair(const Quants<F>& q, int s, int j) {
-    static_assert(Fragment<F>::nibbles, "codes of at most 6 bits");
+    static_assert(Packing<F>::low_bits == 4, "codes of at most 6 bits");
     u32 b = masked_or(word_of(q.low[0], s) >> (4 * j), 0x000F000Fu, BF16_128);
-    if constexpr (F == Q6_K) b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4), 0x00300030u, b);
-    if constexpr (F == Q5_K) b = masked_or(shifted(q.high[0], 4 * s + j - 4), 0x00100010u, b);
+    if constexpr (Packing<F>::high_bits == 2)
+        b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4), 0x00300030u, b);
+    if constexpr (Packing<F>::high_bits == 1) b = masked_or(shifted(q.high[0], 4 * s + j - 4), 0x00100010u, b);
     return b;
 }
 
@@ -92,13 +95,13 @@ SP_DEVICE u32 raised_pair(const Quants<F>& q, int s, int j) {
 // range (8, 16 or 32), the signed byte for Q8_0. `s` and `j` must be compile-time constants after unrolling.
 template <int F>
 SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
-    static_assert(!Fragment<F>::plain, "BF16 and F16 hold no integers");
-    if constexpr (F == Q8_0) {  // byte b = q + 128: 128 + (b & 127), then -128 when its top bit is set, -256 when not
+    static_assert(!Packing<F>::plain, "BF16 and F16 hold no integers");
+    if constexpr (Packing<F>::low_bits == 8) {  // byte b = q + 128: 128 + (b & 127), then -128 when its top bit is set, -256 when not
         u32 word = word_of(q.low[s >> 1], 2 * (s & 1) + (j >> 1));
         u32 b = __byte_perm(word, 0, j & 1 ? 0x4342 : 0x4140);
         return fma_bf16x2(masked_or(b, 0x007F007Fu, BF16_128), BF16_ONE, (b & 0x00800080u) ^ 0xC380C380u);
     } else {
-        constexpr u32 raised_middle = F == Q6_K ? 0xC320C320u : F == Q5_K ? 0xC310C310u : 0xC308C308u;  // -160, -144, -136
+        constexpr u32 raised_middle = 0xC300C300u + Packing<F>::middle * 0x00010001u;  // -128 - middle, twice
         return fma_bf16x2(raised_pair<F>(q, s, j), BF16_ONE, raised_middle);
     }
 }
@@ -107,8 +110,8 @@ SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
 // s / 2.
 template <int F>
 SP_DEVICE u32 scaled_pair(u32 integers, int s, u32 word) {
-    u32 scale = F == Q6_K && (s & 1) ? high_half_twice(word) : low_half_twice(word);
-    u32 shift = Fragment<F>::affine ? high_half_twice(word) : u32(BF16_MINUS_ZERO);
+    u32 scale = Packing<F>::group == 16 && (s & 1) ? high_half_twice(word) : low_half_twice(word);
+    u32 shift = Packing<F>::minima ? high_half_twice(word) : u32(BF16_MINUS_ZERO);
     return fma_bf16x2(integers, scale, shift);
 }
 

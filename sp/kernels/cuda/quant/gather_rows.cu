@@ -4,19 +4,19 @@
 //   An id outside the table gives a row of NaN: the device cannot raise, and this shows.
 //
 // The table is 16-byte aligned. Defines: FORMAT (0 is F32). Arches: 80+.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "raw_blocks.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     gather_rows(const i32* ids, const u8* table, f32* y, i32 rows, i32 width) {
-    using Raw = RawBlock<FORMAT>;
+    using Raw = Packing<FORMAT>;
     let_next_start();
     wait_for_earlier();
     const i32 id = ids[blockIdx.x];
-    const u8* row = table + i64(id) * (width / Raw::size) * Raw::bytes;
+    const u8* row = table + i64(id) * (width / Raw::block) * Raw::block_bytes;
     for (int k = blockIdx.y * 128 + threadIdx.x; k < width; k += 128 * gridDim.y) {
         f32 value = __uint_as_float(0x7fffffff);
-        if (u32(id) < u32(rows)) value = raw_value<FORMAT>(row + k / Raw::size * Raw::bytes, k % Raw::size);
+        if (u32(id) < u32(rows)) value = raw_value<FORMAT>(row + k / Raw::block * Raw::block_bytes, k % Raw::block);
         y[i64(blockIdx.x) * width + k] = value;
     }
 }

@@ -8,16 +8,18 @@
 // from there. Defines: FORMAT. Arches: 80+.
 #include "raw_blocks.cuh"
 
-using Raw = RawBlock<FORMAT>;
-using Fmt = Fragment<FORMAT>;
+using P = Packing<FORMAT>;
 
-enum Layout { PITCH = Raw::span_bytes + (Raw::span_bytes % 4 ? 2 : 4) };  // rows begin on different banks
+enum Layout {
+    SPAN_BYTES = P::span / P::block * P::block_bytes,
+    PITCH = SPAN_BYTES + (SPAN_BYTES % 4 ? 2 : 4)  // rows begin on different banks
+};
 
 __shared__ __align__(16) u8 staged[TILE_ROWS * PITCH];
 
 // Code at (row, k) of the staged span.
 SP_DEVICE u32 staged_code(int row, int k) {
-    return raw_code<FORMAT>(staged + row * PITCH + k / Raw::size * Raw::bytes, k % Raw::size);
+    return raw_code<FORMAT>(staged + row * PITCH + k / P::block * P::block_bytes, k % P::block);
 }
 
 SP_DEVICE void store_tile(u8* low, u8* high, int tile) {
@@ -29,11 +31,11 @@ SP_DEVICE void store_tile(u8* low, u8* high, int tile) {
         for (int i = 0; i < 8; ++i) {
             const int j = i / 2, e = i % 2;
             u32 code = staged_code(16 * warp + g + 8 * (j % 2), 64 * tile + 16 * s + 2 * c + 8 * (j / 2) + e);
-            if constexpr (Fmt::nibbles) {
+            if constexpr (P::low_bits == 4) {
                 word[s] |= (code & 15) << (4 * j + 16 * e);
-                if constexpr (FORMAT == Q6_K) top[s / 2] |= (code >> 4) << (2 * (4 * (s % 2) + j) + 16 * e);
-                if constexpr (FORMAT == Q5_K) top[0] |= (code >> 4) << (4 * s + j + 16 * e);
-            } else if constexpr (FORMAT == Q8_0) {
+                if constexpr (P::high_bits == 2) top[s / 2] |= (code >> 4) << (2 * (4 * (s % 2) + j) + 16 * e);
+                if constexpr (P::high_bits == 1) top[0] |= (code >> 4) << (4 * s + j + 16 * e);
+            } else if constexpr (P::low_bits == 8) {
                 word[4 * (s / 2) + 2 * (s % 2) + j / 2] |= code << (8 * (2 * (j % 2) + e));
             } else {
                 word[4 * s + j] |= code << (16 * e);
@@ -41,22 +43,22 @@ SP_DEVICE void store_tile(u8* low, u8* high, int tile) {
         }
     }
 #pragma unroll
-    for (int p = 0; p < Fmt::low_parts; ++p)
+    for (int p = 0; p < P::low_parts; ++p)
         reinterpret_cast<uint4*>(low)[p * TILE_THREADS + t] =
             make_uint4(word[4 * p], word[4 * p + 1], word[4 * p + 2], word[4 * p + 3]);
-    if constexpr (FORMAT == Q6_K) reinterpret_cast<uint2*>(high)[t] = make_uint2(top[0], top[1]);
-    if constexpr (FORMAT == Q5_K) reinterpret_cast<u32*>(high)[t] = top[0];
+    if constexpr (P::high_bits == 2) reinterpret_cast<uint2*>(high)[t] = make_uint2(top[0], top[1]);
+    if constexpr (P::high_bits == 1) reinterpret_cast<u32*>(high)[t] = top[0];
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     pack_rows(const u8* rows, u8* low, u8* high, u8* scales, u8* deltas, i32 first_tile, i32 count, i32 k_tiles) {
     const int t = threadIdx.x, span = blockIdx.x, spans = gridDim.x;
     const i64 row_tile = first_tile + i32(blockIdx.y);
-    const i64 row_bytes = i64(spans) * Raw::span_bytes;
+    const i64 row_bytes = i64(spans) * SPAN_BYTES;
     const int here = min(count - i32(blockIdx.y) * TILE_ROWS, TILE_ROWS);
-    const u8* source = rows + i64(blockIdx.y) * TILE_ROWS * row_bytes + i64(span) * Raw::span_bytes;
+    const u8* source = rows + i64(blockIdx.y) * TILE_ROWS * row_bytes + i64(span) * SPAN_BYTES;
 
-    constexpr int units = Raw::span_bytes / 2;  // rows of Q6_K begin at even addresses only
+    constexpr int units = SPAN_BYTES / 2;  // rows of Q6_K begin at even addresses only
 #pragma unroll 8
     for (int i = t; i < TILE_ROWS * units; i += TILE_THREADS) {
         int row = i / units, at = i % units * 2;
@@ -65,21 +67,20 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     }
     __syncthreads();
 
-    constexpr int tiles = Raw::span / TILE_K;
+    constexpr int tiles = P::span / TILE_K;
     const i64 first = row_tile * k_tiles + i64(span) * tiles;
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile)
-        store_tile(low + (first + tile) * Fmt::low_bytes, high + (first + tile) * Fmt::high_bytes, tile);
+        store_tile(low + (first + tile) * P::low_bytes, high + (first + tile) * P::high_bytes, tile);
 
     const i64 place = (row_tile * spans + span) * TILE_ROWS;
-    if constexpr (Raw::super) {
-        constexpr int from = FORMAT == Q6_K ? 192 : 0;
+    if constexpr (P::super) {
         for (int i = t; i < TILE_ROWS * 8; i += TILE_THREADS)
-            reinterpret_cast<u16*>(scales + place * 16)[i] = load_u16(staged + i / 8 * PITCH + from + i % 8 * 2);
-        if constexpr (FORMAT == Q6_K)
-            if (t < TILE_ROWS) reinterpret_cast<u16*>(deltas)[place + t] = load_u16(staged + t * PITCH + 208);
-    } else if constexpr (!Fmt::plain) {
+            reinterpret_cast<u16*>(scales + place * 16)[i] = load_u16(staged + i / 8 * PITCH + P::scale_at + i % 8 * 2);
+        if constexpr (P::delta_bytes > 0)
+            if (t < TILE_ROWS) reinterpret_cast<u16*>(deltas)[place + t] = load_u16(staged + t * PITCH + P::delta_at);
+    } else if constexpr (!P::plain) {
         int group = t / TILE_ROWS, row = t % TILE_ROWS;
-        reinterpret_cast<u16*>(scales)[2 * place + t] = load_u16(staged + row * PITCH + group * Raw::bytes);
+        reinterpret_cast<u16*>(scales)[2 * place + t] = load_u16(staged + row * PITCH + group * P::block_bytes + P::scale_at);
     }
 }

@@ -26,7 +26,7 @@ SP_DEVICE u32 load_word(const void* p) {
 // Where this thread's words of one weight lie in the tile that is loaded next.
 template <int F>
 struct QuantSource {
-    using Format = Fragment<F>;
+    using Format = Packing<F>;
     const u8 *low, *high;
     const u32* scales;
 
@@ -44,11 +44,11 @@ struct QuantSource {
         q.low[part] = load_words4(low + (part * TILE_THREADS + 32 * slice) * 16);
     }
     SP_DEVICE void load_high(Quants<F>& q, int slice) const {
-        if constexpr (F == Q6_K) {
+        if constexpr (Format::high_bits == 2) {
             uint2 h = load_words2(high + 32 * slice * 8);
             q.high[0] = h.x, q.high[1] = h.y;
         }
-        if constexpr (F == Q5_K) q.high[0] = load_word(high + 32 * slice * 4);
+        if constexpr (Format::high_bits == 1) q.high[0] = load_word(high + 32 * slice * 4);
     }
     SP_DEVICE void load_scales(u32 (&words)[2], int slice, int group) const {
         words[0] = load_word(scales + group * TILE_ROWS + 16 * slice);

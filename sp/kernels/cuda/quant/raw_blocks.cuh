@@ -6,38 +6,27 @@
 #pragma once
 #include "fragment.cuh"
 
-enum { F32 = 0 };
-
-template <int F>
-struct RawBlock {
-    static constexpr bool super = F == Q4_K || F == Q5_K || F == Q6_K;
-    static constexpr int size = super ? 256 : F == Q8_0 || F == Q4_0 ? 32 : 1;
-    static constexpr int super_bytes = F == Q4_K ? 144 : F == Q5_K ? 176 : 210;
-    static constexpr int bytes = super ? super_bytes : F == Q8_0 ? 34 : F == Q4_0 ? 18 : F == F32 ? 4 : 2;
-    static constexpr int span = super ? 256 : 64;  // the inputs that a tile's scales are stored for
-    static constexpr int span_bytes = span / size * bytes;
-};
-
 SP_DEVICE u16 load_u16(const u8* p) { return *reinterpret_cast<const u16*>(p); }
 
-// Unsigned code; Q8_0 with 128 added, BF16 and F16 their bits.
+// Unsigned code; Q8_0 with 128 added, BF16 and F16 their bits. Where the bits of a plane lie is told at `Plane` in
+// sp/quant/packing.py; `both`: values that share a run of bytes.
 template <int F>
-SP_DEVICE u32 raw_code(const u8* block, int k) {
-    if constexpr (F == Q4_K || F == Q5_K) {
-        int at = (F == Q4_K ? 16 : 48) + k / 64 * 32 + k % 32;
-        u32 code = block[at] >> (k / 32 % 2 * 4) & 15;
-        if constexpr (F == Q5_K) code |= (block[16 + k % 32] >> (k / 32) & 1) << 4;
-        return code;
-    } else if constexpr (F == Q6_K) {
-        int half = k / 128, quarter = k / 32 % 4;
-        u32 low = block[64 * half + k % 64] >> (quarter / 2 * 4) & 15;
-        return low | (block[128 + 32 * half + k % 32] >> (2 * quarter) & 3) << 4;
-    } else if constexpr (F == Q8_0) {
-        return block[2 + k] ^ 128;
-    } else if constexpr (F == Q4_0) {
-        return block[2 + k % 16] >> (k / 16 * 4) & 15;
-    } else {
+SP_DEVICE u32 raw_code(const u8* block, u32 k) {
+    using P = Packing<F>;
+    if constexpr (P::low_bits == 16) {
         return load_u16(block);
+    } else if constexpr (P::low_bits == 8) {
+        return block[P::low_at + k] ^ P::flip;
+    } else {
+        constexpr int low_both = P::low_run * 8 / P::low_bits;
+        const u8* low = block + (P::low_at + k / low_both * P::low_run + k % P::low_run);
+        u32 code = *low >> (k % low_both / P::low_run * P::low_bits) & ((1 << P::low_bits) - 1);
+        if constexpr (P::high_bits > 0) {
+            constexpr int high_both = P::high_run * 8 / P::high_bits;
+            const u8* high = block + (P::high_at + k / high_both * P::high_run + k % P::high_run);
+            code |= (*high >> (k % high_both / P::high_run * P::high_bits) & ((1 << P::high_bits) - 1)) << P::low_bits;
+        }
+        return code;
     }
 }
 
@@ -56,16 +45,17 @@ SP_DEVICE void affine_scale(const u8* s, int j, u32& scale, u32& minimum) {
 // k counts inside the super-block (K-quants only).
 template <int F>
 SP_DEVICE f32 code_value(u32 code, const u8* header, const u8* delta, int k) {
-    if constexpr (F == Q4_K || F == Q5_K) {
+    using P = Packing<F>;
+    if constexpr (P::super && P::minima) {
         u32 scale, minimum;
         affine_scale(header + 4, k / 32, scale, minimum);
         f32 step = __fmul_rn(f32_from_f16(load_u16(header)), f32(scale));
         return __fsub_rn(__fmul_rn(f32(code), step), __fmul_rn(f32_from_f16(load_u16(header + 2)), f32(minimum)));
-    } else if constexpr (F == Q6_K) {
-        f32 step = __fmul_rn(f32_from_f16(load_u16(delta)), f32(reinterpret_cast<const i8*>(header)[k / 16]));
-        return __fmul_rn(f32(int(code) - 32), step);
-    } else if constexpr (F == Q8_0 || F == Q4_0) {
-        return __fmul_rn(f32(int(code) - (F == Q8_0 ? 128 : 8)), f32_from_f16(load_u16(header)));
+    } else if constexpr (P::super) {
+        f32 step = __fmul_rn(f32_from_f16(load_u16(delta)), f32(reinterpret_cast<const i8*>(header)[k / P::group]));
+        return __fmul_rn(f32(int(code) - P::zero), step);
+    } else if constexpr (!P::plain) {
+        return __fmul_rn(f32(int(code) - P::zero), f32_from_f16(load_u16(header)));
     } else if constexpr (F == F16) {
         return f32_from_f16(u16(code));
     } else {
@@ -78,7 +68,7 @@ SP_DEVICE f32 raw_value(const u8* block, int k) {
     if constexpr (F == F32) {
         return *reinterpret_cast<const f32*>(block);
     } else {
-        const u8* header = F == Q6_K ? block + 192 : block;
-        return code_value<F>(raw_code<F>(block, k), header, block + 208, k);
+        using P = Packing<F>;
+        return code_value<F>(raw_code<F>(block, k), block + P::scale_at, block + P::delta_at, k);
     }
 }

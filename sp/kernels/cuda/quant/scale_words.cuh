@@ -33,7 +33,7 @@ struct RowWords {
 
     SP_DEVICE u32 word(u32 scale, u32 minimum, u32 at) const {
         const f32 low = step * byte_value(scale, at, 0);
-        return pack_bf16(low, (F == Q4_K ? 8 : 16) * low - least * byte_value(minimum, at, 0));
+        return pack_bf16(low, Packing<F>::middle * low - least * byte_value(minimum, at, 0));
     }
 };
 

@@ -23,9 +23,9 @@ SP_DEVICE u32 small_codes(const Quants<F>& q, int s, int j) {
     const int up = j % 2 * 4;
     const u32 word = j < 2 ? word_of(q.low[0], s) : word_of(q.low[0], s) >> 8;
     const u32 b = word & (0x000F000Fu << up);
-    if constexpr (F == Q6_K)
+    if constexpr (Packing<F>::high_bits == 2)
         return masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4 - up), 0x00300030u << up, b);
-    else if constexpr (F == Q5_K)
+    else if constexpr (Packing<F>::high_bits == 1)
         return masked_or(shifted(q.high[0], 4 * s + j - 4 - up), 0x00100010u << up, b);
     else
         return b;
@@ -54,7 +54,7 @@ template <int F>
 SP_DEVICE SmallScale small_scales(u32 codes, int r, int i, u32 upper) {
     const u32 raised = __byte_perm(codes, upper, 0x4040 | i | (i + 1) << 8);  // 1024 + the code
     constexpr u32 ONE = 0x3C003C00u, SIXTEENTH = 0x2C002C00u;
-    if constexpr (F == Q6_K) {
+    if constexpr (Packing<F>::group == 16) {
         const u32 scale = r == 0 ? fma_f16x2(raised, ONE, 0xE480E480u) : fma_f16x2(raised, SIXTEENTH, 0xD480D480u);
         return {scale, mul_f16x2(scale, r == 0 ? 0x80208020u : 0x82008200u)};
     } else {
@@ -67,7 +67,7 @@ template <int F>
 SP_DEVICE SmallScale small_scale(u32 codes, int r, int i, u32 upper) {
     const u32 raised = __byte_perm(codes, upper, 0x4040 | i * 0x0101);  // 1024 + the code
     constexpr u32 ONE = 0x3C003C00u, SIXTEENTH = 0x2C002C00u;
-    if constexpr (F == Q6_K) {  // -32 * 2^-24, and 16 times that
+    if constexpr (Packing<F>::group == 16) {  // -32 * 2^-24, and 16 times that
         const u32 scale = r == 0 ? fma_f16x2(raised, ONE, 0xE480E480u) : fma_f16x2(raised, SIXTEENTH, 0xD480D480u);
         return {scale, mul_f16x2(scale, r == 0 ? 0x80208020u : 0x82008200u)};
     } else {

@@ -7,18 +7,18 @@
 // Planes are 16-byte aligned. Defines: FORMAT, ROUNDED. Arches: 80+.
 #include "raw_blocks.cuh"
 
-using Fmt = Fragment<FORMAT>;
+using P = Packing<FORMAT>;
 
 // Unsigned code e (0: low half) of register j in step s.
 SP_DEVICE u32 fragment_code(const Quants<FORMAT>& q, int s, int j, int e) {
-    if constexpr (Fmt::plain) {
+    if constexpr (P::plain) {
         return word_of(q.low[s], j) >> (16 * e) & 0xffff;
-    } else if constexpr (FORMAT == Q8_0) {
+    } else if constexpr (P::low_bits == 8) {
         return word_of(q.low[s / 2], 2 * (s % 2) + j / 2) >> (8 * (2 * (j % 2) + e)) & 255;
     } else {
         u32 code = word_of(q.low[0], s) >> (4 * j + 16 * e) & 15;
-        if constexpr (FORMAT == Q6_K) code |= (q.high[s / 2] >> (2 * (4 * (s % 2) + j) + 16 * e) & 3) << 4;
-        if constexpr (FORMAT == Q5_K) code |= (q.high[0] >> (4 * s + j + 16 * e) & 1) << 4;
+        if constexpr (P::high_bits == 2) code |= (q.high[s / 2] >> (2 * (4 * (s % 2) + j) + 16 * e) & 3) << 4;
+        if constexpr (P::high_bits == 1) code |= (q.high[0] >> (4 * s + j + 16 * e) & 1) << 4;
         return code;
     }
 }
@@ -29,13 +29,13 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     const int t = threadIdx.x, warp = t / 32, g = t / 4 % 8, c = t % 4;
     const i64 k_tile = blockIdx.x, row_tile = blockIdx.y, tile = row_tile * k_tiles + k_tile;
     Quants<FORMAT> q;
-    load_quants<FORMAT>(q, low + tile * Fmt::low_bytes, high + tile * Fmt::high_bytes, t);
+    load_quants<FORMAT>(q, low + tile * P::low_bytes, high + tile * P::high_bytes, t);
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
         u32 a[4];
         if constexpr (ROUNDED) {
             u32 word0 = 0, word8 = 0;
-            if constexpr (!Fmt::plain) {
+            if constexpr (!P::plain) {
                 const u32* here = words + tile * TILE_SCALE_WORDS + s / 2 * TILE_ROWS + 16 * warp + g;
                 word0 = here[0], word8 = here[8];
             }
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
                 for (int e = 0; e < 2; ++e) {
                     const int k = int(k_tile % 4) * TILE_K + 16 * s + 2 * c + 8 * (j / 2) + e;  // in the super-block
                     const i64 super = row_tile * (k_tiles / 4) + k_tile / 4;
-                    const u8* header = RawBlock<FORMAT>::super ? scales + (super * TILE_ROWS + row) * 16
+                    const u8* header = P::super ? scales + (super * TILE_ROWS + row) * 16
                                                                : scales + ((tile * 2 + s / 2) * TILE_ROWS + row) * 2;
                     const u8* delta = deltas + (super * TILE_ROWS + row) * 2;
                     pair[e] = code_value<FORMAT>(fragment_code(q, s, j, e), header, delta, k);

@@ -19,7 +19,7 @@
 // Every sum is an integer, so the outcome does not depend on the order of additions. No host synchronisation: all may be
 // captured in a CUDA graph. NaN logits lose to numbers. sm_80+.
 // Philox: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011. top-p: Holtzman et al. 2020.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "ranking.cuh"
 
 constexpr i32 AT_ONCE = 4;  // words that a thread of argmax asks for together

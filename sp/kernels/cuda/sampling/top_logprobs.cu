@@ -8,7 +8,7 @@
 // Launch: (slices, rows) blocks of 256 threads, slices = ceil(vocab / SLICE), at most 64; k is 1 to 16. A block holds a slice in
 //   registers and takes the largest out of it k times; the last block of a row does so with what all found. Sums are added in
 //   fixed order. NaN logits lose to numbers. sm_80 and newer.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "ranking.cuh"
 
 constexpr int PER = 64, THREADS = 256, SLICE = PER * THREADS;  // logits of a thread and of a block

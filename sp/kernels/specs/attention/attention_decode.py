@@ -74,5 +74,5 @@ ATTENTION_DECODE = Kernel(
         *(variant(256, False, rows, False, True, roomy=True) for rows in (8, 16)),
     ),
     smem=_shared_bytes,
-    early=True,
+    pdl=True,
 )

@@ -14,7 +14,7 @@ HEAD_NORM_ROPE = Kernel(
     entry="head_norm_rope",
     args=(
         "const u16* x",
-        "const f32* weight",
+        "const f32*? weight",
         "const i64* positions",
         "const i64* turns",
         "f16* y",
@@ -25,7 +25,7 @@ HEAD_NORM_ROPE = Kernel(
         "f32 eps",
     ),
     threads=32 * ROWS_A_BLOCK,
-    variants=({"HEAD_DIM": 256}, {"HEAD_DIM": 128}),
+    variants=({"HEAD_DIM": 256}, {"HEAD_DIM": 128}, {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0}),
 )
 
 ATTENTION_HEADS = Kernel(
@@ -36,7 +36,7 @@ ATTENTION_HEADS = Kernel(
         "const u16* k",
         "const u16* v",
         "const f32*? q_weight",
-        "const f32* k_weight",
+        "const f32*? k_weight",
         "const i64* positions",
         "const i64* turns",
         "f16*? q_out",
@@ -53,8 +53,13 @@ ATTENTION_HEADS = Kernel(
         "f32 eps",
     ),
     threads=32 * ROWS_A_BLOCK,
-    variants=({"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1}, {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0}),
-    early=True,
+    variants=(
+        {"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1},
+        {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0},
+        {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "Q4": 0, "ROTATE": 0},
+        {"HEAD_DIM": 128, "NORM": 0, "Q4": 0, "ROTATE": 0},
+    ),
+    pdl=True,
 )
 
 KV_APPEND = Kernel(
@@ -118,5 +123,5 @@ KV_MOVE = Kernel(
         "i32 words",
     ),
     threads=MOVE_THREADS,
-    early=True,
+    pdl=True,
 )

@@ -68,7 +68,7 @@ ATTENTION_SPLIT = Kernel(
         *(variant(128, packed, 96, packed, True) for packed in (False, True)),
     ),
     smem=_shared_bytes,
-    early=True,
+    pdl=True,
 )
 
 ATTENTION_COMBINE = Kernel(
@@ -92,5 +92,5 @@ ATTENTION_COMBINE = Kernel(
     ),
     threads=32 * COMBINE_WARPS,
     variants=({"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0}),
-    early=True,
+    pdl=True,
 )

@@ -6,18 +6,16 @@ Defines: WIDTH, TOKENS, FORMATS, EPILOGUE, WARPS, STAGES, HEADS, see gemm_few.cu
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
-from sp.kernels.specs.matmul.gemv import ADD, CAPACITY, STAGE_BYTES, STORE, SUPER, SWIGLU, bits, kinds_of, slot_bytes
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemv import CAPACITY, slot_bytes
+from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
+from sp.quant import format_bits, packings_in
 
-__all__ = ["ADD", "CAPACITY", "GEMM_FEW", "HELD", "STAGE_BYTES", "STORE", "SWIGLU", "bits", "piece_bytes", "smem"]
+__all__ = ["CAPACITY", "GEMM_FEW", "HELD", "piece_bytes", "slot_bytes", "smem"]
 
 HELD = (16, 24, 32)
 """Tokens that a variant of the kernel can hold."""
 MOST_STAGES = 6
-
-
-def stage_width(kind: int) -> int:
-    """Inputs of a stage, by ggml type id."""
-    return 256 if kind in SUPER else 64
 
 
 def piece_bytes(tokens: int) -> int:
@@ -28,8 +26,8 @@ def piece_bytes(tokens: int) -> int:
 def fixed_bytes(defines: Defines) -> int:
     """Shared memory without the ring, as laid out in the source."""
     width, tokens = int(defines["WIDTH"]), int(defines["TOKENS"])
-    kinds = kinds_of(int(defines["FORMATS"]))
-    sums = 4 * bool(SUPER & kinds) + 32 * bool({12, 13} & kinds)  # and factors
+    packings = packings_in(int(defines["FORMATS"]))
+    sums = 4 * any(p.super for p in packings) + 32 * any(p.minima for p in packings)  # and factors
     heads = int(defines["WARPS"]) * piece_bytes(tokens) if defines["HEADS"] else 0
     return tokens * (2 * width + 16) + width // 256 * tokens * sums + heads
 
@@ -41,7 +39,7 @@ def smem(defines: Defines) -> int:
 
 
 def variant(
-    width: int, tokens: int, formats: int, epilogue: int, warps: int, heads: bool, capacity: int = CAPACITY
+    width: int, tokens: int, formats: int, epilogue: Epilogue, warps: int, heads: bool, capacity: int = CAPACITY
 ) -> dict[str, int]:
     """Defines with the deepest ring that fits in `capacity`; STAGES < 2 says that nothing fits."""
     defines = {
@@ -67,26 +65,22 @@ GEMM_FEW = Kernel(
         "f32*? heads",
         "f32*? partials",
         "u32*? arrived",
-        *(
-            text
-            for i in range(4)
-            for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
-        ),
+        *WEIGHT_ARGS,
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
-        variant(2560, 16, bits(12), SWIGLU, 12, True),
-        variant(2560, 16, bits(12, 14), STORE, 8, True),
-        variant(1536, 16, bits(12), ADD, 12, True),
-        variant(2560, 16, bits(14), ADD, 8, True),
-        variant(1280, 24, bits(12), SWIGLU, 12, True),
-        variant(1280, 24, bits(12, 14), STORE, 8, True),
-        variant(2560, 24, bits(14), ADD, 8, False),
-        variant(1792, 32, bits(12), SWIGLU, 8, True),
-        variant(512, 16, bits(13), STORE, 4, True, 99 * 1024),
-        variant(512, 16, bits(8, 2, 1), STORE, 8, True, 99 * 1024),
-        variant(256, 32, bits(30), SWIGLU, 4, True, 99 * 1024),
+        variant(2560, 16, format_bits(12), SWIGLU, 12, True),
+        variant(2560, 16, format_bits(12, 14), STORE, 8, True),
+        variant(1536, 16, format_bits(12), ADD, 12, True),
+        variant(2560, 16, format_bits(14), ADD, 8, True),
+        variant(1280, 24, format_bits(12), SWIGLU, 12, True),
+        variant(1280, 24, format_bits(12, 14), STORE, 8, True),
+        variant(2560, 24, format_bits(14), ADD, 8, False),
+        variant(1792, 32, format_bits(12), SWIGLU, 8, True),
+        variant(512, 16, format_bits(13), STORE, 4, True, 99 * 1024),
+        variant(512, 16, format_bits(8, 2, 1), STORE, 8, True, 99 * 1024),
+        variant(256, 32, format_bits(30), SWIGLU, 4, True, 99 * 1024),
     ),
     smem=smem,
-    early=True,
+    pdl=True,
 )

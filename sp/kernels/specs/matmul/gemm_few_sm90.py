@@ -6,16 +6,16 @@ Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source.
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
-from sp.kernels.specs.matmul.gemv import ADD, STORE, SWIGLU, bits, kinds_of
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
+from sp.quant import format_bits, packings_in
 
-__all__ = ["ADD", "CAPACITY", "GEMM_FEW_SM90", "HELD", "STORE", "SWIGLU", "UNIT_BYTES", "bits"]
+__all__ = ["CAPACITY", "GEMM_FEW_SM90", "HELD"]
 
 HELD = (8, 16, 24, 32, 40, 48, 56, 64)
 """Tokens that a variant of the kernel can hold."""
 RESIDENT = 32
 """Of up to so many a block holds its slice of the inputs; of more, stages of them stream by."""
-UNIT_BYTES = {12: 9216, 13: 11264, 14: 13440}
-"""Bytes of 64 rows x 256 inputs, by ggml type id."""
 CAPACITY = 225 * 1024
 """Shared memory of every launch: what a block of an sm_90 card can have, less what one of a norm needs beside it."""
 GROUPS = 3
@@ -24,7 +24,7 @@ GROUPS = 3
 
 def slot_bytes(formats: int) -> int:
     """Bytes of a ring slot."""
-    return max(UNIT_BYTES[kind] for kind in kinds_of(formats))
+    return max(p.unit_bytes for p in packings_in(formats))
 
 
 def streamed(tokens: int) -> bool:
@@ -37,7 +37,7 @@ def chunks(width: int, tokens: int) -> int:
     return width // 256 if streamed(tokens) else width // 512 + 1
 
 
-def strip_tasks(tokens: int, epilogue: int) -> int:
+def strip_tasks(tokens: int, epilogue: Epilogue) -> int:
     """Tasks that adding up 16 rows is cut into."""
     each = 8 if not streamed(tokens) else tokens if epilogue == STORE else 16
     return -(-tokens // each)
@@ -46,7 +46,7 @@ def strip_tasks(tokens: int, epilogue: int) -> int:
 def input_bytes(width: int, tokens: int, formats: int) -> int:
     """Shared memory of `width` inputs, with their means if a format has minima, and their barriers."""
     count = chunks(width, tokens)
-    means = count if kinds_of(formats) & {12, 13} else 0
+    means = count if any(p.minima for p in packings_in(formats)) else 0
     return (width // 64 + means) * tokens * 128 + 8 * count * (2 if streamed(tokens) else 1)
 
 
@@ -61,7 +61,7 @@ def depth(width: int, tokens: int, formats: int, places: int, groups: int = GROU
     return room // (groups * (slot_bytes(formats) + 16))
 
 
-def variant(tokens: int, formats: int, epilogue: int, groups: int = GROUPS) -> dict[str, int]:
+def variant(tokens: int, formats: int, epilogue: Epilogue, groups: int = GROUPS) -> dict[str, int]:
     """Defines of a variant."""
     return {"TOKENS": tokens, "FORMATS": formats, "EPILOGUE": epilogue, "GROUPS": groups}
 
@@ -96,19 +96,15 @@ GEMM_FEW_SM90 = Kernel(
         "const f32*? next_norm",
         "f32*? next_squares",
         "const f32*? before",
-        *(
-            text
-            for i in range(4)
-            for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
-        ),
+        *WEIGHT_ARGS,
     ),
     threads=_threads,
     variants=(
-        *(variant(tokens, bits(*kinds), epilogue) for tokens in HELD for kinds, epilogue in _SHIPPED),
-        variant(16, bits(13), STORE),
-        variant(32, bits(14), SWIGLU),
+        *(variant(tokens, format_bits(*kinds), epilogue) for tokens in HELD for kinds, epilogue in _SHIPPED),
+        variant(16, format_bits(13), STORE),
+        variant(32, format_bits(14), SWIGLU),
     ),
     arches="90a",
     smem=CAPACITY,
-    early=True,
+    pdl=True,
 )

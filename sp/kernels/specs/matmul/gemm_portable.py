@@ -1,13 +1,15 @@
-"""The portable prefill matmul. Defines: FORMAT (ggml type id), MODE of the output, and the shape of its tile."""
+"""The portable prefill matmul. Defines: FORMAT (ggml type id), EPILOGUE, and the shape of its tile."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sp.kernels.launch import Defines, Kernel
+from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
+from sp.quant import Q4_K, kernel_formats
 
-STORED = {"bf16": 0, "f32": 1, "gated": 2}
-FORMATS = (12, 13, 14, 8, 2, 30, 1)
+EPILOGUES = (STORE, STORE_F32, SWIGLU)
+"""Those it is compiled for; ADD is STORE_F32 with its argument `add`."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ THIN = Shape({"SLICES": 2, "COLUMNS": 4, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4
 SHAPES = (TALL, SMALL, THIN)
 
 MOST_PARTS = 16
+"""Of k, in split-K."""
 START, PART, PARTIAL = 3.0, 0.3, 0.01
 """Microseconds to fill and drain a block's pipelines, to add up one part of k at the end, to keep one partial tile."""
 MOST_TILES_IN_PARTS = 1024
@@ -43,7 +46,7 @@ MOST_TILES_IN_PARTS = 1024
 
 def tile(defines: Defines) -> tuple[int, int]:
     """Rows of y and tokens a block computes."""
-    slices = int(defines["SLICES"]) // (2 if defines["MODE"] == STORED["gated"] else 1)
+    slices = int(defines["SLICES"]) // (2 if defines["EPILOGUE"] == SWIGLU else 1)
     return 16 * slices * int(defines["WARPS_M"]), 8 * int(defines["COLUMNS"]) * int(defines["WARPS_N"])
 
 
@@ -68,9 +71,9 @@ def smem(defines: Defines) -> int:
     return int(defines["STAGES"]) * tile(defines)[1] * 128
 
 
-def variant(kind: int, stored: str, shape: Shape) -> Defines:
-    """Defines for a ggml type id, a way to store y and a shape of tiles."""
-    return {"FORMAT": kind, "MODE": STORED[stored], **shape.defines}
+def variant(kind: int, epilogue: Epilogue, shape: Shape) -> Defines:
+    """Defines for a ggml type id, one of EPILOGUES and a shape of tiles."""
+    return {"FORMAT": kind, "EPILOGUE": epilogue, **shape.defines}
 
 
 def cost(shape: Shape, count: int, k_tiles: int, parts: int, processors: int) -> float:
@@ -83,9 +86,10 @@ def cost(shape: Shape, count: int, k_tiles: int, parts: int, processors: int) ->
     return pace * -(-k_tiles // parts) + START * (rounds + (rest > 0)) + joining
 
 
-def shipped(stored: str) -> tuple[Defines, ...]:
+def shipped(epilogue: Epilogue) -> tuple[Defines, ...]:
     """Every format in tall tiles, the commonest in the others too."""
-    return (*(variant(kind, stored, TALL) for kind in FORMATS), *(variant(FORMATS[0], stored, s) for s in SHAPES[1:]))
+    tall = (variant(fmt.ggml_type, epilogue, TALL) for fmt in kernel_formats())
+    return (*tall, *(variant(Q4_K.ggml_type, epilogue, shape) for shape in SHAPES[1:]))
 
 
 WEIGHT = ("const u8* low", "const u8*? high", "const u32*? scales")
@@ -96,7 +100,7 @@ BF16 = Kernel(
     entry="gemm_portable_bf16",
     args=("const u16* x", *WEIGHT, "u16* y", *SIZES),
     threads=threads,
-    variants=shipped("bf16"),
+    variants=shipped(STORE),
     smem=smem,
 )
 
@@ -105,7 +109,7 @@ F32 = Kernel(
     entry="gemm_portable_f32",
     args=("const u16* x", *WEIGHT, "f32* y", *SIZES, "i32 add"),
     threads=threads,
-    variants=shipped("f32"),
+    variants=shipped(STORE_F32),
     smem=smem,
 )
 
@@ -114,6 +118,6 @@ GATED = Kernel(
     entry="gemm_portable_gated",
     args=("const u16* x", *WEIGHT, *(f"{word}2" for word in WEIGHT), "u16* y", *SIZES),
     threads=threads,
-    variants=shipped("gated"),
+    variants=shipped(SWIGLU),
     smem=smem,
 )

@@ -1,33 +1,44 @@
 """The Hopper prefill matmul.
 
-Defines: FORMAT (ggml type id), TOKENS of a tile, MODE of the output, STREAM, STAGES, SLOTS, CLUSTER, GROUP; see the
-source.
+Defines: FORMAT (ggml type id), TOKENS of a tile, EPILOGUE, STREAM, STAGES, SLOTS, CLUSTER, GROUP; see the source.
 """
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, Kernel
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, Epilogue
+from sp.quant import BF16, Q4_K, Q6_K, kernel_formats, packing_of
 
-TILE_BYTES = {1: 8192, 2: 2048, 8: 4096, 12: 2048, 13: 2048 + 512, 14: 2048 + 1024, 30: 8192}
-"""Codes of a 64 x 64 tile by ggml type id."""
-PLAIN = (1, 30)
-PAIRED = (2, 12, 13)
-"""Formats for which pairs of blocks share X tiles: measured faster for Q4_K, slower for Q6_K and BF16 (larger W)."""
-MODES = {"bf16": 0, "f32": 1, "add": 2, "gated": 3}
-WIDE = ("f32", "add")
+MOST_PAIRED = 2560
+"""Bytes of a tile of codes up to which pairs of blocks share X tiles: measured faster for Q4_K, slower for Q6_K and
+BF16 (larger W)."""
+COMMON = (Q4_K, Q6_K, BF16)
+"""Formats that ship with every epilogue."""
+WIDE = (STORE_F32, ADD)
+"""Epilogues whose results are float32."""
 CAPACITY = 227 * 1024
 """Shared memory a block of an sm_90 card can have."""
 
 
 def stage_bytes(defines: Defines) -> int:
     """X and W of one k-step."""
-    kind = int(defines["FORMAT"])
-    return int(defines["TOKENS"]) * 128 + 2 * (TILE_BYTES[kind] + (0 if kind in PLAIN else 512))
+    return int(defines["TOKENS"]) * 128 + 2 * (tile_bytes(int(defines["FORMAT"])) + scale_bytes(int(defines["FORMAT"])))
+
+
+def tile_bytes(kind: int) -> int:
+    """Codes of a 64 x 64 tile, by ggml type id."""
+    packing = packing_of(kind)
+    return packing.low_bytes + packing.high_bytes
+
+
+def scale_bytes(kind: int) -> int:
+    """Expanded scales of a tile."""
+    return 0 if packing_of(kind).plain else 512
 
 
 def staging_bytes(defines: Defines) -> int:
     """Results of both warpgroups on their way out."""
-    return 2 * int(defines["SLOTS"]) * 8192 * (2 if defines["MODE"] in (1, 2) else 1)
+    return 2 * int(defines["SLOTS"]) * 8192 * (2 if defines["EPILOGUE"] in WIDE else 1)
 
 
 def smem(defines: Defines) -> int:
@@ -38,7 +49,7 @@ def smem(defines: Defines) -> int:
 
 def variant(
     kind: int,
-    mode: str,
+    epilogue: Epilogue,
     tokens: int,
     stream: int = 0,
     cluster: int | None = None,
@@ -47,9 +58,9 @@ def variant(
     most: int = 8,
 ) -> dict[str, int]:
     """Defines as they ship, with as many stages as fit, up to `most`; the others as measured on an H200."""
-    slots = slots or (1 if mode in WIDE else 2)
-    cluster = cluster or (2 if tokens == 256 and kind in PAIRED else 1)
-    defines = {"FORMAT": kind, "TOKENS": tokens, "MODE": MODES[mode], "STREAM": stream}
+    slots = slots or (1 if epilogue in WIDE else 2)
+    cluster = cluster or (2 if tokens == 256 and tile_bytes(kind) <= MOST_PAIRED else 1)
+    defines = {"FORMAT": kind, "TOKENS": tokens, "EPILOGUE": epilogue, "STREAM": stream}
     defines |= {"STAGES": 1, "SLOTS": slots, "CLUSTER": cluster, "GROUP": group}
     while defines["STAGES"] < most and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
         defines["STAGES"] += 1
@@ -74,9 +85,9 @@ GEMM_SM90 = Kernel(
     ),
     threads=384,
     variants=tuple(
-        variant(kind, mode, tokens, stream)
-        for kind in TILE_BYTES
-        for mode in (MODES if kind in (12, 14, 30) else ("bf16",))
+        variant(fmt.ggml_type, epilogue, tokens, stream)
+        for fmt in kernel_formats()
+        for epilogue in (Epilogue if fmt in COMMON else (STORE,))
         for tokens, stream in ((256, 0), (256, 1), (128, 1))
     ),
     arches="90a",

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sp.kernels.launch import Defines, Kernel
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
+from sp.quant import format_bits, packings_in
 
-STAGE_BYTES = {12: 2304, 13: 2816, 14: 3360, 8: 1088, 2: 576, 30: 2048, 1: 2048}
-"""Bytes a warp fetches at once, by ggml type id: `Stage` in strip.cuh."""
-SUPER = {12, 13, 14}
-"""Formats with super-blocks of 256 values."""
 CAPACITY = 227 * 1024
 """Shared memory a block can have on sm_90 and sm_100; 163 KiB on sm_80, 99 KiB on sm_86, sm_89 and sm_120."""
 MOST_STAGES = 12
-STORE, ADD, SWIGLU = 0, 1, 2
 
 
 class Layout(NamedTuple):
@@ -21,11 +19,6 @@ class Layout(NamedTuple):
 
     warps: int
     groups: int
-
-
-def kinds_of(formats: int) -> set[int]:
-    """ggml type ids in the bit set FORMATS."""
-    return {kind for kind in STAGE_BYTES if formats >> kind & 1}
 
 
 def warps(defines: Defines) -> int:
@@ -36,13 +29,14 @@ def warps(defines: Defines) -> int:
 def fixed_bytes(defines: Defines) -> int:
     """Shared memory without the ring, as laid out in the source."""
     k, tokens = int(defines["K"]), int(defines["TOKENS"])
-    kinds = kinds_of(int(defines["FORMATS"]))
+    packings = packings_in(int(defines["FORMATS"]))
     super_blocks, many = k // 256, tokens > 1
-    sums = tokens * super_blocks * (32 * bool({12, 13} & kinds) + 64 * (14 in kinds))  # of 32 and of 16 inputs
-    total = tokens * (2 * k + 64 * many) if many or kinds - SUPER else 0
+    sums = 32 * any(p.minima for p in packings) + 64 * any(p.group == 16 for p in packings)  # of 32 and of 16 inputs
+    sums *= tokens * super_blocks
+    total = tokens * (2 * k + 64 * many) if many or not all(p.super for p in packings) else 0
     if many:
         total += sums
-    elif kinds & SUPER:
+    elif any(p.super for p in packings):
         total += super_blocks * 528 + sums + -(-super_blocks // 4) * 16
     buffers = 4 if tokens < 8 else 2  # strips whose sums may be under way
     total += buffers * warps(defines) * tokens * 80 * (2 if defines["EPILOGUE"] == SWIGLU else 1)
@@ -54,7 +48,7 @@ def fixed_bytes(defines: Defines) -> int:
 
 def slot_bytes(formats: int) -> int:
     """Bytes of a ring slot."""
-    return max(STAGE_BYTES[kind] for kind in kinds_of(formats))
+    return max(p.stage_bytes for p in packings_in(formats))
 
 
 def smem(defines: Defines) -> int:
@@ -67,7 +61,7 @@ def variant(
     tokens: int,
     formats: int,
     norm: bool,
-    epilogue: int,
+    epilogue: Epilogue,
     layout: Layout,
     capacity: int = CAPACITY,
     split: int = 1,
@@ -87,11 +81,6 @@ def variant(
     return defines | {"STAGES": min(stages, MOST_STAGES)}
 
 
-def bits(*kinds: int) -> int:
-    """FORMATS of ggml type ids."""
-    return sum({1 << kind for kind in kinds})
-
-
 _WIDE, _MANY, _SMALL = Layout(8, 3), Layout(8, 2), Layout(8, 1)
 
 GEMV = Kernel(
@@ -104,24 +93,20 @@ GEMV = Kernel(
         "f32 eps",
         "i32 tokens",
         "i32 count",
-        *(
-            text
-            for i in range(4)
-            for text in (f"const u8*? data{i}", f"i32 kind{i}", f"i32 rows{i}", f"u16*? y{i}", f"f32*? z{i}")
-        ),
+        *WEIGHT_ARGS,
     ),
     threads=lambda defines: 32 * warps(defines),
     variants=(
-        variant(5120, 1, bits(12, 14), True, STORE, _WIDE),
-        variant(5120, 1, bits(12), True, SWIGLU, _WIDE),
-        variant(17408, 1, bits(14), False, ADD, _WIDE, split=2),
-        variant(6144, 1, bits(12), False, ADD, _WIDE),
-        variant(5120, 1, bits(12), True, STORE, Layout(6, 4)),
-        variant(5120, 8, bits(12), True, SWIGLU, _MANY),
-        variant(1024, 8, bits(30), True, STORE, _SMALL, 99 * 1024),
-        variant(1024, 16, bits(8), True, SWIGLU, _SMALL, 99 * 1024),
-        variant(512, 4, bits(13, 2, 1), False, STORE, _SMALL, 99 * 1024),
+        variant(5120, 1, format_bits(12, 14), True, STORE, _WIDE),
+        variant(5120, 1, format_bits(12), True, SWIGLU, _WIDE),
+        variant(17408, 1, format_bits(14), False, ADD, _WIDE, split=2),
+        variant(6144, 1, format_bits(12), False, ADD, _WIDE),
+        variant(5120, 1, format_bits(12), True, STORE, Layout(6, 4)),
+        variant(5120, 8, format_bits(12), True, SWIGLU, _MANY),
+        variant(1024, 8, format_bits(30), True, STORE, _SMALL, 99 * 1024),
+        variant(1024, 16, format_bits(8), True, SWIGLU, _SMALL, 99 * 1024),
+        variant(512, 4, format_bits(13, 2, 1), False, STORE, _SMALL, 99 * 1024),
     ),
     smem=smem,
-    early=True,
+    pdl=True,
 )

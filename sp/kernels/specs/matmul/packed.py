@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Kernel
+from sp.quant import FORMATS, kernel_formats, packing_of
 
-KINDS = (1, 2, 8, 12, 13, 14, 30)
-"""ggml type ids of every packed format."""
+KINDS = tuple(fmt.ggml_type for fmt in kernel_formats())
+"""ggml type ids of every format that matrix kernels read."""
 
 PACK = Kernel(
     source="pack.cu",
@@ -47,7 +48,7 @@ EXPAND_SCALES = Kernel(
     entry="expand_scales",
     args=("const u8* scales", "const u8*? deltas", "u32* words", "i64 count", "i32 k_tiles"),
     threads=256,
-    variants=tuple({"FORMAT": kind} for kind in KINDS if kind not in (1, 30)),
+    variants=tuple({"FORMAT": kind} for kind in KINDS if not packing_of(kind).plain),
 )
 
 GATHER_ROWS = Kernel(
@@ -55,6 +56,6 @@ GATHER_ROWS = Kernel(
     entry="gather_rows",
     args=("const i32* ids", "const u8* table", "f32* y", "i32 rows", "i32 width"),
     threads=128,
-    variants=tuple({"FORMAT": kind} for kind in (0, *KINDS)),
-    early=True,
+    variants=tuple({"FORMAT": kind} for kind, fmt in FORMATS.items() if fmt.packing),
+    pdl=True,
 )

@@ -1,7 +1,8 @@
 // Rotary embedding undone: x[t, h] = rope(x[t, h], -positions[t]), in place.
 //
-// Layouts: x f16 (tokens, heads, d), positions i64 (tokens,), turns i64 (half,) as in head_row.cuh; pairs (j, j + half).
-// Launch: 4 warps a block, a warp a (token, head) row. 16-byte aligned arrays. sm_80 and newer. Defines: HEAD_DIM.
+// Layouts: x f16 (tokens, heads, d), positions i64 (tokens,), turns i64 (half,) as in head_row.cuh.
+// Launch: 4 warps a block, a warp a (token, head) row. 16-byte aligned arrays. sm_80 and newer.
+// Defines: HEAD_DIM; INTERLEAVED, see head_row.cuh.
 #include "head_row.cuh"
 
 constexpr int WARPS = 4;

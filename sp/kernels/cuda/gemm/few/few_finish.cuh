@@ -1,5 +1,6 @@
 // The end of an item of gemm_few.cu: the slices' sums meet, and results are written.
 #pragma once
+#include "activations.cuh"
 #include "few_walk.cuh"
 
 typedef f32 Sums[2][NT][4];
@@ -47,12 +48,10 @@ SP_DEVICE bool gather_slices(Sums& acc, f32* partials, u32* arrived, int items, 
     return true;
 }
 
-SP_DEVICE f32 silu(f32 v) { return v / (1 + __expf(-v)); }
-
 SP_DEVICE void write(const Weights& weights, const Walk& at, const Sums& acc, int tokens, int lane) {
     const Weight w = pick(weights, at.which);
 #pragma unroll
-    for (int m = 0; m < (EPILOGUE == 2 ? 1 : 2); ++m)
+    for (int m = 0; m < (EPILOGUE == EPILOGUE_SWIGLU ? 1 : 2); ++m)
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
@@ -61,9 +60,9 @@ SP_DEVICE void write(const Weights& weights, const Walk& at, const Sums& acc, in
                 if (token >= tokens || row >= w.rows) continue;
                 const i64 to = i64(token) * w.rows + row;
                 const f32 value = acc[m][nt][i];
-                if (EPILOGUE == 2)
-                    w.y[to] = bf16_from(silu(value) * acc[1][nt][i]);
-                else if (EPILOGUE == 1)
+                if (EPILOGUE == EPILOGUE_SWIGLU)
+                    w.y[to] = bf16_from(silu_rn(value) * acc[1][nt][i]);
+                else if (EPILOGUE == EPILOGUE_ADD)
                     w.z[to] += value;
                 else if (w.z)
                     w.z[to] = value;

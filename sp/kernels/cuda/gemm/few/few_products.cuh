@@ -22,13 +22,9 @@ template <int F>
 SP_DEVICE void load_codes(Quants<F>& q, const u8* slot, int t, int lane) {
     using S = Stage<F>;
 #pragma unroll
-    for (int p = 0; p < Fragment<F>::low_parts; ++p)
-        q.low[p] = reinterpret_cast<const uint4*>(slot + (t * Fragment<F>::low_parts + p) * 512)[lane];
-    if constexpr (F == Q6_K) {
-        const uint2 h = reinterpret_cast<const uint2*>(slot + S::high_at + t * 256)[lane];
-        q.high[0] = h.x, q.high[1] = h.y;
-    }
-    if constexpr (F == Q5_K) q.high[0] = reinterpret_cast<const u32*>(slot + S::high_at + t * 128)[lane];
+    for (int p = 0; p < Packing<F>::low_parts; ++p)
+        q.low[p] = reinterpret_cast<const uint4*>(slot + (t * Packing<F>::low_parts + p) * 512)[lane];
+    load_high<F>(q, slot + S::high_at + t * (S::high / S::tiles), lane);
 }
 
 // acc += W X for one strip's super-block `index` of the slice, whose f16 sums are `sum`.
@@ -37,21 +33,21 @@ SP_DEVICE void add_super(f32 (&acc)[NT][4], const f32 (&sum)[NT][4], const Scale
     const f32* factors = reinterpret_cast<const f32*>(shared + FACTORS_AT) + index * TOKENS + lane % 4 * 2;
     const f32 d[2] = {scales.d[0] * 16777216.0f, scales.d[1] * 16777216.0f};
     u32 minima[4] = {};
-    if constexpr (F != Q6_K)
+    if constexpr (Packing<F>::minima)
 #pragma unroll
         for (int r = 0; r < 2; ++r) minima[r] = minima[r + 2] = small_pair(scales.minima[r], lane & 1);
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) {
         const float2 factor = *reinterpret_cast<const float2*>(factors + nt * 8);
         f32 lowest[4] = {};
-        if constexpr (F != Q6_K) {
+        if constexpr (Packing<F>::minima) {
             const u8* sums = shared + SUMS_AT + (index * TOKENS + nt * 8 + lane / 4) * 32 + lane % 4 * 4;
             multiply_add(lowest, minima, load_u32(sums), load_u32(sums + 16));
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             f32 value = d[i / 2] * sum[nt][i];
-            if constexpr (F != Q6_K) value = fmaf(-scales.dmin[i / 2], lowest[i], value);
+            if constexpr (Packing<F>::minima) value = fmaf(-scales.dmin[i / 2], lowest[i], value);
             acc[nt][i] = fmaf(i % 2 == 0 ? factor.x : factor.y, value, acc[nt][i]);
         }
     }
@@ -79,17 +75,17 @@ SP_DEVICE void multiply_pair(f32 (&acc)[2][NT][4], const u8* slot, u32 x, int in
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
                     if constexpr (S::super) {
-                        const int group = F == Q6_K ? 4 * t + 2 * p + s : 2 * t + p;
+                        const int group = Packing<F>::group == 16 ? 4 * t + 2 * p + s : 2 * t + p;
                         SmallScale by[2];
 #pragma unroll
                         for (int r = 0; r < 2; ++r) by[r] = small_scale<F>(scales[m].codes[r][group / 4], r, group % 4, 0x64646464u);
 #pragma unroll
                         for (int j = 0; j < 4; ++j) {
                             const u32 codes = small_codes<F>(q[m], 2 * p + s, j);
-                            a[m][s][j] = F == Q6_K ? fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias)
+                            a[m][s][j] = Packing<F>::group == 16 ? fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias)
                                                    : mul_f16x2(codes, by[j % 2].scale);
                         }
-                    } else if constexpr (Fragment<F>::plain) {
+                    } else if constexpr (Packing<F>::plain) {
                         a_fragment<F>(a[m][s], q[m], 2 * p + s, 0, 0);
                     } else {
 #pragma unroll
@@ -105,7 +101,7 @@ SP_DEVICE void multiply_pair(f32 (&acc)[2][NT][4], const u8* slot, u32 x, int in
                     if constexpr (S::super) {
                         mma_f16(sums[m][nt], a[m][0], b[0], b[1]);
                         mma_f16(sums[m][nt], a[m][1], b[2], b[3]);
-                    } else if constexpr (Fragment<F>::plain) {
+                    } else if constexpr (Packing<F>::plain) {
                         multiply_add(acc[m][nt], a[m][0], b[0], b[1]);
                         multiply_add(acc[m][nt], a[m][1], b[2], b[3]);
                     } else {

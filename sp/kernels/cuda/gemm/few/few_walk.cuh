@@ -7,29 +7,7 @@
 #pragma once
 #include "few_layout.cuh"
 
-struct Weight {
-    const u8* data;
-    i32 kind, rows;
-    u16* y;
-    f32* z;
-};
-
-struct Weights {
-    Weight list[4];
-};
-
-// What `DO` says for the format `kind`, a number known at run time.
-#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(Q8_0) DO(Q4_0) DO(BF16) DO(F16)
-
-SP_DEVICE Weight pick(const Weights& weights, int which) {
-    Weight w = weights.list[0];
-#pragma unroll
-    for (int i = 1; i < 4; ++i)
-        if (which == i) w = weights.list[i];
-    return w;
-}
-
-SP_DEVICE int items_of(const Weight& w) { return EPILOGUE == 2 ? (w.rows + 15) / 16 : (w.rows + 31) / 32; }
+SP_DEVICE int items_of(const Weight& w) { return EPILOGUE == EPILOGUE_SWIGLU ? (w.rows + 15) / 16 : (w.rows + 31) / 32; }
 
 SP_DEVICE int stage_bytes(int kind) {
     int bytes = 0;
@@ -55,7 +33,7 @@ SP_DEVICE int range_start(const Weights& weights, int count, int stages, int war
         i64 target = all * stages * warp / WARPS;
         int start = 0, end = 0;
 #pragma unroll
-        for (int i = 0; i < (EPILOGUE == 0 ? 4 : 1); ++i) {
+        for (int i = 0; i < OWN_OUTPUTS; ++i) {
             if (i >= count) break;
             end += items_of(weights.list[i]);
             const int mine = owned(end) - owned(start), bytes = stage_bytes(weights.list[i].kind);
@@ -82,8 +60,8 @@ struct Walk {
     SP_DEVICE bool valid() const { return unit < end; }
 
     SP_DEVICE void locate(const Weights& weights, int count) {
-        which = 0, strip = EPILOGUE == 2 ? item : 2 * item;
-        if constexpr (EPILOGUE == 0) {
+        which = 0, strip = EPILOGUE == EPILOGUE_SWIGLU ? item : 2 * item;
+        if constexpr (EPILOGUE == EPILOGUE_STORE) {
             int local = item;
 #pragma unroll
             for (int i = 0; i < 3; ++i) {
@@ -110,11 +88,11 @@ struct Walk {
 template <int F>
 SP_DEVICE Planes second_strip(Planes p, i64 apart, int lane) {
     using S = Stage<F>;
-    if constexpr (EPILOGUE == 2) {
+    if constexpr (EPILOGUE == EPILOGUE_SWIGLU) {
         p.low += apart, p.high += apart, p.scales += apart;
     } else {
         p.low += 512, p.high += S::high / S::tiles;
-        p.scales += S::super && !(F == Q6_K && lane >= 16) ? 256 : 32;
+        p.scales += S::super && !(S::deltas > 0 && lane >= 16) ? 256 : 32;
     }
     return p;
 }
@@ -123,9 +101,9 @@ SP_DEVICE Planes second_strip(Planes p, i64 apart, int lane) {
 template <int F>
 SP_DEVICE void advance(Planes& p, int stages, int lane) {
     using S = Stage<F>;
-    p.low += i64(stages) * (S::tiles * Fragment<F>::low_bytes);
-    if constexpr (S::high > 0) p.high += i64(stages) * (S::tiles * Fragment<F>::high_bytes);
-    if constexpr (S::scales > 0) p.scales += i64(stages) * (F == Q6_K && lane >= 16 ? 128 : S::super ? 1024 : 256);
+    p.low += i64(stages) * (S::tiles * Packing<F>::low_bytes);
+    if constexpr (S::high > 0) p.high += i64(stages) * (S::tiles * Packing<F>::high_bytes);
+    if constexpr (S::scales > 0) p.scales += i64(stages) * (S::deltas > 0 && lane >= 16 ? Packing<F>::deltas_bytes : Packing<F>::scales_bytes);
 }
 
 // The copies of a warp: STAGES - 1 stages ahead of its products.
@@ -152,7 +130,7 @@ struct Fetch {
     // `first`: the stage the slice begins with, `stages`: how many it has.
     SP_DEVICE void next(const Weights& weights, int count, int k_tiles, int first, int stages, u32 slot, int lane) {
         if (at.valid()) {
-            const i64 apart = EPILOGUE == 2 ? weights.list[1].data - weights.list[0].data : 0;
+            const i64 apart = EPILOGUE == EPILOGUE_SWIGLU ? weights.list[1].data - weights.list[0].data : 0;
 #define SP_DO(F)                                                                                       \
     if constexpr (has<F>)                                                                              \
         if (kind == F) {                                                                               \

@@ -3,9 +3,9 @@
 //
 //   x    bf16 (tokens, k)
 //   W_i  (rows_i, k) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
-//   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
-//        in place; 2 stores bf16 silu(y_0) * y_1 to y_0, W_0 and W_1 being of one type and shape
-//   grid (blocks for a slice, slices of k), 32 * WARPS threads, one block a multiprocessor
+//   y_i  (tokens, rows_i): EPILOGUE STORE: bf16 to y_i or float32 to z_i, whichever is given; ADD: to float32 z_0 in
+//        place; SWIGLU: bf16 silu(y_0) * y_1 to y_0, W_0 and W_1 being of one type and shape
+//   grid (blocks for a slice, slices of k: split-K), 32 * WARPS threads, one block a multiprocessor
 //   partials  float32 [slice][item][32 * PIECE], arrived  u32 [item], zero before and after; both null for one slice
 //
 // Bound by memory: each weight byte is read once, through a ring of STAGES slots a warp (cp.async) that
@@ -15,24 +15,20 @@
 // not depend on timing. With HEADS, sums on their way from warp to warp lie in shared memory, else in the L2 cache.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), weight layout and group-wise scaling
 // after Marlin (Frantar et al., 2024). Arches: 80+.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "few_finish.cuh"
 #include "few_inputs.cuh"
 #include "few_products.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     gemm_few(const u16* x, i32 tokens, i32 k, i32 count, f32* heads, f32* partials, u32* arrived,
-             const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
-             const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
-             const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
-             const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3) {
-    const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
-                              {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}};
+             SP_WEIGHT_PARAMETERS) {
+    const Weights weights = SP_WEIGHTS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k_tiles = k / 64;
     const int first = i64(k / STAGE_K) * blockIdx.y / gridDim.y;
     const int stages = int(i64(k / STAGE_K) * (blockIdx.y + 1) / gridDim.y) - first;
 
-    let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
+    let_next_start();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
     // Lane i knows where the range of warp i begins.
     const int starts = range_start(weights, count, stages, min(lane, WARPS));
     Walk compute;
@@ -59,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 
     int items = 0;
 #pragma unroll
-    for (int i = 0; i < (EPILOGUE == 0 ? 4 : 1); ++i) items += i < count ? items_of(weights.list[i]) : 0;
+    for (int i = 0; i < OWN_OUTPUTS; ++i) items += i < count ? items_of(weights.list[i]) : 0;
     f32* pieces = HEADS ? reinterpret_cast<f32*>(shared + HEADS_AT)
                         : heads + (i64(blockIdx.y) * gridDim.x + blockIdx.x) * (WARPS * 32 * PIECE);
     Sums acc;

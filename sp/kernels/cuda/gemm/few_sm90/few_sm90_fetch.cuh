@@ -4,8 +4,9 @@
 #include "few_sm90_work.cuh"
 #include "hopper.cuh"
 
-constexpr bool MINIMA = has<Q4_K> || has<Q5_K>;
-constexpr int SLOT = has<Q6_K> ? Unit<Q6_K>::bytes : has<Q5_K> ? Unit<Q5_K>::bytes : Unit<Q4_K>::bytes;
+constexpr FormatSet FORMATS_HELD = format_set<UNIT_ROWS>();
+constexpr bool MINIMA = FORMATS_HELD.minima;
+constexpr int SLOT = FORMATS_HELD.bytes;
 constexpr int TILE = TOKENS * 128;  // bytes of 64 inputs
 
 // Shared memory.
@@ -66,7 +67,7 @@ SP_DEVICE void fetch_unit(u8* slot, const u8* data, i64 row, i64 all, u64* barri
         data += all * bytes;
     };
     copy(0, U::low);
-    if constexpr (U::high > 0) copy(U::low, U::high);
+    if constexpr (U::high > 0) copy(U::high_at, U::high);
     copy(U::scales_at, U::scales);
     if constexpr (U::deltas > 0) copy(U::deltas_at, U::deltas);
 }
@@ -89,7 +90,7 @@ struct Fetch {
 
     // Starts the copies of the weights of warpgroup `group`.
     SP_DEVICE void copy_weights(const Weights& weights, const Division& work, int supers, const Layout& at, int group) const {
-        const Weight w = pick(weights, EPILOGUE == 2 ? set : item.which);
+        const Weight w = pick(weights, EPILOGUE == EPILOGUE_SWIGLU ? set : item.which);
         const int tile = item.tile + own_tile(group), tiles = tiles_of(w), place = group * at.depth + slot;
         if (tile >= tiles) {
             barrier_arrive(at.full + place);
@@ -99,7 +100,7 @@ struct Fetch {
 #define SP_DO(F)          \
     if constexpr (has<F>) \
         if (item.kind == F) fetch_unit<F>(at.ring + place * SLOT, w.data, row, all, at.full + place);
-        SP_FOR_FORMAT(SP_DO)
+        SP_FOR_SUPER(SP_DO)
 #undef SP_DO
     }
 

@@ -1,6 +1,7 @@
 // The end of an item of gemm_few_sm90.cu, 16 rows of 8 tokens at a time, for each warp on its own: the workers' sums meet, and
 // results are written. What a warp does here takes long by its latency and not its work: small tasks for many warps.
 #pragma once
+#include "activations.cuh"
 #include "few_sm90_fetch.cuh"
 #include "few_sm90_pieces.cuh"
 #include "input_tiles.cuh"
@@ -13,8 +14,6 @@ struct Next {
     f32* squares;
     const f32* before;
 };
-
-SP_DEVICE f32 silu(f32 v) { return __fdividef(v, 1 + __expf(-v)); }
 
 // Writes 16 rows from `row` on of 8 tokens from `first` on as inputs of the next product; value[i]: as sum[0][i] of a Part,
 // `inverses`: of the scales of its two tokens.
@@ -56,7 +55,7 @@ struct Asked {
 // `row`: of the weight, the first of this warp's 16; `first`: of 8 tokens.
 SP_DEVICE Asked ask(const Weight& w, const Next& next, int row, int first, int tokens, int lane) {
     Asked asked = {};
-    if constexpr (EPILOGUE == 1) {
+    if constexpr (EPILOGUE == EPILOGUE_ADD) {
         row += lane / 4;
         if (next.tiles) asked.norm[0] = __ldg(next.norm + row), asked.norm[1] = __ldg(next.norm + row + 8);
 #pragma unroll
@@ -77,17 +76,17 @@ SP_DEVICE void write(const Weight& w, const Part& sum, const Asked& asked, const
         const int token = first + lane % 4 * 2 + i % 2, at = mine + i / 2 * 8;
         const f32 scale = block.scales[token];
         value[i] = sum[0][i] * scale;
-        if constexpr (EPILOGUE == 1) value[i] += asked.old[i];
-        if constexpr (EPILOGUE == 2) value[i] = silu(value[i]) * (sum[SETS - 1][i] * scale);
-        if (token >= tokens || at >= w.rows || (EPILOGUE == 2 && next.tiles)) continue;
+        if constexpr (EPILOGUE == EPILOGUE_ADD) value[i] += asked.old[i];
+        if constexpr (EPILOGUE == EPILOGUE_SWIGLU) value[i] = silu(value[i]) * (sum[SETS - 1][i] * scale);
+        if (token >= tokens || at >= w.rows || (EPILOGUE == EPILOGUE_SWIGLU && next.tiles)) continue;
         const i64 to = i64(token) * w.rows + at;
-        if (EPILOGUE == 1 || (EPILOGUE == 0 && w.z))
+        if (EPILOGUE == EPILOGUE_ADD || (EPILOGUE == EPILOGUE_STORE && w.z))
             w.z[to] = value[i];
         else
             w.y[to] = bf16_from(value[i]);
     }
-    if (EPILOGUE != 0 && next.tiles) {
-        if constexpr (EPILOGUE == 1) {
+    if (EPILOGUE != EPILOGUE_STORE && next.tiles) {
+        if constexpr (EPILOGUE == EPILOGUE_ADD) {
             write_squares(next.squares + first * (w.rows / 16) + row / 16, w.rows, tokens - first, value, lane);
 #pragma unroll
             for (int i = 0; i < 4; ++i) value[i] *= asked.norm[i / 2];
@@ -125,11 +124,11 @@ SP_DEVICE void find_scales(const f32* squares, f32 eps, int k, const f32* given,
          token += HELPERS * (32 / SQUARE_LANES)) {
         const int real = min(token, tokens - 1);  // all lanes of a warp add up together
         f32 scale = given ? __ldcg(given + real) : 0;
-        if (EPILOGUE != 1 && squares) scale *= rsqrtf(mean_square(squares, k, real, lane) + eps);
+        if (EPILOGUE != EPILOGUE_ADD && squares) scale *= rsqrtf(mean_square(squares, k, real, lane) + eps);
         if (given) at.scales[token] = scale;
-        if (EPILOGUE == 0 || !next.tiles) continue;
+        if (EPILOGUE == EPILOGUE_STORE || !next.tiles) continue;
         f32 unit = UNIT_SCALE;
-        if (EPILOGUE == 1 && next.before) unit *= power_below(sqrtf(mean_square(next.before, rows, real, lane) + LEAST_SQUARE));
+        if (EPILOGUE == EPILOGUE_ADD && next.before) unit *= power_below(sqrtf(mean_square(next.before, rows, real, lane) + LEAST_SQUARE));
         at.inverses[token] = 1 / unit;
         if (blockIdx.x == 0 && blockIdx.y == 0) tile_scales(next.tiles, rows, TOKENS)[token] = unit;
     }
@@ -170,7 +169,7 @@ struct Share {
 SP_DEVICE Share share_of(const Division& work, const Item& item, int t, int worker, bool has_first) {
     if constexpr (STREAMED) {
         const int who = work.worker_of(item, 0, work.stages), until = work.worker_of(item, work.stages - 1, work.stages);
-        return {EPILOGUE == 0 && who == until ? STRIPS * STRIP_TASKS : worker - who, until - who + 1};
+        return {EPILOGUE == EPILOGUE_STORE && who == until ? STRIPS * STRIP_TASKS : worker - who, until - who + 1};
     }
     return {has_first && t % gridDim.y == blockIdx.y ? 0 : STRIPS * STRIP_TASKS, 1};
 }

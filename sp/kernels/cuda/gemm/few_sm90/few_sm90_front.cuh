@@ -5,7 +5,7 @@
 // while the kernel before still runs: it is in the instruction cache when the tokens are there, and the weights are in L1.
 // All blocks of the grid must run at once. `ready` are two counters, zero before and after.
 #pragma once
-#include "early.cuh"
+#include "pdl.cuh"
 #include "few_sm90_fetch.cuh"
 #include "input_tiles.cuh"
 

@@ -42,7 +42,7 @@ SP_DEVICE u32 piece_of(const Division& work, int slice, int t, int v, int strip)
 // The results of 16 rows and 8 tokens: a task adds them up. sum[m][i]: row g + 8 (i / 2), token 2 c + i % 2.
 typedef f32 Part[SETS][4];
 constexpr int PARTS = TOKENS / 8;
-constexpr int WIDE = !STREAMED ? 1 : EPILOGUE == 0 ? PARTS : 2;  // parts of a task; the last one may have fewer
+constexpr int WIDE = !STREAMED ? 1 : EPILOGUE == EPILOGUE_STORE ? PARTS : 2;  // parts of a task; the last one may have fewer
 constexpr int STRIP_TASKS = (PARTS + WIDE - 1) / WIDE;
 constexpr int WORDS = WIDE * SETS;  // of a lane, in a piece
 

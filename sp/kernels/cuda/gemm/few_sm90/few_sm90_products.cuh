@@ -30,7 +30,7 @@ SP_DEVICE RowScales row_scales(const u8* unit, int row) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const uint4 h = reinterpret_cast<const uint4*>(unit + Unit<F>::scales_at)[row + 8 * r];
-        if constexpr (F == Q6_K) {
+        if constexpr (Unit<F>::deltas > 0) {
             v.d[r] = f32_from_f16(reinterpret_cast<const u16*>(unit + Unit<F>::deltas_at)[row + 8 * r]);
 #pragma unroll
             for (int i = 0; i < 4; ++i) v.codes[r][i] = word_of(h, i) ^ 0x80808080u;
@@ -51,7 +51,7 @@ SP_DEVICE void make_operands(u32 (&a)[STEPS][4], const Quants<F>& q, const RowSc
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
         const int s = first + i;
-        const int group = F == Q6_K ? 4 * tile + s : 2 * tile + s / 2;
+        const int group = Packing<F>::group == 16 ? 4 * tile + s : 2 * tile + s / 2;
         SmallScale by[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -61,7 +61,7 @@ SP_DEVICE void make_operands(u32 (&a)[STEPS][4], const Quants<F>& q, const RowSc
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const u32 codes = small_codes<F>(q, s, j);
-            a[i][j] = F == Q6_K ? fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias) : mul_f16x2(codes, by[j % 2].scale);
+            a[i][j] = Packing<F>::group == 16 ? fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias) : mul_f16x2(codes, by[j % 2].scale);
         }
     }
 }
@@ -71,12 +71,12 @@ SP_DEVICE void make_operands(u32 (&a)[STEPS][4], const Quants<F>& q, const RowSc
 template <int F, class Release>
 SP_DEVICE void multiply_unit(f32 (&acc)[SUMS], const u8* unit, u64 x, u64 means, u32 upper, int thread,
                              Release release) {
-    constexpr bool minima = F != Q6_K;
+    constexpr bool minima = Packing<F>::minima;
     const int warp = thread / 32, lane = thread % 32;
     constexpr bool at_once = TOKENS < 32;  // all codes, as far as there are registers for them
     Quants<F> q[4];
     const auto load = [&](int t) {
-        load_quants<F>(q[t], unit + t * Fragment<F>::low_bytes, unit + Unit<F>::low + t * Fragment<F>::high_bytes, thread);
+        load_quants<F>(q[t], unit + t * Packing<F>::low_bytes, unit + Unit<F>::high_at + t * Packing<F>::high_bytes, thread);
     };
     const RowScales scales = row_scales<F>(unit, 16 * warp + lane / 4);
     constexpr int FIRST = at_once ? 4 : MANY ? 1 : 2;  // tiles whose codes are loaded before the first product

@@ -1,6 +1,6 @@
 // How gemm_few_sm90.cu divides its work.
 //
-// An item is a row tile, 64 outputs, of one weight; with EPILOGUE 2 the same rows of gate and of up. A unit is an item's
+// An item is a row tile, 64 outputs, of one weight; with SWIGLU the same rows of gate and of up. A unit is an item's
 // super-block of 256 inputs. The inputs are cut into gridDim.y slices. In a slice the units lie in a row, item by item;
 // each of its workers, the warpgroups of gridDim.x blocks, takes a range of them, so that all have about as many bytes.
 // Where x is STREAMED, warpgroups share its stages: an item is GROUPS row tiles, one a warpgroup (behind the last rows of a
@@ -9,35 +9,12 @@
 // which no other piece has, since along the row of units neither of the two numbers falls and one of them grows. The
 // host starts no more workers than all find a unit, so that an item's workers follow each other without a gap.
 #pragma once
-#include "fragment.cuh"
+#include "format_set.cuh"
+#include "weights.cuh"
 
-struct Weight {
-    const u8* data;
-    i32 kind, rows;
-    u16* y;
-    f32* z;
-};
-
-struct Weights {
-    Weight list[4];
-    i32 count;
-};
-
-// What `DO` says for the format `kind`, a number known at run time.
-#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K)
-
+// A unit of one weight, as it lies in a slot of the ring.
 template <int F>
-constexpr bool has = (FORMATS >> F) & 1;
-
-// Bytes of a unit of one weight, as it lies in a slot of the ring.
-template <int F>
-struct Unit {
-    static constexpr int low = 4 * Fragment<F>::low_bytes, high = 4 * Fragment<F>::high_bytes;
-    static constexpr int scales = 16 * TILE_ROWS, deltas = F == Q6_K ? 2 * TILE_ROWS : 0;
-    static constexpr int scales_at = low + high, deltas_at = scales_at + scales;
-    static constexpr int bytes = low + high + scales + deltas;
-    static constexpr int cost = bytes / 1024;
-};
+using Unit = Slot<F, UNIT_ROWS>;
 
 constexpr bool STREAMED = TOKENS > 32;
 constexpr int ITEM_TILES = STREAMED ? GROUPS : 1;
@@ -49,23 +26,14 @@ constexpr int NO_KIND = -1;  // of a warpgroup that has no tile
 SP_DEVICE int own_tile(int group) { return STREAMED ? group : 0; }
 SP_DEVICE int own_worker(int group) { return STREAMED ? 0 : group; }
 
-constexpr int OF_EPILOGUE = EPILOGUE == 0 ? 4 : 1;  // weights of which each has items of its own
-constexpr int SETS = EPILOGUE == 2 ? 2 : 1;         // weights of an item
-
-SP_DEVICE Weight pick(const Weights& weights, int which) {
-    Weight w = weights.list[0];
-#pragma unroll
-    for (int i = 1; i < 4; ++i)
-        if (which == i) w = weights.list[i];
-    return w;
-}
+constexpr int SETS = EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1;  // weights of an item
 
 SP_DEVICE int cost_of(int kind) {
     int cost = 0;
 #define SP_DO(F)          \
     if constexpr (has<F>) \
-        if (kind == F) cost = Unit<F>::cost;
-    SP_FOR_FORMAT(SP_DO)
+        if (kind == F) cost = Unit<F>::bytes / 1024;
+    SP_FOR_SUPER(SP_DO)
 #undef SP_DO
     return cost;
 }
@@ -83,7 +51,7 @@ struct Item {
 SP_DEVICE Item item_at(const Weights& weights, int t) {
     Item item = {0, t, weights.list[0].kind, 0};  // `tile` counts items until the end
 #pragma unroll
-    for (int i = 0; i + 1 < OF_EPILOGUE; ++i) {
+    for (int i = 0; i + 1 < OWN_OUTPUTS; ++i) {
         const int here = items_of(weights.list[i]);
         if (item.which == i && i + 1 < weights.count && item.tile >= here) {
             item.which = i + 1, item.tile -= here, item.kind = weights.list[i + 1].kind;
@@ -106,7 +74,7 @@ struct Division {
         workers = gridDim.x * BLOCK_WORKERS;
         cost = 0, items = 0;
 #pragma unroll
-        for (int i = 0; i < OF_EPILOGUE; ++i)
+        for (int i = 0; i < OWN_OUTPUTS; ++i)
             if (i < weights.count) {
                 const int here = items_of(weights.list[i]);
                 items += here, cost += here * cost_of(weights.list[i].kind);
@@ -122,7 +90,7 @@ struct Division {
         u32 target = (cost * stages * worker + workers - 1) / workers;
         int before = 0;
 #pragma unroll
-        for (int i = 0; i < OF_EPILOGUE; ++i)
+        for (int i = 0; i < OWN_OUTPUTS; ++i)
             if (i < weights.count) {
                 const u32 each = cost_of(weights.list[i].kind);
                 const int units = items_of(weights.list[i]) * stages;

@@ -6,9 +6,9 @@
 //        kernel makes them (few_sm90_front.cuh), counting in `ready`. With `squares`, float32 (tokens, k / 16) sums of
 //        16 squares, x are tokens times the weight of their norm; results are divided by sqrt(mean square + `eps`)
 //   W_i  (rows_i, k) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
-//   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
-//        in place, and with `tiles` stores the sum times `next_norm`, float32 (rows_0), and `next_squares` of the sum as x
-//        of the next product, the scales of its tiles by `before`, such squares of z_0 as it was, or null; 2 makes
+//   y_i  (tokens, rows_i): EPILOGUE STORE: bf16 to y_i or float32 to z_i, whichever is given; ADD: to float32 z_0 in
+//        place, and with `tiles` stores the sum times `next_norm`, float32 (rows_0), and `next_squares` of the sum as x
+//        of the next product, the scales of its tiles by `before`, such squares of z_0 as it was, or null; SWIGLU makes
 //        silu(y_0) * y_1, W_0 and W_1 being of one type and shape: bf16 in y_0, or with `tiles` as x of the next product.
 //        With tiles rows_0 is a multiple of 256
 //   grid (blocks for a slice, slices of k or 1), 128 * GROUPS + 128 threads, one block a multiprocessor
@@ -26,7 +26,7 @@
 // Shared memory: x, its means (if a format needs them), the ring, barriers, scales, `places` for tasks. Arch 90a.
 // Ideas: splitting by work and not by tiles after Stream-K (Osama et al., 2023), operands made in registers after
 // Marlin (Frantar et al., 2024), a warp that only loads after CUTLASS (Thakkar et al.).
-#include "early.cuh"
+#include "pdl.cuh"
 #include "few_sm90_finish.cuh"
 #include "few_sm90_front.cuh"
 
@@ -36,12 +36,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     gemm_few_sm90(u8* x, const u16* plain, const f32* wide, const f32* norm, f32 eps, u32* ready, i32 tokens, i32 k,
                   i32 width, i32 depth, i32 ahead, i32 places, i32 count, f32* partials, u8* tiles,
                   const f32* squares, const f32* next_norm, f32* next_squares, const f32* before,
-                  const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
-                  const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
-                  const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
-                  const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3) {
-    const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
-                              {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}, count};
+                  SP_WEIGHT_PARAMETERS) {
+    const Weights weights = SP_WEIGHTS;
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int supers = k / 256;
     const Layout at(shared, width, depth, places);
@@ -49,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     const Next next = {tiles, next_norm, next_squares, before};
     const Source source = {plain, wide, norm, eps, tokens, k};
 
-    let_next_start();  // and this one is launched early: its ring is filled while the kernel before still runs
+    let_next_start();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
     const int group = warp / 4, strip = warp % 4, helper = warp - 4 * GROUPS - 1;
     if (warp == 4 * GROUPS) {
         if (lane == 0) barrier_init(at.prepared, (HELPERS + 1) * WARP_ARRIVALS);  // and who fetches
@@ -166,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                     }
                 }
                 if (STREAMED && kind == NO_KIND) continue;
-                if (STREAMED && EPILOGUE == 0 && stop - begin == work.stages) {
+                if (STREAMED && EPILOGUE == EPILOGUE_STORE && stop - begin == work.stages) {
                     write_whole(pick(weights, item.which), acc, next, at, (item.tile + group) * TILE_ROWS + strip * 16, tokens,
                                 lane);
                     continue;

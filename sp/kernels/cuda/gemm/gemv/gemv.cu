@@ -4,24 +4,25 @@
 //   h    NORM 0: x, bf16 (tokens, K); NORM 1: x / sqrt(mean(x^2) + eps) * norm, both float32, (tokens, K) and (K);
 //        the factor of a token is applied to its results, so that the inputs are rounded to bf16 once
 //   W_i  (rows_i, K) in fragment order, 256-byte aligned, of ggml type kind_i; FORMATS has bit kind_i set
-//   y_i  (tokens, rows_i): EPILOGUE 0 stores bf16 to y_i or float32 to z_i, whichever is given; 1 adds to float32 z_0
-//        in place; 2 stores bf16 silu(y_0) * y_1 to y_0
+//   y_i  (tokens, rows_i): EPILOGUE STORE: bf16 to y_i or float32 to z_i, whichever is given; ADD: to float32 z_0 in
+//        place; SWIGLU: bf16 silu(y_0) * y_1 to y_0
 //   grid one block of 32 * WARPS * GROUPS threads a multiprocessor, at most one for GROUPS strips
 //
 // Bound by memory: each weight byte is read once, 16 bytes a lane, through a ring of STAGES slots a warp (cp.async)
 // that is filled before the inputs are even read and never waits for the end of a strip. Strips (16 rows of a weight)
 // are dealt to groups of WARPS warps, the stages of a group's strips in turn to its warps. At the end of a strip the
 // warps' sums meet in shared memory and the last to come adds them up, always in the same order: results do not depend
-// on timing. Launched early, see sp/kernels/early.py: one slot is filled while the kernel before still runs, the others
+// on timing. Launched by PDL, see sp/kernels/pdl.py: one slot is filled while the kernel before still runs, the others
 // only when the inputs are here, which would wait behind them.
 //
 // With SPLIT = 2 two blocks, a cluster, share each strip, K inputs each: few long strips come out even on twice as many
-// blocks. For one token, EPILOGUE 1 and K-quants; the grid is even.
+// blocks. For one token, ADD and K-quants; the grid is even.
 //
 // Defines: K (inputs of a block), SPLIT, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE,
 // WARPS, GROUPS, STAGES. Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of
 // private slots: ours. Arches: 80+.
-#include "early.cuh"
+#include "activations.cuh"
+#include "pdl.cuh"
 #include "gemv_input.cuh"
 #include "gemv_pair.cuh"
 #include "gemv_walk.cuh"
@@ -33,16 +34,10 @@ SP_DEVICE void meet_in_the_open(int group) {
 #endif
 }
 
-SP_DEVICE f32 silu(f32 v) { return v / (1 + __expf(-v)); }
-
 extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
     gemv(const u16* x, const f32* wide, const f32* norm, f32 eps, i32 tokens, i32 count,
-         const u8* data0, i32 kind0, i32 rows0, u16* y0, f32* z0,
-         const u8* data1, i32 kind1, i32 rows1, u16* y1, f32* z1,
-         const u8* data2, i32 kind2, i32 rows2, u16* y2, f32* z2,
-         const u8* data3, i32 kind3, i32 rows3, u16* y3, f32* z3) {
-    const Weights weights = {{{data0, kind0, rows0, y0, z0}, {data1, kind1, rows1, y1, z1},
-                              {data2, kind2, rows2, y2, z2}, {data3, kind3, rows3, y3, z3}}};
+         SP_WEIGHT_PARAMETERS) {
+    const Weights weights = SP_WEIGHTS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const int group = warp / WARPS, member = warp % WARPS, half = half_of_pair();
     const int unit = group * (gridDim.x / SPLIT) + blockIdx.x / SPLIT, step = GROUPS * (gridDim.x / SPLIT);
@@ -106,7 +101,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
         const Weight w = pick(weights, compute.which);
         const int row = compute.strip * 16;
         f32 before[OUTPUTS];
-        if (EPILOGUE == 1 && half == 0) {
+        if (EPILOGUE == EPILOGUE_ADD && half == 0) {
 #pragma unroll
             for (int i = 0; i < OUTPUTS; ++i) {
                 const int token = (lane + i * 32) / 16, o = row + lane % 16;
@@ -114,7 +109,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
             }
         }
         f32 acc[NT][4] = {}, shares[2] = {};
-        if constexpr (ONE) one.aim(w.kind == Q6_K, lane);
+        if constexpr (ONE) one.aim(is_halved(w.kind), lane);
         while (compute.index < compute.stages) {
             cp_async_wait<STAGES - 2>();
             __syncwarp();
@@ -141,7 +136,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
             }
         }
         // The warps' sums meet; none waits for another, the last to come adds them up, always in the same order.
-        const int buffer = strips % BUFFERS, part = EPILOGUE == 2 ? compute.which : 0;
+        const int buffer = strips % BUFFERS, part = EPILOGUE == EPILOGUE_SWIGLU ? compute.which : 0;
         f32* sums = partials + buffer * (PARTS * WARPS * PARTIAL);
         Meeting* meeting = meetings + buffer;
         meet_in_the_open(group);
@@ -179,9 +174,9 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
                     const i64 at = i64(token) * w.rows + o;
                     if (SPLIT > 1)
                         own = value[0];
-                    else if (EPILOGUE == 2)
-                        weights.list[0].y[at] = bf16_from(silu(value[0]) * value[PARTS - 1]);
-                    else if (EPILOGUE == 1)
+                    else if (EPILOGUE == EPILOGUE_SWIGLU)
+                        weights.list[0].y[at] = bf16_from(silu_rn(value[0]) * value[PARTS - 1]);
+                    else if (EPILOGUE == EPILOGUE_ADD)
                         w.z[at] = before[i] + value[0];
                     else if (w.z)
                         w.z[at] = value[0];

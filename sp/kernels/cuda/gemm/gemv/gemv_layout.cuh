@@ -1,25 +1,20 @@
 // What the defines of gemv.cu decide: which forms of the inputs there are and where things lie in shared memory.
 #pragma once
+#include "format_set.cuh"
 #include "strip_input.cuh"
 #include "strip_one.cuh"
+#include "weights.cuh"
 
-template <int F>
-constexpr bool has = (FORMATS >> F) & 1;
-template <int A, int B>
-constexpr int most = A > B ? A : B;
-template <int F>
-constexpr int slot_of = has<F> ? Stage<F>::bytes : 0;
-
-constexpr bool SUPER = has<Q4_K> || has<Q5_K> || has<Q6_K>, OTHER = has<Q8_0> || has<Q4_0> || has<BF16> || has<F16>;
+constexpr FormatSet FORMATS_HELD = format_set<STAGE_ROWS>();
+constexpr bool SUPER = FORMATS_HELD.super, OTHER = FORMATS_HELD.other;
 constexpr bool ONE = TOKENS == 1 && SUPER, MANY = TOKENS > 1 || OTHER;  // which forms of the inputs are needed
-constexpr bool ONE32 = has<Q4_K> || has<Q5_K>, ONE16 = has<Q6_K>;
+constexpr bool ONE32 = FORMATS_HELD.minima, ONE16 = FORMATS_HELD.halves;
 constexpr bool WITH32 = TOKENS > 1 && ONE32, WITH16 = TOKENS > 1 && ONE16;
 constexpr int NT = (TOKENS + 7) / 8, ALL_WARPS = WARPS * GROUPS, CHUNKS = (K + 127) / 128;
 constexpr int PITCH = 2 * K + (TOKENS > 1 ? 64 : 0);
 constexpr int FIRST = 1;  // slots filled before the inputs are read
 constexpr bool EAGER_NORM = NORM && ONE && K / 256 <= ALL_WARPS;  // each warp norms one super-block
-constexpr int K_SLOT = most<most<slot_of<Q4_K>, slot_of<Q5_K>>, slot_of<Q6_K>>;
-constexpr int SLOT = most<most<K_SLOT, slot_of<Q8_0>>, most<slot_of<Q4_0>, most<slot_of<BF16>, slot_of<F16>>>>;
+constexpr int SLOT = FORMATS_HELD.bytes;
 // Shared memory, in bytes; sp/kernels/specs/matmul/gemv.py counts the same.
 constexpr int RING_AT = 0;
 constexpr int X_AT = RING_AT + ALL_WARPS * STAGES * SLOT;
@@ -31,7 +26,7 @@ constexpr int ONE_SUMS16_AT = ONE_SUMS32_AT + (ONE && ONE32 ? K / 256 * 32 : 0);
 constexpr int ONE_FACTORS_AT = ONE_SUMS16_AT + (ONE && ONE16 ? K / 256 * 64 : 0);
 constexpr int PARTIAL_AT = ONE_FACTORS_AT + (ONE ? (K / 256 + 3) / 4 * 16 : 0);
 constexpr int PARTIAL = TOKENS * 20;  // floats of a warp: [token][16 rows], 20 apart so that a warp writes to 32 banks
-constexpr int PARTS = EPILOGUE == 2 ? 2 : 1;   // gate and up meet together
+constexpr int PARTS = EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1;   // gate and up meet together
 constexpr int BUFFERS = TOKENS < 8 ? 4 : 2;  // strips of a group that may be under way
 constexpr int MEETING_AT = PARTIAL_AT + BUFFERS * GROUPS * PARTS * WARPS * PARTIAL * 4;
 constexpr int MAIL = 80;  // bytes, see gemv_pair.cuh

@@ -14,7 +14,7 @@ struct Mail {
     int filled, taken, unused[2];
     f32 sums[16];
 };
-static_assert(SPLIT == 1 || (SPLIT == 2 && TOKENS == 1 && !NORM && EPILOGUE == 1 && !OTHER && sizeof(Mail) == MAIL));
+static_assert(SPLIT == 1 || (SPLIT == 2 && TOKENS == 1 && !NORM && EPILOGUE == EPILOGUE_ADD && !OTHER && sizeof(Mail) == MAIL));
 
 // Both blocks must have emptied their mail before any is posted.
 SP_DEVICE void arrive_at_pair() {

@@ -2,27 +2,6 @@
 #pragma once
 #include "gemv_layout.cuh"
 
-struct Weight {
-    const u8* data;
-    i32 kind, rows;
-    u16* y;
-    f32* z;
-};
-
-struct Weights {
-    Weight list[4];
-};
-
-// What `DO` says for the format `kind`, a number known at run time.
-#define SP_FOR_FORMAT(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(Q8_0) DO(Q4_0) DO(BF16) DO(F16)
-
-SP_DEVICE Weight pick(const Weights& weights, int which) {
-    Weight w = weights.list[0];
-#pragma unroll
-    for (int i = 1; i < 4; ++i)
-        if (which == i) w = weights.list[i];
-    return w;
-}
 
 SP_DEVICE int strips_of(const Weight& w) { return (w.rows + 15) / 16; }
 
@@ -40,8 +19,8 @@ struct Walk {
     SP_DEVICE bool valid() const { return unit < total; }
 
     SP_DEVICE void locate(const Weights& weights, int count) {
-        which = EPILOGUE == 2 ? which : 0, strip = unit;
-        if constexpr (EPILOGUE == 0) {
+        which = EPILOGUE == EPILOGUE_SWIGLU ? which : 0, strip = unit;
+        if constexpr (EPILOGUE == EPILOGUE_STORE) {
 #pragma unroll
             for (int i = 0; i < 3; ++i) {
                 const int here = strips_of(weights.list[i]);
@@ -51,13 +30,15 @@ struct Walk {
         int kind = weights.list[0].kind;
 #pragma unroll
         for (int i = 1; i < 4; ++i) kind = which == i ? weights.list[i].kind : kind;
-        stages = kind == Q4_K || kind == Q5_K || kind == Q6_K ? K / 256 : K / 64;
+#define SP_DO(F) kind == F
+        stages = SP_ANY_SUPER(SP_DO) ? K / 256 : K / 64;
+#undef SP_DO
     }
 
     SP_DEVICE void start(const Weights& weights, int count, int first, int stride, int warp) {
         unit = first, step = stride, index = warp, which = 0;
         total = strips_of(weights.list[0]);
-        if constexpr (EPILOGUE == 0) {
+        if constexpr (EPILOGUE == EPILOGUE_STORE) {
 #pragma unroll
             for (int i = 1; i < 4; ++i) total += i < count ? strips_of(weights.list[i]) : 0;
         }
@@ -67,7 +48,7 @@ struct Walk {
     // Past the end of this strip: what is left of `index` counts from the next one.
     SP_DEVICE void next_strip(const Weights& weights, int count) {
         index -= stages;
-        if (EPILOGUE == 2 && which == 0) {
+        if (EPILOGUE == EPILOGUE_SWIGLU && which == 0) {
             which = 1;
         } else {
             which = 0;

@@ -42,12 +42,12 @@ struct OneInputs {
 template <int F>
 SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
     u32 b = (word_of(q.low[0], s) >> (4 * r)) & 0x0F0F0F0Fu;
-    if constexpr (F == Q6_K) {
+    if constexpr (Packing<F>::high_bits == 2) {
         const int at = 2 * (4 * (s & 1) + r);
         b = masked_or(shifted(q.high[s >> 1], at - 4), 0x00300030u, b);
         b = masked_or(shifted(q.high[s >> 1], at + 4 - 12), 0x30003000u, b);
     }
-    if constexpr (F == Q5_K) {
+    if constexpr (Packing<F>::high_bits == 1) {
         b = masked_or(shifted(q.high[0], 4 * s + r - 4), 0x00100010u, b);
         b = masked_or(shifted(q.high[0], 4 * s + r + 2 - 12), 0x10001000u, b);
     }
@@ -58,7 +58,7 @@ SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
 template <int F>
 SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, int index, int lane) {
     using S = Stage<F>;
-    constexpr int halves = F == Q6_K ? 2 : 1;  // accumulators: Q6_K has sixteen groups
+    constexpr int halves = Packing<F>::group == 16 ? 2 : 1;  // accumulators: Q6_K has sixteen groups
     const int c = lane % 4;
     const u32 base = in.base + index * ONE_BYTES;
     int high[halves][4] = {}, low[halves][4] = {};
@@ -66,11 +66,7 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
     for (int t = 0; t < 4; ++t) {
         Quants<F> q;
         q.low[0] = reinterpret_cast<const uint4*>(slot + t * 512)[lane];
-        if constexpr (F == Q6_K) {
-            const uint2 h = reinterpret_cast<const uint2*>(slot + S::high_at + t * 256)[lane];
-            q.high[0] = h.x, q.high[1] = h.y;
-        }
-        if constexpr (F == Q5_K) q.high[0] = reinterpret_cast<const u32*>(slot + S::high_at + t * 128)[lane];
+        load_high<F>(q, slot + S::high_at + t * (S::high / S::tiles), lane);
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
             const int group = 2 * t + p, into = group / 4 % halves;
@@ -88,15 +84,15 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
     for (int r = 0; r < 2; ++r) {
         const uint4 h = reinterpret_cast<const uint4*>(slot + S::scales_at)[lane / 4 + 8 * r];
         f32 sum = 0;
-        if constexpr (F == Q6_K) {
-            const f32 d = f32_from_f16(reinterpret_cast<const u16*>(slot + S::delta_at)[lane / 4 + 8 * r]);
+        if constexpr (Packing<F>::group == 16) {
+            const f32 d = f32_from_f16(reinterpret_cast<const u16*>(slot + S::deltas_at)[lane / 4 + 8 * r]);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const u32 codes = i == 0 ? (c < 2 ? h.x : h.y) : (c < 2 ? h.z : h.w);
                 const float2 s = reinterpret_cast<const float2*>(in.sums16 + index * 16 + i * 8)[c];
                 const f32 scale0 = f32(i8(codes >> (8 * first))), scale1 = f32(i8(codes >> (8 * first + 8)));
-                sum = fmaf(scale0, fmaf(-32, s.x, f32(high[i][2 * r] * 256 + low[i][2 * r])), sum);
-                sum = fmaf(scale1, fmaf(-32, s.y, f32(high[i][2 * r + 1] * 256 + low[i][2 * r + 1])), sum);
+                sum = fmaf(scale0, fmaf(-Packing<F>::zero, s.x, f32(high[i][2 * r] * 256 + low[i][2 * r])), sum);
+                sum = fmaf(scale1, fmaf(-Packing<F>::zero, s.y, f32(high[i][2 * r + 1] * 256 + low[i][2 * r + 1])), sum);
             }
             acc[r] = fmaf(d * factor, sum, acc[r]);
         } else {

@@ -2,11 +2,11 @@
 //
 //   x       bf16 (tokens, k), 16-byte aligned; k % 64 == 0; any tokens >= 1
 //   W       fragment order (fragment.cuh): quant planes `low`, `high`; `scales` = expanded words, [row_tile][k_tile][2][64]
-//   y       MODE 0: bf16 (tokens, rows) stored; MODE 1: f32 stored, or added to y when `add`; rows % 8 == 0
-//           MODE 2: bf16 silu(x Wᵀ) * (x Vᵀ), V in low2, high2, scales2 and of W's shape and format: the gated unit of an MLP
+//   y       EPILOGUE STORE: bf16 (tokens, rows) stored; STORE_F32: f32 stored, or added to y when `add`; rows % 8 == 0
+//           SWIGLU: bf16 silu(x Wᵀ) * (x Vᵀ), V in low2, high2, scales2 and of W's shape and format: the gated unit of an MLP
 //   launch  grid (ceil(rows / BLOCK_ROWS) * ceil(tokens / BLOCK_TOKENS), parts of k <= k / 64), blocks of 32 * WARPS_M * WARPS_N
 //           threads, STAGES * BLOCK_TOKENS * 128 bytes of dynamic shared memory
-//   partial, arrived  with more than one part: f32 [tile][part][BLOCK_ROWS * BLOCK_TOKENS], and u32 [tile], zero before and after
+//   partial, arrived  with more than one part (split-K): f32 [tile][part][BLOCK_ROWS * BLOCK_TOKENS], and u32 [tile], zero before and after
 //   arches  80+ (cp.async, ldmatrix, mma.m16n8k16)
 //
 // A warp owns 16 * SLICES rows x 8 * COLUMNS tokens. W is the A operand: its quants go from global memory straight into
@@ -17,12 +17,14 @@
 // one __syncthreads a tile.
 // Ideas: multi-stage cp.async pipelines as in CUTLASS's sm_80 mainloop; weights unpacked in registers as in Frantar, Castro,
 // Chen, Hoefler, Alistarh, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
+#include "activations.cuh"
+#include "epilogue.cuh"
 #include "mbarrier.cuh"
 #include "quant_source.cuh"
 
 namespace {
 
-constexpr bool PAIRED = MODE == 2;
+constexpr bool PAIRED = EPILOGUE == EPILOGUE_SWIGLU;
 constexpr int WARPS = WARPS_M * WARPS_N;
 constexpr int THREADS = 32 * WARPS;
 constexpr int WARP_ROWS = 16 * SLICES / (PAIRED ? 2 : 1);  // rows of y; a pair of weights shares the slices
@@ -39,16 +41,14 @@ constexpr int STAGED_ROW = 16 * SLICES + 4;   // floats; rows 4 banks apart make
 static_assert(64 % WARP_ROWS == 0, "a warp's rows lie in one tile");
 static_assert(WARPS * 16 * STAGED_ROW * 4 <= STAGES * STAGE_BYTES, "the epilogue is staged in the ring");
 
-using Format = Fragment<FORMAT>;
-
-SP_DEVICE f32 silu(f32 v) { return v / (1.0f + __expf(-v)); }
+using Format = Packing<FORMAT>;
 
 }  // namespace
 
-#if MODE == 0
+#if EPILOGUE == EPILOGUE_STORE
 #define ENTRY gemm_portable_bf16
 typedef u16 Out;
-#elif MODE == 1
+#elif EPILOGUE == EPILOGUE_STORE_F32
 #define ENTRY gemm_portable_f32
 typedef f32 Out;
 #else
@@ -58,11 +58,11 @@ typedef u16 Out;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     const u16* __restrict__ x, const u8* __restrict__ low, const u8* __restrict__ high, const u32* __restrict__ scales,
-#if MODE == 2
+#if EPILOGUE == EPILOGUE_SWIGLU
     const u8* __restrict__ low2, const u8* __restrict__ high2, const u32* __restrict__ scales2,
 #endif
     Out* __restrict__ y, float4* __restrict__ partial, u32* __restrict__ arrived, int tokens, int rows, int k
-#if MODE == 1
+#if EPILOGUE == EPILOGUE_STORE_F32
     , int add
 #endif
 ) {
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
         const i64 tile = i64(min(row0 / TILE_ROWS, row_tiles - 1)) * all_k_tiles + first_k;
         const int slice = row0 % TILE_ROWS / 16;
         source[0].start(low, high, scales, tile, slice, lane);
-#if MODE == 2
+#if EPILOGUE == EPILOGUE_SWIGLU
         source[1].start(low2, high2, scales2, tile, slice, lane);
 #endif
     }
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
                 f32 v = sum[m][2 * pair + e / 4][e % 4];
-                if constexpr (PAIRED) v = silu(v) * sum[m + SHARE][2 * pair + e / 4][e % 4];
+                if constexpr (PAIRED) v = silu_rn(v) * sum[m + SHARE][2 * pair + e / 4][e % 4];
                 staged[(e / 4 * 8 + lane % 4 * 2 + e % 2) * STAGED_ROW + 16 * m + e / 2 % 2 * 8 + lane / 4] = v;
             }
         }
@@ -269,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
             float4 v = *reinterpret_cast<const float4*>(staged + at * STAGED_ROW + lane % LANES * 4);
             if (token < tokens && my_row < rows) {
                 Out* to = y + i64(token) * rows + my_row;
-#if MODE == 1
+#if EPILOGUE == EPILOGUE_STORE_F32
                 if (add) {
                     const float4 old = *reinterpret_cast<const float4*>(to);
                     v.x += old.x, v.y += old.y, v.z += old.z, v.w += old.w;

@@ -4,20 +4,20 @@
 //   X       bf16 (tokens, k) row-major, by tensor map x_map: box 64 k x TOKENS / CLUSTER tokens, 128-byte swizzle
 //   W       `weight`, fragment order: its planes as sp/ops/matmul/fragment_order.py lays them out
 //   Y       (tokens, out) row-major, by tensor map y_map: box of 128-byte rows x 64 tokens, 128-byte swizzle;
-//           MODE 0 bf16, 1 float32, 2 float32 that the product is added to, 3 bf16 silu(X Wᵀ) * (X Uᵀ) with U
-//           in `second`
+//           EPILOGUE STORE bf16, STORE_F32 float32, ADD float32 that the product is added to, SWIGLU bf16
+//           silu(X Wᵀ) * (X Uᵀ) with U in `second`
 //
 // A = W comes from registers: each consumer warpgroup reads its own 64 x 64 tile of codes, scales it to bf16 and
 // multiplies it with wgmma, so weights never pass through shared memory as bf16. The codes of k-step i + 1 are scaled
 // while the products of step i run. Writes to A registers come right after a wait that leaves the newest products
 // running: in other orders ptxas serialises wgmma.
 // Launch: 384 threads, one block an SM, persistent: warpgroup 0 loads (one thread) and makes the words that scales are read
-// as (a warp for each row tile), 1 and 2 multiply 128 x TOKENS outputs together (MODE 3: the same 64 outputs, 1 of W and 2
+// as (a warp for each row tile), 1 and 2 multiply 128 x TOKENS outputs together (SWIGLU: the same 64 outputs, 1 of W and 2
 // of U; then they trade halves, as bf16).
 // CLUSTER = 2 pairs blocks of neighbouring outputs: each loads half of the X tile for both. Blocks walk tiles with
 // GROUP token blocks side by side, so that what runs at one time shares X and W tiles in L2. STAGES k-steps are held
 // in shared memory.
-// STREAM = 1: the first `streamed` tiles are dealt out in equal numbers of k-steps instead, so that no block waits for
+// STREAM = 1 (stream-K): the first `streamed` tiles are dealt out in equal numbers of k-steps instead, so that no block waits for
 // the last ones: who has the first k of a tile adds what the others left in `partials` (128 x TOKENS float32 a block),
 // in their order, so that a run repeats to the bit. `flags` (two a block) are 0 before and after a launch. Launches
 // that stream must not overlap, and all their blocks must run at once.

@@ -5,6 +5,7 @@
 // memory are tokens, 128 bytes each (64 outputs in bf16; 2 boxes of 32 in float32), 128-byte swizzled, so that neither
 // side has bank conflicts. Rows and tokens past the end are cut by the tensor map. Arch 90a.
 #pragma once
+#include "activations.cuh"
 #include "gemm_sm90_work.cuh"
 
 // Where a lane's row of the first stmatrix of a chunk goes. Matrix i of one: outputs 8 (i % 2).. of the warp's 16,
@@ -38,7 +39,7 @@ SP_DEVICE void store_chunk(u8* slot, const f32* d, u32 warp, u32 lane) {
     }
 }
 
-// MODE 0 to 2: a warpgroup's result, through its staging area.
+// All but SWIGLU: a warpgroup's result, through its staging area.
 SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row, i32 token, u32 group, u32 thread) {
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -51,17 +52,17 @@ SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row
         if (thread == 0) {
             for (int box = 0; box < CHUNK_BOXES; ++box) {
                 const u8* source = slot + box * BOX_BYTES;
-                if constexpr (MODE == 2) tensor_add(y_map, source, row + 32 * box, token + 64 * chunk);
-                if constexpr (MODE != 2) tensor_store(y_map, source, row + 32 * box, token + 64 * chunk);
+                if constexpr (EPILOGUE == EPILOGUE_ADD) tensor_add(y_map, source, row + 32 * box, token + 64 * chunk);
+                if constexpr (EPILOGUE != EPILOGUE_ADD) tensor_store(y_map, source, row + 32 * box, token + 64 * chunk);
             }
             bulk_commit();
         }
     }
 }
 
-SP_DEVICE f32 gated(f32 gate, f32 up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+SP_DEVICE f32 gated(f32 gate, f32 up) { return silu(gate) * up; }
 
-// MODE 3: warpgroup `Group` finishes half of the chunks. `mine` receives the other weight's values of these and then
+// SWIGLU: warpgroup `Group` finishes half of the chunks. `mine` receives the other weight's values of these and then
 // holds the results on their way out; `other` is the same of the other warpgroup.
 template <u32 Group>
 SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* y_map, i32 row, i32 token, u32 thread) {

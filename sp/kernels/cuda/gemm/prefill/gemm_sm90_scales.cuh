@@ -21,7 +21,7 @@ struct TileScales {
 #pragma unroll
         for (u32 i = 0; i < 64; i += 32)
             rows[i / 32].unpack(load_words4(weight.scales + row * i64(16) + i * 16),
-                                F == Q6_K ? *reinterpret_cast<const u16*>(weight.deltas + row * i64(2) + i * 2) : u16(0));
+                                Packing<F>::group == 16 ? *reinterpret_cast<const u16*>(weight.deltas + row * i64(2) + i * 2) : u16(0));
         row += TILE_ROWS;
     }
 

@@ -2,11 +2,12 @@
 //
 // Defines as in gemm_sm90.cu. Arch 90a.
 #pragma once
+#include "epilogue.cuh"
 #include "hopper.cuh"
 #include "quant_source.cuh"
 #include "strip.cuh"
 
-using F = Fragment<FORMAT>;
+using F = Packing<FORMAT>;
 
 enum Shape {
     WARPGROUPS = 2,
@@ -17,8 +18,9 @@ enum Shape {
     LOADED_BYTES = STAGE_BYTES - WARPGROUPS * SCALE_BYTES,  // by copies
     BOX_BYTES = 64 * 128,                  // 64 tokens of 128 bytes
     CHUNKS = TOKENS / 64,                  // of a warpgroup's result
-    GATED = MODE == 3,
-    CHUNK_BOXES = MODE % 3 == 0 ? 1 : 2,   // 64 outputs in bf16 or float32
+    GATED = EPILOGUE == EPILOGUE_SWIGLU,
+    WIDE = EPILOGUE == EPILOGUE_STORE_F32 || EPILOGUE == EPILOGUE_ADD,  // float32 results, not bf16
+    CHUNK_BOXES = WIDE ? 2 : 1,            // of 64 outputs
     OUT_TILES = GATED ? 1 : WARPGROUPS,    // row tiles of a block
     STAGING_BYTES = SLOTS * CHUNK_BOXES * BOX_BYTES,  // SLOTS chunks of a warpgroup can be on their way out
     W_OFFSET = STAGES * X_BYTES,

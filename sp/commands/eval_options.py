@@ -1,0 +1,109 @@
+"""The options that all commands of `sp eval` share, declared once: models, cells, and where rows go."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from sp.commands.options import Cache, Drafter, OnDevice, Positions, Target
+from sp.commands.strategies import read_shares, read_strategies
+from sp.commands.terminal import AsJson
+from sp.config import from_mapping
+from sp.errors import unknown_name
+
+if TYPE_CHECKING:
+    from sp.pipeline import Pipeline, RunOptions
+
+CONTROLS = ("random", "lexical", "head_tail", "oracle")
+
+Lengths = Annotated[str, typer.Option("-p", "--lengths", help="Prompt lengths in tokens, comma-separated.")]
+Amount = Annotated[int, typer.Option("-n", "--n", min=1, help="Examples a length (and depth).")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command was asked for, besides its own options; fields stand in the order of the help."""
+
+    scorer: Annotated[
+        str,
+        typer.Option("--scorer", help="Scorers, comma-separated; options as in 'tail\\[queries=16 pool=5],lookahead'."),
+    ] = "tail"
+    selector: Annotated[
+        str, typer.Option("--selector", help="Selectors, likewise, such as 'sentence\\[neighbours=0],top_tokens'.")
+    ] = "top_chunks"
+    keep_ratio: Annotated[str, typer.Option("--keep-ratio", help="Shares of the prompt the target reads.")] = "0.1"
+    controls: Annotated[bool, typer.Option(help=f"Also run the controls: {', '.join(CONTROLS)}.")] = True
+    target: Target = None
+    drafter: Drafter = None
+    device: OnDevice = "auto"
+    positions: Positions = "original"
+    kv: Cache = "f16"
+    seed: Annotated[int, typer.Option(help="Of the examples and of scorers that draw random numbers.")] = 0
+    out: Annotated[Path | None, typer.Option(help="Append one JSON line an example and cell to this file.")] = None
+    as_json: AsJson = False
+
+    def cells(self) -> list[RunOptions]:
+        """Every scorer with every selector and keep ratio; controls with the first selector."""
+        from sp.pipeline import RunOptions
+        from sp.scoring import SCORERS
+        from sp.selection import SELECTORS
+
+        common = {"positions": self.positions, "kv": self.kv, "seed": self.seed}
+        scorers = read_strategies(self.scorer, SCORERS, "--scorer")
+        selectors = read_strategies(self.selector, SELECTORS, "--selector")
+        pairs = [(one, other) for one in scorers for other in selectors]
+        extra = [SCORERS.build(name) for name in CONTROLS if self.controls]
+        pairs += [(one, selectors[0]) for one in extra if one not in scorers]
+        return [
+            from_mapping(RunOptions, {"keep_ratio": keep, "scorer": one, "selector": other, **common}, "sp eval")
+            for keep in read_shares(self.keep_ratio, "--keep-ratio")
+            for one, other in pairs
+        ]
+
+    def open(self) -> Pipeline:
+        """Load both models."""
+        from sp.pipeline import Pipeline
+
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise unknown_name("device", self.device, ("auto", "cpu", "cuda"))
+        return Pipeline.open(self.target, self.drafter, device=self.device)  # type: ignore[arg-type]
+
+
+def asking(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of `Asked` as options, after its own; it gets them as its parameter `asked`.
+
+    Parameters
+    ----------
+    **defaults
+        Fields with another default.
+    """
+    hints = get_type_hints(Asked, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(field.name, field.default),
+            annotation=hints[field.name],
+        )
+        for field in fields(Asked)
+    ]
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.name != "asked"]
+
+        @wraps(command)
+        def call(**given: Any) -> None:
+            asked = Asked(**{each.name: given.pop(each.name) for each in shared})
+            command(asked=asked, **given)
+
+        call.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+        return call
+
+    return wrap

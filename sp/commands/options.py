@@ -1,0 +1,30 @@
+"""Options that several commands take, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Target = Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")]
+Drafter = Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")]
+OnDevice = Annotated[str, typer.Option("--device", help="auto (the GPU if there is one), cpu or cuda.")]
+VRAM = Annotated[
+    str | None,
+    typer.Option("--vram", help="GPU memory for models, caches and work, e.g. 24g; all there is if left out."),
+]
+Scorer = Annotated[str, typer.Option("--scorer", help="What makes a token important: tail, lookahead, ...")]
+Compress = Annotated[str, typer.Option("--compress", help="auto (where it pays), always or off.")]
+BreakEven = Annotated[
+    Path | None,
+    typer.Option("--break-even", help="Records of sp bench ttft that decide with auto, in place of a prediction."),
+]
+Positions = Annotated[str, typer.Option("--positions", help="Of kept tokens: original or contiguous.")]
+Cache = Annotated[str, typer.Option("--kv", help="Cached keys and values of the target: f16, q4_0 or f32.")]
+Rotate = Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")]
+Decode = Annotated[str, typer.Option("--decode", help="greedy, or with a draft: dflash (a chain), ddtree (a tree).")]
+Draft = Annotated[
+    Path | None,
+    typer.Option("--draft", help="DFlash draft of the target, .gguf or .safetensors; the embedded target has its own."),
+]

@@ -1,0 +1,135 @@
+"""`sp run`: a long text read speculatively, and a question about it answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sp import __version__
+from sp.commands.open_pair import draft_of, open_pair
+from sp.commands.options import (
+    VRAM,
+    BreakEven,
+    Cache,
+    Compress,
+    Decode,
+    Draft,
+    Drafter,
+    OnDevice,
+    Rotate,
+    Scorer,
+    Target,
+)
+from sp.commands.strategies import read_settings
+from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar, read_text
+from sp.config import from_mapping
+from sp.errors import ConfigError, PromptError
+
+
+def run(
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="Long text to read; the embedded sample if left out.")
+    ] = None,
+    question: Annotated[str | None, typer.Option(help="What to ask about the text.")] = None,
+    needle: Annotated[str | None, typer.Option(help="Piece of the text that holds the answer; report only.")] = None,
+    answer_prefix: Annotated[str, typer.Option(help="Text the answer must begin with.")] = "",
+    target: Target = None,
+    drafter: Drafter = None,
+    keep_ratio: Annotated[float, typer.Option(help="Share of the prompt's tokens the target reads, in (0, 1].")] = 0.05,
+    scorer: Scorer = "tail",
+    selector: Annotated[str, typer.Option(help="How tokens are chosen by importance: top_chunks, ...")] = "top_chunks",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Option of a strategy, e.g. scorer.queries=16 or decode.budget=22, or of sparse prefill, "
+            "target.alpha=0.1; repeatable.",
+        ),
+    ] = None,
+    compress: Compress = "auto",
+    break_even: BreakEven = None,
+    positions: Annotated[str | None, typer.Option(help="Of kept tokens: original (default) or contiguous.")] = None,
+    mapping: Annotated[str, typer.Option(help="Drafter to target: byte_span, or text_rejoin.")] = "byte_span",
+    kv: Cache = "f16",
+    rotate: Rotate = False,
+    decode: Decode = "greedy",
+    draft: Draft = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 64,
+    device: OnDevice = "auto",
+    vram: VRAM = None,
+    full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
+    show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
+    seed: Annotated[int, typer.Option(help="For scorers that draw random numbers, and for sampled answers.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for trace, arrays, picture and highlighted text.")] = Path("sp-run"),
+    as_json: AsJson = False,
+) -> None:
+    """Read a long text speculatively and answer a question about it.
+
+    With no arguments: the embedded pair of small models, the embedded document and its question.
+
+    [bold]Examples[/bold]
+
+      sp run
+
+      sp run --keep-ratio 0.1 --scorer tail --set scorer.queries=16
+
+      sp run --prompt-file book.txt --question "What is the special magic number for quiet-lantern?"
+
+      sp run --decode ddtree --set decode.budget=22
+
+      sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
+    """
+    from sp.decode import Speculative
+    from sp.pipeline import RunOptions
+    from sp.prompt import Prompt
+    from sp.studies.pages import run_report
+    from sp.studies.pages.kept_text import as_text
+    from sp.studies.sample import sample
+
+    given = {
+        "keep_ratio": keep_ratio,
+        **read_settings(scorer, selector, decode, settings or []),
+        "compress": compress,
+        "positions": positions or ("contiguous" if mapping == "text_rejoin" else "original"),
+        "mapping": mapping,
+        "kv": kv,
+        "rotate": rotate,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+    }
+    options = from_mapping(RunOptions, given, "sp run")
+    check_folder(out, "--out")
+    if isinstance(options.decode, Speculative):
+        draft = draft_of(target, draft)
+    elif draft is not None:
+        raise ConfigError(f"--decode {decode} reads no draft; add --decode dflash or ddtree, or leave --draft out")
+    expected: list[str] | None = None
+    if prompt_file is None:
+        document, example = sample()
+        if question is None:
+            question, needle, expected = example.question, needle or example.needle, list(example.answers)
+    else:
+        document = read_text(prompt_file, "--prompt-file")
+    if question is None:
+        raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft)
+    prompt = Prompt.from_document(
+        document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
+    )
+    if full:
+        pipeline.warm_up(min(1024, len(prompt.text) // 32))  # about an eighth of the prompt
+    result = pipeline.run(prompt, options, full=full, reporter=progress_bar, by_head=True)
+    facts = {"sp": __version__, "question": question, "answer": result.answer.text}
+    files = run_report.write_files(result, pipeline, options, out, facts)
+    report = run_report.summary(result, files, expected)
+    if as_json:
+        print_json(report)
+        return
+    console = Console()
+    console.print(as_text(result, None if show_kept else 1600))
+    console.print()
+    console.print(run_report.stage_table(result))
+    run_report.print_outcome(console, report, result)

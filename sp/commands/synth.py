@@ -1,0 +1,60 @@
+"""`sp synth`: a model or a draft with random weights, or a constructed retriever."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sp.commands.terminal import AsJson, print_json, progress_bar
+from sp.errors import unknown_name
+
+
+def synth(
+    shape: Annotated[
+        str, typer.Option(help="Named shape: qwen3.6-27b, qwen3-0.6b, dflash-..., tiny-..., retriever-...")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="GGUF file to write.")],
+    type_: Annotated[
+        str | None,
+        typer.Option("--type", help="q4_k_m (default of random weights), q8_0, bf16, f16 (of retrievers), f32."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model or a draft with random weights in a real shape, or a constructed retriever (for tests).
+
+    [bold]Examples[/bold]
+
+      sp synth --shape qwen3.6-27b --type q4_k_m -o target.gguf
+
+      sp synth --shape dflash-qwen3.6-27b --type bf16 -o draft.gguf
+
+      sp synth --shape retriever-qwen3 --type f16 -o retriever.gguf
+    """
+    from sp.models.drafts.dflash_shapes import find_draft_shape, list_draft_shapes
+    from sp.models.drafts.dflash_synthetic import write_synthetic_draft
+    from sp.models.synthetic.retriever import RETRIEVER_SHAPES, write_retriever
+    from sp.models.synthetic.shapes import list_shapes, tensor_plan
+    from sp.models.synthetic.synthetic import write_synthetic
+
+    drafts = list_draft_shapes()
+    if shape not in RETRIEVER_SHAPES and shape not in list_shapes() and shape not in drafts:
+        raise unknown_name("shape", shape, [*list_shapes(), *drafts, *RETRIEVER_SHAPES])
+    start = time.perf_counter()
+    if shape in RETRIEVER_SHAPES:
+        type_ = type_ or "f16"
+        write_retriever(out, shape, type_, seed=seed)
+    else:
+        type_ = type_ or "q4_k_m"
+        plan = find_draft_shape(shape).plan(type_) if shape in drafts else tensor_plan(shape, type_)
+        write = write_synthetic_draft if shape in drafts else write_synthetic
+        with progress_bar("writing", sum(fmt.nbytes(dims) for _, dims, fmt in plan)) as progress:
+            write(out, shape, type_, seed, progress)
+    seconds, size = time.perf_counter() - start, out.stat().st_size
+    if as_json:
+        print_json({"file": str(out), "bytes": size, "seconds": seconds, "shape": shape, "type": type_, "seed": seed})
+    else:
+        print(f"{out}: {size:,} bytes in {seconds:.1f} s ({size / seconds / 1e6:.0f} MB/s)")

@@ -1,0 +1,90 @@
+"""The header ``packings.cuh``: what kernels know of weight formats, written from the packings of `sp.quant`.
+
+It stands in no folder: `sp.kernels.flatten` puts it in place of an ``#include``, so the text that is compiled, cached
+and hashed holds it, and Python and CUDA cannot disagree about a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sp.quant import FORMATS, BlockFormat, Packing, Plane, Scales, kernel_formats
+from sp.quant.packing import STAGE_ROWS, TILE, UNIT_ROWS
+
+NAME = "packings.cuh"
+THREADS = 128
+"""That a tile is divided among."""
+HEAD = """\
+// How weights lie in memory, by ggml type id; written from the packings in sp/quant/formats, see sp/quant/packing.py.
+//
+//   block            values of a block of block_bytes; `super`: one with scales of several groups (K-quants)
+//   low_*, high_*    planes of a code's lower and upper bits: where they lie in the block of a file, and their bytes in
+//                    a tile of TILE_ROWS x TILE_K (0: no such plane); low_parts: 16-byte words a thread holds of one
+//   scale_*, delta_* where scales lie in the block, their bytes there, and for TILE_ROWS rows of a span
+//   group            values a scale covers
+//   middle, zero     the middle of the codes' range, and the code of 0 where there are no `minima`
+//   flip             what codes of the file are xor-ed with
+//   span, tiles      inputs whose scales lie together, and tiles of them
+"""
+
+
+def packings_header() -> str:
+    """The text of the header.
+
+    Examples
+    --------
+    >>> "static constexpr int block = 256, block_bytes = 210;" in packings_header()
+    True
+    """
+    gathered = [fmt for fmt in FORMATS.values() if fmt.packing and not fmt.packing.tiled]
+    tiled = kernel_formats()
+    supers = [f"DO({fmt.name})" for fmt in tiled if _packing(fmt).super]
+    known = [*gathered, *tiled]
+    ids = ", ".join(f"{fmt.name} = {fmt.ggml_type}" for fmt in known)
+    return "\n".join(
+        [
+            HEAD + "#pragma once",
+            f"enum FormatId {{ {ids} }};",
+            f"enum TileSize {{ TILE_ROWS = {TILE}, TILE_K = {TILE}, TILE_THREADS = {THREADS} }};",
+            f"enum SlotRows {{ STAGE_ROWS = {STAGE_ROWS}, UNIT_ROWS = {UNIT_ROWS} }};",
+            "",
+            "// What `DO` says for every format and for every K-quant; whether it is true of some K-quant.",
+            f"#define SP_FOR_FORMAT(DO) {' '.join(f'DO({fmt.name})' for fmt in tiled)}",
+            f"#define SP_FOR_SUPER(DO) {' '.join(supers)}",
+            f"#define SP_ANY_SUPER(DO) ({' || '.join(supers)})",
+            "",
+            "// `Packing<F>`; a template still, so that of formats not asked for nothing is left in a kernel.",
+            "template <int F, int = 0>",
+            "struct Packing;",
+            *(_struct(fmt.name, _packing(fmt)) for fmt in known),
+        ]
+    )
+
+
+def _packing(fmt: BlockFormat) -> Packing:
+    assert fmt.packing is not None, fmt.name
+    return fmt.packing
+
+
+def _struct(name: str, p: Packing) -> str:
+    none, nothing = Plane(0, 0), Scales(0, 0)
+    high, scales, delta = p.high or none, p.scales or nothing, p.delta or nothing
+    numbers = (
+        {"block": p.block, "block_bytes": p.block_bytes},
+        {"low_bits": p.low.bits, "low_at": p.low.at, "low_run": p.low.run, "low_bytes": p.low_bytes},
+        {"high_bits": high.bits, "high_at": high.at, "high_run": high.run, "high_bytes": p.high_bytes},
+        {"low_parts": max(1, p.low_bytes // (16 * THREADS)), "span": p.span, "tiles": p.tiles},
+        {"scale_at": scales.at, "scale_bytes": scales.nbytes, "scales_bytes": p.scales_bytes},
+        {"delta_at": delta.at, "delta_bytes": delta.nbytes, "deltas_bytes": p.deltas_bytes},
+        {"group": p.group, "middle": p.middle, "zero": p.zero, "flip": p.flip},
+    )
+    flags = {"super": p.super, "minima": p.minima, "plain": p.plain}
+    lines = [f"    static constexpr int {_listed(each)};" for each in numbers]
+    lines.append(f"    static constexpr bool {_listed(flags)};")
+    if p.values:
+        lines.append(f"    static constexpr i8 values[] = {{{', '.join(map(str, p.values))}}};")
+    return "\n".join(["template <int N>", f"struct Packing<{name}, N> {{", *lines, "};"])
+
+
+def _listed(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {str(value).lower()}" for name, value in values.items())

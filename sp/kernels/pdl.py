@@ -1,0 +1,80 @@
+"""launch_pdl: start a kernel while the one before it still finishes (programmatic dependent launch).
+
+From compute capability 9.0. Such a kernel may at once read memory that neither the kernel before nor another such one
+writes, such as weights; before anything else it executes ``griddepcontrol.wait``, which returns when all earlier work
+is done (CUDA programming guide, "Programmatic Dependent Launch"). A graph keeps that edge, and only there it pays: CuPy
+has no call for it, and calling the driver from here takes the host longer than a small kernel takes the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from sp.errors import DeviceError
+from sp.kernels.device import import_cupy
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: an id, then a union of 64 bytes aligned to 8."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+
+
+def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...], shared: int) -> None:
+    """Start `function`, a loaded kernel, on the current stream.
+
+    Parameters
+    ----------
+    function : cupy.cuda.Function
+    grid : tuple of int
+        Up to three.
+    block : int
+        Threads.
+    arguments : tuple
+        Device arrays and NumPy scalars, as `sp.kernels.signature` leaves them.
+    shared : int
+        Dynamic shared memory in bytes.
+    """
+    values = np.zeros(len(arguments), np.uint64)
+    for i, value in enumerate(arguments):
+        if hasattr(value, "data") and hasattr(value.data, "ptr"):
+            values[i] = value.data.ptr
+        else:
+            values[i : i + 1].view(np.uint8)[: value.nbytes] = np.frombuffer(value.tobytes(), np.uint8)
+    pointers = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.uint64)
+    attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
+    config = _Config(
+        (ctypes.c_uint * 3)(*grid, *(1,) * (3 - len(grid))),
+        (ctypes.c_uint * 3)(block, 1, 1),
+        shared,
+        import_cupy().cuda.get_current_stream().ptr,
+        ctypes.pointer(attribute),
+        1,
+    )
+    status = _driver()(ctypes.byref(config), ctypes.c_void_p(function.ptr), ctypes.c_void_p(pointers.ctypes.data), None)
+    if status:
+        raise DeviceError(f"cuLaunchKernelEx failed with CUDA error {status}")

@@ -1,0 +1,93 @@
+"""Architecture: all that is one family's own, in one record; and the records that there are, by their GGUF name.
+
+A family is a file of this folder, or of anywhere else, that makes a record and registers it. What else needs to know of
+it is derived: lists of tensors by building a block from a store that only takes notes (`sp.models.recording`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from sp.errors import ConfigError, ModelError, unknown_name
+from sp.gguf import GGUFFile, Value
+from sp.models.architectures.shared import shared_config, shared_metadata
+from sp.models.config import ModelConfig
+from sp.models.layers.block import Block
+from sp.models.metadata_keys import Keys
+from sp.models.weights import Store, TensorFile
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A family of models.
+
+    Attributes
+    ----------
+    name : str
+        ``general.architecture`` in its files, and what their keys begin with.
+    block : callable
+        Builds block i out of a store: ``block(store, i)``. The store tells the configuration, and what is asked of it
+        are the tensors that a file must hold. With `Block.take` a family names its mixer, its feed-forward, and what
+        it calls the norm between them.
+    tokenizers : tuple of str
+        Names in ``tokenizer.ggml.pre`` that its files come with; synthetic ones take the first.
+    config : callable
+        Reads the configuration: ``config(keys, file)``. `shared_config` does for dense families, which may hand it
+        their RoPE's pairing; it raises ModelError, for a key by ``keys.refuse``.
+    metadata : callable
+        The way back: from a configuration to keys without their prefix, in file order.
+    config_tensors : tuple of str
+        Tensors that `config` reads, so that no block asks for them.
+    """
+
+    name: str
+    block: Callable[[Store, int], Block]
+    tokenizers: tuple[str, ...]
+    config: Callable[[Keys, TensorFile], ModelConfig] = shared_config
+    metadata: Callable[[ModelConfig], Mapping[str, Value]] = shared_metadata
+    config_tensors: tuple[str, ...] = ()
+
+    def keys(self, config: ModelConfig) -> dict[str, Value]:
+        """Metadata of a file of this configuration, without tokenizer and file type."""
+        named: dict[str, Value] = {f"{self.name}.{key}": value for key, value in self.metadata(config).items()}
+        return {"general.architecture": self.name} | named
+
+
+_records: dict[str, Architecture] = {}
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(_records)
+"""Every record by its name, those registered later among them."""
+
+
+def register_architecture(record: Architecture) -> Architecture:
+    """Make a family known; ConfigError where its name is taken."""
+    if record.name in _records:
+        raise ConfigError(f"architecture {record.name!r} is registered twice")
+    _records[record.name] = record
+    return record
+
+
+def find_architecture(name: str) -> Architecture:
+    """The record of a family; ConfigError with the nearest names when there is none.
+
+    >>> find_architecture("qwen3").tokenizers
+    ('qwen2',)
+    """
+    if name not in _records:
+        raise unknown_name("architecture", name, _records)
+    return _records[name]
+
+
+def read_config(file: GGUFFile) -> ModelConfig:
+    """Read the configuration of a model file.
+
+    Raises
+    ------
+    ModelError
+        For an unsupported architecture, a missing or senseless key; the message names key and file.
+    """
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in _records:
+        raise ModelError(f"{file.path}: architecture {name!r} is not supported; sp runs {', '.join(_records)}")
+    return _records[name].config(Keys(name, file.metadata, str(file.path)), file)

@@ -1,0 +1,98 @@
+"""What files of most families say of a model in the same keys: how it is read, and how it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sp.gguf import Value
+from sp.models.config import DeltaConfig, LayerKind, ModelConfig
+from sp.models.metadata_keys import Keys
+from sp.models.weights import TensorFile
+from sp.ops.rope import Pairing, Rope, Scaling
+
+
+def shared_config(
+    keys: Keys,
+    file: TensorFile,
+    *,
+    kinds: Sequence[LayerKind] = (),
+    gated: bool = False,
+    delta: DeltaConfig | None = None,
+    pairing: Pairing = "halves",
+    scaling: Scaling | None = None,
+) -> ModelConfig:
+    """Read what families have in common; the rest is given.
+
+    Parameters
+    ----------
+    keys : Keys
+    file : TensorFile
+        Its embedding tells the size of the vocabulary.
+    kinds : sequence of {"attention", "delta"}
+        What mixes tokens in every layer of the trunk; attention in all by default.
+    gated, delta
+        See `ModelConfig`.
+    pairing, scaling
+        See `Rope`.
+
+    Raises
+    ------
+    ModelError
+        For a missing or senseless key; the message names key and file.
+    """
+    keys.forbid_rope_scaling()
+    layers = keys.layers(len(file.tensors))
+    mixers: list[LayerKind] = list(kinds) or ["attention"] * layers
+    with_attention = [i for i, kind in enumerate(mixers) if kind == "attention"]
+    hidden = keys.count("embedding_length")
+    heads = keys.uniform("attention.head_count", layers, with_attention)
+    kv_heads = keys.uniform("attention.head_count_kv", layers, with_attention, default=heads)
+    if heads % kv_heads:
+        keys.refuse("attention.head_count_kv", f"is {kv_heads}, which does not divide {heads} heads")
+    even = None if hidden % heads else hidden // heads
+    head_dim = keys.count("attention.key_length", default=even)
+    value_dim = keys.count("attention.value_length", default=even)
+    if value_dim != head_dim:
+        keys.refuse("attention.value_length", f"is {value_dim}; sp needs the key length {head_dim}")
+    rope_dim = keys.count("rope.dimension_count", default=head_dim)
+    if rope_dim % 2 or rope_dim > head_dim:
+        keys.refuse("rope.dimension_count", f"is {rope_dim}; it must be even and at most the head's {head_dim}")
+    return ModelConfig(
+        architecture=keys.arch,
+        hidden=hidden,
+        vocab=keys.rows(file.tensors, "token_embd.weight"),
+        context=keys.count("context_length", most=1 << 40),
+        ffn=tuple(keys.per_layer("feed_forward_length", layers)),
+        kinds=tuple(mixers),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope=Rope(keys.real("rope.freq_base", above=1.0), rope_dim, pairing, scaling),
+        eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
+        gated=gated,
+        delta=delta,
+    )
+
+
+def shared_metadata(config: ModelConfig) -> dict[str, Value]:
+    """The keys that `shared_config` reads, without prefix, in file order; RoPE turns whole heads.
+
+    Examples
+    --------
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (24, 24), ("attention",) * 2, 2, 1, 4, Rope(1e6, 4), 1e-6)
+    >>> shared_metadata(config)["feed_forward_length"]
+    24
+    """
+    c = config
+    return {
+        "block_count": c.layers,
+        "context_length": c.context,
+        "embedding_length": c.hidden,
+        "feed_forward_length": c.ffn[0] if len(set(c.ffn)) == 1 else list(c.ffn),
+        "attention.head_count": c.heads,
+        "attention.head_count_kv": c.kv_heads,
+        "attention.key_length": c.head_dim,
+        "attention.value_length": c.head_dim,
+        "attention.layer_norm_rms_epsilon": c.eps,
+        "rope.freq_base": c.rope.base,
+    }

@@ -1,0 +1,92 @@
+"""GatedDelta: the recurrent mixer of hybrid models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from sp.arrays import Floats, Ints
+from sp.models.cache.cache import Cache
+from sp.models.config import DeltaConfig
+from sp.models.layers.block import Nodes, Tap
+from sp.models.weights import Store
+from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
+from sp.ops.delta.delta_tree import DeltaTrace, delta_tree
+from sp.ops.matmul.project import project, project_add, project_add_before
+from sp.ops.norms import Norm, Ready
+from sp.quant import Weight
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """A Gated DeltaNet layer: convolution, delta-rule recurrence, gated norm. It has no positions and no pages.
+
+    GGUF files hold value heads in tiled order, ``ssm_a = -exp(A_log)`` and a plain ``ssm_norm``.
+    """
+
+    index: int
+    sizes: DeltaConfig
+    qkv: Weight  # rows q | k | v
+    gate: Weight
+    conv: Floats
+    alpha: Weight
+    beta: Weight
+    dt_bias: Floats
+    a: Floats
+    norm: Floats
+    out: Weight
+    eps: float
+
+    @classmethod
+    def take(cls, store: Store, index: int) -> GatedDelta:
+        """Build layer `index`."""
+        c, hidden, blk = store.config.delta, store.config.hidden, f"blk.{index}."
+        assert c is not None, "a delta layer without delta sizes"
+        return cls(
+            index=index,
+            sizes=c,
+            qkv=store.matrix(f"{blk}attn_qkv.weight", (c.conv_dim, hidden)),
+            gate=store.matrix(f"{blk}attn_gate.weight", (c.value_dim, hidden)),
+            alpha=store.matrix(f"{blk}ssm_alpha.weight", (c.value_heads, hidden)),
+            beta=store.matrix(f"{blk}ssm_beta.weight", (c.value_heads, hidden)),
+            out=store.matrix(f"{blk}ssm_out.weight", (hidden, c.value_dim)),
+            conv=store.table(f"{blk}ssm_conv1d.weight", (c.conv_dim, c.conv_kernel)),
+            a=store.vector(f"{blk}ssm_a", c.value_heads),
+            dt_bias=store.vector(f"{blk}ssm_dt.bias", c.value_heads),
+            norm=store.vector(f"{blk}ssm_norm.weight", c.head_dim),
+            eps=store.config.eps,
+        )
+
+    @cached_property
+    def params(self) -> DeltaParams:
+        """The small parameters, as ops take them."""
+        c = self.sizes
+        small = self.conv, self.a, self.dt_bias, self.norm, self.eps
+        return DeltaParams(*small, c.key_heads, c.value_heads, c.head_dim)
+
+    def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+        """See `Mixer`; positions and tap belong to attention layers."""
+        n = len(x)
+        last = x[n - rows :]
+        if rows == n:
+            weights = self.qkv, self.alpha, self.beta, self.gate
+            qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
+        else:
+            qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm, f32=(False, True, True))
+            (z,) = project(last, (self.gate,), norm)
+        state = cache.state(self.index)
+        out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
+        state.tokens += n
+        return project_add(last, out, self.out)
+
+    def read_tree(
+        self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm
+    ) -> tuple[Floats, Norm | Ready]:
+        """See `Mixer`."""
+        assert trace is not None, f"layer {self.index} has nowhere to note a tree"
+        weights = self.qkv, self.alpha, self.beta, self.gate
+        qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
+        state, row = cache.state(self.index), cache.config.delta_layers.index(self.index)
+        out = delta_tree(qkv, z, alpha, beta, self.params, state, nodes.seen, trace, row, self.out)
+        state.tokens += len(x)
+        return project_add_before(x, out, self.out, then, norm)

@@ -1,0 +1,257 @@
+"""MatmulKernel: what a kernel that multiplies by packed weights can do, declared once, in the file that launches it.
+
+Everything else follows from the records: which kernel takes a product (`sp.ops.matmul.dispatch`), what must happen
+before and around a launch (here), what is timed (`sp.bench.dispatch_times`). A new variant is one module of this room
+that ends with `register_matmul`; docs/extending/kernel.md shows how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from sp.errors import ConfigError, DeviceError
+from sp.kernels import import_cupy
+from sp.kernels.path import PATHS, current_path
+from sp.kernels.specs.matmul.epilogue import Epilogue
+from sp.ops.input_tiles import InputTiles
+from sp.ops.norms import Norm, Ready, rms_norm
+from sp.quant import kernel_formats
+
+
+class Fusion(Enum):
+    """What a kernel does in the launch of the product itself; without it that is done by others, before."""
+
+    NORM = "norm"
+    """Takes float32 x and an RMS norm that comes first."""
+    TILES = "tiles"
+    """Takes x as InputTiles, and with SWIGLU stores its result as such."""
+    READY = "ready"
+    """Takes a norm that the product before has begun, and with ADD begins that of the product that comes next."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """Products of the same tokens with several weights.
+
+    Attributes
+    ----------
+    x : uint16 (tokens, in) of BF16 bits; float32 (tokens, in) with `norm`; InputTiles
+    weights : sequence of PackedWeight of shape (out_i, in)
+        ADD: one. SWIGLU: gate and up.
+    outs : sequence of arrays
+        STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU:
+        uint16 (tokens, out) or InputTiles.
+    epilogue : Epilogue
+    norm : Norm or Ready, optional
+        Of x, before the product; or as the product before has begun it.
+    then : Ready, optional
+        With ADD: the norm that comes next, to be begun.
+    before : Ready, optional
+        With `then`: the norm of what is added to, as it was.
+    """
+
+    x: Any
+    weights: Sequence[Any]
+    outs: Sequence[Any]
+    epilogue: Epilogue
+    norm: Norm | Ready | None = None
+    then: Ready | None = None
+    before: Ready | None = None
+
+    def part(self, which: Sequence[int]) -> Product:
+        """Of some of the weights alone; only STORE can be cut so."""
+        if len(which) == len(self.weights):
+            return self
+        return replace(self, weights=[self.weights[i] for i in which], outs=[self.outs[i] for i in which])
+
+
+def _any(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
+    return tokens
+
+
+def _all(kind: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class MatmulKernel:
+    """A kernel that multiplies by packed weights.
+
+    Attributes
+    ----------
+    name : str
+        In the dispatch table.
+    run : callable
+        Launches a Product that keeps to all that is declared here.
+    reads : callable
+        By ggml type, whether it takes weights of a format that has a packing; all of them if left out.
+    paths : tuple of str
+        See `sp.kernels.path`.
+    epilogues : tuple of Epilogue
+    fusions : frozenset of Fusion
+    max_tokens : int, optional
+        Rows of x; any number if left out.
+    max_weights : int
+        Of one call of `run`.
+    alike : callable, optional
+        By ggml type; weights of one call must have the same of it.
+    mixed_swiglu : bool
+        Whether gate and up may be of two formats.
+    multiple : int
+        With STORE, results are stored so many outputs at a time.
+    prefill : bool
+        Takes products of any size, so those of more rows than were timed too. A path has one such kernel.
+    room : callable
+        ``(tokens, width, kinds, norm, epilogue)`` to the rows of x that a launch on the current device has room for,
+        0 where it has none.
+    least_room : int
+        Where a launch has room for fewer rows than this and than the product has, its passes do not pay.
+    timed : range
+        Rows of x for which it is worth timing.
+    preferred : range
+        Rows of x for which it takes weights of its formats whatever the table says; of two such kernels the one
+        registered last.
+    otherwise : MatmulKernel, optional
+        Takes what this one does not: the product if there is no room for it, of several weights those of other
+        formats. If left out, the prefill kernel of the path.
+    tile_rows : callable, optional
+        With Fusion.TILES: rows of the tiles for so many tokens.
+    """
+
+    name: str
+    run: Callable[[Product], None]
+    reads: Callable[[int], bool] = _all
+    paths: tuple[str, ...] = PATHS
+    epilogues: tuple[Epilogue, ...] = (Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU)
+    fusions: frozenset[Fusion] = frozenset()
+    max_tokens: int | None = None
+    max_weights: int = 1
+    alike: Callable[[int], Hashable] | None = None
+    mixed_swiglu: bool = False
+    multiple: int = 1
+    prefill: bool = False
+    room: Callable[[int, int, tuple[int, ...], bool, Epilogue], int] = _any
+    least_room: int = 1
+    timed: range = range(0)
+    preferred: range = range(0)
+    otherwise: MatmulKernel | None = None
+    tile_rows: Callable[[int], int] | None = None
+
+    @property
+    def formats(self) -> tuple[int, ...]:
+        """ggml types of the weights it takes, of the formats that are registered by now."""
+        return tuple(fmt.ggml_type for fmt in kernel_formats() if self.reads(fmt.ggml_type))
+
+    def takes(self, tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> bool:
+        """Whether a product of `tokens` rows with weights of the ggml types `kinds` and `width` inputs can be its."""
+        if epilogue not in self.epilogues or (self.max_tokens is not None and tokens > self.max_tokens):
+            return False
+        return self.room(tokens, width, kinds, norm, epilogue) >= min(tokens, self.least_room)
+
+    def launch(self, product: Product) -> None:
+        """Make a product: first what is not fused, then the launches that its weights need."""
+        if product.epilogue is not Epilogue.STORE:
+            self.run(self._prepared(product))
+            return
+        kinds = [w.format.ggml_type for w in product.weights]
+        mine = [i for i, kind in enumerate(kinds) if self.reads(kind)]
+        if mine:
+            given = self._prepared(product)
+            keys = [None if self.alike is None else self.alike(kinds[i]) for i in mine]
+            for some in grouped(keys, self.max_weights):
+                self._store(given.part([mine[i] for i in some]))
+        if len(mine) < len(kinds):
+            other = self.otherwise or prefill_kernel(current_path())
+            if other is self:
+                raise DeviceError(f"{self.name} does not take all the formats of {[w.name for w in product.weights]}")
+            other.launch(product.part([i for i in range(len(kinds)) if i not in mine]))
+
+    def _prepared(self, product: Product) -> Product:
+        """With x as this kernel takes it."""
+        x, norm = product.x, product.norm
+        if isinstance(norm, Ready):
+            x, norm = (norm.tiles, None) if Fusion.READY in self.fusions else (x, norm.norm)
+        if norm is not None and Fusion.NORM not in self.fusions:
+            x, norm = rms_norm(x, *norm), None
+        if isinstance(x, InputTiles) and Fusion.TILES not in self.fusions:
+            raise DeviceError(f"{self.name} takes no input tiles")
+        return product if x is product.x and norm is product.norm else replace(product, x=x, norm=norm)
+
+    def _store(self, product: Product) -> None:
+        """A launch whose outputs it may store more of than there are: weights are padded to a multiple of 64."""
+        rows = [w.shape[0] for w in product.weights]
+        if not any(count % self.multiple for count in rows):
+            self.run(product)
+            return
+        cupy, whole = import_cupy(), [-(-count // self.multiple) * self.multiple for count in rows]
+        padded = [cupy.empty((len(out), n), out.dtype) for out, n in zip(product.outs, whole, strict=True)]
+        weights = [replace(w, shape=(n, w.shape[1])) for w, n in zip(product.weights, whole, strict=True)]
+        self.run(replace(product, weights=weights, outs=padded))
+        for out, full, count in zip(product.outs, padded, rows, strict=True):
+            out[...] = full[:, :count]
+
+
+def grouped(keys: Sequence[Hashable], most: int) -> list[list[int]]:
+    """Which places share a launch: up to `most`, all with the same key.
+
+    Examples
+    --------
+    >>> grouped((256, 64, 256), 4)
+    [[0, 2], [1]]
+    """
+    together: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(keys):
+        together.setdefault(key, []).append(i)
+    return [group[i : i + most] for group in together.values() for i in range(0, len(group), most)]
+
+
+_kernels: dict[str, MatmulKernel] = {}
+
+
+def register_matmul(kernel: MatmulKernel) -> MatmulKernel:
+    """Make a kernel known by its name, to dispatch, to timing and to lists.
+
+    Those of this room call this in their file, where they are found; others before a product is made.
+
+    Returns
+    -------
+    MatmulKernel
+        The same.
+
+    Raises
+    ------
+    ConfigError
+        When the name is taken, or a path has a prefill kernel already.
+    """
+    if kernel.name in _kernels:
+        raise ConfigError(f"matmul kernel {kernel.name} is there already")
+    for known in _kernels.values():
+        if kernel.prefill and known.prefill and set(kernel.paths) & set(known.paths):
+            raise ConfigError(f"matmul kernel {kernel.name}: {known.name} takes products of any size there")
+    _kernels[kernel.name] = kernel
+    return kernel
+
+
+def kernels(path: str) -> tuple[MatmulKernel, ...]:
+    """Those that a path may take: of this room, and what else was registered."""
+    _import_room()
+    return tuple(kernel for kernel in _kernels.values() if path in kernel.paths)
+
+
+def prefill_kernel(path: str) -> MatmulKernel:
+    """The kernel of a path that takes products of any size."""
+    return next(kernel for kernel in kernels(path) if kernel.prefill)
+
+
+@cache
+def _import_room() -> None:
+    """Import every module of this room, so that its kernels are registered."""
+    package = __name__.rpartition(".")[0]
+    for found in iter_modules(import_module(package).__path__, f"{package}."):
+        import_module(found.name)

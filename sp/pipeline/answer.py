@@ -1,0 +1,177 @@
+"""The answer to what the target reads: prefill up to the first token, and the others as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from sp.arrays import Floats
+from sp.decode import Speculative
+from sp.decode.greedy import generate
+from sp.decode.speculate import speculate
+from sp.errors import ConfigError
+from sp.models import prefill, prefill_sparse
+from sp.models.drafts.dflash import Draft
+from sp.models.passes.tree import LayerFeatures
+from sp.pipeline.compress import Compressed
+from sp.pipeline.load import Loaded
+from sp.pipeline.options import RunOptions
+from sp.pipeline.slots import Slot, Slots
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An answer whose first token is known; `rest` computes the others as it is asked for them.
+
+    `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
+    `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
+    those that were taken from it are left.
+    """
+
+    first: int
+    rest: Generator[int]
+    densities: tuple[float, ...] = ()
+    passes: list[int] = field(default_factory=list)
+
+    def tokens(self) -> Generator[int]:
+        """All tokens, the first one first; closes `rest` when closed."""
+        taken = 0  # after the first
+        try:
+            with closing(self.rest):
+                yield self.first
+                for token in self.rest:
+                    taken += 1
+                    yield token
+        finally:
+            self.passes[:] = cut(self.passes, taken)
+
+
+def cut(passes: Sequence[int], tokens: int) -> list[int]:
+    """Tokens of each pass, up to so many in all: the last one cut, those after it left out.
+
+    Examples
+    --------
+    >>> cut([3, 4, 2], 5)
+    [3, 2]
+    """
+    found: list[int] = []
+    for length in passes:
+        if tokens <= 0:
+            break
+        found.append(min(length, tokens))
+        tokens -= length
+    return found
+
+
+def check_draft(options: RunOptions, draft: Draft | None) -> None:
+    """ConfigError if the options' way of decoding needs a draft and there is none."""
+    if draft is None and isinstance(options.decode, Speculative):
+        raise ConfigError("guessing ahead needs the target's draft; name its file with --draft, or in with_draft")
+
+
+def begin(
+    target: Loaded,
+    given: Compressed,
+    options: RunOptions,
+    progress: Progress | None,
+    draft: Draft | None = None,
+    slots: Slots | None = None,
+) -> Begun:
+    """Run the target over the given tokens, up to the first token of the answer.
+
+    Parameters
+    ----------
+    target, given, options, progress
+    draft : Draft, optional
+        For the speculative ways of decoding.
+    slots : Slots, optional
+        Where the answer's cache comes from and goes; by default it is made for this answer.
+
+    Raises
+    ------
+    ConfigError
+        Without the draft that the options' way of decoding needs.
+    """
+    slots, decoder = slots or Slots(keep=False), options.decode
+    tokens = len(given.ids) + options.max_new_tokens
+    check_draft(options, draft)
+    if draft is not None and isinstance(decoder, Speculative):
+        tokens += decoder.nodes(draft.block_size)
+    slot = slots.take(target.model, tokens, options.kv, options.rotate)
+    try:
+        if draft is not None and isinstance(decoder, Speculative):
+            begun = _begin_with_draft(target, given, options, decoder, progress, draft, slot)
+        else:
+            begun = _begin_alone(target, given, options, progress, slot)
+    except BaseException:
+        slot.end()
+        raise
+    rest = _lent(slot, slots, begun.rest)
+    return replace(begun, first=next(rest), rest=rest)
+
+
+def _lent(slot: Slot, slots: Slots, stream: Generator[int]) -> Generator[int]:
+    """The same stream; the slot it comes from goes back when it has ended or is closed, but not after an error."""
+    try:
+        with closing(stream):
+            yield from stream
+    except GeneratorExit:
+        slots.give_back(slot)
+        raise
+    except BaseException:
+        slot.end()
+        raise
+    slots.give_back(slot)
+
+
+def _begin_alone(
+    target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None, slot: Slot
+) -> Begun:
+    """Read the prompt, for an answer without a draft; `first` is not known yet."""
+    what = target.model, given.ids, given.positions, slot.cache
+    densities: tuple[float, ...] = ()
+    if options.sparse is None:
+        logits = prefill(*what, gaps=options.state_gaps, progress=progress)
+    else:
+        logits, densities = prefill_sparse(*what, options.sparse, progress=progress)
+    how = target.model, logits, given.next_position, slot.cache
+    return Begun(-1, generate(*how, limit=options.max_new_tokens, decoder=slot.greedy()), densities)
+
+
+def _begin_with_draft(
+    target: Loaded,
+    given: Compressed,
+    options: RunOptions,
+    decoder: Speculative,
+    progress: Progress | None,
+    draft: Draft,
+    slot: Slot,
+) -> Begun:
+    """The same where a draft reads along: the outputs of some layers, as each part of the prompt passes them."""
+    session, read = slot.session(draft), 0
+
+    def take(features: Floats) -> None:
+        nonlocal read
+        session.remember(features, given.positions[read : read + len(features)])
+        read += len(features)
+
+    logits = prefill(
+        *(target.model, given.ids, given.positions, slot.cache),
+        after=LayerFeatures(draft.layers, take),
+        # The last layer is whole only where the draft wants its outputs.
+        rows=len(given.ids) if target.model.config.layers - 1 in draft.layers else 1,
+        gaps=options.state_gaps,
+        progress=progress,
+    )
+    passes: list[int] = []
+    rest = speculate(
+        *(target.model, session, decoder, logits, given.next_position, slot.cache),
+        limit=options.max_new_tokens,
+        seed=options.seed,
+        on_pass=passes.append,
+        cycle=slot.cycle(decoder),
+    )
+    return Begun(-1, rest, passes=passes)

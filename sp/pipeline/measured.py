@@ -1,0 +1,163 @@
+"""BreakEven: the prompt length from which on compression was measured to pay, from records of times to first token."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, isclose, log
+from pathlib import Path
+from typing import Any
+
+from sp.errors import ConfigError
+from sp.kernels.machine import machine_facts, machine_slug
+from sp.pipeline.load import Loaded
+from sp.pipeline.sizes import format_bytes
+from sp.scoring import Scorer
+from sp.scoring.reading import DRAFTING, drafting
+from sp.trace import read_jsonl
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """What was measured at one keep ratio.
+
+    Attributes
+    ----------
+    keep_ratio : float
+    drafting : dict
+        The values of `DRAFTING`.
+    tokens : int or None
+        Compression paid from this length on, interpolated between `below` and `above`; None if it did not pay at
+        the longest length.
+    below, above : int or None
+        Measured lengths round it: the last at which compression did not pay, the first from which on it did.
+    shortest, longest : int
+        Measured lengths, in tokens.
+    samples : int
+        Fewest samples behind a time that was used.
+    vram : str or None
+        The budget of device memory.
+    """
+
+    keep_ratio: float
+    drafting: Mapping[str, Any]
+    tokens: int | None
+    below: int | None
+    above: int | None
+    shortest: int
+    longest: int
+    samples: int
+    vram: str | None = None
+
+    def describe(self) -> str:
+        """One phrase for reports."""
+        n = f"n = {self.samples}"
+        if self.tokens is None:
+            return f"measured not to pay at any length from {self.shortest} to {self.longest} tokens ({n})"
+        if self.below is None:
+            return f"measured to pay from the shortest length on, {self.shortest} tokens ({n})"
+        return f"measured to pay from {self.tokens} tokens on, between {self.below} and {self.above} ({n})"
+
+
+def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | None, int | None]:
+    """Length at which a speed-up passes one for good, and the lengths round it.
+
+    Parameters
+    ----------
+    points : sequence of (tokens, speed-up)
+        By ascending tokens; at least one.
+
+    Returns
+    -------
+    tokens, below, above
+        As in `BreakEven`; between two lengths log(speed-up) is taken as linear in log(tokens).
+
+    Examples
+    --------
+    >>> crossing([(1000, 0.5), (4000, 2.0), (8000, 3.0)])
+    (2000, 1000, 4000)
+    >>> crossing([(1000, 0.5)])
+    (None, 1000, None)
+    """
+    losing = [i for i, (_, gain) in enumerate(points) if gain <= 1]
+    if not losing:
+        return points[0][0], None, points[0][0]
+    if losing[-1] + 1 == len(points):
+        return None, points[-1][0], None
+    (low, worse), (high, better) = points[losing[-1] : losing[-1] + 2]
+    share = -log(worse) / (log(better) - log(worse))
+    return round(exp(log(low) + share * (log(high) - log(low)))), low, high
+
+
+def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEven, ...]:
+    """Break-even of every budget, keep ratio below 1 and way of drafting in `ttft` records of one pair and machine.
+
+    The newest record of a length counts. Records without a full prefill of the same run are of no use here.
+    """
+    groups: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for record in records:
+        config, metrics = record["config"], record["metrics"]
+        if config["keep_ratio"] < 1 and metrics.get("ttft_s") and metrics.get("full_ttft_s"):
+            key = (config.get("vram"), config["keep_ratio"], *(config.get(name) for name in DRAFTING))
+            groups[key][config["prompt_tokens"]] = record
+    found = []
+    for (vram, keep, *how), by_length in sorted(groups.items(), key=repr):
+        points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
+        samples = min(min(len(r["samples"]), r["metrics"].get("full_runs", 1)) for r in by_length.values())
+        drafted = dict(zip(DRAFTING, how, strict=True))
+        found.append(BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram))
+    return tuple(found)
+
+
+def read_break_evens(path: Path, target: str, drafter: str, machine: str, vram: str | None) -> tuple[BreakEven, ...]:
+    """Break-evens of one pair, machine and memory limit in a file of `ttft` records.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read or is no file of records.
+    """
+    want = {"target": target, "drafter": drafter, "vram": vram}
+    records = [r for r in read_jsonl(path) if isinstance(r.get("config"), dict) and r.get("bench") == "ttft"]
+    mine = [r for r in records if all(r["config"].get(name) == value for name, value in want.items())]
+    return measured_break_evens(r for r in mine if machine_slug(r) == machine)
+
+
+def known_break_evens(
+    records: Path | None, target: Loaded, drafter: Loaded, budget: int | None
+) -> tuple[BreakEven, ...] | None:
+    """What was measured of a pair on this machine within a budget of device memory; None without a file of records.
+
+    Parameters
+    ----------
+    records : path or None
+        A file of `sp bench ttft --record`; ``results/<machine>/ttft.jsonl`` if that is there and none is named.
+    target, drafter
+    budget : int or None
+        Bytes; None for all there is.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or one was named that tells nothing of this pair on this machine.
+    """
+    machine = machine_slug(machine_facts(target.model.device))
+    path = records or Path("results") / machine / "ttft.jsonl"
+    if records is None and not path.exists():
+        return None
+    limit = format_bytes(budget)
+    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit)
+    if records is not None and not found:
+        raise ConfigError(
+            f"{path} tells of no full and compressed prefill by {target.path.name} and "
+            f"{drafter.path.name} on {machine}{f' within {limit}' if limit else ''}; make some with "
+            "sp bench ttft --record"
+        )
+    return found
+
+
+def find_break_even(found: Iterable[BreakEven], keep_ratio: float, scorer: Scorer) -> BreakEven | None:
+    """The one measured at a keep ratio with this way of drafting, if there is one."""
+    how = drafting(scorer)
+    return next((b for b in found if isclose(b.keep_ratio, keep_ratio) and dict(b.drafting) == how), None)

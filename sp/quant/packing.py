@@ -1,0 +1,181 @@
+"""Packing: where the codes and scales of a format lie in its blocks, and every size that follows from it.
+
+It is the one table of what kernels read: shared memory and launches in Python, the generated header ``packings.cuh`` in
+CUDA (`sp.kernels.packings`) and the NumPy twin of the packed layout (`sp.ops.matmul.fragment_order`) take their numbers
+from here. A format without a packing is decoded on the CPU alone and re-packed for the device, see `sp.quant.repack`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TILE = 64
+"""Rows, and inputs, of a tile of packed weights."""
+STAGE_ROWS, UNIT_ROWS = 16, TILE
+"""Rows that the decode kernels and the Hopper kernel for few tokens fetch at once, each of a span of inputs."""
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Some bits of every code of a block, ``8 // bits`` values to a byte, or two bytes a value.
+
+    Value ``k`` lies in byte ``at + k // (run * n) * run + k % run`` from bit ``bits * (k // run % n)`` on, where
+    ``n = 8 // bits``: so many runs of `run` consecutive values share their bytes.
+
+    Attributes
+    ----------
+    bits : {1, 2, 4, 8, 16, 32}
+    at : int
+        First byte in the block.
+    run : int
+    """
+
+    bits: int
+    at: int
+    run: int = 1
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Bytes of a block that are kept as they are.
+
+    Attributes
+    ----------
+    at, nbytes : int
+    """
+
+    at: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a block lies in memory.
+
+    Attributes
+    ----------
+    block : int
+        Values of a block.
+    low : Plane
+        The lower bits of the codes, or all of them.
+    high : Plane, optional
+        The upper bits.
+    scales : Scales, optional
+        The scales of the block, minima with them; none for plain numbers.
+    delta : Scales, optional
+        A float16 that multiplies the scales, where it does not lie among them.
+    group : int
+        Values that a scale covers.
+    minima : bool
+        Whether codes count from 0 and a minimum is taken off; otherwise they count from the middle of their range.
+    signed : bool
+        Whether codes lie in the file as two's complement; kernels hold them unsigned, with the middle added.
+    values : tuple of int
+        What the codes stand for, in their order, where that is not the codes themselves.
+
+    Examples
+    --------
+    >>> from sp.quant import Q6_K
+    >>> p = Q6_K.packing
+    >>> p.block_bytes, p.low_bytes, p.high_bytes, p.zero, p.stage_bytes
+    (210, 2048, 1024, 32, 3360)
+    """
+
+    block: int
+    low: Plane
+    high: Plane | None = None
+    scales: Scales | None = None
+    delta: Scales | None = None
+    group: int = 1
+    minima: bool = False
+    signed: bool = False
+    values: tuple[int, ...] = ()
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """The low plane and, if there is one, the high one."""
+        return (self.low,) if self.high is None else (self.low, self.high)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return sum(plane.bits for plane in self.planes)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.block * self.bits // 8 + sum(part.nbytes for part in (self.scales, self.delta) if part)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the codes are numbers by themselves."""
+        return self.scales is None
+
+    @property
+    def tiled(self) -> bool:
+        """Whether matrix kernels read it; of other formats only rows are gathered."""
+        return self.bits <= 16
+
+    @property
+    def super(self) -> bool:
+        """Whether it is a K-quant: a super-block of several tiles' inputs, with scales of its groups in 16 bytes."""
+        return self.block > TILE
+
+    @property
+    def middle(self) -> int:
+        """The middle of the range of the codes; 0 for plain numbers."""
+        return 0 if self.plain else 1 << (self.bits - 1)
+
+    @property
+    def zero(self) -> int:
+        """The unsigned code that stands for 0, where there are no minima."""
+        return 0 if self.minima else self.middle
+
+    @property
+    def flip(self) -> int:
+        """What codes of the file are xor-ed with to be unsigned."""
+        return self.middle if self.signed else 0
+
+    @property
+    def span(self) -> int:
+        """Inputs that rows are whole multiples of: those whose scales lie together."""
+        return max(self.block, TILE)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a span."""
+        return self.span // TILE
+
+    @property
+    def low_bytes(self) -> int:
+        """Bytes of a tile in the low plane."""
+        return TILE * TILE * self.low.bits // 8
+
+    @property
+    def high_bytes(self) -> int:
+        """Bytes of a tile in the high plane."""
+        return TILE * TILE * self.high.bits // 8 if self.high else 0
+
+    @property
+    def scales_bytes(self) -> int:
+        """Bytes of the scales of 64 rows of a span."""
+        return TILE * self.span // self.block * self.scales.nbytes if self.scales else 0
+
+    @property
+    def deltas_bytes(self) -> int:
+        """Bytes of the deltas of 64 rows of a span."""
+        return TILE * self.span // self.block * self.delta.nbytes if self.delta else 0
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of 16 rows of a span, which a warp of the decode kernels fetches at once."""
+        return self._slot_bytes(STAGE_ROWS)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of 64 rows of a span, which the Hopper kernel for few tokens fetches at once."""
+        return self._slot_bytes(UNIT_ROWS)
+
+    def _slot_bytes(self, rows: int) -> int:
+        tiles = self.tiles * (self.low_bytes + self.high_bytes)
+        return (tiles + self.scales_bytes + self.deltas_bytes) * rows // TILE

@@ -1,0 +1,160 @@
+"""What the device holds of formats that no kernel reads: the same numbers in another format, and what that costs.
+
+Codes of 8 bits with a scale for 32 values (Q8_0) where the format has no more bits than that, BF16 where it has, or
+where a row is not whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sp.arrays import Bytes
+from sp.quant.base import BlockFormat
+from sp.quant.formats.bf16 import BF16
+from sp.quant.formats.q8_0 import Q8_0
+from sp.quant.packing import TILE
+from sp.quant.registry import FORMATS
+
+PIECE = 1 << 20
+"""Values that a thread decodes and encodes at a time."""
+
+
+def device_format(fmt: BlockFormat, width: int, *, table: bool = False) -> BlockFormat:
+    """The format in which the device holds a matrix.
+
+    Parameters
+    ----------
+    fmt : BlockFormat
+        Of the file.
+    width : int
+        Values of a row.
+    table : bool
+        Whether only rows are picked, as of an embedding, which needs no kernel that multiplies.
+
+    Examples
+    --------
+    >>> from sp.quant import F32, Q4_K
+    >>> device_format(Q4_K, 512).name, device_format(F32, 512).name, device_format(F32, 512, table=True).name
+    ('Q4_K', 'BF16', 'F32')
+    """
+    if fmt.packing is not None and (fmt.packing.tiled or table):
+        return fmt
+    return Q8_0 if fmt.bits_per_value <= Q8_0.bits_per_value and width % Q8_0.block_size == 0 else BF16
+
+
+def repack(rows: Bytes, fmt: BlockFormat, target: BlockFormat) -> Bytes:
+    """Rows of one format in another: uint8 (n, row_bytes) -> (n, row_bytes of `target`), on all cores.
+
+    Raises
+    ------
+    ConfigError
+        When values are NaN, Inf or too large for `target`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import Q4_0, Q8_0
+    >>> repack(Q4_0.encode(np.ones((3, 64), np.float32)), Q4_0, Q8_0).shape
+    (3, 68)
+    """
+    width = rows.shape[1] // fmt.block_bytes * fmt.block_size
+    out = np.empty((len(rows), target.row_bytes(width)), np.uint8)
+    step = max(1, PIECE // max(width, 1))
+
+    def work(start: int) -> None:
+        piece = slice(start, start + step)
+        out[piece] = target.encode(fmt.decode(rows[piece]))
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(work, range(0, len(rows), step)):
+            pass
+    return out
+
+
+@dataclass(frozen=True)
+class Repacked:
+    """Matrices of one format that the device holds in another.
+
+    Attributes
+    ----------
+    source, target : str
+        Names of the formats.
+    tensors : int
+    source_bytes, target_bytes : int
+        Of all of them, in the file and on the device.
+
+    Examples
+    --------
+    >>> print(Repacked("IQ4_XS", "Q8_0", 12, 1_200_000_000, 2_100_000_000))
+    12 tensors of IQ4_XS are re-packed as Q8_0 for the GPU: 1.2 GB -> 2.1 GB
+    """
+
+    source: str
+    target: str
+    tensors: int
+    source_bytes: int
+    target_bytes: int
+
+    def __str__(self) -> str:
+        what = "1 tensor" if self.tensors == 1 else f"{self.tensors} tensors"
+        are = "is" if self.tensors == 1 else "are"
+        sizes = f"{_size(self.source_bytes)} -> {_size(self.target_bytes)}"
+        return f"{what} of {self.source} {are} re-packed as {self.target} for the GPU: {sizes}"
+
+
+def count_repacked(matrices: Iterable[tuple[BlockFormat, tuple[int, ...], bool]]) -> tuple[Repacked, ...]:
+    """What of `matrices` the device holds in another format, the most bytes first.
+
+    Parameters
+    ----------
+    matrices : iterable of (format, shape, table)
+        See `device_format`.
+
+    Examples
+    --------
+    >>> from sp.quant import F32, Q4_K
+    >>> [str(each) for each in count_repacked([(F32, (1000, 512), False), (Q4_K, (1000, 512), False)])]
+    ['1 tensor of F32 is re-packed as BF16 for the GPU: 2.0 MB -> 1.0 MB']
+    """
+    found: dict[tuple[str, str], Repacked] = {}
+    for fmt, shape, table in matrices:
+        target = device_format(fmt, shape[-1], table=table)
+        if target is fmt:
+            continue
+        key = fmt.name, target.name
+        so_far = found.get(key, Repacked(*key, 0, 0, 0))
+        sizes = so_far.source_bytes + fmt.nbytes(shape), so_far.target_bytes + target.nbytes(shape)
+        found[key] = Repacked(*key, so_far.tensors + 1, *sizes)
+    return tuple(sorted(found.values(), key=lambda each: -each.target_bytes))
+
+
+class Tensor(Protocol):
+    """What a file's table says of a tensor."""
+
+    @property
+    def ggml_type(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def repacked_tensors(tensors: Mapping[str, Tensor]) -> tuple[Repacked, ...]:
+    """What the device would hold in another format of a GGUF file: its matrices, but for taps of convolutions.
+
+    A head that is tied to the embedding is not counted.
+    """
+    matrices = (
+        (FORMATS[info.ggml_type], info.shape, name == "token_embd.weight")
+        for name, info in tensors.items()
+        if info.ggml_type in FORMATS and len(info.shape) == 2 and info.shape[1] % TILE == 0
+    )
+    return count_repacked(matrices)
+
+
+def _size(count: int) -> str:
+    unit, name = (1e9, "GB") if count >= 1e8 else (1e6, "MB")
+    return f"{count / unit:.1f} {name}"

@@ -1,0 +1,72 @@
+"""Records looked up by benchmark and configuration, and rows of Markdown made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sp.errors import ConfigError
+
+Record = Mapping[str, Any]
+
+
+def find(records: Sequence[Record], bench: str, /, **config: object) -> Record | None:
+    """The record of a benchmark whose configuration has these values; None if there is none.
+
+    A value of None also stands for a key that is not there, so that special forms are asked for or left out by name.
+
+    Raises
+    ------
+    ConfigError
+        There are several: more keys must be named.
+
+    Examples
+    --------
+    >>> made = [{"bench": "load", "config": {"file_bytes": n}} for n in (1, 2)]
+    >>> find(made, "load", file_bytes=2, mode=None)["config"], find(made, "load", file_bytes=3)
+    ({'file_bytes': 2}, None)
+    """
+    found = [
+        record
+        for record in records
+        if record.get("bench") == bench and all(record["config"].get(key) == value for key, value in config.items())
+    ]
+    if len(found) > 1:
+        raise ConfigError(f"{len(found)} records {bench} have {config}; keep those of one pair and machine")
+    return found[0] if found else None
+
+
+def metric(record: Record | None, name: str, form: str) -> str:
+    """A metric as it stands in a table; nothing where there is no record.
+
+    Examples
+    --------
+    >>> metric({"metrics": {"ms": 1.25}}, "ms", ".1f"), metric(None, "ms", ".1f")
+    ('1.2', '')
+    """
+    return "" if record is None else f"{record['metrics'][name]:{form}}"
+
+
+def percent(share: float) -> str:
+    """A share for people.
+
+    Examples
+    --------
+    >>> percent(0.0344)
+    '3.4 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table, its first `left` columns text and the others numbers.
+
+    Examples
+    --------
+    >>> print(markdown_rows(["a", "b"], [["x", "1"]]))
+    | a | b |
+    |---|---:|
+    | x | 1 |
+    """
+    rule = "|" + "|".join(["---"] * left + ["---:"] * (len(heads) - left)) + "|"
+    return "\n".join([f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -1,0 +1,76 @@
+"""Parts of a page that are made from records: what stands between two marks is written, never edited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from sp.errors import ConfigError
+from sp.studies.tables.decode_table import decoding
+from sp.studies.tables.headline import headline
+from sp.studies.tables.sparse_table import drafters, sparse_layers
+from sp.studies.tables.speed_table import kernels, whole_models
+
+
+class Part(NamedTuple):
+    """One part: the marks it stands between, and what makes it from records."""
+
+    begin: str
+    end: str
+    make: Callable[[Sequence[Any]], str]
+
+
+def _part(name: str, make: Callable[[Sequence[Any]], str]) -> Part:
+    return Part(f"<!-- {name}: made by `sp report`, not by hand -->", f"<!-- end of {name} -->", make)
+
+
+PARTS = (
+    _part("speed", whole_models),
+    _part("kernels", kernels),
+    _part("sparse layers", sparse_layers),
+    _part("drafter", drafters),
+    _part("headline", headline),
+    _part("decoding", decoding),
+)
+
+
+def fill(page: str, records: Sequence[Any]) -> str:
+    """The page with every part that it has marks for made anew.
+
+    Raises
+    ------
+    ConfigError
+        It has marks for none, or see `insert_between`.
+
+    Examples
+    --------
+    >>> part = PARTS[0]
+    >>> "No record" in fill(f"{part.begin}\\nold\\n{part.end}", [])
+    True
+    """
+    wanted = [part for part in PARTS if part.begin in page or part.end in page]
+    if not wanted:
+        raise ConfigError(f"the page has no marks of a part made from records, such as {PARTS[0].begin}")
+    for part in wanted:
+        page = insert_between(page, part.begin, part.end, part.make(records))
+    return page
+
+
+def insert_between(text: str, first: str, last: str, table: str) -> str:
+    """`text` with `table` between two lines of it.
+
+    Raises
+    ------
+    ConfigError
+        The lines are not there, once each and in order.
+
+    Examples
+    --------
+    >>> insert_between("a [ old ] z", "[", "]", "new")
+    'a [\\nnew\\n] z'
+    """
+    head, begin, rest = text.partition(first)
+    _, end, tail = rest.partition(last)
+    if not begin or not end or first in rest or last in tail or last in head:
+        raise ConfigError(f"the page lacks the two lines {first} and {last}, once each; put them where the table goes")
+    return f"{head}{first}\n{table}\n{last}{tail}"
