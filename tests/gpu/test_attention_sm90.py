@@ -226,6 +226,6 @@ def test_runs_are_equal_bit_for_bit(guarded, d):
 def test_no_queries():
     import cupy
 
-    pages, table = cupy.zeros((1, BLOCK, 1, 128), np.float16), cupy.zeros(1, np.int32)
-    out = prefill(cupy.empty((0, 1, 128), np.float16), pages, pages, table, 0, 1.0)
+    pages, table = cupy.zeros((1, BLOCK, 1, 256), np.uint8), cupy.zeros(1, np.int32)
+    out = prefill(cupy.empty((0, 1, 128), np.float16), PagedKV(pages, pages, table, 0, F16), 1.0)
     assert out.shape == (0, 1, 128)

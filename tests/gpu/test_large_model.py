@@ -1,12 +1,14 @@
 """All of a model of 27B against the same weights in float32 on the CPU: errors near what was measured.
 
-Small models hide what many layers and wide sums add up to. The weights are those of a random model on the device,
-unpacked there a layer at a time; their values are float32, and the host's products are too.
+Small models hide what many layers and wide sums add up to. The weights are those of a file of random blocks, all of them
+different; the device unpacks them a layer at a time. Their values are float32, and the host's products are too.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import cupy
@@ -15,14 +17,16 @@ import pytest
 from bounds import within
 from compare import nmse
 
-from sp.models import Model, stream_by_layer
-from sp.models.synthetic.random_store import random_model
+from sp.models import Model, load_model, stream_by_layer
+from sp.models.synthetic.synthetic import write_synthetic
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import unpack
 from sp.quant import F32, Weight
 
 pytestmark = pytest.mark.no_sanitizer  # far too much work
 SHAPE, FILE_TYPE, TOKENS = "qwen3.6-27b", "q4_k_m", 48
+MEMORY = Path("/dev/shm")
+"""Where the file of 16.5 GB had best lie."""
 VALUES = 1 << 29
 """Room for those of a layer."""
 
@@ -64,7 +68,8 @@ def dense(name: str, values: np.ndarray) -> Weight:
 @cache
 def models() -> tuple[Model, Model]:
     """On the device, and the same on the host."""
-    gpu = random_model(SHAPE, FILE_TYPE)
+    with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        gpu = load_model(write_synthetic(Path(folder) / "large.gguf", SHAPE, FILE_TYPE), device="cuda")
     trunk, table = gpu.trunk, gpu.trunk.embed
     embed = Weight(table.name, table.format, table.shape, table.data.get())
     output = dense(trunk.output.name, unpack(trunk.output).get())

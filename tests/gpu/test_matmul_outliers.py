@@ -15,6 +15,8 @@ import pytest
 from bounds import within
 from compare import by_column, mirrored, nmse, planted, to_bf16, to_float64
 
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, Epilogue
+from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.project import gated_project, project, project_add
 from sp.quant import format_by_name
@@ -34,11 +36,17 @@ def weight(name: str, shape: tuple[int, int], seed: int = 0) -> tuple[PackedWeig
     return pack(name, fmt, shape, cupy.asarray(packed)), dense
 
 
-def kind_of(name: str, tokens: int) -> str:
+def rounds_weights(w: PackedWeight, tokens: int, epilogue: Epilogue) -> bool:
+    """Whether the kernel that takes a product multiplies by weights in bf16, as those of prefill do."""
+    return choose(tokens, (w,), False, epilogue).prefill
+
+
+def kind_of(w: PackedWeight, tokens: int) -> str:
     """The table's entry for the quiet part."""
+    name = w.format.name
     if name == "F16":
         return "quiet inputs, F16 weights"
-    if tokens > 64:
+    if rounds_weights(w, tokens, STORE):
         return "quiet inputs, prefill"
     one = "quiet inputs, one token" + (", K-quants" if name.endswith("_K") else "")
     return one if tokens == 1 else "quiet inputs, few tokens"
@@ -51,7 +59,7 @@ def test_inputs(name: str, tokens: int, guarded: Any, path: str) -> None:
     ways = [to_bf16(one) for one in (x, mirrored(x, loud))]
     got = [to_float64(project(guarded(x.shape, np.uint16, one), [w], f32=[True])[0]) for one in ways]
     want = [to_float64(one) @ dense.T for one in ways]
-    within(kind_of(name, tokens), nmse(got[0] - got[1], want[0] - want[1]))
+    within(kind_of(w, tokens), nmse(got[0] - got[1], want[0] - want[1]))
     within("loud inputs", nmse(got[0] + got[1], want[0] + want[1]))
 
 
@@ -77,7 +85,7 @@ def test_a_stream_that_is_added_to(name: str, tokens: int, guarded: Any, path: s
     stream = guarded(x.shape, np.float32, x)
     project_add(stream, guarded(h.shape, np.uint16, h), w)
     quiet, loudly = by_column(stream, x + to_float64(h) @ dense.T, loud)
-    rounded = tokens > 64 or name == "F16"
+    rounded = name == "F16" or rounds_weights(w, tokens, ADD)
     within("quiet columns of x + h W" + (", rounded weights" if rounded else ""), quiet)
     within("loud columns of x + h W", loudly)
 
