@@ -15,7 +15,7 @@ from sp.bench.timing import spread, time_kernel
 from sp.kernels import import_cupy
 from sp.kernels.device import require_device
 from sp.kernels.jit import device_arches
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import STORE
 from sp.kernels.tools.build import build_all
 from sp.kernels.tools.check import plan
@@ -90,21 +90,21 @@ def copies(fmt: BlockFormat, shape: tuple[int, int]) -> tuple[PackedWeight, ...]
     return (first, *(replace(first, data=first.data.copy()) for _ in range(count - 1)))
 
 
-def needed(runs: Any) -> dict[Kernel, list[Defines]]:
+def needed(runs: Any) -> dict[KernelSpec, list[Defines]]:
     """Variants that some work launches, without launching them."""
-    found: dict[Kernel, dict[tuple[Any, ...], Defines]] = {}
-    plain = Kernel.launch
+    found: dict[KernelSpec, dict[tuple[Any, ...], Defines]] = {}
+    plain = KernelSpec.launch
 
-    def note(self: Kernel, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
+    def note(self: KernelSpec, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
         chosen = self.variants[0] if defines is None else defines
         found.setdefault(self, {})[tuple(chosen.items())] = chosen
 
-    Kernel.launch = note  # type: ignore[method-assign]
+    KernelSpec.launch = note  # type: ignore[method-assign]
     try:
         for run in runs:
             run()
     finally:
-        Kernel.launch = plain  # type: ignore[method-assign]
+        KernelSpec.launch = plain  # type: ignore[method-assign]
     return {kernel: list(variants.values()) for kernel, variants in found.items()}
 
 

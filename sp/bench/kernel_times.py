@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sp.kernels import import_cupy
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 
 QUIET = 1 << 30  # bytes written to keep the device busy while the host queues the work
 
@@ -50,9 +50,9 @@ def kernel_times(work: Callable[[], object], hold_ms: float = 20.0) -> list[Kern
     """
     cupy = import_cupy()
     seen: list[tuple[str, str, Any, Any]] = []
-    plain = Kernel.launch
+    plain = KernelSpec.launch
 
-    def timed(self: Kernel, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
+    def timed(self: KernelSpec, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         start.record()
         plain(self, grid, *values, defines=defines)
@@ -65,11 +65,11 @@ def kernel_times(work: Callable[[], object], hold_ms: float = 20.0) -> list[Kern
     stream.synchronize()
     for _ in range(int(hold_ms / 0.3)):
         busy.data.memset_async(0, QUIET)
-    Kernel.launch = timed  # type: ignore[method-assign]
+    KernelSpec.launch = timed  # type: ignore[method-assign]
     try:
         work()
     finally:
-        Kernel.launch = plain  # type: ignore[method-assign]
+        KernelSpec.launch = plain  # type: ignore[method-assign]
     stream.synchronize()
     found: dict[tuple[str, str], KernelTime] = {}
     for entry, variant, start, end in seen:

@@ -42,7 +42,7 @@ def make_record(
     samples : sequence
         Raw samples behind the metrics.
     sources : iterable of str, optional
-        Kernel sources it rests on; those launched so far in this process if left out.
+        KernelSpec sources it rests on; those launched so far in this process if left out.
     device : {"cuda", "cpu"}
         Where it was measured.
     """

@@ -61,7 +61,7 @@ class Cycle:
 
     def keep(self, path: Ints) -> None:
         """Keep a path of the tree just read."""
-        self._reader.keep_path(path)
+        self._reader.commit_path(path)
 
     def remember(self, path: Ints, positions: Ints) -> None:
         """Have the guesser take in the path just kept, whose nodes stand at `positions`."""

@@ -16,7 +16,7 @@ from sp.errors import PromptError
 from sp.kernels import import_cupy
 from sp.kernels.specs.sequence import NEXT_STEP
 from sp.models import Cache, Model
-from sp.models.passes.replay import Lane, Replay
+from sp.models.passes.captured_graph import CapturedGraph, CaptureStream
 from sp.ops.sampling.sample import argmax
 
 
@@ -37,8 +37,8 @@ class GraphDecoder:
     def __init__(self, model: Model, cache: Cache, limit: int, *, eager: bool = False) -> None:
         cupy = import_cupy()
         self._model, self._cache, self._last_position = model, cache, -1
-        self._lane = Lane()
-        self._read_next: Replay[None] = Replay(eager=eager)
+        self._lane = CaptureStream()
+        self._read_next: CapturedGraph[None] = CapturedGraph(eager=eager)
         self._arrived = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * limit), np.int32, limit)
         self._token, self._history = cupy.empty(1, np.int32), cupy.empty(limit, np.int32)
         self._position, self._step = cupy.zeros(1, np.int64), cupy.zeros(1, np.int32)

@@ -17,9 +17,9 @@ from sp.decode.base import Tree
 from sp.decode.cycle import Cycle, Guesser
 from sp.models import Cache, Model
 from sp.models.layers.block import Nodes
+from sp.models.passes.captured_graph import CapturedGraph, CaptureStream
 from sp.models.passes.forward import check_context
-from sp.models.passes.mailbox import Mailbox
-from sp.models.passes.replay import Lane, Replay
+from sp.models.passes.pinned_staging import PinnedStaging
 from sp.models.passes.tree import MOST_NODES, TreePass, ancestry
 from sp.ops.feature_rows import pick_features
 
@@ -30,12 +30,12 @@ class GraphCycle(Cycle):
     def __init__(self, model: Model, guesser: Guesser, cache: Cache, nodes: int) -> None:
         super().__init__(model, guesser, cache, nodes)
         self._model, self._cache, self._nodes = model, cache, nodes
-        self._lane = Lane()
-        self._tree = Mailbox(ids=(np.int32, nodes), positions=(np.int64, nodes), seen=(np.uint64, nodes))
-        self._path = Mailbox(path=(np.int32, MOST_NODES), kept=(np.int32, 1))
+        self._lane = CaptureStream()
+        self._tree = PinnedStaging(ids=(np.int32, nodes), positions=(np.int64, nodes), seen=(np.uint64, nodes))
+        self._path = PinnedStaging(path=(np.int32, MOST_NODES), kept=(np.int32, 1))
         self._picked: Any = None
-        self._reading: Replay[TreePass] = Replay()
-        self._keeping: Replay[Any] = Replay()
+        self._reading: CapturedGraph[TreePass] = CapturedGraph()
+        self._keeping: CapturedGraph[Any] = CapturedGraph()
 
     def working(self) -> AbstractContextManager[None]:
         """See `Cycle`: a stream and memory of its own."""

@@ -31,7 +31,7 @@ def reset_launched() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class KernelSpec:
     """An ``extern "C"`` entry, declared once for running, building ahead and the GPU-less check.
 
     Parameters

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from sp.errors import unknown_name
 from sp.kernels import specs
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
 
 @cache
@@ -17,17 +17,17 @@ def families() -> tuple[ModuleType, ...]:
     """The modules that hold specs, sorted by name; those that only help them are left out."""
     names = [found.name for found in walk_packages(specs.__path__, f"{specs.__name__}.") if not found.ispkg]
     modules = [import_module(name) for name in sorted(names, key=lambda name: name.rpartition(".")[2])]
-    return tuple(each for each in modules if any(isinstance(value, Kernel) for value in vars(each).values()))
+    return tuple(each for each in modules if any(isinstance(value, KernelSpec) for value in vars(each).values()))
 
 
-def kernels(family: str | None = None) -> dict[str, Kernel]:
+def kernels(family: str | None = None) -> dict[str, KernelSpec]:
     """Kernels of one family or of all, by entry name, in the order of the families."""
-    found: dict[str, Kernel] = {}
+    found: dict[str, KernelSpec] = {}
     if family is not None and family not in map(family_name, families()):
         raise unknown_name("family of kernels", family, map(family_name, families()))
     for module in families():
         for value in vars(module).values() if family in (None, family_name(module)) else ():
-            if isinstance(value, Kernel) and found.setdefault(value.entry, value) is not value:
+            if isinstance(value, KernelSpec) and found.setdefault(value.entry, value) is not value:
                 raise ValueError(f"two kernels are called {value.entry}")
     return found
 
@@ -37,7 +37,7 @@ def family_name(module: ModuleType) -> str:
     return module.__name__.rpartition(".")[2]
 
 
-def family_of(kernel: Kernel) -> str:
+def family_of(kernel: KernelSpec) -> str:
     """Name of the family that a kernel belongs to."""
     for module in families():
         if any(value is kernel for value in vars(module).values()):

@@ -13,7 +13,7 @@ STEP = 32 << 20
 """Bytes of change that make a new point of the timeline."""
 MOST_POINTS = 4096
 MOST_NOTES = 1024
-Kind = Literal["load", "park", "unpark"]
+Kind = Literal["load", "offload", "onload"]
 
 
 @dataclass
@@ -22,14 +22,14 @@ class Transition:
 
     Attributes
     ----------
-    kind : {"load", "park", "unpark"}
+    kind : {"load", "offload", "onload"}
     name : str
         Of the model.
     parts, nbytes : int
     at : float
         Seconds, by `time.perf_counter`.
     seconds : float
-        What it took; of an unpark the copy itself, beside which the host goes on.
+        What it took; of an onload the copy itself, beside which the host goes on.
     """
 
     kind: Kind
@@ -55,7 +55,12 @@ class Journal:
         """Write a transition down, with when it began and what it took if that is known; parks at once are one."""
         at, seconds = times or (time.perf_counter(), 0.0)
         last = self._notes[-1] if self._notes else None
-        if last and (last.kind, last.name) == (kind, name) and at - (last.at + last.seconds) < 0.005 and kind == "park":
+        if (
+            last
+            and (last.kind, last.name) == (kind, name)
+            and at - (last.at + last.seconds) < 0.005
+            and kind == "offload"
+        ):
             last.parts, last.nbytes, last.seconds = last.parts + parts, last.nbytes + nbytes, at + seconds - last.at
             return last
         self._notes.append(Transition(kind, name, parts, nbytes, at, seconds))

@@ -43,7 +43,7 @@ class Residency:
     pool: Pool = field(init=False)
     _models: dict[str, Parts] = field(default_factory=dict)
     _busy: str | None = None
-    _left_for: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
+    _offloaded_for: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
     _stream: Any = None
     _journal: Journal = field(default_factory=Journal)
     _meter: Meter | None = None
@@ -55,7 +55,7 @@ class Residency:
 
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
-        other = replace(self, budget=budget, _left_for={})
+        other = replace(self, budget=budget, _offloaded_for={})
         other.slots = self.slots.sharing(keep=budget is None)
         return other
 
@@ -102,7 +102,7 @@ class Residency:
                 before = self._away(name)
                 yield
                 if (away := self._away(name)) != before:
-                    self._left_for[name, tokens.bit_length()] = away
+                    self._offloaded_for[name, tokens.bit_length()] = away
             finally:
                 self._busy = None
 
@@ -126,7 +126,7 @@ class Residency:
                 if not first or self._gone(name) == before:
                     raise
                 first = False
-                self._left_for[name, tokens.bit_length()] = self._away(name)
+                self._offloaded_for[name, tokens.bit_length()] = self._away(name)
 
     def prepare(self, name: str, tokens: int) -> bool:
         """Bring back what of a model has left, if it is soon to be used on about so many tokens; whether there was any.
@@ -140,7 +140,7 @@ class Residency:
         try:
             with self._allocating():
                 # First what had to leave for about as much work, then one piece of all free memory, then who comes.
-                for other, gone in self._left_for.get((name, tokens.bit_length()), {}).items():
+                for other, gone in self._offloaded_for.get((name, tokens.bit_length()), {}).items():
                     if going := [part for part in gone if part in self._models[other].here]:
                         self._leave(other, self._with_buffer(other, going))
                 self.pool.tidy()
@@ -155,9 +155,9 @@ class Residency:
         before, after = cuda.Event(), cuda.Event()
         self._stream.wait_event(cuda.get_current_stream().record())
         before.record(self._stream)
-        parts.come(missing, self._stream)
+        parts.onload(missing, self._stream)
         after.record(self._stream)
-        note = self._journal.note("unpark", name, len(missing), sum(parts.sizes[part] for part in missing))
+        note = self._journal.note("onload", name, len(missing), sum(parts.sizes[part] for part in missing))
         self._journal.copying(note, before, after)
         return True
 
@@ -245,16 +245,16 @@ class Residency:
             return True
         freed = 0
         for name, parts in self._models.items():
-            while freed < size and name != self._busy and (going := parts.next_to_leave()):
+            while freed < size and name != self._busy and (going := parts.next_to_offload()):
                 self._leave(name, going)
                 freed += sum(parts.sizes[part] for part in going)
         return freed > 0
 
     def _leave(self, name: str, going: list[str]) -> None:
         parts, start = self._models[name], time.perf_counter()
-        parts.leave(going)
+        parts.offload(going)
         size = sum(parts.sizes[part] for part in going)
-        self._journal.note("park", name, len(going), size, start, time.perf_counter() - start)
+        self._journal.note("offload", name, len(going), size, start, time.perf_counter() - start)
 
     def _with_buffer(self, name: str, going: list[str]) -> list[str]:
         """These parts, and those in the buffer of any of them, which is not free before they leave too."""

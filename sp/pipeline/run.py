@@ -201,7 +201,7 @@ class Pipeline:
                 trace.stages += scored.trace.stages
             ahead = time.perf_counter()  # copies run beside the selection
             if self.residency.prepare("target", token_budget(options.keep_ratio, len(tokenised))):
-                trace.stages.append(Stage("unpark target", seconds=time.perf_counter() - ahead))
+                trace.stages.append(Stage("onload target", seconds=time.perf_counter() - ahead))
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)

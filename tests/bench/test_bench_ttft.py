@@ -217,18 +217,18 @@ def test_density_asked_for_and_read_stand_apart() -> None:
         "ttft_s": 1.0,
         "full_ttft_s": 2.0,
         "density": 0.45,
-        "stages": {"score": 0.5, "unpark target": 0.125, "fresh": 0.25},
+        "stages": {"score": 0.5, "onload target": 0.125, "fresh": 0.25},
         "error": None,
     }
     heads, cells, _ = cells_of([row_of({"config": config, "metrics": metrics, "samples": [1.0]})])
     shown = dict(zip(heads, cells[0], strict=True))
     assert (shown["scorer"], shown["density"], shown["against full"]) == ("tail density 0.3", "45.0%", "2.00x")
-    assert [shown[f"{name} (ms)"] for name in ("score", "unpark", "other")] == ["500.0", "125.0", "250.0"]
+    assert [shown[f"{name} (ms)"] for name in ("score", "onload", "other")] == ["500.0", "125.0", "250.0"]
 
 
 def test_tables_and_pictures_know_the_stages_there_are(maker: PromptMaker, pair: Pipeline) -> None:
     stages = measure(pair, maker.make(300), RunOptions(keep_ratio=0.4, compress="always", max_new_tokens=2)).stages
-    there = {*stages, "unpark target"}  # which only a budget of device memory brings
+    there = {*stages, "onload target"}  # which only a budget of device memory brings
     assert {stage for group in GROUPS.values() for stage in group} | {"other"} == there
     assert set(COLOURS) == there
 
@@ -236,7 +236,7 @@ def test_tables_and_pictures_know_the_stages_there_are(maker: PromptMaker, pair:
 def test_moves_and_the_limit_are_drawn(tmp_path: Path) -> None:
     config = {"prompt_tokens": 8, "keep_ratio": 0.5, "scorer": "tail", "alpha": 0.1, "density": None, "vram": "18g"}
     moves = [{"kind": kind, "name": "target", "nbytes": 2 << 30, "at": at, "seconds": 0.1}
-             for kind, at in (("park", 0.2), ("unpark", 0.8))]  # fmt: skip
+             for kind, at in (("offload", 0.2), ("onload", 0.8))]  # fmt: skip
     metrics = {"ttft_s": 1.5, "stages": {"score": 0.7, "target prefill": 0.8}, "peak_bytes": 17 << 30, "moves": moves}
     record = {"config": config, "metrics": metrics, "samples": [(0.0, 16 << 30), (0.5, 17 << 30), (2.0, 9 << 30)]}
     plain = {**record, "metrics": {**metrics, "moves": []}}

@@ -1,4 +1,4 @@
-"""delta_tree and delta_keep on the device against the NumPy twin in float64, and against reading each path alone."""
+"""delta_tree and delta_commit on the device against the NumPy twin in float64, and against reading each path alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delta_layers import DECAYS, LARGE, PAIR, SMALL, Layer, layer, on_device
 from sp.kernels import current_path
 from sp.ops.delta import delta_tree as module
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
-from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
+from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_commit, delta_tree
 from sp.ops.input_tiles import InputTiles
 from sp.quant import Q4_K
 
@@ -98,8 +98,8 @@ def compare(sizes: Sizes, arrays: Layer, parents: list[int], place: Any, bound: 
 
     line = max(lines(parents), key=len)
     after, moved = memory(wide), SimpleNamespace(conv=device["history"], recurrent=device["state"])
-    delta_keep(wanted, DeltaStates.of([after]), np.array(line), np.array([len(line)]))
-    delta_keep(trace, DeltaStates.of([moved]), *place_path(line, place))
+    delta_commit(wanted, DeltaStates.of([after]), np.array(line), np.array([len(line)]))
+    delta_commit(trace, DeltaStates.of([moved]), *place_path(line, place))
     np.testing.assert_array_equal(moved.conv.get(), after.conv)
     assert nmse(moved.recurrent, after.recurrent) < bound, "state"
 
@@ -177,7 +177,7 @@ def test_every_leaf_leaves_what_reading_its_path_alone_leaves(sizes, kind, guard
     assert len(leaves) == 1 if kind == "chain" else len(leaves) > 10
     for line in leaves:
         moved, alone = memory(device), memory(device)
-        delta_keep(trace, DeltaStates.of([moved]), *place_path(line, guarded))
+        delta_commit(trace, DeltaStates.of([moved]), *place_path(line, guarded))
         nodes = cupy.asarray(line)
         rows = [device[name][nodes] for name in ("qkv", "z", "alpha", "beta")]
         wanted = delta_mixer(*rows, params, alone, len(line))
@@ -195,15 +195,15 @@ def test_all_layers_move_on_at_once_and_nothing_kept_moves_nothing(sizes, guarde
     for row in range(layers):
         read(sizes, device[row], seen, trace, row)
     states = DeltaStates.of([SimpleNamespace(conv=a["history"], recurrent=a["state"]) for a in device])
-    delta_keep(trace, states, *place_path([], guarded))
+    delta_commit(trace, states, *place_path([], guarded))
     for arrays, placed in zip(given, device, strict=True):
         np.testing.assert_array_equal(placed["history"].get(), arrays["history"])
         np.testing.assert_array_equal(placed["state"].get(), arrays["state"])
-    delta_keep(trace, states, *place_path(list(range(37)), guarded))
+    delta_commit(trace, states, *place_path(list(range(37)), guarded))
     for arrays, placed in zip(given, device, strict=True):
         _, wanted, wide = exact(sizes, arrays, parents)
         after = memory(wide)
-        delta_keep(wanted, DeltaStates.of([after]), np.arange(37), np.array([37]))
+        delta_commit(wanted, DeltaStates.of([after]), np.arange(37), np.array([37]))
         np.testing.assert_array_equal(placed["history"].get(), after.conv)
         assert nmse(placed["state"], after.recurrent) < EXACT
 
@@ -214,7 +214,7 @@ def test_the_history_of_short_paths_keeps_older_inputs(kept, careful) -> None:
     device, trace = on_device(arrays, careful), room(PAIR, 1, careful)
     read(PAIR, device, careful((17,), np.uint64, words(tree(17, "chain"))), trace)
     states = DeltaStates.of([SimpleNamespace(conv=device["history"], recurrent=device["state"])])
-    delta_keep(trace, states, *place_path(list(range(kept)), careful))
+    delta_commit(trace, states, *place_path(list(range(kept)), careful))
     wanted = np.concatenate([arrays["history"], to_float64(arrays["qkv"][:kept])])[-3:]
     np.testing.assert_array_equal(device["history"].get(), wanted)
 
@@ -227,7 +227,7 @@ def test_two_runs_agree_to_the_bit(careful) -> None:
         y = read(SMALL, device, careful((23,), np.uint64, words(parents)), trace)
         line = max(lines(parents), key=len)
         moved = SimpleNamespace(conv=device["history"], recurrent=device["state"])
-        delta_keep(trace, DeltaStates.of([moved]), *place_path(line, careful))
+        delta_commit(trace, DeltaStates.of([moved]), *place_path(line, careful))
         found.append([y.get(), trace.u[:, :23].get(), moved.recurrent.get()])
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -248,7 +248,7 @@ def test_one_graph_serves_any_tree_and_path() -> None:
 
     def cycle() -> list[Any]:
         rows = [read(LARGE, arrays, seen, trace, row) for row, arrays in enumerate(device)]
-        delta_keep(trace, states, path, kept)
+        delta_commit(trace, states, path, kept)
         return rows
 
     def start(parents: list[int], node: int) -> None:

@@ -22,7 +22,7 @@ from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.drafts.dflash_synthetic import synthetic_draft, write_synthetic_draft
 from sp.models.model import Model
-from sp.models.passes.replay import Lane
+from sp.models.passes.captured_graph import CaptureStream
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.trunk import Trunk
@@ -103,7 +103,7 @@ def test_graphs_equal_launches(file_type) -> None:
     features, where = context(n + sum(counts), draft.fuse.shape[1], seed=1)
     rows = cupy.asarray(features)
     for eager in (True, False):
-        session, lane = DraftSession.begin(draft, case(TARGET).gpu, len(where), eager=eager), Lane()
+        session, lane = DraftSession.begin(draft, case(TARGET).gpu, len(where), eager=eager), CaptureStream()
         for again in range(1 if eager else 2):
             session.reset()
             at, logits = n, []

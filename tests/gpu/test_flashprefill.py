@@ -257,9 +257,9 @@ def test_debugging_finds_values_that_are_not_finite(guarded, monkeypatch):
 
 def test_what_kernels_do_not_take_is_refused_before_any_launch(guarded, monkeypatch):
     """Empty prompts, head sizes, blocks of other sizes, heads that do not divide: whatever the selector."""
-    from sp.kernels.launch import Kernel
+    from sp.kernels.launch import KernelSpec
 
-    monkeypatch.setattr(Kernel, "launch", lambda *_, **__: pytest.fail("a kernel was launched"))
+    monkeypatch.setattr(KernelSpec, "launch", lambda *_, **__: pytest.fail("a kernel was launched"))
     good = Case(200, 300, 2, 1, 128)
     q, at, scale = good.device(guarded)
     narrow = replace(at, k=at.k[:, :64], v=at.v[:, :64])

@@ -124,7 +124,7 @@ def test_many_tiles_repeat_to_the_bit(guarded, epilogue, tokens):
 @pytest.fixture
 def streaming(monkeypatch):
     """Every product shares its last tiles' k-steps among the blocks, also where that does not pay."""
-    monkeypatch.setattr(gemm_sm90, "MEND", {128: -1e9, 256: -1e9})
+    monkeypatch.setattr(gemm_sm90, "FIXUP", {128: -1e9, 256: -1e9})
     gemm_sm90.plan_of.cache_clear()
     yield
     gemm_sm90.plan_of.cache_clear()

@@ -1,7 +1,7 @@
 """All of a model of 27B against the same weights in float32 on the CPU: errors near what was measured.
 
-Small models hide what many layers and wide sums add up to. The weights are those of a file of random blocks, all of them
-different; the device unpacks them a layer at a time. Their values are float32, and the host's products are too.
+Small models hide what many layers and wide sums add up to. The weights are those of a file of random blocks, no two of
+them the same; the device unpacks them a layer at a time. Their values are float32, and the host's products are too.
 """
 
 from __future__ import annotations

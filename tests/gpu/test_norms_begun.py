@@ -25,7 +25,7 @@ from sp.ops import norms
 from sp.ops.input_tiles import InputTiles, empty_tiles, size_scales
 from sp.ops.matmul import project as projects
 from sp.ops.matmul.chaining import begun_by
-from sp.ops.matmul.gemm_few_sm90 import gemm_few_sm90, held_for
+from sp.ops.matmul.gemm_small_m_sm90 import gemm_small_m_sm90, held_for
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.project import gated_project, project, project_add_before
 from sp.ops.norms import Ready
@@ -77,7 +77,7 @@ def begun(guarded: Any, x: np.ndarray, norm: np.ndarray) -> tuple[Any, Ready]:
     nothing = cupy.zeros((len(x), 256), np.uint16)
     stream = guarded(x.shape, np.float32, x)
     ready = poison(Ready.empty(stream, (guarded(norm.shape, np.float32, norm), EPS), held_for(len(x))))
-    gemm_few_sm90(nothing, [weight("Q4_K", (x.shape[1], 256))[0]], [stream], ADD, then=ready)
+    gemm_small_m_sm90(nothing, [weight("Q4_K", (x.shape[1], 256))[0]], [stream], ADD, then=ready)
     return stream, ready
 
 
@@ -91,7 +91,7 @@ def test_what_is_left_for_the_next_product(tokens: int, name: str, shape: tuple[
     for _ in range(2):
         stream = guarded(x.shape, np.float32, x)
         ready = poison(Ready.empty(stream, given, held_for(tokens)))
-        gemm_few_sm90(guarded(h.shape, np.uint16, to_bf16(h)), [w], [stream], ADD, then=ready)
+        gemm_small_m_sm90(guarded(h.shape, np.uint16, to_bf16(h)), [w], [stream], ADD, then=ready)
         seen.append((stream.get(), ready.tiles.values(), ready.tiles.means(), ready.tiles.squares.get()))
     assert all(np.array_equal(a, b) for a, b in zip(*seen, strict=True)), "a rerun differs"
     found, values, means, squares = seen[0]
@@ -124,7 +124,7 @@ def test_products_finish_the_norm(tokens: int, size: float, bound: float, guarde
     first: list[Any] = []
     for _ in range(2):
         outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(parts, "fHf", strict=True)]
-        gemm_few_sm90(ready.tiles, [w for w, _ in parts], outs, STORE)
+        gemm_small_m_sm90(ready.tiles, [w for w, _ in parts], outs, STORE)
         first = first or outs
         assert all(bool((a == b).all()) for a, b in zip(first, outs, strict=True)), "a rerun differs"
         for (_, dense), out in zip(parts, outs, strict=True):
@@ -132,8 +132,8 @@ def test_products_finish_the_norm(tokens: int, size: float, bound: float, guarde
     (gate, g), (up, u) = weight("Q4_K", (512, hidden), 4), weight("Q4_K", (512, hidden), 5)
     a, b = want @ g.T, want @ u.T
     wide, tiles = guarded((tokens, 512), np.uint16), empty_tiles(tokens, 512, held_for(tokens))
-    gemm_few_sm90(ready.tiles, [gate, up], [wide], SWIGLU)
-    gemm_few_sm90(ready.tiles, [gate, up], [tiles], SWIGLU)
+    gemm_small_m_sm90(ready.tiles, [gate, up], [wide], SWIGLU)
+    gemm_small_m_sm90(ready.tiles, [gate, up], [tiles], SWIGLU)
     silu = a / (1 + np.exp(-a)) * b
     assert nmse(wide, silu) < 4 * bound + ROUNDED
     assert nmse(tiles.values(), silu) < 4 * bound
@@ -151,12 +151,12 @@ def test_a_stream_of_small_and_large_tokens(tokens: int, guarded: Any) -> None:
     stream, before = begun(guarded, x, norm)
     squares = before.tiles.squares.get().sum(axis=1) / np.float32(hidden)
     ready = poison(Ready.empty(stream, before.norm, held_for(tokens)))
-    gemm_few_sm90(guarded(h.shape, np.uint16, to_bf16(h)), [w], [stream], ADD, then=ready, before=before)
+    gemm_small_m_sm90(guarded(h.shape, np.uint16, to_bf16(h)), [w], [stream], ADD, then=ready, before=before)
     found = stream.get().astype(np.float64)
     np.testing.assert_array_equal(ready.tiles.scales(), size_scales(squares))
     out, wide = guarded((tokens, 512), np.float32), guarded((tokens, 512), np.uint16)
-    gemm_few_sm90(ready.tiles, [reader], [out], STORE)
-    gemm_few_sm90(ready.tiles, [gate, up], [wide], SWIGLU)
+    gemm_small_m_sm90(ready.tiles, [reader], [out], STORE)
+    gemm_small_m_sm90(ready.tiles, [gate, up], [wide], SWIGLU)
     values, finished = ready.tiles.values(), normed(found, norm)
     sums, a, b = finished @ read.T, finished @ g.T, finished @ u.T
     silu = a / (1 + np.exp(-np.clip(a, -700, 700))) * b

@@ -112,7 +112,7 @@ def test_a_tight_budget_is_kept_and_changes_no_answer(fresh) -> None:
         tight = fresh.within(held["peak_bytes"] - less)
         for _ in range(2):  # the first also undoes what the budget before did
             moved = run(tight, asked).answer.trace.facts["residency"]["transitions"]
-        if any(note["kind"] == "park" for note in moved):
+        if any(note["kind"] == "offload" for note in moved):
             break
     found = []
     for _ in range(3):
@@ -125,8 +125,8 @@ def test_a_tight_budget_is_kept_and_changes_no_answer(fresh) -> None:
         np.testing.assert_array_equal(result.scores, free.scores)
     kinds = [[(note["kind"], note["name"]) for note in report["transitions"]] for report in found]
     print(held["peak_bytes"], [report["peak_bytes"] for report in found], kinds[-1])
-    assert ("park", "target") in kinds[-1]
-    assert ("unpark", "target") in kinds[-1]
+    assert ("offload", "target") in kinds[-1]
+    assert ("onload", "target") in kinds[-1]
     assert found[-1]["driver_requests"] == 0
 
 

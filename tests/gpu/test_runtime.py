@@ -117,9 +117,9 @@ def test_a_wrong_tensor_map_is_refused():
 
 
 def test_too_much_shared_memory_is_one_error():
-    from sp.kernels.launch import Kernel
+    from sp.kernels.launch import KernelSpec
 
-    greedy = Kernel(source=SCALARS.source, entry=SCALARS.entry, args=SCALARS.args, threads=1, smem=1 << 20)
+    greedy = KernelSpec(source=SCALARS.source, entry=SCALARS.entry, args=SCALARS.args, threads=1, smem=1 << 20)
     with pytest.raises(DeviceError, match="1048576 bytes of shared memory"):
         greedy.launch((1,), cp.zeros(6, cp.uint64), 0, 0, 0, 0, 0.0, None)
 

@@ -24,7 +24,7 @@ from sp.errors import PromptError
 from sp.models import decode_step, load_draft, prefill
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.drafts.dflash_shapes import DraftShape
-from sp.models.passes.mailbox import Mailbox
+from sp.models.passes.pinned_staging import PinnedStaging
 from sp.models.passes.tree import LayerFeatures, TreeReader
 from sp.models.synthetic.synthetic import write_random
 from sp.ops.sampling.draw_tokens import draw_tokens, token_shares
@@ -122,7 +122,7 @@ def check(name: str, kv: str, rotate: bool, found: list[int]) -> bool:
     for begin in range(0, at, BLOCK):  # as passes read it: full ones, of which the answer's tokens are kept
         ids = np.resize(answer[begin:at][:BLOCK], BLOCK)
         together = reader.read_tree(ids, chain - 1, START + begin + chain).logits[(at - 1) % BLOCK].get()
-        reader.keep_path(chain[: at - begin])
+        reader.commit_path(chain[: at - begin])
     logits, store = read(name, kv, rotate, LIMIT)
     for i in range(at):
         logits = decode_step(model, answer[i], START + i, store)
@@ -199,7 +199,7 @@ def test_every_branch_is_the_branch_read_alone(name, kv, rotate) -> None:
         seen = reader.read_tree(ids, TREE, START + depths)
         np.testing.assert_array_equal(seen.choices.get(), seen.logits.get().argmax(axis=1))
         logits = seen.logits[path[-1]].get()
-        reader.keep_path(np.array(path))
+        reader.commit_path(np.array(path))
         assert store.tokens == START + len(path)
         _, plain = read(name, kv, rotate, len(TREE))
         for node in path:
@@ -286,7 +286,7 @@ def test_what_was_sent_outlives_its_mailbox() -> None:
     """Pinned memory that is let go of while a copy waits for the device goes to the next mailbox at once."""
     busy, found = cupy.zeros(1 << 28, np.uint8), []
     for number in range(1, 9):
-        box = Mailbox(values=(np.int32, 64))
+        box = PinnedStaging(values=(np.int32, 64))
         for _ in range(20):
             busy.fill(number)  # the copy waits behind these
         box.open()["values"][:] = number

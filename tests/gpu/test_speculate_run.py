@@ -12,7 +12,7 @@ import pytest
 
 from sp.decode import DDTree, DFlash, Greedy
 from sp.models.drafts.dflash_shapes import DraftShape
-from sp.models.passes.replay import Replay
+from sp.models.passes.captured_graph import CapturedGraph
 from sp.models.synthetic.synthetic import write_random
 from sp.pipeline import Pipeline, RunOptions
 from sp.prompt import Prompt
@@ -52,8 +52,8 @@ def test_every_way_answers_the_same(kv, rotate) -> None:
 
 def test_a_warm_request_captures_nothing_and_asks_the_driver_for_nothing(monkeypatch) -> None:
     captured: list[object] = []
-    capture = Replay._capture
-    monkeypatch.setattr(Replay, "_capture", lambda self, *given: captured.append(1) or capture(self, *given))
+    capture = CapturedGraph._capture
+    monkeypatch.setattr(CapturedGraph, "_capture", lambda self, *given: captured.append(1) or capture(self, *given))
     for decode in DECODERS:
         tokens, used = [], []
         for _ in range(4):

@@ -16,7 +16,7 @@ from sp.kernels import current_path  # noqa: E402
 from sp.models.cache.device_tables import DeviceTables  # noqa: E402
 from sp.models.passes.tree import ancestry  # noqa: E402
 from sp.ops import hadamard, kv_gather  # noqa: E402
-from sp.ops.attention.kv_pages import kv_move  # noqa: E402
+from sp.ops.attention.kv_pages import kv_commit  # noqa: E402
 from sp.ops.attention.masked_attention import masked_attention  # noqa: E402
 from sp.ops.attention.paged_attention import attention_output  # noqa: E402
 from sp.ops.attention.tree_attention import seen_words, tree_attention, visible  # noqa: E402
@@ -225,7 +225,7 @@ def test_moves_are_those_of_the_twin(fmt, kv_heads, d, graph):
     device, on_device = [cp.asarray(pool) for pool in pools], cp.asarray(tables.astype(np.int32))
 
     def move():
-        kv_move(*device, on_device, total, 64, path, kept)
+        kv_commit(*device, on_device, total, 64, path, kept)
 
     run = move
     if graph:
@@ -239,6 +239,6 @@ def test_moves_are_those_of_the_twin(fmt, kv_heads, d, graph):
         kept.fill(count)
         total.fill(length)
         run()
-        kv_move(*pools, tables, length, 64, nodes, count)
+        kv_commit(*pools, tables, length, 64, nodes, count)
         for mine, twin in zip(device, pools, strict=True):
             np.testing.assert_array_equal(mine.get(), twin)

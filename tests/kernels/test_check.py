@@ -8,7 +8,7 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.kernels import flatten, nvrtc
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 from sp.kernels.manifest import kernels
 from sp.kernels.tools import baseline, check
 from sp.kernels.tools.resources import ARCHES, Resources, misfits, parse_log, warnings
@@ -97,8 +97,8 @@ def test_a_broken_baseline_is_one_error(tmp_path, monkeypatch, text):
 
 
 def test_entries_of_one_source_share_a_compilation():
-    both = [Kernel("k.cu", name, (), 32, ({"A": 1, "B": 2}, {"B": 2, "A": 3})) for name in ("x", "y")]
-    jobs = check.plan([*both, Kernel("h.cu", "z", (), 128, arches="90a")])
+    both = [KernelSpec("k.cu", name, (), 32, ({"A": 1, "B": 2}, {"B": 2, "A": 3})) for name in ("x", "y")]
+    jobs = check.plan([*both, KernelSpec("h.cu", "z", (), 128, arches="90a")])
     assert len(jobs) == 2 * (len(ARCHES) - 1) + 1
     assert {job.arch for job in jobs if job.source == "h.cu"} == {"90a"}
     assert all(len(job.entries) == 2 for job in jobs if job.source == "k.cu")
@@ -106,14 +106,14 @@ def test_entries_of_one_source_share_a_compilation():
 
 
 def test_variants_are_compiled_where_their_shared_memory_is():
-    sizes = Kernel("k.cu", "x", (), 32, ({"KIB": 90}, {"KIB": 160}, {"KIB": 227}), smem=lambda d: d["KIB"] << 10)
+    sizes = KernelSpec("k.cu", "x", (), 32, ({"KIB": 90}, {"KIB": 160}, {"KIB": 227}), smem=lambda d: d["KIB"] << 10)
     jobs = check.plan([sizes])
     assert {job.arch for job in jobs if job.defines == (("KIB", 160),)} == {"80", "90", "100"}
     assert {job.arch for job in jobs if job.defines == (("KIB", 227),)} == {"90", "100"}
     assert check.unserved([sizes]) == []
-    large = Kernel("k.cu", "x", (), 32, smem=160 << 10)
+    large = KernelSpec("k.cu", "x", (), 32, smem=160 << 10)
     assert check.unserved([large], ["80", "86", "90a"]) == ["x (sm_86): no variant fits 99 KiB of shared memory"]
-    hopper = Kernel("k.cu", "x", (), 32, smem=228 << 10, arches="90a")
+    hopper = KernelSpec("k.cu", "x", (), 32, smem=228 << 10, arches="90a")
     assert [text[:10] for text in check.unserved([hopper])] == ["x (sm_90a)"]
 
 
@@ -136,12 +136,12 @@ def test_planted_faults_are_found(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(flatten, "CUDA", tmp_path)
     flatten.flatten.cache_clear()
-    (job,) = check.plan([Kernel("k.cu", "spills", ("f32* x",), 1024)], ["80"])
+    (job,) = check.plan([KernelSpec("k.cu", "spills", ("f32* x",), 1024)], ["80"])
     rows, complaints = check.compile_job(job)
     assert rows["spills sm_80"].spill > 0
     told = " ".join(text for _, text in complaints)
     assert "unused" in told
-    (job,) = check.plan([Kernel("k.cu", "gone", (), 32)], ["80"])
+    (job,) = check.plan([KernelSpec("k.cu", "gone", (), 32)], ["80"])
     assert "no such entry" in check.compile_job(job)[1][-1][1]
     (tmp_path / "k.cu").write_text("int x = y;")
     flatten.flatten.cache_clear()

@@ -9,11 +9,11 @@ import pytest
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device, forced_path, jit, launch, nvrtc
-from sp.kernels.launch import Kernel, launched_sources
+from sp.kernels.launch import KernelSpec, launched_sources
 from sp.kernels.manifest import families, family_of, kernels
 from sp.kernels.path import current_path
 
-KERNEL = Kernel(
+KERNEL = KernelSpec(
     source="k.cu",
     entry="k",
     args=("i32 n",),
@@ -91,7 +91,7 @@ def test_paths():
 
 
 def test_every_kernel_is_in_the_manifest_once():
-    assert len(kernels()) == sum(isinstance(v, Kernel) for family in families() for v in vars(family).values())
+    assert len(kernels()) == sum(isinstance(v, KernelSpec) for family in families() for v in vars(family).values())
     assert {family_of(kernel) for kernel in kernels().values()} == {f.__name__.rpartition(".")[2] for f in families()}
     with pytest.raises(ValueError, match="not in the manifest"):
         family_of(KERNEL)

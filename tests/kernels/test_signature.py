@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sp.errors import DeviceError
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 from sp.kernels.signature import checker
 
 
@@ -98,9 +98,9 @@ def test_none_is_a_null_pointer_where_declared():
 @pytest.mark.parametrize("declaration", ["float x", "f32*x", "f16 half", "map* m", "i32", "volatile f32* x", "f32 * x"])
 def test_unreadable_declarations_fail_where_they_stand(declaration):
     with pytest.raises(ValueError, match="cannot read"):
-        Kernel(source="k.cu", entry="k", args=(declaration,), threads=1)
+        KernelSpec(source="k.cu", entry="k", args=(declaration,), threads=1)
 
 
 def test_arches_are_one_of_two():
     with pytest.raises(ValueError, match="arches"):
-        Kernel(source="k.cu", entry="k", args=(), threads=1, arches="90")
+        KernelSpec(source="k.cu", entry="k", args=(), threads=1, arches="90")

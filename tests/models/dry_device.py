@@ -190,5 +190,5 @@ def install() -> None:
             assert all(value.size for value in values if isinstance(value, Array)), f"{self.entry}: an empty array"
             launches[self.entry] += 1
 
-    sp.kernels.launch.Kernel.launch = launch  # type: ignore[method-assign]
+    sp.kernels.launch.KernelSpec.launch = launch  # type: ignore[method-assign]
     sp.kernels.tensor_map.tensor_map = lambda array, *tile, **options: np.zeros(128, np.uint8)

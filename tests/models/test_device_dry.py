@@ -43,7 +43,7 @@ for path in ("sm_90a", "portable"):
             prefill(model, ids[:100], ids[:100], cache)
             reader = TreeReader(model, cache, most=16)
             assert len(reader.read_tree(ids[:16], ids[:16] - 1, ids[100:116]).choices) == 16
-            reader.keep_path(ids[:3])
+            reader.commit_path(ids[:3])
 assert set(told) == {(np.dtype(np.float16), (c.heads, c.head_dim), (100, c.kv_heads, c.head_dim), 100)}, set(told)
 dry_device.launches.clear()
 cache = model.new_cache(N)

@@ -154,7 +154,7 @@ for path in ("sm_90a", "portable"):
             assert dry_device.launches["add_bias"] == 2 * 3 * model.config.layers - 1, dry_device.launches
             reader = TreeReader(model, cache, most=16)
             assert len(reader.read_tree(ids[:16], ids[:16] - 1, ids[:16] + 200).choices) == 16
-            reader.keep_path(ids[:3])
+            reader.commit_path(ids[:3])
             cache.reset()
             prefill_by_layer(model, ids, ids, cache, chunk=100, rows=40, tap=lambda *call: None)
 """

@@ -1,4 +1,4 @@
-"""read_tree and keep_path: a tree in one pass equals each of its paths read alone."""
+"""read_tree and commit_path: a tree in one pass equals each of its paths read alone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_path_of_the_tree_is_the_path_read_alone(model, ids, path, kv, rotate)
         one = np.array([nodes[node]]), np.array([start + DEPTHS[node]])
         expected.append(prefill(model, *one, alone, after=LayerFeatures(LAYERS, features.append), rows=1))
     logits, outputs = found.logits[path].copy(), found.features[path].copy()
-    reader.keep_path(np.array(path))
+    reader.commit_path(np.array(path))
     assert cache.tokens == alone.tokens == N + len(path)
     kept = list(zip(contents(model, cache), contents(model, alone), strict=True))
     paged = 2 * len(model.config.attention_layers)
@@ -104,7 +104,7 @@ def test_fast_rollback_is_exact_replay(model, ids) -> None:
         fast, replayed = filled(model, ids), filled(model, ids)
         reader = TreeReader(model, fast)
         reader.read_tree(block, chain, start + np.arange(6))
-        reader.keep_path(np.arange(kept))
+        reader.commit_path(np.arange(kept))
         prefill(model, block[:kept], start + np.arange(kept), replayed)
         for mine, its in zip(contents(model, fast), contents(model, replayed), strict=True):
             np.testing.assert_allclose(mine, its, rtol=1e-4, atol=2e-5)
@@ -117,7 +117,7 @@ def test_nodes_off_the_path_leave_nothing(model, ids) -> None:
         cache = filled(model, ids)
         reader = TreeReader(model, cache)
         reader.read_tree(nodes, PARENTS, 2 * N + DEPTHS)
-        reader.keep_path(np.array([0, 2, 5]))
+        reader.commit_path(np.array([0, 2, 5]))
         caches.append(contents(model, cache))
     for mine, its in zip(*caches, strict=True):
         np.testing.assert_array_equal(mine, its)

@@ -1,4 +1,4 @@
-"""delta_tree and delta_keep against the recurrence as the papers write it, path by path in float64."""
+"""delta_tree and delta_commit against the recurrence as the papers write it, path by path in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from sp.errors import ConfigError
 from sp.ops.delta import delta_tree as module
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
-from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
+from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_commit, delta_tree
 
 KEY_HEADS, VALUE_HEADS, DIM, TAPS, EPS = 2, 6, 8, 4, 1e-6
 CHANNELS = (2 * KEY_HEADS + VALUE_HEADS) * DIM
@@ -106,7 +106,7 @@ def test_every_path_is_what_reading_it_alone_gives(tree, decay) -> None:
         np.testing.assert_allclose(y[line[-1]], out, rtol=1e-9, atol=1e-11)
         moved = memory(state.conv.copy(), state.recurrent.copy())
         one = DeltaTrace(*(array[1:2] for array in (trace.k, trace.u, trace.g, trace.inputs)))
-        delta_keep(one, DeltaStates.of([moved]), np.array([*line, 99]), np.array([len(line)]))
+        delta_commit(one, DeltaStates.of([moved]), np.array([*line, 99]), np.array([len(line)]))
         np.testing.assert_array_equal(moved.conv, conv)
         np.testing.assert_allclose(moved.recurrent, recurrent, rtol=1e-9, atol=1e-11)
 
@@ -121,7 +121,7 @@ def test_layers_move_on_each_by_its_own_trace_and_nothing_kept_is_nothing_moved(
     before = [(state.conv.copy(), state.recurrent.copy()) for state in states]
     arrays = [(state.conv, state.recurrent) for state in states]
     for kept, after in ((0, before), (4, wanted)):
-        delta_keep(trace, DeltaStates.of(states), np.array([0, 1, 3, 7]), np.array([kept]))
+        delta_commit(trace, DeltaStates.of(states), np.array([0, 1, 3, 7]), np.array([kept]))
         for state, (conv, recurrent) in zip(states, after, strict=True):
             np.testing.assert_allclose(state.conv, conv, rtol=1e-6)
             np.testing.assert_allclose(state.recurrent, recurrent, rtol=1e-4, atol=2e-6)
@@ -136,7 +136,7 @@ def test_a_chain_is_delta_mixer() -> None:
     y = delta_tree(*inputs, params, state, words(TREES["chain"]), trace, 0)
     alone = memory(state.conv.copy(), state.recurrent.copy())
     np.testing.assert_allclose(y, delta_mixer(*inputs, params, alone, 12), rtol=2e-4, atol=2e-5)
-    delta_keep(trace, DeltaStates.of([state]), np.arange(12), np.array([12]))
+    delta_commit(trace, DeltaStates.of([state]), np.arange(12), np.array([12]))
     np.testing.assert_array_equal(state.conv, alone.conv)
     np.testing.assert_allclose(state.recurrent, alone.recurrent, rtol=1e-4, atol=2e-6)
 

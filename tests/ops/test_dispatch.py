@@ -22,7 +22,7 @@ KINDS = [fmt.ggml_type for fmt in kernel_formats()]
 PREFILL = {"sm_90a": "gemm_sm90", "portable": "gemm_portable"}
 FEW = {"sm_90a": range(2, 65), "portable": range(0)}
 """Rows of x for which K-quants take the Hopper kernel for few tokens whatever the table says."""
-MADE = {"Q8_0 wide": {"gemv 1": 5.0, "gemv 2": 9.0, "gemm_few 2": 8.0, "gemm_few 4": 8.0, "gemm_sm90 4": 7.0}}
+MADE = {"Q8_0 wide": {"gemv 1": 5.0, "gemv 2": 9.0, "gemm_small_m 2": 8.0, "gemm_small_m 4": 8.0, "gemm_sm90 4": 7.0}}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -38,7 +38,7 @@ def test_the_fastest_measured_kernel_is_taken_or_that_for_drafts(kind: int, shap
             assert kernel.name == PREFILL[path]
             continue
         at = measured[min(count for count in ROWS if count >= tokens)]
-        if kernel.name == "gemm_few_sm90":
+        if kernel.name == "gemm_small_m_sm90":
             assert tokens in FEW[path]
             assert at[kernel.name] <= 1.15 * min(at.values()), "a rule that costs too much"
             continue
@@ -70,7 +70,7 @@ def test_ranges_of_one_kernel_are_one_row(monkeypatch: pytest.MonkeyPatch) -> No
             function.cache_clear()
     assert found == [
         ("1..1", "gemv", 5.0),
-        ("2..2", "gemm_few", 8.0),
+        ("2..2", "gemm_small_m", 8.0),
         ("3..4", "gemm_sm90", 7.0),
         ("5..", "gemm_sm90", None),
     ]
@@ -92,7 +92,7 @@ def test_few_rows_of_k_quants_take_the_hopper_kernel(
     monkeypatch.setattr(MatmulKernel, "takes", lambda *given: True)  # this asks a device how much room there is
     fmt = format_by_name(name)
     weight = SimpleNamespace(format=fmt, shape=SHAPES["deep"], nbytes=1)
-    taken = [n for n in range(2, 130) if dispatch.choose(n, (weight,), False, ADD).name == "gemm_few_sm90"]
+    taken = [n for n in range(2, 130) if dispatch.choose(n, (weight,), False, ADD).name == "gemm_small_m_sm90"]
     assert taken == (list(FEW[path]) if few else [])
 
 
@@ -104,7 +104,9 @@ def test_shapes_are_told_apart() -> None:
 def test_every_path_has_one_kernel_for_any_product(path: str) -> None:
     known = {kernel.name: kernel for kernel in kernels(path)}
     assert [name for name, kernel in known.items() if kernel.prefill] == [PREFILL[path]]
-    assert set(known) == {"gemv", "gemm_few", PREFILL[path]} | ({"gemm_few_sm90"} if path == "sm_90a" else set())
+    assert set(known) == {"gemv", "gemm_small_m", PREFILL[path]} | (
+        {"gemm_small_m_sm90"} if path == "sm_90a" else set()
+    )
     for kernel in known.values():
         assert kernel.otherwise is None or kernel.otherwise.name in known
         assert set(kernel.formats) <= set(known[PREFILL[path]].formats)

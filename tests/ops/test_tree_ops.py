@@ -1,4 +1,4 @@
-"""masked_attention against plain loops in float64, and kv_move."""
+"""masked_attention against plain loops in float64, and kv_commit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sp.ops.attention.kv_pages import kv_move
+from sp.ops.attention.kv_pages import kv_commit
 from sp.ops.attention.masked_attention import masked_attention
 from sp.quant import Q4_0
 
@@ -37,7 +37,7 @@ def test_moved_tokens_keep_their_packed_bytes() -> None:
     k_pages, v_pages = rng.integers(0, 256, (2, 6, 4, 2, Q4_0.row_bytes(32)), np.uint8)
     tables = np.array([[2, 0, 5], [4, 1, 3]])
     before = k_pages[tables].reshape(2, 12, -1), v_pages[tables].reshape(2, 12, -1)
-    kv_move(
+    kv_commit(
         k_pages, v_pages, tables, 11, 8, np.array([0, 2, 3, 7, 99]), 4
     )  # across pages, and from what is overwritten
     for pages, was in zip((k_pages, v_pages), before, strict=True):

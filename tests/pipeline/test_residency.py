@@ -121,9 +121,9 @@ def test_a_tight_budget_is_kept_and_models_take_turns(found) -> None:  # type: i
     for report in (first, second, third):
         assert report["peak_bytes"] <= report["budget_bytes"]
         assert 0 <= report["peak_bytes"] - max(used for _, used in report["memory"]) < STEP
-        assert {"park", "unpark"} <= {note["kind"] for note in report["transitions"]}
+        assert {"offload", "onload"} <= {note["kind"] for note in report["transitions"]}
     assert kinds(second) == kinds(third)
-    parked = sum(n["nbytes"] for n in second["transitions"] if n["kind"] == "park")
+    parked = sum(n["nbytes"] for n in second["transitions"] if n["kind"] == "offload")
     assert 0 < parked < found["weights"]  # only as much as needed
     assert found["tight total"] <= second["budget_bytes"]
 
@@ -133,7 +133,7 @@ def test_the_drafter_does_not_wait_for_the_targets_tokens(found) -> None:  # typ
     assert names[:3] == ["tokenise for drafter", "score", "tokenise"]
     assert names[3:] == ["select", "compress", "target prefill", "decode"]
     assert found["stages"][2][2] > 0
-    assert [name for name, _, _ in found["tight stages"]][3] == "unpark target"
+    assert [name for name, _, _ in found["tight stages"]][3] == "onload target"
 
 
 def test_work_is_begun_anew_once_if_its_failure_made_room(found) -> None:  # type: ignore[no-untyped-def]
@@ -149,7 +149,7 @@ def test_weights_come_back_as_they_left(found) -> None:  # type: ignore[no-untyp
 def test_a_part_is_copied_to_the_host_once(found) -> None:  # type: ignore[no-untyped-def]
     parts = {part for report in found["tight"] for part in range(sum(n["parts"] for n in report["transitions"]))}
     assert 0 < found["tight pinned"] <= len(parts)
-    leaving = [sum(n["parts"] for n in report["transitions"] if n["kind"] == "park") for report in found["tight"]]
+    leaving = [sum(n["parts"] for n in report["transitions"] if n["kind"] == "offload") for report in found["tight"]]
     assert found["tight pinned"] <= max(leaving) + leaving[0]
 
 

@@ -13,7 +13,7 @@ from sp.bench.cases import Case, family, paths
 from sp.bench.families.inputs import bf16, normal
 from sp.kernels import import_cupy
 from sp.ops.delta.delta_mixer import DeltaParams, State, delta_mixer
-from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_keep, delta_tree
+from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_commit, delta_tree
 
 KEY_HEADS, VALUE_HEADS, HEAD_DIM, TAPS = 16, 48, 128, 4
 CONV_DIM = (2 * KEY_HEADS + VALUE_HEADS) * HEAD_DIM
@@ -59,7 +59,7 @@ def tree_cases() -> Iterator[Case]:
         yield Case({"nodes": nodes, **size}, "portable", partial(run, qkv, z, *gates, seen), moved, flops, graph=True)
     path, kept = cupy.arange(64, dtype=np.int32), cupy.full(1, KEPT, np.int32)
     flops = LAYERS * 2 * KEPT * VALUE_HEADS * HEAD_DIM**2
-    keep = partial(delta_keep, trace, states, path, kept)
+    keep = partial(delta_commit, trace, states, path, kept)
     yield Case({"kept": KEPT, **size}, "portable", keep, 2 * held, flops, graph=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 
 CHUNK = 64
 CONV_RUN = 16
@@ -23,7 +23,7 @@ def scan_smem(defines: Defines) -> int:
     return 2 * (CHUNK * (dim + CHUNK + columns) * 2 + 512) + (1 + wide) * CHUNK * (dim + CHUNK) * 2
 
 
-CAUSAL_CONV1D = Kernel(
+CAUSAL_CONV1D = KernelSpec(
     source="causal_conv1d.cu",
     entry="causal_conv1d",
     args=(
@@ -42,7 +42,7 @@ CAUSAL_CONV1D = Kernel(
     variants=tuple({"HEAD_DIM": dim, "RUN": CONV_RUN} for dim in (128, 64)),
 )
 
-DELTA_CHUNK = Kernel(
+DELTA_CHUNK = KernelSpec(
     source="delta_chunk.cu",
     entry="delta_chunk",
     args=(
@@ -65,7 +65,7 @@ DELTA_CHUNK = Kernel(
     smem=chunk_smem,
 )
 
-DELTA_SCAN = Kernel(
+DELTA_SCAN = KernelSpec(
     source="delta_scan.cu",
     entry="delta_scan",
     args=(
@@ -85,7 +85,7 @@ DELTA_SCAN = Kernel(
     smem=scan_smem,
 )
 
-DELTA_SCAN_SM90 = Kernel(
+DELTA_SCAN_SM90 = KernelSpec(
     source="delta_scan_sm90.cu",
     entry="delta_scan_sm90",
     args=(
@@ -105,7 +105,7 @@ DELTA_SCAN_SM90 = Kernel(
     smem=lambda defines: 2 * 8192 + int(defines["STAGES"]) * (7 * 8192 + 512 + 16),
 )
 
-GATED_NORM = Kernel(
+GATED_NORM = KernelSpec(
     source="gated_norm.cu",
     entry="gated_norm",
     args=("const f16* o", "const u16* z", "const f32* weight", "u16* y", "i64 items", "f32 eps"),
@@ -113,7 +113,7 @@ GATED_NORM = Kernel(
     variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 64}),
 )
 
-DELTA_RECURRENT = Kernel(
+DELTA_RECURRENT = KernelSpec(
     source="delta_recurrent.cu",
     entry="delta_recurrent",
     args=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 
 NODES = (16, 24, 32, 64)
 """Sizes that `DELTA_TREE` is built for; it takes up to that many nodes."""
@@ -17,7 +17,7 @@ def tree_smem(defines: Defines) -> int:
     return 8 * nodes * (dim + 8) + 36 * nodes + 16 + 4 * nodes * line + max(after, before)
 
 
-DELTA_TREE = Kernel(
+DELTA_TREE = KernelSpec(
     source="delta_tree.cu",
     entry="delta_tree",
     args=(
@@ -54,9 +54,9 @@ DELTA_TREE = Kernel(
     pdl=True,
 )
 
-DELTA_KEEP = Kernel(
-    source="delta_keep.cu",
-    entry="delta_keep",
+DELTA_COMMIT = KernelSpec(
+    source="delta_commit.cu",
+    entry="delta_commit",
     args=(
         "const u64* memories",
         "const f32* keys",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
-DRAW_TOKENS = Kernel(
+DRAW_TOKENS = KernelSpec(
     source="draw_tokens.cu",
     entry="draw_tokens",
     args=(
@@ -18,7 +18,7 @@ DRAW_TOKENS = Kernel(
     threads=512,
 )
 
-TOKEN_SHARES = Kernel(
+TOKEN_SHARES = KernelSpec(
     source="draw_tokens.cu",
     entry="token_shares",
     args=("const f32* logits", "const i32* tokens", "u64* shares", "i32 vocab", "f32 temperature"),

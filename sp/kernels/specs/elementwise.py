@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
-RMS_NORM = Kernel(
+RMS_NORM = KernelSpec(
     source="rms_norm.cu",
     entry="rms_norm",
     args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "f32 eps"),
@@ -13,7 +13,7 @@ RMS_NORM = Kernel(
     pdl=True,
 )
 
-SWIGLU = Kernel(
+SWIGLU = KernelSpec(
     source="swiglu.cu",
     entry="swiglu",
     args=("const u16* gate", "const u16* up", "u16* y", "i64 steps"),
@@ -24,7 +24,7 @@ BIAS_THREADS = 128
 BIAS_EACH = 8
 """Values of a thread."""
 
-ADD_BIAS = Kernel(
+ADD_BIAS = KernelSpec(
     source="add_bias.cu",
     entry="add_bias",
     args=("const f32* x", "const f32* bias", "u16* y", "i32 cols"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
 THREADS = 128
 EACH = 8
 """Values of a thread."""
 
-STORE_FEATURES = Kernel(
+STORE_FEATURES = KernelSpec(
     source="feature_rows.cu",
     entry="store_features",
     args=("const f32* x", "u16* features", "i32 hidden", "i32 width", "i32 column"),
@@ -16,7 +16,7 @@ STORE_FEATURES = Kernel(
     pdl=True,
 )
 
-PICK_FEATURES = Kernel(
+PICK_FEATURES = KernelSpec(
     source="feature_rows.cu",
     entry="pick_features",
     args=(

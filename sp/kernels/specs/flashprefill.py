@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 
 MEAN_THREADS = 128
 CORRECTION_ROWS = 64
@@ -32,7 +32,7 @@ def variant(head_dim: int, blocks: int) -> dict[str, int]:
     return {"HEAD_DIM": head_dim, "MOST_BLOCKS": max(FEWEST, 1 << (blocks - 1).bit_length())}
 
 
-BLOCK_MEANS = Kernel(
+BLOCK_MEANS = KernelSpec(
     source="block_means.cu",
     entry="block_means",
     args=("const u8* pages", "const i32* table", "f16* means", "i32 tokens", "i32 kv_heads"),
@@ -40,7 +40,7 @@ BLOCK_MEANS = Kernel(
     variants=({"HEAD_DIM": 128, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 1}),
 )
 
-BLOCK_SELECT = Kernel(
+BLOCK_SELECT = KernelSpec(
     source="block_select.cu",
     entry="block_select",
     args=(
@@ -69,7 +69,7 @@ BLOCK_SELECT = Kernel(
     smem=smem,
 )
 
-MEAN_CORRECTION = Kernel(
+MEAN_CORRECTION = KernelSpec(
     source="mean_correction.cu",
     entry="mean_correction",
     args=(

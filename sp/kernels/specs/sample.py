@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
 BINS = 1024
 CAPACITY = 8192
@@ -11,7 +11,7 @@ SLICE = 64 * 256
 """Logits of a block of `TOP_LOGPROBS`."""
 MOST_SLICES = 64
 
-ARGMAX = Kernel(
+ARGMAX = KernelSpec(
     source="sample.cu",
     entry="argmax",
     args=("const f32* logits", "u64* best", "u32* arrivals", "i32* token", "u64*? bins", "i32 vocab"),
@@ -19,7 +19,7 @@ ARGMAX = Kernel(
     pdl=True,
 )
 
-TOP_LOGPROBS = Kernel(
+TOP_LOGPROBS = KernelSpec(
     source="top_logprobs.cu",
     entry="top_logprobs",
     args=(
@@ -36,14 +36,14 @@ TOP_LOGPROBS = Kernel(
     pdl=True,
 )
 
-SAMPLE_BINS = Kernel(
+SAMPLE_BINS = KernelSpec(
     source="sample.cu",
     entry="sample_bins",
     args=("const f32* logits", "const i32* best", "u64* bins", "i32 vocab", "f32 temperature"),
     threads=256,
 )
 
-SAMPLE_TOKEN = Kernel(
+SAMPLE_TOKEN = KernelSpec(
     source="sample.cu",
     entry="sample_token",
     args=(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
-SCALARS = Kernel(
+SCALARS = KernelSpec(
     source="selftest.cu",
     entry="selftest_scalars",
     args=("u64* out", "i32 a", "i64 b", "u32 c", "u64 d", "f32 e", "const u8*? null"),
     threads=1,
 )
 
-PRODUCT = Kernel(
+PRODUCT = KernelSpec(
     source="selftest.cu",
     entry="selftest_product",
     args=("const u16* a", "const u16* b", "f32* y", "i32 rows"),
@@ -19,7 +19,7 @@ PRODUCT = Kernel(
     variants=({"F16": 0, "TRANS": 0}, {"F16": 1, "TRANS": 1}),
 )
 
-HOPPER = Kernel(
+HOPPER = KernelSpec(
     source="selftest_sm90.cu",
     entry="selftest_hopper",
     args=(

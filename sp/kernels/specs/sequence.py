@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
-ADVANCE_COUNTS = Kernel(
+ADVANCE_COUNTS = KernelSpec(
     source="sequence.cu",
     entry="advance_counts",
     args=("i32* counts", "i32 layers", "i32 tokens", "const i32*? more"),
@@ -12,7 +12,7 @@ ADVANCE_COUNTS = Kernel(
     pdl=True,
 )
 
-NEXT_STEP = Kernel(
+NEXT_STEP = KernelSpec(
     source="sequence.cu",
     entry="next_step",
     args=("const i32* chosen", "i32* current", "i64* position", "i32* history", "i32* step"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.tools.baseline import BASELINE, Rows, compare, compiler, read_baseline
 from sp.kernels.tools.resources import ARCHES, SHARED_LIMIT, misfits, parse_log, warnings
 
@@ -48,7 +48,7 @@ def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str 
     return " ".join([entry, *(f"{name}={value}" for name, value in defines), *([f"sm_{arch}"] if arch else [])])
 
 
-def fits(kernel: Kernel, defines: Defines, arch: str) -> bool:
+def fits(kernel: KernelSpec, defines: Defines, arch: str) -> bool:
     """Whether a variant is meant for an architecture: both are Hopper's own or neither, and its shared memory is there.
 
     Ops choose among variants by what the card has; a variant for large shared memory is no fault.
@@ -57,7 +57,7 @@ def fits(kernel: Kernel, defines: Defines, arch: str) -> bool:
     return arch.endswith("a") == (kernel.arches == "90a") and kernel.shared_bytes(defines) <= limit
 
 
-def unserved(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[str]:
+def unserved(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[str]:
     """Complaints about kernels none of whose variants fits an architecture they are declared for."""
     arches = tuple(arches)
     return [
@@ -68,7 +68,7 @@ def unserved(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[
     ]
 
 
-def plan(kernels: Iterable[Kernel], arches: Iterable[str] = ARCHES) -> list[Job]:
+def plan(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[Job]:
     """Compilations to run: entries of one source with the same defines share one."""
     arches = tuple(arches)
     Key = tuple[str, tuple[tuple[str, nvrtc.Define], ...], str]
@@ -102,7 +102,7 @@ def compile_job(job: Job) -> tuple[Rows, list[tuple[str, str]]]:
 
 
 def check(
-    kernels: Iterable[Kernel],
+    kernels: Iterable[KernelSpec],
     arches: Iterable[str] = ARCHES,
     baseline: Path | None = BASELINE,
     progress: Callable[[int], object] = lambda done: None,
@@ -112,7 +112,7 @@ def check(
 
     Parameters
     ----------
-    kernels : iterable of Kernel
+    kernels : iterable of KernelSpec
         Declarations, usually all of the manifest.
     arches : iterable of str
         Of `sp.kernels.tools.resources.ARCHES`.

@@ -10,7 +10,7 @@ from sp.arrays import Ints
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.kernels import import_cupy
 from sp.ops.attention.gate_output import VALUE_BLOCK
-from sp.ops.attention.kv_pages import DEVICE_PAGES, kv_move
+from sp.ops.attention.kv_pages import DEVICE_PAGES, kv_commit
 from sp.ops.attention.paged_kv import PagedKV
 from sp.quant import BlockFormat, format_by_name
 
@@ -88,8 +88,8 @@ class PagePool:
         return PagedKV(self._k, self._v, table, tokens, self._fmt, self._rotated, start, total)
 
     def move(self, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
-        """See `kv_move`; `tables` (layers, blocks) are those of layers of the same length."""
-        kv_move(self._k, self._v, tables, total, nodes, path, kept)
+        """See `kv_commit`; `tables` (layers, blocks) are those of layers of the same length."""
+        kv_commit(self._k, self._v, tables, total, nodes, path, kept)
 
     @property
     def in_use(self) -> int:

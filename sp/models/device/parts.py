@@ -36,7 +36,7 @@ class HostCopy:
     places: Places
 
 
-class Away:
+class Offloaded:
     """Stands where a part was; whoever needs one brings it back first."""
 
     def __init__(self, what: str) -> None:
@@ -84,20 +84,20 @@ class Parts:
         """Parts that have left."""
         return list(self._away)
 
-    def next_to_leave(self) -> list[str]:
+    def next_to_offload(self) -> list[str]:
         """Parts that had best leave next: those in the buffer they came back in, else one; none if all have left."""
         back = self.returned
         return back or self.here[:1]
 
-    def leave(self, names: list[str]) -> None:
+    def offload(self, names: list[str]) -> None:
         """Let go of the device memory of parts; what leaves for the first time is copied, and waited for."""
         for name in names:
             if name not in self._copies:
                 self._copies[name] = _to_host(self._tree(name))
             self._away[name] = None
-            self._put(name, Away(f"{name} of a {self.model.config.architecture}"))
+            self._put(name, Offloaded(f"{name} of a {self.model.config.architecture}"))
 
-    def come(self, names: list[str], stream: Any) -> None:
+    def onload(self, names: list[str], stream: Any) -> None:
         """Bring parts back by copies on `stream`; work given to the current stream afterwards waits for them.
 
         They share one buffer, so that memory they leave again is in one piece.

@@ -15,8 +15,8 @@ from sp.models.drafts.dflash import Draft
 from sp.models.layers.attention import Attention
 from sp.models.layers.block import Block
 from sp.models.model import Model
-from sp.models.passes.mailbox import Mailbox
-from sp.models.passes.replay import Replay
+from sp.models.passes.captured_graph import CapturedGraph
+from sp.models.passes.pinned_staging import PinnedStaging
 from sp.ops.attention.tree_attention import seen_words
 from sp.ops.matmul.project import project
 from sp.ops.norms import rms_norm
@@ -155,10 +155,10 @@ class _Graphs:
         size = session.block_size
         self._cache, self._size = session._cache, size
         self._features = import_cupy().zeros((size, session._draft.fuse.shape[1]), np.uint16)
-        self._read = Mailbox(positions=(np.int64, size), kept=(np.int32, 1))
-        self._block = Mailbox(ids=(np.int32, size), positions=(np.int64, size))
-        self._remember: Replay[None] = Replay(eager=eager)
-        self._guess: Replay[Floats] = Replay(eager=eager)
+        self._read = PinnedStaging(positions=(np.int64, size), kept=(np.int32, 1))
+        self._block = PinnedStaging(ids=(np.int32, size), positions=(np.int64, size))
+        self._remember: CapturedGraph[None] = CapturedGraph(eager=eager)
+        self._guess: CapturedGraph[Floats] = CapturedGraph(eager=eager)
 
     def remember(self, session: DraftSession, features: Any, positions: Ints) -> None:
         """As `DraftSession.remember`, for at most `block_size` tokens."""

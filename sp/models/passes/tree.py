@@ -20,7 +20,7 @@ from sp.models.layers.delta import GatedDelta
 from sp.models.model import Model
 from sp.models.passes.forward import checked
 from sp.ops.array_module import array_module
-from sp.ops.delta.delta_tree import MOST_NODES, DeltaStates, DeltaTrace, delta_keep
+from sp.ops.delta.delta_tree import MOST_NODES, DeltaStates, DeltaTrace, delta_commit
 from sp.ops.feature_rows import store_features
 from sp.ops.norms import Norm, Ready
 from sp.ops.sampling.sample import argmax
@@ -138,7 +138,7 @@ class TreeReader:
         self.features = feature_rows(most, len(self.layers) * model.config.hidden, model.trunk.output_norm)
 
     def read_tree(self, ids: Ints, parents: Ints, positions: Ints) -> TreePass:
-        """Read a tree; `keep_path` must follow before anything else.
+        """Read a tree; `commit_path` must follow before anything else.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class TreeReader:
             Nodes(model.place(ids, np.int32), model.place(positions), model.place(ancestry(parents), np.uint64))
         )
 
-    def keep_path(self, path: Ints) -> None:
+    def commit_path(self, path: Ints) -> None:
         """Leave in the cache, of the tree just read, the nodes of one path alone.
 
         Parameters
@@ -186,7 +186,7 @@ class TreeReader:
         return TreePass(logits, argmax(logits), features)
 
     def keep(self, nodes: int, path: Ints, kept: Ints) -> None:
-        """`keep_path` of a tree of `nodes`, but for the counts of the host; a CUDA graph can capture it.
+        """`commit_path` of a tree of `nodes`, but for the counts of the host; a CUDA graph can capture it.
 
         Parameters
         ----------
@@ -197,5 +197,5 @@ class TreeReader:
         """
         self.cache.move(nodes, path, kept)
         if self._trace is not None:
-            delta_keep(self._trace, self._states, path, kept)
+            delta_commit(self._trace, self._states, path, kept)
         self.cache.advance(-nodes, kept)

@@ -15,7 +15,7 @@ from sp.kernels.device import (
     shared_bytes_per_block,
     shared_bytes_per_multiprocessor,
 )
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
 from sp.ops.attention.kv_pages import is_packed, split_count
 from sp.ops.attention.paged_kv import PagedKV
@@ -83,7 +83,7 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
 
 
 @cache
-def resident_blocks(kernel: Kernel, defines: tuple[tuple[str, int], ...], device: int) -> int:
+def resident_blocks(kernel: KernelSpec, defines: tuple[tuple[str, int], ...], device: int) -> int:
     """Blocks of a variant that the device runs at once, if the compiler gave it all the registers it may use."""
     threads = kernel.block(dict(defines))
     registers = min(255, 65536 // threads)

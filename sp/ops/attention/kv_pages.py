@@ -1,4 +1,4 @@
-"""kv_append, kv_gather and kv_move: rows of K or V into pages named by a block table, out again, and about in them."""
+"""kv_append, kv_gather, kv_commit: rows of K or V into pages named by a block table, out again, and about in them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.attention.attention_rows import (
     GATHER_THREADS,
     KV_APPEND,
+    KV_COMMIT,
     KV_GATHER,
-    KV_MOVE,
     MOVE_THREADS,
     ROWS_A_BLOCK,
 )
@@ -105,7 +105,7 @@ def kv_gather(pages: Bytes, table: Ints, tokens: int, fmt: BlockFormat) -> Float
     return out
 
 
-def kv_move(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
+def kv_commit(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: int, path: Ints, kept: Any) -> None:
     """Move some of the last `nodes` tokens to the front of these, in all layers, in place and packed as they are.
 
     With ``start = total - nodes``, token ``start + path[i]`` goes to token ``start + i`` for all ``i < kept``.
@@ -127,7 +127,7 @@ def kv_move(k_pages: Bytes, v_pages: Bytes, tables: Ints, total: Any, nodes: int
     >>> from sp.quant import F32
     >>> pages, table = np.zeros((1, 4, 1, 4), np.uint8), np.array([0])
     >>> kv_append(pages, table, 0, np.arange(4, dtype=np.float32).reshape(4, 1, 1), F32)
-    >>> kv_move(pages, pages.copy(), table[None], 4, 3, np.array([0, 2]), 2)
+    >>> kv_commit(pages, pages.copy(), table[None], 4, 3, np.array([0, 2]), 2)
     >>> kv_gather(pages, table, 3, F32).ravel().tolist()
     [0.0, 1.0, 3.0]
     """
@@ -192,7 +192,7 @@ def _move_on_device(k_pages: Any, v_pages: Any, tables: Any, total: Any, nodes: 
     assert k_pages.shape[1] == PAGE_TOKENS, f"pages of {k_pages.shape[1]} tokens; the kernels take {PAGE_TOKENS}"
     layers, blocks = tables.shape
     words = k_pages.shape[2] * k_pages.shape[3] // 4
-    KV_MOVE.launch(
+    KV_COMMIT.launch(
         (-(-words // MOVE_THREADS), layers, 2),
         k_pages.view(np.uint32),
         v_pages.view(np.uint32),

@@ -1,4 +1,4 @@
-"""delta_tree and delta_keep: a Gated DeltaNet layer over a tree of tokens, and then only the path that came true.
+"""delta_tree and delta_commit: a Gated DeltaNet layer over a tree of tokens, and then only the path that came true.
 
 With S the state before the tree, G_i the sum of the log decays g from the first node down to i,
 ``r_ij = exp(G_i - G_j)`` and j an ancestor of i (``j <= i``: or i itself):
@@ -43,7 +43,7 @@ ROOM = 8
 
 @dataclass(frozen=True)
 class DeltaTrace:
-    """What reading a tree leaves of every recurrent layer, written by `delta_tree` and read by `delta_keep`.
+    """What reading a tree leaves of every recurrent layer, written by `delta_tree` and read by `delta_commit`.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class DeltaTrace:
 
 @dataclass(frozen=True)
 class DeltaStates:
-    """The memories of all recurrent layers, for `delta_keep` to move on together.
+    """The memories of all recurrent layers, for `delta_commit` to move on together.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ def delta_tree(
     return mixer_output(np.ascontiguousarray(np.moveaxis(o, 0, 1)), z, p)
 
 
-def delta_keep(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -> None:
+def delta_commit(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -> None:
     """Move the memories of all layers on, in place, along one path of the tree that was read.
 
     Parameters
@@ -206,7 +206,7 @@ def delta_keep(trace: DeltaTrace, states: DeltaStates, path: Ints, kept: Ints) -
         layers, capacity, value_heads = trace.g.shape
         assert len(states.layers) == layers, f"{len(states.layers)} memories, a trace of {layers} layers"
         assert path.size >= capacity, f"a path of {path.size} for trees of {capacity} nodes"
-        declared.DELTA_KEEP.launch(
+        declared.DELTA_COMMIT.launch(
             (value_heads * head_dim // 64, layers),
             *(states.addresses, trace.k, trace.u, trace.g, trace.inputs, path, kept, capacity, key_heads, value_heads),
             defines={"HEAD_DIM": head_dim},

@@ -97,7 +97,7 @@ class Plan(NamedTuple):
 
 STEP = {128: 0.42, 256: 0.64}
 """Microseconds of a k-step by tokens of a tile."""
-MEND = {128: 8.0, 256: 14.0}
+FIXUP = {128: 8.0, 256: 14.0}
 """Microseconds that passing on partial sums costs. Both only choose between forms; measured on an H200."""
 GAIN = 1.05
 """What sharing must promise: in long runs power is short, and blocks that wait leave theirs to the others."""
@@ -127,7 +127,7 @@ def _plan(kind: int, epilogue: Epilogue, size: int, tokens: int, row_tiles: int,
     tiles, most = blocks * outs, processors // cluster
     rounds, rest = divmod(tiles, most)
     whole = (rounds + (rest > 0)) * k_tiles * STEP[size]
-    shared = tiles / most * k_tiles * STEP[size] + MEND[size]
+    shared = tiles / most * k_tiles * STEP[size] + FIXUP[size]
     if whole <= GAIN * shared:
         streamed, clusters, cost = 0, min(tiles, most), whole
     else:

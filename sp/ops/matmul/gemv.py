@@ -10,7 +10,7 @@ from sp.kernels.device import capability, current_device, multiprocessors, share
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, Epilogue
 from sp.kernels.specs.matmul.gemv import GEMV, Layout, variant
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
-from sp.ops.matmul.gemm_few import FEW
+from sp.ops.matmul.gemm_small_m import FEW
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.quant import Q4_K, format_bits, packing_of

@@ -20,11 +20,11 @@ COLOURS = {
     "score": "#1c7ed6",
     "select": "#0c8599",
     "compress": "#66d9e8",
-    "unpark target": "#9c36b5",
+    "onload target": "#9c36b5",
     "target prefill": "#f08c00",
     "other": "#ced4da",
 }
-MOVES = {"park": "#e03131", "unpark": "#9c36b5"}
+MOVES = {"offload": "#e03131", "onload": "#9c36b5"}
 """Colours of what a residency does beside the stages."""
 SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
 CUT = 2.5  # a full prefill longer than so many times the longest other bar is cut there

@@ -11,7 +11,7 @@ GROUPS = {
     "tokenise": ("tokenise", "tokenise for drafter"),
     "score": ("score",),
     "select": ("select", "compress"),
-    "unpark": ("unpark target",),
+    "onload": ("onload target",),
     "prefill": ("target prefill",),
 }
 """Columns of the table and the stages they add up; a stage not named here counts as `other`."""

@@ -22,7 +22,7 @@ constexpr int TOGETHER = 9;  // splits a warp reads at once; one trip for 33 spl
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_combine(const u16* partial, const f32* states, const u16* wide, u16* out, u8* tiles, i32 held,
                   const i32* tokens_at, i32 tokens, i32 window, i32 splits, i32 rows, i32 n, i32 heads, i32 kv_heads) {
-    let_next_start();
+    pdl_launch_dependents();
     const i32 lane = i32(threadIdx.x) % 32, warp = i32(threadIdx.x) / 32;
     const i32 at = i32(blockIdx.x), group = heads / kv_heads;
     const i32 kv_head = at % heads / group, row = at / heads * group + at % group;
@@ -31,7 +31,7 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
         open = reinterpret_cast<const u32*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[32 * warp + lane];
     tokens += tokens_at ? __ldcg(tokens_at) : 0;
     const i32 used = SplitRange(tokens, n, window, splits).used();
-    wait_for_earlier();  // for attention_split alone, which let this kernel start when all before it was done
+    pdl_wait();  // for attention_split alone, which let this kernel start when all before it was done
     const i64 first = i64(kv_head) * splits * rows + row;
 
     HeadRow r = {};

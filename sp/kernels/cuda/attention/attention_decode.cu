@@ -25,8 +25,8 @@ extern __shared__ __align__(16) u8 shared[];
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* tokens, i32 more,
                  const u16* wide, u16* out, f32* partial, u32* counters, i32 n, i32 heads, i32 kv_heads, f32 scale) {
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 total = (tokens ? *tokens : 0) + more;
     const i32 even = (total + i32(gridDim.x) - 1) / i32(gridDim.x);
     const i32 span = (max(even, SPLIT_TOKENS) + 16 * WARPS - 1) / (16 * WARPS) * (16 * WARPS);

@@ -45,8 +45,8 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
             }
         }
     }
-    wait_for_earlier();
-    let_next_start();  // only now: what earlier kernels wrote, attention_combine.cu may read at once
+    pdl_wait();
+    pdl_launch_dependents();  // only now: what earlier kernels wrote, attention_combine.cu may read at once
     const i32 stored = tokens_at ? __ldcg(tokens_at) : 0;
     load_queries(q, rows, first_row, warp, lane);
     cp_async_commit();

@@ -43,8 +43,8 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 row = i64(blockIdx.x) * WARPS + warp;
     const int all = heads + 2 * kv_heads;
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     if (row >= i64(tokens) * all) return;
     const i64 token = row / all;
     int head = int(row % all);

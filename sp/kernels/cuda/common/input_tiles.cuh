@@ -1,4 +1,4 @@
-// Tokens as the B operand of wgmma, ready to be copied to shared memory as they lie (gemm_few_sm90.cu).
+// Tokens as the B operand of wgmma, ready to be copied to shared memory as they lie (gemm_small_m_sm90.cu).
 //
 //   tiles   f16 [k / 64][HELD][64]: x over the scale of its token, cut to what f16 holds
 //   sums    f16 [ceil(k / 512)][HELD][64], right behind: of each token's super-block of 256 inputs the means of 16 groups

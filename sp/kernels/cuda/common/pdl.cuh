@@ -4,7 +4,7 @@
 #include "types.cuh"
 
 // The next kernel may start where there is room for its blocks.
-SP_DEVICE void let_next_start() {
+SP_DEVICE void pdl_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -12,7 +12,7 @@ SP_DEVICE void let_next_start() {
 
 // Until all earlier work is done. Before it only what no kernel writes may be read; memory that one does may be brought
 // to the L2 cache, which all multiprocessors share.
-SP_DEVICE void wait_for_earlier() {
+SP_DEVICE void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         rate = a[p], bias = dt_bias[p];
     }
     const f32 weight = norm[column];
-    wait_for_earlier();
+    pdl_wait();
     if (part < 3) {
         now = x[channel];
 #pragma unroll
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         strengths[gate] = sigmoid(strength);
     }
     __syncthreads();
-    let_next_start();  // not before the state is here: the next kernel's reads would delay it
+    pdl_launch_dependents();  // not before the state is here: the next kernel's reads would delay it
     // Past the barrier every read of history has returned, so the arrival needs no fence; its answer is used last.
     u32 arrived = 0;
     if (thread == THREADS - 1) arrived = atomicInc(arrivals + head, readers - 1);

@@ -122,7 +122,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(THREADS, 1)
 #ifdef SP_DEBUG  // where the others share their inputs, see mix
         __syncthreads();
 #endif
-        wait_for_earlier();
+        pdl_wait();
 #pragma unroll
         for (int set = 0; set < SETS; ++set) {
             const i64 at = i64(lane + 32 * set) * value_heads + p;
@@ -145,7 +145,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(THREADS, 1)
         mix(c, seen, worker / 3, 1 + part, nodes, eps);
     }
     __syncthreads();
-    let_next_start();  // not before the state is here: the next kernel's reads would delay it
+    pdl_launch_dependents();  // not before the state is here: the next kernel's reads would delay it
 
     // The last warps solve, the others write rows of y.
     constexpr int WRITERS = WARPS - COLUMNS / 32, TURNS = (NODES + WRITERS - 1) / WRITERS;

@@ -60,7 +60,7 @@ SP_DEVICE void mix(const Channels& c, const u64* seen, i32 first, i32 barrier, i
         return (back < known ? 66 - __clzll(i64(left)) : 2 - (back - known)) * HEAD_DIM;
     };
     i32 source = find(0);
-    wait_for_earlier();
+    pdl_wait();
 #pragma unroll
     for (i32 n = 0; n < NODES / SHARERS; n += 32 / PIECES) {
         const i32 t = first + SHARERS * (n + lane / PIECES), at = lane % PIECES * 8;

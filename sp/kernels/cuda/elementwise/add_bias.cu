@@ -7,8 +7,8 @@
 
 extern "C" __global__ void __launch_bounds__(128)
     add_bias(const f32* x, const f32* __restrict__ bias, u16* __restrict__ y, i32 cols) {
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 at = (blockIdx.y * 128 + threadIdx.x) * 8;
     if (at >= cols) return;
     const i64 place = i64(blockIdx.x) * cols + at;

@@ -12,8 +12,8 @@
 
 extern "C" __global__ void __launch_bounds__(128)
     store_features(const f32* x, u16* features, i32 hidden, i32 width, i32 column) {
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 at = (blockIdx.x * 128 + threadIdx.x) * 8;
     if (at >= hidden) return;
     const float4* const from = reinterpret_cast<const float4*>(x + i64(blockIdx.y) * hidden + at);
@@ -25,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(128)
 extern "C" __global__ void __launch_bounds__(128)
     pick_features(const u16* features, const i64* positions, const i32* path, const i32* kept, u16* y, i64* y_positions,
                   i32 width) {
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 row = blockIdx.y, at = (blockIdx.x * 128 + threadIdx.x) * 8;
     const bool real = row < *kept;
     const i32 node = real ? path[row] : 0;

@@ -14,8 +14,8 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(const f32* x, const f32* __restrict__ weight, u16* __restrict__ y, f32* y_f32,
              f32 eps) {
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     __shared__ f32 sums[THREADS / 32];
     const float4* const row = reinterpret_cast<const float4*>(x + i64(blockIdx.x) * COLS);
     float4 own[EACH];

@@ -9,8 +9,8 @@
 #include "pdl.cuh"
 
 extern "C" __global__ void advance_counts(i32* counts, i32 layers, i32 tokens, const i32* more) {
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 layer = blockIdx.x * blockDim.x + threadIdx.x;
     if (layer >= layers) return;
     const i32 before = counts[2 * layer + 1];
@@ -19,8 +19,8 @@ extern "C" __global__ void advance_counts(i32* counts, i32 layers, i32 tokens, c
 }
 
 extern "C" __global__ void next_step(const i32* chosen, i32* current, i64* position, i32* history, i32* step) {
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     *current = history[*step] = *chosen;
     *step += 1;
     *position += 1;

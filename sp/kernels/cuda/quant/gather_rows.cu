@@ -10,8 +10,8 @@
 extern "C" __global__ void __launch_bounds__(128)
     gather_rows(const i32* ids, const u8* table, f32* y, i32 rows, i32 width) {
     using Raw = Packing<FORMAT>;
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 id = ids[blockIdx.x];
     const u8* row = table + i64(id) * (width / Raw::block) * Raw::block_bytes;
     for (int k = blockIdx.y * 128 + threadIdx.x; k < width; k += 128 * gridDim.y) {

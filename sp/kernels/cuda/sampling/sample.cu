@@ -28,8 +28,8 @@ extern "C" __global__ void __launch_bounds__(256)
     argmax(const f32* logits, u64* best, u32* arrivals, i32* token, u64* bins, i32 vocab) {
     __shared__ u64 found[8];
     __shared__ bool last;
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     if (bins)
         for (i32 i = blockIdx.x * 256 + threadIdx.x; i < 2 * BINS; i += gridDim.x * 256) bins[i] = 0;
     logits += i64(blockIdx.y) * vocab, best += blockIdx.y * gridDim.x, arrivals += blockIdx.y, token += blockIdx.y;

@@ -30,8 +30,8 @@ top_logprobs(const f32* logits, u64* candidates, f32* sums, u32* arrivals, i32* 
     __shared__ u64 found[2][THREADS / 32], pool[SLICES * MOST];
     __shared__ f32 parts[THREADS / 32];
     __shared__ bool last;
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 thread = i32(threadIdx.x), row = i32(blockIdx.y), slices = i32(gridDim.x), slice = i32(blockIdx.x);
     const i32 first = slice * SLICE + thread;
     logits += i64(row) * vocab;

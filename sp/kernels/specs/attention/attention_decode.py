@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 
 RING = {  # (head_dim, packed pages): warps, units a warp has at work or on their way
     (64, 0): (8, 4),
@@ -49,7 +49,7 @@ def _shared_bytes(defines: Defines) -> int:
     return max(ring + queries, states)
 
 
-ATTENTION_DECODE = Kernel(
+ATTENTION_DECODE = KernelSpec(
     source="attention_decode.cu",
     entry="attention_decode",
     args=(

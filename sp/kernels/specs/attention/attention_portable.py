@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 
 KEYS = 64
 """Keys of a tile."""
@@ -32,7 +32,7 @@ def shared_bytes(defines: Defines, rows: int) -> int:
     return rows * 2 * d + tiles
 
 
-ATTENTION_PORTABLE = Kernel(
+ATTENTION_PORTABLE = KernelSpec(
     source="attention_portable.cu",
     entry="attention_portable",
     args=(

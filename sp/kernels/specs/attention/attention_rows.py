@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
 ROWS_A_BLOCK = 4
 """Warps of a block, one a row, in all kernels here but kv_gather."""
 GATHER_THREADS = 256
 HEAD_DIMS = (64, 128, 256)
 
-HEAD_NORM_ROPE = Kernel(
+HEAD_NORM_ROPE = KernelSpec(
     source="head_norm_rope.cu",
     entry="head_norm_rope",
     args=(
@@ -28,7 +28,7 @@ HEAD_NORM_ROPE = Kernel(
     variants=({"HEAD_DIM": 256}, {"HEAD_DIM": 128}, {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0}),
 )
 
-ATTENTION_HEADS = Kernel(
+ATTENTION_HEADS = KernelSpec(
     source="head_norm_rope.cu",
     entry="attention_heads",
     args=(
@@ -62,7 +62,7 @@ ATTENTION_HEADS = Kernel(
     pdl=True,
 )
 
-KV_APPEND = Kernel(
+KV_APPEND = KernelSpec(
     source="kv_pages.cu",
     entry="kv_append",
     args=(
@@ -82,7 +82,7 @@ KV_APPEND = Kernel(
     ),
 )
 
-KV_GATHER = Kernel(
+KV_GATHER = KernelSpec(
     source="kv_pages.cu",
     entry="kv_gather",
     args=("const u8* pages", "const i32* table", "f16* out", "i64 rows", "i64 tokens", "i32 kv_heads"),
@@ -90,7 +90,7 @@ KV_GATHER = Kernel(
     variants=({"HEAD_DIM": 256, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 0}),
 )
 
-GATE_OUTPUT = Kernel(
+GATE_OUTPUT = KernelSpec(
     source="gate_output.cu",
     entry="gate_output",
     args=("const u16* out", "const u16*? wide", "u16* y", "i64 rows"),
@@ -98,7 +98,7 @@ GATE_OUTPUT = Kernel(
     variants=({"HEAD_DIM": 256, "GATED": 1, "UNROTATE": 1}, {"HEAD_DIM": 128, "GATED": 0, "UNROTATE": 1}),
 )
 
-ROTATE_ROWS = Kernel(
+ROTATE_ROWS = KernelSpec(
     source="gate_output.cu",
     entry="rotate_rows",
     args=("const f16* x", "f16* y", "i64 rows"),
@@ -108,9 +108,9 @@ ROTATE_ROWS = Kernel(
 
 MOVE_THREADS = 128
 
-KV_MOVE = Kernel(
-    source="kv_move.cu",
-    entry="kv_move",
+KV_COMMIT = KernelSpec(
+    source="kv_commit.cu",
+    entry="kv_commit",
     args=(
         "u32* k_pages",
         "u32* v_pages",

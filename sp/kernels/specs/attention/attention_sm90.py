@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 
 STAGE_BYTES = 32768
 BARRIER_BYTES = 256
@@ -21,7 +21,7 @@ def variant(head_dim: int) -> dict[str, int]:
     return defines | {"STAGES": (CAPACITY - smem(defines)) // STAGE_BYTES}
 
 
-ATTENTION_SM90 = Kernel(
+ATTENTION_SM90 = KernelSpec(
     source="attention_sm90.cu",
     entry="attention_sm90",
     args=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.attention.attention_portable import KEYS, shared_bytes
 
 COMBINE_WARPS = 4
@@ -40,7 +40,7 @@ def _shared_bytes(defines: Defines) -> int:
     return shared_bytes(defines, queries(defines)) + probabilities + int(defines["AHEAD"]) * tile
 
 
-ATTENTION_SPLIT = Kernel(
+ATTENTION_SPLIT = KernelSpec(
     source="attention_split.cu",
     entry="attention_split",
     args=(
@@ -71,7 +71,7 @@ ATTENTION_SPLIT = Kernel(
     pdl=True,
 )
 
-ATTENTION_COMBINE = Kernel(
+ATTENTION_COMBINE = KernelSpec(
     source="attention_combine.cu",
     entry="attention_combine",
     args=(

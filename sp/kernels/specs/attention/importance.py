@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 
 HEAD_WARPS = 4
 """Warps of a block, one a row, in importance_norms and unrotate."""
@@ -12,7 +12,7 @@ LONGEST_POOL = 193
 _SHIPPED = {"WIDTH": 13, "ZERO_EDGES": 0, "QUERIES_FIRST": 0, "POOL_AT": 1, "HEADS_MAX": 1, "QUERIES_MAX": 0}
 _POOLED_LAST = _SHIPPED | {"WIDTH": 1, "POOL_AT": 0}
 
-IMPORTANCE_SCORES = Kernel(
+IMPORTANCE_SCORES = KernelSpec(
     source="importance.cu",
     entry="importance_scores",
     args=(
@@ -33,7 +33,7 @@ IMPORTANCE_SCORES = Kernel(
     variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 256}, {"HEAD_DIM": 64}),
 )
 
-IMPORTANCE_NORMS = Kernel(
+IMPORTANCE_NORMS = KernelSpec(
     source="importance.cu",
     entry="importance_norms",
     args=("const f32* parts", "f32* norms", "i32 rows", "i32 splits"),
@@ -41,7 +41,7 @@ IMPORTANCE_NORMS = Kernel(
     variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 256}, {"HEAD_DIM": 64}),
 )
 
-IMPORTANCE_FOLD = Kernel(
+IMPORTANCE_FOLD = KernelSpec(
     source="importance_fold.cu",
     entry="importance_fold",
     args=(
@@ -58,7 +58,7 @@ IMPORTANCE_FOLD = Kernel(
     variants=(_SHIPPED, _POOLED_LAST, _SHIPPED | {"QUERIES_FIRST": 1, "POOL_AT": 2}),
 )
 
-IMPORTANCE_HEAT = Kernel(
+IMPORTANCE_HEAT = KernelSpec(
     source="importance_fold.cu",
     entry="importance_heat",
     args=(
@@ -75,7 +75,7 @@ IMPORTANCE_HEAT = Kernel(
     variants=(_SHIPPED,),
 )
 
-UNROTATE = Kernel(
+UNROTATE = KernelSpec(
     source="unrotate.cu",
     entry="unrotate",
     args=("f16* x", "const i64* positions", "const i64* turns", "i64 rows", "i32 heads", "i32 half"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
 from sp.quant import Q4_K, kernel_formats
 
@@ -95,7 +95,7 @@ def shipped(epilogue: Epilogue) -> tuple[Defines, ...]:
 WEIGHT = ("const u8* low", "const u8*? high", "const u32*? scales")
 SIZES = ("f32*? partial", "u32*? arrived", "i32 tokens", "i32 rows", "i32 k")
 
-BF16 = Kernel(
+BF16 = KernelSpec(
     source="gemm_portable.cu",
     entry="gemm_portable_bf16",
     args=("const u16* x", *WEIGHT, "u16* y", *SIZES),
@@ -104,7 +104,7 @@ BF16 = Kernel(
     smem=smem,
 )
 
-F32 = Kernel(
+F32 = KernelSpec(
     source="gemm_portable.cu",
     entry="gemm_portable_f32",
     args=("const u16* x", *WEIGHT, "f32* y", *SIZES, "i32 add"),
@@ -113,7 +113,7 @@ F32 = Kernel(
     smem=smem,
 )
 
-GATED = Kernel(
+GATED = KernelSpec(
     source="gemm_portable.cu",
     entry="gemm_portable_gated",
     args=("const u16* x", *WEIGHT, *(f"{word}2" for word in WEIGHT), "u16* y", *SIZES),

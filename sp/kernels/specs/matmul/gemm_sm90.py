@@ -5,7 +5,7 @@ Defines: FORMAT (ggml type id), TOKENS of a tile, EPILOGUE, STREAM, STAGES, SLOT
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, Epilogue
 from sp.quant import BF16, Q4_K, Q6_K, kernel_formats, packing_of
 
@@ -67,7 +67,7 @@ def variant(
     return defines
 
 
-GEMM_SM90 = Kernel(
+GEMM_SM90 = KernelSpec(
     source="gemm_sm90.cu",
     entry="gemm_sm90",
     args=(

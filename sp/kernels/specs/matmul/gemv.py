@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
 from sp.quant import format_bits, packings_in
@@ -83,7 +83,7 @@ def variant(
 
 _WIDE, _MANY, _SMALL = Layout(8, 3), Layout(8, 2), Layout(8, 1)
 
-GEMV = Kernel(
+GEMV = KernelSpec(
     source="gemv.cu",
     entry="gemv",
     args=(

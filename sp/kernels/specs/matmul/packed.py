@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sp.kernels.launch import Kernel
+from sp.kernels.launch import KernelSpec
 from sp.quant import FORMATS, kernel_formats, packing_of
 
 KINDS = tuple(fmt.ggml_type for fmt in kernel_formats())
 """ggml type ids of every format that matrix kernels read."""
 
-PACK = Kernel(
+PACK = KernelSpec(
     source="pack.cu",
     entry="pack_rows",
     args=(
@@ -25,7 +25,7 @@ PACK = Kernel(
     variants=tuple({"FORMAT": kind} for kind in KINDS),
 )
 
-UNPACK = Kernel(
+UNPACK = KernelSpec(
     source="unpack.cu",
     entry="unpack_tiles",
     args=(
@@ -43,7 +43,7 @@ UNPACK = Kernel(
     variants=tuple({"FORMAT": kind, "ROUNDED": rounded} for kind in KINDS for rounded in (0, 1)),
 )
 
-EXPAND_SCALES = Kernel(
+EXPAND_SCALES = KernelSpec(
     source="expand_scales.cu",
     entry="expand_scales",
     args=("const u8* scales", "const u8*? deltas", "u32* words", "i64 count", "i32 k_tiles"),
@@ -51,7 +51,7 @@ EXPAND_SCALES = Kernel(
     variants=tuple({"FORMAT": kind} for kind in KINDS if not packing_of(kind).plain),
 )
 
-GATHER_ROWS = Kernel(
+GATHER_ROWS = KernelSpec(
     source="gather_rows.cu",
     entry="gather_rows",
     args=("const i32* ids", "const u8* table", "f32* y", "i32 rows", "i32 width"),

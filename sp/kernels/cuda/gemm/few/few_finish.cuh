@@ -1,4 +1,4 @@
-// The end of an item of gemm_few.cu: the slices' sums meet, and results are written.
+// The end of an item of gemm_small_m.cu: the slices' sums meet, and results are written.
 #pragma once
 #include "activations.cuh"
 #include "few_walk.cuh"

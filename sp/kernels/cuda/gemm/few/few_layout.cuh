@@ -1,4 +1,4 @@
-// What the defines of gemm_few.cu decide: which forms of the inputs there are and where things lie in shared memory.
+// What the defines of gemm_small_m.cu decide: which forms of the inputs there are and where things lie in shared memory.
 #pragma once
 #include "format_set.cuh"
 #include "strip.cuh"
@@ -12,7 +12,7 @@ constexpr bool MINIMA = FORMATS_HELD.minima;  // for which sums of inputs are ne
 constexpr int NT = TOKENS / 8;
 constexpr int PITCH = 2 * WIDTH + 16;  // of a token: the 8 rows that ldmatrix reads at a time lie in different banks
 constexpr int SLOT = 2 * FORMATS_HELD.bytes;
-// Shared memory, in bytes; sp/kernels/specs/matmul/gemm_few.py counts the same.
+// Shared memory, in bytes; sp/kernels/specs/matmul/gemm_small_m.py counts the same.
 constexpr int X_AT = WARPS * STAGES * SLOT;
 constexpr int FACTORS_AT = X_AT + TOKENS * PITCH;                              // f32 [super-block][token]
 constexpr int SUMS_AT = FACTORS_AT + (SUPER ? WIDTH / 256 * TOKENS * 4 : 0);  // [super-block][token]: 8 as high and low bf16

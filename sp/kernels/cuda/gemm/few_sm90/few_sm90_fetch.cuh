@@ -1,4 +1,4 @@
-// The copies of gemm_few_sm90.cu: units of weights into the rings of all warpgroups, and the slice of x, or its stages into a
+// The copies of gemm_small_m_sm90.cu: units of weights into the rings of all warpgroups, and the slice of x, or its stages into a
 // ring of their own.
 #pragma once
 #include "few_sm90_work.cuh"

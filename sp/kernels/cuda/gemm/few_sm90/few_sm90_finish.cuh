@@ -1,4 +1,4 @@
-// The end of an item of gemm_few_sm90.cu, 16 rows of 8 tokens at a time, for each warp on its own: the workers' sums meet, and
+// The end of an item of gemm_small_m_sm90.cu, 16 rows of 8 tokens at a time, for each warp on its own: the workers' sums meet, and
 // results are written. What a warp does here takes long by its latency and not its work: small tasks for many warps.
 #pragma once
 #include "activations.cuh"

@@ -1,4 +1,4 @@
-// What comes before the products of gemm_few_sm90.cu where x is not given as tiles: tokens in bf16, or in float32 with an
+// What comes before the products of gemm_small_m_sm90.cu where x is not given as tiles: tokens in bf16, or in float32 with an
 // RMS norm, become tiles in global memory, a part of a token by each block; then the blocks wait for each other.
 //
 // All threads of the warpgroups take part. The code runs twice, first with the norm's weights in place of the tokens,
@@ -44,7 +44,7 @@ SP_DEVICE void make_tiles(const Source& from, u8* tiles, f32* sums, u32* ready) 
         const int begin = from.k / 128 * part / parts, end = from.k / 128 * (part + 1) / parts;  // of 128 inputs
 #pragma unroll 1
         for (int round = from.wide && job == block ? 0 : 1; round < 2; ++round) {
-            if (round == 1) wait_for_earlier();
+            if (round == 1) pdl_wait();
             const f32* const row = round == 0 ? from.norm : from.wide + i64(token) * from.k;
             if (from.wide) {
                 float4 own[ROW_PARTS];
@@ -95,7 +95,7 @@ SP_DEVICE void make_tiles(const Source& from, u8* tiles, f32* sums, u32* ready) 
             }
         }
     }
-    wait_for_earlier();  // also where there was nothing to do
+    pdl_wait();  // also where there was nothing to do
     asm volatile("fence.proxy.async.global;" ::: "memory");  // bulk copies will read what was stored
     named_barrier(1, FRONT_THREADS);
     if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ready) : "memory");

@@ -1,4 +1,4 @@
-// How the sums of an item of gemm_few_sm90.cu meet that several workers have: each stores its piece, one block adds them up.
+// How the sums of an item of gemm_small_m_sm90.cu meet that several workers have: each stores its piece, one block adds them up.
 #pragma once
 #include "few_sm90_products.cuh"
 

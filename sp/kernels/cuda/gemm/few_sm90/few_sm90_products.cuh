@@ -1,4 +1,4 @@
-// One unit of a weight, 64 rows x 256 inputs, times up to 64 tokens: the inner loop of gemm_few_sm90.cu.
+// One unit of a weight, 64 rows x 256 inputs, times up to 64 tokens: the inner loop of gemm_small_m_sm90.cu.
 //
 // A warp takes the codes of its 16 rows out of the ring and makes A operands of them (small_codes.cuh), a group of 32 or
 // 64 inputs while wgmma multiplies the one before; what it does so does not depend on the number of tokens. The minima of

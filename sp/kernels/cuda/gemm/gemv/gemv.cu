@@ -42,7 +42,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
     const int group = warp / WARPS, member = warp % WARPS, half = half_of_pair();
     const int unit = group * (gridDim.x / SPLIT) + blockIdx.x / SPLIT, step = GROUPS * (gridDim.x / SPLIT);
 
-    let_next_start();
+    pdl_launch_dependents();
     if constexpr (NORM && !EAGER_NORM) {  // from memory, so ahead of the ring's many requests
         for (int line = threadIdx.x; line < K / 32; line += 32 * ALL_WARPS)
             prefetch_l2(norm + line * 32);
@@ -67,7 +67,7 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
         if constexpr (SPLIT > 1) mails[threadIdx.x].filled = mails[threadIdx.x].taken = 0;
     }
     arrive_at_pair();
-    wait_for_earlier();
+    pdl_wait();
     if constexpr (ONE) load_one(x + half * K, wide, norm, scale, warp, lane);
     if constexpr (MANY) load_inputs(x, wide, norm, tokens, warp, lane);
     fill(FIRST, STAGES - 1);

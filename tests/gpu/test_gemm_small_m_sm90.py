@@ -19,8 +19,8 @@ from sp.errors import DeviceError
 from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.ops.input_tiles import InputTiles, empty_tiles, largest_scales
-from sp.ops.matmul import gemm_few_sm90 as module
-from sp.ops.matmul.gemm_few_sm90 import gemm_few_sm90, held_for
+from sp.ops.matmul import gemm_small_m_sm90 as module
+from sp.ops.matmul.gemm_small_m_sm90 import gemm_small_m_sm90, held_for
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
@@ -80,7 +80,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[InputTiles]:
 
 def product(guarded: Any, x: np.ndarray, w: PackedWeight, dtype: Any) -> Any:
     out = guarded((len(x), w.shape[0]), dtype)
-    gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w], [out], STORE)
+    gemm_small_m_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w], [out], STORE)
     return out
 
 
@@ -120,7 +120,7 @@ def test_norm(tokens: int, name: str, shape: tuple[int, int], guarded: Any, tile
     first = None
     for _ in range(3):
         out = guarded((tokens, shape[0]), np.float32)
-        gemm_few_sm90(given[0], [w], [out], STORE, given[1])
+        gemm_small_m_sm90(given[0], [w], [out], STORE, given[1])
         first = out if first is None else first
         assert bool((first == out).all())
     wide = x.astype(np.float64)
@@ -174,7 +174,7 @@ def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: A
     first = None
     for _ in range(2):
         stream = guarded(residual.shape, np.float32, residual)
-        gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w], [stream], ADD)
+        gemm_small_m_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w], [stream], ADD)
         assert nmse(stream, want) < EXACT
         first = stream if first is None else first
         assert bool((stream == first).all())
@@ -187,7 +187,7 @@ def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
     weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
     x = inputs(tokens, 1280)
     outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]
-    gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w for w, _ in weights], outs, STORE)
+    gemm_small_m_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w for w, _ in weights], outs, STORE)
     for (_, dense), out in zip(weights, outs, strict=True):
         assert nmse(out, times(x, dense, out.shape[1])) < ROUNDED
 
@@ -198,14 +198,14 @@ def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) ->
     (gate, g), (up, u) = (weight(name, shape, seed) for seed in range(2))
     x = inputs(tokens, shape[1])
     out = guarded((tokens, shape[0]), np.uint16)
-    gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [gate, up], [out], SWIGLU)
+    gemm_small_m_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [gate, up], [out], SWIGLU)
     a, b = (times(x, dense, shape[0]) for dense in (g, u))
     want = a / (1 + np.exp(-np.clip(a, -700, 700))) * b
     assert nmse(out, want) < ROUNDED
     if shape[0] % 256:
         return
     made = poisoned(tokens, shape[0])
-    gemm_few_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [gate, up], [made], SWIGLU)
+    gemm_small_m_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [gate, up], [made], SWIGLU)
     assert nmse(made.values(), want) < EXACT
     assert nmse(made.means(), made.values().reshape(tokens, -1, 16).mean(axis=2)) < 1e-10
 
@@ -234,8 +234,8 @@ def test_a_chain_waits_for_its_inputs(tokens: int, guarded: Any) -> None:
     def chain() -> None:
         for _ in range(steps):
             middle = poisoned(tokens, 2048)
-            gemm_few_sm90(stream, [gate, up], [middle], SWIGLU, (ones, 1e-6))
-            gemm_few_sm90(middle, [down], [stream], ADD)
+            gemm_small_m_sm90(stream, [gate, up], [middle], SWIGLU, (ones, 1e-6))
+            gemm_small_m_sm90(middle, [down], [stream], ADD)
 
     chain()
     want = x.astype(np.float64)
@@ -255,4 +255,4 @@ def test_a_chain_waits_for_its_inputs(tokens: int, guarded: Any) -> None:
 def test_what_does_not_match_is_refused(guarded: Any) -> None:
     (gate, _), (up, _) = weight("Q4_K", (200, 1280)), weight("Q6_K", (200, 1280))
     with pytest.raises(DeviceError, match="only when alike"):
-        gemm_few_sm90(poisoned(9, 1280), [gate, up], [cupy.empty((9, 200), np.uint16)], SWIGLU)
+        gemm_small_m_sm90(poisoned(9, 1280), [gate, up], [cupy.empty((9, 200), np.uint16)], SWIGLU)

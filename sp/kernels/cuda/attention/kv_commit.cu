@@ -12,10 +12,10 @@
 constexpr int PAGE_TOKENS = 128, TOGETHER = 8;
 
 extern "C" __global__ void __launch_bounds__(128)
-kv_move(u32* k_pages, u32* v_pages, const i32* tables, i32 blocks, const i32* total, i32 offset, const i32* path,
+kv_commit(u32* k_pages, u32* v_pages, const i32* tables, i32 blocks, const i32* total, i32 offset, const i32* path,
         const i32* kept, i32 words) {
-    let_next_start();
-    wait_for_earlier();
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 word = i32(blockIdx.x * 128 + threadIdx.x), count = *kept, start = *total + offset;
     if (word >= words) return;
     u32* pages = blockIdx.z ? v_pages : k_pages;

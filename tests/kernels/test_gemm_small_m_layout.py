@@ -7,8 +7,8 @@ import pytest
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
-from sp.kernels.specs.matmul.gemm_few import smem, variant
-from sp.ops.matmul.gemm_few import passes, plan_of
+from sp.kernels.specs.matmul.gemm_small_m import smem, variant
+from sp.ops.matmul.gemm_small_m import passes, plan_of
 from sp.quant import format_bits
 
 CASES = [
@@ -23,10 +23,10 @@ CASES = [
 def test_shared_memory_is_counted_as_it_is_laid_out(defines: dict[str, int]) -> None:
     pytest.importorskip("cupy")
     assert defines["STAGES"] >= 2
-    text = flatten("gemm_few.cu")
+    text = flatten("gemm_small_m.cu")
     text += f"\nstatic_assert(HEADS_AT + (HEADS ? 4 * WARPS * 32 * PIECE : 0) == {smem(defines)});\n"
     text += "static_assert(X_AT % 16 == 0 && SUMS_AT % 16 == 0 && HEADS_AT % 16 == 0 && SLOT % 16 == 0);\n"
-    nvrtc.compile_cubin(text, "gemm_few.cu", nvrtc.compile_options(defines, "80"))
+    nvrtc.compile_cubin(text, "gemm_small_m.cu", nvrtc.compile_options(defines, "80"))
 
 
 @pytest.mark.parametrize("held", [16, 24, 32])

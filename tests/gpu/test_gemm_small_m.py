@@ -17,8 +17,8 @@ from compare import nmse, to_bf16, to_float64
 
 from sp.errors import DeviceError
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
-from sp.ops.matmul import gemm_few as module
-from sp.ops.matmul.gemm_few import fits, gemm_few
+from sp.ops.matmul import gemm_small_m as module
+from sp.ops.matmul.gemm_small_m import fits, gemm_small_m
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
@@ -54,7 +54,7 @@ def times(x: np.ndarray, dense: np.ndarray, rows: int) -> np.ndarray:
 
 def product(guarded: Any, x: np.ndarray, w: PackedWeight, dtype: Any) -> Any:
     out = guarded((len(x), w.shape[0]), dtype)
-    gemm_few(guarded(x.shape, np.uint16, to_bf16(x)), [w], [out], STORE)
+    gemm_small_m(guarded(x.shape, np.uint16, to_bf16(x)), [w], [out], STORE)
     return out
 
 
@@ -112,7 +112,7 @@ def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: A
     first = None
     for _ in range(2):
         stream = guarded(residual.shape, np.float32, residual)
-        gemm_few(guarded(x.shape, np.uint16, to_bf16(x)), [w], [stream], ADD)
+        gemm_small_m(guarded(x.shape, np.uint16, to_bf16(x)), [w], [stream], ADD)
         assert nmse(stream, want) < 1e-7
         first = stream if first is None else first
         assert bool((stream == first).all())
@@ -125,7 +125,7 @@ def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
     weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
     x = inputs(tokens, 1280)
     outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]
-    gemm_few(guarded(x.shape, np.uint16, to_bf16(x)), [w for w, _ in weights], outs, STORE)
+    gemm_small_m(guarded(x.shape, np.uint16, to_bf16(x)), [w for w, _ in weights], outs, STORE)
     for (_, dense), out in zip(weights, outs, strict=True):
         assert nmse(out, times(x, dense, out.shape[1])) < ROUNDED
 
@@ -138,7 +138,7 @@ def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) ->
     (gate, g), (up, u) = (weight(name, shape, seed) for seed in range(2))
     x = inputs(tokens, shape[1])
     out = guarded((tokens, shape[0]), np.uint16)
-    gemm_few(guarded(x.shape, np.uint16, to_bf16(x)), [gate, up], [out], SWIGLU)
+    gemm_small_m(guarded(x.shape, np.uint16, to_bf16(x)), [gate, up], [out], SWIGLU)
     a, b = (times(x, dense, shape[0]) for dense in (g, u))
     assert nmse(out, a / (1 + np.exp(-np.clip(a, -700, 700))) * b) < ROUNDED
 
@@ -169,8 +169,8 @@ def test_a_chain_waits_for_its_inputs(guarded: Any) -> None:
 
     def chain() -> None:
         for _ in range(6):
-            gemm_few(given, [gate, up], [middle], SWIGLU)
-            gemm_few(middle, [down], [stream], ADD)
+            gemm_small_m(given, [gate, up], [middle], SWIGLU)
+            gemm_small_m(middle, [down], [stream], ADD)
 
     chain()
     a, b = (times(x, v, 2048) for v in (g, u))
@@ -192,4 +192,4 @@ def test_what_does_not_fit_or_match_is_refused(guarded: Any) -> None:
     (gate, _), (up, _) = weight("Q4_K", (200, 1280)), weight("Q6_K", (200, 1280))
     x, out = cupy.zeros((9, 1280), np.uint16), cupy.empty((9, 200), np.uint16)
     with pytest.raises(DeviceError, match="only when alike"):
-        gemm_few(x, [gate, up], [out], SWIGLU)
+        gemm_small_m(x, [gate, up], [out], SWIGLU)

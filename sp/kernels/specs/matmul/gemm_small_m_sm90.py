@@ -5,12 +5,12 @@ Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source.
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
 from sp.quant import format_bits, packings_in
 
-__all__ = ["CAPACITY", "GEMM_FEW_SM90", "HELD"]
+__all__ = ["CAPACITY", "GEMM_SMALL_M_SM90", "HELD"]
 
 HELD = (8, 16, 24, 32, 40, 48, 56, 64)
 """Tokens that a variant of the kernel can hold."""
@@ -73,9 +73,9 @@ def _threads(defines: Defines) -> int:
     return 128 * int(defines["GROUPS"]) + 128
 
 
-GEMM_FEW_SM90 = Kernel(
-    source="gemm_few_sm90.cu",
-    entry="gemm_few_sm90",
+GEMM_SMALL_M_SM90 = KernelSpec(
+    source="gemm_small_m_sm90.cu",
+    entry="gemm_small_m_sm90",
     args=(
         "u8* x",
         "const u16*? plain",

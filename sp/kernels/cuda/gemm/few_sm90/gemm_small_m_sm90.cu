@@ -33,7 +33,7 @@
 extern __shared__ __align__(1024) u8 shared[];
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
-    gemm_few_sm90(u8* x, const u16* plain, const f32* wide, const f32* norm, f32 eps, u32* ready, i32 tokens, i32 k,
+    gemm_small_m_sm90(u8* x, const u16* plain, const f32* wide, const f32* norm, f32 eps, u32* ready, i32 tokens, i32 k,
                   i32 width, i32 depth, i32 ahead, i32 places, i32 count, f32* partials, u8* tiles,
                   const f32* squares, const f32* next_norm, f32* next_squares, const f32* before,
                   SP_WEIGHT_PARAMETERS) {
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     const Next next = {tiles, next_norm, next_squares, before};
     const Source source = {plain, wide, norm, eps, tokens, k};
 
-    let_next_start();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
+    pdl_launch_dependents();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
     const int group = warp / 4, strip = warp % 4, helper = warp - 4 * GROUPS - 1;
     if (warp == 4 * GROUPS) {
         if (lane == 0) barrier_init(at.prepared, (HELPERS + 1) * WARP_ARRIVALS);  // and who fetches
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
 
     if (warp == 4 * GROUPS) {
         if (source.tiles()) {
-            wait_for_earlier();
+            pdl_wait();
             if (!STREAMED && lane == 0) fetch_inputs(x, work, supers, at);
             __syncwarp();
         }
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         Fetch fetch(weights, work, theirs, of_x ? at.x_slots : depth);
         for (int i = 0; i < ahead; ++i)
             if (fetch.more() && !of_x) fetch.next(weights, work);
-        wait_for_earlier();
+        pdl_wait();
         if (!source.tiles() && lane == (STREAMED ? GROUPS : 0)) {
             wait_for_tiles(ready);
             if (!STREAMED) fetch_inputs(x, work, supers, at);
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             for (int i = (lane * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x; i < rows0 / 32;
                  i += 32 * gridDim.x * gridDim.y)
                 prefetch_l2(next_norm + 32 * i);
-        wait_for_earlier();
+        pdl_wait();
         const f32* const given = source.tiles() ? tile_scales(x, k, TOKENS) : nullptr;
         find_scales(squares, eps, k, given, next, rows0, tokens, helper, at, lane);
         barrier_arrive_warp(at.prepared, lane);
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         int unit = range.begin, t = unit / work.stages, stage = unit % work.stages, slot = 0, x_slot = 0;
         u32 phase = 0, x_phase = 0;
         if (source.tiles())
-            wait_for_earlier();
+            pdl_wait();
         else
             make_tiles(source, x, at.sums, ready);
         const u32 upper = upper_bytes();

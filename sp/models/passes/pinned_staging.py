@@ -1,4 +1,4 @@
-"""Mailbox: small arrays that the host fills anew each time and sends to one place on the device."""
+"""PinnedStaging: small arrays that the host fills anew each time and sends to one place on the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from sp.kernels import import_cupy
 
 
-class Mailbox:
+class PinnedStaging:
     """Arrays that go to the device in one copy, for work that reads them where they always lie.
 
     Parameters

@@ -1,4 +1,4 @@
-"""gemm_few: the small-M GEMM of all cards, 9 to 32 tokens times up to four packed weights in one split-K launch."""
+"""gemm_small_m: the small-M GEMM of all cards, 9 to 32 tokens times up to four packed weights in one split-K launch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sp.kernels.device import (
     shared_bytes_per_multiprocessor,
 )
 from sp.kernels.launch import Defines
-from sp.kernels.specs.matmul import gemm_few as declared
+from sp.kernels.specs.matmul import gemm_small_m as declared
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_few import GEMM_FEW, HELD
+from sp.kernels.specs.matmul.gemm_small_m import GEMM_SMALL_M, HELD
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     cost: float
 
 
-def gemm_few(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: Epilogue) -> None:
+def gemm_small_m(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilogue: Epilogue) -> None:
     """Fill `outs` with the products of `x` and the weights.
 
     Parameters
@@ -99,7 +99,7 @@ def _launch(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], epilog
     partials, arrived = None, None
     if plan.slices > 1:
         partials, arrived = cupy.empty(plan.slices * items * piece, cupy.float32), _counters(device)
-    GEMM_FEW.launch(
+    GEMM_SMALL_M.launch(
         (plan.blocks, plan.slices),
         x,
         tokens,
@@ -198,7 +198,7 @@ def _counters(device: int) -> Any:
 
 
 def _run(p: Product) -> None:
-    gemm_few(p.x, p.weights, p.outs, p.epilogue)
+    gemm_small_m(p.x, p.weights, p.outs, p.epilogue)
 
 
 def _room(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
@@ -207,7 +207,7 @@ def _room(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue:
 
 FEW = register_matmul(
     MatmulKernel(
-        name="gemm_few",
+        name="gemm_small_m",
         run=_run,
         max_weights=MOST_WEIGHTS,
         alike=lambda kind: packing_of(kind).span,

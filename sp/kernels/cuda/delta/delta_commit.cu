@@ -20,7 +20,7 @@
 #define MOST 64
 
 extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
-    delta_keep(const u64* memories, const f32* keys, const f32* added, const f32* decays, const u16* inputs,
+    delta_commit(const u64* memories, const f32* keys, const f32* added, const f32* decays, const u16* inputs,
                const i32* path, const i32* kept, i32 nodes, i32 key_heads, i32 value_heads) {
     __shared__ f32 logs[MOST];
     __shared__ __align__(16) f32 k[BATCH][KEYS], u[BATCH][HEAD_DIM];

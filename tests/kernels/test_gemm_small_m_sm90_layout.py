@@ -9,7 +9,7 @@ import pytest
 from sp.kernels import nvrtc
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_few_sm90 import (
+from sp.kernels.specs.matmul.gemm_small_m_sm90 import (
     CAPACITY,
     GROUPS,
     HELD,
@@ -21,7 +21,7 @@ from sp.kernels.specs.matmul.gemm_few_sm90 import (
     strip_tasks,
     variant,
 )
-from sp.ops.matmul.gemm_few_sm90 import STREAM_SLOTS, SUPER, plan_of
+from sp.ops.matmul.gemm_small_m_sm90 import STREAM_SLOTS, SUPER, plan_of
 from sp.quant import format_bits, kernel_formats, packing_of
 
 PRODUCTS = [
@@ -41,14 +41,14 @@ PRODUCTS = [
 def test_units_are_counted_as_they_are_laid_out(tokens: int, kinds: tuple[int, ...], epilogue: Epilogue) -> None:
     pytest.importorskip("cupy")
     defines = variant(tokens, format_bits(*kinds), epilogue)
-    text = flatten("gemm_few_sm90.cu")
+    text = flatten("gemm_small_m_sm90.cu")
     for fmt in kernel_formats():
         if fmt.packing.super:
             text += f"\nstatic_assert(Unit<{fmt.ggml_type}>::bytes == {fmt.packing.unit_bytes});\n"
     text += f"static_assert(SLOT == {slot_bytes(format_bits(*kinds))} && SLOT % 128 == 0 && MINIMA);\n"
     text += f"static_assert(STREAMED == (TOKENS > {RESIDENT}));\n"
     text += f"static_assert(STRIP_TASKS == {strip_tasks(tokens, epilogue)});\n"
-    nvrtc.compile_cubin(text, "gemm_few_sm90.cu", nvrtc.compile_options(defines, "90a"))
+    nvrtc.compile_cubin(text, "gemm_small_m_sm90.cu", nvrtc.compile_options(defines, "90a"))
 
 
 @pytest.mark.parametrize("held", HELD)

@@ -1,4 +1,4 @@
-"""Replay: work on the device that is done again and again, from its second time on as a CUDA graph."""
+"""CapturedGraph: work on the device that is done again and again, from its second time on as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Scratch:
             self._lending.append(self._pool)
 
 
-class Lane:
+class CaptureStream:
     """A stream of its own, for only such a one can be captured, with memory of its own."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Lane:
         self._scratch.end()
 
 
-class Replay(Generic[Made]):
+class CapturedGraph(Generic[Made]):
     """Runs work that is always the same: kernel by kernel the first time, then captured, then replayed.
 
     Kernels compile and make room for themselves the first time, which a capture cannot do. What the work makes lies in

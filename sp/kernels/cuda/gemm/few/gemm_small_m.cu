@@ -21,14 +21,14 @@
 #include "few_products.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
-    gemm_few(const u16* x, i32 tokens, i32 k, i32 count, f32* heads, f32* partials, u32* arrived,
+    gemm_small_m(const u16* x, i32 tokens, i32 k, i32 count, f32* heads, f32* partials, u32* arrived,
              SP_WEIGHT_PARAMETERS) {
     const Weights weights = SP_WEIGHTS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k_tiles = k / 64;
     const int first = i64(k / STAGE_K) * blockIdx.y / gridDim.y;
     const int stages = int(i64(k / STAGE_K) * (blockIdx.y + 1) / gridDim.y) - first;
 
-    let_next_start();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
+    pdl_launch_dependents();  // and this one is launched so (PDL): its ring is filled while the kernel before still runs
     // Lane i knows where the range of warp i begins.
     const int starts = range_start(weights, count, stages, min(lane, WARPS));
     Walk compute;
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     };
     fill(0, STAGES - 1);  // the last slot waits until x has been asked for: x would come behind it
 
-    wait_for_earlier();
+    pdl_wait();
     fetch_slice(x + first * STAGE_K, k, stages * STAGE_K, tokens, warp, lane);
     fill(STAGES - 1, STAGES);
     cp_async_wait<1>();

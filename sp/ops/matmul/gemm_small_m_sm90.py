@@ -1,4 +1,4 @@
-"""gemm_few_sm90: the small-M GEMM of Hopper, up to 64 tokens times up to four K-quant weights in one launch."""
+"""gemm_small_m_sm90: the small-M GEMM of Hopper, up to 64 tokens times up to four K-quant weights in one launch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_few_sm90 import (
-    GEMM_FEW_SM90,
+from sp.kernels.specs.matmul.gemm_small_m_sm90 import (
+    GEMM_SMALL_M_SM90,
     GROUPS,
     HELD,
     depth,
@@ -24,7 +24,7 @@ from sp.kernels.specs.matmul.gemm_few_sm90 import (
 )
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.input_tiles import InputTiles, empty_tiles
-from sp.ops.matmul.gemm_few import FEW
+from sp.ops.matmul.gemm_small_m import FEW
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.ops.norms import Norm, Ready
@@ -70,7 +70,7 @@ def held_for(tokens: int) -> int:
     return next(n for n in HELD if n >= tokens)
 
 
-def gemm_few_sm90(
+def gemm_small_m_sm90(
     x: Any,
     weights: Sequence[PackedWeight],
     outs: Sequence[Any],
@@ -109,7 +109,7 @@ def gemm_few_sm90(
     plan = _plan(given.held, given.width, tuple(w.format.ggml_type for w in weights), rows, epilogue, device)
     tiles = outs[0] if isinstance(outs[0], InputTiles) else None
     next_tiles = tiles if then is None else then.tiles
-    GEMM_FEW_SM90.launch(
+    GEMM_SMALL_M_SM90.launch(
         (plan.blocks, plan.slices),
         given.data,
         plain,
@@ -213,12 +213,12 @@ def _ready(device: int) -> Any:
 
 def _run(p: Product) -> None:
     norm: Any = p.norm  # begun norms are tiles by now
-    gemm_few_sm90(p.x, p.weights, p.outs, p.epilogue, norm, p.then, p.before)
+    gemm_small_m_sm90(p.x, p.weights, p.outs, p.epilogue, norm, p.then, p.before)
 
 
 register_matmul(
     MatmulKernel(
-        name="gemm_few_sm90",
+        name="gemm_small_m_sm90",
         run=_run,
         reads=lambda kind: packing_of(kind).super,
         paths=("sm_90a",),

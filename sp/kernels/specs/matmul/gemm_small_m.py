@@ -1,17 +1,17 @@
 """The matrix products of 9 to 32 tokens.
 
-Defines: WIDTH, TOKENS, FORMATS, EPILOGUE, WARPS, STAGES, HEADS, see gemm_few.cu.
+Defines: WIDTH, TOKENS, FORMATS, EPILOGUE, WARPS, STAGES, HEADS, see gemm_small_m.cu.
 """
 
 from __future__ import annotations
 
-from sp.kernels.launch import Defines, Kernel
+from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemv import CAPACITY, slot_bytes
 from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
 from sp.quant import format_bits, packings_in
 
-__all__ = ["CAPACITY", "GEMM_FEW", "HELD", "piece_bytes", "slot_bytes", "smem"]
+__all__ = ["CAPACITY", "GEMM_SMALL_M", "HELD", "piece_bytes", "slot_bytes", "smem"]
 
 HELD = (16, 24, 32)
 """Tokens that a variant of the kernel can hold."""
@@ -54,9 +54,9 @@ def variant(
     return defines | {"STAGES": min(stages, MOST_STAGES)}
 
 
-GEMM_FEW = Kernel(
-    source="gemm_few.cu",
-    entry="gemm_few",
+GEMM_SMALL_M = KernelSpec(
+    source="gemm_small_m.cu",
+    entry="gemm_small_m",
     args=(
         "const u16* x",
         "i32 tokens",
