@@ -27,10 +27,10 @@ BOUNDS = {
     "quiet columns of a layer": 4e-7,
     "loud columns of a layer": 2e-13,
     # Root mean square of the error of logits over that of the logits, of layers of the 27B model against float32.
-    "27B sm_90a f16": 0.012,
-    "27B sm_90a q4_0": 0.034,
-    "27B portable f16": 0.028,
-    "27B portable q4_0": 0.045,
+    "27B sm_90a f16": 0.11,
+    "27B sm_90a q4_0": 0.28,
+    "27B portable f16": 0.24,
+    "27B portable q4_0": 0.33,
 }
 _worst: dict[str, float] = {}
 

@@ -164,7 +164,7 @@ def test_a_stream_of_small_and_large_tokens(tokens: int, guarded: Any) -> None:
         assert nmse(found[t], x[t] + to_float64(to_bf16(h[t])) @ dense.T) < EXACT, f"token {t}"
         assert nmse(values[t], found[t] * norm) < ONE, f"token {t}"
         assert nmse(out.get()[t], sums[t]) < ONE, f"token {t}"
-        assert nmse(wide[t], silu[t]) < 4 * ONE + ROUNDED, f"token {t}"
+        assert nmse(wide[t], silu[t]) < 4 * ONE + 2 * ROUNDED, f"token {t}"  # gate and up are rounded too
 
 
 @pytest.mark.no_sanitizer  # there every launch is waited for
