@@ -80,7 +80,11 @@ class Run:
 
     def call(self, item: Item, seconds: float, card: int | None) -> tuple[str, str]:
         """How a command ended, and what it said last."""
-        environment = {**os.environ, "SP_RESULTS": str(self.results), "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            "SP_RESULTS": str(self.results),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
         if card is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(card)
         with TemporaryDirectory() as scratch:

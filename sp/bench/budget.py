@@ -40,7 +40,10 @@ def old_keys(path: Path, tests: Path) -> list[str]:
 
 
 def read_budget(results: Path) -> dict[str, dict[str, Any]]:
-    """By file below `results`: ``old``, how many records may and must be old, and ``why``."""
+    """By file below `results`: ``old``, how many records may and must be old, ``why``, and ``failed``.
+
+    The latter, of GPU tests alone, says for each file whose newest record has failures what they were.
+    """
     found: dict[str, dict[str, Any]] = json.loads((results / BUDGET).read_text(encoding="utf-8"))
     return found
 
@@ -69,6 +72,6 @@ def restate(results: Path, tests: Path, why: str) -> Mapping[str, dict[str, Any]
     for path in measured_files(results):
         name = path.relative_to(results).as_posix()
         if count := len(old_keys(path, tests)):
-            stated[name] = {"old": count, "why": before.get(name, {}).get("why", why)}
+            stated[name] = {**before.get(name, {"why": why}), "old": count}
     write_atomic(results / BUDGET, (json.dumps(stated, indent=1) + "\n").encode())
     return stated

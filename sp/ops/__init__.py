@@ -6,7 +6,6 @@ Activations are float32 unless a caller asks for more: given float64 an op compu
 from __future__ import annotations
 
 from sp.ops.activations import sigmoid, silu, softplus, swiglu
-from sp.ops.attention.attention import attention
 from sp.ops.attention.kv_pages import kv_append, kv_gather
 from sp.ops.delta.causal_conv1d import causal_conv1d
 from sp.ops.delta.gated_delta_net import gated_delta_net, gated_delta_net_chunked, gated_delta_net_recurrent
@@ -17,7 +16,6 @@ from sp.ops.norms import l2norm, rms_norm
 from sp.ops.rope import rope
 
 __all__ = [
-    "attention",
     "causal_conv1d",
     "embedding",
     "gated_delta_net",

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sp.ops import attention, hadamard, kv_gather
+from sp.ops import hadamard, kv_gather
+from sp.ops.attention.attention import attention
 from sp.ops.attention.kv_pages import kv_append
 from sp.ops.attention.paged_kv import PagedKV
 from sp.quant import BlockFormat

@@ -7,7 +7,8 @@ import pytest
 
 from sp.errors import ConfigError, PromptError
 from sp.models import Cache, DeltaConfig, ModelConfig
-from sp.ops import attention, hadamard
+from sp.ops import hadamard
+from sp.ops.attention.attention import attention
 from sp.ops.rope import Rope
 from sp.quant import F16, Q4_0
 

@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from sp.ops import attention
+from sp.ops.attention.attention import attention
 
 MODULE = sys.modules["sp.ops.attention.attention"]
 

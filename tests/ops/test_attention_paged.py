@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sp.ops import attention, hadamard, kv_append, rms_norm
+from sp.ops import hadamard, kv_append, rms_norm
 from sp.ops.activations import sigmoid
+from sp.ops.attention.attention import attention
 from sp.ops.attention.attention_heads import attention_heads
 from sp.ops.attention.head_norm_rope import HeadNorms
 from sp.ops.attention.paged_attention import attention_output, paged_attention

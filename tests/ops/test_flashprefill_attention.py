@@ -11,7 +11,7 @@ from flashprefill_loops import BLOCK, GROUPS, SIZES, paged, sample, slow_mean
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sp.ops import attention
+from sp.ops.attention.attention import attention
 from sp.ops.sparse.block_lists import causal, density, forced, lists_of, mask_of
 from sp.ops.sparse.block_means import means_of
 from sp.ops.sparse.block_selector import Dense

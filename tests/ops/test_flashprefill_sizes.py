@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sp.ops import attention, kv_append
+from sp.ops import kv_append
+from sp.ops.attention.attention import attention
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_lists import density, mask_of
 from sp.ops.sparse.flashprefill import FlashPrefill

@@ -39,7 +39,8 @@ def test_an_error_in_a_piece_reaches_the_caller() -> None:
 
 PROGRAM = """
 import numpy as np
-from sp.ops import attention, linear
+from sp.ops import linear
+from sp.ops.attention.attention import attention
 from sp.ops.threads import cores
 from sp.quant import F32, Weight
 rng = np.random.default_rng(0)
