@@ -19,8 +19,8 @@ from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.drafts.dflash import Draft
 from sp.pipeline import Loaded, RunOptions
 from sp.pipeline.answer import begin
+from sp.pipeline.cache_pool import CachePool
 from sp.pipeline.compress import Compressed
-from sp.pipeline.slots import Slots
 
 SKIPPED = 3  # passes before the clock counts: one launch by launch, one captured, one replayed
 GREEDY: Way = ("greedy", 0)
@@ -63,12 +63,12 @@ def ways_of(methods: Sequence[str], budgets: Sequence[int], block_size: int) -> 
     return ways
 
 
-def answer(target: Loaded, draft: Draft, question: Question, options: RunOptions, slots: Slots) -> Answered:
-    """Read a prompt and decode, pass by pass on the clock; `slots` as for `begin`."""
+def answer(target: Loaded, draft: Draft, question: Question, options: RunOptions, pool: CachePool) -> Answered:
+    """Read a prompt and decode, pass by pass on the clock; `pool` as for `begin`."""
     ids = question.ids
     given = Compressed(ids, np.arange(len(ids)), len(ids))
     options = replace(options, max_new_tokens=question.max_new_tokens)
-    begun = begin(target, given, options, None, draft, slots)
+    begun = begin(target, given, options, None, draft, pool)
     tokens: list[int] = []
     times: list[float] = []
     with closing(begun.tokens()) as stream:
@@ -111,15 +111,15 @@ def measure_pair(
         Every answer ended with its first token: there is nothing to time.
     """
     found: dict[Way, list[Answered]] = {way: [] for way in ways}
-    slots = {way: Slots(keep=True) for way in ways}  # each keeps the graphs of its own trees
+    pool = {way: CachePool(keep=True) for way in ways}  # each keeps the graphs of its own trees
     longest = max(questions, key=lambda question: len(question.ids) + question.max_new_tokens)
     reset_launched()
     for question in (longest, *questions):
         for way in ways:
-            done = answer(target, draft, question, replace(options, decode=decoder_of(way)), slots[way])
+            done = answer(target, draft, question, replace(options, decode=decoder_of(way)), pool[way])
             found[way].append(done)
             progress()
-    for kept in slots.values():
+    for kept in pool.values():
         kept.drop()
     greedy = tuple(found[GREEDY][1:])
     if not any(done.passes for done in greedy):
@@ -166,13 +166,13 @@ def measure_simulated(
                 # Shuffled, since a run may be shorter than a trace, whose tasks differ.
                 decoder = Simulated(decoder, np.random.default_rng(0).permutation(lengths).tolist())
             most = (SKIPPED + 1) * max(lengths) + 1
-            done, slots = [], Slots(keep=True)
+            done, pool = [], CachePool(keep=True)
             for ids in prompts:
                 question = Question("", ids, tokens + most)
-                whole = answer(target, draft, question, replace(options, decode=decoder), slots)
+                whole = answer(target, draft, question, replace(options, decode=decoder), pool)
                 done.append(replace(whole, passes=whole.passes[SKIPPED:-1], seconds=whole.seconds[SKIPPED:-1]))
                 progress()
-            slots.drop()
+            pool.drop()
             greedy = greedy or tuple(done)
             yield Measured(way, tuple(done), greedy, None if way == GREEDY else acceptance, launched_sources())
 

@@ -14,10 +14,10 @@ from sp.errors import ConfigError
 from sp.models import prefill, prefill_sparse
 from sp.models.drafts.dflash import Draft
 from sp.models.passes.tree import LayerFeatures
+from sp.pipeline.cache_pool import CachePool, PooledCache
 from sp.pipeline.compress import Compressed
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
-from sp.pipeline.slots import Slot, Slots
 
 Progress = Callable[[int], None]
 
@@ -78,7 +78,7 @@ def begin(
     options: RunOptions,
     progress: Progress | None,
     draft: Draft | None = None,
-    slots: Slots | None = None,
+    pool: CachePool | None = None,
 ) -> Begun:
     """Run the target over the given tokens, up to the first token of the answer.
 
@@ -87,7 +87,7 @@ def begin(
     target, given, options, progress
     draft : Draft, optional
         For the speculative ways of decoding.
-    slots : Slots, optional
+    pool : CachePool, optional
         Where the answer's cache comes from and goes; by default it is made for this answer.
 
     Raises
@@ -95,50 +95,50 @@ def begin(
     ConfigError
         Without the draft that the options' way of decoding needs.
     """
-    slots, decoder = slots or Slots(keep=False), options.decode
+    pool, decoder = pool or CachePool(keep=False), options.decode
     tokens = len(given.ids) + options.max_new_tokens
     check_draft(options, draft)
     if draft is not None and isinstance(decoder, Speculative):
         tokens += decoder.nodes(draft.block_size)
-    slot = slots.take(target.model, tokens, options.kv, options.rotate)
+    pooled = pool.take(target.model, tokens, options.kv, options.rotate)
     try:
         if draft is not None and isinstance(decoder, Speculative):
-            begun = _begin_with_draft(target, given, options, decoder, progress, draft, slot)
+            begun = _begin_with_draft(target, given, options, decoder, progress, draft, pooled)
         else:
-            begun = _begin_alone(target, given, options, progress, slot)
+            begun = _begin_alone(target, given, options, progress, pooled)
     except BaseException:
-        slot.end()
+        pooled.end()
         raise
-    rest = _lent(slot, slots, begun.rest)
+    rest = _lent(pooled, pool, begun.rest)
     return replace(begun, first=next(rest), rest=rest)
 
 
-def _lent(slot: Slot, slots: Slots, stream: Generator[int]) -> Generator[int]:
-    """The same stream; the slot it comes from goes back when it has ended or is closed, but not after an error."""
+def _lent(pooled: PooledCache, pool: CachePool, stream: Generator[int]) -> Generator[int]:
+    """The same stream; its cache goes back to the pool when it has ended or is closed, but not after an error."""
     try:
         with closing(stream):
             yield from stream
     except GeneratorExit:
-        slots.give_back(slot)
+        pool.give_back(pooled)
         raise
     except BaseException:
-        slot.end()
+        pooled.end()
         raise
-    slots.give_back(slot)
+    pool.give_back(pooled)
 
 
 def _begin_alone(
-    target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None, slot: Slot
+    target: Loaded, given: Compressed, options: RunOptions, progress: Progress | None, pooled: PooledCache
 ) -> Begun:
     """Read the prompt, for an answer without a draft; `first` is not known yet."""
-    what = target.model, given.ids, given.positions, slot.cache
+    what = target.model, given.ids, given.positions, pooled.cache
     densities: tuple[float, ...] = ()
     if options.sparse is None:
         logits = prefill(*what, gaps=options.state_gaps, progress=progress)
     else:
         logits, densities = prefill_sparse(*what, options.sparse, progress=progress)
-    how = target.model, logits, given.next_position, slot.cache
-    return Begun(-1, generate(*how, limit=options.max_new_tokens, decoder=slot.greedy()), densities)
+    how = target.model, logits, given.next_position, pooled.cache
+    return Begun(-1, generate(*how, limit=options.max_new_tokens, decoder=pooled.greedy()), densities)
 
 
 def _begin_with_draft(
@@ -148,10 +148,10 @@ def _begin_with_draft(
     decoder: Speculative,
     progress: Progress | None,
     draft: Draft,
-    slot: Slot,
+    pooled: PooledCache,
 ) -> Begun:
     """The same where a draft reads along: the outputs of some layers, as each part of the prompt passes them."""
-    session, read = slot.session(draft), 0
+    session, read = pooled.session(draft), 0
 
     def take(features: Floats) -> None:
         nonlocal read
@@ -159,7 +159,7 @@ def _begin_with_draft(
         read += len(features)
 
     logits = prefill(
-        *(target.model, given.ids, given.positions, slot.cache),
+        *(target.model, given.ids, given.positions, pooled.cache),
         after=LayerFeatures(draft.layers, take),
         # The last layer is whole only where the draft wants its outputs.
         rows=len(given.ids) if target.model.config.layers - 1 in draft.layers else 1,
@@ -168,10 +168,10 @@ def _begin_with_draft(
     )
     passes: list[int] = []
     rest = speculate(
-        *(target.model, session, decoder, logits, given.next_position, slot.cache),
+        *(target.model, session, decoder, logits, given.next_position, pooled.cache),
         limit=options.max_new_tokens,
         seed=options.seed,
         on_pass=passes.append,
-        cycle=slot.cycle(decoder),
+        cycle=pooled.cycle(decoder),
     )
     return Begun(-1, rest, passes=passes)

@@ -19,10 +19,10 @@ from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.models import Draft, Model
 from sp.models.device.parts import Parts
+from sp.pipeline.cache_pool import CachePool
 from sp.pipeline.load import Loaded
 from sp.pipeline.meter import Journal, Meter
 from sp.pipeline.pool import Pool
-from sp.pipeline.slots import Slots
 
 Made = TypeVar("Made")
 
@@ -39,7 +39,7 @@ class Residency:
     """
 
     budget: int | None = None
-    slots: Slots = field(init=False)
+    cache_pool: CachePool = field(init=False)
     pool: Pool = field(init=False)
     _models: dict[str, Parts] = field(default_factory=dict)
     _busy: str | None = None
@@ -50,13 +50,13 @@ class Residency:
 
     def __post_init__(self) -> None:
         # Within a budget what lies about between answers would cut the free memory in two.
-        self.slots = Slots(keep=self.budget is None)
+        self.cache_pool = CachePool(keep=self.budget is None)
         self.pool = Pool(self.budget)
 
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
         other = replace(self, budget=budget, _offloaded_for={})
-        other.slots = self.slots.sharing(keep=budget is None)
+        other.cache_pool = self.cache_pool.sharing(keep=budget is None)
         return other
 
     def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
@@ -200,7 +200,7 @@ class Residency:
         """Make the pool obey this budget, if it obeyed another one."""
         if self.pool.obeys:
             return
-        self.slots.drop()
+        self.cache_pool.drop()
         for name, parts in self._models.items():
             if back := parts.returned:  # in pieces of memory that suited the other
                 self._leave(name, back)
@@ -239,9 +239,9 @@ class Residency:
     def _leave_room(self, size: int) -> bool:
         """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
 
-        An idle slot goes before all else: it takes milliseconds to make, and a model's weights longer to copy.
+        An idle cache goes before all else: it takes milliseconds to make, and the weights of a model longer to copy.
         """
-        if size and self.slots.drop():
+        if size and self.cache_pool.drop():
             return True
         freed = 0
         for name, parts in self._models.items():
@@ -263,7 +263,7 @@ class Residency:
 
     def _gone(self, name: str) -> tuple[dict[str, list[str]], int]:
         """What has left for the model `name`."""
-        return self._away(name), self.slots.dropped
+        return self._away(name), self.cache_pool.dropped
 
     def _away(self, name: str) -> dict[str, list[str]]:
         """What has left of the other models."""

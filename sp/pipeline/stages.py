@@ -150,7 +150,7 @@ def read(
         )
     with ExitStack() as stack:
         with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
-            work = partial(begin, target, given, options, progress, draft, residency.slots)
+            work = partial(begin, target, given, options, progress, draft, residency.cache_pool)
             begun = residency.attempt(stack, "target", len(given.ids), work)
         ttft = trace.seconds
         with trace.stage("decode") as stage:

@@ -1,4 +1,4 @@
-"""Slots: the cache of one answer, with what decodes from it, kept for the next answer that fits in it.
+"""CachePool: the cache of one answer and what decodes from it, kept for the next answer that fits in it.
 
 On the device a cache, its tables and the graphs that read them cost an answer's first tokens as much as many tokens
 after. All of it stays where it is, and is only emptied.
@@ -14,11 +14,11 @@ from sp.models import Draft, Model
 from sp.models.drafts.dflash_session import DraftSession
 
 STEPS = 16
-"""Slots are this many times larger than the steps by which they grow."""
+"""Caches are this many times larger than the steps by which they grow."""
 SMALLEST = 512
 
 
-class Slot:
+class PooledCache:
     """Room for one sequence.
 
     Parameters
@@ -83,14 +83,14 @@ class Slot:
             self._cycle = None
 
 
-class Slots:
-    """Lends slots, and keeps the one that came back last.
+class CachePool:
+    """Lends pool, and keeps the one that came back last.
 
     Parameters
     ----------
     keep : bool
         Whether to keep one at all.
-    shelf : list of Slot, optional
+    shelf : list of PooledCache, optional
         Where it is kept: one at most, whoever of those that share the shelf put it there.
 
     Attributes
@@ -99,38 +99,38 @@ class Slots:
         How often what was kept had to go.
     """
 
-    def __init__(self, keep: bool, shelf: list[Slot] | None = None) -> None:
+    def __init__(self, keep: bool, shelf: list[PooledCache] | None = None) -> None:
         self._keep = keep
         self._shelf = [] if shelf is None else shelf
         self.dropped = 0
 
-    def sharing(self, keep: bool) -> Slots:
-        """Others for the same device, which lend and drop what these keep."""
-        return Slots(keep, self._shelf)
+    def sharing(self, keep: bool) -> CachePool:
+        """Another for the same device, which lends and drops what this one keeps."""
+        return CachePool(keep, self._shelf)
 
     @property
-    def idle(self) -> Slot | None:
+    def idle(self) -> PooledCache | None:
         """What is kept."""
         return self._shelf[0] if self._shelf else None
 
-    def take(self, model: Model, tokens: int, kv: str, rotate: bool) -> Slot:
-        """An empty slot for `tokens` tokens."""
-        slot = self._shelf.pop() if self._shelf else None
-        if slot is not None and slot.fits(model, tokens, kv, rotate):
-            slot.cache.reset()
-            return slot
-        if slot is not None:
-            slot.end()
-            del slot  # before memory is asked for
-        return Slot(model, self._roomy(model, tokens), kv, rotate)
+    def take(self, model: Model, tokens: int, kv: str, rotate: bool) -> PooledCache:
+        """An empty cache for `tokens` tokens."""
+        pooled = self._shelf.pop() if self._shelf else None
+        if pooled is not None and pooled.fits(model, tokens, kv, rotate):
+            pooled.cache.reset()
+            return pooled
+        if pooled is not None:
+            pooled.end()
+            del pooled  # before memory is asked for
+        return PooledCache(model, self._roomy(model, tokens), kv, rotate)
 
-    def give_back(self, slot: Slot) -> None:
-        """Take a slot back that is used no more."""
-        if self._keep and slot.cache.device == "cuda":
+    def give_back(self, pooled: PooledCache) -> None:
+        """Take a cache back that is used no more."""
+        if self._keep and pooled.cache.device == "cuda":
             self.drop()
-            self._shelf.append(slot)
+            self._shelf.append(pooled)
         else:
-            slot.end()
+            pooled.end()
 
     def drop(self) -> bool:
         """Let go of what is kept, and tell whether there was anything."""

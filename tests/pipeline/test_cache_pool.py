@@ -1,4 +1,4 @@
-"""Slots: what one answer was decoded in serves the next, on a device that only counts; then the draft in a budget."""
+"""CachePool: what one answer was decoded in serves the next, on a device that only counts; then a draft in a budget."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def run(pair, decode, characters, **changes):
     options = RunOptions(keep_ratio=0.3, compress="always", max_new_tokens=40, decode=decode, **changes)
     dry_device.launches.clear()
     result = pair.run(prompt, options, full=False)
-    slot = pair.residency.slots.idle
+    pooled = pair.residency.cache_pool.idle
     found = {"launches": sum(dry_device.launches.values()), "used": dry_memory.pool.used_bytes()}
-    found |= {"slot": id(slot), "capacity": slot.cache.capacity if slot else 0, "passes": len(result.answer.passes)}
+    found |= {"pooled": id(pooled), "capacity": pooled.cache.capacity if pooled else 0}
+    found |= {"passes": len(result.answer.passes)}
     return found | {"driver": result.answer.trace.facts["residency"]["driver_requests"]}
 
 
@@ -45,7 +46,7 @@ for name, decode in (("greedy", Greedy()), ("tree", DDTree(22)), ("chain", DFlas
     out[name] = [run(pair, decode, 6000) for _ in range(3)]
 out["shorter"], out["longer"] = run(pair, DFlash(), 3000), run(pair, DFlash(), 24000)
 out["packed"] = run(pair, DFlash(), 3000, kv="q4_0")
-pair.residency.slots.drop()
+pair.residency.cache_pool.drop()
 out["alone"] = dry_memory.pool.used_bytes()
 other, tight = pair.within(None), pair.within(out["alone"] + (24 << 20))
 out["other"] = run(other, DFlash(), 24000)
@@ -71,7 +72,7 @@ def test_the_draft_is_counted(found) -> None:
 @pytest.mark.parametrize("way", ["greedy", "tree", "chain"])
 def test_the_next_answer_is_decoded_in_what_is_there(found, way) -> None:
     first, second, third = found[way]
-    assert first["slot"] == second["slot"] == third["slot"]
+    assert first["pooled"] == second["pooled"] == third["pooled"]
     assert second["launches"] < first["launches"]
     assert third["launches"] == second["launches"]
     assert third["used"] == second["used"]
@@ -80,12 +81,12 @@ def test_the_next_answer_is_decoded_in_what_is_there(found, way) -> None:
 
 
 def test_slots_are_replaced_by_larger_and_by_other_ones(found) -> None:
-    assert found["shorter"]["slot"] == found["chain"][2]["slot"]
+    assert found["shorter"]["pooled"] == found["chain"][2]["pooled"]
     assert found["longer"]["capacity"] > found["shorter"]["capacity"] > found["packed"]["capacity"] > 0
 
 
 def test_within_a_budget_nothing_is_left_between_answers(found) -> None:
-    assert {one["slot"] for one in found["tight"]} == {found["tight"][0]["slot"]}
+    assert {one["pooled"] for one in found["tight"]} == {found["tight"][0]["pooled"]}
     assert found["tight"][0]["capacity"] == 0
     assert len({one["used"] for one in found["tight"]}) == 1
 
