@@ -44,9 +44,10 @@ def contents(model, cache):
     return kept + [array for state in states for array in (state.conv, state.recurrent)]
 
 
-LOOSE = {"f32": (1, 1), "f16": (1, 10), "q4_0": (200, 200)}
-"""How much further apart logits and features may be once a stored value was rounded otherwise, for later layers read
-that: a unit of f16 is a thousandth of a value, a step of 4 bits an eighth of a block's largest."""
+LOOSE = 10
+"""How much further apart features may be once a stored value was rounded otherwise, for later layers read that. With
+the sums of seven kinds of CPU they were up to 3.4 times as far as otherwise allowed; logits and states stayed below a
+third of it."""
 
 
 def rounded_otherwise(mine: np.ndarray, its: np.ndarray, kv: str) -> tuple[int, int]:
@@ -86,14 +87,14 @@ def test_a_path_of_the_tree_is_the_path_read_alone(model, ids, path, kv, rotate)
     paged = 2 * len(model.config.attention_layers)
     others, stored = np.sum([rounded_otherwise(*pair, kv) for pair in kept[:paged]], axis=0)
     assert others <= max(2, stored * len(path) / cache.tokens / 8)
-    loose, features_loose = LOOSE[kv if others else "f32"]
     for mine, its in kept[paged:]:
-        np.testing.assert_allclose(mine, its, rtol=loose * (1e-3 if kv == "f16" else 1e-4), atol=loose * 1e-5)
+        np.testing.assert_allclose(mine, its, rtol=1e-3 if kv == "f16" else 1e-4, atol=1e-5)
     for mine, its in zip(logits, expected, strict=True):
-        np.testing.assert_allclose(mine, its, atol=loose * 2e-5 * np.abs(its).max())
-    np.testing.assert_allclose(outputs, np.concatenate(features), rtol=1e-4, atol=features_loose * 1e-5)
+        np.testing.assert_allclose(mine, its, atol=2e-5 * np.abs(its).max())
+    loose = LOOSE if others else 1
+    np.testing.assert_allclose(outputs, np.concatenate(features), rtol=loose * 1e-4, atol=loose * 1e-5)
     after = [decode_step(model, 7, start + len(path), c) for c in (cache, alone)]
-    np.testing.assert_allclose(*after, atol=loose * 1e-4 * np.abs(after[1]).max())
+    np.testing.assert_allclose(*after, atol=1e-4 * np.abs(after[1]).max())
 
 
 def test_fast_rollback_is_exact_replay(model, ids) -> None:
