@@ -39,6 +39,13 @@ def old_keys(path: Path, tests: Path) -> list[str]:
     return [file for file in files if file not in last or not is_current(last[file])]
 
 
+def failed_tests(path: Path) -> list[str]:
+    """Files of GPU tests whose newest record has failures; of other benchmarks' records none."""
+    if path.stem != GPU_TESTS:
+        return []
+    return [file for record in newest(path) if record["metrics"]["failed"] for file in record["config"]["tests"]]
+
+
 def read_budget(results: Path) -> dict[str, dict[str, Any]]:
     """By file below `results`: ``old``, how many records may and must be old, ``why``, and ``failed``.
 
@@ -71,7 +78,10 @@ def restate(results: Path, tests: Path, why: str) -> Mapping[str, dict[str, Any]
     stated = {}
     for path in measured_files(results):
         name = path.relative_to(results).as_posix()
+        known, failed = before.get(name, {}), failed_tests(path)
         if count := len(old_keys(path, tests)):
-            stated[name] = {**before.get(name, {"why": why}), "old": count}
+            stated[name] = {"old": count, "why": known.get("why", why)}
+            if failed:
+                stated[name]["failed"] = {file: known.get("failed", {}).get(file, why) for file in failed}
     write_atomic(results / BUDGET, (json.dumps(stated, indent=1) + "\n").encode())
     return stated

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
-from pkgutil import walk_packages
 from types import ModuleType
 
+from sp.config import import_modules
 from sp.errors import unknown_name
-from sp.kernels import specs
 from sp.kernels.launch import KernelSpec
 
 
 @cache
 def families() -> tuple[ModuleType, ...]:
     """The modules that hold specs, sorted by name; those that only help them are left out."""
-    names = [found.name for found in walk_packages(specs.__path__, f"{specs.__name__}.") if not found.ispkg]
-    modules = [import_module(name) for name in sorted(names, key=lambda name: name.rpartition(".")[2])]
+    modules = sorted(import_modules("sp.kernels.specs"), key=family_name)
     return tuple(each for each in modules if any(isinstance(value, KernelSpec) for value in vars(each).values()))
 
 

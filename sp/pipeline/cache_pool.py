@@ -84,7 +84,7 @@ class PooledCache:
 
 
 class CachePool:
-    """Lends pool, and keeps the one that came back last.
+    """Lends caches, and keeps the one that came back last.
 
     Parameters
     ----------

@@ -7,10 +7,7 @@ registers what it holds; formats of other packages call `register_format` themse
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
-from sp.quant import formats
+from sp.config import import_modules
 from sp.quant.base import BlockFormat
 from sp.quant.formats.bf16 import BF16
 from sp.quant.formats.f16 import F16
@@ -58,5 +55,4 @@ __all__ = [
     "repacked_tensors",
 ]
 
-for _found in iter_modules(formats.__path__, f"{formats.__name__}."):
-    import_module(_found.name)
+import_modules("sp.quant.formats")

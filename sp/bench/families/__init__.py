@@ -1,7 +1,5 @@
-"""Cases of `sp kernels bench`, one module a family; each is imported here."""
+"""Cases of `sp kernels bench`, one module a family; all of them are registered when this package is imported."""
 
-from __future__ import annotations
+from sp.config import import_modules
 
-from sp.bench.families import attention, delta, flashprefill, importance, matmul, memory, rows
-
-__all__ = ["attention", "delta", "flashprefill", "importance", "matmul", "memory", "rows"]
+import_modules(__name__)
