@@ -1,4 +1,4 @@
-"""A prompt that the target's window is too short for: compressed into it where that is possible, refused before drafting."""
+"""A prompt that the target's window is too short for: compressed into it where possible, else refused unread."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_what_is_kept_of_a_long_prompt_is_answered(
     assert result.full is None
     assert seen[0] == result.kept_tokens - 1  # contiguous from 0 on
     assert result.answer.trace.facts["window"] == (
-        f"the prompt has {len(result.prompt)} tokens and the answer up to 8, but target.gguf has a context of {WINDOW}: "
-        "it reads what is kept alone, at contiguous positions, and no full prefill is possible"
+        f"the prompt has {len(result.prompt)} tokens and the answer up to 8, but target.gguf has a context of "
+        f"{WINDOW}: it reads what is kept alone, at contiguous positions, and no full prefill is possible"
     )
     if compress == "auto":
         assert result.decision.reason == "the whole prompt does not fit the target's window"
