@@ -196,7 +196,9 @@ def test_inspect_and_synth_round_trip(
     assert info["architecture"] == "qwen35"
     assert {row["type"] for row in info["tensors_by_type"]} == {"Q4_K", "Q6_K", "F32"}
     assert call(monkeypatch, "inspect", path) == 0
-    assert "Q4_K" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Q4_K" in shown
+    assert shown.splitlines()[-1] == info["command"]  # on one line, to be copied
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ ORDER = [
 INSIDE = {  # rooms inside a room, each of which imports only from those before it
     "kernels": ("specs", "tools"),
     "ops": ("matmul", "attention", "sparse", "delta", "sampling"),
-    "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts"),
+    "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect"),
     "evals": ("text", "tasks"),
     "studies": ("sweep", "tables", "plots", "pages"),
 }

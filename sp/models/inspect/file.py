@@ -19,6 +19,7 @@ from sp.models.architectures.base import ARCHITECTURES, find_architecture
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
 from sp.models.drafts.dflash_refusals import refuse_later
 from sp.models.expected import missing_tensors
+from sp.models.inspect.family import describe_model
 from sp.models.metadata_keys import MAX_BLOCKS, Keys, whole_or_none
 from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
 from sp.quant import FORMATS, repacked_tensors
@@ -40,7 +41,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
     -------
     dict
         JSON-able. Sizes are in bytes; what the file does not say is None. ``warnings`` is a list of one-line
-        strings, empty for a file that `sp` can run.
+        strings, empty for a file that `sp` can run. What `describe_model` tells is in it.
 
     Raises
     ------
@@ -62,6 +63,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
             "repacked": [vars(each) for each in repacked_tensors(file.tensors)],
             "tokenizer": _tokenizer(file, vocabulary),
             "chat_template": template,
+            **describe_model(file),
             "warnings": [*_warnings(file), *_vocabulary_warnings(file, vocabulary, problem), *warnings],
         }
 

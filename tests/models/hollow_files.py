@@ -1,0 +1,23 @@
+"""Files of named shapes with all of the header and none of the numbers: what only looks need not be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sp.gguf import GGUFWriter
+from sp.models.synthetic.shapes import find_shape
+from sp.models.synthetic.synthetic import synthetic_metadata
+
+
+def write_hollow(path: Path, shape: str, file_type: str) -> Path:
+    """A file as large as the real one that takes only its header's room on the disk."""
+    found = find_shape(shape)
+    writer, nbytes = GGUFWriter(path, synthetic_metadata(found, file_type)), 0
+    for name, size, fmt in found.plan(file_type):
+        writer.add(name, size, fmt, lambda: ())
+        nbytes += -(-fmt.nbytes(size) // 32) * 32
+    header = writer._header()
+    path.write_bytes(header)
+    os.truncate(path, -(-len(header) // 32) * 32 + nbytes)
+    return path
