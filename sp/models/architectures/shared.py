@@ -24,6 +24,7 @@ NEUTRAL: Mapping[str, tuple[float, ...]] = {
 }
 """Keys that would change the formulas, and what they are where they do not."""
 
+
 def shared_config(
     keys: Keys,
     file: TensorFile,
