@@ -1,24 +1,30 @@
-"""Hopper prefill attention. Defines: D of a head, STAGES of 32 KiB in the ring."""
+"""Hopper prefill attention. Defines: D of a head, STAGES of the ring, a tile of keys or values each."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
-STAGE_BYTES = 32768
 BARRIER_BYTES = 256
+MOST_STAGES = 8
 CAPACITY = 227 * 1024
 """Shared memory a block of an sm_90 card can have."""
 
 
+def keys(head_dim: int) -> int:
+    """Keys of a tile."""
+    return 64 if head_dim > 128 else 128
+
+
 def smem(defines: Defines) -> int:
     """Queries, ring and barriers, as laid out in the source."""
-    return 128 * int(defines["D"]) * 2 + int(defines["STAGES"]) * STAGE_BYTES + BARRIER_BYTES
+    d = int(defines["D"])
+    return 2 * d * (128 + int(defines["STAGES"]) * keys(d)) + BARRIER_BYTES
 
 
 def variant(head_dim: int) -> dict[str, int]:
-    """Defines with as many stages as fit."""
+    """Defines with as many stages as fit, within reason."""
     defines = {"D": head_dim, "STAGES": 0}
-    return defines | {"STAGES": (CAPACITY - smem(defines)) // STAGE_BYTES}
+    return defines | {"STAGES": min(MOST_STAGES, (CAPACITY - smem(defines)) // (2 * head_dim * keys(head_dim)))}
 
 
 ATTENTION_SM90 = KernelSpec(
@@ -44,7 +50,7 @@ ATTENTION_SM90 = KernelSpec(
         "f32 scale",
     ),
     threads=384,
-    variants=(variant(128), variant(256)),
+    variants=(variant(64), variant(128), variant(256)),
     arches="90a",
     smem=smem,
 )
