@@ -142,11 +142,11 @@ def run(guarded, case: Case, listed: list[list[list[int]]] | None = None) -> tup
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])
-@pytest.mark.parametrize("group", [1, 2, 6, 7])
+@pytest.mark.parametrize("group", [1, 2, 6])
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 127, 128, 129, 255, 1000])
 def test_dense(guarded, d, group, n):
     for prefix in PREFIXES:
-        case = random_case(n, n + prefix, group, d, kv_heads=1 if group > 2 else 2)
+        case = random_case(n, n + prefix, group, d, kv_heads=1 if group == 6 else 2)
         out, lse = run(guarded, case)
         want, want_lse = case.reference()
         assert nmse(out, want) < BOUND, f"prefix {prefix}"

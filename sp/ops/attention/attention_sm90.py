@@ -10,8 +10,7 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.signature import describe, rows_contiguous
-from sp.kernels.specs.attention.attention_rows import HEAD_DIMS
-from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, keys, variant
+from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, HEAD_DIMS, tile_keys, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.paged_kv import PagedKV
@@ -80,7 +79,7 @@ def prefill(
                 pages,
                 (64, pool_pages * BLOCK, d // 64, kv_heads),
                 (kv_heads * d * 2, 128, d * 2),
-                (64, keys(d), d // 64, 1),
+                (64, tile_keys(d), d // 64, 1),
             )
             for pages in (k_pages, v_pages)
         ),

@@ -5,7 +5,7 @@
 
 #define QUERIES 128
 #define PAGE 128
-#define KEYS (D > 128 ? 64 : 128)  // keys of a tile
+#define KEYS (D == 256 ? 64 : 128)  // of a tile
 #define PARTS (PAGE / KEYS)
 #define PANELS (D / 64)
 #define STAGE_BYTES (KEYS * D * 2)

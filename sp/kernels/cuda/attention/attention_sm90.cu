@@ -15,7 +15,7 @@
 //   `tokens` may hold NaN.
 // Arch     sm_90a.
 //
-// Warpgroup 0 loads: one warp feeds a ring of tiles K0 K1 V0 K2 V1 ... by TMA. Warpgroups 1 and 2 compute 64
+// Warpgroup 0 loads: one warp feeds a ring of stages (32 KiB, at D 64 16) K0 K1 V0 K2 V1 ... by TMA. Warpgroups 1 and 2 compute 64
 // query rows each, from the diagonal down: while the softmax of one tile runs, the tensor cores multiply the weights
 // of the tile before by V, and whatever the other group has for them. After Shah et al., "FlashAttention-3", 2024.
 #include "attention_loads.cuh"

@@ -1,30 +1,31 @@
-"""Hopper prefill attention. Defines: D of a head, STAGES of the ring, a tile of keys or values each."""
+"""Hopper prefill attention. Defines: D of a head, STAGES of a tile of keys or values in the ring."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
-BARRIER_BYTES = 256
+HEAD_DIMS = (64, 128, 256)
 MOST_STAGES = 8
+BARRIER_BYTES = 256
 CAPACITY = 227 * 1024
 """Shared memory a block of an sm_90 card can have."""
 
 
-def keys(head_dim: int) -> int:
-    """Keys of a tile."""
-    return 64 if head_dim > 128 else 128
+def tile_keys(head_dim: int) -> int:
+    """Keys, or values, of a stage."""
+    return 64 if head_dim == 256 else 128
 
 
 def smem(defines: Defines) -> int:
     """Queries, ring and barriers, as laid out in the source."""
     d = int(defines["D"])
-    return 2 * d * (128 + int(defines["STAGES"]) * keys(d)) + BARRIER_BYTES
+    return 128 * d * 2 + int(defines["STAGES"]) * tile_keys(d) * d * 2 + BARRIER_BYTES
 
 
 def variant(head_dim: int) -> dict[str, int]:
-    """Defines with as many stages as fit, within reason."""
+    """Defines with as many stages as fit."""
     defines = {"D": head_dim, "STAGES": 0}
-    return defines | {"STAGES": min(MOST_STAGES, (CAPACITY - smem(defines)) // (2 * head_dim * keys(head_dim)))}
+    return defines | {"STAGES": min(MOST_STAGES, (CAPACITY - smem(defines)) // (tile_keys(head_dim) * head_dim * 2))}
 
 
 ATTENTION_SM90 = KernelSpec(
@@ -50,7 +51,7 @@ ATTENTION_SM90 = KernelSpec(
         "f32 scale",
     ),
     threads=384,
-    variants=(variant(64), variant(128), variant(256)),
+    variants=tuple(map(variant, HEAD_DIMS)),
     arches="90a",
     smem=smem,
 )
