@@ -24,7 +24,7 @@ from sp.kernels import is_device
 from sp.models import decode_step, prefill
 from sp.pipeline import Pipeline, RunOptions, Scored
 from sp.pipeline.compress import compress
-from sp.pipeline.stages import check_context
+from sp.pipeline.window import check_context
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.controls import OracleScorer
 

@@ -106,8 +106,8 @@ def load(
     ('drafter.gguf', 'qwen3')
     """
     where, file = pick_device(device), GGUFFile.open(path)
+    context = read_config(file).context  # first, for a file of another kind is best told by its architecture
     tokenizer = Tokenizer.from_gguf(file)
-    context = read_config(file).context
     model = load_model(file, device=where, context=longest(context) if extrapolate else None, progress=progress)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(

@@ -211,6 +211,7 @@ def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
         "sp": {
             "compressed": result.selection is not None,
             "reason": result.decision.reason,
+            "window": result.answer.trace.facts.get("window"),
             "kept_tokens": result.kept_tokens,
             "break_even_tokens": result.decision.break_even_tokens,
             "break_even_source": result.decision.break_even_source,

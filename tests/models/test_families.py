@@ -13,6 +13,7 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import load_model, prefill, read_config
 from sp.models.architectures.llama import FACTORS, FrequencyFactors, llama3_factors
+from sp.models.inspect import inspect_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -86,7 +87,7 @@ REFUSED = [
     ("attn_logit_softcapping", 50.0),
     ("attention.clamp_kqv", 8.0),
     ("logit_scale", "one"),
-    ("logit_scale", [1.0, 1.0]),
+    ("logit_scale", [1.0, 2.0]),
     ("logit_scale", float("nan")),
 ]
 
@@ -98,6 +99,7 @@ def test_what_would_change_the_formulas_is_refused(name, key, value, tmp_path) -
         value = 1000
     path = rewritten(fixture(name), tmp_path / "m.gguf", {}, **{f"{name}.{key}": value})
     assert f"{name}.{key}" in complaint(path)
+    assert any(f"{name}.{key}" in warning for warning in inspect_file(path)["warnings"])
 
 
 @pytest.mark.parametrize(

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, LayerKind, ModelConfig
 from sp.models.metadata_keys import Keys
 from sp.models.weights import TensorFile
 from sp.ops.rope import Pairing, Rope, Scaling
-
-NEUTRAL: Mapping[str, tuple[float, ...]] = {
-    "expert_count": (0,),
-    "attention.causal": (1,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.value_scale": (0, 1),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "embedding_scale": (0, 1),
-    "residual_scale": (0, 1),
-}
-"""Keys that would change the formulas, and what they are where they do not."""
 
 
 def shared_config(
@@ -74,17 +60,11 @@ def shared_config(
     rope_dim = keys.count("rope.dimension_count", default=head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         keys.refuse("rope.dimension_count", f"is {rope_dim}; it must be even and at most the head's {head_dim}")
-    context = keys.count("context_length", most=1 << 40)
-    window = keys.count("attention.sliding_window", default=0, least=0, most=1 << 40)
-    if 0 < window < context:
-        keys.refuse("attention.sliding_window", f"is {window} of {context} positions; sp attends to all of them")
-    for key, values in ({**NEUTRAL, "attention.scale": (0, head_dim**-0.5)}).items():
-        keys.neutral(key, *values)
     return ModelConfig(
         architecture=keys.arch,
         hidden=hidden,
         vocab=keys.rows(file.tensors, "token_embd.weight"),
-        context=context,
+        context=keys.count("context_length", most=1 << 40),
         ffn=tuple(keys.per_layer("feed_forward_length", layers)),
         kinds=tuple(mixers),
         heads=heads,

@@ -19,6 +19,7 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.metadata_keys import Keys, short
+from sp.models.refusals import refuse_prediction
 from sp.ops.attention.tree_attention import MOST_QUERIES
 from sp.ops.rope import Rope
 
@@ -35,6 +36,9 @@ PUBLISHED = {
     "attention.causal": "is_causal",
     "rope.freq_base": "rope_theta",
     "rope.scaling.type": "rope_type",
+    "attention.value_scale": "attention_value_scale",
+    "hidden_activation": "hidden_act",
+    "expert_count": "num_experts",
 }
 """What config.json calls a key, where it is not the same name."""
 DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
@@ -62,6 +66,8 @@ class DraftConfig:
         Tokens that a query of each layer sees back to, itself among them; None for all.
     causal : tuple of bool
         Whether the tokens of a block see only those before them, layer by layer.
+    embedding_scale, logit_scale : float
+        What the block's embeddings and its logits are multiplied by.
     """
 
     model: ModelConfig
@@ -70,6 +76,8 @@ class DraftConfig:
     target_layers: tuple[int, ...]
     windows: tuple[int | None, ...]
     causal: tuple[bool, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
 
 
 class DraftKeys(Keys):
@@ -109,10 +117,28 @@ class DraftKeys(Keys):
             raise self.error(key, f"is {short(value)}; sp knows layers with full and with sliding attention")
         return tuple(bool(flag) for flag in flags)
 
+    def scale(self, key: str) -> float:
+        """A factor; 1 where there is none, and where it is 0, which stands for none."""
+        return self.real(key, above=0.0) if self.get(key) else 1.0
+
+    def rope_dim(self, head_dim: int) -> int:
+        """Values of a head that are turned."""
+        if self._published:
+            key = "partial_rotary_factor"
+            found = round(head_dim * self.scale(key))
+        else:
+            key = "rope.dimension_count"
+            found = self.count(key, default=head_dim)
+        if not 2 <= found <= head_dim or found % 2:
+            told = short(self.get(key))
+            raise self.error(key, f"is {told}, {found} values of a head; it must be even and at most {head_dim}")
+        return found
+
 
 def gguf_keys(file: GGUFFile) -> DraftKeys:
     """The keys of a GGUF file; ModelError if it holds no draft."""
     arch = file.metadata.get("general.architecture")
+    refuse_prediction(str(file.path), file.tensors)
     if arch not in DRAFT_ARCHITECTURES:
         known = ", ".join(DRAFT_ARCHITECTURES)
         raise ModelError(f"{file.path}: architecture {short(arch)} is no DFlash draft; sp reads {known}")
@@ -133,7 +159,8 @@ def published_keys(path: Path) -> DraftKeys:
     turning = found.get("rope_parameters") or found.get("rope_scaling") or {}
     if isinstance(turning, dict):
         kind = turning.get("rope_type", turning.get("type"))
-        found = {"rope_theta": turning.get("rope_theta")} | found | {"rope_type": None if kind == "default" else kind}
+        inner = {key: turning.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+        found = inner | found | {"rope_type": None if kind == "default" else kind}
     return DraftKeys({**found, **draft}, str(path), None)
 
 
@@ -179,7 +206,7 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope=Rope(keys.real("rope.freq_base", above=1.0), head_dim),
+        rope=Rope(keys.real("rope.freq_base", above=1.0), keys.rope_dim(head_dim)),
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
     )
     return DraftConfig(
@@ -189,6 +216,8 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
         target_layers=_target_layers(keys, target.layers),
         windows=tuple(window if slides else None for slides in sliding),
         causal=keys.flags("attention.causal", layers) or sliding,
+        embedding_scale=keys.scale("embedding_scale"),
+        logit_scale=keys.scale("logit_scale"),
     )
 
 
