@@ -97,9 +97,11 @@ class Keys:
             raise self.error(key, f"is {value}; it must lie in {least}..{most}")
         return int(value)
 
-    def real(self, key: str, *, above: float) -> float:
+    def real(self, key: str, *, above: float, default: float | None = None) -> float:
         """A finite number greater than `above`."""
         value = self.get(key)
+        if value is None and default is not None:
+            return default
         if value is None:
             raise self.error(key, "is missing; the file does not describe a complete model")
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
@@ -153,9 +155,9 @@ class SketchKeys(Keys):
         except ModelError:
             return least if default is None else default
 
-    def real(self, key: str, *, above: float) -> float:
+    def real(self, key: str, *, above: float, default: float | None = None) -> float:
         try:
-            return super().real(key, above=above)
+            return super().real(key, above=above, default=default)
         except ModelError:
             return above + 1
 

@@ -20,6 +20,7 @@ def shared_config(
     delta: DeltaConfig | None = None,
     pairing: Pairing = "halves",
     scaling: Scaling | None = None,
+    base: float | None = None,
 ) -> ModelConfig:
     """Read what families have in common; the rest is given.
 
@@ -34,6 +35,8 @@ def shared_config(
         See `ModelConfig`.
     pairing, scaling
         See `Rope`.
+    base : float, optional
+        ``rope.freq_base`` of files that do not tell it; needed if left out.
 
     Raises
     ------
@@ -67,7 +70,7 @@ def shared_config(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope=Rope(keys.real("rope.freq_base", above=1.0), rope_dim, pairing, scaling),
+        rope=Rope(keys.real("rope.freq_base", above=1.0, default=base), rope_dim, pairing, scaling),
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
         gated=gated,
         delta=delta,
