@@ -23,6 +23,7 @@ HEAD_NORM_ROPE = KernelSpec(
         "i32 stride",
         "i32 half",
         "f32 eps",
+        "f32 magnitude",
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=({"HEAD_DIM": 256}, {"HEAD_DIM": 128}, {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0}),
@@ -51,6 +52,7 @@ ATTENTION_HEADS = KernelSpec(
         "i32 stride",
         "i32 half",
         "f32 eps",
+        "f32 magnitude",
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=(
