@@ -91,9 +91,20 @@ class Keys:
             raise self.error(key, f"is {value}; it must lie in {least}..{most}")
         return int(value)
 
-    def real(self, key: str, *, above: float) -> float:
+    def neutral(self, key: str, *values: float) -> None:
+        """Refuse a file that asks for what no part of a model does: a key may be absent, or one of `values`."""
+        value = self.get(key)
+        number = isinstance(value, int | float | np.number | np.bool_)
+        if value is None or (number and any(math.isclose(value, each, rel_tol=1e-6) for each in values)):
+            return
+        usual = " or ".join(f"{each:g}" for each in values)
+        self.refuse(key, f"is {short(value)}, which sp does not compute; it can be {usual}")
+
+    def real(self, key: str, *, above: float, default: float | None = None) -> float:
         """A finite number greater than `above`."""
         value = self.get(key)
+        if value is None and default is not None:
+            return default
         if value is None:
             raise self.error(key, "is missing; the file does not describe a complete model")
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
@@ -147,9 +158,9 @@ class SketchKeys(Keys):
         except ModelError:
             return least if default is None else default
 
-    def real(self, key: str, *, above: float) -> float:
+    def real(self, key: str, *, above: float, default: float | None = None) -> float:
         try:
-            return super().real(key, above=above)
+            return super().real(key, above=above, default=default)
         except ModelError:
             return above + 1
 

@@ -16,7 +16,12 @@ MOST_LOUDNESS = 16.0
 
 
 def read_rope(
-    keys: Keys, dim: int, context: int, pairing: Pairing = "halves", scaling: Scaling | None = None
+    keys: Keys,
+    dim: int,
+    context: int,
+    pairing: Pairing = "halves",
+    scaling: Scaling | None = None,
+    base: float | None = None,
 ) -> tuple[Rope, int]:
     """Rotary embedding as ``rope.freq_base`` and ``rope.scaling.*`` say, by llama.cpp's rules.
 
@@ -31,6 +36,8 @@ def read_rope(
         See `Rope`. A scaling that the family has read elsewhere leaves no room for one of the keys.
     context : int
         ``context_length``.
+    base : float, optional
+        ``rope.freq_base`` of files that do not tell it; needed if left out.
 
     Returns
     -------
@@ -52,7 +59,7 @@ def read_rope(
     >>> rope.scaling.beta_fast, round(rope.magnitude, 4), context
     (32.0, 1.1386, 131072)
     """
-    base = keys.real("rope.freq_base", above=1.0)
+    base = keys.real("rope.freq_base", above=1.0, default=base)
     told, magnitude = _scaling(keys, context)
     if told is not None and scaling is not None:
         keys.refuse("rope.scaling.type", "asks for a scaling, and tensors of the file for another; sp applies only one")

@@ -70,7 +70,7 @@ class Rope:
         array([1.])
         """
         share = (self.inverse_frequencies() / (2 * math.pi)).tolist()
-        return np.array([round(one * 2.0**64) for one in share], np.uint64).view(np.int64)
+        return np.array([round(one * 2.0**64) % 2**64 for one in share], np.uint64).view(np.int64)
 
     def undone(self) -> Rope:
         """The rotation whose turn by the negative position takes this one back: frequencies are the same.

@@ -70,7 +70,7 @@ def test_logits_of_every_token(model, prompt, expected) -> None:
     assert distance(all_logits(model, *prompt), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("change", ["biased", "interleaved", "divided"])
+@pytest.mark.parametrize("change", ["biased", "interleaved", "learned"])
 def test_what_makes_the_family_matters(change, model, prompt) -> None:
     other = tern_logits(tern_tensors(), *prompt, replace(Variant(), **{change: False}))
     assert distance(all_logits(model, *prompt), other) > 1000 * TOLERANCE

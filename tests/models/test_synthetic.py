@@ -90,7 +90,7 @@ def test_vocabulary_that_cannot_be_made() -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """Both tiny shapes in every file type."""
+    """Every tiny shape in every file type."""
     folder = tmp_path_factory.mktemp("synthetic")
     return {
         (shape, kind): write_synthetic(folder / f"{shape}-{kind}.gguf", shape, kind)
@@ -108,9 +108,9 @@ def test_file_holds_the_plan(tiny: dict[tuple[str, str], Path], shape: str, file
     assert held == {name: (size, fmt.name, fmt.nbytes(size)) for name, size, fmt in plan}
     with GGUFFile.open(tiny[shape, file_type]) as file:
         assert file.metadata["general.file_type"] == FILE_TYPES[file_type]
-        config = read_config(file)
-        assert config.eps == pytest.approx(1e-6)  # kept as float32 in the file
-        assert replace(config, eps=1e-6) == find_shape(shape).config
+        config, wanted = read_config(file), find_shape(shape).config
+        assert config.eps == pytest.approx(wanted.eps)  # kept as float32 in the file
+        assert replace(config, eps=wanted.eps) == wanted
         for name, size, _ in plan:
             values = file.weight(name).dense()
             assert np.isfinite(values).all(), name

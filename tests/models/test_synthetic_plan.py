@@ -129,6 +129,27 @@ def test_0_6b_is_the_published_model() -> None:
     assert [round(plan_bytes("qwen3-0.6b", kind) / 1e5) for kind in ("bf16", "q8_0", "q4_k_m")] == [11922, 6335, 3908]
 
 
+@pytest.mark.parametrize(
+    ("shape", "parameters", "tied"),
+    [
+        ("llama-3.1-70b", 70_553_706_496, False),
+        ("llama-3.1-8b", 8_030_261_248, False),
+        ("llama-3.2-3b", 3_212_749_824, True),
+        ("llama-3.2-1b", 1_235_814_400, True),
+        ("qwen2.5-32b", 32_763_876_352, False),
+        ("qwen2.5-7b", 7_615_616_512, False),
+        ("qwen2.5-0.5b", 494_032_768, True),
+    ],
+)
+def test_published_models_have_their_parameters(shape: str, parameters: int, tied: bool) -> None:
+    """Counts are those that Hugging Face gives for the files of weights."""
+    plan = {name: size for name, size, _ in tensor_plan(shape, "bf16")}
+    assert sum(prod(size) for name, size in plan.items() if name != "rope_freqs.weight") == parameters
+    assert ("output.weight" not in plan) == tied == find_shape(shape).tied
+    assert ("rope_freqs.weight" in plan) == shape.startswith("llama")
+    assert ("blk.0.attn_q.bias" in plan) == shape.startswith("qwen2.5")
+
+
 @pytest.mark.parametrize("shape", list_shapes())
 @pytest.mark.parametrize("file_type", FILE_TYPES)
 def test_every_plan_is_whole_blocks_and_keeps_vectors(shape: str, file_type: str) -> None:

@@ -113,3 +113,13 @@ def test_without_a_magnitude_not_a_bit_changes() -> None:
     a, b = x[..., :4], x[..., 4:]
     want = np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
     np.testing.assert_array_equal(rope(x, positions, by), want)
+
+
+def test_whole_turns_of_a_position_are_lost_however_many() -> None:
+    """As a damaged tensor of frequencies may ask for."""
+
+    class Fast:
+        def scale(self, frequencies: np.ndarray, base: float) -> np.ndarray:
+            return np.array([2 * math.pi * 1e40, math.pi / 2])
+
+    assert Rope(1e4, 4, scaling=Fast()).turn_fractions().tolist() == [0, 1 << 62]

@@ -7,9 +7,10 @@ it is derived: lists of tensors by building a block from a store that only takes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from sp.arrays import Floats
 from sp.errors import ConfigError, ModelError, unknown_name
 from sp.gguf import GGUFFile, Value
 from sp.models.architectures.shared import shared_config, shared_metadata
@@ -38,8 +39,9 @@ class Architecture:
         their RoPE's pairing; it raises ModelError, for a key by ``keys.refuse``.
     metadata : callable
         The way back: from a configuration to keys without their prefix, in file order.
-    config_tensors : tuple of str
-        Tensors that `config` reads, so that no block asks for them.
+    config_tensors : mapping of str to callable
+        Tensors that `config` reads, so that no block asks for them, each with the way back: from a configuration to
+        its numbers, or None if a file of that configuration has no such tensor.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Architecture:
     tokenizers: tuple[str, ...]
     config: Callable[[Keys, TensorFile], ModelConfig] = shared_config
     metadata: Callable[[ModelConfig], Mapping[str, Value]] = shared_metadata
-    config_tensors: tuple[str, ...] = ()
+    config_tensors: Mapping[str, Callable[[ModelConfig], Floats | None]] = field(default_factory=dict)
 
     def keys(self, config: ModelConfig) -> dict[str, Value]:
         """Metadata of a file of this configuration, without tokenizer and file type."""
