@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from sp.gguf import Value
 from sp.models.metadata_keys import Keys, short
 from sp.ops.rope import Pairing, Rope, Scaling
@@ -93,6 +95,20 @@ def rope_metadata(rope: Rope) -> dict[str, Value]:
                 keys[f"rope.scaling.yarn_{name}"] = getattr(scaling, name)
         loudness /= scaling.attention_factor
     return keys if loudness == 1 else keys | {"rope.scaling.attn_factor": loudness}
+
+
+def rope_facts(rope: Rope) -> dict[str, object]:
+    """What a trace says of rotary embedding; ``scaling`` is ``tensor`` where a tensor of the file scales frequencies.
+
+    Examples
+    --------
+    >>> rope_facts(Rope(1e6, 128, scaling=LinearScaling(2.0)))
+    {'base': 1000000.0, 'dim': 128, 'scaling': 'linear', 'factor': 2.0, 'magnitude': 1.0}
+    """
+    kinds = {LinearScaling: "linear", YarnScaling: "yarn", type(None): None}
+    named = {"scaling": kinds.get(type(rope.scaling), "tensor")}
+    own = asdict(rope.scaling) if isinstance(rope.scaling, LinearScaling | YarnScaling) else {}
+    return {"base": rope.base, "dim": rope.dim, **named, **own, "magnitude": rope.magnitude}
 
 
 def _scaling(keys: Keys, context: int) -> tuple[LinearScaling | YarnScaling | None, float]:

@@ -25,6 +25,13 @@ from sp.ops.attention.tree_attention import MOST_QUERIES
 PUBLISHED = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "rope.scaling.factor": "rope_scaling.factor",
+    "rope.scaling.original_context_length": "rope_scaling.original_max_position_embeddings",
+    "rope.scaling.yarn_ext_factor": "rope_scaling.extrapolation_factor",
+    "rope.scaling.yarn_attn_factor": "rope_scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast": "rope_scaling.beta_fast",
+    "rope.scaling.yarn_beta_slow": "rope_scaling.beta_slow",
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
@@ -34,14 +41,7 @@ PUBLISHED = {
     "attention.sliding_window_pattern": "layer_types",
     "attention.causal": "is_causal",
     "rope.freq_base": "rope_theta",
-    "context_length": "max_position_embeddings",
     "rope.scaling.type": "rope_type",
-    "rope.scaling.factor": "rope_scaling.factor",
-    "rope.scaling.original_context_length": "rope_scaling.original_max_position_embeddings",
-    "rope.scaling.yarn_ext_factor": "rope_scaling.extrapolation_factor",
-    "rope.scaling.yarn_attn_factor": "rope_scaling.attn_factor",
-    "rope.scaling.yarn_beta_fast": "rope_scaling.beta_fast",
-    "rope.scaling.yarn_beta_slow": "rope_scaling.beta_slow",
 }
 """What config.json calls a key, where it is not the same name."""
 DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
@@ -139,12 +139,12 @@ def published_keys(path: Path) -> DraftKeys:
         raise ModelError(f"{path}: describes no DFlash draft; get the draft's own config.json")
     turning = found.get("rope_parameters") or found.get("rope_scaling") or {}
     if isinstance(turning, dict):
-        kind = turning.get("rope_type", turning.get("type"))
+        found = {f"rope_scaling.{name}": value for name, value in turning.items()} | found
         for name in ("attention_factor", "mscale", "mscale_all_dim", "truncate"):
-            if turning.get(name) is not None:
+            if turning.get(name) is not None and turning[name] is not True:
                 raise ModelError(f"{path}: key rope_scaling.{name} is {short(turning[name])}; sp knows YaRN without it")
+        kind = turning.get("rope_type", turning.get("type"))
         found = {"rope_theta": turning.get("rope_theta")} | found | {"rope_type": None if kind == "default" else kind}
-        found |= {f"rope_scaling.{name}": value for name, value in turning.items()}
     return DraftKeys({**found, **draft}, str(path), None)
 
 
