@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sp.commands.options import Cache, Drafter, OnDevice, Positions, Target
+from sp.commands.open_pair import asked_ropes
+from sp.commands.options import Cache, Drafter, DrafterRope, OnDevice, Positions, Target, TargetRope
 from sp.commands.strategies import read_shares, read_strategies
 from sp.commands.terminal import AsJson
 from sp.config import from_mapping
@@ -40,6 +41,8 @@ class Asked:
     controls: Annotated[bool, typer.Option(help=f"Also run the controls: {', '.join(CONTROLS)}.")] = True
     target: Target = None
     drafter: Drafter = None
+    target_rope: TargetRope = None
+    drafter_rope: DrafterRope = None
     device: OnDevice = "auto"
     positions: Positions = "original"
     kv: Cache = "f16"
@@ -69,7 +72,8 @@ class Asked:
         """Load both models."""
         from sp.pipeline import Pipeline
 
-        return Pipeline.open(self.target, self.drafter, device=self.device)  # type: ignore[arg-type]
+        ropes = asked_ropes(self.target_rope, self.drafter_rope)
+        return Pipeline.open(self.target, self.drafter, device=self.device, **ropes)  # type: ignore[arg-type]
 
 
 def asking(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

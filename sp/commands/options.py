@@ -9,6 +9,12 @@ import typer
 
 Target = Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")]
 Drafter = Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")]
+TargetRope = Annotated[
+    str | None, typer.Option(help="RoPE scaling of the target in place of its file's: none, linear:2, yarn:4.")
+]
+DrafterRope = Annotated[
+    str | None, typer.Option(help="RoPE scaling of the drafter in place of its file's: none, linear:2, yarn:4.")
+]
 OnDevice = Annotated[str, typer.Option("--device", help="auto (the GPU if there is one), cpu or cuda.")]
 VRAM = Annotated[
     str | None,

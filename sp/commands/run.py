@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sp import __version__
-from sp.commands.open_pair import draft_of, open_pair
+from sp.commands.open_pair import asked_ropes, draft_of, open_pair
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -18,10 +18,12 @@ from sp.commands.options import (
     Decode,
     Draft,
     Drafter,
+    DrafterRope,
     OnDevice,
     Rotate,
     Scorer,
     Target,
+    TargetRope,
 )
 from sp.commands.strategies import read_settings
 from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar, read_text
@@ -38,6 +40,8 @@ def run(
     answer_prefix: Annotated[str, typer.Option(help="Text the answer must begin with.")] = "",
     target: Target = None,
     drafter: Drafter = None,
+    target_rope: TargetRope = None,
+    drafter_rope: DrafterRope = None,
     keep_ratio: Annotated[float, typer.Option(help="Share of the prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Scorer = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen by importance: top_chunks, ...")] = "top_chunks",
@@ -102,6 +106,7 @@ def run(
     }
     options = from_mapping(RunOptions, given, "sp run")
     check_folder(out, "--out")
+    ropes = asked_ropes(target_rope, drafter_rope)
     if isinstance(options.decode, Speculative):
         draft = draft_of(target, draft)
     elif draft is not None:
@@ -115,7 +120,7 @@ def run(
         document = read_text(prompt_file, "--prompt-file")
     if question is None:
         raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes)
     prompt = Prompt.from_document(
         document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.open_pair import draft_of, open_pair
+from sp.commands.open_pair import asked_ropes, draft_of, open_pair
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -16,11 +16,13 @@ from sp.commands.options import (
     Decode,
     Draft,
     Drafter,
+    DrafterRope,
     OnDevice,
     Positions,
     Rotate,
     Scorer,
     Target,
+    TargetRope,
 )
 from sp.commands.strategies import read_settings
 from sp.config import from_mapping
@@ -32,6 +34,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def serve(
     target: Target = None,
     drafter: Drafter = None,
+    target_rope: TargetRope = None,
+    drafter_rope: DrafterRope = None,
     keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Scorer = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
@@ -91,12 +95,13 @@ def serve(
         "max_new_tokens": min(max_new_tokens, max_tokens),
     }
     options = from_mapping(RunOptions, given, "sp serve")
+    ropes = asked_ropes(target_rope, drafter_rope)
     if isinstance(options.decode, Speculative):
         draft = draft_of(target, draft)
     if getattr(options.decode, "temperature", 0):
         raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
     listener = listen(host, port)
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes)
     pipeline.warm_up(options=options)
     worker = Worker(pipeline, Metrics(), queue)
     service = Service(

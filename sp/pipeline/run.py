@@ -13,18 +13,19 @@ import numpy as np
 
 from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
-from sp.models.drafts.dflash import Draft, load_draft
+from sp.models import AskedScaling, Draft, load_draft
 from sp.models.model import Device
 from sp.pipeline import stages
 from sp.pipeline.answer import check_draft
 from sp.pipeline.beside import awaited, timed
-from sp.pipeline.load import Loaded, Where, embedded, load, repacked_lines
+from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.measured import BreakEven, find_break_even, known_break_evens
 from sp.pipeline.options import Compress, RunOptions
 from sp.pipeline.pair import load_pair
 from sp.pipeline.plan import decide
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, RunResult, Scored, silent
+from sp.pipeline.told import told
 from sp.pipeline.window import fit, may_be_over
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.selection import Selection, check_budget, token_budget
@@ -78,11 +79,13 @@ class Pipeline:
         *,
         device: Where = "auto",
         vram: int | None = None,
+        target_rope: AskedScaling | None = None,
+        drafter_rope: AskedScaling | None = None,
     ) -> Pipeline:
-        """Open two GGUF files; the embedded ones where a path is left out. `device` and errors as for `load`."""
+        """Open two GGUF files; the embedded ones where a path is left out. The rest and errors as for `load`."""
         return cls.assemble(
-            lambda where: load(target or embedded("target"), device=where),
-            lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where),
+            lambda where: load(target or embedded("target"), device=where, rope=target_rope),
+            lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope),
             device=device,
             vram=vram,
         )
@@ -136,8 +139,7 @@ class Pipeline:
         Threads start, weights and heap are paged in, kernels are loaded. Whichever run came first would pay otherwise.
         """
         unit = "the lazy dog sleeps. "
-        context = self.target.model.config.context
-        count = max(1, min(tokens, context // 2) // len(self.target.tokenizer.encode(unit)))
+        count = max(1, min(tokens, self.target.model.config.context // 2) // len(self.target.tokenizer.encode(unit)))
         prompt = Prompt(unit * count, (Span("plain", 0, len(unit) * count),))
         compress: Compress = "always" if self.drafter else "off"
         whole = replace(options or RunOptions(), keep_ratio=1.0, max_new_tokens=4, compress=compress)
@@ -211,9 +213,8 @@ class Pipeline:
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        told = repacked_lines(self.target, self.drafter, self.draft)
-        facts = {"repacked": told, "window": window.note, "residency": self.residency.report(start)}
-        trace.facts |= {name: fact for name, fact in facts.items() if fact}
+        facts = told(self.target, self.drafter, self.draft, scorer, scored, window.note, self.residency.report(start))
+        trace.facts |= facts
         baseline = answer if full and window.whole else None
         if baseline is not None and selection is not None:
             alone = Stage("tokenise", text.tokens, text.seconds + text.beside)

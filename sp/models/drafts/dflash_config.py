@@ -20,12 +20,19 @@ from sp.gguf import GGUFFile
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.metadata_keys import Keys, short
 from sp.models.refusals import refuse_prediction
+from sp.models.rope_keys import read_rope
 from sp.ops.attention.tree_attention import MOST_QUERIES
-from sp.ops.rope import Rope
 
 PUBLISHED = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "rope.scaling.factor": "rope_scaling.factor",
+    "rope.scaling.original_context_length": "rope_scaling.original_max_position_embeddings",
+    "rope.scaling.yarn_ext_factor": "rope_scaling.extrapolation_factor",
+    "rope.scaling.yarn_attn_factor": "rope_scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast": "rope_scaling.beta_fast",
+    "rope.scaling.yarn_beta_slow": "rope_scaling.beta_slow",
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
@@ -158,6 +165,10 @@ def published_keys(path: Path) -> DraftKeys:
         raise ModelError(f"{path}: describes no DFlash draft; get the draft's own config.json")
     turning = found.get("rope_parameters") or found.get("rope_scaling") or {}
     if isinstance(turning, dict):
+        found = {f"rope_scaling.{name}": value for name, value in turning.items()} | found
+        for name in ("attention_factor", "mscale", "mscale_all_dim", "truncate"):
+            if turning.get(name) is not None and turning[name] is not True:
+                raise ModelError(f"{path}: key rope_scaling.{name} is {short(turning[name])}; sp knows YaRN without it")
         kind = turning.get("rope_type", turning.get("type"))
         inner = {key: turning.get(key) for key in ("rope_theta", "partial_rotary_factor")}
         found = inner | found | {"rope_type": None if kind == "default" else kind}
@@ -172,7 +183,6 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     ModelError
         For a missing or senseless key, or a draft for another target: by hidden size, vocabulary or layers.
     """
-    keys.forbid_rope_scaling()
     hidden, layers = keys.count("embedding_length"), keys.count("block_count", most=1 << 10)
     if hidden != target.hidden:
         raise keys.error("embedding_length", f"is {hidden}, but the target's hidden size is {target.hidden}; {USE}")
@@ -193,6 +203,9 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     head_dim = keys.count("attention.key_length", default=None if hidden % heads else hidden // heads)
     if head_dim % 2:
         raise keys.error("attention.key_length", f"is {head_dim}; RoPE needs an even head")
+    rope, _ = read_rope(
+        keys, keys.rope_dim(head_dim), keys.count("context_length", default=target.context, most=1 << 40)
+    )
     sliding = keys.flags("attention.sliding_window_pattern", layers) or (False,) * layers
     window = keys.count("attention.sliding_window") if any(sliding) else None
     kinds: list[LayerKind] = ["attention"] * layers
@@ -206,7 +219,7 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope=Rope(keys.real("rope.freq_base", above=1.0), keys.rope_dim(head_dim)),
+        rope=rope,
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
     )
     return DraftConfig(

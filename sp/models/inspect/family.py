@@ -15,6 +15,7 @@ from sp.models.config import ModelConfig
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES
 from sp.models.inspect.cards import ANSWER, KEEP, LARGEST_DRAFTER, LENGTHS, card_rows, drafters_for
 from sp.models.inspect.memory import Held, held_weights, kv_bytes, state_bytes
+from sp.models.rope_keys import rope_facts
 from sp.quant import FORMATS
 
 SHOWN = 2
@@ -75,24 +76,13 @@ def family(config: ModelConfig) -> dict[str, Any]:
         "kv_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "context": config.context,
-        "rope": {
-            "base": rope.base,
-            "dim": rope.dim,
-            "pairing": rope.pairing,
-            "scaling": None if rope.scaling is None else scaling_name(rope.scaling),
-        },
+        "rope": rope_facts(rope) | {"pairing": rope.pairing},
     }
-
-
-def scaling_name(scaling: object) -> str:
-    """A scaling of RoPE as a line shows it: what it says of itself, cut where that is long."""
-    text = str(scaling)
-    return text if len(text) <= 60 else type(scaling).__name__
 
 
 def kernels(row: Held) -> str:
     """How the device multiplies by a format: with kernels of its own, or as the one that it is re-packed to."""
-    return "native" if row.targets == [row.source] else "as " + ", ".join(row.targets)
+    return ", ".join("native" if target == row.source else f"as {target}" for target in row.targets)
 
 
 def command(file: GGUFFile, parameters: int) -> str:

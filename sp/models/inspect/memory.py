@@ -17,7 +17,7 @@ from sp.models.trunk import trunk_tensors
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.matmul.fragment_order import plane_offsets
 from sp.quant import F32, BlockFormat
-from sp.quant.repack import device_format
+from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
 EMBEDDING = "token_embd.weight"
 STREAMS = 16
@@ -80,22 +80,24 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> lis
         row.source_bytes += fmt.nbytes(tensor.shape)
         for target, nbytes in _places(tensor, fmt, tied):
             row.nbytes += nbytes
-            if target.name not in row.targets:
-                row.targets.append(target.name)
+            if target not in row.targets:
+                row.targets.append(target)
     return sorted(rows.values(), key=lambda row: -row.nbytes)
 
 
-def _places(tensor: Tensor, fmt: BlockFormat, tied: bool) -> list[tuple[BlockFormat, int]]:
+def _places(tensor: Tensor, fmt: BlockFormat, tied: bool) -> list[tuple[str, int]]:
     """Format and bytes of each copy on the device."""
     if tensor.kind != "matrix":
-        return [(F32, 4 * tensor.size)]
+        return [(F32.name, 4 * tensor.size)]
     found, (rows, width) = [], tensor.shape
     if tensor.name == EMBEDDING:
         table = device_format(fmt, width, table=True)
-        found.append((table, rows * table.row_bytes(width)))
+        found.append((table.name, rows * table.row_bytes(width)))
     if tensor.name != EMBEDDING or tied:
         packed = device_format(fmt, width)
-        found.append((packed, plane_offsets(tensor.name, packed, tensor.shape).end))
+        nbytes, terms = plane_offsets(tensor.name, packed, tensor.shape).end, EXACT_TERMS
+        split = is_split(fmt, tensor.shape)
+        found.append((f"{terms} x {packed.name}", terms * nbytes) if split else (packed.name, nbytes))
     return found
 
 

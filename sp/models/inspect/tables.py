@@ -65,7 +65,8 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
         mixers += f", {family['delta_layers']} of Gated DeltaNet"
     yield "family", f"{family['architecture']}, {family['kind']}: {mixers}"
     rope = family["rope"]
-    scaled = "unscaled" if rope["scaling"] is None else rope["scaling"]
+    scaled = "unscaled" if rope["scaling"] is None else f"scaled: {rope['scaling']}"
+    scaled += f" {rope['factor']:g}" if "factor" in rope else ""
     yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}, {scaled}"
 
 

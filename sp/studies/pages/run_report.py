@@ -68,6 +68,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "peak_bytes": result.peak_bytes,
         "repacked": result.answer.trace.facts.get("repacked", []),
         "window": result.answer.trace.facts.get("window"),
+        "positions": result.answer.trace.facts.get("positions", []),
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
     }
@@ -133,6 +134,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
         "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
+        "positions": result.answer.trace.facts.get("positions", []),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
         "tokens_by_pass": list(result.answer.passes),
@@ -211,6 +213,8 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
     console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
     for line in report["repacked"]:
         console.print(f"[b]Re-packed[/b]  {escape(line)}")
+    for line in report["positions"]:
+        console.print(f"[b]Positions[/b]  {escape(line)}")
     for line in memory_lines(report["residency"]):
         console.print(line)
     for name, path in report["files"].items():
