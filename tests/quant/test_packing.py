@@ -102,7 +102,7 @@ def test_sets_of_formats() -> None:
     assert packings_in(20480) == (Q4_K.packing, Q6_K.packing)
     assert packings_in(format_bits(1, 8)) == (Q8_0.packing, F16.packing)
     with pytest.raises(KeyError):
-        packing_of(35)
+        packing_of(41)
 
 
 def made(**changes: object) -> BlockFormat:
