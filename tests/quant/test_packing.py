@@ -91,7 +91,7 @@ def test_the_header_has_the_same_numbers() -> None:
     for words in ("low_bytes = 2048", "high_at = 128", "scale_at = 192", "deltas_bytes = 128", "zero = 32"):
         assert words in body
     assert "super = true, minima = false, plain = false" in body
-    ids = {fmt.name: fmt.ggml_type for fmt in FORMATS.values()}
+    ids = {fmt.name: fmt.ggml_type for fmt in FORMATS.values() if fmt.packing}
     for name, kind in ids.items():
         assert f"{name} = {kind}" in text
     assert "#define SP_FOR_SUPER(DO) DO(Q4_K) DO(Q5_K) DO(Q6_K)\n" in text
@@ -102,7 +102,7 @@ def test_sets_of_formats() -> None:
     assert packings_in(20480) == (Q4_K.packing, Q6_K.packing)
     assert packings_in(format_bits(1, 8)) == (Q8_0.packing, F16.packing)
     with pytest.raises(KeyError):
-        packing_of(35)
+        packing_of(41)
 
 
 def made(**changes: object) -> BlockFormat:
@@ -150,6 +150,22 @@ def test_repacking_keeps_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(repack(rows, Q6_K, Q8_0), Q8_0.encode(Q6_K.decode(rows)))
     with pytest.raises(ConfigError, match="NaN or Inf"):
         repack(F32.encode(np.full((2, 32), np.nan, np.float32)), F32, Q8_0)
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS.values() if fmt.packing is None], ids=lambda fmt: fmt.name)
+def test_formats_without_kernels_become_8_bits(fmt: BlockFormat) -> None:
+    """Their values in Q8_0, as a table too, also times a scale; of 37 rows, which are no whole tiles."""
+    assert device_format(fmt, 768) is device_format(fmt, 768, table=True) is Q8_0
+    rows = random_blocks(np.random.default_rng(0), fmt, 37 * 768 // fmt.block_size, 0.02).reshape(37, -1)
+    np.testing.assert_array_equal(repack(rows, fmt, Q8_0), Q8_0.encode(fmt.decode(rows)))
+    tripled = fmt.times(3)
+    assert device_format(tripled, 768) is Q8_0
+    np.testing.assert_array_equal(repack(rows, tripled, Q8_0), Q8_0.encode(fmt.decode(rows) * np.float32(3)))
+
+
+def test_a_scale_takes_a_format_its_kernels() -> None:
+    assert device_format(Q4_K.times(2), 512) is Q8_0
+    assert device_format(Q4_K, 512) is Q4_K
 
 
 def test_what_is_counted() -> None:
