@@ -39,6 +39,9 @@ def grid_rms(name: str) -> float:
     return float(np.sqrt(np.mean(np.square(grid(name).view(np.int8), dtype=np.float64))))
 
 
+_SIGN_BITS = np.array([0, 7, 14, 21], np.uint32)
+
+
 def _signs() -> npt.NDArray[np.uint64]:
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return (1 - 2 * bits.astype(np.int8)).view("<u8")[:, 0]
@@ -50,8 +53,17 @@ SIGNS_OF_7 = SIGNS[[code | (code.bit_count() & 1) << 7 for code in range(128)]]
 """The same for codes of 7 bits: the eighth bit makes the number of set bits even."""
 
 
+HALVES_RMS = float(np.sqrt(np.mean(np.square(np.arange(8, 16) + 0.5))))
+"""Of half-integer scales 8.5 to 15.5, which random blocks get."""
+
+
+def word_signs(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Four sign codes of 7 bits from each word, the lowest first: (blocks, n) -> (blocks, n, 4)."""
+    return SIGNS_OF_7.take(words[:, :, None] >> _SIGN_BITS & 127)
+
+
 def signed_vectors(vectors: npt.NDArray[Any], signs: npt.NDArray[np.uint64]) -> Int8s:
-    """Picked `vectors` (blocks, n) times picked `signs` (blocks, 32), each words -> int8 (blocks, 256)."""
+    """Picked `vectors` times picked `signs`, words of which each block has 256 bytes -> int8 (blocks, 256)."""
     codes = vectors.view(np.int8).reshape(-1, 256)
     codes *= signs.view(np.int8).reshape(-1, 256)
     return codes
