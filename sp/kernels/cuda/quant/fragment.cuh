@@ -130,7 +130,7 @@ constexpr Table numbers_of(bool magnitudes) {
 // The bytes of the four codes in the lower or upper half of a word, the lowest bits' first. A permutation looks eight
 // up by three bits; the fourth chooses between two of them.
 SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
-    const u32 places = codes & 0x77777777u, choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
+    const u32 places = masked_or(codes, 0x77777777u, 0), choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
     const u32 p = half ? places >> 16 : places, c = half ? choice >> 16 : choice;
     return permute(permute(table.words[0], table.words[1], p), permute(table.words[2], table.words[3], p), c);
 }
