@@ -1,9 +1,9 @@
-// The formats that a kernel is built for: the bits of its define FORMATS, by ggml type id.
+// The formats that a kernel is built for: the bits of its define FORMATS, by ggml type id; 64 of them.
 #pragma once
 #include "fragment.cuh"
 
 template <int F>
-constexpr bool has = (FORMATS >> F) & 1;
+constexpr bool has = u64(FORMATS) >> F & 1;
 
 // Of the formats: whether there are K-quants, others, K-quants with minima or with a scale for 16 inputs; bytes of ROWS rows of
 // a span of the largest.
@@ -26,9 +26,9 @@ constexpr FormatSet format_set() {
     return all;
 }
 
-// Whether the format `kind`, a number known at run time, is a K-quant with a scale for 16 inputs.
+// Whether the format `kind`, a number known at run time, is one with a scale for 16 inputs.
 SP_DEVICE bool is_halved(int kind) {
-#define SP_DO(F) (Packing<F>::group == 16 && kind == F)
+#define SP_DO(F) (has<F> && Packing<F>::group == 16 && kind == F)
     return SP_ANY_SUPER(SP_DO);
 #undef SP_DO
 }
