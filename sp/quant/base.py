@@ -44,7 +44,7 @@ class BlockFormat:
     encode : callable
         float32 ``(..., n)`` -> uint8 ``(..., n // block_size * block_bytes)``. Raises ConfigError on NaN or
         Inf (except F32, which copies bits), on magnitudes the format cannot hold and on a row that is not
-        whole blocks.
+        whole blocks; always, where a format is only read (`no_encoder`).
     decode : callable
         The inverse: uint8 ``(..., row_bytes)`` -> float32 ``(..., n)``, leading axes kept.
     packing : Packing, optional
@@ -137,6 +137,15 @@ def inverse_or_zero(scales: Floats) -> Floats:
     inverse = np.zeros_like(scales)
     np.divide(np.float32(1), scales, out=inverse, where=np.abs(scales) >= np.finfo(np.float32).tiny)
     return inverse
+
+
+def no_encoder(name: str) -> Callable[[Floats], Bytes]:
+    """A `BlockFormat.encode` of a format that is read and not written: it raises ConfigError."""
+
+    def encode(values: Floats) -> Bytes:
+        raise ConfigError(f"{name}: values cannot be packed into this format, which is only read; take Q8_0 or Q4_K")
+
+    return encode
 
 
 def slab_decoder(name: str, block_size: int, block_bytes: int, kernel: BlockDecoder) -> Callable[[Bytes], Floats]:

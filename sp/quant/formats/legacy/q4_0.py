@@ -13,6 +13,7 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, fp16_scales, inverse_or_zero, slab_decoder, slab_encoder
+from sp.quant.formats.codes import split_nibbles
 from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 from sp.quant.spread import SIGN, SPREAD, put_scale, rms
@@ -32,10 +33,8 @@ def _encode_blocks(values: Floats, out: Bytes) -> None:
 
 
 def _decode_blocks(blocks: Bytes, out: Floats) -> None:
-    packed = blocks[:, 2:]
     codes = np.empty((len(blocks), 32), np.uint8)
-    np.bitwise_and(packed, 15, out=codes[:, :16])
-    np.right_shift(packed, 4, out=codes[:, 16:])
+    split_nibbles(blocks[:, 2:], codes)
     np.copyto(out, codes)
     out -= np.float32(8)
     out *= blocks[:, :2].view("<f2").astype(np.float32)

@@ -1,0 +1,34 @@
+"""Q4_1: 32 four-bit codes, one fp16 scale and one fp16 minimum; 5 bits a value.
+
+Layout (20 bytes): ``f2 d; f2 m; u1 q[16]``; nibbles as in Q4_0, and ``x = d * code + m``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sp.arrays import Bytes, Floats
+from sp.quant.base import BlockFormat, no_encoder, slab_decoder
+from sp.quant.formats.codes import split_nibbles
+from sp.quant.formats.legacy.affine import affine, spread_affine
+from sp.quant.registry import register_format
+
+
+def _decode_blocks(blocks: Bytes, out: Floats) -> None:
+    codes = np.empty((len(blocks), 32), np.uint8)
+    split_nibbles(blocks[:, 4:], codes)
+    affine(blocks, codes, out)
+
+
+Q4_1 = register_format(
+    BlockFormat(
+        "Q4_1",
+        3,
+        32,
+        20,
+        no_encoder("Q4_1"),
+        slab_decoder("Q4_1", 32, 20, _decode_blocks),
+        spread=lambda out, std: spread_affine(out, std, 15),
+    )
+)
+"""32 values in 20 bytes."""
