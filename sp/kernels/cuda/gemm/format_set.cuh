@@ -1,9 +1,9 @@
-// The formats that a kernel is built for: the bits of its define FORMATS, by ggml type id.
+// The formats that a kernel is built for: the bits of its define FORMATS, by ggml type id; 64 of them.
 #pragma once
 #include "fragment.cuh"
 
 template <int F>
-constexpr bool has = (u64(FORMATS) >> F) & 1;
+constexpr bool has = u64(FORMATS) >> F & 1;
 
 // Of the formats, as the slots S<F> hold them: whether there are some of 256 inputs, others, super-blocks with minima or with a
 // scale for 16 inputs, any of 256 inputs with a scale for 32 whose codes do not count from 0; bytes of the largest slot.
@@ -29,7 +29,7 @@ constexpr FormatSet format_set() {
     return all;
 }
 
-// Whether the format `kind`, a number known at run time, has a scale for 16 inputs.
+// Whether the format `kind`, a number known at run time, is one with a scale for 16 inputs.
 SP_DEVICE bool is_halved(int kind) {
 #define SP_DO(F) (has<F> && Packing<F>::group == 16 && kind == F)
     return SP_ANY_SUPER(SP_DO);
