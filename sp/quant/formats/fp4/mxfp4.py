@@ -9,7 +9,8 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
-from sp.quant.formats.fp4.e2m1 import E2M1_HIGH, E2M1_LOW, E2M1_RMS
+from sp.quant.formats.fp4.e2m1 import E2M1_HIGH, E2M1_LOW, E2M1_RMS, E2M1_VALUES
+from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 
 _SCALES = np.ldexp(np.float32(1), np.arange(256) - 128)
@@ -39,7 +40,8 @@ MXFP4 = register_format(
         17,
         no_encoder("MXFP4"),
         slab_decoder("MXFP4", 32, 17, _decode_blocks),
-        spread=_spread,
+        Packing(32, Plane(4, 1, 16), scales=Scales(0, 1), group=32, values=E2M1_VALUES),
+        _spread,
     )
 )
 """32 values in 17 bytes."""

@@ -10,6 +10,7 @@ import numpy as np
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import nibble_tables
+from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 from sp.quant.spread import SIGN, SPREAD, put_scale
 
@@ -39,7 +40,8 @@ IQ4_NL = register_format(
         18,
         no_encoder("IQ4_NL"),
         slab_decoder("IQ4_NL", 32, 18, _decode_blocks),
-        spread=_spread,
+        Packing(32, Plane(4, 2, 16), scales=Scales(0, 2), group=32, values=IQ4_VALUES),
+        _spread,
     )
 )
 """32 values in 18 bytes."""

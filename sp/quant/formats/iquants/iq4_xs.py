@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from sp.arrays import Bytes, Floats
+from sp.arrays import Bytes, Floats, Int8s
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import scale_groups
-from sp.quant.formats.iquants.iq4_nl import IQ4_HIGH, IQ4_LOW, IQ4_RMS
+from sp.quant.formats.iquants.iq4_nl import IQ4_HIGH, IQ4_LOW, IQ4_RMS, IQ4_VALUES
+from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 from sp.quant.spread import OUTER_RMS, SIGN, SPREAD, equal_bits, put_scale
 
 _PAIR = np.array([0, 2, 4, 6], np.uint8)
 
 
-def _decode_blocks(blocks: Bytes, out: Floats) -> None:
+def _steps(blocks: Bytes) -> Int8s:
+    """Scales less 32, int8 (blocks, 8)."""
     n = len(blocks)
     scales = np.empty((n, 8), np.uint8)
     np.bitwise_and(blocks[:, 4:8], 15, out=scales[:, 0::2])
@@ -29,11 +31,16 @@ def _decode_blocks(blocks: Bytes, out: Floats) -> None:
     top <<= 4
     scales |= top.reshape(n, 8)
     scales -= np.uint8(32)  # wraps to the two's complement of the signed scale
+    return scales.view(np.int8)
+
+
+def _decode_blocks(blocks: Bytes, out: Floats) -> None:
+    n = len(blocks)
     packed = blocks[:, 8:].reshape(n, 8, 16)
     codes = np.empty((n, 8, 2, 16), np.int8)
     codes[:, :, 0] = IQ4_LOW.take(packed)
     codes[:, :, 1] = IQ4_HIGH.take(packed)
-    step = blocks[:, :2].view("<f2").astype(np.float32) * scales.view(np.int8)
+    step = blocks[:, :2].view("<f2").astype(np.float32) * _steps(blocks)
     scale_groups(codes.reshape(n, 256), step, out)
 
 
@@ -51,7 +58,10 @@ IQ4_XS = register_format(
         136,
         no_encoder("IQ4_XS"),
         slab_decoder("IQ4_XS", 256, 136, _decode_blocks),
-        spread=_spread,
+        Packing(
+            256, Plane(4, 8, 16), scales=Scales(2, 6, _steps, 8), delta=Scales(0, 2), group=32, values=IQ4_VALUES
+        ),
+        _spread,
     )
 )
 """256 values in 136 bytes."""

@@ -10,14 +10,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from sp.arrays import Bytes, Floats
+from sp.arrays import Bytes, Floats, Int8s
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import scale_groups, split_nibbles
+from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 from sp.quant.spread import OUTER_RMS, SIGN, SPREAD, equal_bits, put_scale, rms
 
 _PAIR = np.array([0, 2, 4, 6], np.uint8)[:, None]
 _BIT = np.arange(8, dtype=np.uint8)[:, None]
+
+
+def _steps(blocks: Bytes) -> Int8s:
+    """Scales less 32, int8 (blocks, 16)."""
+    scales = np.empty((len(blocks), 16), np.uint8)
+    split_nibbles(blocks[:, 96:104], scales)
+    top = blocks[:, None, 104:108] >> _PAIR
+    top &= 3
+    top <<= 4
+    scales |= top.reshape(scales.shape)
+    scales -= np.uint8(32)
+    return scales.view(np.int8)
 
 
 def _decode_blocks(blocks: Bytes, out: Floats) -> None:
@@ -29,14 +42,7 @@ def _decode_blocks(blocks: Bytes, out: Floats) -> None:
     high <<= 2
     codes |= high.reshape(codes.shape)
     codes -= np.uint8(4)  # wraps to the two's complement of the signed code
-    scales = np.empty((n, 16), np.uint8)
-    split_nibbles(blocks[:, 96:104], scales)
-    top = blocks[:, None, 104:108] >> _PAIR
-    top &= 3
-    top <<= 4
-    scales |= top.reshape(n, 16)
-    scales -= np.uint8(32)
-    step = blocks[:, 108:].view("<f2").astype(np.float32) * scales.view(np.int8)
+    step = blocks[:, 108:].view("<f2").astype(np.float32) * _steps(blocks)
     scale_groups(codes.view(np.int8).reshape(n, 256), step, out)
 
 
@@ -54,7 +60,10 @@ Q3_K = register_format(
         110,
         no_encoder("Q3_K"),
         slab_decoder("Q3_K", 256, 110, _decode_blocks),
-        spread=_spread,
+        Packing(
+            256, Plane(2, 32, 32), Plane(1, 0, 32), scales=Scales(96, 12, _steps, 16), delta=Scales(108, 2), group=16
+        ),
+        _spread,
     )
 )
 """256 values in 110 bytes."""

@@ -11,6 +11,7 @@ from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import split_nibbles
 from sp.quant.formats.legacy.affine import affine, spread_affine
+from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 
 
@@ -28,7 +29,8 @@ Q4_1 = register_format(
         20,
         no_encoder("Q4_1"),
         slab_decoder("Q4_1", 32, 20, _decode_blocks),
-        spread=lambda out, std: spread_affine(out, std, 15),
+        Packing(32, Plane(4, 4, 16), scales=Scales(0, 4), group=32, minima=True),
+        lambda out, std: spread_affine(out, std, 15),
     )
 )
 """32 values in 20 bytes."""

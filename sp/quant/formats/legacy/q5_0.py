@@ -11,6 +11,7 @@ import numpy as np
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import split_nibbles
+from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 from sp.quant.spread import SIGN, SPREAD, put_scale, rms
 
@@ -37,7 +38,8 @@ Q5_0 = register_format(
         22,
         no_encoder("Q5_0"),
         slab_decoder("Q5_0", 32, 22, _decode_blocks),
-        spread=_spread,
+        Packing(32, Plane(4, 6, 16), Plane(1, 2), scales=Scales(0, 2), group=32),
+        _spread,
     )
 )
 """32 values in 22 bytes."""

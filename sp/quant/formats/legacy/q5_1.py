@@ -11,6 +11,7 @@ from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, no_encoder, slab_decoder
 from sp.quant.formats.codes import split_nibbles
 from sp.quant.formats.legacy.affine import affine, spread_affine
+from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 
 
@@ -29,7 +30,8 @@ Q5_1 = register_format(
         24,
         no_encoder("Q5_1"),
         slab_decoder("Q5_1", 32, 24, _decode_blocks),
-        spread=lambda out, std: spread_affine(out, std, 31),
+        Packing(32, Plane(4, 8, 16), Plane(1, 4), scales=Scales(0, 4), group=32, minima=True),
+        lambda out, std: spread_affine(out, std, 31),
     )
 )
 """32 values in 24 bytes."""
