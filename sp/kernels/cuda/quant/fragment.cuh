@@ -122,12 +122,19 @@ constexpr Table numbers_of(bool magnitudes) {
     return table;
 }
 
+// __byte_perm, but for a selector that needs no mask: its nibbles are below 8.
+SP_DEVICE u32 permuted(u32 a, u32 b, u32 selector) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
 // The bytes of the four codes in the lower or upper half of a word, the lowest bits' first. A permutation looks eight
 // up by three bits; the fourth chooses between two of them.
 SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
     const u32 places = codes & 0x77777777u, choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
     const u32 p = half ? places >> 16 : places, c = half ? choice >> 16 : choice;
-    return __byte_perm(__byte_perm(table.words[0], table.words[1], p), __byte_perm(table.words[2], table.words[3], p), c);
+    return permuted(permuted(table.words[0], table.words[1], p), permuted(table.words[2], table.words[3], p), c);
 }
 
 // The looked-up numbers of register j in k16-step s: the magnitude as 7 bits, 0, and a sign in the top bit of each half.
