@@ -20,13 +20,13 @@ HEAD = """\
 //   block            values of a block of block_bytes; `super`: a super-block, with scales of several groups (K-quants)
 //   low_*, high_*    planes of a code's lower and upper bits: where they lie in the block of a file, and their bytes in
 //                    a tile of TILE_ROWS x TILE_K (0: no such plane); a thread holds low_parts words of low_word bytes
-//   scale_*, delta_* where scales lie in the block of a file; bytes of a block on the device, and of TILE_ROWS rows of a
-//                    span; `steps`: a signed byte a group, made of those of the file (raw_blocks.cuh)
+//   scale_*, delta_* where scales lie in the block of a file; bytes of a block on the device, and of TILE_ROWS rows of
+//                    a span; `steps`: a signed byte a group, made of those of the file (raw_blocks.cuh)
 //   group            values a scale covers
 //   middle, zero     the middle of the codes' range, and the code of 0 where there are no `minima`
 //   flip             what codes of the file are xor-ed with
-//   values           what codes stand for; `lookup`: unevenly spaced, of 7 bits and a sign; else first + stride * code, and
-//                    the middle code for `centre`. `vectors`: codes of the file name vectors, SP_GRID_<format>
+//   values           what codes stand for; `lookup`: unevenly spaced, of 7 bits and a sign; else first + stride * code,
+//                    and the middle code for `centre`. `vectors`: codes of the file name vectors, SP_GRID_<format>
 //   span, tiles      inputs whose scales lie together, and tiles of them
 """
 

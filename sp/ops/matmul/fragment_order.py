@@ -11,8 +11,8 @@ plane    bytes a tile                    content
 low      2048 (4 bits), 4096, 8192;      four bits: ``[thread][step]`` words with a code at bits ``4 j + 16 e``; bytes:
          1024 (2 bits)                   ``[step / 2][thread][step % 2][h][r][e]``; halves: ``[step][thread][j][e]``;
                                          two bits: as in the high plane
-high     1024 (2 bits), 512 (1 bit)      ``[thread]`` and words with the bits at ``2 (4 (step % 2) + j) + 16 e`` (2 bits,
-                                         a word for two steps) or ``4 step + j + 16 e``
+high     1024 (2 bits), 512 (1 bit)      words with the upper bits at ``2 (4 (step % 2) + j) + 16 e`` (2 bits, a word
+                                         for two steps) or ``4 step + j + 16 e``
 scales   as in the file, or made of it   super-blocks ``[row tile][superblock][64 rows][8 or 16 bytes]``; blocks of 32
                                          ``[tile][2 groups of 32][64 rows][1, 2 or 4 bytes]``
 deltas   as in the file                  ``[row tile][superblock][64 rows]`` float16

@@ -82,6 +82,13 @@ SP_DEVICE u32 masked_or(u32 x, u32 mask, u32 bits) {
     return d;
 }
 
+// Bytes of two words, as __byte_perm chooses them, but by four bits each: the fourth repeats the top bit of the byte.
+SP_DEVICE u32 permute(u32 a, u32 b, u32 selector) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
 enum Bf16Pair : u32 {
     BF16_ONE = 0x3F803F80u,
     BF16_MINUS_ZERO = 0x80008000u,  // the addend that leaves a product as it is
@@ -122,19 +129,12 @@ constexpr Table numbers_of(bool magnitudes) {
     return table;
 }
 
-// __byte_perm, but for a selector that needs no mask: its nibbles are below 8.
-SP_DEVICE u32 permuted(u32 a, u32 b, u32 selector) {
-    u32 d;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
-    return d;
-}
-
 // The bytes of the four codes in the lower or upper half of a word, the lowest bits' first. A permutation looks eight
 // up by three bits; the fourth chooses between two of them.
 SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
-    const u32 places = codes & 0x77777777u, choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
+    const u32 places = masked_or(codes, 0x77777777u, 0), choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
     const u32 p = half ? places >> 16 : places, c = half ? choice >> 16 : choice;
-    return permuted(permuted(table.words[0], table.words[1], p), permuted(table.words[2], table.words[3], p), c);
+    return permute(permute(table.words[0], table.words[1], p), permute(table.words[2], table.words[3], p), c);
 }
 
 // The looked-up numbers of register j in k16-step s: the magnitude as 7 bits, 0, and a sign in the top bit of each half.
@@ -143,7 +143,7 @@ SP_DEVICE u32 signed_pair_of(const Quants<F>& q, int s, int j) {
     constexpr Table table = numbers_of<F>(true);
     const u32 codes = word_of(q.low[0], s);
     // each byte, and its top bit eight times
-    return __byte_perm(look_up(table, codes, 0), look_up(table, codes, 1), (4 + j) << 8 | (12 + j) << 12 | (8 + j) << 4 | j);
+    return permute(look_up(table, codes, 0), look_up(table, codes, 1), (12 + j) << 12 | (4 + j) << 8 | (8 + j) << 4 | j);
 }
 
 // The integer of register j in k16-step s, exact in bf16 (at most 8 significant bits): the code less the middle of its

@@ -130,7 +130,7 @@ GEMV = KernelSpec(
         variant(1024, 1, format_bits(3, 6, 7, 39), True, STORE, _SMALL, 99 * 1024),
         variant(896, 1, format_bits(6, 7, 20, 39), True, STORE, _SMALL, 99 * 1024),
         variant(512, 8, format_bits(11, 21, 23), True, STORE, _SMALL, 99 * 1024),
-        variant(512, 16, format_bits(3, 6, 7), True, SWIGLU, _SMALL, 99 * 1024),
+        variant(512, 8, format_bits(3, 6, 7), True, SWIGLU, _SMALL, 99 * 1024),
         variant(512, 2, format_bits(20, 39), False, ADD, _SMALL, 99 * 1024),
     ),
     smem=smem,

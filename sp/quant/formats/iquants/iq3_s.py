@@ -32,7 +32,10 @@ def _numbers(blocks: Bytes) -> Int8s:
 
 def _codes(blocks: Bytes) -> Bytes:
     """Numbers as places in `IQ3_S_VALUES`."""
-    return (_numbers(blocks).view(np.uint8) + np.uint8(15)) >> 1  # wraps to what is not negative
+    codes = _numbers(blocks).view(np.uint8)
+    codes += 15  # wraps to what is not negative
+    codes >>= 1
+    return codes
 
 
 def _steps(blocks: Bytes) -> Int8s:

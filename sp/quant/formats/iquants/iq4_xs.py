@@ -58,9 +58,7 @@ IQ4_XS = register_format(
         136,
         no_encoder("IQ4_XS"),
         slab_decoder("IQ4_XS", 256, 136, _decode_blocks),
-        Packing(
-            256, Plane(4, 8, 16), scales=Scales(2, 6, _steps, 8), delta=Scales(0, 2), group=32, values=IQ4_VALUES
-        ),
+        Packing(256, Plane(4, 8, 16), scales=Scales(2, 6, _steps, 8), delta=Scales(0, 2), group=32, values=IQ4_VALUES),
         _spread,
     )
 )
