@@ -220,7 +220,7 @@ register_matmul(
     MatmulKernel(
         name="gemm_small_m_sm90",
         run=_run,
-        reads=lambda kind: packing_of(kind).super,
+        reads=lambda kind: packing_of(kind).super and packing_of(kind).scales_bytes == 16 * TILE,
         paths=("sm_90a",),
         fusions=frozenset(Fusion),
         max_tokens=HELD[-1],
