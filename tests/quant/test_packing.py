@@ -187,6 +187,22 @@ def test_repacking_keeps_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
         repack(F32.encode(np.full((2, 32), np.nan, np.float32)), F32, Q8_0)
 
 
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS.values() if fmt.packing is None], ids=lambda fmt: fmt.name)
+def test_formats_without_kernels_become_8_bits(fmt: BlockFormat) -> None:
+    """Their values in Q8_0, as a table too, also times a scale; of 37 rows, which are no whole tiles."""
+    assert device_format(fmt, 768) is device_format(fmt, 768, table=True) is Q8_0
+    rows = random_blocks(np.random.default_rng(0), fmt, 37 * 768 // fmt.block_size, 0.02).reshape(37, -1)
+    np.testing.assert_array_equal(repack(rows, fmt, Q8_0), Q8_0.encode(fmt.decode(rows)))
+    tripled = fmt.times(3)
+    assert device_format(tripled, 768) is Q8_0
+    np.testing.assert_array_equal(repack(rows, tripled, Q8_0), Q8_0.encode(fmt.decode(rows) * np.float32(3)))
+
+
+def test_a_scale_takes_a_format_its_kernels() -> None:
+    assert device_format(Q4_K.times(2), 512) is Q8_0
+    assert device_format(Q4_K, 512) is Q4_K
+
+
 def test_what_is_counted() -> None:
     odd = made(packing=None)
     found = count_repacked(
