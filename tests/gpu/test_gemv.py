@@ -1,8 +1,9 @@
 """The decode kernel against float64: every format, epilogue and number of tokens, with guards and NaN all round.
 
 Bounds on the NMSE. float32 results of BF16 inputs are exact up to float32 sums (1e-7: K-quants also take sums of
-inputs as two bf16, one token of most formats goes as 16-bit integers; F16 weights are rounded to BF16, 1e-5). BF16 results add one rounding, a
-norm another before the product: together 4e-5, since a few large inputs make most of a result.
+inputs as two bf16, one token of most formats goes as 16-bit integers; F16 weights are rounded to BF16, 1e-5). BF16
+results add one rounding, a norm another before the product: together 4e-5, since a few large inputs make most of a
+result.
 """
 
 from __future__ import annotations
