@@ -69,7 +69,9 @@ def slot_bytes(formats: int, k: int) -> int:
 
 def smem(defines: Defines) -> int:
     """Dynamic shared memory."""
-    return fixed_bytes(defines) + warps(defines) * int(defines["STAGES"]) * slot_bytes(int(defines["FORMATS"]), int(defines["K"]))
+    return fixed_bytes(defines) + warps(defines) * int(defines["STAGES"]) * slot_bytes(
+        int(defines["FORMATS"]), int(defines["K"])
+    )
 
 
 def variant(
