@@ -162,7 +162,7 @@ def later_drafts(folder: Path) -> dict[str, tuple[Path, str, str]]:
         "mtp": files["mtp"],
         "dflash2": (draft("two", extra=("blk.0.ffn_conv_base",)), "is a DFlash2 draft", "or leave --draft and"),
         "dspark": (draft("spark", extra=("markov_w2.weight",)), "is a DSpark draft", "or leave --draft and"),
-        "model": (folder / "tiny.gguf", "'qwen35' is no DFlash draft", "sp reads dflash"),
+        "model": (folder / "tiny.gguf", "'qwen35' is no DFlash draft of a kind", "use the draft that was made for"),
     }
 
 

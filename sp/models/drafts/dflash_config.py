@@ -148,7 +148,9 @@ def gguf_keys(file: GGUFFile) -> DraftKeys:
     refuse_prediction(str(file.path), file.tensors)
     if arch not in DRAFT_ARCHITECTURES:
         known = ", ".join(DRAFT_ARCHITECTURES)
-        raise ModelError(f"{file.path}: architecture {short(arch)} is no DFlash draft; sp reads {known}")
+        raise ModelError(
+            f"{file.path}: architecture {short(arch)} is no DFlash draft of a kind that sp reads ({known}); {USE}"
+        )
     return DraftKeys(file.metadata, str(file.path), str(arch))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from math import ceil
 from typing import Any
@@ -44,24 +45,30 @@ def drafters_for(target: ModelConfig, parameters: int) -> list[Drafter]:
     >>> [one.name for one in drafters_for(config, 27 * 10**9)][:1]
     ['qwen3-0.6b']
     """
+    found = [
+        (-_alike(one.config.architecture, target.architecture), size, one.name, one)
+        for size, one in _small()
+        if 4 * size <= parameters
+    ]
+    return [one for *_, one in sorted(found, key=lambda each: each[:3])]
+
+
+@cache
+def _small() -> tuple[tuple[int, Drafter], ...]:
+    """Parameters of every shape that may be proposed, and what it takes as a drafter."""
     found = []
     for name in list_shapes():
         shape = find_shape(name)
         size = sum(tensor.size for tensor in shape.tensors())
-        if not name.startswith("tiny-") and size <= LARGEST_DRAFTER and 4 * size <= parameters:
-            found.append((-_alike(shape.config.architecture, target.architecture), size, name))
-    return [_drafter(name) for *_, name in sorted(found)]
+        if not name.startswith("tiny-") and size <= LARGEST_DRAFTER:
+            formats = {tensor: fmt for tensor, _, fmt in shape.plan(DRAFTER_TYPE)}
+            found.append((size, Drafter(name, shape.config, weights_bytes(shape.config, formats))))
+    return tuple(found)
 
 
 def _alike(a: str, b: str) -> int:
     """Letters that two names begin with alike."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
-def _drafter(name: str) -> Drafter:
-    shape = find_shape(name)
-    formats = {tensor: fmt for tensor, _, fmt in shape.plan(DRAFTER_TYPE)}
-    return Drafter(name, shape.config, weights_bytes(shape.config, formats))
 
 
 def weights_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> int:
