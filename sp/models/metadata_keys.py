@@ -58,12 +58,6 @@ class Keys:
     def get(self, key: str) -> Any:
         return self.metadata.get(f"{self.arch}.{key}")
 
-    def forbid_rope_scaling(self) -> None:
-        """A file that asks for YaRN or linear scaling would run, and be wrong."""
-        kind = self.get("rope.scaling.type")
-        if kind is not None and str(kind) != "none":  # what a damaged file has here may be no string
-            self.refuse("rope.scaling.type", f"is {short(kind)}; sp supports unscaled RoPE only")
-
     def layers(self, tensors: int) -> int:
         """Blocks of the trunk, of a file of so many tensors; those of multi-token prediction are not counted."""
         blocks = self.count("block_count")

@@ -251,8 +251,10 @@ BAD = [
     ("qwen35-dflash-draft", {"dflash__mask_token_id": None}, "mask_token_id is missing"),
     ("dflash", {"attention__sliding_window_pattern": [True]}, "one flag for each of 5 layers"),
     ("safetensors", {"layer_types": ["chunked"] * 5}, "full and with sliding attention"),
-    ("safetensors", {"rope_scaling": {"rope_type": "yarn"}}, "unscaled RoPE only"),
-    ("dflash", {"rope__scaling__type": np.array([1, 1], np.int32)}, "unscaled RoPE only"),
+    ("safetensors", {"rope_scaling": {"rope_type": "yarn"}}, "key rope_scaling.factor is missing"),
+    ("safetensors", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "key rope_type is 'llama3'; sp reads"),
+    ("safetensors", {"rope_scaling": {"rope_type": "yarn", "mscale": 0.7}}, "key rope_scaling.mscale is 0.7; sp"),
+    ("dflash", {"rope__scaling__type": np.array([1, 1], np.int32)}, "key dflash.rope.scaling.type is array"),
 ]
 
 

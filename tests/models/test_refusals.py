@@ -131,7 +131,7 @@ def refused_files(folder: Path) -> dict[str, tuple[Path, str, str]]:
         "qwen35moe": (named("moe.gguf", "qwen35moe"), "architecture 'qwen35moe' (a mixture of experts)", take),
         "qwen3moe": (named("moe3.gguf", "qwen3moe"), "architecture 'qwen3moe' (a mixture of experts)", take),
         "gpt-oss": (named("oss.gguf", "gpt-oss"), "architecture 'gpt-oss' (a mixture of experts)", take),
-        "gemma3": (named("gemma.gguf", "gemma3"), "architecture 'gemma3' is not supported; sp runs qwen3", take),
+        "gemma3": (named("gemma.gguf", "gemma3"), "architecture 'gemma3' is not supported; sp runs llama", take),
         "phi3": (named("phi.gguf", "phi3"), "architecture 'phi3' is not supported", take),
         "clip": (named("mmproj.gguf", "clip"), "'clip' (an encoder of pictures or sound, no language model)", take),
         "experts": (

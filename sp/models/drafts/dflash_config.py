@@ -20,8 +20,8 @@ from sp.gguf import GGUFFile
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.metadata_keys import Keys, short
 from sp.models.refusals import refuse_prediction
+from sp.models.rope_keys import read_rope
 from sp.ops.attention.tree_attention import MOST_QUERIES
-from sp.ops.rope import Rope
 
 PUBLISHED = {
     "embedding_length": "hidden_size",
@@ -35,10 +35,17 @@ PUBLISHED = {
     "attention.sliding_window_pattern": "layer_types",
     "attention.causal": "is_causal",
     "rope.freq_base": "rope_theta",
+    "context_length": "max_position_embeddings",
     "rope.scaling.type": "rope_type",
     "attention.value_scale": "attention_value_scale",
     "hidden_activation": "hidden_act",
     "expert_count": "num_experts",
+    "rope.scaling.factor": "rope_scaling.factor",
+    "rope.scaling.original_context_length": "rope_scaling.original_max_position_embeddings",
+    "rope.scaling.yarn_ext_factor": "rope_scaling.extrapolation_factor",
+    "rope.scaling.yarn_attn_factor": "rope_scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast": "rope_scaling.beta_fast",
+    "rope.scaling.yarn_beta_slow": "rope_scaling.beta_slow",
 }
 """What config.json calls a key, where it is not the same name."""
 DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
@@ -159,8 +166,12 @@ def published_keys(path: Path) -> DraftKeys:
     turning = found.get("rope_parameters") or found.get("rope_scaling") or {}
     if isinstance(turning, dict):
         kind = turning.get("rope_type", turning.get("type"))
+        for name in ("attention_factor", "mscale", "mscale_all_dim", "truncate"):
+            if turning.get(name) is not None:
+                raise ModelError(f"{path}: key rope_scaling.{name} is {short(turning[name])}; sp knows YaRN without it")
         inner = {key: turning.get(key) for key in ("rope_theta", "partial_rotary_factor")}
         found = inner | found | {"rope_type": None if kind == "default" else kind}
+        found |= {f"rope_scaling.{name}": value for name, value in turning.items()}
     return DraftKeys({**found, **draft}, str(path), None)
 
 
@@ -172,7 +183,6 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     ModelError
         For a missing or senseless key, or a draft for another target: by hidden size, vocabulary or layers.
     """
-    keys.forbid_rope_scaling()
     hidden, layers = keys.count("embedding_length"), keys.count("block_count", most=1 << 10)
     if hidden != target.hidden:
         raise keys.error("embedding_length", f"is {hidden}, but the target's hidden size is {target.hidden}; {USE}")
@@ -193,6 +203,8 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     head_dim = keys.count("attention.key_length", default=None if hidden % heads else hidden // heads)
     if head_dim % 2:
         raise keys.error("attention.key_length", f"is {head_dim}; RoPE needs an even head")
+    context = keys.count("context_length", default=target.context, most=1 << 40)
+    rope, _ = read_rope(keys, keys.rope_dim(head_dim), context)
     sliding = keys.flags("attention.sliding_window_pattern", layers) or (False,) * layers
     window = keys.count("attention.sliding_window") if any(sliding) else None
     kinds: list[LayerKind] = ["attention"] * layers
@@ -206,7 +218,7 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope=Rope(keys.real("rope.freq_base", above=1.0), keys.rope_dim(head_dim)),
+        rope=rope,
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
     )
     return DraftConfig(

@@ -23,6 +23,7 @@ HEAD_NORM_ROPE = KernelSpec(
         "i32 stride",
         "i32 half",
         "f32 eps",
+        "f32 magnitude",
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=(
@@ -57,6 +58,7 @@ ATTENTION_HEADS = KernelSpec(
         "i32 stride",
         "i32 half",
         "f32 eps",
+        "f32 magnitude",
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=(
