@@ -90,8 +90,7 @@ class YarnScaling:
         slow = math.ceil(self._pair(self.beta_slow, pairs, base))
         kept = 1.0 - np.clip((np.arange(pairs) - fast) / max(slow - fast, 0.001), 0.0, 1.0)
         kept *= self.ext_factor
-        scaled: Floats = frequencies / self.factor * (1.0 - kept) + frequencies * kept
-        return scaled
+        return np.asarray(frequencies / self.factor * (1.0 - kept) + frequencies * kept)
 
     def _pair(self, turns: float, pairs: int, base: float) -> float:
         """The pair that makes so many turns within the original context, as a real number within the head."""
