@@ -108,7 +108,7 @@ def perplexity(
     order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
     for text in texts:
         prompt = pipeline.tokenise(Prompt(text.context))
-        ids = pipeline.target.tokenizer.encode(text.continuation).ids
+        ids = pipeline.target.tokenizer.encode(text.continuation, begins=False).ids
         check_context(pipeline.target, len(prompt), len(ids))
         head: Row = {
             "task": "ppl", "example": text.id, "tokens_asked": text.tokens, "prompt_tokens": len(prompt),

@@ -172,7 +172,7 @@ class Worker:
         ticket.check()
         prompt = to_prompt(job, target.template, target.tokenizer)
         rendered = time.perf_counter()
-        text = AnswerText(target.tokenizer, job.stop)
+        text = AnswerText(target.tokenizer, job.stop, begins=job.kind == "chat")
 
         def on_token(token: int) -> bool:
             ticket.check()

@@ -12,7 +12,7 @@ from tiny_bpe import FOLDER, METADATA, QWEN2, TOKENIZERS, TOKENS, check_spans
 
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile, Tokenizer
-from sp.gguf.vocabulary import byte_alphabet, token_bytes
+from sp.gguf.tokens.byte_pair import byte_alphabet, token_bytes
 
 
 def test_from_gguf_reads_what_the_file_says() -> None:
@@ -58,10 +58,14 @@ TYPES = METADATA["tokenizer.ggml.token_type"]
     ("key", "value", "message"),
     [
         ("model", None, "'tokenizer.ggml.model' is missing"),
-        ("model", "llama", "tokenizer model 'llama' is not supported"),
+        ("model", "t5", r"tokenizer model 't5' is not supported; use a model with byte pairs .* or SentencePiece"),
         ("model", 7, "is not a string"),
         ("pre", None, "'tokenizer.ggml.pre' is missing"),
-        ("pre", "deepseek-v3", "pre-tokenizer 'deepseek-v3' is not supported; use a model with one of: qwen2, qwen35"),
+        (
+            "pre",
+            "kimi-k2",
+            "pre-tokenizer 'kimi-k2' is not supported; use a model with one of: qwen2, qwen35, llama-bpe",
+        ),
         ("tokens", None, "is missing"),
         ("tokens", [], "has 0 tokens"),
         ("tokens", "abc", "not an array of strings"),
