@@ -86,8 +86,7 @@ def test_codes_of_zero() -> None:
 def test_bytes_on_the_device(name: str) -> None:
     """Those of the file, but for scales of a byte and for codes that are made of vectors."""
     p = format_by_name(name).packing
-    of_a_block = p.unit_bytes * p.block // p.span // 64
-    assert of_a_block == p.block_bytes + {"IQ4_XS": 2, "Q3_K": 4, "IQ3_S": 28}.get(name, 0)
+    assert p.held_bytes == p.block_bytes + {"IQ4_XS": 2, "Q3_K": 4, "IQ3_S": 28}.get(name, 0)
 
 
 @pytest.mark.parametrize("name", [name for name in SIZES if name != "IQ3_S"])

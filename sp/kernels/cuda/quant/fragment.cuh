@@ -129,12 +129,14 @@ constexpr Table numbers_of(bool magnitudes) {
     return table;
 }
 
-// The bytes of the four codes in the lower or upper half of a word, the lowest bits' first. A permutation looks eight
-// up by three bits; the fourth chooses between two of them.
+// The bytes of the four codes in the lower or upper half of a word, the lowest bits' first. A permutation looks each up
+// by three bits, in either half of the table; the fourth chooses between the two. A word of each half is hidden from the
+// compiler, kernels having no threadIdx.y but 0: it would move the constant into a register anew for every permutation.
 SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
+    const u32 first = table.words[0] + threadIdx.y, second = table.words[2] + threadIdx.y;
     const u32 places = masked_or(codes, 0x77777777u, 0), choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
     const u32 p = half ? places >> 16 : places, c = half ? choice >> 16 : choice;
-    return permute(permute(table.words[0], table.words[1], p), permute(table.words[2], table.words[3], p), c);
+    return permute(permute(first, table.words[1], p), permute(second, table.words[3], p), c);
 }
 
 // The looked-up numbers of register j in k16-step s: the magnitude as 7 bits, 0, and a sign in the top bit of each half.
