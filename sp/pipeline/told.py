@@ -71,7 +71,7 @@ def scaled(loaded: Loaded) -> str | None:
     >>> from sp.models import AskedScaling
     >>> from sp.pipeline.load import embedded, load
     >>> scaled(load(embedded("drafter"), device="cpu", rope=AskedScaling("yarn", 4.0)))
-    'RoPE scaled by YaRN, 4 x 4,096 positions, as was asked'
+    'RoPE scaled by YaRN, 4 x 163,840 positions, as was asked'
     """
     scaling = loaded.model.config.rope.scaling
     who = "as was asked" if loaded.asked else "as its file says"

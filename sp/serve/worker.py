@@ -213,6 +213,7 @@ def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
             "reason": result.decision.reason,
             "window": result.answer.trace.facts.get("window"),
             "kept_tokens": result.kept_tokens,
+            "positions": result.answer.trace.facts.get("positions", []),
             "break_even_tokens": result.decision.break_even_tokens,
             "break_even_source": result.decision.break_even_source,
             "acceptance_length": result.answer.acceptance_length,

@@ -154,6 +154,8 @@ def test_override_of_zip_and_list() -> None:
         ("  per_run: 10\n", "  per_run: 10\n  examples: 3\n", r"line 6: 'examples' stands here a second time"),
         ("tokens: [512, 1024]", "tokenz: [1]", r"line 3: unknown key of a task 'tokenz'; did you mean 'tokens'"),
         ("cells:", "pairs: {target: none.gguf}\ncells:", r"line 6: target none.gguf is not a file"),
+        ("cells:", "pairs: {drafter_rope: yarn}\ncells:", r"line 6: drafter_rope takes none, linear:FACTOR or yarn"),
+        ("cells:", "pairs: {target_rope: 4}\ncells:", r"line 6: target_rope must be str, not 4"),
         ("cells:", "cells: [", r"line \d+: not YAML"),
         ("  - list:\n", "  - {}\n  - list:\n", r"line 11: no cell is set here"),
     ],
