@@ -61,12 +61,19 @@ class Vocabulary:
 
     @property
     def sha256(self) -> str:
-        """Digest of all that decides how text is cut: equal digests tokenize alike."""
+        """Digest of all that decides how text is cut: equal digests tokenize alike.
+
+        Unused tokens at the end do not count: sizes of one family pad a vocabulary to different widths.
+        """
+        held = len(self.tokens)
+        while held and self.types[held - 1] == UNUSED:
+            held -= 1
+        types, scores = map(str, self.types[:held]), map(str, self.scores[:held])
         alike = (name for name, record in PRE_TOKENIZERS.items() if record == PRE_TOKENIZERS.get(self.pre))
         merges = (f"{left} {right}" for left, right in self.merges)
         digest = hashlib.sha256()
         for part in (
-            *(next(alike, self.pre), *self.tokens, *map(str, self.types), *merges, *map(str, self.scores)),
+            *(next(alike, self.pre), *self.tokens[:held], *types, *merges, *scores),
             *(["bos", str(self.ids["bos"])] if self.add_bos else []),
             *(["eos", str(self.ids["eos"])] if self.add_eos else []),
             *(["space"] if self.add_space_prefix else []),

@@ -118,6 +118,13 @@ def test_damaged_factors_are_named(values, words, tmp_path) -> None:
     assert words in message
 
 
+def test_two_scalings_at_once_are_refused(tmp_path) -> None:
+    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    message = complaint(rewritten(fixture("llama-3"), tmp_path / "m.gguf", {}, **keys))
+    assert "llama.rope.scaling.type" in message
+    assert FACTORS in message
+
+
 @pytest.mark.parametrize(
     ("name", "dropped", "words"),
     [
