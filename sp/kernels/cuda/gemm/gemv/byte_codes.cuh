@@ -18,18 +18,10 @@ SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
     return b;
 }
 
-// A table that the compiler keeps in registers, a kernel of one row of threads having no threadIdx.y but 0: constants it would
-// fetch again for each use.
-SP_DEVICE Table hidden(Table table) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) table.words[i] += threadIdx.y;
-    return table;
-}
-
 // The numbers of rows g and g + 8 in step s that are looked up.
 template <int F>
 SP_DEVICE void number_bytes(u32& g, u32& g8, const Quants<F>& q, int s) {
-    const Table table = hidden(numbers_of<F>(false));
+    constexpr Table table = numbers_of<F>(false);
     const u32 codes = word_of(q.low[0], s), first = look_up(table, codes, 0), second = look_up(table, codes, 1);
     g = __byte_perm(first, second, 0x6420), g8 = __byte_perm(first, second, 0x7531);
 }
