@@ -15,6 +15,8 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import ARCHITECTURES, load_model
 from sp.models.architectures.base import read_config
+from sp.models.drafts.dflash import load_draft
+from sp.models.inspect import inspect_file
 from sp.models.refusals import NEUTRAL
 
 ONE = np.ones((2, 40), np.float32)
@@ -164,6 +166,16 @@ def later_drafts(folder: Path) -> dict[str, tuple[Path, str, str]]:
         "dspark": (draft("spark", extra=("markov_w2.weight",)), "is a DSpark draft", "or leave --draft and"),
         "model": (folder / "tiny.gguf", "'qwen35' is no DFlash draft of a kind", "use the draft that was made for"),
     }
+
+
+def test_an_architecture_that_is_an_array_is_refused_everywhere(tmp_path: Path) -> None:
+    tiny = write_tiny(tmp_path / "tiny.gguf", "qwen3")
+    path = rewritten(tiny, tmp_path / "m.gguf", {}, **{"general.architecture": np.arange(3, dtype=np.int32)})
+    assert any("is not supported; sp runs" in line for line in inspect_file(path)["warnings"])
+    with pytest.raises(ModelError, match="is not supported; sp runs"):
+        load_model(path)
+    with pytest.raises(ModelError, match="is no DFlash draft"):
+        load_draft(path, load_model(tiny))
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

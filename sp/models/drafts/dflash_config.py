@@ -146,12 +146,12 @@ def gguf_keys(file: GGUFFile) -> DraftKeys:
     """The keys of a GGUF file; ModelError if it holds no draft."""
     arch = file.metadata.get("general.architecture")
     refuse_prediction(str(file.path), file.tensors)
-    if arch not in DRAFT_ARCHITECTURES:
+    if not isinstance(arch, str) or arch not in DRAFT_ARCHITECTURES:
         known = ", ".join(DRAFT_ARCHITECTURES)
         raise ModelError(
             f"{file.path}: architecture {short(arch)} is no DFlash draft of a kind that sp reads ({known}); {USE}"
         )
-    return DraftKeys(file.metadata, str(file.path), str(arch))
+    return DraftKeys(file.metadata, str(file.path), arch)
 
 
 def published_keys(path: Path) -> DraftKeys:

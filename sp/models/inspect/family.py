@@ -32,7 +32,8 @@ def describe_model(file: GGUFFile) -> dict[str, Any]:
         None where there is none to give.
     """
     found: dict[str, Any] = {"family": None, "device": None, "cards": None, "command": None}
-    if file.metadata.get("general.architecture") in DRAFT_ARCHITECTURES:
+    architecture = file.metadata.get("general.architecture")
+    if isinstance(architecture, str) and architecture in DRAFT_ARCHITECTURES:  # a damaged file may have an array
         return found | {"command": f"sp run --target MODEL.gguf --decode ddtree --draft {_name(file)}"}
     try:
         config = read_config(file)
