@@ -17,6 +17,7 @@ from compare import by_column, mirrored, nmse, planted, to_bf16, to_float64
 from file_rows import NEW, file_rows
 
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, Epilogue
+from sp.kernels.specs.matmul.gemv import whole
 from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.project import gated_project, project, project_add
@@ -49,7 +50,7 @@ def kind_of(w: PackedWeight, tokens: int) -> str:
         return "quiet inputs, F16 weights"
     if rounds_weights(w, tokens, STORE):
         return "quiet inputs, prefill"
-    one = "quiet inputs, one token" + (", K-quants" if w.packing.super else "")
+    one = "quiet inputs, one token" + (", in integers" if whole(w.packing, K) else "")
     return one if tokens == 1 else "quiet inputs, few tokens"
 
 

@@ -17,14 +17,16 @@
 
 enum ExpandedScales { TILE_SCALE_WORDS = 2 * TILE_ROWS };  // of a tile: [2 groups of 32 k][64 rows]
 
-// ROWS rows of a span of a weight as they lie in a slot of a kernel's ring: codes, then scales; places and sizes in bytes.
-template <int F, int ROWS>
+// ROWS rows of TILES tiles of a weight, a span or several, as they lie in a slot of a kernel's ring: codes, then scales;
+// places and sizes in bytes.
+template <int F, int ROWS, int TILES = Packing<F>::tiles>
 struct Slot {
     using P = Packing<F>;
     static constexpr bool super = P::super;
-    static constexpr int tiles = P::tiles;
+    static constexpr int format = F, tiles = TILES, spans = TILES / P::tiles;
     static constexpr int low = tiles * P::low_bytes * ROWS / TILE_ROWS, high = tiles * P::high_bytes * ROWS / TILE_ROWS;
-    static constexpr int scales = P::scales_bytes * ROWS / TILE_ROWS, deltas = P::deltas_bytes * ROWS / TILE_ROWS;
+    static constexpr int scales = spans * P::scales_bytes * ROWS / TILE_ROWS;
+    static constexpr int deltas = spans * P::deltas_bytes * ROWS / TILE_ROWS;
     static constexpr int high_at = low, scales_at = high_at + high, deltas_at = scales_at + scales;
     static constexpr int bytes = deltas_at + deltas;
 };
