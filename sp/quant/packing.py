@@ -149,6 +149,11 @@ class Packing:
         return codes + sum(part.nbytes for part in (self.scales, self.delta) if part)
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of a block on the device."""
+        return self.block * self.bits // 8 + sum(part.held for part in (self.scales, self.delta) if part)
+
+    @property
     def plain(self) -> bool:
         """Whether the codes are numbers by themselves."""
         return self.scales is None
@@ -239,5 +244,4 @@ class Packing:
         return self._slot_bytes(UNIT_ROWS)
 
     def _slot_bytes(self, rows: int) -> int:
-        tiles = self.tiles * (self.low_bytes + self.high_bytes)
-        return (tiles + self.scales_bytes + self.deltas_bytes) * rows // TILE
+        return rows * self.span // self.block * self.held_bytes

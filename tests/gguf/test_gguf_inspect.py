@@ -192,10 +192,10 @@ def test_vocabulary_of_another_size(tmp_path: Path) -> None:
 
 def test_types_sp_cannot_decode(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(build([string("general.architecture", "qwen3")], [tensor("a.weight", [256], 17)], bytes(96)))
+    path.write_bytes(build([string("general.architecture", "qwen3")], [tensor("a.weight", [256], 41)], bytes(96)))
     info = inspect_file(path)
-    assert info["tensors_by_type"] == [{"type": "IQ2_XS", "count": 1, "bytes": 74, "supported": False}]
-    assert info["warnings"][0] == "1 tensor(s) of type IQ2_XS, which sp cannot decode, e.g. a.weight"
+    assert info["tensors_by_type"] == [{"type": "Q1_0", "count": 1, "bytes": 36, "supported": False}]
+    assert info["warnings"][0] == "1 tensor(s) of type Q1_0, which sp cannot decode, e.g. a.weight"
 
 
 def test_vocabulary_only(tmp_path: Path) -> None:

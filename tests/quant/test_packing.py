@@ -86,8 +86,7 @@ def test_codes_of_zero() -> None:
 def test_bytes_on_the_device(name: str) -> None:
     """Those of the file, but for scales of a byte and for codes that are made of vectors."""
     p = format_by_name(name).packing
-    of_a_block = p.unit_bytes * p.block // p.span // 64
-    assert of_a_block == p.block_bytes + {"IQ4_XS": 2, "Q3_K": 4, "IQ3_S": 28}.get(name, 0)
+    assert p.held_bytes == p.block_bytes + {"IQ4_XS": 2, "Q3_K": 4, "IQ3_S": 28}.get(name, 0)
 
 
 @pytest.mark.parametrize("name", [name for name in SIZES if name != "IQ3_S"])
@@ -186,6 +185,22 @@ def test_repacking_keeps_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(repack(rows, Q6_K, Q8_0), Q8_0.encode(Q6_K.decode(rows)))
     with pytest.raises(ConfigError, match="NaN or Inf"):
         repack(F32.encode(np.full((2, 32), np.nan, np.float32)), F32, Q8_0)
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS.values() if fmt.packing is None], ids=lambda fmt: fmt.name)
+def test_formats_without_kernels_become_8_bits(fmt: BlockFormat) -> None:
+    """Their values in Q8_0, as a table too, also times a scale; of 37 rows, which are no whole tiles."""
+    assert device_format(fmt, 768) is device_format(fmt, 768, table=True) is Q8_0
+    rows = random_blocks(np.random.default_rng(0), fmt, 37 * 768 // fmt.block_size, 0.02).reshape(37, -1)
+    np.testing.assert_array_equal(repack(rows, fmt, Q8_0), Q8_0.encode(fmt.decode(rows)))
+    tripled = fmt.times(3)
+    assert device_format(tripled, 768) is Q8_0
+    np.testing.assert_array_equal(repack(rows, tripled, Q8_0), Q8_0.encode(fmt.decode(rows) * np.float32(3)))
+
+
+def test_a_scale_takes_a_format_its_kernels() -> None:
+    assert device_format(Q4_K.times(2), 512) is Q8_0
+    assert device_format(Q4_K, 512) is Q4_K
 
 
 def test_what_is_counted() -> None:

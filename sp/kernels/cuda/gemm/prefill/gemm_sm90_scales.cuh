@@ -16,7 +16,7 @@ SP_DEVICE typename RowWords<F>::Header load_header(const u8* from) {
         return load_words2(from);
 }
 
-template <int F, bool Super = Stage<F>::super>
+template <int F, bool Super = Packing<F>::super>
 struct TileScales {
     static constexpr u32 steps = 4;
     u32 row;  // this lane's first of the next span, counted through the plane
