@@ -112,10 +112,10 @@ class Prompt:
         return cls(text, tuple(span for span in spans if span.end > span.start))
 
     def tokenise(self, tokenizer: Tokenizer) -> TokenisedPrompt:
-        """Encode the text; PromptError if nothing is left."""
+        """Encode the text, with BOS and EOS if the vocabulary wants them; PromptError if nothing is left."""
         plain = [(span.start, span.end) for span in self.spans if span.kind == "plain"]
-        encoding = tokenizer.encode(self.text, plain)
-        if len(encoding.ids) == 0:
+        encoding = tokenizer.encode(self.text, plain, framed=True)
+        if not self.text:
             raise PromptError("the prompt is empty; give a text with --prompt-file")
         return TokenisedPrompt(self, encoding.ids, encoding.spans)
 
@@ -132,9 +132,12 @@ class TokenisedPrompt:
         return len(self.ids)
 
     def mask(self, kind: SpanKind) -> Bools:
-        """Tokens that share at least one byte with a span of `kind`, shape (n,)."""
+        """Tokens that share at least one byte with a span of `kind`, shape (n,).
+
+        Protected are also those that stand for no byte: BOS, EOS, and what SentencePiece writes in front of a text.
+        """
         starts, ends = self.bytes[:, 0], self.bytes[:, 1]  # in order; NumPy's search would first copy each column
-        hit = np.zeros(len(self.ids), bool)
+        hit = starts == ends if kind == "protected" else np.zeros(len(self.ids), bool)
         for span in self.prompt.spans:
             if span.kind == kind:
                 hit[bisect_right(ends, span.start) : bisect_left(starts, span.end)] = True
@@ -152,9 +155,9 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     scores : array (n,)
         Score of each source token.
     source : array (n, 2)
-        Byte ranges of the source tokens; they tile the text.
+        Byte ranges of the source tokens; they tile the text, which is not empty.
     target : array (m, 2)
-        Byte ranges of the target tokens of the same text.
+        Byte ranges of the target tokens of the same text; an empty one takes the score of the byte behind it.
 
     Returns
     -------
@@ -167,7 +170,8 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     [1.0, 5.0, 5.0]
     """
     owner = np.repeat(np.arange(len(source)), source[:, 1] - source[:, 0])  # the source token of each byte
-    first, last = owner[target[:, 0]], owner[target[:, 1] - 1] + 1
+    begins = np.minimum(target[:, 0], len(owner) - 1)
+    first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)] + 1
     # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
     padded = np.append(scores, -np.inf).astype(np.float32)
     return np.asarray(np.maximum.reduceat(padded, np.stack([first, last], axis=1).ravel())[::2], np.float32)

@@ -35,6 +35,7 @@ ORDER = [
     {"__main__"},
 ]
 INSIDE = {  # rooms inside a room, each of which imports only from those before it
+    "gguf": ("tokens",),
     "kernels": ("specs", "tools"),
     "ops": ("matmul", "attention", "sparse", "delta", "sampling"),
     "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts"),

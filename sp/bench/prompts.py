@@ -34,7 +34,7 @@ class PromptMaker:
         self._tokenizer, self._template = tokenizer, template
         sentences = dict.fromkeys(re.split(r"(?<=[.!?])\s+", " ".join(document.split())))
         self._lines = [line for line in sentences if line and needle not in line]
-        self._costs = np.array([len(tokenizer.encode(line + "\n")) for line in self._lines])
+        self._costs = np.array([len(tokenizer.encode(line + "\n", begins=False)) for line in self._lines])
         self._drawn: dict[int, tuple[list[str], int]] = {}
 
     def make(self, tokens: int, seed: int = 0) -> Prompt:

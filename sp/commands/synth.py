@@ -14,7 +14,7 @@ from sp.errors import unknown_name
 
 def synth(
     shape: Annotated[
-        str, typer.Option(help="Named shape: qwen3.6-27b, qwen3-0.6b, dflash-..., tiny-..., retriever-...")
+        str, typer.Option(help="Named shape: qwen3.6-27b, llama-3.1-70b, qwen2.5-0.5b, dflash-..., tiny-..., ...")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="GGUF file to write.")],
     type_: Annotated[

@@ -17,7 +17,7 @@ from sp.evals.base import Count, Example
 from sp.evals.metrics import Caught, Evidence, caught, score_answer
 from sp.gguf import Tokenizer
 from sp.pipeline import Answer, Pipeline, RunOptions, Scored
-from sp.pipeline.stages import check_context
+from sp.pipeline.window import check_context
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS
 from sp.scoring.controls import OracleScorer

@@ -91,15 +91,6 @@ class Keys:
             raise self.error(key, f"is {value}; it must lie in {least}..{most}")
         return int(value)
 
-    def neutral(self, key: str, *values: float) -> None:
-        """Refuse a file that asks for what no part of a model does: a key may be absent, or one of `values`."""
-        value = self.get(key)
-        number = isinstance(value, int | float | np.number | np.bool_)
-        if value is None or (number and any(math.isclose(value, each, rel_tol=1e-6) for each in values)):
-            return
-        usual = " or ".join(f"{each:g}" for each in values)
-        self.refuse(key, f"is {short(value)}, which sp does not compute; it can be {usual}")
-
     def real(self, key: str, *, above: float, default: float | None = None) -> float:
         """A finite number greater than `above`."""
         value = self.get(key)

@@ -118,8 +118,8 @@ def load(
     ('drafter.gguf', 'qwen3')
     """
     where, file = pick_device(device), GGUFFile.open(path)
+    config = read_config(file)  # first, for a file of another kind is best told by its architecture
     tokenizer = Tokenizer.from_gguf(file)
-    config = read_config(file)
     trained = (config if rope is None else rope.applied(config)).context
     context = longest(trained) if extrapolate else None
     model = load_model(file, device=where, context=context, rope=rope, progress=progress)

@@ -50,7 +50,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Everything one run found; `full` is None when the full prefill was not asked for.
+    """Everything one run found; `full` is None when the full prefill was not asked for, or not possible.
 
     `drafted` (the prompt as the drafter read it), `selection`, `scores` and `importance` are None when compression
     was not active. `peak_bytes` is memory of the host; what the device held is in the trace of the answer.

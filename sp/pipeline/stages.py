@@ -10,7 +10,6 @@ import numpy as np
 
 from sp.arrays import Bools, Floats
 from sp.decode.greedy import gather
-from sp.errors import PromptError
 from sp.gguf import Tokenizer
 from sp.models.drafts.dflash import Draft
 from sp.pipeline.answer import begin
@@ -25,16 +24,6 @@ from sp.selection import Selection, SelectionRequest
 from sp.trace import Trace
 
 OnToken = Callable[[int], bool | None]
-
-
-def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
-    """PromptError if the prompt and the answer do not fit the target's context."""
-    context = loaded.model.config.context
-    if tokens + new_tokens > context:
-        raise PromptError(
-            f"the prompt has {tokens} tokens and the answer up to {new_tokens}, but {loaded.path.name} has a "
-            f"context of {context}; shorten the prompt or lower --max-new-tokens"
-        )
 
 
 def tokenise(prompt: Prompt, tokenizer: Tokenizer, trace: Trace) -> TokenisedPrompt:

@@ -1,7 +1,7 @@
 """What the device holds of formats that no kernel reads: the same numbers in another format, and what that costs.
 
 Codes of 8 bits with a scale for 32 values (Q8_0) where the format has no more bits than that, BF16 where it has, or
-where a row is not whole blocks.
+where a row is not whole blocks. A narrow F32 matrix is three of BF16 that add up to it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ import numpy as np
 from sp.arrays import Bytes
 from sp.quant.base import BlockFormat
 from sp.quant.formats.bf16 import BF16
+from sp.quant.formats.f32 import F32
 from sp.quant.formats.q8_0 import Q8_0
 from sp.quant.packing import TILE
 from sp.quant.registry import FORMATS
 
 PIECE = 1 << 20
 """Values that a thread decodes and encodes at a time."""
+EXACT_ROWS = 512
+"""F32 matrices of at most so many rows keep every bit; those that files have are gates, of a row a head."""
+EXACT_TERMS = 3
+"""BF16 matrices that add up to one of F32."""
 
 
 def device_format(fmt: BlockFormat, width: int, *, table: bool = False) -> BlockFormat:
@@ -45,6 +50,18 @@ def device_format(fmt: BlockFormat, width: int, *, table: bool = False) -> Block
     if fmt.packing is not None and (fmt.packing.tiled or table):
         return fmt
     return Q8_0 if fmt.bits_per_value <= Q8_0.bits_per_value and width % Q8_0.block_size == 0 else BF16
+
+
+def is_split(fmt: BlockFormat, shape: tuple[int, ...]) -> bool:
+    """Whether the device holds a matrix (out, in) as BF16 matrices that add up to it.
+
+    Examples
+    --------
+    >>> from sp.quant import F32
+    >>> is_split(F32, (48, 5120)), is_split(F32, (17408, 5120))
+    (True, False)
+    """
+    return fmt is F32 and shape[0] <= EXACT_ROWS
 
 
 def repack(rows: Bytes, fmt: BlockFormat, target: BlockFormat) -> Bytes:
@@ -126,9 +143,10 @@ def count_repacked(matrices: Iterable[tuple[BlockFormat, tuple[int, ...], bool]]
         target = device_format(fmt, shape[-1], table=table)
         if target is fmt:
             continue
-        key = fmt.name, target.name
+        terms = EXACT_TERMS if is_split(fmt, shape) and not table else 1
+        key = fmt.name, target.name if terms == 1 else f"{terms} x {target.name}"
         so_far = found.get(key, Repacked(*key, 0, 0, 0))
-        sizes = so_far.source_bytes + fmt.nbytes(shape), so_far.target_bytes + target.nbytes(shape)
+        sizes = so_far.source_bytes + fmt.nbytes(shape), so_far.target_bytes + terms * target.nbytes(shape)
         found[key] = Repacked(*key, so_far.tensors + 1, *sizes)
     return tuple(sorted(found.values(), key=lambda each: -each.target_bytes))
 

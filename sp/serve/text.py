@@ -15,6 +15,8 @@ class AnswerText:
     tokenizer : Tokenizer
     stops : tuple of str
         Strings that end the answer and are not part of it.
+    begins : bool
+        Whether the answer begins a text, as a reply of a chat does, or goes on with that of the prompt.
 
     Attributes
     ----------
@@ -22,17 +24,17 @@ class AnswerText:
         Whether a stop string was met.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), *, begins: bool = True) -> None:
         self.stopped = False
-        self._tokenizer, self._stops = tokenizer, stops
+        self._special, self._stops = tokenizer.special_ids, stops
+        self._bytes = tokenizer.decoder(begins=begins)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
     def push(self, token: int) -> str:
         """Text that is certain after one more token; empty after a stop."""
-        if token in self._tokenizer.special_ids:
-            return ""
-        return self._take(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        raw = self._bytes.push(token)
+        return "" if token in self._special else self._take(self._decoder.decode(raw))
 
     def finish(self) -> str:
         """What was held back."""

@@ -172,7 +172,7 @@ class Worker:
         ticket.check()
         prompt = to_prompt(job, target.template, target.tokenizer)
         rendered = time.perf_counter()
-        text = AnswerText(target.tokenizer, job.stop)
+        text = AnswerText(target.tokenizer, job.stop, begins=job.kind == "chat")
 
         def on_token(token: int) -> bool:
             ticket.check()
@@ -211,6 +211,7 @@ def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
         "sp": {
             "compressed": result.selection is not None,
             "reason": result.decision.reason,
+            "window": result.answer.trace.facts.get("window"),
             "kept_tokens": result.kept_tokens,
             "positions": result.answer.trace.facts.get("positions", []),
             "break_even_tokens": result.decision.break_even_tokens,

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sp.gguf import GGUFFile, Tokenizer
-from sp.gguf.vocabulary import PATTERNS
+from sp.gguf.pretokenizers import PRE_TOKENIZERS
 
 FOLDER = Path(__file__).parent
 
@@ -22,7 +22,8 @@ def load_metadata() -> dict[str, Any]:
 METADATA = load_metadata()
 TOKENS: list[str] = METADATA["tokenizer.ggml.tokens"]
 ADDED = [t for t, kind in zip(TOKENS, METADATA["tokenizer.ggml.token_type"], strict=True) if kind in (3, 4)]
-TOKENIZERS = {pre: Tokenizer.from_metadata({**METADATA, "tokenizer.ggml.pre": pre}) for pre in PATTERNS}
+NO_BOS = {"tokenizer.ggml.add_bos_token": False}
+TOKENIZERS = {pre: Tokenizer.from_metadata({**METADATA, **NO_BOS, "tokenizer.ggml.pre": pre}) for pre in PRE_TOKENIZERS}
 QWEN2 = TOKENIZERS["qwen2"]
 
 

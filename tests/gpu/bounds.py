@@ -31,10 +31,14 @@ BOUNDS = {
     "27B sm_90a q4_0": 0.28,
     "27B portable f16": 0.24,
     "27B portable q4_0": 0.33,
-    "27B sm_90a f16, one by one": 0.03,
-    "27B sm_90a q4_0, one by one": 0.08,
-    "27B portable f16, one by one": 0.07,
-    "27B portable q4_0, one by one": 0.08,
+    "27B sm_90a f16, one by one": 0.11,
+    "27B sm_90a q4_0, one by one": 0.28,
+    "27B portable f16, one by one": 0.11,
+    "27B portable q4_0, one by one": 0.28,
+    "27B sm_90a f16, as a tree": 0.11,
+    "27B sm_90a q4_0, as a tree": 0.28,
+    "27B portable f16, as a tree": 0.24,
+    "27B portable q4_0, as a tree": 0.33,
 }
 _worst: dict[str, float] = {}
 

@@ -141,7 +141,7 @@ def run(guarded, case: Case, listed: list[list[list[int]]] | None = None) -> tup
     return to_float64(out), lse.get()
 
 
-@pytest.mark.parametrize("d", [128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("group", [1, 2, 6])
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 127, 128, 129, 255, 1000])
 def test_dense(guarded, d, group, n):
@@ -156,7 +156,7 @@ def test_dense(guarded, d, group, n):
             assert np.abs(out - want).max() <= 2 * low, f"prefix {prefix}: {np.abs(out - want).max()}, bf16 {low}"
 
 
-@pytest.mark.parametrize("d", [128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("kind", ["peaked", "sink", "cliff", "rising", "falling"])
 def test_extreme_scores(guarded, d, kind):
     for n, tokens in ((300, 300), (200, 1111), (1000, 1500)):
@@ -167,7 +167,7 @@ def test_extreme_scores(guarded, d, kind):
         np.testing.assert_allclose(lse, want_lse, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("d", [128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256])
 def test_long_prefix(guarded, d):
     case = random_case(257, 20_001, 2, d, kv_heads=1)
     out, _ = run(guarded, case)
@@ -190,7 +190,7 @@ def random_lists(heads: int, n: int, tokens: int, seed: int) -> list[list[list[i
     return lists
 
 
-@pytest.mark.parametrize("d", [128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize(("n", "tokens"), [(1, 1), (100, 1000), (513, 513), (1000, 1000), (640, 2945), (130, 5000)])
 def test_lists(guarded, d, n, tokens):
     case = random_case(n, tokens, 2, d)
@@ -205,7 +205,7 @@ def test_lists(guarded, d, n, tokens):
         np.testing.assert_allclose(lse[~empty], want_lse[~empty], rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("d", [128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256])
 def test_all_blocks_listed_equals_dense(guarded, d):
     for n, tokens in ((1000, 1000), (300, 1429)):
         case = random_case(n, tokens, 2, d)
@@ -215,7 +215,7 @@ def test_all_blocks_listed_equals_dense(guarded, d):
         assert np.array_equal(dense[1], listed[1])
 
 
-@pytest.mark.parametrize("d", [128, 256])
+@pytest.mark.parametrize("d", [64, 128, 256])
 def test_runs_are_equal_bit_for_bit(guarded, d):
     case = random_case(1000, 3000, 6, d, kind="peaked")
     first = run(guarded, case)

@@ -18,6 +18,7 @@ from bounds import within
 from compare import nmse
 
 from sp.models import Model, decode_step, load_model, stream_by_layer
+from sp.models.passes.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import unpack
@@ -117,6 +118,15 @@ def test_logits_of_the_large_model_one_by_one(kv: str, path: str) -> None:
     store = model.new_cache(TOKENS, kv, rotate=kv == "q4_0")
     found = [decode_step(model, int(token), at, store).get() for at, token in enumerate(read(model))]
     close(f"27B {path} {kv}, one by one", np.stack(found), expected())
+
+
+@pytest.mark.parametrize("kv", ["f16", "q4_0"])
+def test_logits_of_the_large_model_as_a_tree(kv: str, path: str) -> None:
+    """A chain of guessed tokens, whose products keep 11 bits of their inputs on Hopper."""
+    model, chain = models()[0], np.arange(TOKENS)
+    store = model.new_cache(TOKENS, kv, rotate=kv == "q4_0")
+    found = TreeReader(model, store, most=TOKENS).read_tree(read(model), chain - 1, chain)
+    close(f"27B {path} {kv}, as a tree", found.logits.get(), expected())
 
 
 def close(name: str, found: np.ndarray, want: np.ndarray) -> None:

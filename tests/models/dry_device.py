@@ -55,6 +55,9 @@ class Array:
     def __add__(self, other: Any) -> Array:
         return Array(self.host + (other.host if isinstance(other, Array) else other))
 
+    def __sub__(self, other: Any) -> Array:
+        return Array(self.host - (other.host if isinstance(other, Array) else other))
+
     def __mul__(self, other: Any) -> Array:
         return Array(self.host * other)
 
@@ -156,6 +159,7 @@ def install() -> None:
     vars(cupy).update(
         empty=empty,
         zeros=empty,
+        empty_like=lambda like: empty(like.shape, like.dtype),
         asarray=asarray,
         full=lambda shape, value, dtype: asarray(np.full(shape, value, dtype)),
         arange=lambda *bounds, **dtype: asarray(np.arange(*bounds, **dtype)),

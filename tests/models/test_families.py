@@ -13,6 +13,7 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import load_model, prefill, read_config
 from sp.models.architectures.llama import FACTORS, FrequencyFactors, llama3_factors
+from sp.models.inspect import inspect_file
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -86,7 +87,7 @@ REFUSED = [
     ("attn_logit_softcapping", 50.0),
     ("attention.clamp_kqv", 8.0),
     ("logit_scale", "one"),
-    ("logit_scale", [1.0, 1.0]),
+    ("logit_scale", [1.0, 2.0]),
     ("logit_scale", float("nan")),
 ]
 
@@ -98,6 +99,7 @@ def test_what_would_change_the_formulas_is_refused(name, key, value, tmp_path) -
         value = 1000
     path = rewritten(fixture(name), tmp_path / "m.gguf", {}, **{f"{name}.{key}": value})
     assert f"{name}.{key}" in complaint(path)
+    assert any(f"{name}.{key}" in warning for warning in inspect_file(path)["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,13 @@ def test_damaged_factors_are_named(values, words, tmp_path) -> None:
     message = complaint(rewritten(fixture("llama-3"), tmp_path / "m.gguf", {FACTORS: values}))
     assert FACTORS in message
     assert words in message
+
+
+def test_two_scalings_at_once_are_refused(tmp_path) -> None:
+    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    message = complaint(rewritten(fixture("llama-3"), tmp_path / "m.gguf", {}, **keys))
+    assert "llama.rope.scaling.type" in message
+    assert FACTORS in message
 
 
 @pytest.mark.parametrize(

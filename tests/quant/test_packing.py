@@ -155,10 +155,21 @@ def test_repacking_keeps_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_counted() -> None:
     odd = made(packing=None)
     found = count_repacked(
-        [(odd, (64, 512), False), (Q4_K, (64, 512), False), (odd, (128, 512), True), (F32, (64, 64), False)]
+        [
+            (odd, (64, 512), False),
+            (Q4_K, (64, 512), False),
+            (odd, (128, 512), True),
+            (F32, (520, 64), False),
+            (F32, (48, 64), False),
+        ]
     )
-    assert [(each.source, each.target, each.tensors) for each in found] == [("MADE", "Q8_0", 2), ("F32", "BF16", 1)]
+    assert [(each.source, each.target, each.tensors) for each in found] == [
+        ("MADE", "Q8_0", 2),
+        ("F32", "BF16", 1),
+        ("F32", "3 x BF16", 1),
+    ]
     assert found[0].source_bytes == 192 * 512 // 32 * 18
     assert found[0].target_bytes == 192 * 512 // 32 * 34
     assert str(found[0]) == "2 tensors of MADE are re-packed as Q8_0 for the GPU: 0.1 MB -> 0.1 MB"
     assert str(found[1]).startswith("1 tensor of F32 is re-packed as BF16")
+    assert found[2].target_bytes == 3 * 48 * 64 * 2

@@ -115,5 +115,7 @@ def llama_block(store: Store, index: int) -> Block:
 
 
 register_architecture(
-    Architecture("llama", llama_block, ("qwen2",), llama_config, llama_metadata, config_tensors={FACTORS: factors_of})
+    Architecture(
+        "llama", llama_block, ("llama-bpe",), llama_config, llama_metadata, config_tensors={FACTORS: factors_of}
+    )
 )

@@ -21,4 +21,4 @@ def qwen2_block(store: Store, index: int) -> Block:
     return Block.take(store, index, partial(Attention.take, norms=False, biases=True), SwiGLU.take)
 
 
-register_architecture(Architecture("qwen2", qwen2_block, ("qwen2",)))
+register_architecture(Architecture("qwen2", qwen2_block, ("qwen2", "deepseek-r1-qwen")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, LayerKind, ModelConfig
@@ -10,20 +10,6 @@ from sp.models.metadata_keys import Keys
 from sp.models.rope_keys import read_rope, rope_metadata
 from sp.models.weights import TensorFile
 from sp.ops.rope import Pairing, Scaling
-
-NEUTRAL: Mapping[str, tuple[float, ...]] = {
-    "expert_count": (0,),
-    "attention.causal": (1,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.value_scale": (0, 1),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "embedding_scale": (0, 1),
-    "residual_scale": (0, 1),
-}
-"""Keys that would change the formulas, and what they are where they do not."""
 
 
 def shared_config(
@@ -75,11 +61,6 @@ def shared_config(
     if rope_dim % 2 or rope_dim > head_dim:
         keys.refuse("rope.dimension_count", f"is {rope_dim}; it must be even and at most the head's {head_dim}")
     rope, context = read_rope(keys, rope_dim, keys.count("context_length", most=1 << 40), pairing, scaling, base)
-    window = keys.count("attention.sliding_window", default=0, least=0, most=1 << 40)
-    if 0 < window < context:
-        keys.refuse("attention.sliding_window", f"is {window} of {context} positions; sp attends to all of them")
-    for key, values in ({**NEUTRAL, "attention.scale": (0, head_dim**-0.5)}).items():
-        keys.neutral(key, *values)
     return ModelConfig(
         architecture=keys.arch,
         hidden=hidden,

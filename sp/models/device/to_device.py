@@ -14,10 +14,11 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.device.upload import Part, stream_parts
 from sp.models.trunk import Trunk, mapped
-from sp.ops.matmul.packed import allocate, pack_rows
+from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
+from sp.ops.matmul.split_weight import SplitWeight
 from sp.quant import BF16, F32, BlockFormat, Weight
 from sp.quant.packing import TILE
-from sp.quant.repack import Repacked, count_repacked, device_format, repack
+from sp.quant.repack import Repacked, count_repacked, device_format, is_split, repack
 
 SLICE = 64 << 20
 """Most bytes of a matrix that are staged at a time; whole tiles of rows."""
@@ -107,7 +108,7 @@ def _copied(
         if id(leaf) not in placed:
             if isinstance(leaf, Weight):
                 assert len(leaf.shape) == 2, f"{leaf.name} {leaf.shape}"
-                placed[id(leaf)] = allocate(leaf.name, device_format(leaf.format, leaf.shape[1]), leaf.shape)
+                placed[id(leaf)] = empty_matrix(leaf.name, leaf.format, leaf.shape)
                 sources[id(leaf)] = leaf
             else:
                 placed[id(leaf)] = cupy.asarray(leaf, np.float32)
@@ -123,12 +124,34 @@ def _copied(
         if (table := kept.get(id(w))) is not None:
             table.data[rows] = as_format(raw, w.format, table.format)
         if (matrix := placed.get(id(w))) is not None:
-            pack_rows(matrix, rows.start, as_format(raw, w.format, matrix.format))
+            fill_rows(matrix, w.format, rows.start, raw)
         del raw  # the last one would hold the staging memory
     cupy.cuda.get_current_stream().synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
-    nbytes = sum(int(item.nbytes) for item in (*kept.values(), *placed.values()))
+    nbytes = 0
+
+    def count(leaf: Any) -> Any:
+        nonlocal nbytes
+        nbytes += int(leaf.nbytes)
+        return leaf
+
+    mapped((*kept.values(), *placed.values()), count)
     return moved, tuple(kept.values()), nbytes
+
+
+def empty_matrix(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> PackedWeight | SplitWeight:
+    """Room on the device for a matrix of a format, in what `sp.quant.repack` makes of it."""
+    if is_split(fmt, shape):
+        return SplitWeight.empty(name, shape)
+    return allocate(name, device_format(fmt, shape[1]), shape)
+
+
+def fill_rows(matrix: PackedWeight | SplitWeight, fmt: BlockFormat, start: int, raw: Any) -> None:
+    """Fill rows `start` and on, a multiple of 64, of what `empty_matrix` made, from rows of the file on the device."""
+    if isinstance(matrix, SplitWeight):
+        matrix.fill(start, raw)
+    else:
+        pack_rows(matrix, start, as_format(raw, fmt, matrix.format))
 
 
 def repacked(parts: Any, tables: tuple[Weight, ...]) -> tuple[Repacked, ...]:

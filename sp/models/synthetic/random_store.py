@@ -13,15 +13,15 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
-from sp.models.device.to_device import as_format, empty_table, row_slices
+from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
 from sp.models.model import Model
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_vector
 from sp.models.trunk import Trunk
-from sp.ops.matmul.packed import allocate, pack_rows
+from sp.ops.matmul.split_weight import SplitWeight
 from sp.quant import BlockFormat
-from sp.quant.repack import Repacked, count_repacked, device_format
+from sp.quant.repack import Repacked, count_repacked
 
 POOL_BITS = 16
 """Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
@@ -99,12 +99,12 @@ class RandomStore:
     def packed(self, name: str, shape: tuple[int, ...], data: Any = None) -> Any:
         """A packed matrix of random rows, or of those in `data`."""
         fmt = self._formats[name]
-        made = allocate(name, device_format(fmt, shape[1]), shape)
+        made = empty_matrix(name, fmt, shape)
         for rows in row_slices(shape[0], fmt.row_bytes(shape[1])):
             raw = self._rows(name, (rows.stop - rows.start, int(shape[1])), rows.start) if data is None else data[rows]
-            pack_rows(made, rows.start, as_format(raw, fmt, made.format))
+            fill_rows(made, fmt, rows.start, raw)
         self._handed.append((fmt, shape, False))
-        self.nbytes += made.nbytes
+        self.nbytes += int((made.terms if isinstance(made, SplitWeight) else made).nbytes)
         return made
 
     def vector(self, name: str, size: int) -> Floats:

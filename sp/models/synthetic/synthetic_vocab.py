@@ -12,8 +12,8 @@ from itertools import islice, product
 from string import ascii_lowercase
 
 from sp.errors import ConfigError
+from sp.gguf.tokens.byte_pair import byte_alphabet
 from sp.gguf.value_types import Value
-from sp.gguf.vocabulary import byte_alphabet
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # values of tokenizer.ggml.token_type
 CONTROL_TOKENS = (

@@ -10,12 +10,10 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.signature import describe, rows_contiguous
-from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, variant
+from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, HEAD_DIMS, tile_keys, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.paged_kv import PagedKV
-
-HEAD_DIMS = (128, 256)
 
 
 def prefill(
@@ -29,7 +27,7 @@ def prefill(
     Parameters
     ----------
     q : cupy float16 (n, heads, d)
-        Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes. d is 128 or 256.
+        Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes. d is 64, 128 or 256.
     at : PagedKV
         F16 pages, as uint8 or float16, and at least `n` tokens; ``heads % kv_heads == 0``.
     scale : float
@@ -73,7 +71,6 @@ def prefill(
         counts, indices = blocks.counts, blocks.indices
         assert counts.shape == (heads, query_blocks) == indices.shape[:2], f"{counts.shape}, {indices.shape}"
     defines = variant(d)
-    rows = 16384 // d  # keys of a tile
     ATTENTION_SM90.launch(
         (min(query_blocks * heads, multiprocessors(current_device())),),
         tensor_map(q, (64, n, d // 64, heads), (q.strides[0], 128, q.strides[1]), (64, BLOCK, d // 64, 1)),
@@ -82,7 +79,7 @@ def prefill(
                 pages,
                 (64, pool_pages * BLOCK, d // 64, kv_heads),
                 (kv_heads * d * 2, 128, d * 2),
-                (64, rows, d // 64, 1),
+                (64, tile_keys(d), d // 64, 1),
             )
             for pages in (k_pages, v_pages)
         ),

@@ -72,7 +72,7 @@ def prefill_attention(q: Any, at: PagedKV, scale: float, blocks: BlockLists | No
     pages = -(-at.tokens // PAGE_TOKENS)
     if is_packed(at.fmt) and 4 * pages * PAGE_TOKENS * at.kv_heads * at.head_dim <= WORKSPACE_BYTES:
         at = at.unpacked()
-    if at.fmt is F16 and q.shape[2] in (128, 256) and current_path() == "sm_90a":
+    if at.fmt is F16 and current_path() == "sm_90a":
         from sp.ops.attention.attention_sm90 import prefill
 
         return prefill(q, at, scale, blocks, lse=lse)

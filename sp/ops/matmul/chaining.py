@@ -8,12 +8,13 @@ from sp.kernels.specs.matmul.epilogue import ADD
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.registry import Fusion, MatmulKernel
+from sp.ops.matmul.split_weight import SplitWeight
 from sp.ops.norms import Norm, Ready
 
 
 def tiles_for(reader: Any, tokens: int) -> InputTiles | None:
     """Room for what the `project_add` with the weight `reader` takes as tiles; None where it takes BF16."""
-    if reader is None:
+    if reader is None or isinstance(reader, SplitWeight):
         return None
     kernel = choose(tokens, (reader,), False, ADD)
     if Fusion.TILES not in kernel.fusions:

@@ -16,6 +16,7 @@ from sp.ops.matmul.chaining import begun_by, tiles_for
 from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.linear import linear
 from sp.ops.matmul.registry import Fusion, Product
+from sp.ops.matmul.split_weight import SplitWeight, sum_terms
 from sp.ops.norms import Norm, Ready, rms_norm
 from sp.quant import Weight
 
@@ -140,22 +141,52 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm | Ready, reade
 def _project(
     x: Any, weights: tuple[Any, ...], norm: Norm | Ready | None, f32: Sequence[bool] | None
 ) -> tuple[Any, ...]:
-    cupy, tokens = import_cupy(), len(x)
     wide = (False,) * len(weights) if f32 is None else f32
-    outs = tuple(
-        cupy.empty((tokens, w.shape[0]), np.float32 if is_wide else np.uint16)
-        for w, is_wide in zip(weights, wide, strict=True)
-    )
-    if not tokens:
-        return outs
-    choose(tokens, weights, norm is not None, STORE).launch(Product(x, weights, outs, STORE, norm))
+    if any(isinstance(w, SplitWeight) for w in weights):
+        return _project_split(x, weights, norm, wide)
+    outs = tuple(_room(x, w, is_wide) for w, is_wide in zip(weights, wide, strict=True))
+    _store(x, weights, outs, norm)
     return outs
+
+
+def _project_split(
+    x: Any, weights: tuple[Any, ...], norm: Norm | Ready | None, wide: Sequence[bool]
+) -> tuple[Any, ...]:
+    """`_project` where weights are split: products with the terms of those of one shape are added up together."""
+    alike: dict[Any, list[int]] = {}
+    for i, w in enumerate(weights):
+        if isinstance(w, SplitWeight):
+            alike.setdefault((w.shape, wide[i]), []).append(i)
+    outs: dict[int, Any] = {i: _room(x, w, wide[i]) for i, w in enumerate(weights) if not isinstance(w, SplitWeight)}
+    plain, into, sums = list(weights), outs.copy(), []
+    for (shape, is_wide), which in alike.items():
+        room = import_cupy().empty((len(which), len(x), weights[which[0]].terms.shape[0]), np.float32)
+        sums.append((room, shape[0], is_wide, which))
+        for i, products in zip(which, room, strict=True):
+            plain[i], into[i] = weights[i].terms, products
+    _store(x, tuple(plain), tuple(into[i] for i in range(len(weights))), norm)
+    for room, rows, is_wide, which in sums:
+        outs |= zip(which, sum_terms(room, rows, f32=is_wide), strict=True)
+    return tuple(outs[i] for i in range(len(weights)))
+
+
+def _room(x: Any, w: Any, is_wide: bool) -> Any:
+    return import_cupy().empty((len(x), w.shape[0]), np.float32 if is_wide else np.uint16)
+
+
+def _store(x: Any, weights: tuple[Any, ...], outs: tuple[Any, ...], norm: Norm | Ready | None) -> None:
+    if len(x):
+        choose(len(x), weights, norm is not None, STORE).launch(Product(x, weights, outs, STORE, norm))
 
 
 def _add(x: Any, h: Any, w: Any, norm: Norm | None = None, before: Ready | None = None) -> Ready | None:
     """`project_add` on the device; with the `norm` that comes next, which is begun where the kernel can."""
     tokens = h.tokens if isinstance(h, InputTiles) else len(h)
     if not tokens:  # the kernels would read a row all the same
+        return None
+    if isinstance(w, SplitWeight):
+        (y,) = _project(h, (w,), None, (True,))
+        x += y
         return None
     kernel = choose(tokens, (w,), False, ADD)
     ready = None if norm is None else begun_by(kernel, x, norm)
@@ -167,6 +198,8 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) 
     tokens, shape = len(x), (len(x), gate.shape[0])
     if not tokens:
         return import_cupy().empty(shape, np.uint16)
+    if isinstance(gate, SplitWeight) or isinstance(up, SplitWeight):
+        return swiglu(*project(rms_norm(x, *_plain(norm)), (gate, up)))
     kernel = choose(tokens, (gate, up), True, SWIGLU)
     if gate.format != up.format and not kernel.mixed_swiglu:
         return swiglu(*project(rms_norm(x, *_plain(norm)), (gate, up)))

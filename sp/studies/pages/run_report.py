@@ -40,6 +40,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
     when the full prefill was not run; `correct` is None without a known answer. Densities are the shares of the
     causal key blocks that attention read, mean over its layers: 1 where it was dense, None without attention.
     `acceptance_length` is the tokens that a pass of the target gave, on average; None where no draft guessed.
+    `window` says how a prompt that the target's window is too short for was read, and is None for all others.
     """
     full = result.full
     return {
@@ -67,6 +68,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "peak_bytes": result.peak_bytes,
         "repacked": result.answer.trace.facts.get("repacked", []),
         "positions": result.answer.trace.facts.get("positions", []),
+        "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
     }
@@ -130,6 +132,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             {"kind": span.kind, "start_byte": span.start, "end_byte": span.end} for span in result.prompt.prompt.spans
         ],
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
+        "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
         "positions": result.answer.trace.facts.get("positions", []),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
@@ -205,6 +208,8 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
     if report["acceptance_length"] is not None:
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
     console.print(why(result))
+    if report["window"]:
+        console.print(f"[b]Window[/b]  {escape(report['window'])}")
     console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
     for line in report["repacked"]:
         console.print(f"[b]Re-packed[/b]  {escape(line)}")

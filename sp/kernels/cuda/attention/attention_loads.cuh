@@ -5,10 +5,10 @@
 
 #define QUERIES 128
 #define PAGE 128
-#define KEYS (16384 / D)  // keys of a tile: 128 at D 128, 64 at D 256
+#define KEYS (D == 256 ? 64 : 128)  // of a tile
 #define PARTS (PAGE / KEYS)
 #define PANELS (D / 64)
-#define STAGE_BYTES 32768
+#define STAGE_BYTES (KEYS * D * 2)
 #define QUERY_BYTES (QUERIES * D * 2)
 
 struct Shared {

@@ -11,11 +11,11 @@
 //   tokens of the pool. In shared memory a tile is D / 64 panels of rows of 128 bytes.
 // Launch   one block of 384 threads an SM, 1-D grid of at most the number of tiles (query block, head); *next_tile = 0.
 //   `early` query blocks at the end of each head, known to be long, go first; then `section` heads after `section`.
-// Needs    D 128 or 256; q, pages, out 16-byte aligned; scale > 0; 1 <= n <= tokens; heads % section == 0. Slots past
+// Needs    D 64, 128 or 256; q, pages, out 16-byte aligned; scale > 0; 1 <= n <= tokens; heads % section == 0. Slots past
 //   `tokens` may hold NaN.
 // Arch     sm_90a.
 //
-// Warpgroup 0 loads: one warp feeds a ring of 32 KiB stages K0 K1 V0 K2 V1 ... by TMA. Warpgroups 1 and 2 compute 64
+// Warpgroup 0 loads: one warp feeds a ring of stages (32 KiB, at D 64 16) K0 K1 V0 K2 V1 ... by TMA. Warpgroups 1 and 2 compute 64
 // query rows each, from the diagonal down: while the softmax of one tile runs, the tensor cores multiply the weights
 // of the tile before by V, and whatever the other group has for them. After Shah et al., "FlashAttention-3", 2024.
 #include "attention_loads.cuh"

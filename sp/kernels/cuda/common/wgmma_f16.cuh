@@ -41,6 +41,14 @@ SP_DEVICE void wgmma_ss(f32 (&d)[64], u64 a, u64 b, bool accumulate) {
                  : "l"(a), "l"(b), "r"(i32(accumulate)));
 }
 
+SP_DEVICE void wgmma_rs(f32 (&d)[32], const u32* a, u64 b) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SP_R32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n\t}"
+                 : SP_D32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 SP_DEVICE void wgmma_rs(f32 (&d)[64], const u32* a, u64 b) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SP_R64

@@ -1,24 +1,31 @@
-"""Hopper prefill attention. Defines: D of a head, STAGES of 32 KiB in the ring."""
+"""Hopper prefill attention. Defines: D of a head, STAGES of a tile of keys or values in the ring."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 
-STAGE_BYTES = 32768
+HEAD_DIMS = (64, 128, 256)
+MOST_STAGES = 8
 BARRIER_BYTES = 256
 CAPACITY = 227 * 1024
 """Shared memory a block of an sm_90 card can have."""
 
 
+def tile_keys(head_dim: int) -> int:
+    """Keys, or values, of a stage."""
+    return 64 if head_dim == 256 else 128
+
+
 def smem(defines: Defines) -> int:
     """Queries, ring and barriers, as laid out in the source."""
-    return 128 * int(defines["D"]) * 2 + int(defines["STAGES"]) * STAGE_BYTES + BARRIER_BYTES
+    d = int(defines["D"])
+    return 128 * d * 2 + int(defines["STAGES"]) * tile_keys(d) * d * 2 + BARRIER_BYTES
 
 
 def variant(head_dim: int) -> dict[str, int]:
     """Defines with as many stages as fit."""
     defines = {"D": head_dim, "STAGES": 0}
-    return defines | {"STAGES": (CAPACITY - smem(defines)) // STAGE_BYTES}
+    return defines | {"STAGES": min(MOST_STAGES, (CAPACITY - smem(defines)) // (tile_keys(head_dim) * head_dim * 2))}
 
 
 ATTENTION_SM90 = KernelSpec(
@@ -44,7 +51,7 @@ ATTENTION_SM90 = KernelSpec(
         "f32 scale",
     ),
     threads=384,
-    variants=(variant(128), variant(256)),
+    variants=tuple(map(variant, HEAD_DIMS)),
     arches="90a",
     smem=smem,
 )
