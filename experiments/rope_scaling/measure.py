@@ -1,6 +1,6 @@
 """What linear and YaRN scaling of RoPE do to a drafter's scores, within the positions it was made for and beyond.
 
-    python experiments/rope_scaling/measure.py --out results/rope-scaling        # about ten minutes on one CPU core
+    python experiments/rope_scaling/measure.py --out results/rope-scaling        # on the CPU
 
 Two drafters read prompts with one needle, scorers score them, and of each prompt three tenths are kept in chunks:
 

@@ -213,8 +213,8 @@ class Pipeline:
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        facts = told(self.target, self.drafter, self.draft, scorer, scored, window.note, self.residency.report(start))
-        trace.facts |= facts
+        facts = {"window": window.note, "residency": self.residency.report(start)}
+        trace.facts |= told(self.target, self.drafter, self.draft, scorer, scored, facts)
         baseline = answer if full and window.whole else None
         if baseline is not None and selection is not None:
             alone = Stage("tokenise", text.tokens, text.seconds + text.beside)

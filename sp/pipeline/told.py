@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, log2
 
 from sp.models import Draft
@@ -18,8 +19,7 @@ def told(
     draft: Draft | None,
     scorer: Scorer,
     scored: Scored | None,
-    window: str | None,
-    residency: object | None,
+    others: Mapping[str, object],
 ) -> dict[str, object]:
     """Facts of a run's trace by name; those of which there is nothing to say are left out.
 
@@ -30,16 +30,13 @@ def told(
     scorer : Scorer
     scored : Scored, optional
         What came of it; None where compression was not active.
-    window : str, optional
-        How a prompt was read that the target's window is too short for.
-    residency : object, optional
-        What the models did on the device.
+    others : mapping
+        Facts that are known already.
     """
     facts = {
         "repacked": repacked_lines(target, drafter, draft),
         "positions": position_lines(target, drafter, scorer, scored),
-        "window": window,
-        "residency": residency,
+        **others,
     }
     return {name: fact for name, fact in facts.items() if fact}
 

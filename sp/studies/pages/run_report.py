@@ -67,8 +67,8 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
         "repacked": result.answer.trace.facts.get("repacked", []),
-        "window": result.answer.trace.facts.get("window"),
         "positions": result.answer.trace.facts.get("positions", []),
+        "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
     }
