@@ -34,7 +34,12 @@ KEYS: dict[str, Any] = {
     "qwen3.attention.head_count": 4,
     "qwen3.attention.head_count_kv": np.array([2, 2], np.int32),
     "qwen3.attention.key_length": 32,
+    "qwen3.attention.value_length": 32,
+    "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+    "qwen3.feed_forward_length": 96,
+    "qwen3.rope.freq_base": 1e6,
 }
+RECURRENT = {"conv_kernel": 4, "state_size": 32, "group_count": 1, "time_step_rank": 1, "inner_size": 32}
 ATTENTION = {"attn_q": (128, HIDDEN), "attn_k": (64, HIDDEN), "attn_v": (64, HIDDEN), "attn_output": (HIDDEN, 128)}
 FEED_FORWARD = {"ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN)}
 NORMS = {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "attn_q_norm": (32,), "attn_k_norm": (32,)}
@@ -131,6 +136,7 @@ def test_hash_only_when_asked_for(tmp_path: Path) -> None:
 def test_a_whole_hybrid_model_with_a_prediction_block(tmp_path: Path) -> None:
     keys = {key.replace("qwen3.", "qwen35."): value for key, value in KEYS.items()}
     keys |= {"general.architecture": "qwen35", "qwen35.block_count": 9, "qwen35.full_attention_interval": 4}
+    keys |= {"qwen35.attention.head_count_kv": 2} | {f"qwen35.ssm.{name}": size for name, size in RECURRENT.items()}
     whole = qwen35_tensors(9)
     info = inspect_file(write(tmp_path / "m.gguf", {**keys, "qwen35.nextn_predict_layers": 1}, whole))
     assert info["warnings"] == ["1 multi-token-prediction block(s) from blk.8 on will be skipped"]
@@ -158,6 +164,8 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
             "2 expected tensors are missing: output_norm.weight, blk.1",
         ),
         (without(KEYS, "qwen3.context_length"), (), "'qwen3.context_length' is absent"),
+        (without(KEYS, "qwen3.rope.freq_base"), (), "key qwen3.rope.freq_base is missing"),
+        ({**KEYS, "qwen3.attention.head_count_kv": 3}, (), "is 3, which does not divide 4 heads"),
         (without(KEYS, "qwen3.block_count"), (), "'qwen3.block_count' is absent"),
         ({**KEYS, "qwen3.block_count": "2"}, (), "'qwen3.block_count' is absent"),
         (without(KEYS, "tokenizer.chat_template"), (), "no chat template"),

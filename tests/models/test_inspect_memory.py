@@ -188,6 +188,15 @@ def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
         assert piece in text, text
 
 
+@pytest.mark.parametrize("shape", [name for name in list_shapes() if not name.startswith("tiny-")])
+def test_every_published_shape_is_told_within_80_columns(shape: str, tmp_path: Path) -> None:
+    info = inspect_file(write_hollow(tmp_path / "m.gguf", shape, "q4_k_m"))
+    assert info["warnings"] == []
+    assert info["family"]["layers"] == find_shape(shape).config.layers
+    assert info["cards"] is not None
+    assert max(map(len, shown(info).splitlines())) <= 80
+
+
 def test_a_format_without_kernels_is_told_with_its_bytes(tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "tiny-qwen3", "f32")
     rows = inspect_file(path)["device"]["formats"]

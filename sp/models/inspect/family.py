@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from sp.errors import ModelError
+from sp.errors import GGUFError, ModelError
 from sp.gguf.reader import GGUFFile
 from sp.models.architectures.base import read_config
 from sp.models.cache.pages import DEVICE_KV_FORMATS, KV_FORMATS
@@ -37,7 +37,7 @@ def describe_model(file: GGUFFile) -> dict[str, Any]:
         return found | {"command": f"sp run --target MODEL.gguf --decode ddtree --draft {_name(file)}"}
     try:
         config = read_config(file)
-    except ModelError:
+    except (GGUFError, ModelError):
         return found
     parameters = sum(info.elements for info in file.tensors.values())
     found |= {"family": family(config), "command": command(file, parameters)}

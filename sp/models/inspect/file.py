@@ -15,7 +15,7 @@ from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import CONTROL, Vocabulary, read_vocabulary
-from sp.models.architectures.base import ARCHITECTURES, find_architecture
+from sp.models.architectures.base import ARCHITECTURES, find_architecture, read_config
 from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
 from sp.models.drafts.dflash_refusals import refuse_later
 from sp.models.expected import missing_tensors
@@ -197,6 +197,7 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
         return
     if whole_or_none(file.metadata.get(f"{architecture}.context_length")) is None:
         yield f"key '{architecture}.context_length' is absent, so the longest prompt is unknown"
+        return
     blocks = whole_or_none(file.metadata.get(f"{architecture}.block_count"))
     if blocks is None:
         yield f"key '{architecture}.block_count' is absent, so this is no complete model"
@@ -213,6 +214,11 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         yield f"{len(missing)} expected tensors are missing: {shown}"
+        return
+    try:
+        read_config(file)
+    except (GGUFError, ModelError) as error:
+        yield str(error).removeprefix(f"{file.path}: ")
 
 
 def _vocabulary_warnings(file: GGUFFile, vocabulary: Vocabulary | None, problem: str | None) -> Iterator[str]:

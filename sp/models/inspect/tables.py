@@ -115,13 +115,15 @@ def _cards(cards: dict[str, Any]) -> Iterator[RenderableType]:
     table = Table("longest prompt", "KV", box=None, pad_edge=False, header_style="bold")
     table.add_column("in full", justify="right")
     for name in names:
-        table.add_column(f"{name} + keep {cards['keep_ratio']:g}", justify="right")
+        table.add_column(f"with {name}", justify="right")
     for row in sorted(cards["rows"], key=lambda row: row["card"]):
         pairs = [_pair(row["drafters"][name]) for name in names]
         table.add_row(f"{row['card']} GB card", row["kv"], _tokens(row["full"]), *pairs)
     yield table
     if names:
-        yield Text("by turns: with --vram, the model that is not at work waits in host memory", style="dim")
+        yield Text(
+            f"with a drafter {cards['keep_ratio']:.0%} is kept; by turns: idle weights wait in host memory", style="dim"
+        )
 
 
 def _pair(found: dict[str, int | None]) -> str:
