@@ -122,11 +122,10 @@ def mutated(rng: random.Random) -> dict[str, Any]:
     for _ in range(rng.randint(1, 4)):
         name = rng.choice(list(changes))
         value = metadata.get(KEY + name)
-        usable = not isinstance(value, list | np.ndarray) or len(value)
         if rng.random() < 0.1:
             metadata[KEY + name] = rng.choice(ODD)
         elif changes[name] in (_tokens, _numbers):
-            if isinstance(value, list | np.ndarray) and usable and (changes[name] is not _tokens or _strings(value)):
+            if isinstance(value, list | np.ndarray) and len(value) and _strings(value) == (changes[name] is _tokens):
                 metadata[KEY + name] = changes[name](rng, value)
         else:
             metadata[KEY + name] = changes[name](rng, value)

@@ -2,8 +2,8 @@
 
 The rule is that of llama.cpp's ``llm_tokenizer_spm``: spaces are written as U+2581, one may be written in front; of all
 neighbours that together are a token those with the best score are merged, the leftmost among equals, until there are
-none; a character that is no token then becomes its bytes, tokens ``<0x00>`` to ``<0xFF>``. ``remove_extra_whitespaces``
-does nothing there, and here.
+none; a character that is no token then becomes its bytes, tokens ``<0x00>`` to ``<0xFF>``. A U+2581 of the text comes
+back as a space. ``remove_extra_whitespaces`` does nothing there, and here.
 
 Two things are done differently. Special tokens and bytes are never made by merging, as in SentencePiece itself: what
 spells ``</s>`` is text. And the text is first cut wherever no token holds the two characters side by side: no merge
