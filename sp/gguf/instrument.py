@@ -37,6 +37,11 @@ class Instrument(NodeTransformer):
         node.nodes = [_filtered(text, EMIT) for text in texts]
         return node
 
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.filter = _filtered(node.filter, EMIT)
+        return node
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCAT)
