@@ -15,16 +15,14 @@ from typing import Any
 
 from jinja2 import Environment, Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateAssertionError, TemplateError
-from jinja2.ext import Extension
 from jinja2.filters import do_indent
-from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from sp.gguf.budget import ATOMS, CHARS_PER_UNIT, LEAVES, NUMBERS, PLAIN, Budget
 from sp.gguf.formatting import BoundedFormatter, strftime_now
-from sp.gguf.instrument import CONCAT, EMIT, LOOP, PAY, SLICE, TOUCH, Instrument
+from sp.gguf.instrument import CONCAT, EMIT, LOOP, PAY, SLICE, TOUCH, Generation, Instrument
 
 UNITS_PER_CALL = 8
 UNITS_PER_NODE = 80  # to compile a node of the syntax tree
@@ -66,17 +64,6 @@ _NODES = (
     *(nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand),
     *(nodes.BinExpr, nodes.UnaryExpr, nodes.FilterBlock),
 )
-
-
-class Generation(Extension):
-    """``{% generation %}``: what a trainer learns from, which is printed as it is (transformers' chat templates)."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The block as a scope of its own: as there, what it sets is not seen behind it."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):

@@ -53,6 +53,11 @@ class ChatTemplate:
         ids = tokenizer.bos_id, tokenizer.eos_id
         return None if source is None else cls(source, *("" if i is None else tokenizer.token_text(i) for i in ids))
 
+    @classmethod
+    def of(cls, template: str | ChatTemplate) -> ChatTemplate:
+        """A template with its tokens; of a bare one, none."""
+        return cls(template) if isinstance(template, str) else template
+
     @property
     def names(self) -> frozenset[str]:
         """Variables the template reads or sets, so those it can be told by; GGUFError if it does not compile."""
@@ -111,10 +116,9 @@ def render_chat(
     '<user>hi<bot>'
     """
     variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **context}
-    if isinstance(template, ChatTemplate):
-        variables = {"bos_token": template.bos_token, "eos_token": template.eos_token, **variables}
-        template = template.source
-    return _run(template, variables)
+    if isinstance(template, str):
+        return _run(template, variables)
+    return _run(template.source, {"bos_token": template.bos_token, "eos_token": template.eos_token, **variables})
 
 
 @dataclass(frozen=True)
