@@ -7,6 +7,7 @@ What the first rendering says then has to follow from the second, letter by lett
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,6 @@ from sp.gguf.template import ChatTemplate, render_chat
 
 FIRST, LAST = 0x100000, 0x10FFFD  # private characters of Unicode's last plane
 _CODE = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
-_ESCAPED = re.compile(r'[\x00-\x1f"\\]')  # by JSON
 
 Field = tuple[int, str]
 """A message by its index, and which of its texts: ``content`` or ``reasoning``."""
@@ -49,18 +49,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Copy:
-    """Characters ``[start, end)`` of a text of message `index` stand at ``at`` of the rendered text."""
+    """Characters ``[start, end)`` of a text of message `index` stand at ``[at, stop)`` of the rendered text."""
 
     index: int
     name: str
     start: int
     end: int
     at: int
-
-    @property
-    def stop(self) -> int:
-        """Where they end in the rendered text."""
-        return self.at + self.end - self.start
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -105,8 +101,8 @@ def render_located(
     """
     marks = marks_of(template)
     text = render_chat(template, [_message(turn, marks) for turn in turns], **variables)
-    for keep in _keeps(template, turns, marks, is_markup):
-        masked = _Masked(turns, keep)
+    for keep, quoted in _keeps(template, turns, marks, is_markup):
+        masked = _Masked(turns, keep, quoted)
         if masked.runs is None:
             break
         shown = render_chat(template, [_message(turn, marks) for turn in masked.turns], **variables)
@@ -123,19 +119,22 @@ Keep = Callable[[Turn, str], "re.Pattern[str] | None"]
 
 def _keeps(
     template: ChatTemplate, turns: Sequence[Turn], marks: Marks | None, is_markup: Callable[[str], bool]
-) -> Iterator[Keep]:
-    """Ways to mask: nothing kept; marks of thinking; all that the template compares with; what JSON escapes."""
-    yield lambda turn, name: None
-    if marks is not None:
-        thinking = _any([marks.start, marks.end])
-        yield lambda turn, name: thinking if turn.role == "assistant" and name == "content" else None
+) -> Iterator[tuple[Keep, bool]]:
+    """Ways to mask: the marks of thinking kept; all that the template compares with, too; results of tools quoted."""
+    thinking = None if marks is None else _any([marks.start, marks.end])
+
+    def thought(turn: Turn, name: str) -> re.Pattern[str] | None:
+        return thinking if turn.role == "assistant" and name == "content" else None
+
+    yield thought, False
     said = [turn.content for turn in turns]
     words = [word for word in template.literals if len(word) > 1 and not (word.isalnum() or word.isspace())]
     compared = [word for word in words if any(word in text for text in said) and not is_markup(word)]
     if compared:
         literals = _any(compared)
-        yield lambda turn, name: literals if name == "content" else None
-    yield lambda turn, name: _ESCAPED
+        yield (lambda turn, name: literals if name == "content" else None), False
+    if any(turn.role == "tool" for turn in turns):
+        yield thought, True
 
 
 def _any(words: Sequence[str]) -> re.Pattern[str]:
@@ -145,8 +144,8 @@ def _any(words: Sequence[str]) -> re.Pattern[str]:
 class _Masked:
     """A conversation with a private character for every run of text; `runs` is None where these do not suffice."""
 
-    def __init__(self, turns: Sequence[Turn], keep: Keep) -> None:
-        self.given = turns
+    def __init__(self, turns: Sequence[Turn], keep: Keep, quoted: bool) -> None:
+        self.given, self.quoted = turns, quoted
         self.runs: list[tuple[Field, int, int]] | None = []
         self.turns = [
             Turn(turn.role, *(self._mask(index, name, keep(turn, name)) for name in ("content", "reasoning")))
@@ -157,6 +156,8 @@ class _Masked:
         text: str = getattr(self.given[index], name)
         out, at = [], 0
         cuts = [(match.start(), match.end()) for match in keep.finditer(text)] if keep else []
+        if keep and self.given[index].role != "assistant" and not keep.sub("", text).strip():
+            cuts = []  # or nothing would tell where it goes
         for start, end in [*cuts, (len(text), len(text))]:
             whole = text[at:start]
             core = whole.strip()
@@ -181,10 +182,13 @@ class _Masked:
             if number >= len(self.runs):
                 continue
             (index, name), start, end = self.runs[number]
-            pieces += [shown[last : match.start()], getattr(self.given[index], name)[start:end]]
+            said = getattr(self.given[index], name)[start:end]
+            if self.quoted and self.given[index].role == "tool":
+                said = json.dumps(said, ensure_ascii=False)[1:-1]
+            pieces += [shown[last : match.start()], said]
             at += match.start() - last
-            copies.append(Copy(index, name, start, end, at))
-            at, last = at + end - start, match.end()
+            copies.append(Copy(index, name, start, end, at, at + len(said)))
+            at, last = at + len(said), match.end()
         return Located("".join([*pieces, shown[last:]]), tuple(copies))
 
     def check(self, found: Located, marks: Marks | None) -> None:
@@ -215,19 +219,23 @@ def _joined(found: Located, turns: Sequence[Turn], marks: Marks | None) -> Itera
         if before and follows and before.end <= copy.start:
             between = text[before.end : copy.start]
             if found.text[before.stop : copy.at] == between and _free(between, turns[copy.index], marks):
-                copies[-1] = replace(before, end=copy.end)
+                copies[-1] = replace(before, end=copy.end, stop=copy.stop)
                 continue
-        head, room = copy.start, copy.at - (before.stop if before else 0)
-        leads = not follows and 0 < head <= room and found.text[copy.at - head : copy.at] == text[:head]
-        if leads and _free(text[:head], turns[copy.index], marks):
-            copy = replace(copy, start=0, at=copy.at - head)
+        if not follows and _free(text[: copy.start], turns[copy.index], marks):
+            least = before.stop if before else 0
+            heads = (text[: copy.start], text[: copy.start].lstrip())
+            fits = (len(head) for head in heads if found.text.endswith(head, least, copy.at))
+            head = next(fits, 0)
+            copy = replace(copy, start=copy.start - head, at=copy.at - head)
         copies.append(copy)
-    for copy, after in zip(copies, [*copies[1:], None], strict=True):
+    for copy, after in zip(copies, [*copies, None][1:], strict=True):
         if after is None or (after.index, after.name) != (copy.index, copy.name):
             tail = getattr(turns[copy.index], copy.name)[copy.end :]
-            fits = copy.stop + len(tail) <= (after.at if after else len(found.text))
-            if fits and found.text.startswith(tail, copy.stop) and _free(tail, turns[copy.index], marks):
-                copy = replace(copy, end=copy.end + len(tail))
+            if _free(tail, turns[copy.index], marks):
+                most = after.at if after else len(found.text)
+                fits = (len(each) for each in (tail, tail.rstrip()) if found.text.startswith(each, copy.stop, most))
+                size = next(fits, 0)
+                copy = replace(copy, end=copy.end + size, stop=copy.stop + size)
         yield copy
 
 
