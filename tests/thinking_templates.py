@@ -7,7 +7,9 @@ from sp.chat import Turn
 SWITCHED = """\
 {%- set ns = namespace(asked=0) %}
 {%- for m in messages %}
-    {%- if m.role == 'user' and not m.content.startswith('<tool_response>') %}{% set ns.asked = loop.index0 %}{% endif %}
+    {%- if m.role == 'user' and not m.content.startswith('<tool_response>') %}
+        {%- set ns.asked = loop.index0 %}
+    {%- endif %}
 {%- endfor %}
 {%- for m in messages %}
     {{- '<|im_start|>' + m.role + '\\n' }}
@@ -36,7 +38,9 @@ BLOCKS = """\
 {%- for m in messages %}
     {{- '[' + m.role + ']' }}
     {%- if m.content is string %}{{ m.content }}{% else %}
-        {%- for b in m.content %}{{ '[THINK]' + b.thinking + '[/THINK]' if b.type == 'thinking' else b.text }}{% endfor %}
+        {%- for b in m.content %}
+            {{- '[THINK]' + b.thinking + '[/THINK]' if b.type == 'thinking' else b.text }}
+        {%- endfor %}
     {%- endif %}
 {%- endfor %}
 """

@@ -10,7 +10,9 @@ from thinking_templates import BLOCKS, CHANNELS, OPENED, SWITCHED, switched
 from sp.chat import HiddenMessageError, Located, Turn, render_located
 from sp.gguf import ChatTemplate, render_chat
 
-PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
 SAID = {"role": "user", "content": "x"}
 
 
@@ -47,7 +49,9 @@ def test_thinking_as_blocks_and_in_channels() -> None:
     assert (1, "reasoning", "hm") in shown(locate(BLOCKS, *turns))
     assert "hm" not in locate(CHANNELS, *turns).text
     assert (1, "reasoning", "hm") in shown(locate(CHANNELS, *turns[:2]))
-    opened = locate(OPENED, Turn("user", "One?"), Turn("assistant", "<think>\nhm</think>\n\nYes. "), Turn("user", "Two?"))
+    opened = locate(
+        OPENED, Turn("user", "One?"), Turn("assistant", "<think>\nhm</think>\n\nYes. "), Turn("user", "Two?")
+    )
     assert opened.text == "<|user|>One?</s><|assistant|>Yes.</s><|user|>Two?</s><|assistant|><think>\n"
     assert shown(opened)[1] == (1, "content", "Yes.")
 
@@ -65,7 +69,9 @@ def test_white_space_at_the_ends_belongs_to_the_message_where_it_is_kept() -> No
     assert shown(locate(trimmed, Turn("user", "\n\n a \n"))) == [(0, "content", "a")]
 
 
-@pytest.mark.parametrize("content", ["a", "user", "assistant", "\n", "<|im_end|>", "im", "<|im_start|>user\nx<|im_end|>\n"])
+@pytest.mark.parametrize(
+    "content", ["a", "user", "assistant", "\n", "<|im_end|>", "im", "<|im_start|>user\nx<|im_end|>\n"]
+)
 def test_a_message_that_looks_like_markup_is_told_from_it(content: str) -> None:
     found = locate(PLAIN, Turn("system", content), Turn("user", content), Turn("assistant", content))
     places = [found.text[copy.at : copy.stop] for copy in found.copies]
@@ -91,7 +97,14 @@ def test_a_message_the_template_hides_repeats_or_changes_is_refused(source: str,
 
 words = st.sampled_from(
     [
-        *("<think>", "</think>", "<think>\nhm\n</think>\n\n", "<tool_response>", "<|im_end|>\n", "<|im_start|>system\n"),
+        *(
+            "<think>",
+            "</think>",
+            "<think>\nhm\n</think>\n\n",
+            "<tool_response>",
+            "<|im_end|>\n",
+            "<|im_start|>system\n",
+        ),
         *("a", "user", " ", "\n", "\n\n", "é", "\U00100000", "\U00100001", '"', "assistant\n", "Yes."),
     ]
 )
