@@ -18,7 +18,7 @@ from sp.errors import PromptError
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
 
-SpanKind = Literal["protected", "question", "needle", "plain"]
+SpanKind = Literal["protected", "question", "answer", "needle", "plain"]
 
 DOCUMENT_MARK = "\n\n"
 
@@ -42,8 +42,8 @@ class Prompt:
         The rendered prompt, chat markup included.
     spans : tuple of Span
         `protected` text is always kept (chat markup, question, answer prefix); `question` and `needle`
-        are what scorers and reports ask for; in `plain` text, ascending and disjoint, the spelling of a
-        special token is only text.
+        are what scorers and reports ask for, `answer` is the prefix; in `plain` text, ascending and disjoint,
+        the spelling of a special token is only text.
     thinks : Thinks, optional
         How thinking is marked in the reply; None if it is not.
     """
@@ -116,6 +116,7 @@ class Prompt:
             Span("protected", 0, start),
             Span("protected", end, len(text.encode())),
             Span("question", asked, asked + len(question.encode())),
+            Span("answer", len(text.encode()) - len(answer_prefix.encode()), len(text.encode())),
             Span("plain", start, asked + len(question.encode())),
         ]
         for piece in (needle,) if isinstance(needle, str) else needle or ():
@@ -154,6 +155,17 @@ class TokenisedPrompt:
             if span.kind == kind:
                 hit[bisect_right(ends, span.start) : bisect_left(starts, span.end)] = True
         return hit
+
+    @property
+    def asked(self) -> int:
+        """Tokens up to the last one that asks: of the question, or of what the answer begins with.
+
+        All of them, unless the chat template opens or closes thinking behind the question.
+        """
+        if self.prompt.thinks is None or not self.prompt.thinks.written:
+            return len(self)
+        known = (self.mask("question") | self.mask("answer")).nonzero()[0]
+        return int(known[-1]) + 1 if len(known) else len(self)
 
 
 def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:

@@ -19,10 +19,21 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Thinks:
-    """How a reply is to be read: the marks of its thinking, and whether the prompt has opened them already."""
+    """How a reply is to be read.
+
+    Parameters
+    ----------
+    marks : Marks
+        Of its thinking.
+    opened : bool
+        The prompt has opened them already.
+    written : bool
+        The prompt ends with marks, open or closed.
+    """
 
     marks: Marks
     opened: bool = False
+    written: bool = False
 
 
 class Splitter:

@@ -92,8 +92,9 @@ class Thinking:
             return "", None
         opened = begins(generation_prompt, marks)
         if not opened or self._mode(template) != "off":
-            return "", Thinks(marks, opened)
-        return marks.closing, Thinks(marks)
+            written = marks.start in generation_prompt or marks.end in generation_prompt
+            return "", Thinks(marks, opened, written and not marks.channels)
+        return marks.closing, Thinks(marks, written=True)
 
     def _mode(self, template: ChatTemplate) -> Mode:
         """The mode, where an effort of none decides it."""

@@ -124,10 +124,13 @@ def ppl(
 
       sp eval ppl --text book.txt -p 8k,32k -n 8 --keep-ratio 0.05,0.1,0.3 --target target.gguf --drafter drafter.gguf
     """
+    from sp.chat import Thinking
     from sp.evals.ppl import generated_text, passages, perplexity
     from sp.evals.run import counter
     from sp.evals.summary import summarise_perplexity
 
+    if asked.asked_thinking() != Thinking("off"):
+        raise ConfigError("sp eval ppl reads plain text, and no chat that asks for thinking; leave it out")
     cells, sizes = asked.cells(), numbers(lengths, "--lengths")
     check_writable(asked.out)
     written = read_text(text, "--text") if text else None

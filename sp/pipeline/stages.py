@@ -92,6 +92,7 @@ def score(
             positions=np.arange(n, dtype=np.int64),
             question=drafted.mask("question"),
             needle=drafted.mask("needle"),
+            asked=drafted.asked,
             eos_ids=reader.tokenizer.eos_ids,
             seed=options.seed,
             progress=progress,
