@@ -18,6 +18,7 @@ from sp.errors import PromptError
 from sp.gguf.template import ChatTemplate, render_chat
 
 FIRST, LAST = 0x100000, 0x10FFFD  # private characters of Unicode's last plane
+MOST_LITERALS = 256  # of a template, which are all looked for in every message; the longest known one has 87
 _CODE = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
 
 Field = tuple[int, str]
@@ -104,7 +105,7 @@ def render_located(
     for keep, quoted in _keeps(template, turns, marks, is_markup):
         masked = _Masked(turns, keep, quoted)
         if masked.runs is None:
-            break
+            continue
         shown = render_chat(template, [_message(turn, marks) for turn in masked.turns], **variables)
         found = masked.read(shown)
         if found.text == text:
@@ -129,6 +130,7 @@ def _keeps(
     yield thought, False
     said = [turn.content for turn in turns]
     words = [word for word in template.literals if len(word) > 1 and not (word.isalnum() or word.isspace())]
+    words = words if len(words) <= MOST_LITERALS else []
     compared = [word for word in words if any(word in text for text in said) and not is_markup(word)]
     if compared:
         literals = _any(compared)
