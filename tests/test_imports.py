@@ -23,6 +23,7 @@ ORDER = [
     {"kernels"},
     {"ops"},
     {"models"},
+    {"chat"},
     {"prompt"},
     {"scoring"},
     {"selection"},

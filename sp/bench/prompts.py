@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from sp.errors import ConfigError
-from sp.gguf import Tokenizer
+from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import Prompt
 
 ROUNDS = 4  # of counting and mending, until the length is exact
@@ -25,11 +25,13 @@ class PromptMaker:
         The needle is a sentence of the document and stands once in the middle of every prompt.
     tokenizer : Tokenizer
         Whose tokens are counted.
-    template : str or None
+    template : str, ChatTemplate or None
         See `Prompt.from_document`.
     """
 
-    def __init__(self, document: str, question: str, needle: str, tokenizer: Tokenizer, template: str | None) -> None:
+    def __init__(
+        self, document: str, question: str, needle: str, tokenizer: Tokenizer, template: str | ChatTemplate | None
+    ) -> None:
         self._question, self._needle = question, needle
         self._tokenizer, self._template = tokenizer, template
         sentences = dict.fromkeys(re.split(r"(?<=[.!?])\s+", " ".join(document.split())))

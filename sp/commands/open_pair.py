@@ -1,4 +1,4 @@
-"""How `sp run` and `sp serve` open a pair: kernels compiled ahead with a bar, a budget of device memory."""
+"""How commands open a pair: kernels compiled ahead with a bar, a budget of device memory, and what it may think."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from sp.commands.terminal import progress_bar
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sp.chat import Thinking
     from sp.models import AskedScaling
     from sp.pipeline import Pipeline
+    from sp.pipeline.load import Loaded
 
 
 def draft_of(target: Path | None, draft: Path | None) -> Path:
@@ -40,6 +42,20 @@ def asked_ropes(target_rope: str | None, drafter_rope: str | None) -> dict[str, 
         for name, text in given.items()
         if text is not None
     }
+
+
+def thinking_of(mode: str, effort: str | None) -> Thinking:
+    """`--thinking` and `--reasoning-effort`; ConfigError for what they cannot be."""
+    from sp.chat import Thinking
+    from sp.config import from_mapping
+
+    return from_mapping(Thinking, {"mode": mode, "effort": effort}, "--thinking")
+
+
+def tell_thinking(thinking: Thinking, target: Loaded) -> None:
+    """Say so, in a line, where the target's chat template does not take what was asked of thinking."""
+    if note := thinking.note(target.template):
+        print(f"sp: {target.path.name}: {note}", file=sys.stderr)
 
 
 def open_pair(

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from sp.errors import ConfigError, ModelError
-from sp.gguf import GGUFFile, Tokenizer, chat_template
+from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, load_model, read_config
 from sp.models.rope_keys import rope_facts
@@ -34,8 +34,8 @@ class Loaded:
         Where the model came from; of random weights only a name.
     model : Model
     tokenizer : Tokenizer
-    template : str or None
-        Chat template, if the file has one.
+    template : ChatTemplate or None
+        If the file has one.
     nbytes : int
         Bytes of the file.
     file : GGUFFile, optional
@@ -50,7 +50,7 @@ class Loaded:
     path: Path
     model: Model
     tokenizer: Tokenizer
-    template: str | None
+    template: ChatTemplate | None
     nbytes: int
     file: GGUFFile | None = None
     trained: int | None = None
@@ -128,7 +128,8 @@ def load(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
             f"{model.config.vocab} rows; the file is inconsistent, get another one"
         )
-    return Loaded(file.path, model, tokenizer, chat_template(file), file.nbytes, file, trained, rope)
+    template = ChatTemplate.of_file(chat_template(file), tokenizer)
+    return Loaded(file.path, model, tokenizer, template, file.nbytes, file, trained, rope)
 
 
 def synthetic(
@@ -186,8 +187,8 @@ def synthetic(
     trained = model.config.context
     if extrapolate:
         model.config = replace(model.config, context=longest(trained))
-    template = str(metadata["tokenizer.chat_template"])
     tokenizer = Tokenizer.from_metadata(metadata, str(name))
+    template = ChatTemplate.of_file(str(metadata["tokenizer.chat_template"]), tokenizer)
     return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
 
 

@@ -24,7 +24,10 @@ def silent(what: str, total: int) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One pass of the target over a prompt; `densities` and `passes` as in `stages.Begun`."""
+    """One pass of the target over a prompt; `densities` and `passes` as in `stages.Begun`.
+
+    `reasoning` is what the model thought before, by the marks of its chat template; it is no part of the `text`.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -32,6 +35,7 @@ class Answer:
     trace: Trace
     densities: tuple[float, ...] = ()
     passes: tuple[int, ...] = ()
+    reasoning: str = ""
 
     @property
     def acceptance_length(self) -> float | None:

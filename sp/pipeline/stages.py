@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from sp.arrays import Bools, Floats
+from sp.chat import split_reply
 from sp.decode.greedy import gather
 from sp.gguf import Tokenizer
 from sp.models.drafts.dflash import Draft
@@ -80,6 +81,7 @@ def score(
             positions=np.arange(n, dtype=np.int64),
             question=drafted.mask("question"),
             needle=drafted.mask("needle"),
+            asked=drafted.asked,
             eos_ids=reader.tokenizer.eos_ids,
             seed=options.seed,
             progress=progress,
@@ -145,5 +147,6 @@ def read(
         with trace.stage("decode") as stage:
             tokens = gather(begun.tokens(), target.tokenizer.eos_ids, on_token)
             stage.tokens = len(tokens)
-    text = target.tokenizer.decode(tokens).strip()
-    return Answer(text, tuple(tokens), ttft, trace, begun.densities, tuple(begun.passes))
+    said = split_reply(target.tokenizer.decode(tokens), tokenised.prompt.thinks)
+    how = trace, begun.densities, tuple(begun.passes)
+    return Answer(said.content, tuple(tokens), ttft, *how, said.reasoning)

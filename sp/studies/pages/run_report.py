@@ -35,6 +35,7 @@ def drafter_density(result: RunResult) -> float | None:
 def summary(result: RunResult, files: dict[str, Path], expected: list[str] | None = None) -> dict[str, Any]:
     """The JSON object of `sp run --json`.
 
+    `reasoning` is what the model thought before the answer, by the marks of its chat template.
     `keep_ratio` is the realised share of the prompt's tokens, of which the ratio asked for is the ceiling;
     `forced_tokens` were kept by constraints, whatever their scores; `full_ttft_s` and `full_answer` are None
     when the full prefill was not run; `correct` is None without a known answer. Densities are the shares of the
@@ -45,7 +46,9 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
     full = result.full
     return {
         "answer": result.answer.text,
+        "reasoning": result.answer.reasoning,
         "full_answer": full.text if full else None,
+        "full_reasoning": full.reasoning if full else None,
         "correct": None if expected is None else all(value in result.answer.text for value in expected),
         "activated": result.decision.activated,
         "reason": result.decision.reason,
@@ -187,8 +190,14 @@ def memory_lines(residency: dict[str, Any] | None) -> list[str]:
 def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -> None:
     """Answer, speed-up, why-not report and files, a line each."""
     verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
+    if report["reasoning"]:
+        console.print(f"[b]Thinking[/b]  [dim]{escape(report['reasoning'])}[/dim]")
     console.print(f"[b]Answer[/b]  {escape(report['answer'])}{verdict}")
+    if report["reasoning"] and not report["answer"]:
+        console.print("All tokens went into thinking; raise --max-new-tokens, or ask with --thinking off.")
     if result.full is not None and result.full is not result.answer:
+        if result.full.reasoning:
+            console.print(f"[b]Full prefill thinks[/b]  [dim]{escape(result.full.reasoning)}[/dim]")
         console.print(f"[b]Full prefill answers[/b]  {escape(result.full.text)}")
         console.print(
             f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s against {report['full_ttft_s']:.2f} s: "

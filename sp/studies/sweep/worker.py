@@ -18,7 +18,7 @@ from sp.studies.sweep.sweep import Run
 
 COLUMNS = (
     "task", "example", "tokens_asked", "prompt_tokens", "cell", "scorer", "selector", "decode", "status",
-    "depth",
+    "depth", "thinking", "reasoning_effort",
     *OPTION_COLUMNS, *RESULTS,
 )  # fmt: skip
 """What every row says; the answers expected and other facts of an example stand in its first row."""
@@ -61,6 +61,7 @@ class Worker:
                 examples(job, pipeline),
                 [cell.options for cell in job.cells],
                 full=job.full,
+                thinking=job.spec.thinking,
                 progress=lambda done: self.progress(job, done),
             )
             return Outcome(list(stored_rows(job, rows)), time.perf_counter() - start)
