@@ -155,7 +155,7 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     scores : array (n,)
         Score of each source token.
     source : array (n, 2)
-        Byte ranges of the source tokens; they tile the text, which is not empty.
+        Byte ranges of the source tokens; they tile the text, which is not empty. Empty ones give nothing.
     target : array (m, 2)
         Byte ranges of the target tokens of the same text; an empty one takes the score of the byte behind it.
 
@@ -169,6 +169,8 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     >>> transfer_scores(np.array([1, 5], np.float32), source, np.array([[0, 1], [1, 3], [3, 4]])).tolist()
     [1.0, 5.0, 5.0]
     """
+    shown = source[:, 0] < source[:, 1]
+    scores, source = scores[shown], source[shown]
     owner = np.repeat(np.arange(len(source)), source[:, 1] - source[:, 0])  # the source token of each byte
     begins = np.minimum(target[:, 0], len(owner) - 1)
     first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)] + 1

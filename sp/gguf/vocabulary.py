@@ -19,6 +19,7 @@ SENTENCEPIECE = "llama"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
 ADDED = (UNKNOWN, CONTROL, USER_DEFINED)
 """Tokens that are found in the text by their spelling, before it is cut up."""
+_FOREIGN = {"bert": "WordPiece", "t5": "unigrams", "rwkv": "RWKV's longest words", "none": "no vocabulary at all"}
 MAX_VOCAB = 1 << 20
 MAX_ADDED_BYTES = 1 << 20  # text of all special tokens; bounds the automaton that finds them
 LONGEST_PIECE = 1024  # characters of a SentencePiece token; bounds what each merge costs
@@ -127,8 +128,9 @@ class _Checker:
         if model == SENTENCEPIECE:
             return model  # type: ignore[no-any-return]
         if model != "gpt2":
+            what = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
             kinds = "byte pairs ('gpt2') or SentencePiece ('llama')"
-            raise self._fail(f"tokenizer model {model[:40]!r} is not supported", f"use a model with {kinds}")
+            raise self._fail(f"tokenizer model {model[:40]!r}{what} is not supported", f"use a model with {kinds}")
         pre: str = self._get("pre", str, "a string")
         if pre not in PRE_TOKENIZERS:
             known = ", ".join(PRE_TOKENIZERS)

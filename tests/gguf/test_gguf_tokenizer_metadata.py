@@ -59,7 +59,11 @@ TYPES = METADATA["tokenizer.ggml.token_type"]
     ("key", "value", "message"),
     [
         ("model", None, "'tokenizer.ggml.model' is missing"),
-        ("model", "t5", r"tokenizer model 't5' is not supported; use a model with byte pairs .* or SentencePiece"),
+        (
+            "model",
+            "t5",
+            r"tokenizer model 't5' \(unigrams\) is not supported; use a model with byte pairs .* or SentencePiece",
+        ),
         ("model", 7, "is not a string"),
         ("pre", None, "'tokenizer.ggml.pre' is missing"),
         (

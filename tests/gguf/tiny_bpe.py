@@ -72,12 +72,13 @@ corners = st.sampled_from(
 
 
 def check_spans(tokenizer: Tokenizer, text: str) -> None:
-    """Spans tile the bytes, and each holds just the bytes of its token."""
+    """Spans tile the bytes, and each holds what its token stands for."""
     raw = text.encode()
     encoding = tokenizer.encode(text)
     assert encoding.ids.dtype == encoding.spans.dtype == np.int64
     assert encoding.spans.shape == (len(encoding), 2)
     assert [0, *encoding.spans[:, 1]] == [*encoding.spans[:, 0], len(raw)]
+    decoder = tokenizer.decoder()
     for token, (start, end) in zip(encoding.ids.tolist(), encoding.spans.tolist(), strict=True):
-        assert raw[start:end] == tokenizer.token_bytes(token)
+        assert raw[start:end] == decoder.push(token)
     assert tokenizer.decode(encoding.ids) == text

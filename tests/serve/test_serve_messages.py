@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sp.gguf import Tokenizer
+from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.pipeline import Pipeline
 from sp.serve.errors import RequestError
 from sp.serve.messages import chat_prompt, completion_prompt
@@ -89,3 +91,11 @@ def test_text_comes_in_whole_characters_and_stops_before_a_stop(pair: Pipeline) 
     assert cut.stopped
     held = AnswerText(tokenizer, ("here!",))
     assert "".join([*(held.push(token) for token in ids), held.finish()]) == "añ日 then STOP here"
+
+
+def test_the_space_that_sentencepiece_writes_in_front_of_a_reply_is_not_sent() -> None:
+    tokenizer = Tokenizer.from_metadata(tokenizer_metadata("llama", 1500, 1500))
+    ids = tokenizer.encode("the 日").ids.tolist()
+    for begins, text in ((True, "the 日"), (False, " the 日")):
+        answer = AnswerText(tokenizer, begins=begins)
+        assert "".join([*(answer.push(token) for token in ids), answer.finish()]) == text

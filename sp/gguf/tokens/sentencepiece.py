@@ -2,8 +2,8 @@
 
 The rule is that of llama.cpp's ``llm_tokenizer_spm``: spaces are written as U+2581, one may be written in front; of all
 neighbours that together are a token those with the best score are merged, the leftmost among equals, until there are
-none; a character that is no token then becomes its bytes, tokens ``<0x00>`` to ``<0xFF>``. ``remove_extra_whitespaces``
-does nothing there, and here.
+none; a character that is no token then becomes its bytes, tokens ``<0x00>`` to ``<0xFF>``. A U+2581 of the text comes
+back as a space. ``remove_extra_whitespaces`` does nothing there, and here.
 
 Two things are done differently. Special tokens and bytes are never made by merging, as in SentencePiece itself: what
 spells ``</s>`` is text. And the text is first cut wherever no token holds the two characters side by side: no merge
@@ -48,7 +48,8 @@ class Pieces:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.space_prefix = vocabulary.add_space_prefix
-        self._scores: dict[str, float] = {}
+        ranks = np.unique(-np.array(vocabulary.scores), return_inverse=True)[1].tolist()  # best first, equals alike
+        self._ranks: dict[str, int] = {}
         self._ids: dict[str, int] = {}
         self._byte_ids: dict[int, int] = {}
         self.bytes, self.spelled = [], []
@@ -59,7 +60,7 @@ class Pieces:
                 self._byte_ids[spelled[0]] = index
             elif kind not in ADDED and kind != BYTE and token:
                 self._ids[token] = index
-                self._scores[token] = -vocabulary.scores[index]
+                self._ranks[token] = ranks[index]
                 stands_for = token.replace(SPACE, " ").encode()
             self.bytes.append(stands_for)
             self.spelled.append(spelled)
@@ -117,34 +118,34 @@ class Pieces:
 
     def _merge(self, text: str) -> list[int]:
         """Ids of a part: a heap of the merges that are possible, and symbols linked to their neighbours."""
-        symbols, scores, ids = list(text), self._scores, self._ids
+        symbols, rank_of, ids = list(text), self._ranks.get, self._ids
         count = len(symbols)
         after, before = list(range(1, count + 1)), list(range(-1, count - 1))
         heap = [
-            (score, left, 2)
+            _key(rank, left, 2)
             for left, pair in enumerate(map("".join, pairwise(symbols)))
-            if (score := scores.get(pair)) is not None
+            if (rank := rank_of(pair)) is not None
         ]
         heapify(heap)
         while heap:
-            _, left, size = heappop(heap)
-            right = after[left]
-            if right == count or not symbols[left] or len(symbols[left]) + len(symbols[right]) != size:
+            key = heappop(heap)
+            left, size = key >> 11 & 0xFFFFFFFF, key & 0x7FF
+            right, symbol = after[left], symbols[left]
+            if not symbol or right == count or len(symbol) + len(symbols[right]) != size:
                 continue  # one of the two was merged with another since
-            merged = symbols[left] = symbols[left] + symbols[right]
+            merged = symbols[left] = symbol + symbols[right]
             symbols[right] = ""
-            follower = after[left] = after[right]
+            follower, previous = after[right], before[left]
+            after[left] = follower
             if follower < count:
                 before[follower] = left
-                if len(merged) + len(symbols[follower]) <= LONGEST_PIECE:
-                    score = scores.get(merged + symbols[follower])
-                    if score is not None:
-                        heappush(heap, (score, left, len(merged) + len(symbols[follower])))
-            previous = before[left]
-            if previous >= 0 and len(symbols[previous]) + len(merged) <= LONGEST_PIECE:
-                score = scores.get(symbols[previous] + merged)
-                if score is not None:
-                    heappush(heap, (score, previous, len(symbols[previous]) + len(merged)))
+                reach = size + len(symbols[follower])
+                if reach <= LONGEST_PIECE and (rank := rank_of(merged + symbols[follower])) is not None:
+                    heappush(heap, _key(rank, left, reach))
+            if previous >= 0:
+                reach = size + len(symbols[previous])
+                if reach <= LONGEST_PIECE and (rank := rank_of(symbols[previous] + merged)) is not None:
+                    heappush(heap, _key(rank, previous, reach))
         found: list[int] = []
         for symbol in filter(None, symbols):
             token = ids.get(symbol)
@@ -153,6 +154,11 @@ class Pieces:
             else:  # a byte without a token is left out, and told of by who compares with the text
                 found += [self._byte_ids[byte] for byte in symbol.encode() if byte in self._byte_ids]
         return found
+
+
+def _key(rank: int, left: int, size: int) -> int:
+    """A merge as one number, smaller for those that come first; its size tells whether it is still possible."""
+    return (rank << 32 | left) << 11 | size
 
 
 def _pairs(text: str) -> Ints:
