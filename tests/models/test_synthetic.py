@@ -153,11 +153,17 @@ def test_opens_tokenises_and_renders(tiny: dict[tuple[str, str], Path], shape: s
     assert template is not None
     assert tokenizer.vocab_size == find_shape(shape).config.vocab
     text = render_chat(template, [{"role": "user", "content": "The quiet harbour, 8301947 — naïve 猫\n"}])
-    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    headed = find_shape(shape).config.architecture == "llama"
+    begin, end, ending = (
+        (6, 9, "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+        if headed
+        else (1, 2, "<|im_end|>\n<|im_start|>assistant\n")
+    )
+    assert text.endswith(ending)
     encoding = tokenizer.encode(text)
     assert tokenizer.decode(encoding.ids) == text
-    assert tokenizer.eos_ids >= {find_shape(shape).text_tokens + 2}
-    assert list(encoding.ids).count(find_shape(shape).text_tokens + 1) == 2, "one <|im_start|> a message"
+    assert tokenizer.eos_ids >= {find_shape(shape).text_tokens + end}
+    assert list(encoding.ids).count(find_shape(shape).text_tokens + begin) == 2, "one header a message"
     words = tokenizer.encode("the quiet harbour keeps its boats safe from the winter storms")
     assert len(words) < 0.7 * 61, "merges apply"
 
