@@ -89,7 +89,7 @@ def _struct(name: str, p: Packing) -> str:
     lines = [f"    static constexpr int {_listed(each)};" for each in numbers]
     lines.append(f"    static constexpr bool {_listed(flags)};")
     if p.values:
-        lines.append(f"    static constexpr i8 values[] = {{{', '.join(map(str, p.values))}}};")
+        lines.append(f"    static constexpr i8 values[] = {{{', '.join(map(str, p.held_values))}}};")
     return "\n".join(["template <int N>", f"struct Packing<{name}, N> {{", *lines, "};"])
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from sp.arrays import Bytes, Int8s
@@ -182,6 +183,18 @@ class Packing:
     def lookup(self) -> bool:
         """Whether codes stand for unevenly spaced numbers, of 7 bits and a sign, which must be looked up."""
         return len({after - before for before, after in zip(self.values, self.values[1:], strict=False)}) > 1
+
+    def held_codes(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Codes as the device holds them, from those of the file, and back: looked-up ones exchange bits 2 and 3.
+
+        Codes that differ in the top bit alone then stand for numbers of one sign, which spares kernels a choice.
+        """
+        return codes & 3 | (codes & 4) << 1 | (codes & 8) >> 1 if self.lookup else codes
+
+    @property
+    def held_values(self) -> tuple[int, ...]:
+        """`values` in the order of the device's codes."""
+        return tuple(self.values[code] for code in self.held_codes(np.arange(len(self.values))))
 
     @property
     def stride(self) -> int:

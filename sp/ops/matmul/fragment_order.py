@@ -113,7 +113,7 @@ def unpack_numpy(fmt: BlockFormat, planes: dict[str, Bytes], shape: tuple[int, i
         held = {name: np.ascontiguousarray(part).reshape(len(codes), -1) for name, part in parts.items()}
         step = np.repeat(held["deltas"].view("<f2").astype(np.float32), p.scales.held, axis=1)
         step *= held["scales"].view(np.int8)
-        numbers = np.array(p.values)[codes] if p.values else codes.astype(np.int64) - p.zero
+        numbers = np.array(p.held_values)[codes] if p.values else codes.astype(np.int64) - p.zero
         values: Floats = numbers.astype(np.float32) * np.repeat(step, p.group, axis=1)
         return values[: shape[0]]
     blocks = np.empty((len(codes), shape[1] // fmt.block_size, fmt.block_bytes), np.uint8)
@@ -183,7 +183,7 @@ def _codes(p: Packing, blocks: Bytes) -> np.ndarray:
     if p.high:
         codes = codes | _plane_bits(p, p.high, blocks) << p.low.bits
     flipped: np.ndarray = codes ^ codes.dtype.type(p.flip)
-    return flipped
+    return p.held_codes(flipped)
 
 
 def _plane_bits(p: Packing, plane: Plane, blocks: Bytes) -> np.ndarray:
@@ -200,7 +200,7 @@ def _plane_bits(p: Packing, plane: Plane, blocks: Bytes) -> np.ndarray:
 def _store_codes(p: Packing, codes: np.ndarray, blocks: Bytes) -> None:
     """Inverse of `_codes`, into the code bytes of `blocks`."""
     head, shift = blocks.shape[:2], 0
-    codes = codes ^ codes.dtype.type(p.flip)
+    codes = p.held_codes(codes) ^ codes.dtype.type(p.flip)
     for plane in p.planes:
         into = slice(plane.at, plane.at + p.block * plane.bits // 8)
         if plane.bits >= 8:

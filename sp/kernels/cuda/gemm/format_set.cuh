@@ -21,7 +21,8 @@ constexpr FormatSet format_set() {
         constexpr bool whole = S<F>::tiles > 1;                                             \
         all.super |= whole, all.other |= !whole;                                            \
         all.minima |= P::super && P::minima, all.halves |= P::group == 16;                  \
-        all.middles |= whole && P::group == 32 && !P::lookup && (P::minima || P::first != 0); \
+        constexpr bool codes = !P::lookup && P::low_bits < 8; /* not signed bytes */        \
+        all.middles |= whole && P::group == 32 && codes && (P::minima || P::first != 0);    \
         all.bytes = S<F>::bytes > all.bytes ? S<F>::bytes : all.bytes;                      \
     }
     SP_FOR_FORMAT(SP_DO)

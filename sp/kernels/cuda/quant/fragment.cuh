@@ -129,23 +129,41 @@ constexpr Table numbers_of(bool magnitudes) {
     return table;
 }
 
+// Whether bytes whose codes differ in the fourth bit alone have the same top bit.
+constexpr bool is_paired(const Table& table) {
+    return (((table.words[0] ^ table.words[2]) | (table.words[1] ^ table.words[3])) & 0x80808080u) == 0;
+}
+
+constexpr u32 inverted_where_top(u32 word) { return word ^ (word >> 7 & 0x01010101u) * 255; }
+
 // The bytes of the four codes in the lower or upper half of a word, the lowest bits' first. A permutation looks each up
-// by three bits, in either half of the table; the fourth chooses between the two. A word of each half is hidden from the
-// compiler, kernels having no threadIdx.y but 0: it would move the constant into a register anew for every permutation.
+// by three bits, in either half of the table. If the fourth is set, it gives the top bit of what it found eight times: of
+// the half that is not meant, 0 or 255, so that where tops are the same (`Paired`) an xor puts the two together, bytes of
+// the second half with a top bit being held inverted. Elsewhere the fourth bit chooses by a permutation more. A word of each
+// half is hidden from the compiler, kernels having no threadIdx.y but 0: it would move the constant into a register anew
+// for every permutation.
+template <bool Paired>
 SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
-    const u32 first = table.words[0] + threadIdx.y, second = table.words[2] + threadIdx.y;
-    const u32 places = masked_or(codes, 0x77777777u, 0), choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
-    const u32 p = half ? places >> 16 : places, c = half ? choice >> 16 : choice;
-    return permute(permute(first, table.words[1], p), permute(second, table.words[3], p), c);
+    if constexpr (Paired) {
+        const u32 first = table.words[0] + threadIdx.y, second = inverted_where_top(table.words[2]) + threadIdx.y;
+        const u32 other = codes ^ 0x88888888u, p = half ? codes >> 16 : codes, q = half ? other >> 16 : other;
+        return permute(first, table.words[1], p) ^ permute(second, inverted_where_top(table.words[3]), q);
+    } else {
+        const u32 first = table.words[0] + threadIdx.y, second = table.words[2] + threadIdx.y;
+        const u32 places = masked_or(codes, 0x77777777u, 0), choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
+        const u32 p = half ? places >> 16 : places, c = half ? choice >> 16 : choice;
+        return permute(permute(first, table.words[1], p), permute(second, table.words[3], p), c);
+    }
 }
 
 // The looked-up numbers of register j in k16-step s: the magnitude as 7 bits, 0, and a sign in the top bit of each half.
 template <int F>
 SP_DEVICE u32 signed_pair_of(const Quants<F>& q, int s, int j) {
     constexpr Table table = numbers_of<F>(true);
+    constexpr bool paired = is_paired(table);
     const u32 codes = word_of(q.low[0], s);
     // each byte, and its top bit eight times
-    return permute(look_up(table, codes, 0), look_up(table, codes, 1), (12 + j) << 12 | (4 + j) << 8 | (8 + j) << 4 | j);
+    return permute(look_up<paired>(table, codes, 0), look_up<paired>(table, codes, 1), (12 + j) << 12 | (4 + j) << 8 | (8 + j) << 4 | j);
 }
 
 // The integer of register j in k16-step s, exact in bf16 (at most 8 significant bits): the code less the middle of its

@@ -22,7 +22,7 @@ SP_DEVICE u32 iq3_s_code(const u8* block, u32 k) {
     return (negative ? 15 - size : 15 + size) / 2;
 }
 
-// Unsigned code; Q8_0 with 128 added, BF16 and F16 their bits. Where the bits of a plane lie is told at `Plane` in
+// Unsigned code as the device holds it; Q8_0 with 128 added, BF16 and F16 their bits. Where the bits of a plane lie is told at `Plane` in
 // sp/quant/packing.py; `both`: values that share a run of bytes.
 template <int F>
 SP_DEVICE u32 raw_code(const u8* block, u32 k) {
@@ -43,6 +43,7 @@ SP_DEVICE u32 raw_code(const u8* block, u32 k) {
             const u8* high = block + (P::high_at + k / high_both * P::high_run + k % P::high_run);
             code |= (*high >> (k % high_both / P::high_run * P::high_bits) & ((1 << P::high_bits) - 1)) << P::low_bits;
         }
+        if constexpr (P::lookup) code = (code & 3) | (code & 4) << 1 | (code & 8) >> 1;
         return code;
     }
 }

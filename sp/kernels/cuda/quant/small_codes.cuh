@@ -38,8 +38,9 @@ SP_DEVICE u32 small_codes(const Quants<F>& q, int s, int j) {
     const int up = j % 2 * 4;
     if constexpr (P::lookup) {
         constexpr Table table = raised_numbers_of<F>();
-        const u32 codes = word_of(q.low[0], s);
-        const u32 bytes = __byte_perm(look_up(table, codes, 0), look_up(table, codes, 1), j < 2 ? 0x5140 : 0x7362);
+        constexpr bool paired = is_paired(table);
+        const u32 codes = word_of(q.low[0], s), choice = j < 2 ? 0x5140 : 0x7362;
+        const u32 bytes = __byte_perm(look_up<paired>(table, codes, 0), look_up<paired>(table, codes, 1), choice);
         return __byte_perm(bytes, 0x64646464u, j % 2 == 0 ? 0x4140 : 0x4342);
     } else if constexpr (P::stride == 2) {
         static_assert(P::low_bits == 4 && P::high_bits == 0, "codes of four bits");

@@ -31,11 +31,11 @@ def whole(p: Packing, k: int) -> bool:
 
     Examples
     --------
-    >>> from sp.quant import IQ4_NL, Q4_0, Q6_K
-    >>> [whole(fmt.packing, 1280) for fmt in (Q6_K, IQ4_NL, Q4_0)], whole(IQ4_NL.packing, 896)
+    >>> from sp.quant import BF16, IQ4_NL, Q6_K
+    >>> [whole(fmt.packing, 1280) for fmt in (Q6_K, IQ4_NL, BF16)], whole(IQ4_NL.packing, 896)
     ([True, True, False], False)
     """
-    return p.super or (k % 256 == 0 and p.group == 32 and (p.minima or p.high is not None or p.lookup))
+    return p.super or (k % 256 == 0 and p.group == 32)
 
 
 def fixed_bytes(defines: Defines) -> int:
@@ -46,7 +46,7 @@ def fixed_bytes(defines: Defines) -> int:
     super_blocks, many = k // 256, tokens > 1
     middles = any(p.super and p.minima for p in packings)  # for which sums of 32 inputs are needed
     if not many:
-        middles = any(p.group == 32 and not p.lookup and (p.minima or p.first != 0) for p in wholes)
+        middles = any(p.group == 32 and not p.lookup and p.low.bits < 8 and (p.minima or p.first != 0) for p in wholes)
     sums = 32 * middles + 64 * any(p.group == 16 for p in packings)
     sums *= tokens * super_blocks
     total = tokens * (2 * k + 64 * many) if many or len(wholes) < len(packings) else 0

@@ -2,9 +2,18 @@
 #pragma once
 #include "fragment.cuh"
 
+// Whether the bytes are signed numbers: those that are looked up, and codes of 8 bits.
+template <int F>
+constexpr bool SIGNED_BYTES = Packing<F>::lookup || Packing<F>::low_bits == 8;
+
 // The codes of rows g and g + 8 (r = 0, 1) in step s, a byte each, in the order of strip_one.cuh.
 template <int F>
 SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
+    if constexpr (Packing<F>::low_bits == 8) {
+        const uint4& words = q.low[s >> 1];
+        const int at = 2 * (s & 1);
+        return __byte_perm(word_of(words, at), word_of(words, at + 1), r == 0 ? 0x5140 : 0x7362) ^ 0x80808080u;
+    }
     u32 b = (word_of(q.low[0], s) >> (4 * r)) & 0x0F0F0F0Fu;
     if constexpr (Packing<F>::high_bits == 2) {
         const int at = 2 * (4 * (s & 1) + r);
@@ -22,7 +31,9 @@ SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
 template <int F>
 SP_DEVICE void number_bytes(u32& g, u32& g8, const Quants<F>& q, int s) {
     constexpr Table table = numbers_of<F>(false);
-    const u32 codes = word_of(q.low[0], s), first = look_up(table, codes, 0), second = look_up(table, codes, 1);
+    constexpr bool paired = is_paired(table);
+    const u32 codes = word_of(q.low[0], s);
+    const u32 first = look_up<paired>(table, codes, 0), second = look_up<paired>(table, codes, 1);
     g = __byte_perm(first, second, 0x6420), g8 = __byte_perm(first, second, 0x7531);
 }
 

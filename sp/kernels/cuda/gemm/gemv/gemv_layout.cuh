@@ -6,10 +6,9 @@
 #include "weights.cuh"
 
 // Whether a stage of the format has 256 inputs, which a lone token's are multiplied by in integers (strip_one.cuh):
-// super-blocks, and of the blocks of 32 those whose codes are more than 4 bits less a middle, where they make whole stages.
+// super-blocks, and blocks of 32 where they make whole stages.
 template <int F>
-constexpr bool WHOLE = Packing<F>::super || (K % 256 == 0 && Packing<F>::group == 32 &&
-                                             (Packing<F>::minima || Packing<F>::high_bits > 0 || Packing<F>::lookup));
+constexpr bool WHOLE = Packing<F>::super || (K % 256 == 0 && Packing<F>::group == 32);
 template <int F>
 using Stage = Slot<F, STAGE_ROWS, WHOLE<F> ? 256 / TILE_K : 1>;
 

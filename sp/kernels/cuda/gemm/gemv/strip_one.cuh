@@ -66,8 +66,8 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
             ldmatrix_x4(b, base + in.offset[group]);
             byte_operands<FORMAT>(a, q, p);
             if constexpr (MIXES_STEPS<FORMAT>) mix_steps(b);
-            multiply_bytes<F::lookup>(high[into], a, b[0], b[1]);
-            multiply_bytes<F::lookup>(low[into], a, b[2], b[3]);
+            multiply_bytes<SIGNED_BYTES<FORMAT>>(high[into], a, b[0], b[1]);
+            multiply_bytes<SIGNED_BYTES<FORMAT>>(low[into], a, b[2], b[3]);
         }
     }
     const f32 factor = in.factors[index];
@@ -103,7 +103,7 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
             acc[r] = fmaf(low_f16(h.x) * factor, sum, acc[r]);
             acc[r] = fmaf(-high_f16(h.x) * factor, lowest, acc[r]);
         } else {
-            constexpr bool counted = !F::lookup && F::first != 0;  // codes count from another number than 0
+            constexpr bool counted = !SIGNED_BYTES<FORMAT> && F::first != 0;  // codes count from another number than 0
             f32 v[2] = {f32(high[0][2 * r] * 256 + low[0][2 * r]), f32(high[0][2 * r + 1] * 256 + low[0][2 * r + 1])};
             float2 s = {};
             if constexpr (F::minima || counted) s = reinterpret_cast<const float2*>(in.sums32 + index * 8)[c];
