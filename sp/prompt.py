@@ -13,11 +13,12 @@ from typing import Literal
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
+from sp.chat import Thinking, Thinks
 from sp.errors import PromptError
-from sp.gguf.template import render_chat
+from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
 
-SpanKind = Literal["protected", "question", "needle", "plain"]
+SpanKind = Literal["protected", "question", "answer", "needle", "plain"]
 
 DOCUMENT_MARK = "\n\n"
 
@@ -41,22 +42,26 @@ class Prompt:
         The rendered prompt, chat markup included.
     spans : tuple of Span
         `protected` text is always kept (chat markup, question, answer prefix); `question` and `needle`
-        are what scorers and reports ask for; in `plain` text, ascending and disjoint, the spelling of a
-        special token is only text.
+        are what scorers and reports ask for, `answer` is the prefix; in `plain` text, ascending and disjoint,
+        the spelling of a special token is only text.
+    thinks : Thinks, optional
+        How thinking is marked in the reply; None if it is not.
     """
 
     text: str
     spans: tuple[Span, ...] = ()
+    thinks: Thinks | None = None
 
     @classmethod
     def from_document(
         cls,
         document: str,
         question: str,
-        template: str | None,
+        template: str | ChatTemplate | None,
         *,
         needle: str | Sequence[str] | None = None,
         answer_prefix: str = "",
+        thinking: Thinking = Thinking(),  # noqa: B008
     ) -> Prompt:
         """Render `document` and `question` as one user turn; everything but the document is protected.
 
@@ -64,18 +69,20 @@ class Prompt:
         ----------
         document, question : str
             The long text and what is asked of it; both non-empty.
-        template : str or None
+        template : str, ChatTemplate or None
             A chat template (Jinja); None asks for plain text: document, blank line, question, newline.
         needle : str or sequence of str, optional
             The pieces of the document that hold the answer, for reports only; scorers never see them.
         answer_prefix : str
             Text after the generation prompt with which the answer must begin.
+        thinking : Thinking
+            What the template is told of thinking.
 
         Raises
         ------
         PromptError
-            If the document or the question is empty, the template does not show them verbatim, or the
-            needle is not in the document.
+            If the document or the question is empty, the template does not show them verbatim, the needle is not
+            in the document, or a prefix is given for an answer that begins with thinking.
 
         Examples
         --------
@@ -89,10 +96,18 @@ class Prompt:
         if not question:
             raise PromptError("the question is missing; give one with --question")
         user = f"{document}{DOCUMENT_MARK}{question}"
-        text = render_chat(template, [{"role": "user", "content": user}]) if template else f"{user}\n"
+        text, thinks = f"{user}\n", None
+        if template:
+            template = ChatTemplate.of(template)
+            text = render_chat(template, [{"role": "user", "content": user}], **thinking.told(template))
         at = text.find(user)
         if at < 0:
             raise PromptError("the chat template changes the user's text, so its parts cannot be located")
+        if template:
+            closing, thinks = thinking.reply(template, text[at + len(user) :])
+            text += closing
+        if answer_prefix and thinks and (thinks.opened or thinking.mode == "on"):
+            raise PromptError("an answer that begins with thinking takes no --answer-prefix; add --thinking off")
         start = len(text[:at].encode())
         end = start + len(document.encode())
         asked = end + len(DOCUMENT_MARK)
@@ -101,6 +116,7 @@ class Prompt:
             Span("protected", 0, start),
             Span("protected", end, len(text.encode())),
             Span("question", asked, asked + len(question.encode())),
+            Span("answer", len(text.encode()) - len(answer_prefix.encode()), len(text.encode())),
             Span("plain", start, asked + len(question.encode())),
         ]
         for piece in (needle,) if isinstance(needle, str) else needle or ():
@@ -109,13 +125,13 @@ class Prompt:
                 raise PromptError("the needle is not a part of the prompt text")
             first = start + len(document[:found].encode())
             spans.append(Span("needle", first, first + len(piece.encode())))
-        return cls(text, tuple(span for span in spans if span.end > span.start))
+        return cls(text, tuple(span for span in spans if span.end > span.start), thinks)
 
     def tokenise(self, tokenizer: Tokenizer) -> TokenisedPrompt:
-        """Encode the text; PromptError if nothing is left."""
+        """Encode the text, with BOS and EOS if the vocabulary wants them; PromptError if nothing is left."""
         plain = [(span.start, span.end) for span in self.spans if span.kind == "plain"]
-        encoding = tokenizer.encode(self.text, plain)
-        if len(encoding.ids) == 0:
+        encoding = tokenizer.encode(self.text, plain, framed=True)
+        if not self.text:
             raise PromptError("the prompt is empty; give a text with --prompt-file")
         return TokenisedPrompt(self, encoding.ids, encoding.spans)
 
@@ -132,13 +148,27 @@ class TokenisedPrompt:
         return len(self.ids)
 
     def mask(self, kind: SpanKind) -> Bools:
-        """Tokens that share at least one byte with a span of `kind`, shape (n,)."""
+        """Tokens that share at least one byte with a span of `kind`, shape (n,).
+
+        Protected are also those that stand for no byte: BOS, EOS, and what SentencePiece writes in front of a text.
+        """
         starts, ends = self.bytes[:, 0], self.bytes[:, 1]  # in order; NumPy's search would first copy each column
-        hit = np.zeros(len(self.ids), bool)
+        hit = starts == ends if kind == "protected" else np.zeros(len(self.ids), bool)
         for span in self.prompt.spans:
             if span.kind == kind:
                 hit[bisect_right(ends, span.start) : bisect_left(starts, span.end)] = True
         return hit
+
+    @property
+    def asked(self) -> int:
+        """Tokens up to the last one that asks: of the question, or of what the answer begins with.
+
+        All of them, unless the chat template opens or closes thinking behind the question.
+        """
+        if self.prompt.thinks is None or not self.prompt.thinks.written:
+            return len(self)
+        known = (self.mask("question") | self.mask("answer")).nonzero()[0]
+        return int(known[-1]) + 1 if len(known) else len(self)
 
 
 def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
@@ -152,9 +182,9 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     scores : array (n,)
         Score of each source token.
     source : array (n, 2)
-        Byte ranges of the source tokens; they tile the text.
+        Byte ranges of the source tokens; they tile the text, which is not empty. Empty ones give nothing.
     target : array (m, 2)
-        Byte ranges of the target tokens of the same text.
+        Byte ranges of the target tokens of the same text; an empty one takes the score of the byte behind it.
 
     Returns
     -------
@@ -166,8 +196,11 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     >>> transfer_scores(np.array([1, 5], np.float32), source, np.array([[0, 1], [1, 3], [3, 4]])).tolist()
     [1.0, 5.0, 5.0]
     """
+    shown = source[:, 0] < source[:, 1]
+    scores, source = scores[shown], source[shown]
     owner = np.repeat(np.arange(len(source)), source[:, 1] - source[:, 0])  # the source token of each byte
-    first, last = owner[target[:, 0]], owner[target[:, 1] - 1] + 1
+    begins = np.minimum(target[:, 0], len(owner) - 1)
+    first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)] + 1
     # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
     padded = np.append(scores, -np.inf).astype(np.float32)
     return np.asarray(np.maximum.reduceat(padded, np.stack([first, last], axis=1).ravel())[::2], np.float32)

@@ -19,7 +19,7 @@ from sp.quant import F32, BlockFormat
 PAGE = Path(__file__).parents[1] / "docs" / "extending" / "architecture.md"
 HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 128, 192, 3, 4, 2, 64, 256
 BASE, EPS = 1e4, 1e-5
-FACTORS = np.linspace(1.0, 8.0, HEAD_DIM // 2).astype(np.float32)
+LEARNED = np.geomspace(2.0, 1e-4, HEAD_DIM // 2).astype(np.float32)
 
 
 def page_code() -> list[str]:
@@ -45,7 +45,7 @@ def tern_tensors(seed: int = 0) -> dict[str, np.ndarray]:
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     out = {
         "token_embd.weight": matrix(VOCAB, HIDDEN),
-        "rope_freqs.weight": FACTORS,
+        "rope_learned.weight": LEARNED,
         "output_norm.weight": vector(HIDDEN),
         "output.weight": matrix(VOCAB, HIDDEN),
     }
@@ -95,7 +95,7 @@ class Variant:
 
     biased: bool = True
     interleaved: bool = True
-    divided: bool = True
+    learned: bool = True
 
 
 def tern_logits(
@@ -133,7 +133,7 @@ def _turned(x: np.ndarray, positions: np.ndarray, variant: Variant) -> np.ndarra
     """Heads (n, head_dim) turned pair by pair."""
     out = np.empty_like(x)
     for j in range(HEAD_DIM // 2):
-        frequency = BASE ** (-2 * j / HEAD_DIM) / (float(FACTORS[j]) if variant.divided else 1.0)
+        frequency = float(LEARNED[j]) if variant.learned else BASE ** (-2 * j / HEAD_DIM)
         a, b = (2 * j, 2 * j + 1) if variant.interleaved else (j, j + HEAD_DIM // 2)
         turn = (x[:, a] + 1j * x[:, b]) * np.exp(1j * positions * frequency)
         out[:, a], out[:, b] = turn.real, turn.imag

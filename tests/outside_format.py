@@ -14,15 +14,15 @@ PAGE = Path(__file__).parents[1] / "docs" / "extending" / "format.md"
 
 def outside_format() -> BlockFormat:
     """Register the page's format, if that was not done before in this process."""
-    if 35 not in FORMATS:
-        text = re.search(r"```python\n(# sp/quant/formats/tq2_0\.py\n.*?)```", PAGE.read_text(), re.S)
+    if 41 not in FORMATS:
+        text = re.search(r"```python\n(# sp/quant/formats/q1_0\.py\n.*?)```", PAGE.read_text(), re.S)
         assert text is not None, "the page has no file"
-        exec(compile(text[1], str(PAGE), "exec"), {"__name__": "tq2_0"})
-    return FORMATS[35]
+        exec(compile(text[1], str(PAGE), "exec"), {"__name__": "q1_0"})
+    return FORMATS[41]
 
 
 def write_outside(path: Path, role: str = "target") -> Path:
-    """The embedded model of a role with its matrices in that format; spread over codes, for trained ones round to 0."""
+    """The embedded model of a role with its matrices in that format."""
     fmt = outside_format()
     with GGUFFile.open(embedded(role)) as file:
         writer = GGUFWriter(path, dict(file.metadata))

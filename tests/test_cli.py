@@ -153,6 +153,8 @@ def test_selectors_run_by_name_and_report_what_they_kept(
         (["--prompt-file", "{text}", "--question", "Q?", "--keep-ratio", "0.001", "--compress", "always"], "raise --"),
         (["--prompt-file", "{text}", "--question", "Q?", "--max-new-tokens", "9999999"], "context of"),
         (["--prompt-file", "{text}", "--question", "Q?", "--scorer", "oracle", "--compress", "always"], "known needle"),
+        (["--drafter-rope", "yarn"], "takes none, linear:FACTOR or yarn:FACTOR, as in yarn:4, not 'yarn'"),
+        (["--target-rope", "yarn:1"], "--target-rope yarn:1: the factor is a number above 1"),
         (["--nonsense"], "--nonsense"),
     ],
 )  # fmt: skip
@@ -196,7 +198,9 @@ def test_inspect_and_synth_round_trip(
     assert info["architecture"] == "qwen35"
     assert {row["type"] for row in info["tensors_by_type"]} == {"Q4_K", "Q6_K", "F32"}
     assert call(monkeypatch, "inspect", path) == 0
-    assert "Q4_K" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Q4_K" in shown
+    assert shown.splitlines()[-1] == info["command"]  # on one line, to be copied
 
 
 @pytest.mark.parametrize(
@@ -211,6 +215,8 @@ def test_inspect_and_synth_round_trip(
         (["bench", "model", "x.gguf", "--record", "/dev/null/out"], "check the path given to --record"),
         (["bench", "drafter", "--record", "/dev/null/out"], "check the path given to --record"),
         (["bench", "ttft", "--plots", "/dev/null/out"], "check the path given to --plots"),
+        (["bench", "ttft", "--target-rope", "longrope:4"], "--target-rope takes none, linear:FACTOR or yarn:FACTOR"),
+        (["serve", "--drafter-rope", "linear:x"], "--drafter-rope linear:x: the factor is a number above 1"),
         (["bench", "decode", "--record", "/dev/null/out"], "check the path given to --record"),
         (["bench", "decode", "--trace", "/dev/null/out.json"], "check the path given to --trace"),
         (["nonsense"], "nonsense"),

@@ -23,6 +23,7 @@ ORDER = [
     {"kernels"},
     {"ops"},
     {"models"},
+    {"chat"},
     {"prompt"},
     {"scoring"},
     {"selection"},
@@ -35,9 +36,10 @@ ORDER = [
     {"__main__"},
 ]
 INSIDE = {  # rooms inside a room, each of which imports only from those before it
+    "gguf": ("tokens",),
     "kernels": ("specs", "tools"),
     "ops": ("matmul", "attention", "sparse", "delta", "sampling"),
-    "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts"),
+    "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect"),
     "evals": ("text", "tasks"),
     "studies": ("sweep", "tables", "plots", "pages"),
 }

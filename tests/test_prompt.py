@@ -37,6 +37,22 @@ def test_parts_of_a_chat_prompt_are_located_in_bytes() -> None:
     assert protected[0] + document + protected[1] == prompt.text
 
 
+@pytest.mark.parametrize(
+    ("template", "prefix", "last"),
+    [
+        (CHATML, "", "assistant\n"),
+        (CHATML + "<think>\n\n</think>\n\n", "", "sat?"),
+        (CHATML + "<think>\n\n</think>\n\n", " It was", " It was"),
+        (CHATML + "{# </think> #}", "", "assistant\n"),
+    ],
+)
+def test_what_asks_ends_before_marks_of_thinking(template: str, prefix: str, last: str) -> None:
+    prompt = Prompt.from_document("The cat sat.", "Who sat?", template, answer_prefix=prefix)
+    raw = prompt.text.encode()
+    letters = TokenisedPrompt(prompt, np.arange(len(raw)), np.array([[at, at + 1] for at in range(len(raw))]))
+    assert raw[: letters.asked].decode().endswith(last)
+
+
 def test_a_question_that_repeats_a_piece_of_the_document_is_still_found_at_the_end() -> None:
     prompt = Prompt.from_document("Who sat? The cat.", "Who sat?", CHATML)
     span = next(span for span in prompt.spans if span.kind == "question")

@@ -14,6 +14,9 @@ from sp.models.architectures.base import read_config
 from sp.models.file_type import FILE_TYPES
 from sp.models.synthetic.shapes import find_shape, list_shapes
 
+FREE = ("context", "scaling", "magnitude")
+"""Numbers of a configuration that change no speed."""
+
 
 def model_facts(name: str, config: ModelConfig | None, file_type: str | None) -> dict[str, Any]:
     """Name, shape and type, as keys have them.
@@ -27,14 +30,14 @@ def model_facts(name: str, config: ModelConfig | None, file_type: str | None) ->
 
 
 def shape_name(config: ModelConfig) -> str | None:
-    """The named shape a model has, whatever its context; None for others."""
+    """The named shape a model has, whatever its context and the scaling of its RoPE; None for others."""
     return next((name for name in list_shapes() if _same(asdict(find_shape(name).config), asdict(config))), None)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal but for the context, numbers as near as a file keeps them."""
+    """Equal but for what costs nothing, numbers as near as a file keeps them."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one if k != "context")
+        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one if k not in FREE)
     if isinstance(one, float) and isinstance(other, float):
         return isclose(one, other, rel_tol=1e-6)
     return bool(one == other)

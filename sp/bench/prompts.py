@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from sp.errors import ConfigError
-from sp.gguf import Tokenizer
+from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import Prompt
 
 ROUNDS = 4  # of counting and mending, until the length is exact
@@ -25,16 +25,18 @@ class PromptMaker:
         The needle is a sentence of the document and stands once in the middle of every prompt.
     tokenizer : Tokenizer
         Whose tokens are counted.
-    template : str or None
+    template : str, ChatTemplate or None
         See `Prompt.from_document`.
     """
 
-    def __init__(self, document: str, question: str, needle: str, tokenizer: Tokenizer, template: str | None) -> None:
+    def __init__(
+        self, document: str, question: str, needle: str, tokenizer: Tokenizer, template: str | ChatTemplate | None
+    ) -> None:
         self._question, self._needle = question, needle
         self._tokenizer, self._template = tokenizer, template
         sentences = dict.fromkeys(re.split(r"(?<=[.!?])\s+", " ".join(document.split())))
         self._lines = [line for line in sentences if line and needle not in line]
-        self._costs = np.array([len(tokenizer.encode(line + "\n")) for line in self._lines])
+        self._costs = np.array([len(tokenizer.encode(line + "\n", begins=False)) for line in self._lines])
         self._drawn: dict[int, tuple[list[str], int]] = {}
 
     def make(self, tokens: int, seed: int = 0) -> Prompt:

@@ -229,6 +229,8 @@ def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
     """What was timed, as records have it."""
     options, drafter = cell.options, pipeline.drafter
     how = dict.fromkeys(DRAFTING) if cell.full else drafting(options.scorer)
+    roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter and not cell.full else {})
+    ropes = {f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked}
     return {
         "target": pipeline.target.path.name,
         "drafter": drafter.path.name if drafter and not cell.full else None,
@@ -240,6 +242,7 @@ def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
         "kv": options.kv + (" rotated" if options.rotate else ""),
         "new_tokens": options.max_new_tokens,
         **running(path),
+        **ropes,
     }
 
 

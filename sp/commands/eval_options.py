@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sp.commands.options import Cache, Drafter, OnDevice, Positions, Target
+from sp.commands.open_pair import asked_ropes, tell_thinking, thinking_of
+from sp.commands.options import (
+    Cache,
+    Drafter,
+    DrafterRope,
+    OnDevice,
+    Positions,
+    ReasoningEffort,
+    Target,
+    TargetRope,
+    ThinkingMode,
+)
 from sp.commands.strategies import read_shares, read_strategies
 from sp.commands.terminal import AsJson
 from sp.config import from_mapping
 
 if TYPE_CHECKING:
+    from sp.chat import Thinking
     from sp.pipeline import Pipeline, RunOptions
 
 CONTROLS = ("random", "lexical", "head_tail", "oracle")
@@ -40,9 +52,13 @@ class Asked:
     controls: Annotated[bool, typer.Option(help=f"Also run the controls: {', '.join(CONTROLS)}.")] = True
     target: Target = None
     drafter: Drafter = None
+    target_rope: TargetRope = None
+    drafter_rope: DrafterRope = None
     device: OnDevice = "auto"
     positions: Positions = "original"
     kv: Cache = "f16"
+    thinking: ThinkingMode = "off"
+    reasoning_effort: ReasoningEffort = None
     seed: Annotated[int, typer.Option(help="Of the examples and of scorers that draw random numbers.")] = 0
     out: Annotated[Path | None, typer.Option(help="Append one JSON line an example and cell to this file.")] = None
     as_json: AsJson = False
@@ -65,11 +81,18 @@ class Asked:
             for one, other in pairs
         ]
 
+    def asked_thinking(self) -> Thinking:
+        """What the target is asked of thinking."""
+        return thinking_of(self.thinking, self.reasoning_effort)
+
     def open(self) -> Pipeline:
-        """Load both models."""
+        """Load both models; say where the target cannot be asked of thinking."""
         from sp.pipeline import Pipeline
 
-        return Pipeline.open(self.target, self.drafter, device=self.device)  # type: ignore[arg-type]
+        asked, ropes = self.asked_thinking(), asked_ropes(self.target_rope, self.drafter_rope)
+        pipeline = Pipeline.open(self.target, self.drafter, device=self.device, **ropes)  # type: ignore[arg-type]
+        tell_thinking(asked, pipeline.target)
+        return pipeline
 
 
 def asking(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -42,7 +42,8 @@ def run_tasks(tasks: Sequence[Task], lengths: Sequence[int], n: int, asked: Aske
     for task, tokens in kinds:
         task.example(0, tokens, count)
     examples = (task.example(index, tokens, count) for task, tokens in kinds for index in range(n))
-    rows = gather(partial(evaluate, pipeline, examples, cells), len(kinds) * n * (len(cells) + 1), asked.out)
+    measure = partial(evaluate, pipeline, examples, cells, thinking=asked.asked_thinking())
+    rows = gather(measure, len(kinds) * n * (len(cells) + 1), asked.out)
     show(summarise(rows), ANSWERS, asked.as_json, pipeline)
 
 

@@ -37,11 +37,15 @@ def needle(
 ) -> None:
     """Hide facts in a long text and ask for them: lengths x depths, by strategy.
 
+    Models do not think before they answer, unless --thinking says so, which makes answers 1,024 tokens longer.
+
     [bold]Examples[/bold]
 
       sp eval needle
 
       sp eval needle -p 8k,32k,128k --depths 0..1/11 -n 5 --scorer tail,lookahead --keep-ratio 0.05 --out needle.jsonl
+
+      sp eval needle --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking on -n 10
 
       sp eval needle --mode multivalue,multiquery --selector 'sentence\\[neighbours=0]' --no-shared-ngrams 1
     """
@@ -120,10 +124,13 @@ def ppl(
 
       sp eval ppl --text book.txt -p 8k,32k -n 8 --keep-ratio 0.05,0.1,0.3 --target target.gguf --drafter drafter.gguf
     """
+    from sp.chat import Thinking
     from sp.evals.ppl import generated_text, passages, perplexity
     from sp.evals.run import counter
     from sp.evals.summary import summarise_perplexity
 
+    if asked.asked_thinking() != Thinking("off"):
+        raise ConfigError("sp eval ppl reads plain text, and no chat that asks for thinking; leave it out")
     cells, sizes = asked.cells(), numbers(lengths, "--lengths")
     check_writable(asked.out)
     written = read_text(text, "--text") if text else None

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from sp.commands.terminal import AsJson, print_json
 
@@ -15,17 +16,23 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A GGUF file, or the first of its shards.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what a GGUF file holds: architecture, tensors by type, bytes, tokenizer, template, warnings.
+    """Show what a GGUF file holds and what it takes to run it.
+
+    Family, formats with native kernels or re-packed ones, bytes on the device, KV bytes by length, the cards that hold
+    it up to which prompt, alone and with a drafter, the command to run it; or what keeps it from running.
 
     [bold]Example[/bold]
 
       sp inspect Qwen3.6-27B-Q4_K_M.gguf
     """
     from sp.models.inspect import inspect_file
-    from sp.models.inspect_tables import render
+    from sp.models.inspect.tables import render
 
     info = inspect_file(file)
     if as_json:
         print_json(info)
     else:
-        Console().print(render(info))
+        console = Console()
+        console.print(render(info))
+        if info["command"] is not None and not info["warnings"]:
+            console.print(f"\n{escape(info['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied

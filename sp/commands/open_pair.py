@@ -1,8 +1,9 @@
-"""How `sp run` and `sp serve` open a pair: kernels compiled ahead with a bar, a budget of device memory."""
+"""How commands open a pair: kernels compiled ahead with a bar, a budget of device memory, and what it may think."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,10 @@ from sp.commands.terminal import progress_bar
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sp.chat import Thinking
+    from sp.models import AskedScaling
     from sp.pipeline import Pipeline
+    from sp.pipeline.load import Loaded
 
 
 def draft_of(target: Path | None, draft: Path | None) -> Path:
@@ -22,6 +26,38 @@ def draft_of(target: Path | None, draft: Path | None) -> Path:
     return draft or embedded("draft")
 
 
+def asked_ropes(target_rope: str | None, drafter_rope: str | None) -> dict[str, AskedScaling]:
+    """Scalings of RoPE as `Pipeline.open` takes them, of the options that were given; ConfigError for a wrong one.
+
+    Examples
+    --------
+    >>> asked_ropes(None, "yarn:4")
+    {'drafter_rope': AskedScaling(kind='yarn', factor=4.0)}
+    """
+    from sp.models import AskedScaling
+
+    given = {"target_rope": target_rope, "drafter_rope": drafter_rope}
+    return {
+        name: AskedScaling.parse(text, f"--{name.replace('_', '-')}")
+        for name, text in given.items()
+        if text is not None
+    }
+
+
+def thinking_of(mode: str, effort: str | None) -> Thinking:
+    """`--thinking` and `--reasoning-effort`; ConfigError for what they cannot be."""
+    from sp.chat import Thinking
+    from sp.config import from_mapping
+
+    return from_mapping(Thinking, {"mode": mode, "effort": effort}, "--thinking")
+
+
+def tell_thinking(thinking: Thinking, target: Loaded) -> None:
+    """Say so, in a line, where the target's chat template does not take what was asked of thinking."""
+    if note := thinking.note(target.template):
+        print(f"sp: {target.path.name}: {note}", file=sys.stderr)
+
+
 def open_pair(
     target: Path | None,
     drafter: Path | None,
@@ -29,8 +65,9 @@ def open_pair(
     vram: str | None,
     break_even: Path | None,
     draft: Path | None = None,
+    ropes: Mapping[str, AskedScaling] | None = None,
 ) -> Pipeline:
-    """The pair on its device, its kernels compiled; `draft` is for speculative decoding."""
+    """The pair on its device, its kernels compiled; `draft` is for speculative decoding, `ropes` from `asked_ropes`."""
     from sp.kernels.device import pick_device
     from sp.pipeline import Pipeline
     from sp.pipeline.sizes import parse_bytes
@@ -38,7 +75,7 @@ def open_pair(
     where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
     if where == "cuda":
         compile_kernels()
-    pair = Pipeline.open(target, drafter, device=where, vram=budget).with_break_evens(break_even)
+    pair = Pipeline.open(target, drafter, device=where, vram=budget, **(ropes or {})).with_break_evens(break_even)
     return pair if draft is None else pair.with_draft(draft)
 
 

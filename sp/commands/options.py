@@ -9,6 +9,12 @@ import typer
 
 Target = Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")]
 Drafter = Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")]
+TargetRope = Annotated[
+    str | None, typer.Option(help="RoPE scaling of the target in place of its file's: none, linear:2, yarn:4.")
+]
+DrafterRope = Annotated[
+    str | None, typer.Option(help="RoPE scaling of the drafter in place of its file's: none, linear:2, yarn:4.")
+]
 OnDevice = Annotated[str, typer.Option("--device", help="auto (the GPU if there is one), cpu or cuda.")]
 VRAM = Annotated[
     str | None,
@@ -24,6 +30,14 @@ Positions = Annotated[str, typer.Option("--positions", help="Of kept tokens: ori
 Cache = Annotated[str, typer.Option("--kv", help="Cached keys and values of the target: f16, q4_0 or f32.")]
 Rotate = Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")]
 Decode = Annotated[str, typer.Option("--decode", help="greedy, or with a draft: dflash (a chain), ddtree (a tree).")]
+ThinkingMode = Annotated[
+    str,
+    typer.Option("--thinking", help="Whether the model thinks first: auto (as its chat template has it), on or off."),
+]
+ReasoningEffort = Annotated[
+    str | None,
+    typer.Option("--reasoning-effort", help="How much it thinks, where the template takes it: low, medium, high, ..."),
+]
 Draft = Annotated[
     Path | None,
     typer.Option("--draft", help="DFlash draft of the target, .gguf or .safetensors; the embedded target has its own."),

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sp import __version__
-from sp.commands.open_pair import draft_of, open_pair
+from sp.commands.open_pair import asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -18,10 +18,14 @@ from sp.commands.options import (
     Decode,
     Draft,
     Drafter,
+    DrafterRope,
     OnDevice,
+    ReasoningEffort,
     Rotate,
     Scorer,
     Target,
+    TargetRope,
+    ThinkingMode,
 )
 from sp.commands.strategies import read_settings
 from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar, read_text
@@ -38,6 +42,8 @@ def run(
     answer_prefix: Annotated[str, typer.Option(help="Text the answer must begin with.")] = "",
     target: Target = None,
     drafter: Drafter = None,
+    target_rope: TargetRope = None,
+    drafter_rope: DrafterRope = None,
     keep_ratio: Annotated[float, typer.Option(help="Share of the prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Scorer = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen by importance: top_chunks, ...")] = "top_chunks",
@@ -57,7 +63,9 @@ def run(
     rotate: Rotate = False,
     decode: Decode = "greedy",
     draft: Draft = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 64,
+    thinking: ThinkingMode = "auto",
+    reasoning_effort: ReasoningEffort = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, thinking included, in tokens.")] = 64,
     device: OnDevice = "auto",
     vram: VRAM = None,
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
@@ -80,6 +88,10 @@ def run(
 
       sp run --decode ddtree --set decode.budget=22
 
+      sp run --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off --prompt-file book.txt ...
+
+      sp run --thinking on --max-new-tokens 2048 ...
+
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
     """
     from sp.decode import Speculative
@@ -100,8 +112,9 @@ def run(
         "max_new_tokens": max_new_tokens,
         "seed": seed,
     }
-    options = from_mapping(RunOptions, given, "sp run")
+    options, asked = from_mapping(RunOptions, given, "sp run"), thinking_of(thinking, reasoning_effort)
     check_folder(out, "--out")
+    ropes = asked_ropes(target_rope, drafter_rope)
     if isinstance(options.decode, Speculative):
         draft = draft_of(target, draft)
     elif draft is not None:
@@ -115,10 +128,10 @@ def run(
         document = read_text(prompt_file, "--prompt-file")
     if question is None:
         raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft)
-    prompt = Prompt.from_document(
-        document, question, pipeline.target.template, needle=needle, answer_prefix=answer_prefix
-    )
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes)
+    tell_thinking(asked, pipeline.target)
+    told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": asked}
+    prompt = Prompt.from_document(document, question, pipeline.target.template, **told)  # type: ignore[arg-type]
     if full:
         pipeline.warm_up(min(1024, len(prompt.text) // 32))  # about an eighth of the prompt
     result = pipeline.run(prompt, options, full=full, reporter=progress_bar, by_head=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.open_pair import draft_of, open_pair
+from sp.commands.open_pair import asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -16,11 +16,15 @@ from sp.commands.options import (
     Decode,
     Draft,
     Drafter,
+    DrafterRope,
     OnDevice,
     Positions,
+    ReasoningEffort,
     Rotate,
     Scorer,
     Target,
+    TargetRope,
+    ThinkingMode,
 )
 from sp.commands.strategies import read_settings
 from sp.config import from_mapping
@@ -32,6 +36,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def serve(
     target: Target = None,
     drafter: Drafter = None,
+    target_rope: TargetRope = None,
+    drafter_rope: DrafterRope = None,
     keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Scorer = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
@@ -47,6 +53,8 @@ def serve(
     rotate: Rotate = False,
     decode: Decode = "greedy",
     draft: Draft = None,
+    thinking: ThinkingMode = "auto",
+    reasoning_effort: ReasoningEffort = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Answer length where a request names none.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer a request may ask for.")] = 4096,
     device: OnDevice = "auto",
@@ -59,11 +67,16 @@ def serve(
 ) -> None:
     """Serve chat and text completions of one resident pair, compressed request by request.
 
+    A request may say otherwise of thinking: 'reasoning_effort', and 'chat_template_kwargs' such as
+    {"enable_thinking": false}. Replies have what was thought as 'reasoning_content'.
+
     [bold]Examples[/bold]
 
       sp serve --keep-ratio 0.1 --threshold 4096
 
       sp serve --decode ddtree --set decode.budget=22
+
+      sp serve --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off
 
       sp serve --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --compress always
     """
@@ -90,18 +103,19 @@ def serve(
         "rotate": rotate,
         "max_new_tokens": min(max_new_tokens, max_tokens),
     }
-    options = from_mapping(RunOptions, given, "sp serve")
+    options, asked = from_mapping(RunOptions, given, "sp serve"), thinking_of(thinking, reasoning_effort)
+    ropes = asked_ropes(target_rope, drafter_rope)
     if isinstance(options.decode, Speculative):
         draft = draft_of(target, draft)
     if getattr(options.decode, "temperature", 0):
         raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
     listener = listen(host, port)
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes)
+    tell_thinking(asked, pipeline.target)
     pipeline.warm_up(options=options)
     worker = Worker(pipeline, Metrics(), queue)
-    service = Service(
-        worker, Defaults(options, max_tokens, pipeline.draft is not None), Limits(body_bytes=max_body << 20)
-    )
+    defaults = Defaults(options, max_tokens, pipeline.draft is not None, asked)
+    service = Service(worker, defaults, Limits(body_bytes=max_body << 20))
     if host not in LOOPBACK:
         print(f"sp: warning: anyone who reaches {host} can use this server", file=sys.stderr)
     where = f"[{host}]" if ":" in host else host

@@ -14,12 +14,14 @@ from sp.errors import unknown_name
 
 def synth(
     shape: Annotated[
-        str, typer.Option(help="Named shape: qwen3.6-27b, qwen3-0.6b, dflash-..., tiny-..., retriever-...")
+        str, typer.Option(help="Named shape: qwen3.6-27b, llama-3.1-70b, qwen2.5-0.5b, dflash-..., tiny-..., ...")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="GGUF file to write.")],
     type_: Annotated[
         str | None,
-        typer.Option("--type", help="q4_k_m (default of random weights), q8_0, bf16, f16 (of retrievers), f32."),
+        typer.Option(
+            "--type", help="A format (q8_0, iq4_xs, ..) or a mix: q4_k_m (default), ud-q4_k_xl; f16 of retrievers."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     as_json: AsJson = False,

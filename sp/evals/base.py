@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from sp.chat import Thinking
 from sp.config import Registry
+from sp.gguf import ChatTemplate
 from sp.prompt import Prompt
 
 Match = Literal["all", "any", "exact"]
@@ -20,6 +22,8 @@ Match = Literal["all", "any", "exact"]
 Count = Callable[[str], int]
 """Tokens of a text in the vocabulary that prompts are measured in."""
 
+WITHOUT = Thinking("off")
+"""How examples are asked: the answers are short, and known without thinking."""
 MARKUP = 16
 """Tokens left free for the chat template around a prompt's text."""
 
@@ -62,10 +66,14 @@ class Example:
     tokens: int = 0
     max_new_tokens: int = 32
 
-    def prompt(self, template: str | None) -> Prompt:
-        """The rendered prompt, every needle marked; PromptError as `Prompt.from_document`."""
+    def prompt(self, template: str | ChatTemplate | None, thinking: Thinking = WITHOUT) -> Prompt:
+        """The rendered prompt, every needle marked; an answer that begins with thinking gets no prefix.
+
+        Errors as of `Prompt.from_document`.
+        """
+        prefix = "" if thinking.mode == "on" else self.answer_prefix
         return Prompt.from_document(
-            self.document, self.question, template, needle=self.needles, answer_prefix=self.answer_prefix
+            self.document, self.question, template, needle=self.needles, answer_prefix=prefix, thinking=thinking
         )
 
 

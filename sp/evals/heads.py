@@ -16,7 +16,7 @@ from sp.arrays import Bools, Doubles
 from sp.errors import ModelError
 from sp.evals.base import Example
 from sp.evals.metrics import score_answer
-from sp.gguf import Tokenizer
+from sp.gguf import ChatTemplate, Tokenizer
 from sp.models import Model
 from sp.ops.array_module import on_host
 from sp.ops.attention.attention_rows import attention_rows
@@ -70,7 +70,7 @@ def copied(request: ScoreRequest, value: Bools, new_tokens: int) -> Copied:
 def measure_heads(
     model: Model,
     tokenizer: Tokenizer,
-    template: str | None,
+    template: ChatTemplate | None,
     examples: Iterable[Example],
     progress: Callable[[int], None] | None = None,
 ) -> HeadMap:

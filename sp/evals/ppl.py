@@ -24,7 +24,7 @@ from sp.kernels import is_device
 from sp.models import decode_step, prefill
 from sp.pipeline import Pipeline, RunOptions, Scored
 from sp.pipeline.compress import compress
-from sp.pipeline.stages import check_context
+from sp.pipeline.window import check_context
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.controls import OracleScorer
 
@@ -108,7 +108,7 @@ def perplexity(
     order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
     for text in texts:
         prompt = pipeline.tokenise(Prompt(text.context))
-        ids = pipeline.target.tokenizer.encode(text.continuation).ids
+        ids = pipeline.target.tokenizer.encode(text.continuation, begins=False).ids
         check_context(pipeline.target, len(prompt), len(ids))
         head: Row = {
             "task": "ppl", "example": text.id, "tokens_asked": text.tokens, "prompt_tokens": len(prompt),

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from sp.chat import Thinking
 from sp.config import Registry
 from sp.decode import DECODERS, Greedy
 from sp.errors import PromptError
-from sp.evals.base import Count, Example
+from sp.evals.base import WITHOUT, Count, Example
 from sp.evals.metrics import Caught, Evidence, caught, score_answer
 from sp.gguf import Tokenizer
 from sp.pipeline import Answer, Pipeline, RunOptions, Scored
-from sp.pipeline.stages import check_context
+from sp.pipeline.window import check_context
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS
 from sp.scoring.controls import OracleScorer
@@ -27,6 +28,8 @@ from sp.trace import Trace
 Row = dict[str, Any]
 """One example in one cell: a flat mapping that goes into JSON; see `evaluate`."""
 
+THINKING_TOKENS = 1024
+"""Room for thinking before an answer, where it is not off."""
 FULL = "full"
 """Scorer and selector of the row of a full prefill."""
 
@@ -37,6 +40,7 @@ def evaluate(
     cells: Sequence[RunOptions],
     *,
     full: bool = True,
+    thinking: Thinking = WITHOUT,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Row]:
     """Answer every example in full and in every cell, compressed whatever it costs.
@@ -52,6 +56,9 @@ def evaluate(
         `compress`, `threshold` and `max_new_tokens` are ignored.
     full : bool
         Also read every prompt whole and answer greedily, with the cache format of the first cell.
+    thinking : Thinking
+        What the target is asked of thinking; an answer that may begin with it is `THINKING_TOKENS` longer, and judged
+        without it.
     progress : callable, optional
         Called with 1 after every row.
 
@@ -65,7 +72,7 @@ def evaluate(
         ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
         `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
         ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed. Then ``expected, depth`` and
-        the other facts of the example.
+        the other facts of the example; ``thinking`` where that was not off, and ``reasoning_effort`` if one was asked.
 
     Raises
     ------
@@ -74,10 +81,11 @@ def evaluate(
     """
     report = progress or (lambda done: None)
     order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
-    for example in examples:
+    for given in examples:
+        example = _with_thinking(given, thinking)
         trace = Trace()
         with trace.stage("tokenise") as stage:
-            prompt = pipeline.tokenise(example.prompt(pipeline.target.template))
+            prompt = pipeline.tokenise(example.prompt(pipeline.target.template, thinking))
             stage.tokens = len(prompt)
         check_context(pipeline.target, len(prompt), example.max_new_tokens)
         evidence = Evidence.of(prompt, example.answers)
@@ -227,6 +235,15 @@ def label(registry: Registry[Any], strategy: Any) -> str:
 def seeded(cell: RunOptions, name: str) -> RunOptions:
     """The options with a seed of the example's own, or the random control would draw the same every time."""
     return replace(cell, seed=cell.seed + zlib.crc32(name.encode()))
+
+
+def _with_thinking(example: Example, thinking: Thinking) -> Example:
+    """The example with room to think, and the fact in its rows."""
+    facts: dict[str, Any] = {} if thinking.mode == "off" else {"thinking": thinking.mode}
+    facts |= {} if thinking.effort is None else {"reasoning_effort": thinking.effort}
+    room = 0 if thinking.mode == "off" else THINKING_TOKENS
+    limit = example.max_new_tokens + room
+    return replace(example, facts={**example.facts, **facts}, max_new_tokens=limit) if room or facts else example
 
 
 def _options(cell: RunOptions, example: Example) -> RunOptions:

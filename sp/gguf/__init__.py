@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from sp.gguf.header import TensorInfo
 from sp.gguf.reader import GGUFFile
-from sp.gguf.template import chat_template, render_chat
+from sp.gguf.template import ChatTemplate, chat_template, render_chat
 from sp.gguf.tokenizer import Encoding, Tokenizer
 from sp.gguf.value_types import Value
 from sp.gguf.writer import GGUFWriter
 
-__all__ = ["Encoding", "GGUFFile", "GGUFWriter", "TensorInfo", "Tokenizer", "Value", "chat_template", "render_chat"]
+__all__ = [
+    "ChatTemplate",
+    "Encoding",
+    "GGUFFile",
+    "GGUFWriter",
+    "TensorInfo",
+    "Tokenizer",
+    "Value",
+    "chat_template",
+    "render_chat",
+]

@@ -21,6 +21,11 @@ _SCALARS: Mapping[str, ValueType] = {
     "split.tensors.count": ValueType.INT32,
     ".rope.freq_base": ValueType.FLOAT32,
     ".rope.scaling.factor": ValueType.FLOAT32,
+    ".rope.scaling.attn_factor": ValueType.FLOAT32,
+    ".rope.scaling.yarn_ext_factor": ValueType.FLOAT32,
+    ".rope.scaling.yarn_attn_factor": ValueType.FLOAT32,
+    ".rope.scaling.yarn_beta_fast": ValueType.FLOAT32,
+    ".rope.scaling.yarn_beta_slow": ValueType.FLOAT32,
     ".attention.layer_norm_rms_epsilon": ValueType.FLOAT32,
     ".attention.layer_norm_epsilon": ValueType.FLOAT32,
 }

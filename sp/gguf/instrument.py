@@ -9,10 +9,23 @@ template can spell. A pass through a loop or a macro costs by its size.
 from __future__ import annotations
 
 from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
 LOOP, PAY, EMIT, TOUCH, CONCAT, SLICE = "sp loop", "sp pay", "sp emit", "sp touch", "sp concat", "sp slice"
 NODES_PER_UNIT = 2  # executed in a microsecond
+
+
+class Generation(Extension):
+    """``{% generation %}``: what a trainer learns from, which is printed as it is (transformers' chat templates)."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a scope of its own: as there, what it sets is not seen behind it."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class Instrument(NodeTransformer):
@@ -35,6 +48,11 @@ class Instrument(NodeTransformer):
         self.generic_visit(node)
         texts = [nodes.Const(n.data, lineno=n.lineno) if isinstance(n, nodes.TemplateData) else n for n in node.nodes]
         node.nodes = [_filtered(text, EMIT) for text in texts]
+        return node
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.filter = _filtered(node.filter, EMIT)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:

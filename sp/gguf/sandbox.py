@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import Environment, Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateAssertionError, TemplateError
+from jinja2.filters import do_indent
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from sp.gguf.budget import ATOMS, CHARS_PER_UNIT, LEAVES, NUMBERS, PLAIN, Budget
-from sp.gguf.instrument import CONCAT, EMIT, LOOP, PAY, SLICE, TOUCH, Instrument
+from sp.gguf.formatting import BoundedFormatter, strftime_now
+from sp.gguf.instrument import CONCAT, EMIT, LOOP, PAY, SLICE, TOUCH, Generation, Instrument
 
 UNITS_PER_CALL = 8
 UNITS_PER_NODE = 80  # to compile a node of the syntax tree
@@ -60,7 +62,7 @@ _NODES = (
     *(nodes.Break, nodes.Continue, nodes.Scope, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef),
     *(nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test),
     *(nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand),
-    *(nodes.BinExpr, nodes.UnaryExpr),
+    *(nodes.BinExpr, nodes.UnaryExpr, nodes.FilterBlock),
 )
 
 
@@ -71,18 +73,30 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     ----------
     budget : Budget
         Spent by the rendering; compile and render one template with one environment.
+    given : mapping
+        The variables it renders with: their lists stay as they are, while it may append to lists of its own.
+
+    Attributes
+    ----------
+    names, literals : set of str
+        Variables and strings in the expressions of what was compiled.
     """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
-    def __init__(self, budget: Budget) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=["jinja2.ext.loopcontrols"])
+    def __init__(self, budget: Budget, given: Mapping[str, Any] | None = None) -> None:
+        extensions = ["jinja2.ext.loopcontrols", Generation]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=extensions)
         self.budget = budget
+        self._given = frozenset(_lists(given or {}))
+        self.names: set[str] = set()
+        self.literals: set[str] = set()
         self.globals = {
             "range": self.globals["range"],
             "dict": dict,
             "namespace": Namespace,
             "raise_exception": _raise_exception,
+            "strftime_now": strftime_now,
         }
         # filters that want a context are not folded away by the compiler
         emit = pass_context(lambda context, value: budget.pay_for_text(value))
@@ -91,7 +105,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         drawing = {name: self._charged(self.filters[name], "items") for name in _DRAWING}
         whole = {name: self._charged(self.filters[name], "all") for name in _WHOLE}
         texts = {name: self._charged(self.filters[name], "all", PLAIN) for name in _TEXT}
-        own = {"join": self._join, "replace": self._replace, "tojson": self._to_json}
+        own = {"join": self._join, "replace": self._replace, "tojson": self._to_json, "indent": self._indent}
         hooks = {LOOP: self._loop, PAY: pay, EMIT: emit, TOUCH: budget.pay_for}
         hooks |= {CONCAT: self._concat, SLICE: self._slice}
         self.filters = {**constant, **drawing, **whole, **texts, **own, **hooks}
@@ -108,12 +122,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if not isinstance(node, _NODES) or (isinstance(node, nodes.For) and node.recursive):
                 what = f"a chat template may not use {type(node).__name__}"
                 raise TemplateAssertionError(what, node.lineno)
+            if isinstance(node, nodes.Name):
+                self.names.add(node.name)
+            elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+                self.literals.add(node.value)
             pending.extend(node.iter_child_nodes())
         Instrument().visit(tree)
         tree.set_environment(self)
         return tree
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if attr == "append" and type(obj) is list:
+            return id(obj) not in self._given
         if not super().is_safe_attribute(obj, attr, value):
             return False
         known = next((names for kind, names in _METHODS.items() if isinstance(obj, kind)), ())
@@ -129,13 +149,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """No wrapper: ``format`` is not among the methods a string has here, a width could be any number."""
-        return None
+        """A bounded ``str.format`` in place of Python's, whose widths may be any number; no ``format_map``."""
+        text, name = getattr(value, "__self__", None), getattr(value, "__name__", None)
+        if not isinstance(text, str) or name != "format":
+            return None
+        return lambda *args, **kwargs: self.budget.pay_for(BoundedFormatter(self).vformat(text, args, kwargs))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         self, receiver = __self, getattr(__obj, "__self__", None)
         self.budget.pay(UNITS_PER_CALL)
-        if isinstance(receiver, str | list | tuple):  # its methods read it all
+        if isinstance(receiver, str | list | tuple) and __obj.__name__ != "append":  # its methods read it all
             self.budget.pay_for(receiver)
         if not isinstance(__obj, Macro):  # a macro only hands its arguments on
             for value in (*args, *kwargs.values()):
@@ -226,6 +249,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.budget.pay(1 + len(text) // CHARS_PER_UNIT)
         self.budget.pay(text.count(old) * len(new) // CHARS_PER_UNIT)
 
+    def _indent(self, text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+        if not isinstance(text, str) or not isinstance(width, int | str):
+            raise SecurityError(f"indent of a {type(text).__name__} by a {type(width).__name__}")
+        size = len(width) if isinstance(width, str) else max(width, 0)
+        self.budget.pay_for(text)
+        self.budget.pay((1 + len(text.splitlines())) * (1 + size // CHARS_PER_UNIT))
+        return do_indent(text, width, first, blank)
+
     def _to_json(
         self,
         value: Any,
@@ -250,3 +281,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
+
+
+def _lists(value: Any) -> Iterator[int]:
+    """Identities of all lists in plain data."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            yield id(item)
+            pending += item
+        elif isinstance(item, dict):
+            pending += item.values()

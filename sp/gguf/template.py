@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -14,11 +15,58 @@ from sp.gguf.budget import Budget
 from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.sandbox import BoundedEnvironment
+from sp.gguf.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
 MAX_TEMPLATE = 1 << 16  # characters; the longest of the known chat templates has some 20 thousand
 BASE_UNITS = 500_000  # about half a second, and at most 32 million characters
 UNITS_PER_INPUT_UNIT = 256  # a template handles each message some ten times
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template, and the special tokens it may write.
+
+    Parameters
+    ----------
+    source : str
+        Jinja2, as a file carries it.
+    bos_token, eos_token : str
+        As templates call the first token of a text and the last of a turn; empty where the vocabulary has none.
+
+    Examples
+    --------
+    >>> template = ChatTemplate("{{ bos_token }}{% if enable_thinking %}...{% endif %}", bos_token="<s>")
+    >>> render_chat(template, [])
+    '<s>'
+    >>> sorted(template.names)
+    ['bos_token', 'enable_thinking']
+    """
+
+    source: str
+    bos_token: str = ""
+    eos_token: str = ""
+
+    @classmethod
+    def of_file(cls, source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """A file's template with the tokens of its vocabulary; None if it has none."""
+        ids = tokenizer.bos_id, tokenizer.eos_id
+        return None if source is None else cls(source, *("" if i is None else tokenizer.token_text(i) for i in ids))
+
+    @classmethod
+    def of(cls, template: str | ChatTemplate) -> ChatTemplate:
+        """A template with its tokens; of a bare one, none."""
+        return cls(template) if isinstance(template, str) else template
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Variables the template reads or sets, so those it can be told by; GGUFError if it does not compile."""
+        return _checked(self.source).names
+
+    @property
+    def literals(self) -> frozenset[str]:
+        """Strings that stand in its expressions: with these it may compare what a message says."""
+        return _checked(self.source).literals
 
 
 def chat_template(file: GGUFFile) -> str | None:
@@ -35,17 +83,17 @@ def check_template(template: str) -> None:
 
 
 def render_chat(
-    template: str, messages: list[dict[str, str]], *, add_generation_prompt: bool = True, **context: Any
+    template: str | ChatTemplate, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **context: Any
 ) -> str:
     """Render a chat template in an immutable sandbox with bounded work.
 
     Parameters
     ----------
-    template : str
-        Jinja2 source, with Hugging Face's conventions: ``raise_exception``, ``tojson``, loop controls, blocks
-        trimmed.
+    template : str or ChatTemplate
+        Jinja2 source, with the conventions of Hugging Face's transformers: ``raise_exception``, ``strftime_now``,
+        ``tojson``, loop controls, ``generation`` blocks, blocks trimmed.
     messages : list of dict
-        Each with ``role`` and ``content``.
+        Each with ``role`` and ``content``, and whatever else the template knows, such as ``tool_calls``.
     add_generation_prompt : bool
         End with the opening of the assistant's turn.
     **context
@@ -68,38 +116,60 @@ def render_chat(
     '<user>hi<bot>'
     """
     variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **context}
-    return _run(template, variables)
+    if isinstance(template, str):
+        return _run(template, variables)
+    return _run(template.source, {"bos_token": template.bos_token, "eos_token": template.eos_token, **variables})
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Code of a template, which any environment can run, and the units of work its compilation took."""
+
+    code: CodeType
+    units: int
+    names: frozenset[str]
+    literals: frozenset[str]
 
 
 def _run(template: str, variables: dict[str, Any] | None) -> str:
     """Compile, and render unless `variables` is None."""
+    try:
+        budget = Budget(_allowance(variables))
+        compiled = _checked(template)
+        budget.pay(compiled.units)
+        if variables is None:
+            return ""
+        environment = BoundedEnvironment(budget, variables)
+        return Template.from_code(environment, compiled.code, environment.make_globals(None)).render(variables)
+    except GGUFError:
+        raise
+    except Exception as error:  # whatever a stranger's program ends in is the file's fault
+        raise _failure(error) from None
+
+
+def _checked(template: str) -> Compiled:
+    """The template compiled; GGUFError where it is too long or does not compile."""
     if len(template) > MAX_TEMPLATE:
         raise GGUFError(f"chat template has {len(template)} characters, more than {MAX_TEMPLATE}; use another")
     try:
-        budget = Budget(_allowance(variables))
-        code, units = _compiled(template)
-        budget.pay(units)
-        if variables is None:
-            return ""
-        environment = BoundedEnvironment(budget)
-        return Template.from_code(environment, code, environment.make_globals(None)).render(variables)
-    except Exception as error:  # whatever a stranger's program ends in is the file's fault
-        line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
-        reason = plain(f"{type(error).__name__}: {error}", 300)
-        raise GGUFError(
-            f"chat template fails{line}: {reason}; use another file, or give the prompt as plain text"
-        ) from None
+        return _compiled(template)
+    except Exception as error:
+        raise _failure(error) from None
+
+
+def _failure(error: Exception) -> GGUFError:
+    line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
+    reason = plain(f"{type(error).__name__}: {error}", 300)
+    return GGUFError(f"chat template fails{line}: {reason}; use another file, or give the prompt as plain text")
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> tuple[CodeType, int]:
-    """Code of a template, which any environment can run, and the units of work its compilation took.
-
-    Kept, as a server renders one template again and again.
-    """
+def _compiled(template: str) -> Compiled:
+    """Kept, as a server renders one template again and again."""
     budget = Budget(BASE_UNITS)
-    code = BoundedEnvironment(budget).compile(template)
-    return code, BASE_UNITS - budget.left
+    environment = BoundedEnvironment(budget)
+    code = environment.compile(template)
+    return Compiled(code, BASE_UNITS - budget.left, frozenset(environment.names), frozenset(environment.literals))
 
 
 def _allowance(variables: dict[str, Any] | None) -> int:

@@ -1,9 +1,8 @@
-"""Byte-level BPE from a file's own vocabulary, with the exact byte span of every token.
+"""Text to tokens of a file's own vocabulary and back, with the exact byte span of every token.
 
 The drafter and the target have different vocabularies, so what one keeps is told to the other in bytes of the
 text. Spans come from the bytes each token stands for, never from character offsets, which are ambiguous when a
 character is split over several tokens.
-As in llama.cpp there is no NFC step, so the bytes of the text are never changed.
 """
 
 from __future__ import annotations
@@ -11,26 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
-from tokenizers import AddedToken, Regex, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 from sp.arrays import Ints
 from sp.errors import GGUFError, PromptError
-from sp.gguf.pieces import may_cut, pieces
 from sp.gguf.reader import GGUFFile
+from sp.gguf.tokens.byte_pair import BytePairs
+from sp.gguf.tokens.decoder import Decoder
+from sp.gguf.tokens.sentencepiece import Pieces
+from sp.gguf.tokens.special_tokens import SpecialTokens, end_ids
+from sp.gguf.tokens.written import Written
 from sp.gguf.value_types import Value
-from sp.gguf.vocabulary import ADDED, CONTROL, PATTERNS, USER_DEFINED, Vocabulary, read_vocabulary, token_bytes
-
-# Tokens that end a turn or a document whatever eos_token_id says; llama.cpp's end-of-generation set.
-END_NAMES = frozenset(
-    {
-        *("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
-        *("<end_of_turn>", "<EOT>", "_<EOT>", "</s>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
-    }
-)
+from sp.gguf.vocabulary import ADDED, CONTROL, SENTENCEPIECE, UNKNOWN, Vocabulary, read_vocabulary
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,8 @@ class Encoding:
     ----------
     ids : int64 array (n,)
     spans : int64 array (n, 2)
-        Bytes ``[start, end)`` of ``text.encode("utf-8")`` each token stands for; they tile the text.
+        Bytes ``[start, end)`` of ``text.encode("utf-8")`` each token stands for; they tile the text. BOS, EOS and
+        a space that SentencePiece writes in front take none.
     """
 
     ids: Ints
@@ -58,15 +51,15 @@ class Tokenizer:
     ----------
     vocab_size : int
     special_ids : frozenset of int
-        Control tokens, e.g. ``<|im_start|>``.
+        Control tokens, e.g. ``<|im_start|>``, and the unknown one.
     eos_ids : frozenset of int
         Tokens that end the generation.
     eos_id, bos_id, pad_id : int or None
-        As the file names them. `encode` never adds any; Qwen models want no BOS.
+        As the file names them. Whether prompts begin or end with any is up to the file too; see `encode`.
 
     Examples
     --------
-    >>> from sp.gguf.vocabulary import byte_alphabet
+    >>> from sp.gguf.tokens.byte_pair import byte_alphabet
     >>> alphabet = [chr(c) for c in byte_alphabet()]
     >>> tokenizer = Tokenizer.from_metadata({
     ...     "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
@@ -81,20 +74,19 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        tokens, types, ids = vocabulary.tokens, vocabulary.types, vocabulary.ids
-        self.vocab_size = len(tokens)
+        types, ids = vocabulary.types, vocabulary.ids
+        self.vocab_size = len(types)
         self.eos_id, self.bos_id, self.pad_id = (ids.get(name) for name in ("eos", "bos", "padding"))
-        self.special_ids = frozenset(i for i, kind in enumerate(types) if kind == CONTROL)
-        named_ends = {i for i, kind in enumerate(types) if kind in ADDED and tokens[i] in END_NAMES}
-        self.eos_ids = frozenset(named_ends | {ids[name] for name in ("eos", "eot", "eom") if name in ids})
+        self._around = (self.bos_id if vocabulary.add_bos else None), (self.eos_id if vocabulary.add_eos else None)
+        self.special_ids = frozenset(i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN))
+        self.eos_ids = end_ids(vocabulary)
         self._vocabulary = vocabulary
-        self._bytes = token_bytes(tokens, types)
-        self._lengths = np.fromiter(map(len, self._bytes), np.int64, len(tokens))
+        self._model = Pieces(vocabulary) if vocabulary.pre == SENTENCEPIECE else BytePairs(vocabulary)
+        self._special = SpecialTokens(vocabulary)
+        self._lengths = np.fromiter(map(len, self._model.spelled), np.int64, len(types))
         self._ends = np.cumsum(self._lengths)
-        self._spelled = np.frombuffer(b"".join(self._bytes), np.uint8)
-        self._may_cut = may_cut(vocabulary.pre, [t for t, kind in zip(tokens, types, strict=True) if kind in ADDED])
+        self._spelled = np.frombuffer(b"".join(self._model.spelled), np.uint8)
         self._added = frozenset(i for i, kind in enumerate(types) if kind in ADDED)
-        self._backend = _add_special(_backend(vocabulary), vocabulary)
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Tokenizer:
@@ -119,15 +111,12 @@ class Tokenizer:
 
     def same_as(self, other: Tokenizer) -> bool:
         """Whether both give every text the same tokens."""
-        return self is other or (self.vocab_size == other.vocab_size and self.sha256 == other.sha256)
+        return self is other or self.sha256 == other.sha256
 
-    @cached_property
-    def _plain_backend(self) -> Backend:
-        """Knows no special tokens; made when first needed."""
-        return _backend(self._vocabulary)
-
-    def encode(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> Encoding:
-        """Tokens of `text`, special tokens recognised outside the `plain` parts, none added.
+    def encode(
+        self, text: str, plain: Sequence[tuple[int, int]] = (), *, begins: bool = True, framed: bool = False
+    ) -> Encoding:
+        """Tokens of `text`, special tokens recognised outside the `plain` parts.
 
         Parameters
         ----------
@@ -136,6 +125,10 @@ class Tokenizer:
             Byte ranges, ascending and disjoint, cut between characters, in which the spelling of a special
             token is only text: what strangers wrote must not end a turn. Other tokens come out as without
             them, also across their ends.
+        begins : bool
+            False for text that continues other text: SentencePiece writes no space in front of it.
+        framed : bool
+            Add BOS and EOS if the file asks for them and the text does not spell them already.
 
         Raises
         ------
@@ -150,75 +143,62 @@ class Tokenizer:
             raise PromptError(
                 f"character {error.start} of the text is a lone surrogate; read the text as UTF-8"
             ) from None
-        index = self._mixed(raw, plain) if plain else self._ids(self._backend, text)
+        fragments = self._special.split(raw, plain)
+        written = self._model.write(fragments, raw, begins=begins)
+        found = iter(self._model.encode(written.texts))
+        parts = [next(found) if isinstance(part, str) else np.array([part]) for part in fragments]
+        index = np.concatenate([np.zeros(0, np.int64), *parts])
         lengths = self._lengths[index]
         ends = np.cumsum(lengths)
-        self._check_spelling(raw, index, lengths, ends)
-        return Encoding(index, np.stack([ends - lengths, ends], axis=1))
+        self._check_spelling(raw, written, index, lengths, ends)
+        ends = written.text_ends(ends)
+        if framed:
+            index, ends = self._frame(index, ends, len(raw))
+        return Encoding(index, np.stack([np.append(0, ends)[:-1], ends], axis=1))
 
-    def _ids(self, backend: Backend, text: str) -> Ints:
-        """Ids of a text in a backend, long texts in parts side by side."""
-        parts = pieces(text) if self._may_cut else [text]
-        found = [encoding.ids for encoding in backend.encode_batch_fast(parts, add_special_tokens=False)]
-        return np.fromiter(chain.from_iterable(found), np.int64, sum(map(len, found)))
+    def _frame(self, index: Ints, ends: Ints, size: int) -> tuple[Ints, Ints]:
+        """Ids and ends with BOS and EOS, as the file wants them; neither is doubled."""
+        bos, eos = self._around
+        if bos is not None and list(index[:1]) != [bos]:
+            index, ends = np.append(bos, index), np.append(0, ends)
+        if eos is not None and list(index[-1:]) != [eos]:
+            index, ends = np.append(index, eos), np.append(ends, size)
+        return index, ends
 
-    def _check_spelling(self, raw: bytes, index: Ints, lengths: Ints, ends: Ints) -> None:
-        """GGUFError unless the bytes of the tokens, end to end, are the text."""
+    def _check_spelling(self, raw: bytes, written: Written, index: Ints, lengths: Ints, ends: Ints) -> None:
+        """GGUFError unless the bytes of the tokens, end to end, are the text as written."""
         total = int(ends[-1]) if len(ends) else 0
         spelled = self._spelled[np.arange(total) + np.repeat(self._ends[index] - ends, lengths)]
-        text = np.frombuffer(raw, np.uint8)
-        if not np.array_equal(spelled, text):
-            same = spelled[: len(text)] == text[:total]
-            at = int(same.argmin()) if not same.all() else len(same)
+        wanted = np.frombuffer(written.spelled, np.uint8)
+        if not np.array_equal(spelled, wanted):
+            same = spelled[: len(wanted)] == wanted[:total]
+            place = int(same.argmin()) if not same.all() else len(same)
+            at = max(0, int(written.text_ends(np.array([place + 1]))[0]) - 1)
             raise GGUFError(f"the vocabulary cannot spell byte {raw[at]:#04x}, at byte {at} of the text")
 
-    def _mixed(self, raw: bytes, plain: Sequence[tuple[int, int]]) -> Ints:
-        """Ids of `raw`, cut at the special tokens that lie wholly between plain parts."""
-        parts: list[Ints] = []
-        begin = 0  # of the text since the last special token
-        gaps = zip([0, *(end for _, end in plain)], [*(start for start, _ in plain), len(raw)], strict=True)
-        for at, end in gaps:
-            for token in self._ids(self._backend, raw[at:end].decode()).tolist():
-                if token in self._added:
-                    parts += [self._ids(self._plain_backend, raw[begin:at].decode()), np.array([token])]
-                    begin = at + len(self._bytes[token])
-                at += len(self._bytes[token])
-        return np.concatenate([*parts, self._ids(self._plain_backend, raw[begin:].decode())])
-
     def decode(self, ids: Iterable[int] | Ints, *, skip_special: bool = False) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD.
+        """Text of `ids`, the way back from `encode`; bytes that are not UTF-8 become U+FFFD.
 
         Raises
         ------
         PromptError
             When an id lies outside the vocabulary.
         """
-        kept = [i for i in map(int, ids) if not (skip_special and i in self.special_ids)]
-        return b"".join([self.token_bytes(i) for i in kept]).decode(errors="replace")
+        decoder = self.decoder()
+        parts = [(int(i), decoder.push(int(i))) for i in ids]
+        kept = (raw for i, raw in parts if not (skip_special and i in self.special_ids))
+        return b"".join(kept).decode(errors="replace")
+
+    def decoder(self, *, begins: bool = True) -> Decoder:
+        """For tokens one by one; `begins` as for `encode`, and true of what follows a special token."""
+        return Decoder(self.token_bytes, self._added, self._model.space_prefix, fresh=begins)
 
     def token_bytes(self, token: int) -> bytes:
         """The UTF-8 bytes, perhaps part of a character, that `token` stands for."""
         if not 0 <= token < self.vocab_size:
             raise PromptError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
-        return self._bytes[token]
+        return self._model.bytes[token]
 
     def token_text(self, token: int) -> str:
         """`token_bytes` as text, with U+FFFD for parts of characters."""
         return self.token_bytes(token).decode(errors="replace")
-
-
-def _backend(vocabulary: Vocabulary) -> Backend:
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
-    backend = Backend(models.BPE(vocab=ids, merges=vocabulary.merges))
-    split = pre_tokenizers.Split(Regex(PATTERNS[vocabulary.pre]), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    return backend
-
-
-def _add_special(backend: Backend, vocabulary: Vocabulary) -> Backend:
-    """The same backend, recognising special tokens."""
-    for kind, add in ((CONTROL, backend.add_special_tokens), (USER_DEFINED, backend.add_tokens)):
-        texts = (t for t, token_kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if token_kind == kind)
-        add([AddedToken(text, normalized=False, special=kind == CONTROL) for text in texts if text])
-    return backend

@@ -1,7 +1,4 @@
-"""The vocabulary a file carries, checked key by key, and the bytes each of its tokens stands for.
-
-Keys are llama.cpp's (``tokenizer.ggml.*``). Pre-tokenizer patterns are those of the Qwen2 and Qwen3.5 tokenizers.
-"""
+"""The vocabulary a file carries, checked key by key. Keys and defaults are llama.cpp's (``tokenizer.ggml.*``)."""
 
 from __future__ import annotations
 
@@ -13,38 +10,43 @@ from typing import Any
 import numpy as np
 
 from sp.errors import GGUFError
+from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.value_types import Value
 
-PATTERNS: Mapping[str, str] = {
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-"""Pre-tokenizer regex by the name in ``tokenizer.ggml.pre``."""
+SENTENCEPIECE = "llama"
+"""What ``tokenizer.ggml.model`` says of SentencePiece files. They name no pre-tokenizer, so it stands for one."""
 
-CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
-ADDED = (CONTROL, USER_DEFINED)
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
+ADDED = (UNKNOWN, CONTROL, USER_DEFINED)
+"""Tokens that are found in the text by their spelling, before it is cut up."""
+_FOREIGN = {"bert": "WordPiece", "t5": "unigrams", "rwkv": "RWKV's longest words", "none": "no vocabulary at all"}
 MAX_VOCAB = 1 << 20
 MAX_ADDED_BYTES = 1 << 20  # text of all special tokens; bounds the automaton that finds them
+LONGEST_PIECE = 1024  # characters of a SentencePiece token; bounds what each merge costs
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A byte-level BPE vocabulary.
+    """The vocabulary of a file.
 
     Attributes
     ----------
     tokens : list of str
-        In the byte alphabet, except special ones, which are plain text.
+        Of byte pairs in the byte alphabet, of SentencePiece with U+2581 for spaces; special ones are plain text.
     types : list of int
         Of each token, as in ``tokenizer.ggml.token_type``.
     merges : list of (str, str)
-        Best first.
+        Of byte pairs, best first.
     pre : str
-        Which of `PATTERNS` cuts the text up.
+        Which of `PRE_TOKENIZERS` cuts the text up, or `SENTENCEPIECE`.
     ids : mapping of str to int
         Special ids by name: eos, eot, eom, bos, padding; those the file has.
+    scores : list of float
+        Of SentencePiece: of each token, the best merged first.
+    add_bos, add_eos : bool
+        Whether prompts begin with BOS and end with EOS.
+    add_space_prefix : bool
+        Whether SentencePiece writes a space in front of a text.
     """
 
     tokens: list[str]
@@ -52,13 +54,30 @@ class Vocabulary:
     merges: list[tuple[str, str]]
     pre: str
     ids: Mapping[str, int]
+    scores: list[float]
+    add_bos: bool = False
+    add_eos: bool = False
+    add_space_prefix: bool = False
 
     @property
     def sha256(self) -> str:
-        """Digest of all that decides how text is cut: equal digests tokenize alike."""
+        """Digest of all that decides how text is cut: equal digests tokenize alike.
+
+        Unused tokens at the end do not count: sizes of one family pad a vocabulary to different widths.
+        """
+        held = len(self.tokens)
+        while held and self.types[held - 1] == UNUSED:
+            held -= 1
+        types, scores = map(str, self.types[:held]), map(str, self.scores[:held])
+        alike = (name for name, record in PRE_TOKENIZERS.items() if record == PRE_TOKENIZERS.get(self.pre))
         merges = (f"{left} {right}" for left, right in self.merges)
         digest = hashlib.sha256()
-        for part in (self.pre, *self.tokens, *map(str, self.types), *merges):
+        for part in (
+            *(next(alike, self.pre), *self.tokens[:held], *types, *merges, *scores),
+            *(["bos", str(self.ids["bos"])] if self.add_bos else []),
+            *(["eos", str(self.ids["eos"])] if self.add_eos else []),
+            *(["space"] if self.add_space_prefix else []),
+        ):
             raw = part.encode()
             digest.update(len(raw).to_bytes(8, "little") + raw)
         return digest.hexdigest()
@@ -67,46 +86,22 @@ class Vocabulary:
 def read_vocabulary(metadata: Mapping[str, Value], source: str) -> Vocabulary:
     """Check and collect the tokenizer keys of untrusted `metadata`; GGUFError, naming `source`, when amiss."""
     checker = _Checker(metadata, source)
-    pre = checker.pattern_name()  # tell of a foreign tokenizer before finding fault with its tokens
+    pre = checker.pre_tokenizer()  # tell of a foreign tokenizer before finding fault with its tokens
+    pieces = pre == SENTENCEPIECE
     tokens = checker.tokens()
-    types = checker.token_types(tokens)
-    return Vocabulary(tokens, types, checker.merges(tokens), pre, checker.token_ids(len(tokens)))
-
-
-def byte_alphabet() -> list[int]:
-    """Code point that stands for each of the 256 bytes in a byte-level vocabulary (GPT-2's table).
-
-    >>> chr(byte_alphabet()[ord(" ")]), chr(byte_alphabet()[ord("a")])
-    ('Ġ', 'a')
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [byte if byte in printable else next(others) for byte in range(256)]
-
-
-def token_bytes(tokens: list[str], token_types: list[int]) -> list[bytes]:
-    """Bytes of every token: byte-level for ordinary ones, plain UTF-8 for special and odd ones."""
-    table = dict.fromkeys(range(256), 0xFFFF)  # what is outside the alphabet must fail to encode
-    table |= {code: byte for byte, code in enumerate(byte_alphabet())}
-    ordinary = [t if kind not in ADDED else "" for t, kind in zip(tokens, token_types, strict=True)]
-    try:  # one pass over the whole vocabulary: a quarter of a million small ones are slow
-        joined = "".join(ordinary).translate(table).encode("latin-1")
-    except UnicodeEncodeError:
-        return [_odd_bytes(t, table, kind) for t, kind in zip(tokens, token_types, strict=True)]
-    ends = np.cumsum(np.fromiter(map(len, ordinary), np.int64, len(ordinary))).tolist()
-    return [
-        joined[end - len(t) : end] if t else token.encode()
-        for token, t, end in zip(tokens, ordinary, ends, strict=True)
-    ]
-
-
-def _odd_bytes(token: str, table: Mapping[int, int], kind: int) -> bytes:
-    if kind not in ADDED:
-        try:
-            return token.translate(table).encode("latin-1")
-        except UnicodeEncodeError:
-            pass
-    return token.encode()
+    types = checker.token_types(tokens, required=pieces)
+    ids = checker.token_ids(len(tokens), {"bos": 1, "eos": 2} if pieces else {})
+    return Vocabulary(
+        tokens,
+        types,
+        [] if pieces else checker.merges(tokens),
+        pre,
+        ids,
+        checker.scores(tokens, types) if pieces else [],
+        checker.adds("bos", ids, pieces or PRE_TOKENIZERS[pre].add_bos),
+        checker.adds("eos", ids, False),
+        pieces and checker.flag("add_space_prefix", True),
+    )
 
 
 class _Checker:
@@ -127,14 +122,18 @@ class _Checker:
             raise self._fail(f"key {key!r} is not {expected}")
         return value
 
-    def pattern_name(self) -> str:
+    def pre_tokenizer(self) -> str:
         """Which pre-tokenizer, after a look at the tokenizer's model."""
         model = self._get("model", str, "a string")
+        if model == SENTENCEPIECE:
+            return model  # type: ignore[no-any-return]
         if model != "gpt2":
-            raise self._fail(f"tokenizer model {model[:40]!r} is not supported", "use a model with byte-level BPE")
+            what = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
+            kinds = "byte pairs ('gpt2') or SentencePiece ('llama')"
+            raise self._fail(f"tokenizer model {model[:40]!r}{what} is not supported", f"use a model with {kinds}")
         pre: str = self._get("pre", str, "a string")
-        if pre not in PATTERNS:
-            known = ", ".join(PATTERNS)
+        if pre not in PRE_TOKENIZERS:
+            known = ", ".join(PRE_TOKENIZERS)
             raise self._fail(f"pre-tokenizer {pre[:40]!r} is not supported", f"use a model with one of: {known}")
         return pre
 
@@ -142,18 +141,19 @@ class _Checker:
         tokens = self._strings("tokens")
         if not 1 <= len(tokens) <= MAX_VOCAB:
             raise self._fail(f"the vocabulary has {len(tokens)} tokens, not 1 to {MAX_VOCAB}")
-        if len(set(tokens)) != len(tokens):
+        named = [token for token in tokens if token]  # a token without text is found nowhere
+        if len(set(named)) != len(named):
             seen: set[str] = set()
-            twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+            twice = next(token for token in named if token in seen or seen.add(token))  # type: ignore[func-returns-value]
             raise self._fail(f"token {twice[:40]!r} is in the vocabulary twice")
         return tokens
 
-    def token_types(self, tokens: list[str]) -> list[int]:
-        """Type of each token; all normal when the file does not say."""
+    def token_types(self, tokens: list[str], *, required: bool) -> list[int]:
+        """Type of each token; all normal when the file does not say and need not."""
         count = len(tokens)
-        if "tokenizer.ggml.token_type" not in self._metadata:
-            return [1] * count
-        value = np.asarray(self._metadata["tokenizer.ggml.token_type"])
+        if "tokenizer.ggml.token_type" not in self._metadata and not required:
+            return [NORMAL] * count
+        value = np.asarray(self._metadata.get("tokenizer.ggml.token_type"))
         if value.ndim != 1 or value.dtype.kind not in "iu" or len(value) != count:
             raise self._fail(f"key 'tokenizer.ggml.token_type' is not {count} integers")
         types: list[int] = value.tolist()
@@ -173,15 +173,38 @@ class _Checker:
             merges.append((left, right))
         return merges
 
-    def token_ids(self, count: int) -> dict[str, int]:
-        """The special token ids the file names, e.g. ``{"eos": 151645}``."""
-        ids: dict[str, int] = {}
+    def scores(self, tokens: list[str], types: list[int]) -> list[float]:
+        """Score of each token of a SentencePiece vocabulary."""
+        value = np.asarray(self._metadata.get("tokenizer.ggml.scores"))
+        if value.ndim != 1 or value.dtype.kind not in "iuf" or len(value) != len(tokens):
+            raise self._fail(f"key 'tokenizer.ggml.scores' is not {len(tokens)} numbers")
+        if not np.isfinite(value).all():
+            raise self._fail("key 'tokenizer.ggml.scores' holds a number that is not finite")
+        long = (i for i, t in enumerate(tokens) if len(t) > LONGEST_PIECE and types[i] not in ADDED)
+        if (index := next(long, None)) is not None:
+            raise self._fail(f"token {index} has {len(tokens[index])} characters, more than {LONGEST_PIECE}")
+        return value.astype(np.float32).tolist()  # type: ignore[no-any-return]
+
+    def token_ids(self, count: int, defaults: Mapping[str, int]) -> dict[str, int]:
+        """The special token ids the file names, e.g. ``{"eos": 151645}``, and defaults for those it does not."""
+        ids = {name: token for name, token in defaults.items() if token < count}
         for name in ("eos", "eot", "eom", "bos", "padding"):
             if f"tokenizer.ggml.{name}_token_id" in self._metadata:
                 ids[name] = self._get(f"{name}_token_id", int, "an integer")
                 if not 0 <= ids[name] < count:
                     raise self._fail(f"{name}_token_id {ids[name]} is outside the vocabulary of {count}")
         return ids
+
+    def flag(self, name: str, default: bool) -> bool:
+        key = f"tokenizer.ggml.{name}"
+        return self._get(name, bool, "true or false") if key in self._metadata else default
+
+    def adds(self, name: str, ids: Mapping[str, int], default: bool) -> bool:
+        """Whether the token of a name is added to prompts."""
+        wanted = self.flag(f"add_{name}_token", default)
+        if wanted and name not in ids:
+            raise self._fail(f"prompts are to have a token {name}, but key 'tokenizer.ggml.{name}_token_id' is missing")
+        return wanted
 
     def _strings(self, name: str) -> list[str]:
         value: list[Any] = self._get(name, list, "an array of strings")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sp.quant import FORMATS, BlockFormat, Packing, Plane, Scales, kernel_formats
-from sp.quant.packing import STAGE_ROWS, TILE, UNIT_ROWS
+from sp.quant.packing import STAGE_ROWS, TILE, UNIT_ROWS, Vectors
 
 NAME = "packings.cuh"
 THREADS = 128
@@ -17,13 +17,16 @@ THREADS = 128
 HEAD = """\
 // How weights lie in memory, by ggml type id; written from the packings in sp/quant/formats, see sp/quant/packing.py.
 //
-//   block            values of a block of block_bytes; `super`: one with scales of several groups (K-quants)
+//   block            values of a block of block_bytes; `super`: a super-block, with scales of several groups (K-quants)
 //   low_*, high_*    planes of a code's lower and upper bits: where they lie in the block of a file, and their bytes in
-//                    a tile of TILE_ROWS x TILE_K (0: no such plane); low_parts: 16-byte words a thread holds of one
-//   scale_*, delta_* where scales lie in the block, their bytes there, and for TILE_ROWS rows of a span
+//                    a tile of TILE_ROWS x TILE_K (0: no such plane); a thread holds low_parts words of low_word bytes
+//   scale_*, delta_* where scales lie in the block of a file; bytes of a block on the device, and of TILE_ROWS rows of
+//                    a span; `steps`: a signed byte a group, made of those of the file (raw_blocks.cuh)
 //   group            values a scale covers
 //   middle, zero     the middle of the codes' range, and the code of 0 where there are no `minima`
 //   flip             what codes of the file are xor-ed with
+//   values           what codes stand for; `lookup`: unevenly spaced, of 7 bits and a sign; else first + stride * code,
+//                    and the middle code for `centre`. `vectors`: codes of the file name vectors, SP_GRID_<format>
 //   span, tiles      inputs whose scales lie together, and tiles of them
 """
 
@@ -57,6 +60,7 @@ def packings_header() -> str:
             "template <int F, int = 0>",
             "struct Packing;",
             *(_struct(fmt.name, _packing(fmt)) for fmt in known),
+            *(_grid(fmt.name, vectors) for fmt in known if (vectors := _packing(fmt).vectors)),
         ]
     )
 
@@ -69,21 +73,28 @@ def _packing(fmt: BlockFormat) -> Packing:
 def _struct(name: str, p: Packing) -> str:
     none, nothing = Plane(0, 0), Scales(0, 0)
     high, scales, delta = p.high or none, p.scales or nothing, p.delta or nothing
+    parts = max(1, p.low_bytes // (16 * THREADS))
     numbers = (
         {"block": p.block, "block_bytes": p.block_bytes},
         {"low_bits": p.low.bits, "low_at": p.low.at, "low_run": p.low.run, "low_bytes": p.low_bytes},
         {"high_bits": high.bits, "high_at": high.at, "high_run": high.run, "high_bytes": p.high_bytes},
-        {"low_parts": max(1, p.low_bytes // (16 * THREADS)), "span": p.span, "tiles": p.tiles},
-        {"scale_at": scales.at, "scale_bytes": scales.nbytes, "scales_bytes": p.scales_bytes},
+        {"low_parts": parts, "low_word": p.low_bytes // (parts * THREADS), "span": p.span, "tiles": p.tiles},
+        {"scale_at": scales.at, "scale_bytes": scales.held, "scales_bytes": p.scales_bytes},
         {"delta_at": delta.at, "delta_bytes": delta.nbytes, "deltas_bytes": p.deltas_bytes},
         {"group": p.group, "middle": p.middle, "zero": p.zero, "flip": p.flip},
+        {"stride": p.stride, "first": p.first, "centre": p.centre},
     )
-    flags = {"super": p.super, "minima": p.minima, "plain": p.plain}
+    flags = {"super": p.super, "minima": p.minima, "plain": p.plain, "lookup": p.lookup}
+    flags |= {"steps": scales.steps is not None, "vectors": p.vectors is not None}
     lines = [f"    static constexpr int {_listed(each)};" for each in numbers]
     lines.append(f"    static constexpr bool {_listed(flags)};")
     if p.values:
-        lines.append(f"    static constexpr i8 values[] = {{{', '.join(map(str, p.values))}}};")
+        lines.append(f"    static constexpr i8 values[] = {{{', '.join(map(str, p.held_values))}}};")
     return "\n".join(["template <int N>", f"struct Packing<{name}, N> {{", *lines, "};"])
+
+
+def _grid(name: str, vectors: Vectors) -> str:
+    return f"#define SP_GRID_{name} {', '.join(f'{int(word):#010x}u' for word in vectors.grid())}"
 
 
 def _listed(values: Mapping[str, int]) -> str:

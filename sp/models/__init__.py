@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sp.models.architectures.base import ARCHITECTURES, Architecture, read_config, register_architecture
+from sp.models.asked_scaling import AskedScaling
 from sp.models.cache.cache import Cache
 from sp.models.cache.delta_state import DeltaState
 from sp.models.cache.pages import KV_FORMATS
@@ -22,6 +23,7 @@ __all__ = [
     "ARCHITECTURES",
     "KV_FORMATS",
     "Architecture",
+    "AskedScaling",
     "Cache",
     "Cost",
     "DeltaConfig",

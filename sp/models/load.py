@@ -9,6 +9,7 @@ from pathlib import Path
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.models.architectures.base import find_architecture, read_config
+from sp.models.asked_scaling import AskedScaling
 from sp.models.device.to_device import trunk_to_device
 from sp.models.model import Device, Model
 from sp.models.trunk import Trunk
@@ -21,6 +22,7 @@ def load_model(
     device: Device = "cpu",
     decode_budget: int = 1 << 30,
     context: int | None = None,
+    rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Model:
     """Build a model from a GGUF file of a known architecture.
@@ -35,7 +37,9 @@ def load_model(
     decode_budget : int
         On the CPU: bytes of float32 to decode weights into, once; a larger model is decoded on every use instead.
     context : int, optional
-        Longest prompt to allow, in place of the file's context length; RoPE is extrapolated past that.
+        Longest prompt to allow, in place of what the file and `rope` say; RoPE is extrapolated past that.
+    rope : AskedScaling, optional
+        In place of the file's own scaling.
     progress : callable, optional
         Called with the bytes of each piece that has reached the device; ``file.nbytes`` in all, nearly.
 
@@ -55,6 +59,8 @@ def load_model(
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
     config = read_config(file)
+    if rope is not None:
+        config = rope.applied(config)
     if context is not None:
         if context < 1:
             raise ConfigError(f"context is {context}; it must be at least 1")

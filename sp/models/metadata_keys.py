@@ -58,12 +58,6 @@ class Keys:
     def get(self, key: str) -> Any:
         return self.metadata.get(f"{self.arch}.{key}")
 
-    def forbid_rope_scaling(self) -> None:
-        """A file that asks for YaRN or linear scaling would run, and be wrong."""
-        kind = self.get("rope.scaling.type")
-        if kind is not None and str(kind) != "none":  # what a damaged file has here may be no string
-            self.refuse("rope.scaling.type", f"is {short(kind)}; sp supports unscaled RoPE only")
-
     def layers(self, tensors: int) -> int:
         """Blocks of the trunk, of a file of so many tensors; those of multi-token prediction are not counted."""
         blocks = self.count("block_count")
@@ -97,9 +91,11 @@ class Keys:
             raise self.error(key, f"is {value}; it must lie in {least}..{most}")
         return int(value)
 
-    def real(self, key: str, *, above: float) -> float:
+    def real(self, key: str, *, above: float, default: float | None = None) -> float:
         """A finite number greater than `above`."""
         value = self.get(key)
+        if value is None and default is not None:
+            return default
         if value is None:
             raise self.error(key, "is missing; the file does not describe a complete model")
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
@@ -153,9 +149,9 @@ class SketchKeys(Keys):
         except ModelError:
             return least if default is None else default
 
-    def real(self, key: str, *, above: float) -> float:
+    def real(self, key: str, *, above: float, default: float | None = None) -> float:
         try:
-            return super().real(key, above=above)
+            return super().real(key, above=above, default=default)
         except ModelError:
             return above + 1
 

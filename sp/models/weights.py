@@ -7,11 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from sp.arrays import Floats
 from sp.errors import ModelError
 from sp.models.config import ModelConfig
 from sp.models.metadata_keys import TensorShape
 from sp.quant import Weight
+
+SCALED = "NVFP4"
+"""The format whose tensors may have a scale each, ``X.scale`` beside ``X.weight``, as llama.cpp writes and reads them:
+the product with the weight is multiplied by it. ``X.input_scale`` is for quantisers of activations."""
 
 
 class TensorFile(Protocol):
@@ -120,7 +126,20 @@ class WeightStore:
                 f"{self.file.path}: tensor {name} has shape {self.shape(name)}; the metadata asks for {shape}"
             )
         self._taken.add(name)
-        return self.file.weight(name)
+        weight = self.file.weight(name)
+        return self._scaled(weight) if weight.format.name == SCALED else weight
+
+    def _scaled(self, weight: Weight) -> Weight:
+        """A weight with the scale of its own that its file may have; that of activations changes nothing."""
+        name = weight.name.removesuffix("weight")
+        self._taken.add(f"{name}input_scale")
+        if f"{name}scale" not in self.file.tensors:
+            return weight
+        self._taken.add(f"{name}scale")
+        numbers = self.file.weight(f"{name}scale").dense()
+        if numbers.shape != (1,) or not np.isfinite(numbers[0]):
+            raise ModelError(f"{self.file.path}: tensor {name}scale is not one finite number; get the file again")
+        return replace(weight, format=weight.format.times(float(numbers[0])))
 
     def finish(self, others: Collection[str] = ()) -> None:
         """Refuse a file whose trunk holds tensors nothing has asked for: ignoring a bias would be silently wrong.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,7 +15,10 @@ Pairing = Literal["halves", "interleaved"]
 
 
 class Scaling(Protocol):
-    """How a model reads further than it was trained to: other frequencies. Hashable, as `Rope` is."""
+    """How a model reads further than it was trained to: other frequencies. Hashable, as `Rope` is.
+
+    What a scaling does to the size of scores is `Rope.magnitude`.
+    """
 
     def scale(self, frequencies: Floats, base: float) -> Floats:
         """Frequencies ``base ** (-2 j / dim)`` of the pairs, float64 (dim / 2,), to those that are used."""
@@ -35,6 +38,8 @@ class Rope:
     pairing : {"halves", "interleaved"}
         Pair j is values ``(j, j + dim / 2)``, as GPT-NeoX has it, or ``(2 j, 2 j + 1)``, as GPT-J and Llama do.
     scaling : Scaling, optional
+    magnitude : float
+        Cosines and sines are multiplied by it, and so are the values that are turned: YaRN's attention factor.
 
     Examples
     --------
@@ -46,6 +51,7 @@ class Rope:
     dim: int
     pairing: Pairing = "halves"
     scaling: Scaling | None = None
+    magnitude: float = 1.0
 
     def inverse_frequencies(self) -> Floats:
         """Angle by which one position turns each pair, float64 (dim / 2,), in radians; fastest first."""
@@ -64,7 +70,17 @@ class Rope:
         array([1.])
         """
         share = (self.inverse_frequencies() / (2 * math.pi)).tolist()
-        return np.array([round(one * 2.0**64) for one in share], np.uint64).view(np.int64)
+        return np.array([round(one * 2.0**64) % 2**64 for one in share], np.uint64).view(np.int64)
+
+    def undone(self) -> Rope:
+        """The rotation whose turn by the negative position takes this one back: frequencies are the same.
+
+        Examples
+        --------
+        >>> Rope(1e4, 4, magnitude=1.25).undone().magnitude
+        0.8
+        """
+        return replace(self, magnitude=1 / self.magnitude)
 
     def pairs(self, x: Floats) -> tuple[Floats, Floats]:
         """First and second values of all pairs of heads (..., head_dim), as views (..., dim / 2)."""
@@ -79,10 +95,11 @@ def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
 
     A pair (a, b) of a head, turned by the angle ``positions[t] * inverse_frequencies[j]``, becomes
 
-    ``(a cos - b sin, a sin + b cos)``,
+    ``(a cos - b sin, a sin + b cos) * magnitude``,
 
     values from `Rope.dim` on pass through. Angles are float64, so position 1 000 000 is as exact as position 1.
-    Negated positions undo the rotation. The text-only case of interleaved M-RoPE (Qwen3.5) is this very formula.
+    Negated positions undo the rotation, see `Rope.undone`. The text-only case of interleaved M-RoPE (Qwen3.5) is this
+    very formula.
 
     Parameters
     ----------
@@ -115,8 +132,8 @@ def rope(x: Floats, positions: Ints, rotary: Rope) -> Floats:
 
     def rotate(tokens: slice) -> None:
         angle = np.asarray(positions[tokens], np.int64)[:, None] * frequencies  # (tokens, pairs)
-        cos = np.cos(angle).astype(x.dtype)[:, None]
-        sin = np.sin(angle).astype(x.dtype)[:, None]
+        cos = (np.cos(angle) * rotary.magnitude).astype(x.dtype)[:, None]
+        sin = (np.sin(angle) * rotary.magnitude).astype(x.dtype)[:, None]
         a, b = rotary.pairs(x[tokens])
         first, second = rotary.pairs(y[tokens])
         y[tokens, :, rotary.dim :] = x[tokens, :, rotary.dim :]

@@ -40,7 +40,8 @@ def rejoin(prompt: TokenisedPrompt, kept: Bools) -> Prompt:
     What was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.
     """
     raw = prompt.prompt.text.encode()
-    pieces = [widen(raw, int(start), int(end)) for start, end in merge_spans(prompt.bytes[kept])]
+    shown = prompt.bytes[kept & (prompt.bytes[:, 0] < prompt.bytes[:, 1])]  # BOS and the like come anew
+    pieces = [widen(raw, int(start), int(end)) for start, end in merge_spans(shown)]
     merged = merge_spans(np.array(pieces, np.int64))
     plain, at = [], 0
     for start, end in merged.tolist():

@@ -10,9 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from sp.errors import ConfigError, ModelError
-from sp.gguf import GGUFFile, Tokenizer, chat_template
+from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
-from sp.models import Draft, Model, load_model, read_config
+from sp.models import AskedScaling, Model, load_model, read_config
+from sp.models.rope_keys import rope_facts
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
@@ -33,20 +34,27 @@ class Loaded:
         Where the model came from; of random weights only a name.
     model : Model
     tokenizer : Tokenizer
-    template : str or None
-        Chat template, if the file has one.
+    template : ChatTemplate or None
+        If the file has one.
     nbytes : int
         Bytes of the file.
     file : GGUFFile, optional
         Stays open on the CPU, where weights that stay packed are views of it.
+    trained : int, optional
+        Positions that the file, or a scaling of RoPE in its place, says the model is good for; its context may be
+        longer.
+    asked : AskedScaling, optional
+        The scaling of RoPE that was asked for.
     """
 
     path: Path
     model: Model
     tokenizer: Tokenizer
-    template: str | None
+    template: ChatTemplate | None
     nbytes: int
     file: GGUFFile | None = None
+    trained: int | None = None
+    asked: AskedScaling | None = None
 
     def describe(self) -> dict[str, object]:
         """Facts for the trace."""
@@ -61,6 +69,7 @@ class Loaded:
             "vocabulary": self.tokenizer.vocab_size,
             "vocabulary_sha256": self.tokenizer.sha256,
             "repacked": [asdict(each) for each in self.model.repacked],
+            "rope": rope_facts(config.rope) | {"positions": self.trained, "asked": self.asked and str(self.asked)},
         }
 
 
@@ -74,6 +83,7 @@ def load(
     *,
     extrapolate: bool = False,
     device: Where = "auto",
+    rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Loaded:
     """Open a GGUF file as a model with its tokenizer.
@@ -84,9 +94,11 @@ def load(
         The file, or the first of its shards.
     extrapolate : bool
         Allow positions beyond the file's context, as a drafter needs whose context is shorter than the
-        target's: its scores only have to rank, and are known to survive plain extrapolation of RoPE.
+        target's: its scores only have to rank. The report says when RoPE is extrapolated, see `sp.pipeline.told`.
     device : {"auto", "cpu", "cuda"}
         `auto` is the GPU where there is one that the kernels run on.
+    rope : AskedScaling, optional
+        Scaling of RoPE in place of the file's own.
     progress : callable, optional
         See `load_model`.
 
@@ -106,19 +118,28 @@ def load(
     ('drafter.gguf', 'qwen3')
     """
     where, file = pick_device(device), GGUFFile.open(path)
+    config = read_config(file)  # first, for a file of another kind is best told by its architecture
     tokenizer = Tokenizer.from_gguf(file)
-    context = read_config(file).context
-    model = load_model(file, device=where, context=longest(context) if extrapolate else None, progress=progress)
+    trained = (config if rope is None else rope.applied(config)).context
+    context = longest(trained) if extrapolate else None
+    model = load_model(file, device=where, context=context, rope=rope, progress=progress)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
             f"{model.config.vocab} rows; the file is inconsistent, get another one"
         )
-    return Loaded(file.path, model, tokenizer, chat_template(file), file.nbytes, file)
+    template = ChatTemplate.of_file(chat_template(file), tokenizer)
+    return Loaded(file.path, model, tokenizer, template, file.nbytes, file, trained, rope)
 
 
 def synthetic(
-    shape: str, file_type: str = "q4_k_m", *, extrapolate: bool = False, device: Where = "auto", seed: int = 0
+    shape: str,
+    file_type: str = "q4_k_m",
+    *,
+    extrapolate: bool = False,
+    device: Where = "auto",
+    rope: AskedScaling | None = None,
+    seed: int = 0,
 ) -> Loaded:
     """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
 
@@ -130,7 +151,7 @@ def synthetic(
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
         One of `sp.models.file_type.FILE_TYPES`.
-    extrapolate, device
+    extrapolate, device, rope
         See `load`.
     seed : int
 
@@ -158,23 +179,17 @@ def synthetic(
             )
         with TemporaryDirectory() as folder:
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
-            return replace(load(file, extrapolate=extrapolate, device="cpu"), path=name)
+            return replace(load(file, extrapolate=extrapolate, device="cpu", rope=rope), path=name)
     from sp.models.synthetic.random_store import random_model
 
     metadata = synthetic_metadata(find_shape(shape), file_type)
-    model = random_model(shape, file_type, seed)
+    model = random_model(shape, file_type, seed, rope)
+    trained = model.config.context
     if extrapolate:
-        model.config = replace(model.config, context=longest(model.config.context))
-    template = str(metadata["tokenizer.chat_template"])
-    return Loaded(name, model, Tokenizer.from_metadata(metadata, str(name)), template, nbytes)
-
-
-def repacked_lines(target: Loaded, drafter: Loaded | None, draft: Draft | None) -> list[str]:
-    """What models hold in other formats than their files, a line each; see `sp.quant.repack`."""
-    held = {"target": target.model.repacked}
-    held |= {"drafter": drafter.model.repacked} if drafter else {}
-    held |= {"draft": draft.repacked} if draft else {}
-    return [f"{name}: {each}" for name, all_of in held.items() for each in all_of]
+        model.config = replace(model.config, context=longest(trained))
+    tokenizer = Tokenizer.from_metadata(metadata, str(name))
+    template = ChatTemplate.of_file(str(metadata["tokenizer.chat_template"]), tokenizer)
+    return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
 
 
 def longest(context: int) -> int:

@@ -34,7 +34,8 @@ class RunOptions:
     threshold : int
         With `auto`, shorter prompts (in tokens) are read whole whatever is predicted.
     positions : {"original", "contiguous"}
-        Where kept tokens stand: where they stood in the prompt, or 0, 1, 2, ...
+        Where kept tokens stand: where they stood in the prompt, or 0, 1, 2, ...; in a prompt that the target's window
+        is too short for, contiguously in any case (see `sp.pipeline.window`).
     mapping : {"byte_span", "text_rejoin"}
         `byte_span` keeps the target tokens that share bytes with what the drafter found important;
         `text_rejoin` joins the kept text and encodes it anew, which implies contiguous positions

@@ -95,6 +95,7 @@ def decide(
     protected: int,
     keep_ratio: float,
     compress: Compress,
+    fits: bool = True,
     threshold: int = 0,
     measured: BreakEven | None = None,
     scorer: Scorer | None = None,
@@ -102,6 +103,7 @@ def decide(
 ) -> Decision:
     """Decide for a prompt of `tokens` tokens of which `protected` must be kept.
 
+    A prompt that does not fit the target's window is compressed whatever that costs, unless that is switched off.
     With `compress="auto"` prompts below `threshold` tokens are read whole whatever is known. A measured break-even
     goes before the predicted one, unless compression never paid and the prompt is longer than what was measured.
     """
@@ -125,6 +127,8 @@ def decide(
         return decided(False, "compression is switched off")
     if compress == "always":
         return decided(True, "compression was asked for whatever it costs")
+    if not fits:
+        return decided(True, "the whole prompt does not fit the target's window")
     if tokens < threshold:
         return decided(False, f"the prompt has {tokens} tokens, below the threshold of {threshold}")
     if keep_ratio == 1:

@@ -24,7 +24,10 @@ def silent(what: str, total: int) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One pass of the target over a prompt; `densities` and `passes` as in `stages.Begun`."""
+    """One pass of the target over a prompt; `densities` and `passes` as in `stages.Begun`.
+
+    `reasoning` is what the model thought before, by the marks of its chat template; it is no part of the `text`.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -32,6 +35,7 @@ class Answer:
     trace: Trace
     densities: tuple[float, ...] = ()
     passes: tuple[int, ...] = ()
+    reasoning: str = ""
 
     @property
     def acceptance_length(self) -> float | None:
@@ -50,7 +54,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Everything one run found; `full` is None when the full prefill was not asked for.
+    """Everything one run found; `full` is None when the full prefill was not asked for, or not possible.
 
     `drafted` (the prompt as the drafter read it), `selection`, `scores` and `importance` are None when compression
     was not active. `peak_bytes` is memory of the host; what the device held is in the trace of the answer.

@@ -13,17 +13,20 @@ import numpy as np
 
 from sp.arrays import Bools, Floats
 from sp.errors import ConfigError
-from sp.models.drafts.dflash import Draft, load_draft
+from sp.models import AskedScaling, Draft, load_draft
 from sp.models.model import Device
 from sp.pipeline import stages
 from sp.pipeline.answer import check_draft
-from sp.pipeline.load import Loaded, Where, embedded, load, repacked_lines
+from sp.pipeline.beside import awaited, timed
+from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.measured import BreakEven, find_break_even, known_break_evens
 from sp.pipeline.options import Compress, RunOptions
 from sp.pipeline.pair import load_pair
 from sp.pipeline.plan import decide
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, RunResult, Scored, silent
+from sp.pipeline.told import told
+from sp.pipeline.window import fit, may_be_over
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.selection import Selection, check_budget, token_budget
 from sp.trace import Stage, Trace, peak_bytes
@@ -76,11 +79,13 @@ class Pipeline:
         *,
         device: Where = "auto",
         vram: int | None = None,
+        target_rope: AskedScaling | None = None,
+        drafter_rope: AskedScaling | None = None,
     ) -> Pipeline:
-        """Open two GGUF files; the embedded ones where a path is left out. `device` and errors as for `load`."""
+        """Open two GGUF files; the embedded ones where a path is left out. The rest and errors as for `load`."""
         return cls.assemble(
-            lambda where: load(target or embedded("target"), device=where),
-            lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where),
+            lambda where: load(target or embedded("target"), device=where, rope=target_rope),
+            lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope),
             device=device,
             vram=vram,
         )
@@ -134,8 +139,7 @@ class Pipeline:
         Threads start, weights and heap are paged in, kernels are loaded. Whichever run came first would pay otherwise.
         """
         unit = "the lazy dog sleeps. "
-        context = self.target.model.config.context
-        count = max(1, min(tokens, context // 2) // len(self.target.tokenizer.encode(unit)))
+        count = max(1, min(tokens, self.target.model.config.context // 2) // len(self.target.tokenizer.encode(unit)))
         prompt = Prompt(unit * count, (Span("plain", 0, len(unit) * count),))
         compress: Compress = "always" if self.drafter else "off"
         whole = replace(options or RunOptions(), keep_ratio=1.0, max_new_tokens=4, compress=compress)
@@ -151,7 +155,7 @@ class Pipeline:
         on_token: stages.OnToken | None = None,
         by_head: bool = False,
     ) -> RunResult:
-        """Answer the prompt, compressed if that pays, and with `full` also by a full prefill.
+        """Answer the prompt, compressed if that pays or nothing else fits, and with `full` also by a full prefill.
 
         `on_token` is called with each token of the answer as it is decoded, and ends it by returning True. `by_head`
         keeps the importance map of every head of the drafter.
@@ -159,7 +163,7 @@ class Pipeline:
         Raises
         ------
         PromptError
-            The prompt does not fit the context, or its protected text does not fit the budget.
+            The prompt fits the context neither whole nor compressed, or its protected text does not fit the budget.
         ConfigError
             Without the draft that the options' way of decoding needs.
         """
@@ -169,17 +173,20 @@ class Pipeline:
             role, reader = self._reader(options)
             tokenizers = reader.tokenizer, self.target.tokenizer
             drafted = stages.tokenise_for_drafter(prompt, *tokenizers, trace)  # by itself: all wait for it
-            waiting = self.beside.submit(_timed, self.tokenise, prompt)
+            waiting = self.beside.submit(timed, self.tokenise, prompt)
+            if early := may_be_over(self.target, len(drafted), options):
+                tokenised = awaited(waiting, trace)
+                fit(self.target, len(tokenised), options, True)
             importance = stages.score(role, reader, self.residency, drafted, options, trace, reporter, by_head)
             scored = Scored(drafted, importance, trace)
-            with trace.stage("tokenise") as stage:
-                tokenised, took = waiting.result()
-            stage.tokens, stage.beside = len(tokenised), max(0.0, took - stage.seconds)
+            if not early:
+                tokenised = awaited(waiting, trace)
         else:
             tokenised = stages.tokenise(prompt, self.target.tokenizer, trace)
         text = next(stage for stage in trace.stages if stage.name == "tokenise")
         scorer = options.scorer.settled(self.target.model.device, len(tokenised))
-        stages.check_context(self.target, len(tokenised), options.max_new_tokens)
+        window = fit(self.target, len(tokenised), replace(options, scorer=scorer), self.drafter is not None)
+        options = replace(options, positions=window.positions)
         decision = decide(
             self.target.model.config,
             self.drafter.model.config if self.drafter else None,
@@ -187,6 +194,7 @@ class Pipeline:
             protected=int(tokenised.mask("protected").sum()),
             keep_ratio=options.keep_ratio,
             compress=options.compress,
+            fits=window.whole,
             threshold=options.threshold,
             # Times were measured with a target that reads densely.
             measured=None if options.sparse else find_break_even(self.break_evens, options.keep_ratio, scorer),
@@ -205,11 +213,10 @@ class Pipeline:
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection.kept
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        told = repacked_lines(self.target, self.drafter, self.draft)
-        facts = {"repacked": told, "residency": self.residency.report(start)}
-        trace.facts |= {name: fact for name, fact in facts.items() if fact}
-        baseline = answer if full else None
-        if full and selection is not None:
+        facts = {"window": window.note, "residency": self.residency.report(start)}
+        trace.facts |= told(self.target, self.drafter, self.draft, scorer, scored, facts)
+        baseline = answer if full and window.whole else None
+        if baseline is not None and selection is not None:
             alone = Stage("tokenise", text.tokens, text.seconds + text.beside)
             baseline = self.read(tokenised, everything, options, Trace(stages=[alone]), reporter, "full prefill")
         return RunResult(
@@ -291,10 +298,3 @@ class Pipeline:
         if drafter is None or drafter.model.device == "cpu" or options.scorer.reads_target:
             return False
         return options.compress == "always" and not drafter.tokenizer.same_as(target)
-
-
-def _timed(work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt) -> tuple[TokenisedPrompt, float]:
-    """What work on a prompt gives, and the seconds it took."""
-    start = time.perf_counter()
-    done = work(prompt)
-    return done, time.perf_counter() - start

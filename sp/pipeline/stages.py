@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from sp.arrays import Bools, Floats
+from sp.chat import split_reply
 from sp.decode.greedy import gather
-from sp.errors import PromptError
 from sp.gguf import Tokenizer
 from sp.models.drafts.dflash import Draft
 from sp.pipeline.answer import begin
@@ -25,16 +25,6 @@ from sp.selection import Selection, SelectionRequest
 from sp.trace import Trace
 
 OnToken = Callable[[int], bool | None]
-
-
-def check_context(loaded: Loaded, tokens: int, new_tokens: int) -> None:
-    """PromptError if the prompt and the answer do not fit the target's context."""
-    context = loaded.model.config.context
-    if tokens + new_tokens > context:
-        raise PromptError(
-            f"the prompt has {tokens} tokens and the answer up to {new_tokens}, but {loaded.path.name} has a "
-            f"context of {context}; shorten the prompt or lower --max-new-tokens"
-        )
 
 
 def tokenise(prompt: Prompt, tokenizer: Tokenizer, trace: Trace) -> TokenisedPrompt:
@@ -91,6 +81,7 @@ def score(
             positions=np.arange(n, dtype=np.int64),
             question=drafted.mask("question"),
             needle=drafted.mask("needle"),
+            asked=drafted.asked,
             eos_ids=reader.tokenizer.eos_ids,
             seed=options.seed,
             progress=progress,
@@ -156,5 +147,6 @@ def read(
         with trace.stage("decode") as stage:
             tokens = gather(begun.tokens(), target.tokenizer.eos_ids, on_token)
             stage.tokens = len(tokens)
-    text = target.tokenizer.decode(tokens).strip()
-    return Answer(text, tuple(tokens), ttft, trace, begun.densities, tuple(begun.passes))
+    said = split_reply(target.tokenizer.decode(tokens), tokenised.prompt.thinks)
+    how = trace, begun.densities, tuple(begun.passes)
+    return Answer(said.content, tuple(tokens), ttft, *how, said.reasoning)

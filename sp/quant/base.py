@@ -7,7 +7,7 @@ so the scratch memory of any call is small whatever the size of the tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ class BlockFormat:
     encode : callable
         float32 ``(..., n)`` -> uint8 ``(..., n // block_size * block_bytes)``. Raises ConfigError on NaN or
         Inf (except F32, which copies bits), on magnitudes the format cannot hold and on a row that is not
-        whole blocks.
+        whole blocks; always, where a format is only read (`no_encoder`).
     decode : callable
         The inverse: uint8 ``(..., row_bytes)`` -> float32 ``(..., n)``, leading axes kept.
     packing : Packing, optional
@@ -74,6 +74,26 @@ class BlockFormat:
     def bits_per_value(self) -> float:
         """Storage cost, e.g. 4.5 for Q4_K."""
         return 8 * self.block_bytes / self.block_size
+
+    def times(self, factor: float) -> BlockFormat:
+        """The same blocks with `factor` in every value, as files with a scale for a whole tensor mean them.
+
+        No kernel knows of the factor, so the device holds another format.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sp.quant import format_by_name
+        >>> nvfp4 = format_by_name("nvfp4")
+        >>> block = np.full(36, 0x22, np.uint8)
+        >>> float(nvfp4.decode(block)[0]), float(nvfp4.times(0.5).decode(block)[0])
+        (0.15625, 0.078125)
+        """
+
+        def decode(data: Bytes) -> Floats:
+            return self.decode(data) * np.float32(factor)
+
+        return replace(self, decode=decode, packing=None)
 
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of `n` values; ConfigError unless `n` is whole blocks.
@@ -137,6 +157,15 @@ def inverse_or_zero(scales: Floats) -> Floats:
     inverse = np.zeros_like(scales)
     np.divide(np.float32(1), scales, out=inverse, where=np.abs(scales) >= np.finfo(np.float32).tiny)
     return inverse
+
+
+def no_encoder(name: str) -> Callable[[Floats], Bytes]:
+    """A `BlockFormat.encode` of a format that is read and not written: it raises ConfigError."""
+
+    def encode(values: Floats) -> Bytes:
+        raise ConfigError(f"{name}: values cannot be packed into this format, which is only read; take Q8_0 or Q4_K")
+
+    return encode
 
 
 def slab_decoder(name: str, block_size: int, block_bytes: int, kernel: BlockDecoder) -> Callable[[Bytes], Floats]:

@@ -7,7 +7,14 @@ from here. A format without a packing is decoded on the CPU alone and re-packed 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sp.arrays import Bytes, Int8s
 
 TILE = 64
 """Rows, and inputs, of a tile of packed weights."""
@@ -37,15 +44,46 @@ class Plane:
 
 @dataclass(frozen=True)
 class Scales:
-    """Bytes of a block that are kept as they are.
+    """Scales of a block: bytes that are kept as they are, or a signed byte for each group that is made of them.
 
     Attributes
     ----------
     at, nbytes : int
+        Where they lie in the block of a file.
+    steps : callable, optional
+        uint8 ``(blocks, block_bytes)`` -> int8 ``(blocks, groups)``, what multiplies the delta; the device holds these.
+    groups : int
+        How many, with `steps`.
     """
 
     at: int
     nbytes: int
+    steps: Callable[[Bytes], Int8s] | None = None
+    groups: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of a block on the device."""
+        return self.groups if self.steps else self.nbytes
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Codes that name vectors of numbers in the file: the device holds a code for each number.
+
+    Attributes
+    ----------
+    nbytes : int
+        Of a block in the file, without its scales.
+    codes : callable
+        uint8 ``(blocks, block_bytes)`` -> uint8 ``(blocks, block)``.
+    grid : callable
+        The vectors, as words: uint32 of four signed bytes.
+    """
+
+    nbytes: int
+    codes: Callable[[Bytes], Bytes]
+    grid: Callable[[], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +95,7 @@ class Packing:
     block : int
         Values of a block.
     low : Plane
-        The lower bits of the codes, or all of them.
+        The lower bits of the codes, or all of them. With `vectors`, their bits on the device alone.
     high : Plane, optional
         The upper bits.
     scales : Scales, optional
@@ -67,11 +105,14 @@ class Packing:
     group : int
         Values that a scale covers.
     minima : bool
-        Whether codes count from 0 and a minimum is taken off; otherwise they count from the middle of their range.
+        Whether codes count from 0 and a minimum is taken off (super-blocks) or added (blocks of 32); otherwise they
+        count from the middle of their range.
     signed : bool
         Whether codes lie in the file as two's complement; kernels hold them unsigned, with the middle added.
     values : tuple of int
         What the codes stand for, in their order, where that is not the codes themselves.
+    vectors : Vectors, optional
+        Where codes of the file name vectors.
 
     Examples
     --------
@@ -90,6 +131,7 @@ class Packing:
     minima: bool = False
     signed: bool = False
     values: tuple[int, ...] = ()
+    vectors: Vectors | None = None
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -103,8 +145,14 @@ class Packing:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
-        return self.block * self.bits // 8 + sum(part.nbytes for part in (self.scales, self.delta) if part)
+        """Bytes of a block in the file."""
+        codes = self.vectors.nbytes if self.vectors else self.block * self.bits // 8
+        return codes + sum(part.nbytes for part in (self.scales, self.delta) if part)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a block on the device."""
+        return self.block * self.bits // 8 + sum(part.held for part in (self.scales, self.delta) if part)
 
     @property
     def plain(self) -> bool:
@@ -118,7 +166,7 @@ class Packing:
 
     @property
     def super(self) -> bool:
-        """Whether it is a K-quant: a super-block of several tiles' inputs, with scales of its groups in 16 bytes."""
+        """Whether a block is a super-block, of several tiles' inputs and groups, as those of K-quants are."""
         return self.block > TILE
 
     @property
@@ -130,6 +178,38 @@ class Packing:
     def zero(self) -> int:
         """The unsigned code that stands for 0, where there are no minima."""
         return 0 if self.minima else self.middle
+
+    @property
+    def lookup(self) -> bool:
+        """Whether codes stand for unevenly spaced numbers, of 7 bits and a sign, which must be looked up."""
+        return len({after - before for before, after in zip(self.values, self.values[1:], strict=False)}) > 1
+
+    def held_codes(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Codes as the device holds them, from those of the file, and back: looked-up ones exchange bits 2 and 3.
+
+        Codes that differ in the top bit alone then stand for numbers of one sign, which spares kernels a choice.
+        """
+        return codes & 3 | (codes & 4) << 1 | (codes & 8) >> 1 if self.lookup else codes
+
+    @property
+    def held_values(self) -> tuple[int, ...]:
+        """`values` in the order of the device's codes."""
+        return tuple(self.values[code] for code in self.held_codes(np.arange(len(self.values))))
+
+    @property
+    def stride(self) -> int:
+        """What one code stands for more than the one before, where nothing is looked up."""
+        return self.values[1] - self.values[0] if self.values and not self.lookup else 1
+
+    @property
+    def first(self) -> int:
+        """What code 0 stands for."""
+        return self.values[0] if self.values else -self.zero
+
+    @property
+    def centre(self) -> int:
+        """What the middle code stands for, where nothing is looked up."""
+        return self.stride * self.middle + self.first
 
     @property
     def flip(self) -> int:
@@ -159,7 +239,7 @@ class Packing:
     @property
     def scales_bytes(self) -> int:
         """Bytes of the scales of 64 rows of a span."""
-        return TILE * self.span // self.block * self.scales.nbytes if self.scales else 0
+        return TILE * self.span // self.block * self.scales.held if self.scales else 0
 
     @property
     def deltas_bytes(self) -> int:
@@ -177,5 +257,4 @@ class Packing:
         return self._slot_bytes(UNIT_ROWS)
 
     def _slot_bytes(self, rows: int) -> int:
-        tiles = self.tiles * (self.low_bytes + self.high_bytes)
-        return (tiles + self.scales_bytes + self.deltas_bytes) * rows // TILE
+        return rows * self.span // self.block * self.held_bytes

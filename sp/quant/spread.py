@@ -30,3 +30,19 @@ def rms(low: int, high: int) -> float:
 def put_scale(field: Bytes, pick: Bytes, d: Doubles | Any) -> None:
     """Store one of the 256 scales `d` as fp16 into each row of `field` (blocks, 2); `pick` (blocks,) says which."""
     field[...] = d.astype("<f2")[pick, None].view(np.uint8)
+
+
+OUTER_RMS = float(np.sqrt((rms(16, 31) ** 2 + rms(17, 32) ** 2) / 2))
+"""Of six-bit scales less 32, -32..-17 and 16..31: those whose upper two bits are equal."""
+
+
+def equal_bits(field: Bytes) -> None:
+    """Make the bits of each pair equal, by the lower one.
+
+    >>> pairs = np.array([0b01_10_11_00], np.uint8)
+    >>> equal_bits(pairs)
+    >>> f"{pairs[0]:08b}"
+    '11001100'
+    """
+    field &= 0x55
+    field |= field << 1

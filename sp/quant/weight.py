@@ -9,7 +9,7 @@ import numpy as np
 from sp.arrays import Bytes, Floats, Ints
 from sp.errors import ConfigError
 from sp.quant.base import BlockFormat
-from sp.quant.formats.f32 import F32
+from sp.quant.formats.plain.f32 import F32
 
 
 @dataclass(frozen=True)

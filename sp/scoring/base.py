@@ -45,6 +45,8 @@ class ScoreRequest:
         Called with the number of token-layers done since the last call.
     by_head : bool
         Keep a heat map of every head, not only of every layer.
+    asked : int, optional
+        Tokens up to the last one that asks, where marks of thinking follow. All by default.
     """
 
     model: Model
@@ -56,6 +58,7 @@ class ScoreRequest:
     seed: int = 0
     progress: Callable[[int], None] | None = None
     by_head: bool = False
+    asked: int | None = None
 
 
 @dataclass(frozen=True)

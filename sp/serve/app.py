@@ -112,10 +112,10 @@ class Service:
                 return EventStream(_chunks(answer, first, reply), answer, self.limits.stall_seconds)
             pieces, item = [], first
             while isinstance(item, Piece):
-                pieces.append(item.text)
+                pieces.append(item)
                 item = await answer.next()
             assert isinstance(item, Done), item
-            return JSONResponse(reply.whole("".join(pieces), item))
+            return JSONResponse(reply.whole(pieces, item))
         finally:
             if not streaming:
                 answer.leave()
@@ -205,7 +205,7 @@ async def _chunks(answer: Answer, item: Event, reply: Reply) -> AsyncIterator[by
     head = reply.first()
     try:
         while isinstance(item, Piece):
-            yield head + reply.piece(item.text)
+            yield head + reply.piece(item)
             head = b""
             item = await answer.next()
         assert isinstance(item, Done), item

@@ -12,7 +12,7 @@ MAX_MESSAGES = 1024
 
 
 def messages_of(given: Any) -> tuple[dict[str, Any], ...]:
-    """Messages as role and list of text parts; RequestError names the first that is neither."""
+    """Messages as role, list of text parts, and an assistant's reasoning; RequestError names the first that is not."""
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
         raise RequestError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
     return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(given))
@@ -25,13 +25,17 @@ def _message(given: Any, where: str) -> dict[str, Any]:
     role = given.get("role")
     if role not in roles:
         raise RequestError(f"{where}.role is {shown(role)}; use one of {', '.join(roles)}", f"{where}.role")
+    thought = given.get("reasoning_content") if role == "assistant" else None
     for name, value in given.items():
         if name in ("role", "content", "name", "tool_call_id") or value in (None, []):
+            continue
+        if name == "reasoning_content" and role == "assistant":
             continue
         place = f"{where}.{name[:MAX_NAME]}"
         what = "not supported" if name in ("tool_calls", "function_call", "audio", "refusal") else "unknown"
         raise RequestError(f"{place} is {what}; send the turn's text as content", place)
-    content = given.get("content")
+    reasoning = "" if thought is None else text_of(thought, f"{where}.reasoning_content")
+    content = "" if reasoning and given.get("content") is None else given.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = []
     for index, part in enumerate(parts):
@@ -41,7 +45,7 @@ def _message(given: Any, where: str) -> dict[str, Any]:
         texts.append(text_of(part.get("text"), place))
     if not texts:
         raise RequestError(f"{where}.content is empty; leave the message out", f"{where}.content")
-    return {"role": "system" if role == "developer" else role, "parts": texts}
+    return {"role": "system" if role == "developer" else role, "parts": texts, "reasoning": reasoning}
 
 
 def tools_of(given: Any) -> tuple[dict[str, Any], ...]:

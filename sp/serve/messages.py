@@ -1,32 +1,32 @@
 """A chat to the prompt the target was trained on, with every byte's standing: markup, protected, compressible.
 
-What people wrote enters the rendered text only after rendering, in place of random marks. So no message can change
-what the template does, and where each message lies is known exactly.
+The template sees what was said, so that it drops or keeps what it was written to. Where each message lies is found by
+`sp.chat.located`; in messages the spelling of a special token is only text, so none can pass for markup.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import secrets
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
-from sp.gguf import Tokenizer
-from sp.gguf.template import render_chat
+from sp.chat import Copy, HiddenMessageError, Located, Turn, render_located
+from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import DOCUMENT_MARK, Prompt, Span
 from sp.serve.errors import RequestError
 from sp.serve.options import Protect
 from sp.serve.protocol import Job
+from sp.serve.thinking import KWARGS, TemplateRequest
 
 
-def to_prompt(job: Job, template: str | None, tokenizer: Tokenizer) -> Prompt:
+def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> Prompt:
     """The prompt of a request; RequestError if the template cannot show it."""
     if job.kind == "completion":
         return completion_prompt(job.prompt)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
-    return chat_prompt(job.messages, job.tools, template, tokenizer, job.protect)
+    return chat_prompt(job.messages, job.tools, template, tokenizer, job.protect, job.template)
 
 
 def completion_prompt(text: str) -> Prompt:
@@ -41,73 +41,81 @@ def completion_prompt(text: str) -> Prompt:
 def chat_prompt(
     messages: tuple[dict[str, Any], ...],
     tools: tuple[dict[str, Any], ...],
-    template: str,
+    template: str | ChatTemplate,
     tokenizer: Tokenizer,
     protect: Protect = "turn",
+    asked: TemplateRequest | None = None,
 ) -> Prompt:
     """Render messages of role and text parts.
 
     Protected are the markup, the tools, system messages and the last user turn: the only part of it, or its last
     part if it has several, so that a client can send documents and then the question. With `protect` "paragraph"
-    it is what follows the last blank line of that part. Parts are joined by a blank line. In messages the spelling
-    of a special token is only text.
+    it is what follows the last blank line of that part. Parts are joined by a blank line.
     """
-    asked = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
-    described = json.dumps(tools, ensure_ascii=False) if tools else ""
-    if tools and tokenizer.special_ids & set(tokenizer.encode(described).ids.tolist()):
-        raise RequestError("tools spell a special token of the model; describe them without it", "tools")
-    first, *shown = _markup(template, tuple(message["role"] for message in messages), described)
-    at = _size(first[1])
-    text, spans = [first[1]], [Span("protected", 0, at)]
-    for index, markup in shown:
-        parts = messages[index]["parts"]
-        content = [parts[0], *(piece for part in parts[1:] for piece in (DOCUMENT_MARK, part))]
-        end = at + sum(map(_size, content))
-        kept = _kept(parts, messages[index]["role"], end - at, index == asked, protect)
-        spans.append(Span("plain", at, end))
-        spans.append(Span("protected", end - kept, end))
-        if index == asked:
-            spans.append(Span("question", end - kept, end))
-        at = end + _size(markup)
-        spans.append(Span("protected", end, at))
-        text += [*content, markup]
-    return Prompt("".join(text), tuple(span for span in spans if span.end > span.start))
+    template, asked = ChatTemplate.of(template), asked or TemplateRequest()
+
+    def is_markup(text: str) -> bool:
+        return bool(tokenizer.special_ids & set(tokenizer.encode(text).ids.tolist()))
+
+    told = asked.told(template)
+    for what, value in (("tools", tools), (KWARGS, asked.variables)):
+        if value and is_markup(json.dumps(value, ensure_ascii=False)):
+            raise RequestError(f"{what} spell a special token of the model; write them without it", what)
+    turns = [Turn(each["role"], DOCUMENT_MARK.join(each["parts"]), each.get("reasoning", "")) for each in messages]
+    try:
+        found = render_located(template, turns, told | ({"tools": list(tools)} if tools else {}), is_markup)
+    except HiddenMessageError as error:
+        raise RequestError(str(error), f"messages[{error.index}]") from None
+    if tools and render_located(template, turns, told, is_markup).text == found.text:
+        raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
+    last = max((copy.stop for copy in found.copies), default=0)
+    closing, thinks = asked.thinking.reply(template, found.text[last:])
+    text = found.text + closing
+    question = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=None)
+    spans, at = [], 0
+    for index, start, end in _regions(found, turns):
+        kept = end
+        if turns[index].role == "system":
+            kept = start
+        elif index == question:
+            kept = _place(found, index, _question_start(messages[index]["parts"], protect), end)
+        spans += [Span("protected", at, start), Span("plain", start, end), Span("protected", kept, end)]
+        spans += [Span("question", kept, end)] if index == question else []
+        at = end
+    spans.append(Span("protected", at, len(text)))
+    return Prompt(text, tuple(_in_bytes(text, [span for span in spans if span.end > span.start])), thinks)
 
 
-def _kept(parts: list[str], role: str, size: int, asked: bool, protect: Protect) -> int:
-    """How many bytes at the end of a message of `size` bytes are protected."""
-    if role == "system":
-        return size
-    if not asked:
-        return 0
+def _regions(found: Located, turns: Sequence[Turn]) -> Iterator[tuple[int, int, int]]:
+    """Messages, each with where it begins and ends in the text; between parts of an assistant's there is markup."""
+    for (index, _), run in groupby(found.copies, key=lambda copy: (copy.index, copy.name)):
+        copies = list(run)
+        whole = [copies] if turns[index].role != "assistant" else [[copy] for copy in copies]
+        yield from ((index, part[0].at, part[-1].stop) for part in whole)
+
+
+def _question_start(parts: list[str], protect: Protect) -> int:
+    """The character of a turn with which what is kept of it begins."""
     last = parts[-1]
     if protect == "paragraph":
         last = last.rstrip().rpartition(DOCUMENT_MARK)[2] + last[len(last.rstrip()) :]
-    return _size(last)
+    return len(DOCUMENT_MARK.join(parts)) - len(last)
 
 
-def _size(text: str) -> int:
-    """Bytes of a text; it is long, and mostly known to be ASCII."""
-    return len(text) if text.isascii() else len(text.encode())
+def _place(found: Located, index: int, start: int, end: int) -> int:
+    """Where a character of a message stands in the text, or what of the message follows it; `end` if nothing does."""
+    copies: list[Copy] = [copy for copy in found.copies if (copy.index, copy.name) == (index, "content")]
+    return next((copy.at + max(start - copy.start, 0) for copy in copies if copy.end > start), end)
 
 
-@lru_cache(maxsize=8)
-def _markup(template: str, roles: tuple[str, ...], tools: str) -> tuple[tuple[int, str], ...]:
-    """What the template writes before the messages, as that of message -1, and after each, in the order it shows them.
-
-    It depends on no message's text, so it is kept for chats of the same form.
-    """
-    nonce = secrets.token_hex(8)
-    shown = [{"role": role, "content": f"mark{nonce}n{index}end"} for index, role in enumerate(roles)]
-    rendered = render_chat(template, shown)
-    if tools:
-        plain, rendered = rendered, render_chat(template, shown, tools=json.loads(tools))
-        if rendered == plain:
-            raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
-    pieces = re.split(f"mark{nonce}n([0-9]+)end", rendered)
-    found = [int(index) for index in pieces[1::2]]
-    if sorted(found) != list(range(len(roles))):
-        missing = next((i for i in range(len(roles)) if found.count(i) != 1), 0)
-        where = f"messages[{missing}]"
-        raise RequestError(f"the chat template of this model does not show {where} once; leave it out", where)
-    return tuple(zip([-1, *found], pieces[::2], strict=True))
+def _in_bytes(text: str, spans: Sequence[Span]) -> Iterator[Span]:
+    """Spans of characters as spans of bytes."""
+    if text.isascii():
+        yield from spans
+        return
+    places, at, size = {0: 0}, 0, 0
+    for place in sorted({edge for span in spans for edge in (span.start, span.end)}):
+        size += len(text[at:place].encode())
+        places[place] = size
+        at = place
+    yield from (Span(span.kind, places[span.start], places[span.end]) for span in spans)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from sp.chat import Thinking
 from sp.config import from_mapping
 from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
@@ -21,11 +22,14 @@ Protect = Literal["turn", "paragraph"]
 
 @dataclass(frozen=True)
 class Defaults:
-    """Options of the server: those of a run, the longest answer a request may ask for, and whether it has a draft."""
+    """Options of the server: those of a run, the longest answer a request may ask for, whether it has a draft, and
+    what is asked of thinking where a request does not say.
+    """
 
     options: RunOptions = field(default_factory=RunOptions)
     max_new_tokens: int = 1024
     draft: bool = False
+    thinking: Thinking = field(default_factory=Thinking)
 
 
 @dataclass(frozen=True)

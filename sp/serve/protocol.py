@@ -9,21 +9,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from sp.chat.thinking import EFFORT
 from sp.errors import unknown_name
 from sp.pipeline import RunOptions
 from sp.serve.content import messages_of, tools_of
 from sp.serve.errors import RequestError
 from sp.serve.fields import BIGGEST, MAX_NAME, like, number, shown, text_of, typed
 from sp.serve.options import Defaults, Protect, options_of, overrides_of
+from sp.serve.thinking import KWARGS, TemplateRequest, template_request
 
 MAX_STOPS = 16
 
 COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", "seed", "temperature", "top_p", "n", "sp")
 FIELDS = {
-    "chat": (*COMMON, "messages", "max_completion_tokens", "tools"),
+    "chat": (*COMMON, "messages", "max_completion_tokens", "tools", KWARGS, EFFORT),
     "completion": (*COMMON, "prompt"),
 }
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "top_k")
@@ -58,6 +60,7 @@ class Job:
     stream: bool = False
     include_usage: bool = False
     protect: Protect = "turn"
+    template: TemplateRequest = field(default_factory=TemplateRequest)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -107,7 +110,9 @@ def parse_request(kind: Literal["chat", "completion"], body: Mapping[str, Any], 
     number(body, "top_p", 0, 1)
     if kind == "completion":
         return replace(job, prompt=text_of(body.get("prompt"), "prompt"))
-    return replace(job, messages=messages_of(body.get("messages")), tools=tools_of(body.get("tools")))
+    template = template_request(body, defaults.thinking)
+    messages, tools = messages_of(body.get("messages")), tools_of(body.get("tools"))
+    return replace(job, messages=messages, tools=tools, template=template)
 
 
 def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:

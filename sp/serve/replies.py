@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sp.serve.protocol import Job
-from sp.serve.worker import Done
+from sp.serve.worker import Done, Piece
 
 
 class Reply:
@@ -22,9 +23,11 @@ class Reply:
             "model": model,
         }
 
-    def whole(self, text: str, done: Done) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], done: Done) -> dict[str, Any]:
         """The one object of an answer that is not streamed."""
-        content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        text, reasoning = ("".join(part) for part in ([p.text for p in pieces], [p.reasoning for p in pieces]))
+        thought = {"reasoning_content": reasoning} if reasoning else {}
+        content = {"message": {"role": "assistant", "content": text, **thought}} if self.chat else {"text": text}
         choice = {"index": 0, **content, "finish_reason": done.finish_reason, "logprobs": None}
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head, "object": kind, "choices": [choice], "usage": done.usage}
@@ -33,8 +36,10 @@ class Reply:
         """Whose turn it is; empty for completions."""
         return self._chunk({"role": "assistant", "content": ""}) if self.chat else b""
 
-    def piece(self, text: str) -> bytes:
-        return self._chunk({"content": text} if self.chat else text)
+    def piece(self, piece: Piece) -> bytes:
+        """One chunk; of a chat with thinking and answer, each under its name."""
+        named = {"reasoning_content": piece.reasoning, "content": piece.text}
+        return self._chunk({name: text for name, text in named.items() if text} if self.chat else piece.text)
 
     def last(self, done: Done) -> bytes:
         """Why the answer ended, the usage if it was asked for, and the end mark."""

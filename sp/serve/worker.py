@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from sp.chat import Split
 from sp.errors import SpError
 from sp.kernels import device_errors
 from sp.pipeline import Pipeline, RunResult
@@ -18,7 +19,7 @@ from sp.serve.errors import RequestError, as_request_error
 from sp.serve.messages import to_prompt
 from sp.serve.metrics import Metrics
 from sp.serve.protocol import Job
-from sp.serve.text import AnswerText
+from sp.serve.text import ReplyText
 
 log = logging.getLogger("sp.serve")
 
@@ -29,9 +30,10 @@ class CancelledError(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the answer's text."""
+    """A part of the reply: answer, and thinking before it."""
 
     text: str
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,21 +174,23 @@ class Worker:
         ticket.check()
         prompt = to_prompt(job, target.template, target.tokenizer)
         rendered = time.perf_counter()
-        text = AnswerText(target.tokenizer, job.stop)
+        text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat")
+
+        def emit(part: Split) -> None:
+            if part.reasoning or part.content:
+                ticket.emit(Piece(part.content, part.reasoning))
 
         def on_token(token: int) -> bool:
             ticket.check()
-            if piece := text.push(token):
-                ticket.emit(Piece(piece))
+            emit(text.push(token))
             return text.stopped
 
         result = self.pipeline.run(prompt, job.options, full=False, reporter=ticket.reporter, on_token=on_token)
-        if rest := text.finish():
-            ticket.emit(Piece(rest))
+        emit(text.finish())
         long = len(result.answer.tokens) == job.options.max_new_tokens and not text.stopped
         queued, render = start - ticket.submitted, rendered - start
         self._count(result, queued, render)
-        ticket.emit(Done("length" if long else "stop", usage(result, queued, render)))
+        ticket.emit(Done("length" if long else "stop", usage(result, queued, render, text.reasoning_tokens)))
 
     def _count(self, result: RunResult, queued: float, render: float) -> None:
         metrics = self.metrics
@@ -199,7 +203,7 @@ class Worker:
             metrics.tokens.labels(kind).inc(count)
 
 
-def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
+def usage(result: RunResult, queued: float, render: float, reasoning: int = 0) -> dict[str, Any]:
     """OpenAI's usage block; under `sp` what compression did, what each stage cost and what a draft's guesses gave."""
     prompt, generated = len(result.prompt), len(result.answer.tokens)
     stages = [{"name": "render", "tokens": 0, "ms": 1e3 * render}]
@@ -208,10 +212,13 @@ def usage(result: RunResult, queued: float, render: float) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
+        **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
         "sp": {
             "compressed": result.selection is not None,
             "reason": result.decision.reason,
+            "window": result.answer.trace.facts.get("window"),
             "kept_tokens": result.kept_tokens,
+            "positions": result.answer.trace.facts.get("positions", []),
             "break_even_tokens": result.decision.break_even_tokens,
             "break_even_source": result.decision.break_even_source,
             "acceptance_length": result.answer.acceptance_length,

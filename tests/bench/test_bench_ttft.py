@@ -15,11 +15,14 @@ from typer.testing import CliRunner
 
 from sp.bench import ttft as bench
 from sp.bench.memory import watched
+from sp.bench.names import shape_name
 from sp.bench.prompts import PromptMaker
 from sp.bench.request import measure, without_ends
 from sp.bench.ttft import Bench, Cell, config_of, describe, requests_of
 from sp.cli import app
 from sp.errors import ConfigError, DeviceError
+from sp.models import AskedScaling
+from sp.models.synthetic.shapes import find_shape
 from sp.pipeline import Pipeline, RunOptions
 from sp.scoring import SCORERS
 from sp.studies.plots.ttft_plots import COLOURS, draw_memory
@@ -209,6 +212,16 @@ def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     other = replace(pair, drafter=replace(pair.drafter, path=Path("x.gguf")))
     cell = Cell(300, RunOptions(compress="always"))
     assert config_of(cell, pair, "numpy") != config_of(cell, other, "numpy")
+    asked = replace(pair, drafter=replace(pair.drafter, asked=AskedScaling("yarn", 4.0)))
+    assert config_of(cell, asked, "numpy") == config_of(cell, pair, "numpy") | {"drafter_rope": "yarn:4"}
+    whole = Cell(300, RunOptions(compress="off"))
+    assert config_of(whole, asked, "numpy") == config_of(whole, pair, "numpy"), "nobody drafts"
+
+
+def test_a_shape_is_known_however_its_positions_are_scaled() -> None:
+    config = find_shape("qwen3-0.6b").config
+    assert shape_name(AskedScaling("yarn", 4.0).applied(config)) == "qwen3-0.6b"
+    assert shape_name(replace(config, rope=replace(config.rope, base=1e5))) is None
 
 
 def test_density_asked_for_and_read_stand_apart() -> None:

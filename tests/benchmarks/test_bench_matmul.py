@@ -16,7 +16,7 @@ from sp.errors import DeviceError
 from sp.kernels.device import require_device
 from sp.kernels.specs.matmul.epilogue import ADD, STORE
 from sp.ops.matmul.packed import unpack_bf16
-from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
+from sp.quant import BF16, Q4_K, Q6_K, format_by_name, kernel_formats
 
 try:
     require_device()
@@ -26,10 +26,11 @@ except DeviceError as error:
 pytestmark = [pytest.mark.skipif(bool(PROBLEM), reason=PROBLEM), pytest.mark.slow]
 
 UP, DOWN, WIDE_HEADS, HEADS = (17408, 5120), (5120, 17408), (10240, 5120), (6144, 5120)
+IQ4_XS = format_by_name("IQ4_XS")
 DRAFTER = ((2048, 1024), (1024, 1024), (1024, 2048), (3072, 1024), (1024, 3072))
 CASES = [
     *((Q4_K, m, *UP) for m in (64, 128, 512, 2048, 4096)),
-    *((fmt, 8192, *UP) for fmt in (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)),
+    *((fmt, m, *UP) for fmt in kernel_formats() for m in (512, 8192) if m > 512 or fmt is not Q4_K),
     *((Q4_K, m, *DOWN) for m in (32, 64, 512)),
     *((fmt, 8192, *DOWN) for fmt in (Q4_K, Q6_K)),
     *((Q4_K, 8192, *shape) for shape in (WIDE_HEADS, HEADS)),
@@ -57,7 +58,7 @@ def test_matmul(benchmark, fmt, m, n, k):
         assert float((apart * apart).mean() / (want * want).mean()) < ROUNDED_TWICE, path
 
 
-@pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, IQ4_XS], ids=lambda fmt: fmt.name)
 def test_add(benchmark, fmt):
     """The down projection into the residual stream."""
     import cupy
@@ -69,7 +70,9 @@ def test_add(benchmark, fmt):
     measure(benchmark, runs, {path: {**shape, "path": path} for path in runs}, SOURCES)
 
 
-@pytest.mark.parametrize(("fmt", "n", "k"), [(Q4_K, *UP), (BF16, 3072, 1024)], ids=lambda v: getattr(v, "name", str(v)))
+@pytest.mark.parametrize(
+    ("fmt", "n", "k"), [(Q4_K, *UP), (IQ4_XS, *UP), (BF16, 3072, 1024)], ids=lambda v: getattr(v, "name", str(v))
+)
 def test_gated(benchmark, fmt, n, k):
     """Gate and up projection with SwiGLU in one kernel, and by two products and `swiglu`."""
     import cupy

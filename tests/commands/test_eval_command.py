@@ -77,6 +77,7 @@ def test_ppl(models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["needle", "--selector", "top_chunks]"], "--selector takes names with commas"),
         (["needle", "--keep-ratio", "0"], "keep_ratio must be above 0"),
         (["needle", "-p", "20"], "ask for more"),
+        (["needle", "--drafter-rope", "linear"], "--drafter-rope takes none, linear:FACTOR"),
         (["needle", "--device", "gpu"], "unknown device 'gpu'"),
         (["needle", "--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
         (["needle", "--target", "/nowhere/model.gguf"], "/nowhere/model.gguf"),

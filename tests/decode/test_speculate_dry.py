@@ -63,7 +63,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("arch", ["tiny-qwen3", "tiny-qwen35"])
+@pytest.mark.parametrize("arch", ["tiny-qwen3", "tiny-qwen35", "tiny-llama"])
 def test_every_launch_fits(arch, tmp_path) -> None:
     target = write_synthetic(tmp_path / "m.gguf", arch, "q4_k_m")
     draft = write_synthetic_draft(tmp_path / "d.gguf", "dflash-tiny-qwen35", "q8_0")

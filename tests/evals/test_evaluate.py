@@ -109,9 +109,9 @@ def test_scorings_share_the_drafters_tokens_and_each_counts_their_time(
     texts: list[str] = []
     encode = pair.drafter.tokenizer.encode  # type: ignore[union-attr]
 
-    def watch(text: str, *rest: object) -> object:
+    def watch(text: str, *rest: object, **options: object) -> object:
         texts.append(text)
-        return encode(text, *rest)  # type: ignore[arg-type]
+        return encode(text, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pair.drafter.tokenizer, "encode", watch)  # type: ignore[union-attr]
     example = Lines().example(0, 700, len)

@@ -21,6 +21,15 @@ ESCAPES = {
     "import": "{% import 'os' as os %}",
     "extends": "{% extends 'x' %}",
     "append": "{{ messages.append(1) }}",
+    "append to what was given": "{% set l = [messages] %}{{ l[0].append(1) }}",
+    "format method": "{{ '{0.format}'.format('x') }}",
+    "format of a format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "format item": "{{ '{0[__class__]}'.format('') }}",
+    "format of globals": "{{ '{0.__globals__}'.format(raise_exception) }}",
+    "format_map": "{{ '{a}'.format_map({'a': 1}) }}",
+    "format by attr": "{{ ('' | attr('format'))() }}",
+    "format of a function": "{{ '{}'.format(raise_exception) }}",
+    "format of a method": "{{ '{0.upper!r}'.format('x') }}",
     "update": "{{ messages[0].update(a=1) }}",
     "clear": "{{ messages[0].clear() }}",
     "pop": "{{ messages.pop() }}",
@@ -63,6 +72,16 @@ ENDLESS = {
     "chain of maps": "{% set ns = namespace(g=range(100000)) %}{% for i in range(900) %}"
     "{% set ns.g = ns.g | map('int') %}{% endfor %}{{ ns.g | list | length }}",
     "sort": "{% for i in range(1000) %}{{ (range(100000) | list) | sort | first }}{% endfor %}",
+    "append while it loops": "{% set l = [1] %}{% for i in l %}{% set _ = l.append(i) %}{% endfor %}{{ l }}",
+    "append to itself": "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}",
+    "appends": "{% set l = [] %}{% for i in range(99999) %}{% for j in range(99999) %}{% set _ = l.append(0) %}"
+    "{% endfor %}{% endfor %}",
+    "formats": "{% set a = '{0}' * 100000 %}{% for i in range(100000) %}{% set x = a.format(1) %}{% endfor %}",
+    "nested filter blocks": "{% for i in range(100000) %}{% filter upper %}{% filter trim %}"
+    + "x" * 10000
+    + "{% endfilter %}{% endfilter %}{% endfor %}",
+    "generation": "{% for i in range(99999) %}{% for j in range(9999) %}{% generation %}{% endgeneration %}{% endfor %}"
+    "{% endfor %}",
     "power": "{{ 10 ** 10 ** 10 }}",
     "digits": "{{ ('f' * 1000000) | int(0, 16) }}",
 }
@@ -87,6 +106,14 @@ GROWING = {
     "join": _TEXT + "{{ a.join(['', ''] * 50000) }}",
     "join filter": _TEXT + "{{ range(100000) | join(a) }}",
     "format": "{{ '{:1000000000}'.format(1) }}",
+    "format by a number": "{{ '{:{}}'.format(1, 10 ** 9) }}",
+    "format by a fill": "{{ '{:x>999999999}'.format(1) }}",
+    "format by a precision": "{{ '{:.999999999f}'.format(1.0) }}",
+    "format by many fields": "{% set a = 'a' * 100000 %}{{ ('{0}' * 100000).format(a) }}",
+    "format by many widths": "{% set a = '{:1000}' * 9999 %}{% for i in range(999) %}{{ a.format(*([1] * 9999)) }}"
+    "{% endfor %}",
+    "format of text": "{% set a = 'a' * 100000 %}{% for i in range(100000) %}{{ '{0}{0}{0}'.format(a) }}{% endfor %}",
+    "format by digits of another script": "{{ '{:١٠٠٠٠٠٠٠٠٠}'.format(1) }}",
     "format filter": "{{ '%1000000000d' | format(1) }}",
     "percent": "{{ '%1000000000d' % 1 }}",
     "percent in a test": "{{ '%1000000000d' is odd }}",
@@ -98,6 +125,18 @@ GROWING = {
     "to_bytes": "{{ (5).to_bytes(10 ** 9, 'big') }}",
     "indent": "{{ [1, 2] | tojson(indent=10 ** 9) }}",
     "separators": "{{ [1, 2] | tojson(separators=['x' * 10000000, '']) }}",
+    "indent filter": "{{ 'a\nb' | indent(10 ** 9) }}",
+    "indent by text": "{% set a = 'a' * 100000 %}{{ ('\n' * 100000) | indent(a, blank=true) }}",
+    "indent of lines": "{{ ('a\n' * 100000) | indent(100000) }}",
+    "indent in a block": "{% filter indent(10 ** 9) %}a\nb{% endfilter %}",
+    "filter block": "{% set a = 'a' * 100000 %}{% filter replace('a', a) %}{{ a }}{% endfilter %}",
+    "doubled by append": _START + "{% set l = [] %}{% set _ = l.append(ns.c) %}{% set _ = l.append(ns.c) %}"
+    "{% set ns.c = l %}{% endfor %}{{ ns.c }}",
+    "doubled by append from outside": "{% set ns = namespace(o=[], l=[]) %}{% for i in range(60) %}"
+    "{% set _ = ns.o.append([]) %}{% endfor %}{% for i in range(59) %}{% set _ = ns.o[i].append(ns.o[i + 1]) %}"
+    "{% set _ = ns.o[i].append(ns.o[i + 1]) %}{% endfor %}{{ ns.o[0] }}",
+    "date": "{{ strftime_now('%1000000000Y') }}",
+    "long date": "{{ strftime_now('%c' * 1000000) }}",
     "lipsum": "{{ lipsum(100000) }}",
     "text in a loop": "{% for i in range(100000) %}" + "x" * 50000 + "{% endfor %}",
 }

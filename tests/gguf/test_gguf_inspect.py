@@ -16,7 +16,7 @@ from rich.console import Console
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile, GGUFWriter, Tokenizer
 from sp.models.inspect import inspect_file
-from sp.models.inspect_tables import render
+from sp.models.inspect.tables import render
 from sp.quant import F32, Q8_0
 
 TEMPLATE = "{% for m in messages %}\n<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -34,7 +34,12 @@ KEYS: dict[str, Any] = {
     "qwen3.attention.head_count": 4,
     "qwen3.attention.head_count_kv": np.array([2, 2], np.int32),
     "qwen3.attention.key_length": 32,
+    "qwen3.attention.value_length": 32,
+    "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+    "qwen3.feed_forward_length": 96,
+    "qwen3.rope.freq_base": 1e6,
 }
+RECURRENT = {"conv_kernel": 4, "state_size": 32, "group_count": 1, "time_step_rank": 1, "inner_size": 32}
 ATTENTION = {"attn_q": (128, HIDDEN), "attn_k": (64, HIDDEN), "attn_v": (64, HIDDEN), "attn_output": (HIDDEN, 128)}
 FEED_FORWARD = {"ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN)}
 NORMS = {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "attn_q_norm": (32,), "attn_k_norm": (32,)}
@@ -131,6 +136,7 @@ def test_hash_only_when_asked_for(tmp_path: Path) -> None:
 def test_a_whole_hybrid_model_with_a_prediction_block(tmp_path: Path) -> None:
     keys = {key.replace("qwen3.", "qwen35."): value for key, value in KEYS.items()}
     keys |= {"general.architecture": "qwen35", "qwen35.block_count": 9, "qwen35.full_attention_interval": 4}
+    keys |= {"qwen35.attention.head_count_kv": 2} | {f"qwen35.ssm.{name}": size for name, size in RECURRENT.items()}
     whole = qwen35_tensors(9)
     info = inspect_file(write(tmp_path / "m.gguf", {**keys, "qwen35.nextn_predict_layers": 1}, whole))
     assert info["warnings"] == ["1 multi-token-prediction block(s) from blk.8 on will be skipped"]
@@ -158,6 +164,8 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
             "2 expected tensors are missing: output_norm.weight, blk.1",
         ),
         (without(KEYS, "qwen3.context_length"), (), "'qwen3.context_length' is absent"),
+        (without(KEYS, "qwen3.rope.freq_base"), (), "key qwen3.rope.freq_base is missing"),
+        ({**KEYS, "qwen3.attention.head_count_kv": 3}, (), "is 3, which does not divide 4 heads"),
         (without(KEYS, "qwen3.block_count"), (), "'qwen3.block_count' is absent"),
         ({**KEYS, "qwen3.block_count": "2"}, (), "'qwen3.block_count' is absent"),
         (without(KEYS, "tokenizer.chat_template"), (), "no chat template"),
@@ -167,9 +175,10 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
         (without(KEYS, "tokenizer.ggml.model"), (), "no usable tokenizer: key 'tokenizer.ggml.model' is missing"),
         ({**KEYS, "tokenizer.ggml.pre": "kimi-k2"}, (), "no usable tokenizer: pre-tokenizer 'kimi-k2'"),
         (without(KEYS, "tokenizer.ggml.eos_token_id"), (), "no end-of-sequence token id"),
-        ({**KEYS, "general.architecture": "llama"}, (), "architecture 'llama' is not one that sp runs"),
+        ({**KEYS, "general.architecture": "gemma3"}, (), "architecture 'gemma3' is not supported; sp runs "),
+        ({**KEYS, "qwen3.logit_scale": 0.5}, (), "key qwen3.logit_scale is 0.5, which sp does not compute"),
         ({**KEYS, "general.architecture": "dflash"}, (), "give it with --draft"),
-        (without(KEYS, "general.architecture"), (), "architecture None is not one"),
+        (without(KEYS, "general.architecture"), (), "architecture None is not supported"),
     ],
 )
 def test_warnings(tmp_path: Path, keys: dict[str, Any], dropped: tuple[str, ...], warning: str) -> None:
@@ -192,10 +201,10 @@ def test_vocabulary_of_another_size(tmp_path: Path) -> None:
 
 def test_types_sp_cannot_decode(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(build([string("general.architecture", "qwen3")], [tensor("a.weight", [256], 17)], bytes(96)))
+    path.write_bytes(build([string("general.architecture", "qwen3")], [tensor("a.weight", [256], 41)], bytes(96)))
     info = inspect_file(path)
-    assert info["tensors_by_type"] == [{"type": "IQ2_XS", "count": 1, "bytes": 74, "supported": False}]
-    assert info["warnings"][0] == "1 tensor(s) of type IQ2_XS, which sp cannot decode, e.g. a.weight"
+    assert info["tensors_by_type"] == [{"type": "Q1_0", "count": 1, "bytes": 36, "supported": False}]
+    assert info["warnings"][0] == "1 tensor(s) of type Q1_0, which sp cannot decode, e.g. a.weight"
 
 
 def test_vocabulary_only(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hostile_templates import BROKEN, HOSTILE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from plain_jinja import plain_render
 from raw_gguf import build, string, u32
 
 from sp.errors import GGUFError
@@ -81,29 +81,22 @@ OTHERS = {
     "{{ f(1) }}{{ f(1, 2, 3) }}{{ f(b=1, a=2) }}",
     "namespaces in a list": "{% set s = namespace(role='system', content='x') %}{% for m in [s] + messages %}"
     "{{ m.role }}{% endfor %}",
+    "appended lists": "{% set l = [] %}{% for m in messages %}{% set _ = l.append(m.role) %}{% endfor %}{{ l | join }}"
+    "{{ l.append(2) }}{% set c = messages[:1] %}{% set _ = c.append(1) %}{{ c | length }}",
+    "formats": "{{ '{}-{:>5}-{a!r}'.format(1, 'x', a='y') }}{{ '{0.role}{0[role]}'.format(messages[0]) }}"
+    "{{ '{:{}.2f}|{:,}|{:%}|{{}}'.format(1.239, 9, 12345, 0.5) }}{{ '{} {}'.format([1, 'a'], none) }}",
+    "indents": "{{ 'a\n\nb' | indent }}{{ 'a\nb' | indent(2, true) }}{{ 'a\n\nb' | indent('> ', blank=true) }}",
+    "filter blocks": "{% filter upper %}a{{ messages[0].role }}{% endfilter %}{% filter indent(2) | trim %}\n x\ny "
+    "{% endfilter %}{% for m in messages %}{% filter replace('e', 'E') %}{{ m.role }}{% endfilter %}{% endfor %}",
+    "generations": "{% for m in messages %}{% generation %}{% set x = 1 %}{{ m.content }}{{ loop.index }}"
+    "{% endgeneration %}\n{{ x }}{% endfor %}",
+    "dates": "{{ strftime_now('%Y-%m-%d, %d %b %Y (%A) 100%%') }}",
     "values": "{{ none }} {{ true }} {{ 1.5 }} {{ [1, 'a'] }} {{ {'a': (1, 2)} }} {{ absent }} {{ messages }}",
 }
 SYSTEM = {"role": "system", "content": "Be brief & <kind>."}
 USER = {"role": "user", "content": "Où est l'aiguille ?\n"}
 ASSISTANT = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nLà."}
 CHATS = [[USER], [SYSTEM, USER], [SYSTEM, USER, ASSISTANT, USER], [USER, ASSISTANT, SYSTEM]]
-
-
-def plain_render(template: str, **variables: Any) -> str:
-    """The same options, in Jinja's own sandbox with nothing of ours: the oracle."""
-
-    def to_json(value: Any, **options: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False, **options})
-
-    def refuse(message: str) -> None:
-        raise ValueError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    return environment.from_string(template).render(**variables)
 
 
 @pytest.mark.parametrize("prompt", [True, False])

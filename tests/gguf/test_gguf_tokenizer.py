@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from tiny_bpe import ADDED, FOLDER, METADATA, QWEN2, TOKENIZERS, TOKENS, check_spans, corners
 
 from sp.errors import PromptError
-from sp.gguf.vocabulary import PATTERNS
 
 VECTORS = json.loads((FOLDER / "tiny-bpe.json").read_text())
 
 
-@pytest.mark.parametrize("pre", PATTERNS)
+@pytest.mark.parametrize("pre", VECTORS)
 @pytest.mark.parametrize("index", range(len(VECTORS["qwen2"])))
 def test_vectors(pre: str, index: int) -> None:
     text, ids = VECTORS[pre][index]
@@ -34,7 +33,7 @@ assigned = st.text(st.characters(exclude_categories=("Cs", "Cn", "Co")), max_siz
 texts = st.one_of(st.lists(corners, max_size=30).map("".join), assigned)
 
 
-@pytest.mark.parametrize("pre", PATTERNS)
+@pytest.mark.parametrize("pre", VECTORS)
 @settings(max_examples=300, deadline=None)
 @given(text=texts)
 def test_ids_equal_the_reference(pre: str, text: str) -> None:

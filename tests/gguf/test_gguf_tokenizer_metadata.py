@@ -12,7 +12,8 @@ from tiny_bpe import FOLDER, METADATA, QWEN2, TOKENIZERS, TOKENS, check_spans
 
 from sp.errors import GGUFError
 from sp.gguf import GGUFFile, Tokenizer
-from sp.gguf.vocabulary import byte_alphabet, token_bytes
+from sp.gguf.tokens.byte_pair import byte_alphabet, token_bytes
+from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 
 
 def test_from_gguf_reads_what_the_file_says() -> None:
@@ -58,10 +59,18 @@ TYPES = METADATA["tokenizer.ggml.token_type"]
     ("key", "value", "message"),
     [
         ("model", None, "'tokenizer.ggml.model' is missing"),
-        ("model", "llama", "tokenizer model 'llama' is not supported"),
+        (
+            "model",
+            "t5",
+            r"tokenizer model 't5' \(unigrams\) is not supported; use a model with byte pairs .* or SentencePiece",
+        ),
         ("model", 7, "is not a string"),
         ("pre", None, "'tokenizer.ggml.pre' is missing"),
-        ("pre", "deepseek-v3", "pre-tokenizer 'deepseek-v3' is not supported; use a model with one of: qwen2, qwen35"),
+        (
+            "pre",
+            "kimi-k2",
+            "pre-tokenizer 'kimi-k2' is not supported; use a model with one of: qwen2, qwen35, llama-bpe",
+        ),
         ("tokens", None, "is missing"),
         ("tokens", [], "has 0 tokens"),
         ("tokens", "abc", "not an array of strings"),
@@ -129,3 +138,17 @@ def test_hostile_metadata_gives_a_tokenizer_or_an_error(metadata: dict[str, Any]
         check_spans(Tokenizer.from_metadata(metadata), text)
     except GGUFError as error:
         assert str(error)  # noqa: PT017  # the one exception that may come out
+
+
+def test_padding_makes_no_other_tokenizer() -> None:
+    """Qwen2.5 has 151936 tokens in its small sizes and 152064 in its large ones, of which the last ones are unused."""
+    small, large, other = (
+        Tokenizer.from_metadata(tokenizer_metadata("qwen2", *sizes))
+        for sizes in ((900, 1000), (900, 1128), (901, 1000))
+    )
+    assert (small.vocab_size, large.vocab_size) == (1000, 1128)
+    assert small.same_as(large)
+    assert large.same_as(small)
+    assert not small.same_as(other)
+    text = "<|im_start|>user\nthe quick brown fox [PAD930] [PAD1100]<|im_end|>"
+    assert small.encode(text).ids.tolist() == large.encode(text).ids.tolist()

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sp.gguf import GGUFFile, Tokenizer
-from sp.gguf.vocabulary import PATTERNS
+from sp.gguf.pretokenizers import PRE_TOKENIZERS
 
 FOLDER = Path(__file__).parent
 
@@ -22,7 +22,8 @@ def load_metadata() -> dict[str, Any]:
 METADATA = load_metadata()
 TOKENS: list[str] = METADATA["tokenizer.ggml.tokens"]
 ADDED = [t for t, kind in zip(TOKENS, METADATA["tokenizer.ggml.token_type"], strict=True) if kind in (3, 4)]
-TOKENIZERS = {pre: Tokenizer.from_metadata({**METADATA, "tokenizer.ggml.pre": pre}) for pre in PATTERNS}
+NO_BOS = {"tokenizer.ggml.add_bos_token": False}
+TOKENIZERS = {pre: Tokenizer.from_metadata({**METADATA, **NO_BOS, "tokenizer.ggml.pre": pre}) for pre in PRE_TOKENIZERS}
 QWEN2 = TOKENIZERS["qwen2"]
 
 
@@ -71,12 +72,13 @@ corners = st.sampled_from(
 
 
 def check_spans(tokenizer: Tokenizer, text: str) -> None:
-    """Spans tile the bytes, and each holds just the bytes of its token."""
+    """Spans tile the bytes, and each holds what its token stands for."""
     raw = text.encode()
     encoding = tokenizer.encode(text)
     assert encoding.ids.dtype == encoding.spans.dtype == np.int64
     assert encoding.spans.shape == (len(encoding), 2)
     assert [0, *encoding.spans[:, 1]] == [*encoding.spans[:, 0], len(raw)]
+    decoder = tokenizer.decoder()
     for token, (start, end) in zip(encoding.ids.tolist(), encoding.spans.tolist(), strict=True):
-        assert raw[start:end] == tokenizer.token_bytes(token)
+        assert raw[start:end] == decoder.push(token)
     assert tokenizer.decode(encoding.ids) == text

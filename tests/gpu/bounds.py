@@ -7,8 +7,8 @@ from __future__ import annotations
 
 BOUNDS = {
     # Squared error over squared size of the quiet part of a product whose inputs have outliers of 50 in four columns.
-    # One token of K-quants goes as 16-bit integers, scaled by the largest of 256.
-    "quiet inputs, one token, K-quants": 1.5e-6,
+    # One token goes as 16-bit integers, scaled by the largest of 256, for formats whose stages have so many.
+    "quiet inputs, one token, in integers": 1.5e-6,
     "quiet inputs, one token": 1e-12,
     "quiet inputs, few tokens": 1e-6,
     "quiet inputs, prefill": 1.5e-5,  # weights are rounded to bf16

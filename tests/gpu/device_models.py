@@ -17,7 +17,9 @@ from sp.studies.sample import sample
 
 EMBEDDED = ("target", "drafter")
 RANDOM = ("tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen3:bf16", "tiny-qwen35:q8_0")
-NAMES = (*EMBEDDED, *RANDOM)
+FAMILIES = ("tiny-llama:q4_k_m", "tiny-llama:bf16", "tiny-qwen2:q4_k_m", "tiny-qwen2:q8_0")
+"""Without norms of heads, of 64 values: RoPE over neighbours in four query heads a key head; biases, and seven."""
+NAMES = (*EMBEDDED, *RANDOM, *FAMILIES)
 
 
 @dataclass(frozen=True)

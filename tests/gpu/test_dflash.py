@@ -20,11 +20,13 @@ from device_models import case
 from sp.errors import ConfigError
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
+from sp.models.drafts.dflash_shapes import find_draft_shape
 from sp.models.drafts.dflash_synthetic import synthetic_draft, write_synthetic_draft
 from sp.models.model import Model
 from sp.models.passes.captured_graph import CaptureStream
 from sp.models.synthetic.random_store import RandomStore
 from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.models.synthetic.synthetic import write_random
 from sp.models.trunk import Trunk
 from sp.ops.attention.attention_heads import attention_heads, context_heads
 from sp.ops.attention.head_norm_rope import HeadNorms
@@ -86,6 +88,31 @@ def test_guesses_are_those_of_numpy(file_type, n, path) -> None:
     found = nmse(guessed(file_type, n, n), twin(file_type, n))
     print(f"{file_type} after {n}, {path}: nmse {found:.2e}")
     assert found < BOUND
+
+
+KEYS = {"dflash.rope.dimension_count": 64, "dflash.embedding_scale": 6.5, "dflash.logit_scale": 0.125}
+"""Heads turned in half, and a block whose embeddings and logits are scaled."""
+
+
+@pytest.mark.parametrize("key", [*KEYS, "all of them"])
+def test_keys_that_change_a_guess_are_those_of_numpy(key, path, tmp_path) -> None:
+    shape, models = find_draft_shape(TINY), case(TARGET)
+    keys = KEYS if key not in KEYS else {key: KEYS[key]}
+    file = write_random(tmp_path / "draft.gguf", shape.metadata() | keys, shape.plan("q8_0"), 5)
+    features, where = context(300, shape.hidden * len(shape.target_layers))
+    guesses, lane = [], CaptureStream()
+    for model, rows in ((models.cpu, to_float64(features).astype(np.float32)), (models.gpu, cupy.asarray(features))):
+        session = DraftSession.begin(load_draft(file, model), model, 300)
+        session.remember(rows, where)
+        guesses.append(session.guess(TOKEN, int(where[-1]) + 1, FULL).copy())
+    with lane.working():  # captured the second time, replayed the third
+        again = [session.guess(TOKEN, int(where[-1]) + 1, FULL).copy() for _ in range(3)]
+    lane.end()
+    assert max(nmse(one, guesses[1]) for one in again) < SAME
+    found = nmse(guesses[1], guesses[0])
+    print(f"{key}, {path}: nmse {found:.2e}")
+    assert found < BOUND
+    assert nmse(guesses[1], guessed("q8_0", 300, 300)) > 10 * BOUND  # the same weights without the keys
 
 
 @pytest.mark.parametrize("size", [5, 16, 128])

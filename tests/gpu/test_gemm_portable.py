@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
+from file_rows import NEW, file_rows
 
 from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
@@ -19,7 +20,7 @@ from sp.ops.matmul.gemm_portable import gated, gemm
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
 
-FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
+FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16, *NEW)
 BOUND = 2e-5
 TOKENS = (1, 2, 31, 32, 33, 65, 127, 128, 129, 255, 256, 257, 1000)
 
@@ -55,7 +56,7 @@ def weight(fmt: BlockFormat, rows: int, width: int, seed: int = 0) -> tuple[Pack
 
     rng = np.random.default_rng([seed, rows, width])
     values = 0.02 * (rng.standard_normal((rows, width)) + rng.uniform(-1, 1, (rows, 1)))
-    data = fmt.encode(values.astype(np.float32))
+    data = file_rows(fmt, values.astype(np.float32))
     packed = pack(f"{fmt.name} {rows}x{width}", fmt, (rows, width), cupy.asarray(data))
     return packed, fmt.decode(data).astype(np.float64)
 
@@ -92,7 +93,7 @@ def test_every_shape(guarded, fmt, shape):
     assert nmse(out, to_float64(x) @ exact.T) <= BOUND
 
 
-@pytest.mark.parametrize("fmt", [Q8_0, Q4_0, BF16, F16], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if not fmt.packing.super], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("width", [64, 128, 192, 320])
 def test_few_tiles_along_k(guarded, fmt, width):
     w, exact = weight(fmt, 72, width)
@@ -125,7 +126,7 @@ def test_many_tiles_repeat_to_the_bit(guarded):
     assert bool((first == second).all())
 
 
-@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, BF16], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, BF16, *NEW], ids=lambda fmt: fmt.name)
 def test_parts_of_k_repeat_to_the_bit(guarded, fmt):
     """Few tiles and a long k: blocks share a tile, whichever comes last adds up, and leaves the counters at zero."""
     w, exact = weight(fmt, 200, 2816)

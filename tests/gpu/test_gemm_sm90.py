@@ -6,20 +6,26 @@ Bound: NMSE 2e-5. Rounding the scales and then the weights to bf16 costs a few 1
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
+from file_rows import NEW, file_rows
 
 from sp.errors import DeviceError
-from sp.kernels import forced_path
+from sp.kernels import forced_path, jit, nvrtc
+from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemm_sm90 import variant
 from sp.ops.matmul import gemm_sm90
 from sp.ops.matmul.gemm_sm90 import gated, gemm
 from sp.ops.matmul.packed import PackedWeight, pack
-from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat, format_by_name
 
 BOUND = 2e-5
-FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16)
+Q4_1, MXFP4 = format_by_name("Q4_1"), format_by_name("MXFP4")
+FORMATS = (Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, BF16, F16, *NEW)
 ROWS = (1, 2, 31, 32, 33, 65, 127, 128, 129, 255, 256, 257, 1000)
 
 
@@ -32,12 +38,28 @@ def hopper():
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """The variants of these tests at once, on all cores."""
+    if native_path() != "sm_90a":
+        return
+    variants = [
+        variant(fmt.ggml_type, epilogue, tokens, stream)
+        for fmt in FORMATS
+        for epilogue in Epilogue
+        for tokens, stream in ((256, 0), (256, 1), (128, 0), (128, 1))
+    ]
+    with ThreadPoolExecutor() as pool:
+        options = [nvrtc.compile_options(defines, "90a") for defines in variants]
+        list(pool.map(lambda one: jit.build("gemm_sm90.cu", one), options))
+
+
 def make_weight(fmt: BlockFormat, out: int, width: int, seed: int) -> tuple[PackedWeight, np.ndarray]:
     """A packed weight on the device, and its exact values."""
     import cupy
 
     values = np.random.default_rng(seed).standard_normal((out, width)).astype(np.float32) * np.float32(0.05)
-    rows = fmt.encode(values)
+    rows = file_rows(fmt, values)
     return pack("w", fmt, (out, width), cupy.asarray(rows)), fmt.decode(rows).astype(np.float64)
 
 
@@ -79,15 +101,16 @@ def test_rows(guarded, tokens):
 
 @pytest.mark.parametrize("width", [64, 128, 192, 320, 1088])
 @pytest.mark.parametrize("out", [8, 64, 320, 1000])
-def test_shapes(guarded, out, width):
-    """Odd and single tiles along both axes."""
-    w, values = make_weight(Q8_0, out, width, 4)
+@pytest.mark.parametrize("fmt", [Q8_0, Q4_1, MXFP4], ids=lambda fmt: fmt.name)
+def test_shapes(guarded, fmt, out, width):
+    """Odd and single tiles along both axes; scales of 2, 4 bytes and 1."""
+    w, values = make_weight(fmt, out, width, 4)
     for tokens in (100, 260):
         x = make_inputs(tokens, width, 5)
         assert nmse(product(guarded, x, w, STORE), to_float64(x) @ values.T) < BOUND
 
 
-@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, BF16], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, BF16, *NEW], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("tokens", [1, 100, 129, 520])
 def test_gated(guarded, fmt, tokens):
     (gate, g), (up, u) = make_weight(fmt, 200, 512, 8), make_weight(fmt, 200, 512, 9)
@@ -130,7 +153,7 @@ def streaming(monkeypatch):
     gemm_sm90.plan_of.cache_clear()
 
 
-@pytest.mark.parametrize("fmt", [Q4_0, Q8_0], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [Q4_0, Q8_0, Q4_1, MXFP4], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("epilogue", [STORE, STORE_F32, ADD])
 @pytest.mark.parametrize(
     ("tokens", "out", "width"), [(100, 8, 64), (100, 264, 1088), (1100, 1480, 320), (2100, 4160, 192)]
@@ -145,7 +168,7 @@ def test_streamed(guarded, streaming, fmt, epilogue, tokens, out, width):
     assert bool((first.view(np.uint8) == second.view(np.uint8)).all())
 
 
-@pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, *NEW], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("tokens", [100, 1100])
 def test_streamed_gated(guarded, streaming, fmt, tokens):
     (gate, g), (up, u) = make_weight(fmt, 1480, 512, 22), make_weight(fmt, 1480, 512, 23)

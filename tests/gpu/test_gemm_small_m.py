@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from captured import capture
 from compare import nmse, to_bf16, to_float64
+from file_rows import NEW, file_rows
 
 from sp.errors import DeviceError
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
@@ -22,7 +23,8 @@ from sp.ops.matmul.gemm_small_m import fits, gemm_small_m
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
-NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16"]
+ADDED = [fmt.name for fmt in NEW]
+NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16", *ADDED]
 EXACT = {"F16": 1e-5}
 ROUNDED = 4e-6
 TOKENS = [9, 15, 16, 17, 23, 31, 32, 33, 63, 64]
@@ -33,7 +35,7 @@ def weight(name: str, shape: tuple[int, int], seed: int = 0) -> tuple[PackedWeig
     """A weight and the values of its distinct rows, up to 320, which repeat: it is quantised on the host."""
     fmt, distinct = format_by_name(name), min(shape[0], 320)
     some = np.random.default_rng(seed).standard_normal((distinct, shape[1])).astype(np.float32) * 0.05
-    packed = np.resize(fmt.encode(some), (shape[0], fmt.row_bytes(shape[1])))
+    packed = np.resize(file_rows(fmt, some), (shape[0], fmt.row_bytes(shape[1])))
     dense = fmt.decode(packed[:distinct]).astype(np.float64)
     return pack(name, fmt, shape, cupy.asarray(packed)), dense
 
@@ -71,7 +73,7 @@ def test_formats(name: str, tokens: int, guarded: Any) -> None:
         assert bool((product(guarded, x, w, np.float32) == wide).all()), "a rerun differs"
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "Q3_K", "IQ4_XS", "IQ3_S", "Q4_1", "IQ4_NL"])
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_tokens(name: str, tokens: int, guarded: Any) -> None:
     w, dense = weight(name, (200, 1280))
@@ -93,6 +95,14 @@ def test_tokens(name: str, tokens: int, guarded: Any) -> None:
         ("Q8_0", (80, 192)),
         ("BF16", (1024, 3072)),
         ("BF16", (152, 64)),
+        ("Q3_K", (17408, 5120)),
+        ("IQ4_XS", (5120, 17408)),
+        ("IQ3_S", (104, 2816)),
+        ("IQ4_NL", (5120, 17408)),
+        ("Q4_1", (88, 320)),
+        ("Q5_0", (1024, 896)),
+        ("Q5_1", (152, 64)),
+        ("MXFP4", (40, 192)),
     ],
 )
 def test_shapes(name: str, shape: tuple[int, int], tokens: int, guarded: Any) -> None:
@@ -103,7 +113,10 @@ def test_shapes(name: str, shape: tuple[int, int], tokens: int, guarded: Any) ->
 
 
 @pytest.mark.parametrize("tokens", [9, 32, 40])
-@pytest.mark.parametrize(("name", "shape"), [("Q4_K", (200, 1280)), ("Q8_0", (200, 1280)), ("Q6_K", (640, 17408))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("Q4_K", (200, 1280)), ("Q8_0", (200, 1280)), ("Q6_K", (640, 17408)), *((name, (200, 1280)) for name in ADDED)],
+)
 def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: Any) -> None:
     w, dense = weight(name, shape)
     x = inputs(tokens, shape[1])
@@ -119,10 +132,19 @@ def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: A
 
 
 @pytest.mark.parametrize("tokens", [9, 17, 32, 64])
-def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Q6_K", "Q4_K", "Q4_K", "Q5_K"),
+        ("Q3_K", "IQ4_XS", "IQ3_S", "Q5_K"),
+        ("IQ4_NL", "Q5_1", "Q8_0", "Q5_0"),
+        ("MXFP4", "Q4_1", "Q4_0", "BF16"),
+    ],
+)
+def test_weights_of_several_formats(names: tuple[str, ...], tokens: int, guarded: Any) -> None:
     """As a recurrent layer has them, with small ones whose last tile is mostly padding."""
-    parts = [("Q6_K", (1040, 1280)), ("Q4_K", (608, 1280)), ("Q4_K", (48, 1280)), ("Q5_K", (8, 1280))]
-    weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
+    shapes = [(1040, 1280), (608, 1280), (48, 1280), (8, 1280)]
+    weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(zip(names, shapes, strict=True))]
     x = inputs(tokens, 1280)
     outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]
     gemm_small_m(guarded(x.shape, np.uint16, to_bf16(x)), [w for w, _ in weights], outs, STORE)
@@ -132,7 +154,14 @@ def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
 
 @pytest.mark.parametrize("tokens", [9, 24, 64])
 @pytest.mark.parametrize(
-    ("name", "shape"), [("Q4_K", (200, 1280)), ("Q6_K", (17408, 256)), ("Q8_0", (200, 1280)), ("BF16", (3072, 1024))]
+    ("name", "shape"),
+    [
+        ("Q4_K", (200, 1280)),
+        ("Q6_K", (17408, 256)),
+        ("Q8_0", (200, 1280)),
+        ("BF16", (3072, 1024)),
+        *((name, (200, 1280)) for name in ADDED),
+    ],
 )
 def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) -> None:
     (gate, g), (up, u) = (weight(name, shape, seed) for seed in range(2))

@@ -1,7 +1,8 @@
 """The Hopper kernel for few tokens against float64: formats, epilogues, tokens, divisions, with guards and NaN around.
 
-Bounds on the NMSE: products are exact up to float32 sums (1e-7; weights of Q6_K are rounded to 11 bits), for the inputs
-as tiles hold them, which are BF16 inputs to within 2^-19; BF16 results add one rounding (4e-6), SwiGLU of them too.
+Bounds on the NMSE: products are exact up to float32 sums (1e-7; weights of Q6_K and IQ4_XS are rounded to 11 bits), for
+the inputs as tiles hold them, which are BF16 inputs to within 2^-19; BF16 results add one rounding (4e-6), SwiGLU of
+them too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from captured import capture
 from compare import nmse, to_bf16, to_float64
+from file_rows import file_rows
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
@@ -25,7 +27,7 @@ from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
 pytestmark = pytest.mark.skipif(native_path() != "sm_90a", reason="needs compute capability 9.0")
-NAMES = ["Q4_K", "Q5_K", "Q6_K"]
+NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS", "IQ3_S"]
 EXACT, ROUNDED = 1e-7, 4e-6
 
 
@@ -34,7 +36,7 @@ def weight(name: str, shape: tuple[int, int], seed: int = 0) -> tuple[PackedWeig
     """A weight and the values of its distinct rows, up to 320, which repeat: it is quantised on the host."""
     fmt, distinct = format_by_name(name), min(shape[0], 320)
     some = np.random.default_rng(seed).standard_normal((distinct, shape[1])).astype(np.float32) * 0.05
-    packed = np.resize(fmt.encode(some), (shape[0], fmt.row_bytes(shape[1])))
+    packed = np.resize(file_rows(fmt, some), (shape[0], fmt.row_bytes(shape[1])))
     dense = fmt.decode(packed[:distinct]).astype(np.float64)
     return pack(name, fmt, shape, cupy.asarray(packed)), dense
 
@@ -154,6 +156,9 @@ def test_formats(name: str, tokens: int, guarded: Any) -> None:
         ("Q6_K", (10240, 5120)),
         ("Q6_K", (5120, 17408)),
         ("Q4_K", (5120, 17408)),
+        ("IQ4_XS", (5120, 17408)),
+        ("Q3_K", (17408, 5120)),
+        ("IQ3_S", (104, 2816)),
         ("Q5_K", (3072, 1024)),
     ],
 )
@@ -165,7 +170,9 @@ def test_shapes(name: str, shape: tuple[int, int], tokens: int, guarded: Any) ->
 
 
 @pytest.mark.parametrize("tokens", [5, 9, 24, 32, 33, 48, 63, 64])
-@pytest.mark.parametrize(("name", "shape"), [("Q4_K", (200, 1280)), ("Q6_K", (640, 17408))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("Q4_K", (200, 1280)), ("Q6_K", (640, 17408)), ("IQ4_XS", (640, 2560)), ("Q3_K", (200, 1280))]
+)
 def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: Any) -> None:
     w, dense = weight(name, shape)
     x = inputs(tokens, shape[1])
@@ -181,10 +188,11 @@ def test_residual_add(tokens: int, name: str, shape: tuple[int, int], guarded: A
 
 
 @pytest.mark.parametrize("tokens", [6, 9, 17, 32, 33, 48, 55, 64])
-def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
+@pytest.mark.parametrize("names", [("Q6_K", "Q4_K", "Q4_K", "Q5_K"), ("Q3_K", "IQ4_XS", "IQ3_S", "Q5_K")])
+def test_weights_of_several_formats(names: tuple[str, ...], tokens: int, guarded: Any) -> None:
     """As a recurrent layer has them, with small ones whose last tile is mostly padding."""
-    parts = [("Q6_K", (1040, 1280)), ("Q4_K", (608, 1280)), ("Q4_K", (48, 1280)), ("Q5_K", (8, 1280))]
-    weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(parts)]
+    shapes = [(1040, 1280), (608, 1280), (48, 1280), (8, 1280)]
+    weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(zip(names, shapes, strict=True))]
     x = inputs(tokens, 1280)
     outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]
     gemm_small_m_sm90(guarded(x.shape, np.uint16, to_bf16(x)), [w for w, _ in weights], outs, STORE)
@@ -193,7 +201,17 @@ def test_weights_of_several_formats(tokens: int, guarded: Any) -> None:
 
 
 @pytest.mark.parametrize("tokens", [5, 9, 24, 32, 33, 48, 63, 64])
-@pytest.mark.parametrize(("name", "shape"), [("Q4_K", (200, 1280)), ("Q6_K", (17408, 256)), ("Q4_K", (3072, 1024))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Q4_K", (200, 1280)),
+        ("Q6_K", (17408, 256)),
+        ("Q4_K", (3072, 1024)),
+        ("Q3_K", (200, 1280)),
+        ("IQ3_S", (1024, 256)),
+        ("IQ4_XS", (200, 1280)),
+    ],
+)
 def test_swiglu(tokens: int, name: str, shape: tuple[int, int], guarded: Any) -> None:
     (gate, g), (up, u) = (weight(name, shape, seed) for seed in range(2))
     x = inputs(tokens, shape[1])

@@ -1,8 +1,9 @@
 """The decode kernel against float64: every format, epilogue and number of tokens, with guards and NaN all round.
 
-Bounds on the NMSE. float32 results of BF16 inputs are exact up to float32 sums (1e-7: K-quants also take sums of inputs
-as two bf16, one token goes as 16-bit integers; F16 weights are rounded to BF16, 1e-5). BF16 results add one rounding, a
-norm another before the product: together 4e-5, since a few large inputs make most of a result.
+Bounds on the NMSE. float32 results of BF16 inputs are exact up to float32 sums (1e-7: K-quants also take sums of
+inputs as two bf16, one token of most formats goes as 16-bit integers; F16 weights are rounded to BF16, 1e-5). BF16
+results add one rounding, a norm another before the product: together 4e-5, since a few large inputs make most of a
+result.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from captured import capture
 from compare import nmse, to_bf16, to_float64
+from file_rows import NEW, file_rows
 
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.kernels.specs.matmul.gemv import Layout
@@ -23,7 +25,8 @@ from sp.ops.matmul.gemv import gemv, held
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import format_by_name
 
-NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16"]
+ADDED = [fmt.name for fmt in NEW]
+NAMES = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16", *ADDED]
 EXACT = {"F16": 1e-5}
 ROUNDED = 4e-5
 EPS = 1e-6
@@ -32,7 +35,7 @@ EPS = 1e-6
 @cache
 def weight(name: str, shape: tuple[int, int], seed: int = 0) -> tuple[PackedWeight, np.ndarray]:
     fmt = format_by_name(name)
-    rows = fmt.encode(np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 0.05)
+    rows = file_rows(fmt, np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 0.05)
     return pack(name, fmt, shape, cupy.asarray(rows)), fmt.decode(rows).astype(np.float64)
 
 
@@ -67,7 +70,7 @@ def test_formats(name: str, tokens: int, guarded: Any) -> None:
     assert bool((product(guarded, x, w, np.float32) == wide).all()), "a rerun differs"
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", *ADDED])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 7, 8, 9, 16])
 def test_tokens(name: str, tokens: int, guarded: Any) -> None:
     w, dense = weight(name, (200, 1280))
@@ -82,15 +85,25 @@ def test_shapes(shape: tuple[int, int], guarded: Any) -> None:
     assert nmse(product(guarded, x, w, np.float32), to_float64(to_bf16(x)) @ dense.T) < 1e-7
 
 
+@pytest.mark.parametrize("name", ["Q3_K", "IQ4_XS", "IQ3_S", "IQ4_NL", "Q5_1"])
+@pytest.mark.parametrize("shape", [(8, 256), (72, 768), (328, 17408)])
+def test_shapes_of_the_added_formats(shape: tuple[int, int], name: str, guarded: Any) -> None:
+    w, dense = weight(name, shape)
+    x = inputs(1, shape[1])
+    assert nmse(product(guarded, x, w, np.float32), to_float64(to_bf16(x)) @ dense.T) < 1e-7
+
+
+@pytest.mark.parametrize("name", ["Q8_0", *(fmt.name for fmt in NEW if not fmt.packing.super)])
 @pytest.mark.parametrize("tokens", [1, 8])
-def test_widths_of_one_tile(tokens: int, guarded: Any) -> None:
-    w, dense = weight("Q8_0", (80, 192))
+def test_widths_of_one_tile(tokens: int, name: str, guarded: Any) -> None:
+    """Rows that are not whole stages of 256 inputs: a tile is a stage."""
+    w, dense = weight(name, (80, 192))
     x = inputs(tokens, 192)
     assert nmse(product(guarded, x, w, np.float32), to_float64(to_bf16(x)) @ dense.T) < 1e-7
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", *ADDED])
 def test_residual_add(tokens: int, name: str, guarded: Any) -> None:
     w, dense = weight(name, (200, 1280))
     x = inputs(tokens, 1280)
@@ -101,7 +114,7 @@ def test_residual_add(tokens: int, name: str, guarded: Any) -> None:
 
 
 @pytest.mark.flags_between_blocks
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", *ADDED])
 @pytest.mark.parametrize("shape", [(8, 1024), (200, 8704), (13008, 1024)])
 def test_residual_add_by_pairs_of_blocks(shape: tuple[int, int], name: str, guarded: Any, monkeypatch: Any) -> None:
     """One token and long strips: from compute capability 9.0 two blocks share each, many strips after each other."""
@@ -132,6 +145,22 @@ def test_weights_of_several_formats_after_a_norm(tokens: int, guarded: Any) -> N
         assert nmse(out, normed(x, norm) @ dense.T) < ROUNDED
 
 
+@pytest.mark.parametrize("tokens", [1, 6, 16])
+@pytest.mark.parametrize(
+    "names",
+    [("Q3_K", "IQ4_XS", "IQ3_S", "Q5_K"), ("IQ4_NL", "Q5_1", "Q6_K", "Q8_0"), ("MXFP4", "Q4_1", "Q5_0", "IQ4_XS")],
+)
+def test_formats_of_a_dynamic_mix_share_a_launch(names: tuple[str, ...], tokens: int, guarded: Any) -> None:
+    shapes = [(208, 1280), (96, 1280), (48, 1280), (8, 1280)]
+    weights = [weight(name, shape, seed) for seed, (name, shape) in enumerate(zip(names, shapes, strict=True))]
+    x, norm = inputs(tokens, 1280), np.random.default_rng(3).uniform(0.5, 1.5, 1280).astype(np.float32)
+    outs = [guarded((tokens, w.shape[0]), dt) for (w, _), dt in zip(weights, "HHff", strict=True)]
+    given = guarded(x.shape, np.float32, x), (guarded(norm.shape, np.float32, norm), EPS)
+    gemv(given[0], [w for w, _ in weights], outs, STORE, given[1])
+    for (_, dense), out in zip(weights, outs, strict=True):
+        assert nmse(out, normed(x, norm) @ dense.T) < ROUNDED
+
+
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_formats_of_two_forms_share_a_launch_after_a_norm(tokens: int, guarded: Any) -> None:
     """K-quants take a lone token as integers, the others as BF16; both are read and normed in one launch."""
@@ -148,7 +177,18 @@ def test_formats_of_two_forms_share_a_launch_after_a_norm(tokens: int, guarded: 
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 16])
-@pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q6_K", "Q4_K"), ("Q8_0", "Q8_0")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Q4_K", "Q4_K"),
+        ("Q6_K", "Q4_K"),
+        ("Q8_0", "Q8_0"),
+        ("IQ3_S", "Q3_K"),
+        ("Q3_K", "Q3_K"),
+        ("IQ4_XS", "IQ4_NL"),
+        ("Q5_0", "Q4_1"),
+    ],
+)
 def test_swiglu(tokens: int, names: tuple[str, str], guarded: Any) -> None:
     (gate, g), (up, u) = (weight(name, (200, 1280), seed) for seed, name in enumerate(names))
     x, norm = inputs(tokens, 1280), np.random.default_rng(3).uniform(0.5, 1.5, 1280).astype(np.float32)
@@ -158,9 +198,10 @@ def test_swiglu(tokens: int, names: tuple[str, str], guarded: Any) -> None:
     assert nmse(out, a / (1 + np.exp(-a)) * b) < ROUNDED
 
 
-def test_extreme_inputs(guarded: Any) -> None:
+@pytest.mark.parametrize("name", ["Q4_K", *ADDED])
+def test_extreme_inputs(name: str, guarded: Any) -> None:
     """Zeros, and a few values far from one; a scale times a value is a normal float32."""
-    w, dense = weight("Q4_K", (200, 1280))
+    w, dense = weight(name, (200, 1280))
     zeros = product(guarded, np.zeros((1, 1280), np.float32), w, np.float32)
     assert bool((zeros == 0).all())
     for size in (1e-20, 1e20):

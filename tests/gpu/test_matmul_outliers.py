@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 from bounds import within
 from compare import by_column, mirrored, nmse, planted, to_bf16, to_float64
+from file_rows import NEW, file_rows
 
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, Epilogue
+from sp.kernels.specs.matmul.gemv import whole
 from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.project import gated_project, project, project_add
 from sp.quant import format_by_name
 
-FORMATS = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16"]
+FORMATS = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "BF16", "F16", *(fmt.name for fmt in NEW)]
 TOKENS = [1, 2, 8, 16, 23, 33, 64, 129, 300]
 K, EPS = 1280, 1e-6
 
@@ -31,7 +33,7 @@ def weight(name: str, shape: tuple[int, int], seed: int = 0) -> tuple[PackedWeig
     """A weight whose distinct rows, up to 192, repeat: it is quantised on the host; and all its values."""
     fmt, distinct = format_by_name(name), min(shape[0], 192)
     some = np.random.default_rng([seed, *shape]).standard_normal((distinct, shape[1])).astype(np.float32) * 0.05
-    packed = np.resize(fmt.encode(some), (shape[0], fmt.row_bytes(shape[1])))
+    packed = np.resize(file_rows(fmt, some), (shape[0], fmt.row_bytes(shape[1])))
     dense = np.resize(fmt.decode(packed[:distinct]), shape).astype(np.float64)
     return pack(name, fmt, shape, cupy.asarray(packed)), dense
 
@@ -48,7 +50,7 @@ def kind_of(w: PackedWeight, tokens: int) -> str:
         return "quiet inputs, F16 weights"
     if rounds_weights(w, tokens, STORE):
         return "quiet inputs, prefill"
-    one = "quiet inputs, one token" + (", K-quants" if name.endswith("_K") else "")
+    one = "quiet inputs, one token" + (", in integers" if whole(w.packing, K) else "")
     return one if tokens == 1 else "quiet inputs, few tokens"
 
 
@@ -63,7 +65,7 @@ def test_inputs(name: str, tokens: int, guarded: Any, path: str) -> None:
     within("loud inputs", nmse(got[0] + got[1], want[0] + want[1]))
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "BF16"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "BF16", "Q3_K", "IQ4_XS", "Q4_1", "MXFP4"])
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_normed_inputs(name: str, tokens: int, guarded: Any, path: str) -> None:
     (w, dense), (x, loud) = weight(name, (200, K)), planted(tokens, K, 50)
@@ -90,7 +92,10 @@ def test_a_stream_that_is_added_to(name: str, tokens: int, guarded: Any, path: s
     within("loud columns of x + h W", loudly)
 
 
-@pytest.mark.parametrize("names", [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K"), ("Q8_0", "Q8_0"), ("Q4_K", "Q8_0")])
+@pytest.mark.parametrize(
+    "names",
+    [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K"), ("Q8_0", "Q8_0"), ("Q4_K", "Q8_0"), ("Q3_K", "IQ4_XS"), ("IQ3_S", "IQ4_NL")],
+)
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_a_feed_forward(names: tuple[str, str], tokens: int, guarded: Any, path: str) -> None:
     """The quiet columns of the stream get what the loud ones, normed, leave of the others."""

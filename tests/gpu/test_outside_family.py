@@ -49,9 +49,14 @@ def case(request, tmp_path_factory):
 def test_add_bias(rows, width) -> None:
     rng = np.random.default_rng(rows)
     x, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, width), (width,)))
-    found = add_bias(cp.asarray(x), cp.asarray(bias))
     want = (x + bias).view(np.uint32)
-    np.testing.assert_array_equal(found.get(), ((want + 0x7FFF + (want >> 16 & 1)) >> 16).astype(np.uint16))
+    want = ((want + 0x7FFF + (want >> 16 & 1)) >> 16).astype(np.uint16)
+    x, bias = cp.asarray(x), cp.asarray(bias)
+    few, narrow = max(1, rows // 3), width // 2 // 8 * 8 or 8
+    others = cp.ascontiguousarray(x[:few]), cp.ascontiguousarray(x[:, :narrow])
+    for found in (add_bias([x], [bias]), add_bias([x, *others], [bias, bias, bias[:narrow]])):
+        for got, part in zip(found, (want, want[:few], want[:, :narrow]), strict=False):
+            np.testing.assert_array_equal(got.get(), part)
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 300])

@@ -23,7 +23,7 @@ N = 300
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The embedded target in ternary codes."""
+    """The embedded target in signs."""
     known = dict(registry._formats)
     outside_format()
     yield write_outside(tmp_path_factory.mktemp("outside") / "m.gguf")
@@ -51,10 +51,10 @@ def test_logits(path: Path, model: Model) -> None:
     want = prefill(twin, ids, ids, twin.new_cache(N, "f16"))
     found = nmse(prefill(model, ids, ids, model.new_cache(N)), want)
     print(f"nmse {found:.2e}")
-    assert found < 1e-3  # as for formats with kernels, see test_model.py: codes -1, 0 and 1 lose nothing but scale bits
+    assert found < 1e-3  # as for formats with kernels, see test_model.py: signs lose nothing but scale bits
 
 
 def test_the_model_says_so(model: Model) -> None:
     said = [str(each) for each in model.repacked]
-    assert said == ["95 tensors of TQ2_0 are re-packed as Q8_0 for the GPU: 7.6 MB -> 31.3 MB"]
+    assert said == ["95 tensors of Q1_0 are re-packed as Q8_0 for the GPU: 4.1 MB -> 31.3 MB"]
     assert load_model(embedded("drafter"), device="cuda").repacked == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cupy
 import numpy as np
 import pytest
+from file_rows import file_rows
 
 from sp.ops.embedding import embedding
 from sp.ops.matmul.fragment_order import pack_numpy
@@ -12,7 +13,7 @@ from sp.ops.matmul.packed import PackedWeight, allocate, expand_scales, pack, pa
 from sp.quant import F32, Weight, format_by_name, kernel_formats
 
 NAMES = sorted(fmt.name for fmt in kernel_formats())
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow):RuntimeWarning")
 
 
 def random_rows(name: str, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
@@ -22,7 +23,7 @@ def random_rows(name: str, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 def finite_rows(name: str, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
     values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    return format_by_name(name).encode(values)
+    return file_rows(format_by_name(name), values)
 
 
 def same_bits(got: object, wanted: np.ndarray) -> None:
@@ -44,7 +45,7 @@ def test_pack_and_unpack(name: str, shape: tuple[int, int], guarded) -> None:  #
     same_bits(unpack(w), fmt.decode(rows))
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "BF16", "F16"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not format_by_name(name).packing.super])
 def test_rows_of_one_tile(name: str) -> None:
     """Widths that are no whole super-block."""
     fmt, rows = format_by_name(name), random_rows(name, (72, 192))
@@ -87,12 +88,14 @@ def test_operand_of_the_matrix_kernels(name: str) -> None:
     words = cupy.asnumpy(expand_scales(w)).reshape(2, 16, 2, 64)  # row tile, input tile, group, row
     low = (words << 16).view(np.float32).transpose(0, 3, 1, 2).reshape(128, 32).astype(np.float64)
     high = (words & 0xFFFF0000).view(np.float32).transpose(0, 3, 1, 2).reshape(128, 32).astype(np.float64)
-    offset = np.repeat(np.abs(high), 32, axis=1) if name in ("Q4_K", "Q5_K", "Q4_0") else 0
+    p = fmt.packing
+    offset = np.repeat(np.abs(high), 32, axis=1) if p.minima else 0
     assert np.all(np.abs(got - wanted) <= 2**-7 * (np.abs(wanted) + offset) * 1.01)
-    if name == "Q6_K":  # the rounding itself: scales as rounded, value rounded once
-        scale = np.stack([low, high], axis=-1).reshape(128, 64)
-        codes = np.rint(wanted / np.repeat(np.where(scale == 0, 1, scale), 16, axis=1))
-        np.testing.assert_array_equal(got, bf16(codes * np.repeat(scale, 16, axis=1)))
+    if not p.minima:  # the rounding itself: scales as rounded, value rounded once
+        scale = np.stack([low, high], axis=-1).reshape(128, 64) if p.group == 16 else low / p.stride
+        scale = np.repeat(scale, p.group, axis=1)
+        numbers = np.rint(wanted / np.where(scale == 0, 1, scale))
+        np.testing.assert_array_equal(got, bf16(numbers * scale))
 
 
 @pytest.mark.parametrize("name", ["F32", *NAMES])
@@ -105,6 +108,24 @@ def test_embedding(name: str, guarded) -> None:  # type: ignore[no-untyped-def]
     same_bits(embedding(cupy.asarray(ids), table), fmt.decode(rows)[ids])
     outside = cupy.asnumpy(embedding(cupy.asarray(np.array([50, -1], np.int32)), table))
     assert np.isnan(outside).all()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if format_by_name(name).block_size == 32])
+def test_embedding_of_rows_at_odd_addresses(name: str) -> None:
+    fmt, rows = format_by_name(name), random_rows(name, (7, 96))
+    table, ids = Weight("w", fmt, (7, 96), cupy.asarray(rows)), np.arange(7, dtype=np.int32)
+    same_bits(embedding(cupy.asarray(ids), table), fmt.decode(rows))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_code_under_every_scale(name: str) -> None:
+    """A tile whose blocks hold each byte in each place: codes beside all others, scales of both ends."""
+    fmt = format_by_name(name)
+    rows = random_rows(name, (256, 512))
+    for byte in range(256):
+        rows[byte, byte % 3 :: 3] = byte
+    values = unpack(pack("w", fmt, (256, 512), cupy.asarray(rows)))
+    same_bits(values, fmt.decode(rows))
 
 
 @pytest.mark.no_sanitizer

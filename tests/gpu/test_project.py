@@ -13,6 +13,7 @@ import cupy
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
+from file_rows import NEW, file_rows
 
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.ops.matmul.project import gated_project, project, project_add
@@ -25,7 +26,7 @@ BOUND, EPS, K = 5e-5, 1e-6, 512
 @cache
 def weight(name: str, rows: int, seed: int = 0) -> tuple[PackedWeight, np.ndarray]:
     fmt = format_by_name(name)
-    packed = fmt.encode(np.random.default_rng(seed).standard_normal((rows, K)).astype(np.float32) * 0.05)
+    packed = file_rows(fmt, np.random.default_rng(seed).standard_normal((rows, K)).astype(np.float32) * 0.05)
     return pack(name, fmt, (rows, K), cupy.asarray(packed)), fmt.decode(packed).astype(np.float64)
 
 
@@ -74,7 +75,9 @@ def test_project_add(tokens: int, guarded: Any, path: str) -> None:
     assert nmse(stream, x + to_float64(to_bf16(h)) @ dense.T) < BOUND
 
 
-@pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q4_K", "Q8_0")])
+@pytest.mark.parametrize(
+    "names", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q4_K", "Q8_0"), ("Q3_K", "IQ4_XS"), ("IQ3_S", "IQ3_S")]
+)
 @pytest.mark.parametrize("tokens", [1, 8, 16, 33, 64, 129])
 def test_gated_project(tokens: int, names: tuple[str, str], guarded: Any, path: str) -> None:
     rng = np.random.default_rng(tokens)
@@ -85,8 +88,8 @@ def test_gated_project(tokens: int, names: tuple[str, str], guarded: Any, path: 
     assert nmse(out, a / (1 + np.exp(-a)) * b) < BOUND
 
 
-@pytest.mark.parametrize("name", ["Q5_K", "Q8_0", "Q4_0", "BF16", "F16"])
-@pytest.mark.parametrize("tokens", [1, 8, 40])
+@pytest.mark.parametrize("name", ["Q5_K", "Q8_0", "Q4_0", "BF16", "F16", *(fmt.name for fmt in NEW)])
+@pytest.mark.parametrize("tokens", [1, 8, 40, 150])
 def test_other_formats(name: str, tokens: int, guarded: Any, path: str) -> None:
     w, dense = weight(name, 200)
     x = np.random.default_rng(0).standard_normal((tokens, K)).astype(np.float32)
@@ -94,7 +97,9 @@ def test_other_formats(name: str, tokens: int, guarded: Any, path: str) -> None:
     assert nmse(out, to_float64(to_bf16(x)) @ dense.T) < BOUND
 
 
-@pytest.mark.parametrize("names", [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K"), ("Q4_K", "Q8_0")])
+@pytest.mark.parametrize(
+    "names", [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K"), ("Q4_K", "Q8_0"), ("Q3_K", "IQ4_XS"), ("IQ4_XS", "IQ4_NL")]
+)
 @pytest.mark.parametrize("tokens", [1, 9, 32, 40, 64])
 def test_feed_forward(tokens: int, names: tuple[str, str], guarded: Any, path: str) -> None:
     """The result of gate and up goes to down in the form its kernel takes."""
@@ -102,7 +107,7 @@ def test_feed_forward(tokens: int, names: tuple[str, str], guarded: Any, path: s
     x, norm = rng.standard_normal((tokens, K)).astype(np.float32), rng.uniform(0.5, 1.5, K).astype(np.float32)
     (gate, g), (up, u) = weight(names[0], 512, 0), weight(names[0], 512, 1)
     fmt = format_by_name(names[1])
-    rows = fmt.encode(rng.standard_normal((K, 512)).astype(np.float32) * 0.05)
+    rows = file_rows(fmt, rng.standard_normal((K, 512)).astype(np.float32) * 0.05)
     down, dense = pack(names[1], fmt, (K, 512), cupy.asarray(rows)), fmt.decode(rows).astype(np.float64)
     stream = guarded(x.shape, np.float32, x)
     h = gated_project(stream, gate, up, (guarded(norm.shape, np.float32, norm), EPS), down)

@@ -24,7 +24,7 @@ def ids(name: str) -> np.ndarray:
     return np.tile(given, -(-N // len(given)))[:N]
 
 
-@pytest.mark.parametrize("name", ["target", "tiny-qwen35:q8_0"])
+@pytest.mark.parametrize("name", ["target", "tiny-qwen35:q8_0", "tiny-llama:bf16", "tiny-qwen2:q8_0"])
 @pytest.mark.parametrize(("kv", "rotate"), CACHES)
 @pytest.mark.parametrize("chunk", [None, 1000])
 def test_alpha_zero_is_a_dense_prefill(name, kv, rotate, chunk, path) -> None:

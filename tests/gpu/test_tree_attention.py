@@ -92,7 +92,7 @@ def test_trees_against_float64(fmt, rotate, shape, n, start):
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(("fmt", "rotate"), [(Q4_0, True), (Q4_0, False), (F16, True)])
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(12, 2, 128), (2, 1, 64), (5, 5, 256)])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(12, 2, 128), (2, 1, 64), (14, 2, 64), (5, 5, 256)])
 def test_other_formats_and_shapes(fmt, rotate, heads, kv_heads, d, kind):
     rng = np.random.default_rng(d)
     case = PagedCase.make(rng, 700, kv_heads, d, fmt, rotate)

@@ -160,4 +160,5 @@ def test_without_cupy_the_examination_ends_there(machine, monkeypatch):
 
 def test_formats_that_kernels_do_not_read_are_told(machine):
     assert "kernels read Q4_K," in found("formats").detail
-    assert "re-packed at load: F32 as BF16" in found("formats").detail
+    assert "TQ2_0 as Q8_0" in found("formats").detail.partition("re-packed at load: ")[2]
+    assert "F32 as BF16" in found("formats").detail

@@ -17,6 +17,8 @@ CASES = [
     variant(13, SWIGLU, 128, 1),
     variant(8, STORE_F32, 128),
     variant(30, STORE, 256, slots=4),
+    variant(11, STORE, 256),
+    variant(39, ADD, 128, 1),
 ]
 
 

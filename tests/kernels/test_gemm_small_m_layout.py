@@ -16,6 +16,8 @@ CASES = [
     variant(1280, 24, format_bits(12, 14), STORE, 8, False),
     variant(1536, 32, format_bits(14), ADD, 4, True),
     variant(320, 16, format_bits(8, 30), STORE, 8, True, 99 << 10),
+    variant(1280, 24, format_bits(11, 21, 23), STORE, 8, False),
+    variant(320, 16, format_bits(3, 7, 39), STORE, 8, True, 99 << 10),
 ]
 
 

@@ -20,6 +20,15 @@ CASES = [
     variant(5120, 8, format_bits(12, 14), True, STORE, Layout(8, 2)),
     variant(1024, 16, format_bits(13, 30), True, SWIGLU, Layout(8, 1)),
     variant(576, 4, format_bits(2, 1), False, ADD, Layout(8, 1)),
+    variant(5120, 1, format_bits(11, 21, 23), True, STORE, Layout(8, 3)),
+    variant(5120, 1, format_bits(23), True, SWIGLU, Layout(8, 3)),
+    variant(17408, 1, format_bits(20), False, ADD, Layout(8, 3), split=2),
+    variant(1280, 1, format_bits(3, 6, 8), True, STORE, Layout(8, 2)),
+    variant(896, 1, format_bits(6, 7, 20, 39), True, STORE, Layout(8, 2)),
+    variant(5120, 8, format_bits(11, 13, 21), True, STORE, Layout(8, 2)),
+    variant(512, 16, format_bits(3, 7, 39), True, SWIGLU, Layout(8, 1)),
+    variant(1280, 1, format_bits(39), False, ADD, Layout(8, 2)),
+    variant(1280, 1, format_bits(21), False, ADD, Layout(8, 2)),
 ]
 
 

@@ -13,6 +13,7 @@ from sp.models import read_config
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.pipeline.load import embedded
 
+FAMILIES = ("tiny-llama:q4_k_m", "tiny-llama:bf16", "tiny-qwen2:q4_k_m", "tiny-qwen2:q8_0")
 WALK = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -60,7 +61,7 @@ def walk(path: Path) -> dict[str, int]:
     return {name: int(count) for name, count in (item.split("=") for item in done.stdout.split())}
 
 
-@pytest.mark.parametrize("name", ["target", "drafter", "tiny-qwen3:bf16", "tiny-qwen35:f32"])
+@pytest.mark.parametrize("name", ["target", "drafter", "tiny-qwen3:bf16", "tiny-qwen35:f32", *FAMILIES])
 def test_every_launch_fits(name, tmp_path) -> None:
     shape, _, file_type = name.partition(":")
     path = write_synthetic(tmp_path / "m.gguf", shape, file_type) if file_type else embedded(name)

@@ -32,23 +32,38 @@ def target(tmp_path_factory):
     return load_model(write_tiny(tmp_path_factory.mktemp("m") / "m.gguf", "qwen35"))
 
 
-def reference(target, tensors, features, where, token: int, position: int, sliding: bool) -> np.ndarray:
-    """Logits of a block as the paper and the published code have it, value by value in float64."""
+def reference(
+    target,
+    tensors,
+    features,
+    where,
+    token: int,
+    position: int,
+    sliding: bool,
+    *,
+    turned: int = HEAD_DIM,
+    embedding_scale: float = 1.0,
+    logit_scale: float = 1.0,
+) -> np.ndarray:
+    """Logits of a block as the paper and the published code have it, value by value in float64.
+
+    The first `turned` values of a head are rotated; the scales are those of llama.cpp, src/models/dflash.cpp.
+    """
     w = {name.removesuffix(".weight"): value.astype(np.float64) for name, value in tensors.items()}
 
     def rms(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         return x / math.sqrt((x @ x) / len(x) + 1e-6) * weight
 
     def turn(x: np.ndarray, at: int) -> np.ndarray:
-        half = HEAD_DIM // 2
-        y = np.empty(HEAD_DIM)
+        half = turned // 2
+        y = x.copy()
         for j in range(half):
-            angle = at * BASE ** (-2 * j / HEAD_DIM)
+            angle = at * BASE ** (-2 * j / turned)
             y[j] = x[j] * math.cos(angle) - x[j + half] * math.sin(angle)
             y[j + half] = x[j] * math.sin(angle) + x[j + half] * math.cos(angle)
         return y
 
-    embed = target.trunk.embed.dense().astype(np.float64)
+    embed = embedding_scale * target.trunk.embed.dense().astype(np.float64)
     fused = [rms(w["fc"] @ row, w["hidden_norm"]) for row in features.astype(np.float64)]
     x = [embed[token]] + [embed[MASK]] * (BLOCK - 1)
     places = [*where, *range(position, position + BLOCK)]
@@ -75,7 +90,7 @@ def reference(target, tensors, features, where, token: int, position: int, slidi
             after.append(row + part["ffn_down"] @ (gate / (1 + np.exp(-gate)) * (part["ffn_up"] @ h)))
         x = after
     head = target.trunk.output.dense().astype(np.float64)
-    return np.stack([head @ rms(row, w["output_norm"]) for row in x[1:]])
+    return logit_scale * np.stack([head @ rms(row, w["output_norm"]) for row in x[1:]])
 
 
 @pytest.mark.parametrize("sliding", [True, False])
@@ -92,6 +107,32 @@ def test_guesses_are_those_of_the_paper(target, tmp_path, sliding) -> None:
     found = session.guess(token, position, BLOCK - 1)
     np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
     np.testing.assert_allclose(session.guess(token, position, 2), expected[:2], atol=2e-4 * np.abs(expected).max())
+
+
+SCALED = [
+    ("dflash", {"rope__dimension_count": 8}, {"turned": 8}),
+    ("safetensors", {"rope_parameters": {"rope_theta": BASE, "partial_rotary_factor": 0.25}}, {"turned": 8}),
+    ("dflash", {"embedding_scale": 6.5}, {"embedding_scale": 6.5}),
+    ("dflash-draft", {"dflash__logit_scale": 0.125, "embedding_scale": 0.0}, {"logit_scale": 0.125}),
+    ("safetensors", {"logit_scale": 3, "embedding_scale": 0.5}, {"logit_scale": 3.0, "embedding_scale": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("kind", "keys", "told"), SCALED)
+def test_keys_that_change_a_guess_are_honoured(target, tmp_path, kind, keys, told) -> None:
+    rng, n = np.random.default_rng(14), 40
+    features, where = rng.standard_normal((n, 2 * target.config.hidden)).astype(np.float32), 3 * np.arange(n)
+    found = []
+    for changes in ({}, keys):
+        session = DraftSession.begin(load_draft(write_draft(tmp_path, kind, target.config, TAKEN, **changes), target),
+                                     target, n, "f32")  # fmt: skip
+        session.remember(features, where)
+        found.append(session.guess(17, 3 * n, BLOCK - 1))
+    tensors = draft_tensors(target.config.hidden, 2)
+    expected = reference(target, tensors, features, where, 17, 3 * n, True, **told)
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(found[1], expected, atol=2e-4 * largest)
+    assert np.abs(found[0] - expected).max() > 0.05 * largest  # without the key it is another draft
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,6 +213,26 @@ def test_packed_weights_decoded_on_every_use_guess_the_same(target, tmp_path) ->
 
 BAD = [
     ("dflash", {"words": VOCAB + 1}, "has 54 tokens, but the target's embedding has 53 rows"),
+    ("dflash", {"rope__dimension_count": 7}, r"rope.dimension_count is 7, 7 values of a head; it must be even"),
+    ("dflash", {"rope__dimension_count": 64}, "it must be even and at most 32"),
+    ("safetensors", {"partial_rotary_factor": 0.01}, "partial_rotary_factor is 0.01, 0 values of a head"),
+    ("dflash", {"logit_scale": -1.0}, "dflash.logit_scale is -1.0; it must be finite and greater than 0"),
+    ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30, which sp does not compute"),
+    ("safetensors", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30, which sp does not compute"),
+    ("dflash", {"attention__value_scale": 0.707}, "attention.value_scale is 0.707, which sp does not compute; take"),
+    ("safetensors", {"attention_value_scale": 0.707}, "attention_value_scale is 0.707, which sp does not"),
+    ("safetensors", {"hidden_act": "gelu"}, "hidden_act is 'gelu', which sp does not compute"),
+    ("dflash", {"attention__sinks": True}, "attention.sinks is True, which sp does not compute"),
+    (
+        "dflash",
+        {"conv_kernel_size": 2},
+        r"is a DFlash2 draft \(key conv_kernel_size\), and sp runs drafts of the first",
+    ),
+    ("safetensors", {"dflash_config": {"selector_rank": 64}}, r"is a DFlash2 draft \(key selector_rank\)"),
+    ("dflash", {"extra": ("blk.0.attn_conv_base",)}, r"is a DFlash2 draft \(tensor blk.0.attn_conv_base\)"),
+    ("dflash", {"extra": ("selector_hidden.weight",)}, r"is a DFlash2 draft \(tensor selector_hidden.weight\)"),
+    ("dflash", {"extra": ("markov_w1.weight",)}, r"is a DSpark draft \(tensor markov_w1.weight\)"),
+    ("dflash", {"extra": ("d2t",)}, r"is a DSpark draft \(tensor d2t\), .* use such a draft of this target, or leave"),
     ("dflash", {"extra": ("blk.0.conv.weight",)}, "1 tensors have no place in dflash, the first is blk.0.conv.weight"),
     ("dflash", {"embedding_length": 41}, "dflash.embedding_length is 41, but the target's hidden size is 40"),
     ("safetensors", {"hidden_size": 41}, "hidden_size is 41, but the target's hidden size is 40"),
@@ -190,8 +251,10 @@ BAD = [
     ("qwen35-dflash-draft", {"dflash__mask_token_id": None}, "mask_token_id is missing"),
     ("dflash", {"attention__sliding_window_pattern": [True]}, "one flag for each of 5 layers"),
     ("safetensors", {"layer_types": ["chunked"] * 5}, "full and with sliding attention"),
-    ("safetensors", {"rope_scaling": {"rope_type": "yarn"}}, "unscaled RoPE only"),
-    ("dflash", {"rope__scaling__type": np.array([1, 1], np.int32)}, "unscaled RoPE only"),
+    ("safetensors", {"rope_scaling": {"rope_type": "yarn"}}, "key rope_scaling.factor is missing"),
+    ("safetensors", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "key rope_type is 'llama3'; sp reads"),
+    ("safetensors", {"rope_scaling": {"rope_type": "yarn", "mscale": 0.7}}, "key rope_scaling.mscale is 0.7; sp"),
+    ("dflash", {"rope__scaling__type": np.array([1, 1], np.int32)}, "key dflash.rope.scaling.type is array"),
 ]
 
 

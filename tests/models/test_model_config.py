@@ -97,7 +97,8 @@ WRONG = [
     ("qwen3", "rope.freq_base", 0.0),
     ("qwen3", "rope.freq_base", float("inf")),
     ("qwen3", "context_length", 0),
-    ("qwen3", "rope.scaling.type", "yarn"),
+    ("qwen3", "rope.scaling.type", "longrope"),
+    ("qwen3", "rope.scaling.factor", 0.5),
     ("qwen3", "attention.layer_norm_rms_epsilon", float("nan")),
     ("qwen3", "attention.layer_norm_rms_epsilon", -1.0),
     ("qwen3", "feed_forward_length", [48]),
@@ -119,11 +120,11 @@ def test_a_senseless_value_is_named(arch, key, value, files, tmp_path) -> None:
     assert f"{arch}.{key}" in complaint(path)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3moe", None])
+@pytest.mark.parametrize("arch", ["gemma3", "qwen3moe", None])
 def test_an_unsupported_architecture_names_the_supported_ones(arch, files, tmp_path) -> None:
     path = rewritten(files["qwen3"], tmp_path / "other.gguf", {}, **{"general.architecture": arch})
     message = complaint(path)
-    assert "qwen3, qwen35" in message
+    assert "llama, qwen2, qwen3, qwen35" in message
 
 
 TENSORS = [

@@ -90,7 +90,7 @@ def test_vocabulary_that_cannot_be_made() -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """Both tiny shapes in every file type."""
+    """Every tiny shape in every file type."""
     folder = tmp_path_factory.mktemp("synthetic")
     return {
         (shape, kind): write_synthetic(folder / f"{shape}-{kind}.gguf", shape, kind)
@@ -108,9 +108,9 @@ def test_file_holds_the_plan(tiny: dict[tuple[str, str], Path], shape: str, file
     assert held == {name: (size, fmt.name, fmt.nbytes(size)) for name, size, fmt in plan}
     with GGUFFile.open(tiny[shape, file_type]) as file:
         assert file.metadata["general.file_type"] == FILE_TYPES[file_type]
-        config = read_config(file)
-        assert config.eps == pytest.approx(1e-6)  # kept as float32 in the file
-        assert replace(config, eps=1e-6) == find_shape(shape).config
+        config, wanted = read_config(file), find_shape(shape).config
+        assert config.eps == pytest.approx(wanted.eps)  # kept as float32 in the file
+        assert replace(config, eps=wanted.eps) == wanted
         for name, size, _ in plan:
             values = file.weight(name).dense()
             assert np.isfinite(values).all(), name
@@ -153,11 +153,17 @@ def test_opens_tokenises_and_renders(tiny: dict[tuple[str, str], Path], shape: s
     assert template is not None
     assert tokenizer.vocab_size == find_shape(shape).config.vocab
     text = render_chat(template, [{"role": "user", "content": "The quiet harbour, 8301947 — naïve 猫\n"}])
-    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    headed = find_shape(shape).config.architecture == "llama"
+    begin, end, ending = (
+        (6, 9, "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+        if headed
+        else (1, 2, "<|im_end|>\n<|im_start|>assistant\n")
+    )
+    assert text.endswith(ending)
     encoding = tokenizer.encode(text)
     assert tokenizer.decode(encoding.ids) == text
-    assert tokenizer.eos_ids >= {find_shape(shape).text_tokens + 2}
-    assert list(encoding.ids).count(find_shape(shape).text_tokens + 1) == 2, "one <|im_start|> a message"
+    assert tokenizer.eos_ids >= {find_shape(shape).text_tokens + end}
+    assert list(encoding.ids).count(find_shape(shape).text_tokens + begin) == 2, "one header a message"
     words = tokenizer.encode("the quiet harbour keeps its boats safe from the winter storms")
     assert len(words) < 0.7 * 61, "merges apply"
 

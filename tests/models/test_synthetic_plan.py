@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import LlamaFileType
 
 from sp.errors import ConfigError
 from sp.models.file_type import FILE_TYPES, tensor_format
 from sp.models.synthetic.shapes import find_shape, list_shapes, tensor_plan
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.quant import F32, Q6_K
+from sp.quant import F32, FORMATS, Q6_K, format_by_name
 
 # The 32 of 64 layers that get more bits.
 MORE = {*range(8), *range(10, 56, 3), *range(56, 64)}
@@ -129,6 +130,27 @@ def test_0_6b_is_the_published_model() -> None:
     assert [round(plan_bytes("qwen3-0.6b", kind) / 1e5) for kind in ("bf16", "q8_0", "q4_k_m")] == [11922, 6335, 3908]
 
 
+@pytest.mark.parametrize(
+    ("shape", "parameters", "tied"),
+    [
+        ("llama-3.1-70b", 70_553_706_496, False),
+        ("llama-3.1-8b", 8_030_261_248, False),
+        ("llama-3.2-3b", 3_212_749_824, True),
+        ("llama-3.2-1b", 1_235_814_400, True),
+        ("qwen2.5-32b", 32_763_876_352, False),
+        ("qwen2.5-7b", 7_615_616_512, False),
+        ("qwen2.5-0.5b", 494_032_768, True),
+    ],
+)
+def test_published_models_have_their_parameters(shape: str, parameters: int, tied: bool) -> None:
+    """Counts are those that Hugging Face gives for the files of weights."""
+    plan = {name: size for name, size, _ in tensor_plan(shape, "bf16")}
+    assert sum(prod(size) for name, size in plan.items() if name != "rope_freqs.weight") == parameters
+    assert ("output.weight" not in plan) == tied == find_shape(shape).tied
+    assert ("rope_freqs.weight" in plan) == shape.startswith("llama")
+    assert ("blk.0.attn_q.bias" in plan) == shape.startswith("qwen2.5")
+
+
 @pytest.mark.parametrize("shape", list_shapes())
 @pytest.mark.parametrize("file_type", FILE_TYPES)
 def test_every_plan_is_whole_blocks_and_keeps_vectors(shape: str, file_type: str) -> None:
@@ -136,23 +158,60 @@ def test_every_plan_is_whole_blocks_and_keeps_vectors(shape: str, file_type: str
         assert fmt.row_bytes(size[-1]) > 0
         vector = len(size) == 1 or "conv1d" in name
         assert (fmt is F32) == (vector or file_type == "f32")
-        if not vector and file_type != "q4_k_m":
-            assert fmt.name.lower() == file_type
+        if not vector and file_type not in ("q4_k_m", "ud-q4_k_xl"):
+            whole = size[-1] % format_by_name(file_type).block_size == 0
+            assert (fmt.name.lower() == file_type) == whole
 
 
 def test_rows_that_are_no_whole_blocks_fall_back() -> None:
     def pick(file_type: str, n: int) -> str:
         return tensor_format(file_type, "blk.0.attn_q.weight", (8, n), layers=4, tied=False).name
 
-    assert [pick("q4_k_m", n) for n in (512, 384, 100)] == ["Q4_K", "Q8_0", "F16"]
+    assert [pick("q4_k_m", n) for n in (512, 384, 100)] == ["Q4_K", "Q5_0", "F16"]
     assert [pick("q8_0", n) for n in (96, 100)] == ["Q8_0", "F16"]
+    wide = {"q5_k": "Q5_1", "q6_k": "Q8_0", "iq4_xs": "IQ4_NL", "q3_k": "IQ4_NL", "iq1_m": "IQ4_NL", "tq2_0": "Q4_0"}
+    assert {name: pick(name, 384) for name in wide} == wide
+    assert pick("nvfp4", 96) == "F16"
+
+
+def test_every_format_is_a_file_type_with_the_number_of_gguf() -> None:
+    """The mixes aside, each name of the package's own list with the family's plain or smallest kind."""
+    assert set(FILE_TYPES) == {fmt.name.lower() for fmt in FORMATS.values()} | {"q4_k_m", "ud-q4_k_xl"}
+    for name, number in FILE_TYPES.items():
+        said = LlamaFileType(number).name
+        assert name.upper() in said or (name == "ud-q4_k_xl" and said == "MOSTLY_Q4_K_M")
+    assert len(set(FILE_TYPES.values())) == len(FILE_TYPES) - 1
+
+
+def test_the_dynamic_mix_of_27b_is_like_the_published_file() -> None:
+    """Its size, its eight formats, and the tensors whose format is known from published lists."""
+    formats = {name: fmt.name for name, _, fmt in tensor_plan("qwen3.6-27b", "ud-q4_k_xl")}
+    assert plan_bytes("qwen3.6-27b", "ud-q4_k_xl") == pytest.approx(17_612_564_704, rel=0.001)
+    known = {
+        "blk.0.ffn_up.weight": "Q3_K",
+        "blk.0.ffn_down.weight": "IQ4_XS",
+        "blk.3.ffn_down.weight": "IQ4_NL",
+        "blk.11.ffn_gate.weight": "IQ3_S",
+        "blk.0.attn_qkv.weight": "Q5_K",
+        "blk.3.attn_output.weight": "Q6_K",
+        "blk.0.ssm_alpha.weight": "Q8_0",
+        "output.weight": "Q6_K",
+    }
+    assert known.items() <= formats.items()
+    held: Counter[str] = Counter()
+    for _, size, fmt in tensor_plan("qwen3.6-27b", "ud-q4_k_xl"):
+        held[fmt.name] += fmt.nbytes(size)
+    assert set(held) == {"Q3_K", "IQ3_S", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "F32"}
+    assert held["IQ3_S"] < 0.03 * held.total()
+    tiny = {fmt.name for *_, fmt in tensor_plan("tiny-qwen35", "ud-q4_k_xl")}
+    assert tiny == set(held), "a model of four layers has them all"
 
 
 def test_unknown_names_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^unknown shape 'qwen3.6-27B'; did you mean 'qwen3.6-27b'.*[^\n]$"):
         tensor_plan("qwen3.6-27B", "q4_k_m")
-    with pytest.raises(ConfigError, match=r"^unknown file type 'q4_k'; did you mean 'q4_k_m'.*[^\n]$"):
-        write_synthetic(tmp_path / "x.gguf", "tiny-qwen3", "q4_k")
+    with pytest.raises(ConfigError, match=r"^unknown file type 'q4_km'; did you mean 'q4_k_m'.*[^\n]$"):
+        write_synthetic(tmp_path / "x.gguf", "tiny-qwen3", "q4_km")
     with pytest.raises(ConfigError, match=r"^seed -1 is negative"):
         write_synthetic(tmp_path / "x.gguf", "tiny-qwen3", "f16", seed=-1)
     assert not list(tmp_path.iterdir())

@@ -45,6 +45,19 @@ def test_the_fastest_measured_kernel_is_taken_or_that_for_drafts(kind: int, shap
         assert all(at[kernel.name] <= us for us in at.values())
 
 
+NEAREST = {"Q3_K": "Q4_K", "IQ4_XS": "Q4_K", "IQ3_S": "Q4_K", "IQ4_NL": "Q4_0", "MXFP4": "Q4_0", "Q5_1": "Q4_0"}
+
+
+@pytest.mark.parametrize("name", NEAREST)
+def test_a_format_that_was_not_timed_goes_by_the_nearest_that_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    us = {key: row for key, row in table()["us"].items() if key.split()[0] in ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "BF16")}
+    monkeypatch.setattr(dispatch, "table", lambda: {"us": us})
+    assert dispatch.timed_as(name) == NEAREST[name]
+    kind = format_by_name(name).ggml_type
+    taken = [kernel_for(tokens, kind, *SHAPES["wide"], "portable").name for tokens in (1, 16, 4096)]
+    assert taken == ["gemv", "gemm_small_m", "gemm_portable"]
+
+
 def test_the_table_for_people_covers_all_rows() -> None:
     for path in PATHS:
         for key in table()["us"]:

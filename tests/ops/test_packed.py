@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 
 from sp.errors import ModelError
+from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.matmul.fragment_order import pack_numpy, plane_offsets, unpack_numpy
 from sp.ops.matmul.packed import pack, pack_rows, unpack
 from sp.quant import F32, Q4_K, Q8_0, BlockFormat, format_by_name, kernel_formats
 
 NAMES = sorted(fmt.name for fmt in kernel_formats())
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+NUMBERS = {
+    "IQ4_NL": IQ4,
+    "IQ4_XS": IQ4,
+    "MXFP4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "IQ3_S": range(-15, 16, 2),
+}
+"""What codes stand for, where they are no numbers."""
 
 
 def raw_rows(fmt: BlockFormat, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
@@ -18,13 +27,14 @@ def raw_rows(fmt: BlockFormat, shape: tuple[int, int], seed: int = 0) -> np.ndar
     return np.random.default_rng(seed).integers(0, 256, (shape[0], fmt.row_bytes(shape[1])), np.uint8)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow):RuntimeWarning")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(64, 256), (128, 768), (40, 512), (129, 256)])
 def test_round_trip(name: str, shape: tuple[int, int]) -> None:
     fmt = format_by_name(name)
     rows = raw_rows(fmt, shape)
-    np.testing.assert_array_equal(unpack_numpy(fmt, pack_numpy(fmt, rows), shape), rows)
+    values = unpack_numpy(fmt, pack_numpy(fmt, rows), shape)
+    np.testing.assert_array_equal(values.view(np.uint32), fmt.decode(rows).view(np.uint32))
     packed = pack("w", fmt, shape, rows)
     assert packed.nbytes == packed.offsets.end
     np.testing.assert_array_equal(unpack(packed).view(np.uint32), fmt.decode(rows).view(np.uint32))
@@ -42,13 +52,16 @@ def fragment_code(fmt: BlockFormat, planes: dict[str, np.ndarray], k_tiles: int,
         return int(low.view(np.uint16).reshape(4, 128, 4, 2)[step, thread, j, e])
     if fmt.name == "Q8_0":
         return int(low.reshape(2, 128, 4, 4)[step // 2, thread, 2 * (step % 2) + j // 2, 2 * (j % 2) + e])
-    code = int(low.view(np.uint32).reshape(128, 4)[thread, step]) >> (4 * j + 16 * e) & 15
+    if fmt.name == "Q3_K":
+        code = int(low.view(np.uint32).reshape(128, 2)[thread, step // 2]) >> (2 * (4 * (step % 2) + j) + 16 * e) & 3
+    else:
+        code = int(low.view(np.uint32).reshape(128, 4)[thread, step]) >> (4 * j + 16 * e) & 15
     if p.high_bytes:
         high = planes["high"][tile * p.high_bytes : (tile + 1) * p.high_bytes].view(np.uint32).reshape(128, -1)
         if fmt.name == "Q6_K":
             code |= (int(high[thread, step // 2]) >> (2 * (4 * (step % 2) + j) + 16 * e) & 3) << 4
         else:
-            code |= (int(high[thread, 0]) >> (4 * step + j + 16 * e) & 1) << 4
+            code |= (int(high[thread, 0]) >> (4 * step + j + 16 * e) & 1) << (2 if fmt.name == "Q3_K" else 4)
     return code
 
 
@@ -57,14 +70,18 @@ def scales(fmt: BlockFormat, planes: dict[str, np.ndarray], width: int, row: int
     tile, inside = row // 64, row % 64
     if fmt.name in ("BF16", "F16"):
         return 1.0, 0.0
-    if fmt.name in ("Q8_0", "Q4_0"):
-        d = planes["scales"].view(np.float16).reshape(-1, width // 64, 2, 64)[tile, k // 64, k % 64 // 32, inside]
-        return float(d), float(d) * (128 if fmt is Q8_0 else 8)
-    head = planes["scales"].reshape(-1, width // 256, 64, 16)[tile, k // 256, inside]
-    if fmt.name == "Q6_K":
+    if fmt.block_size == 32:
+        block = planes["scales"].reshape(-1, width // 64, 2, 64, fmt.packing.scales.nbytes)[tile, k // 64, k % 64 // 32]
+        if fmt.name == "MXFP4":
+            return 2.0 ** (int(block[inside, 0]) - 128), 0.0
+        d, *minimum = (float(v) for v in block[inside].view(np.float16))
+        middle = {"Q8_0": 128, "Q4_0": 8, "Q5_0": 16}.get(fmt.name, 0)
+        return d, -minimum[0] if minimum else d * middle
+    head = planes["scales"].reshape(-1, width // 256, 64, 8 if fmt.name.startswith("I") else 16)[tile, k // 256, inside]
+    if "deltas" in planes:
         d = planes["deltas"].view(np.float16).reshape(-1, width // 256, 64)[tile, k // 256, inside]
-        scale = float(d) * int(head.view(np.int8)[k % 256 // 16])
-        return scale, 32 * scale
+        scale = float(d) * int(head.view(np.int8)[k % 256 * len(head) // 256])
+        return scale, {"Q6_K": 32, "Q3_K": 4}.get(fmt.name, 0) * scale
     d, dmin = (float(v) for v in head[:4].view(np.float16))
     group, s = k % 256 // 32, head[4:].astype(int)
     if group < 4:
@@ -76,8 +93,7 @@ def scales(fmt: BlockFormat, planes: dict[str, np.ndarray], width: int, row: int
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_lies_in_its_place(name: str) -> None:
     fmt, shape = format_by_name(name), (128, 512)
-    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    rows = fmt.encode(values)
+    rows = random_blocks(np.random.default_rng(1), fmt, 128 * 512 // fmt.block_size, 1.0).reshape(128, -1)
     planes, wanted = pack_numpy(fmt, rows), fmt.decode(rows)
     for row, k in np.random.default_rng(2).integers(0, shape, (300, 2)):
         code = fragment_code(fmt, planes, shape[1] // 64, row, k)
@@ -85,6 +101,10 @@ def test_every_value_lies_in_its_place(name: str) -> None:
             assert code == int(rows.view(np.uint16)[row, k])
             continue
         scale, offset = scales(fmt, planes, shape[1], row, k)
+        if name in NUMBERS:
+            if fmt.packing.lookup:  # bits 2 and 3 change places
+                code = code & 3 | (code & 4) << 1 | (code & 8) >> 1
+            code = NUMBERS[name][code]
         assert scale * code - offset == pytest.approx(wanted[row, k], rel=1e-5, abs=1e-6)
 
 

@@ -181,7 +181,7 @@ def test_a_prompt_past_the_context_is_refused(retriever_drafter: Path) -> None:
     loaded = load(retriever_drafter, device="cpu")
     small = replace(loaded, model=_with_context(loaded, 100))
     prompt = Prompt.from_document("word " * 60, "Who is qtx?", loaded.template)
-    with pytest.raises(PromptError, match="context of 100; shorten the prompt"):
+    with pytest.raises(PromptError, match="context of 100; let a drafter compress the prompt, shorten it"):
         Pipeline(small).run(prompt, OPTIONS)
 
 

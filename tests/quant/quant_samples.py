@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats
+from sp.errors import ConfigError
+from sp.quant import BlockFormat
 
 
 def samples(n: int, seed: int = 0) -> dict[str, Floats]:
@@ -29,6 +31,15 @@ def samples(n: int, seed: int = 0) -> dict[str, Floats]:
         "vanishing": normal * 1e-25,
     }
     return {name: values.astype(np.float32) for name, values in cases.items()}
+
+
+def writes(fmt: BlockFormat) -> bool:
+    """Whether a format has an encoder, as it says itself."""
+    try:
+        fmt.encode(np.zeros(fmt.block_size, np.float32))
+    except ConfigError:
+        return False
+    return True
 
 
 def rms(values: Floats) -> float:

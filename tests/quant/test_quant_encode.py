@@ -1,4 +1,4 @@
-"""Encoders of F16, BF16, Q8_0 and Q4_0 against the `gguf` package, and what every encoder must do."""
+"""Encoders of F16, BF16 and the legacy quants against the `gguf` package, and what every encoder must do."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from quant_samples import rms, samples
+from quant_samples import rms, samples, writes
 
 from sp.arrays import Bytes, Floats
-from sp.quant import BF16, F16, F32, FORMATS, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+from sp.quant import BF16, F16, F32, FORMATS, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockFormat
 from sp.quant.base import SLAB
 
-every = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
-simple = pytest.mark.parametrize("fmt", [F32, F16, BF16, Q8_0, Q4_0], ids=lambda fmt: fmt.name)
+every = pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS.values() if writes(fmt)], ids=lambda fmt: fmt.name)
+simple = pytest.mark.parametrize("fmt", [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1], ids=lambda fmt: fmt.name)
 
 
 def reference(fmt: BlockFormat, values: Floats) -> Bytes:
@@ -29,8 +29,8 @@ def reference(fmt: BlockFormat, values: Floats) -> Bytes:
 @pytest.mark.parametrize("case", samples(256))
 def test_same_bytes_as_gguf(fmt: BlockFormat, case: str) -> None:
     values = samples(1 << 14, seed=6)[case].reshape(4, -1)
-    # In Q4_0, C reads a block of zeros as +0.0 whatever their signs; the gguf package takes the sign of the first.
-    expected = reference(fmt, values + np.float32(0) if fmt is Q4_0 else values)
+    # In Q4_0 and Q5_0, C reads zeros as +0.0 whatever their signs; the gguf package takes the sign of the first.
+    expected = reference(fmt, values + np.float32(0) if fmt in (Q4_0, Q5_0) else values)
     np.testing.assert_array_equal(fmt.encode(values), expected)
 
 
@@ -123,7 +123,18 @@ def test_does_not_touch_its_input(fmt: BlockFormat) -> None:
 
 @pytest.mark.parametrize(
     ("fmt", "relative"),
-    [(BF16, 0.0018), (F16, 2.3e-4), (Q8_0, 0.0056), (Q4_0, 0.090), (Q4_K, 0.074), (Q5_K, 0.037), (Q6_K, 0.0185)],
+    [
+        (BF16, 0.0018),
+        (F16, 2.3e-4),
+        (Q8_0, 0.0056),
+        (Q4_0, 0.090),
+        (Q4_1, 0.082),
+        (Q5_0, 0.045),
+        (Q5_1, 0.040),
+        (Q4_K, 0.074),
+        (Q5_K, 0.037),
+        (Q6_K, 0.0185),
+    ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_relative_error_on_normal_weights(fmt: BlockFormat, relative: float) -> None:

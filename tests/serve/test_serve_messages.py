@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sp.gguf import Tokenizer
+from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.pipeline import Pipeline
 from sp.serve.errors import RequestError
 from sp.serve.messages import chat_prompt, completion_prompt
-from sp.serve.text import AnswerText
+from sp.serve.text import ReplyText
 
 TEMPLATE = (
     "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}"
@@ -81,11 +83,19 @@ def test_the_last_paragraph_of_a_completion_is_its_question() -> None:
 def test_text_comes_in_whole_characters_and_stops_before_a_stop(pair: Pipeline) -> None:
     tokenizer = pair.target.tokenizer
     ids = tokenizer.encode("añ日 then STOP here").ids.tolist()
-    whole, cut = AnswerText(tokenizer), AnswerText(tokenizer, ("n STO", "STOP"))
-    pieces = [whole.push(token) for token in ids] + [whole.finish()]
+    whole, cut = ReplyText(tokenizer), ReplyText(tokenizer, ("n STO", "STOP"))
+    pieces = [whole.push(token).content for token in ids] + [whole.finish().content]
     assert "".join(pieces) == "añ日 then STOP here"
     assert not any("\ufffd" in piece for piece in pieces)
-    assert "".join([*(cut.push(token) for token in ids), cut.finish()]) == "añ日 the"
+    assert "".join([*(cut.push(token).content for token in ids), cut.finish().content]) == "añ日 the"
     assert cut.stopped
-    held = AnswerText(tokenizer, ("here!",))
-    assert "".join([*(held.push(token) for token in ids), held.finish()]) == "añ日 then STOP here"
+    held = ReplyText(tokenizer, ("here!",))
+    assert "".join([*(held.push(token).content for token in ids), held.finish().content]) == "añ日 then STOP here"
+
+
+def test_the_space_that_sentencepiece_writes_in_front_of_a_reply_is_not_sent() -> None:
+    tokenizer = Tokenizer.from_metadata(tokenizer_metadata("llama", 1500, 1500))
+    ids = tokenizer.encode("the 日").ids.tolist()
+    for begins, text in ((True, "the 日"), (False, " the 日")):
+        answer = ReplyText(tokenizer, begins=begins)
+        assert "".join([*(answer.push(token).content for token in ids), answer.finish().content]) == text

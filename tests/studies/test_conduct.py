@@ -14,7 +14,7 @@ from sp.studies.sweep.conduct import carry_out, from_earlier, make_plan
 from sp.studies.sweep.estimate import Work, deal, fit
 from sp.studies.sweep.executor import Outcome
 from sp.studies.sweep.sweep import load_sweep
-from sp.studies.sweep.worker import stored_rows
+from sp.studies.sweep.worker import Worker, stored_rows
 
 
 @given(st.lists(st.floats(0.1, 100), max_size=40), st.integers(1, 9))
@@ -48,6 +48,21 @@ def test_plans(sweep_file: Path, tmp_path: Path) -> None:
         make_plan(sweep, only="x")
     with pytest.raises(ConfigError, match="do not fit"):
         make_plan(load_sweep(sweep_file, ["tasks.tokens=9999999"]))
+
+
+def test_a_scaling_of_rope_is_a_pair_of_its_own(sweep_file: Path) -> None:
+    path = sweep_file.with_name("scaled.yaml")
+    path.write_text(sweep_file.read_text().replace("pairs: {", "pairs: {grid: {drafter_rope: [none, 'yarn:2']}, "))
+    plain, scaled = make_plan(load_sweep(sweep_file)), make_plan(load_sweep(path))
+    assert len({job.hash for job in (*plain.jobs, *scaled.jobs)}) == 3 * len(plain.jobs)
+    assert {job.config["models"].get("drafter_rope") for job in scaled.jobs} == {"none", "yarn:2"}
+    assert not any("drafter_rope" in job.config["models"] for job in plain.jobs), "hashes of earlier runs stand"
+    by_rope = {facts.models["drafter"]["rope"]: facts.drafter for facts in scaled.facts.values()}
+    assert by_rope["yarn:2"].context == 2 * by_rope["none"].context
+    pair = next(run.pair for run in scaled.sweep.runs if str(run.pair.drafter_rope) == "yarn:2")
+    drafter = Worker("cpu").pipeline(pair).drafter
+    assert drafter is not None
+    assert drafter.asked == pair.drafter_rope
 
 
 def test_a_failed_run_is_told_and_tried_again(

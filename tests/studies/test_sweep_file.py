@@ -97,6 +97,19 @@ def test_hashes_depend_on_what_decides_the_result_and_on_nothing_else(tmp_path: 
     assert len(longer) == 12
 
 
+def test_thinking_is_an_option_of_tasks(tmp_path: Path) -> None:
+    plain = load(tmp_path, GOOD)
+    off = load(tmp_path, GOOD.replace("examples: 25", "examples: 25\n  thinking: off"))
+    assert [run.config({}) for run in off.runs] == [run.config({}) for run in plain.runs], "old hashes stand"
+    text = GOOD.replace("tokens: [512, 1024]}", "tokens: [512], thinking: [on, off, auto]}\n  reasoning_effort: low")
+    runs = load(tmp_path, text).runs[::3]
+    asked = [(run.spec.thinking.mode, run.spec.thinking.effort) for run in runs]
+    assert asked == [("on", "low"), ("off", "low"), ("auto", "low")] * 2
+    assert runs[0].label == "niah_single_1 thinking=on reasoning_effort=low/512/0"
+    assert runs[1].spec.name == "niah_single_1 reasoning_effort=low"
+    assert len({config_hash(run.config({})) for run in runs}) == 6
+
+
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
@@ -149,11 +162,16 @@ def test_override_of_zip_and_list() -> None:
         ("[0.05, 0.1]", "[0.05, 1.5]", r"line 9: keep_ratio must be above 0 and at most 1, not 1.5"),
         ("[0.05, 0.1]", "[0.05, '0.1']", r"line 9: options: keep_ratio must be float, not '0.1'"),
         ("niah_multikey_2", "niah_multikey2", r"line 3: unknown task 'niah_multikey2'; did you mean"),
+        ("examples: 25", "examples: 25\n  thinking: maybe", r"line 5: thinking: mode is 'maybe'"),
+        ("examples: 25", "examples: 25\n  thinking: [on]", r"line 5: thinking: mode is"),
+        ("examples: 25", "examples: 25\n  reasoning_effort: a b", r"line 5: a reasoning effort is one word"),
         ("examples: 25", "examples: 0", r"line 4: examples must be at least 1, not 0"),
         ("examples: 25", "example: 25", r"line 4: unknown key of a task 'example'; did you mean 'examples'"),
         ("  per_run: 10\n", "  per_run: 10\n  examples: 3\n", r"line 6: 'examples' stands here a second time"),
         ("tokens: [512, 1024]", "tokenz: [1]", r"line 3: unknown key of a task 'tokenz'; did you mean 'tokens'"),
         ("cells:", "pairs: {target: none.gguf}\ncells:", r"line 6: target none.gguf is not a file"),
+        ("cells:", "pairs: {drafter_rope: yarn}\ncells:", r"line 6: drafter_rope takes none, linear:FACTOR or yarn"),
+        ("cells:", "pairs: {target_rope: 4}\ncells:", r"line 6: target_rope must be str, not 4"),
         ("cells:", "cells: [", r"line \d+: not YAML"),
         ("  - list:\n", "  - {}\n  - list:\n", r"line 11: no cell is set here"),
     ],

@@ -8,14 +8,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sp.commands.bench.bench import OUTPUTS, lengths_of
 from sp.commands.bench.bench_drafter import attention_options, parts
+from sp.commands.open_pair import asked_ropes
+from sp.commands.options import DrafterRope, TargetRope
 from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from sp.models import AskedScaling
 
 MOST_TIMELINES = 4
 
@@ -31,6 +36,8 @@ def bench_ttft(
         str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3-0.6b.")
     ] = None,
     drafter_type: Annotated[str, typer.Option(help="File type of the drafter's random weights.")] = "bf16",
+    target_rope: TargetRope = None,
+    drafter_rope: DrafterRope = None,
     prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "4k,8k,16k",
     keep_ratio: Annotated[str, typer.Option(help="Shares of the prompt the target reads, comma-separated.")] = "0.05",
     scorer: Annotated[str, typer.Option(help="Scorers, comma-separated.")] = "tail",
@@ -99,10 +106,10 @@ def bench_ttft(
     budgets = [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
     settings = settings_of(keep_ratio, scorer, selector, alpha, density, common)
     asked = lengths_of(prompts, "-p")
-    where = pick_device(device)
+    where, ropes = pick_device(device), asked_ropes(target_rope, drafter_rope)
     pair = Pipeline.assemble(
-        lambda at: open_model(target, synthetic_target, target_type, "target", at),
-        lambda at: open_model(drafter, synthetic_drafter, drafter_type, "drafter", at),
+        lambda at: open_model(target, synthetic_target, target_type, "target", at, ropes.get("target_rope")),
+        lambda at: open_model(drafter, synthetic_drafter, drafter_type, "drafter", at, ropes.get("drafter_rope")),
         device=where,
         vram=budgets[0],
     )
@@ -178,7 +185,9 @@ def settings_of(
     return compressed
 
 
-def open_model(file: Path | None, shape: str | None, file_type: str, role: str, device: Any) -> Any:
+def open_model(
+    file: Path | None, shape: str | None, file_type: str, role: str, device: Any, rope: AskedScaling | None = None
+) -> Any:
     """A file, random weights in a shape, or the embedded model of a role."""
     from sp.pipeline import embedded, load, synthetic
 
@@ -186,8 +195,8 @@ def open_model(file: Path | None, shape: str | None, file_type: str, role: str, 
         raise ConfigError(f"give either --{role} or --synthetic-{role}")
     extrapolate = role == "drafter"
     if shape is not None:
-        return synthetic(shape, file_type, extrapolate=extrapolate, device=device)
-    return load(file or embedded(role), extrapolate=extrapolate, device=device)
+        return synthetic(shape, file_type, extrapolate=extrapolate, device=device, rope=rope)
+    return load(file or embedded(role), extrapolate=extrapolate, device=device, rope=rope)
 
 
 def config_key(config: Mapping[str, Any]) -> str:

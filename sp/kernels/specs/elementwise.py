@@ -23,11 +23,17 @@ SWIGLU = KernelSpec(
 BIAS_THREADS = 128
 BIAS_EACH = 8
 """Values of a thread."""
+MOST_BIASES = 3
+"""Arrays of one launch."""
 
 ADD_BIAS = KernelSpec(
     source="add_bias.cu",
     entry="add_bias",
-    args=("const f32* x", "const f32* bias", "u16* y", "i32 cols"),
+    args=(
+        *("const f32* x0", "const f32* bias0", "u16* y0", "i32 rows0", "i32 cols0"),
+        *("const f32*? x1", "const f32*? bias1", "u16*? y1", "i32 rows1", "i32 cols1"),
+        *("const f32*? x2", "const f32*? bias2", "u16*? y2", "i32 rows2", "i32 cols2"),
+    ),
     threads=BIAS_THREADS,
     pdl=True,
 )

@@ -37,7 +37,12 @@ BLOCK_MEANS = KernelSpec(
     entry="block_means",
     args=("const u8* pages", "const i32* table", "f16* means", "i32 tokens", "i32 kv_heads"),
     threads=MEAN_THREADS,
-    variants=({"HEAD_DIM": 128, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 0}, {"HEAD_DIM": 256, "Q4": 1}),
+    variants=(
+        {"HEAD_DIM": 128, "Q4": 0},
+        {"HEAD_DIM": 256, "Q4": 0},
+        {"HEAD_DIM": 256, "Q4": 1},
+        {"HEAD_DIM": 64, "Q4": 0},
+    ),
 )
 
 BLOCK_SELECT = KernelSpec(
@@ -65,7 +70,7 @@ BLOCK_SELECT = KernelSpec(
         "f32 scale",
     ),
     threads=threads,
-    variants=(variant(128, 1), variant(256, 1)),
+    variants=(variant(64, 1), variant(128, 1), variant(256, 1)),
     smem=smem,
 )
 
@@ -88,6 +93,6 @@ MEAN_CORRECTION = KernelSpec(
         "f32 scale",
     ),
     threads=128,
-    variants=(variant(128, 1), variant(256, 1)),
+    variants=(variant(64, 1), variant(128, 1), variant(256, 1)),
     smem=correction_smem,
 )

@@ -7,15 +7,17 @@ it is derived: lists of tensors by building a block from a store that only takes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from sp.arrays import Floats
 from sp.errors import ConfigError, ModelError, unknown_name
 from sp.gguf import GGUFFile, Value
 from sp.models.architectures.shared import shared_config, shared_metadata
 from sp.models.config import ModelConfig
 from sp.models.layers.block import Block
 from sp.models.metadata_keys import Keys
+from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
 from sp.models.weights import Store, TensorFile
 
 
@@ -38,8 +40,11 @@ class Architecture:
         their RoPE's pairing; it raises ModelError, for a key by ``keys.refuse``.
     metadata : callable
         The way back: from a configuration to keys without their prefix, in file order.
-    config_tensors : tuple of str
-        Tensors that `config` reads, so that no block asks for them.
+    config_tensors : mapping of str to callable
+        Tensors that `config` reads, so that no block asks for them, each with the way back: from a configuration to
+        its numbers, or None if a file of that configuration has no such tensor.
+    honours : tuple of str
+        Keys of `sp.models.refusals.NEUTRAL` that the family computes; a file with any other of them is refused.
     """
 
     name: str
@@ -47,7 +52,8 @@ class Architecture:
     tokenizers: tuple[str, ...]
     config: Callable[[Keys, TensorFile], ModelConfig] = shared_config
     metadata: Callable[[ModelConfig], Mapping[str, Value]] = shared_metadata
-    config_tensors: tuple[str, ...] = ()
+    config_tensors: Mapping[str, Callable[[ModelConfig], Floats | None]] = field(default_factory=dict)
+    honours: tuple[str, ...] = ()
 
     def keys(self, config: ModelConfig) -> dict[str, Value]:
         """Metadata of a file of this configuration, without tokenizer and file type."""
@@ -85,9 +91,13 @@ def read_config(file: GGUFFile) -> ModelConfig:
     Raises
     ------
     ModelError
-        For an unsupported architecture, a missing or senseless key; the message names key and file.
+        For an unsupported architecture, a missing or senseless key, one that asks for what no part computes, or a
+        file of multi-token prediction alone; the message names key and file.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in _records:
-        raise ModelError(f"{file.path}: architecture {name!r} is not supported; sp runs {', '.join(_records)}")
-    return _records[name].config(Keys(name, file.metadata, str(file.path)), file)
+        raise ModelError(f"{file.path}: {unsupported(name, _records)}")
+    record, keys = _records[name], Keys(name, file.metadata, str(file.path))
+    refuse_prediction(keys.path, file.tensors)
+    refuse_changed(keys, record.honours)
+    return record.config(keys, file)

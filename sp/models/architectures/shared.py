@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from sp.gguf import Value
 from sp.models.config import DeltaConfig, LayerKind, ModelConfig
 from sp.models.metadata_keys import Keys
+from sp.models.rope_keys import read_rope, rope_metadata
 from sp.models.weights import TensorFile
-from sp.ops.rope import Pairing, Rope, Scaling
+from sp.ops.rope import Pairing, Scaling
 
 
 def shared_config(
@@ -20,6 +21,7 @@ def shared_config(
     delta: DeltaConfig | None = None,
     pairing: Pairing = "halves",
     scaling: Scaling | None = None,
+    base: float | None = None,
 ) -> ModelConfig:
     """Read what families have in common; the rest is given.
 
@@ -33,14 +35,15 @@ def shared_config(
     gated, delta
         See `ModelConfig`.
     pairing, scaling
-        See `Rope`.
+        See `Rope`; a scaling that the keys do not tell.
+    base : float, optional
+        ``rope.freq_base`` of files that do not tell it; needed if left out.
 
     Raises
     ------
     ModelError
         For a missing or senseless key; the message names key and file.
     """
-    keys.forbid_rope_scaling()
     layers = keys.layers(len(file.tensors))
     mixers: list[LayerKind] = list(kinds) or ["attention"] * layers
     with_attention = [i for i, kind in enumerate(mixers) if kind == "attention"]
@@ -57,17 +60,18 @@ def shared_config(
     rope_dim = keys.count("rope.dimension_count", default=head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         keys.refuse("rope.dimension_count", f"is {rope_dim}; it must be even and at most the head's {head_dim}")
+    rope, context = read_rope(keys, rope_dim, keys.count("context_length", most=1 << 40), pairing, scaling, base)
     return ModelConfig(
         architecture=keys.arch,
         hidden=hidden,
         vocab=keys.rows(file.tensors, "token_embd.weight"),
-        context=keys.count("context_length", most=1 << 40),
+        context=context,
         ffn=tuple(keys.per_layer("feed_forward_length", layers)),
         kinds=tuple(mixers),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope=Rope(keys.real("rope.freq_base", above=1.0), rope_dim, pairing, scaling),
+        rope=rope,
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
         gated=gated,
         delta=delta,
@@ -79,6 +83,7 @@ def shared_metadata(config: ModelConfig) -> dict[str, Value]:
 
     Examples
     --------
+    >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (24, 24), ("attention",) * 2, 2, 1, 4, Rope(1e6, 4), 1e-6)
     >>> shared_metadata(config)["feed_forward_length"]
     24
@@ -94,5 +99,5 @@ def shared_metadata(config: ModelConfig) -> dict[str, Value]:
         "attention.key_length": c.head_dim,
         "attention.value_length": c.head_dim,
         "attention.layer_norm_rms_epsilon": c.eps,
-        "rope.freq_base": c.rope.base,
+        **rope_metadata(c.rope),
     }

@@ -14,10 +14,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from sp.arrays import Floats
 from sp.gguf import GGUFFile
 from sp.models.device.to_device import repacked, to_device
 from sp.models.drafts.dflash_config import DraftConfig, draft_config, gguf_keys, published_keys
+from sp.models.drafts.dflash_refusals import refuse_later
 from sp.models.drafts.dflash_store import DraftStore
 from sp.models.layers.attention import Attention
 from sp.models.layers.block import Block
@@ -43,7 +46,7 @@ class Draft:
     blocks : tuple of Block
         Their mixers are `Attention`.
     output_norm : float32 (hidden,)
-        Before the target's head.
+        Before the target's head; the configuration's `logit_scale` is in it.
     device : {"cpu", "cuda"}
     nbytes : int
         Bytes of all weights as they are held; see `Model`.
@@ -113,7 +116,7 @@ def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30)
     Raises
     ------
     GGUFError, ModelError
-        The file is damaged, no complete draft, or one for another target.
+        The file is damaged, no complete draft, one of a later kind, or one for another target.
     ConfigError
         Its heads have a size that the GPU's kernels do not take.
     DeviceError
@@ -122,16 +125,18 @@ def load_draft(path: str | Path, target: Model, *, decode_budget: int = 1 << 30)
     path, c, on_device = Path(path), target.config, target.device == "cuda"
     file: SafetensorsFile | GGUFFile
     if path.suffix == ".safetensors":
-        config = draft_config(published_keys(path.with_name("config.json")), c)
-        file = SafetensorsFile.open(path)
+        keys, file = published_keys(path.with_name("config.json")), SafetensorsFile.open(path)
     else:
         file = GGUFFile.open(path)
-        config = draft_config(gguf_keys(file), c)
+        keys = gguf_keys(file)
+    refuse_later(keys, file.tensors)
+    config = draft_config(keys, c)
     if on_device:
         checked_head_dim(config.model.head_dim)
     store = DraftStore(file, config.model, 0 if on_device else decode_budget)
     parts, nbytes = take_draft(store, config), store.nbytes
     store.finish()
+    parts = (*parts[:-1], parts[-1] * np.float32(config.logit_scale))
     if not on_device:
         return Draft(path, config, *parts, target.device, nbytes)
     changed = repacked(parts, ())

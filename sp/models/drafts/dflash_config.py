@@ -19,12 +19,20 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.metadata_keys import Keys, short
+from sp.models.refusals import refuse_prediction
+from sp.models.rope_keys import read_rope
 from sp.ops.attention.tree_attention import MOST_QUERIES
-from sp.ops.rope import Rope
 
 PUBLISHED = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "rope.scaling.factor": "rope_scaling.factor",
+    "rope.scaling.original_context_length": "rope_scaling.original_max_position_embeddings",
+    "rope.scaling.yarn_ext_factor": "rope_scaling.extrapolation_factor",
+    "rope.scaling.yarn_attn_factor": "rope_scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast": "rope_scaling.beta_fast",
+    "rope.scaling.yarn_beta_slow": "rope_scaling.beta_slow",
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
@@ -35,6 +43,9 @@ PUBLISHED = {
     "attention.causal": "is_causal",
     "rope.freq_base": "rope_theta",
     "rope.scaling.type": "rope_type",
+    "attention.value_scale": "attention_value_scale",
+    "hidden_activation": "hidden_act",
+    "expert_count": "num_experts",
 }
 """What config.json calls a key, where it is not the same name."""
 DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
@@ -62,6 +73,8 @@ class DraftConfig:
         Tokens that a query of each layer sees back to, itself among them; None for all.
     causal : tuple of bool
         Whether the tokens of a block see only those before them, layer by layer.
+    embedding_scale, logit_scale : float
+        What the block's embeddings and its logits are multiplied by.
     """
 
     model: ModelConfig
@@ -70,6 +83,8 @@ class DraftConfig:
     target_layers: tuple[int, ...]
     windows: tuple[int | None, ...]
     causal: tuple[bool, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
 
 
 class DraftKeys(Keys):
@@ -109,14 +124,34 @@ class DraftKeys(Keys):
             raise self.error(key, f"is {short(value)}; sp knows layers with full and with sliding attention")
         return tuple(bool(flag) for flag in flags)
 
+    def scale(self, key: str) -> float:
+        """A factor; 1 where there is none, and where it is 0, which stands for none."""
+        return self.real(key, above=0.0) if self.get(key) else 1.0
+
+    def rope_dim(self, head_dim: int) -> int:
+        """Values of a head that are turned."""
+        if self._published:
+            key = "partial_rotary_factor"
+            found = round(head_dim * self.scale(key))
+        else:
+            key = "rope.dimension_count"
+            found = self.count(key, default=head_dim)
+        if not 2 <= found <= head_dim or found % 2:
+            told = short(self.get(key))
+            raise self.error(key, f"is {told}, {found} values of a head; it must be even and at most {head_dim}")
+        return found
+
 
 def gguf_keys(file: GGUFFile) -> DraftKeys:
     """The keys of a GGUF file; ModelError if it holds no draft."""
     arch = file.metadata.get("general.architecture")
-    if arch not in DRAFT_ARCHITECTURES:
+    refuse_prediction(str(file.path), file.tensors)
+    if not isinstance(arch, str) or arch not in DRAFT_ARCHITECTURES:
         known = ", ".join(DRAFT_ARCHITECTURES)
-        raise ModelError(f"{file.path}: architecture {short(arch)} is no DFlash draft; sp reads {known}")
-    return DraftKeys(file.metadata, str(file.path), str(arch))
+        raise ModelError(
+            f"{file.path}: architecture {short(arch)} is no DFlash draft of a kind that sp reads ({known}); {USE}"
+        )
+    return DraftKeys(file.metadata, str(file.path), arch)
 
 
 def published_keys(path: Path) -> DraftKeys:
@@ -132,8 +167,13 @@ def published_keys(path: Path) -> DraftKeys:
         raise ModelError(f"{path}: describes no DFlash draft; get the draft's own config.json")
     turning = found.get("rope_parameters") or found.get("rope_scaling") or {}
     if isinstance(turning, dict):
+        found = {f"rope_scaling.{name}": value for name, value in turning.items()} | found
+        for name in ("attention_factor", "mscale", "mscale_all_dim", "truncate"):
+            if turning.get(name) is not None and turning[name] is not True:
+                raise ModelError(f"{path}: key rope_scaling.{name} is {short(turning[name])}; sp knows YaRN without it")
         kind = turning.get("rope_type", turning.get("type"))
-        found = {"rope_theta": turning.get("rope_theta")} | found | {"rope_type": None if kind == "default" else kind}
+        inner = {key: turning.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+        found = inner | found | {"rope_type": None if kind == "default" else kind}
     return DraftKeys({**found, **draft}, str(path), None)
 
 
@@ -145,7 +185,6 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     ModelError
         For a missing or senseless key, or a draft for another target: by hidden size, vocabulary or layers.
     """
-    keys.forbid_rope_scaling()
     hidden, layers = keys.count("embedding_length"), keys.count("block_count", most=1 << 10)
     if hidden != target.hidden:
         raise keys.error("embedding_length", f"is {hidden}, but the target's hidden size is {target.hidden}; {USE}")
@@ -166,6 +205,9 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     head_dim = keys.count("attention.key_length", default=None if hidden % heads else hidden // heads)
     if head_dim % 2:
         raise keys.error("attention.key_length", f"is {head_dim}; RoPE needs an even head")
+    rope, _ = read_rope(
+        keys, keys.rope_dim(head_dim), keys.count("context_length", default=target.context, most=1 << 40)
+    )
     sliding = keys.flags("attention.sliding_window_pattern", layers) or (False,) * layers
     window = keys.count("attention.sliding_window") if any(sliding) else None
     kinds: list[LayerKind] = ["attention"] * layers
@@ -179,7 +221,7 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rope=Rope(keys.real("rope.freq_base", above=1.0), head_dim),
+        rope=rope,
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
     )
     return DraftConfig(
@@ -189,6 +231,8 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
         target_layers=_target_layers(keys, target.layers),
         windows=tuple(window if slides else None for slides in sliding),
         causal=keys.flags("attention.causal", layers) or sliding,
+        embedding_scale=keys.scale("embedding_scale"),
+        logit_scale=keys.scale("logit_scale"),
     )
 
 

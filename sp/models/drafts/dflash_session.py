@@ -131,6 +131,8 @@ class DraftSession:
         draft, size = self._draft, self.block_size
         with self._cache.together(size):
             x = self._target.embed(ids)
+            if draft.config.embedding_scale != 1:
+                x *= np.float32(draft.config.embedding_scale)
             for layer, block in enumerate(draft.blocks):
                 x = self._through(layer, block, x, positions)
         self._cache.count(-size)

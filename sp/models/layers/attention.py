@@ -129,7 +129,7 @@ class Attention:
                 *project(last, (self.q,), norm, f32 and f32[:1]),
                 *project(x, (self.k, self.v), norm, f32 and f32[1:]),
             )
-        return found if self.biases is None else tuple(map(add_bias, found, self.biases))
+        return found if self.biases is None else add_bias(found, self.biases)
 
     def leave(self, x: Floats, attended: Floats) -> Floats:
         """All that comes after attention: its output (rows, heads * head_dim), added to the stream (rows, hidden)."""

@@ -11,6 +11,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
+from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
 from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
 from sp.models.model import Model
@@ -26,7 +27,7 @@ POOL_BITS = 16
 """Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
 
 
-def random_model(shape: str, file_type: str, seed: int = 0) -> Model:
+def random_model(shape: str, file_type: str, seed: int = 0, rope: AskedScaling | None = None) -> Model:
     """A model of a named shape with random weights, on the current device.
 
     The weights have the formats and the spread of `write_synthetic`'s, but are drawn from few blocks, so that a large
@@ -42,7 +43,8 @@ def random_model(shape: str, file_type: str, seed: int = 0) -> Model:
     require_device()
     with device_errors():
         found = find_shape(shape)
-        store = RandomStore(found.config, found.plan(file_type), seed)
+        config = found.config if rope is None else rope.applied(found.config)
+        store = RandomStore(config, found.plan(file_type), seed)
         trunk = Trunk.take(store)
         if trunk.output is trunk.embed:
             trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))

@@ -1,8 +1,9 @@
 """Named model shapes: hyper-parameters, the tensors they imply and the metadata that tells of them.
 
-A shape is all of a model but its numbers, so speed and memory can be measured with no weights to download.
-``qwen3.6-27b`` and ``qwen3-0.6b`` are the published models; the tiny ones keep their traits (heads wider than
-hidden / heads, three value heads a key head, partial RoPE) at a size that a test can run.
+A shape is all of a model but its numbers, so speed and memory can be measured with no weights to download. Names of
+published models have the sizes of their configurations on Hugging Face; the tiny ones keep their traits (heads wider
+than hidden / heads, three value heads a key head, partial RoPE, factors of frequencies, seven query heads on a key
+head) at a size that a test can run.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sp.arrays import Floats
 from sp.errors import unknown_name
 from sp.gguf import Value
 from sp.models.architectures.base import find_architecture
+from sp.models.architectures.llama import llama3_factors
 from sp.models.config import DeltaConfig, LayerKind, ModelConfig
 from sp.models.file_type import tensor_format
 from sp.models.recording import Tensor
@@ -46,7 +49,14 @@ class Shape:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, in file order."""
-        return trunk_tensors(self.config, () if self.tied else ("output.weight",))
+        told = [Tensor(name, values.shape, "vector") for name, values in self.told().items()]
+        return told + trunk_tensors(self.config, () if self.tied else ("output.weight",))
+
+    def told(self) -> dict[str, Floats]:
+        """Tensors that tell of the configuration, see `Architecture.config_tensors`: not random."""
+        back = find_architecture(self.config.architecture).config_tensors
+        found = {name: values(self.config) for name, values in back.items()}
+        return {name: values for name, values in found.items() if values is not None}
 
     def plan(self, file_type: str) -> Plan:
         """Name, shape and format of every tensor, in file order; ConfigError for an unknown file type."""
@@ -70,8 +80,8 @@ def tensor_formats(tensors: list[Tensor], file_type: str, layers: int, *, tied: 
 def list_shapes() -> tuple[str, ...]:
     """Names `find_shape` knows.
 
-    >>> list_shapes()
-    ('qwen3-0.6b', 'qwen3.6-27b', 'tiny-qwen3', 'tiny-qwen35')
+    >>> list_shapes()[:4]
+    ('llama-3.1-70b', 'llama-3.1-8b', 'llama-3.2-1b', 'llama-3.2-3b')
     """
     return tuple(sorted(_SHAPES))
 
@@ -104,21 +114,38 @@ def tensor_plan(shape: str, file_type: str) -> Plan:
     return find_shape(shape).plan(file_type)
 
 
-def _qwen3(hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+def _dense(
+    architecture: str,
+    hidden: int,
+    vocab: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rope: Rope,
+    context: int,
+    eps: float = 1e-6,
+) -> ModelConfig:
     kinds: list[LayerKind] = ["attention"] * layers
-    return ModelConfig(
-        "qwen3",
-        hidden,
-        vocab,
-        40960,
-        (ffn,) * layers,
-        tuple(kinds),
-        heads,
-        kv_heads,
-        head_dim,
-        Rope(1e6, head_dim),
-        1e-6,
-    )
+    widths = (ffn,) * layers
+    return ModelConfig(architecture, hidden, vocab, context, widths, tuple(kinds), heads, kv_heads, head_dim, rope, eps)
+
+
+def _qwen3(hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+    return _dense("qwen3", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, Rope(1e6, head_dim), 40960)
+
+
+def _qwen2(hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int) -> ModelConfig:
+    d = hidden // heads
+    return _dense("qwen2", hidden, vocab, ffn, layers, heads, kv_heads, d, Rope(1e6, d), 32768)
+
+
+def _llama3(
+    hidden: int, vocab: int, ffn: int, layers: int, heads: int, kv_heads: int, head_dim: int, factor: float
+) -> ModelConfig:
+    rope = Rope(5e5, head_dim, "interleaved", llama3_factors(5e5, head_dim, factor))
+    return _dense("llama", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, 131072, 1e-5)
 
 
 def _qwen35(
@@ -150,22 +177,29 @@ def _qwen35(
     )
 
 
+_LLAMA = {"text_tokens": 128000}
+_QWEN = {"text_tokens": 151643}
+_TINY = {"text_tokens": 2000}
 _SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
-        Shape("qwen3-0.6b", _qwen3(1024, 151936, 3072, 28, 16, 8, 128), tied=True, text_tokens=151643),
+        Shape("llama-3.1-70b", _llama3(8192, 128256, 28672, 80, 64, 8, 128, 8.0), tied=False, **_LLAMA),
+        Shape("llama-3.1-8b", _llama3(4096, 128256, 14336, 32, 32, 8, 128, 8.0), tied=False, **_LLAMA),
+        Shape("llama-3.2-3b", _llama3(3072, 128256, 8192, 28, 24, 8, 128, 32.0), tied=True, **_LLAMA),
+        Shape("llama-3.2-1b", _llama3(2048, 128256, 8192, 16, 32, 8, 64, 32.0), tied=True, **_LLAMA),
+        Shape("qwen2.5-32b", _qwen2(5120, 152064, 27648, 64, 40, 8), tied=False, **_QWEN),
+        Shape("qwen2.5-7b", _qwen2(3584, 152064, 18944, 28, 28, 4), tied=False, **_QWEN),
+        Shape("qwen2.5-0.5b", _qwen2(896, 151936, 4864, 24, 14, 2), tied=True, **_QWEN),
+        Shape("qwen3-0.6b", _qwen3(1024, 151936, 3072, 28, 16, 8, 128), tied=True, **_QWEN),
         Shape(
             "qwen3.6-27b",
             _qwen35(5120, 248320, 17408, 64, 24, 4, 256, 64, DeltaConfig(16, 48, 128, 4)),
             tied=False,
             text_tokens=248044,
         ),
-        Shape("tiny-qwen3", _qwen3(256, 2048, 768, 4, 4, 2, 128), tied=True, text_tokens=2000),
-        Shape(
-            "tiny-qwen35",
-            _qwen35(256, 2048, 768, 4, 4, 2, 256, 64, DeltaConfig(2, 6, 128, 4)),
-            tied=False,
-            text_tokens=2000,
-        ),
+        Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
+        Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
+        Shape("tiny-qwen3", _qwen3(256, 2048, 768, 4, 4, 2, 128), tied=True, **_TINY),
+        Shape("tiny-qwen35", _qwen35(256, 2048, 768, 4, 4, 2, 256, 64, DeltaConfig(2, 6, 128, 4)), tied=False, **_TINY),
     )
 }

@@ -8,11 +8,12 @@ pass stays finite and costs what the real model costs. What it says is noise.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -74,7 +75,8 @@ def write_synthetic(
     ('qwen3', 46)
     """
     found = find_shape(shape)
-    return write_random(path, synthetic_metadata(found, file_type), found.plan(file_type), seed, progress)
+    plan = found.plan(file_type)
+    return write_random(path, synthetic_metadata(found, file_type), plan, seed, progress, found.told())
 
 
 def write_random(
@@ -83,13 +85,18 @@ def write_random(
     plan: Plan,
     seed: int,
     progress: Callable[[int], None] | None = None,
+    told: Mapping[str, Floats] = MappingProxyType({}),
 ) -> Path:
-    """Write a GGUF file of random weights with the names, shapes and formats of a plan; see `write_synthetic`."""
+    """Write a GGUF file of random weights with the names, shapes and formats of a plan; see `write_synthetic`.
+
+    Tensors of `told` are float32 and have the numbers given there.
+    """
     if seed < 0:
         raise ConfigError(f"seed {seed} is negative; give 0 or more")
     writer = GGUFWriter(path, metadata)
     for name, size, fmt in plan:
-        writer.add(name, size, fmt, partial(_data, name, size, fmt, seed))
+        data = F32.encode(told[name]) if name in told else partial(_data, name, size, fmt, seed)
+        writer.add(name, size, fmt, data)
     return writer.write(progress)
 
 

@@ -1,33 +1,78 @@
-"""A byte-level BPE vocabulary of any size, built by rule, and a ChatML template.
+"""Vocabularies of any size, built by rule, and chat templates for them.
 
 256 bytes, then pairs of lower-case letters, pairs behind a space, and joins of two pairs until the vocabulary is
 full; so English text takes some three characters a token and the file opens at the cost of a real one. Special
-tokens bear the names and, in the published shapes, the ids of the Qwen models.
+tokens bear the names and, in the published shapes, the ids of the Qwen models, of Llama 3 and of Llama 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice, product
 from string import ascii_lowercase
 
-from sp.errors import ConfigError
-from sp.gguf.value_types import Value
-from sp.gguf.vocabulary import byte_alphabet
+import numpy as np
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # values of tokenizer.ggml.token_type
-CONTROL_TOKENS = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
-    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
-    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
-)
-ADDED_TOKENS = (
-    *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
-    *("<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
-)
+from sp.errors import ConfigError
+from sp.gguf.pretokenizers import PRE_TOKENIZERS
+from sp.gguf.tokens.byte_pair import byte_alphabet
+from sp.gguf.tokens.sentencepiece import SPACE
+from sp.gguf.value_types import Value
+from sp.gguf.vocabulary import BYTE, CONTROL, NORMAL, SENTENCEPIECE, UNKNOWN, UNUSED, USER_DEFINED
+
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_HEADERS = (
+    "{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+    "{{ message['content'] }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+_BRACKETS = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %} {{ message['content'] }}</s>"
+    "{% else %}[INST] {{ message['content'] }} [/INST]{% endif %}{% endfor %}"
+)
+
+
+@dataclass(frozen=True)
+class _Special:
+    """Special tokens of byte-pair vocabularies, in the order of their ids behind the text's."""
+
+    control: tuple[str, ...]
+    added: tuple[str, ...]
+    end: str
+    padding: str
+    template: str
+    begin: str | None = None
+
+
+_QWEN = _Special(
+    (
+        *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
+        *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
+        *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+    ),
+    (
+        *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+        *("<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+    ),
+    end="<|im_end|>",
+    padding="<|endoftext|>",
+    template=CHATML,
+)
+_LLAMA3 = _Special(
+    (
+        *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
+        *("<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>"),
+        *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
+    ),
+    (),
+    end="<|eot_id|>",
+    padding="<|finetune_right_pad_id|>",
+    template=_HEADERS,
+    begin="<|begin_of_text|>",
 )
 _SPACE = "Ġ"  # how the byte alphabet writes a space
 
@@ -38,16 +83,17 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
     Parameters
     ----------
     pre : str
-        Pre-tokenizer: ``"qwen2"`` or ``"qwen35"``.
+        Pre-tokenizer, one of `PRE_TOKENIZERS`, or `SENTENCEPIECE`. Those of Llama 3 come with its special tokens,
+        the others with Qwen's.
     text_tokens : int
-        Bytes and merged tokens; the special tokens start at this id.
+        Bytes and merged tokens; the special tokens start at this id. Those of SentencePiece come first and count.
     vocab : int
         Rows of the embedding; what the special tokens leave is padding.
 
     Raises
     ------
     ConfigError
-        When the sizes do not fit: fewer than 256 text tokens, more than the rule can make, or no room for the
+        When the sizes do not fit: too few text tokens for all bytes, more than the rule can make, or no room for the
         special tokens.
 
     Examples
@@ -55,27 +101,69 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
     >>> keys = tokenizer_metadata("qwen2", 1000, 1100)
     >>> len(keys["tokenizer.ggml.tokens"]), keys["tokenizer.ggml.merges"][:2], keys["tokenizer.ggml.eos_token_id"]
     (1100, ['a a', 'a b'], 1002)
+    >>> keys = tokenizer_metadata("llama", 1000, 1000)
+    >>> keys["tokenizer.ggml.tokens"][:4], keys["tokenizer.ggml.tokens"][-3:]
+    (['<unk>', '<s>', '</s>', '<0x00>'], ['|', '}', '~'])
     """
-    special = [*CONTROL_TOKENS, *ADDED_TOKENS]
-    padding = vocab - text_tokens - len(special)
-    merges = list(islice(_merges(), max(text_tokens - 256, 0)))
-    if text_tokens != 256 + len(merges) or padding < 0:
-        raise ConfigError(f"no synthetic vocabulary of {text_tokens} text tokens in {vocab}")
+    if pre == SENTENCEPIECE:
+        return _pieces(text_tokens, vocab)
+    named = _LLAMA3 if PRE_TOKENIZERS[pre] == PRE_TOKENIZERS["llama-bpe"] else _QWEN
+    special = [*named.control, *named.added]
+    merges = _made(text_tokens, 256, len(special), vocab)
     alphabet = [chr(code) for code in byte_alphabet()]
     tokens = [*alphabet, *(left + right for left, right in merges), *special]
-    tokens += [f"[PAD{i}]" for i in range(len(tokens), vocab)]
-    types = [NORMAL] * text_tokens + [CONTROL] * len(CONTROL_TOKENS) + [USER_DEFINED] * len(ADDED_TOKENS)
+    types = [NORMAL] * text_tokens + [CONTROL] * len(named.control) + [USER_DEFINED] * len(named.added)
+    begin = {} if named.begin is None else {"tokenizer.ggml.bos_token_id": tokens.index(named.begin, text_tokens)}
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types + [UNUSED] * padding,
+        "tokenizer.ggml.tokens": tokens + _padding(len(tokens), vocab),
+        "tokenizer.ggml.token_type": types + [UNUSED] * (vocab - len(tokens)),
         "tokenizer.ggml.merges": [f"{left} {right}" for left, right in merges],
-        "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>", text_tokens),
-        "tokenizer.ggml.padding_token_id": text_tokens,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": CHATML,
+        **begin,
+        "tokenizer.ggml.eos_token_id": tokens.index(named.end, text_tokens),
+        "tokenizer.ggml.padding_token_id": tokens.index(named.padding, text_tokens),
+        "tokenizer.ggml.add_bos_token": named.begin is not None,
+        "tokenizer.chat_template": named.template,
     }
+
+
+def _pieces(text_tokens: int, vocab: int) -> dict[str, Value]:
+    """The same merges by score, single characters last, as SentencePiece orders them."""
+    special, singles = ["<unk>", "<s>", "</s>"], [SPACE, *map(chr, range(0x21, 0x7F))]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    merges = _made(text_tokens, len(special) + 256 + len(singles), 0, vocab)
+    joined = [(left + right).replace(_SPACE, SPACE) for left, right in merges]
+    tokens = [*special, *bytes_, *joined, *singles]
+    ranks = np.maximum(np.arange(vocab) - len(special) - 256, 0)
+    return {
+        "tokenizer.ggml.model": SENTENCEPIECE,
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens + _padding(len(tokens), vocab),
+        "tokenizer.ggml.scores": (-ranks).astype(np.float32),
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL]
+        + [BYTE] * 256
+        + [NORMAL] * (len(joined) + len(singles))
+        + [UNUSED] * (vocab - len(tokens)),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": False,
+        "tokenizer.chat_template": _BRACKETS,
+    }
+
+
+def _made(text_tokens: int, given: int, special: int, vocab: int) -> list[tuple[str, str]]:
+    """The merges that make up `text_tokens` when so many are `given`; ConfigError when that does not fit."""
+    merges = list(islice(_merges(), max(text_tokens - given, 0)))
+    if text_tokens != given + len(merges) or text_tokens + special > vocab:
+        raise ConfigError(f"no synthetic vocabulary of {text_tokens} text tokens in {vocab}")
+    return merges
+
+
+def _padding(used: int, vocab: int) -> list[str]:
+    return [f"[PAD{i}]" for i in range(used, vocab)]
 
 
 def _merges() -> Iterator[tuple[str, str]]:

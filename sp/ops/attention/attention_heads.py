@@ -101,6 +101,7 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
         stride,
         rotary.dim // 2,
         norms.eps,
+        rotary.magnitude,
         defines={
             **row_defines(d, rotary, norms.k is not None),
             "Q4": int(is_packed(at.fmt)),

@@ -85,6 +85,7 @@ def head_norm_rope(
         stride,
         rotary.dim // 2,
         eps,
+        rotary.magnitude,
         defines=row_defines(head_dim, rotary, weight is not None),
     )
     return out

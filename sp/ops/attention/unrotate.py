@@ -1,4 +1,4 @@
-"""unrotate: rotary embedding undone, a turn by the negative position."""
+"""unrotate: rotary embedding undone, a turn by the negative position and a division by its magnitude."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unrotate(x: Floats, positions: Ints, rotary: Rope) -> Floats:
     True
     """
     if not is_device(x):
-        return rope(x, -positions, rotary)
+        return rope(x, -positions, rotary.undone())
     return _on_device(x, positions, rotary)
 
 
@@ -51,6 +51,7 @@ def _on_device(x: Any, positions: Any, rotary: Rope) -> Floats:
         tokens * heads,
         heads,
         rotary.dim // 2,
+        rotary.undone().magnitude,
         defines=defines,
     )
     unturned: Floats = x

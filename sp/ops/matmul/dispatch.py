@@ -2,7 +2,8 @@
 
 ``dispatch_table.json`` holds the microseconds that each kernel took, by format, shape and rows, on the card it names;
 `sp kernels tune` makes it. Times of the kernels grow in steps, and the table has the last rows of each: a product takes
-the kernel that is fastest at the next row of the table. Other cards use the same table.
+the kernel that is fastest at the next row of the table. Other cards use the same table, and formats that were not timed
+go by the most alike of those that were.
 """
 
 from __future__ import annotations
@@ -42,8 +43,26 @@ def shape_class(out: int, width: int) -> str:
     return "wide" if out >= width else "deep"
 
 
+def timed_as(name: str) -> str:
+    """The format whose times stand for one's own: itself, or of those timed the nearest in bits a value.
+
+    Super-blocks go by super-blocks and other blocks by others: kernels take these in forms of their own.
+
+    Examples
+    --------
+    >>> timed_as("Q6_K"), timed_as("IQ4_XS"), timed_as("Q5_1")
+    ('Q6_K', 'Q4_K', 'Q4_0')
+    """
+    timed = [format_by_name(known) for known in dict.fromkeys(key.split()[0] for key in table()["us"])]
+    fmt = format_by_name(name)
+    if fmt in timed or fmt.packing is None:
+        return name
+    alike = [each for each in timed if each.packing and each.packing.super == fmt.packing.super]
+    return min(alike or [fmt], key=lambda each: abs(each.bits_per_value - fmt.bits_per_value)).name
+
+
 def times(name: str, shape: str, path: str) -> dict[int, dict[str, float]]:
-    """Microseconds by rows and kernel, of those a path may take."""
+    """Microseconds by rows and kernel, of those a path may take; of the format `timed_as` says."""
     return _times(name, shape, kernels(path))
 
 
@@ -51,7 +70,7 @@ def times(name: str, shape: str, path: str) -> dict[int, dict[str, float]]:
 def _times(name: str, shape: str, known: tuple[MatmulKernel, ...]) -> dict[int, dict[str, float]]:
     names = {kernel.name for kernel in known if format_by_name(name).ggml_type in kernel.formats}
     found: dict[int, dict[str, float]] = {rows: {} for rows in ROWS}
-    for key, us in table()["us"].get(f"{name} {shape}", {}).items():
+    for key, us in table()["us"].get(f"{timed_as(name)} {shape}", {}).items():
         kernel, rows = key.split()
         if kernel in names:
             found[int(rows)][kernel] = us

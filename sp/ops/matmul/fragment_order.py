@@ -8,17 +8,19 @@ of ``mma.m16n8k16`` (PTX ISA 9.7.15) and of ``wgmma`` from registers, so kernels
 =======  ==============================  ===============================================================================
 plane    bytes a tile                    content
 =======  ==============================  ===============================================================================
-low      2048 (4 bits), 4096, 8192       four bits: ``[thread][step]`` words with a code at bits ``4 j + 16 e``; bytes:
-                                         ``[step / 2][thread][step % 2][h][r][e]``; halves: ``[step][thread][j][e]``
+low      2048 (4 bits), 4096, 8192;      four bits: ``[thread][step]`` words with a code at bits ``4 j + 16 e``; bytes:
+         1024 (2 bits)                   ``[step / 2][thread][step % 2][h][r][e]``; halves: ``[step][thread][j][e]``;
+                                         two bits: as in the high plane
 high     1024 (2 bits), 512 (1 bit)      words with the upper bits at ``2 (4 (step % 2) + j) + 16 e`` (2 bits, a word
                                          for two steps) or ``4 step + j + 16 e``
-scales   as in the file                  super-blocks ``[row tile][superblock][64 rows][16 bytes]``; blocks of 32
-                                         ``[tile][2 groups of 32][64 rows]`` float16
+scales   as in the file, or made of it   super-blocks ``[row tile][superblock][64 rows][8 or 16 bytes]``; blocks of 32
+                                         ``[tile][2 groups of 32][64 rows][1, 2 or 4 bytes]``
 deltas   as in the file                  ``[row tile][superblock][64 rows]`` float16
 =======  ==============================  ===============================================================================
 
-Codes are unsigned: Q8_0 is stored with 128 added. Rows are padded to whole tiles with zero bytes of the file's layout.
-What a format has of all this its `sp.quant.Packing` says.
+Codes are unsigned: Q8_0 is stored with 128 added. Scales that lie scattered in the file (Q3_K, IQ4_XS, IQ3_S) become a
+signed byte a group, and codes that name vectors there (IQ3_S) a code for each number. Rows are padded to whole tiles
+with zero bytes of the file's layout. What a format has of all this its `sp.quant.Packing` says.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sp.arrays import Bytes
+from sp.arrays import Bytes, Floats
 from sp.errors import ModelError
-from sp.quant import BlockFormat, Packing, Plane, kernel_formats
+from sp.quant import BlockFormat, Packing, Plane, Scales, kernel_formats
 from sp.quant.packing import TILE
 
 ALIGNMENT = 256
@@ -93,37 +95,55 @@ def pack_numpy(fmt: BlockFormat, rows: Bytes) -> dict[str, Bytes]:
         if p.high:
             planes["high"] = _gathered(words >> p.low.bits, p.high.bits).view(np.uint8)
     tiled = blocks.reshape(len(raw) // TILE, TILE, -1, fmt.block_bytes)
-    for name, part in (("scales", p.scales), ("deltas", p.delta)):
-        if part:
-            planes[name] = tiled[..., part.at : part.at + part.nbytes].swapaxes(1, 2)
+    for name, part in _kept(p):
+        kept = tiled[..., part.at : part.at + part.nbytes]
+        if part.steps:
+            kept = part.steps(tiled.reshape(-1, fmt.block_bytes)).view(np.uint8).reshape(*tiled.shape[:3], -1)
+        planes[name] = kept.swapaxes(1, 2)
     return {plane: np.ascontiguousarray(values).reshape(-1) for plane, values in planes.items()}
 
 
-def unpack_numpy(fmt: BlockFormat, planes: dict[str, Bytes], shape: tuple[int, int]) -> Bytes:
-    """Inverse of `pack_numpy`: raw file rows uint8 (out, row_bytes)."""
+def unpack_numpy(fmt: BlockFormat, planes: dict[str, Bytes], shape: tuple[int, int]) -> Floats:
+    """All values of a packed weight, float32 (out, in): to the bit what the format decodes from the file."""
     p = tiled_packing("a weight", fmt)
+    codes = _codes_of(p, planes, shape)
+    row_tiles = -(-shape[0] // TILE)
+    parts = {name: planes[name].reshape(row_tiles, -1, TILE, part.held).swapaxes(1, 2) for name, part in _kept(p)}
+    if p.scales and p.scales.steps:
+        held = {name: np.ascontiguousarray(part).reshape(len(codes), -1) for name, part in parts.items()}
+        step = np.repeat(held["deltas"].view("<f2").astype(np.float32), p.scales.held, axis=1)
+        step *= held["scales"].view(np.int8)
+        numbers = np.array(p.held_values)[codes] if p.values else codes.astype(np.int64) - p.zero
+        values: Floats = numbers.astype(np.float32) * np.repeat(step, p.group, axis=1)
+        return values[: shape[0]]
+    blocks = np.empty((len(codes), shape[1] // fmt.block_size, fmt.block_bytes), np.uint8)
+    tiled = blocks.reshape(row_tiles, TILE, -1, fmt.block_bytes)
+    for name, part in _kept(p):
+        tiled[..., part.at : part.at + part.nbytes] = parts[name]
+    _store_codes(p, codes.reshape(len(codes), -1, fmt.block_size), blocks)
+    return fmt.decode(blocks.reshape(len(codes), -1)[: shape[0]])
+
+
+def _kept(p: Packing) -> list[tuple[str, Scales]]:
+    """The planes besides those of codes."""
+    return [(name, part) for name, part in (("scales", p.scales), ("deltas", p.delta)) if part]
+
+
+def _codes_of(p: Packing, planes: dict[str, Bytes], shape: tuple[int, int]) -> np.ndarray:
+    """Unsigned codes (padded out, in) of the planes of a weight."""
     padded, width = -(-shape[0] // TILE) * TILE, shape[1]
     row_tiles, k_tiles = padded // TILE, width // TILE
     if p.low.bits == 16:
         grid = planes["low"].view(np.uint16).reshape(row_tiles, k_tiles, 4, 4, 8, 4, 2, 2, 2)
-        codes: np.ndarray = grid.transpose(0, 3, 7, 4, 1, 2, 6, 5, 8).reshape(padded, width)
-    elif p.low.bits == 8:
+        return grid.transpose(0, 3, 7, 4, 1, 2, 6, 5, 8).reshape(padded, width)
+    if p.low.bits == 8:
         steps = planes["low"].reshape(row_tiles, k_tiles, 2, 4, 8, 4, 2, 2, 2, 2)
-        codes = steps.transpose(0, 3, 8, 4, 1, 2, 6, 7, 5, 9).reshape(padded, width)
-    else:
-        words = _scattered(planes["low"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1), p.low.bits)
-        if p.high:
-            high = planes["high"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1)
-            words = words | _scattered(high, p.high.bits) << p.low.bits
-        codes = words.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(padded, width).astype(np.uint8)
-    blocks = np.empty((padded, width // fmt.block_size, fmt.block_bytes), np.uint8)
-    tiled = blocks.reshape(row_tiles, TILE, -1, fmt.block_bytes)
-    for name, part in (("scales", p.scales), ("deltas", p.delta)):
-        if part:
-            kept = planes[name].reshape(row_tiles, -1, TILE, part.nbytes)
-            tiled[..., part.at : part.at + part.nbytes] = kept.swapaxes(1, 2)
-    _store_codes(p, codes.reshape(padded, -1, fmt.block_size), blocks)
-    return blocks.reshape(padded, -1)[: shape[0]]
+        return steps.transpose(0, 3, 8, 4, 1, 2, 6, 7, 5, 9).reshape(padded, width)
+    words = _scattered(planes["low"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1), p.low.bits)
+    if p.high:
+        high = planes["high"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1)
+        words = words | _scattered(high, p.high.bits) << p.low.bits
+    return words.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(padded, width).astype(np.uint8)
 
 
 def _ordered(grid: np.ndarray, order: str) -> np.ndarray:
@@ -157,11 +177,13 @@ def _scattered(words: np.ndarray, bits: int) -> np.ndarray:
 
 def _codes(p: Packing, blocks: Bytes) -> np.ndarray:
     """Unsigned codes (rows, blocks, block_size) of raw blocks (rows, blocks, block_bytes)."""
+    if p.vectors:
+        return p.vectors.codes(blocks.reshape(-1, blocks.shape[-1])).reshape(*blocks.shape[:2], p.block)
     codes = _plane_bits(p, p.low, blocks)
     if p.high:
         codes = codes | _plane_bits(p, p.high, blocks) << p.low.bits
     flipped: np.ndarray = codes ^ codes.dtype.type(p.flip)
-    return flipped
+    return p.held_codes(flipped)
 
 
 def _plane_bits(p: Packing, plane: Plane, blocks: Bytes) -> np.ndarray:
@@ -178,7 +200,7 @@ def _plane_bits(p: Packing, plane: Plane, blocks: Bytes) -> np.ndarray:
 def _store_codes(p: Packing, codes: np.ndarray, blocks: Bytes) -> None:
     """Inverse of `_codes`, into the code bytes of `blocks`."""
     head, shift = blocks.shape[:2], 0
-    codes = codes ^ codes.dtype.type(p.flip)
+    codes = p.held_codes(codes) ^ codes.dtype.type(p.flip)
     for plane in p.planes:
         into = slice(plane.at, plane.at + p.block * plane.bits // 8)
         if plane.bits >= 8:

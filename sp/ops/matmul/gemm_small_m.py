@@ -52,7 +52,7 @@ def gemm_small_m(x: Any, weights: Sequence[PackedWeight], outs: Sequence[Any], e
     ----------
     x : uint16 (tokens, in) of BF16 bits
     weights : up to 4 PackedWeights of shape (out_i, in)
-        All K-quants or none; for SWIGLU gate and up of one format and shape.
+        All of super-blocks or none; for SWIGLU gate and up of one format and shape.
     outs : arrays
         STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.
         SWIGLU: uint16 (tokens, out) for the weights (gate, up).

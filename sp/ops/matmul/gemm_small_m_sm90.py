@@ -1,4 +1,4 @@
-"""gemm_small_m_sm90: the small-M GEMM of Hopper, up to 64 tokens times up to four K-quant weights in one launch."""
+"""gemm_small_m_sm90: the small-M GEMM of Hopper, up to 64 tokens times up to four weights of super-blocks a launch."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def gemm_small_m_sm90(
     Parameters
     ----------
     x : InputTiles (tokens, in) of an earlier product; uint16 (tokens, in) of BF16 bits; with `norm` float32
-    weights : up to 4 PackedWeights of shape (out_i, in), K-quants
+    weights : up to 4 PackedWeights of shape (out_i, in), of super-blocks
         For SWIGLU gate and up of one format and shape.
     outs : arrays
         STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to.

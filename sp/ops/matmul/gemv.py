@@ -8,7 +8,7 @@ from typing import Any
 
 from sp.kernels.device import capability, current_device, multiprocessors, shared_bytes_per_block
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, Epilogue
-from sp.kernels.specs.matmul.gemv import GEMV, Layout, variant
+from sp.kernels.specs.matmul.gemv import GEMV, Layout, variant, whole
 from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.matmul.gemm_small_m import FEW
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
@@ -107,9 +107,9 @@ def _variant(
     first = (STORE_Q4_K,) if count == 1 and epilogue == STORE and set(kinds) == {Q4_K.ggml_type} else ()
     for layout in (*first, *LAYOUTS[count]):
         capacity = shared_bytes_per_block(device)
-        supers = all(packing_of(kind).super for kind in kinds)
-        pairs = epilogue == ADD and count == 1 and supers and capability(device) >= (9, 0)
-        split = 2 if pairs and k % 512 == 0 and k >= PAIRS_FROM else 1
+        stages = k % 512 == 0 and all(whole(packing_of(kind), k // 2) for kind in kinds)
+        pairs = epilogue == ADD and count == 1 and stages and capability(device) >= (9, 0)
+        split = 2 if pairs and k >= PAIRS_FROM else 1
         defines = variant(k, count, format_bits(*kinds), norm, epilogue, layout, capacity, split)
         if defines["STAGES"] >= 2:
             return defines

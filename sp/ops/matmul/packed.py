@@ -38,7 +38,7 @@ class PackedWeight:
     name : str
         The tensor's name in the file.
     format : BlockFormat
-        How it was packed in the file; the codes and scales are the same.
+        How it was packed in the file; the values are the same, to the bit.
     shape : (int, int)
         ``(out, in)``.
     data : uint8, flat
@@ -151,8 +151,8 @@ def pack(name: str, fmt: BlockFormat, shape: tuple[int, ...], rows: Any) -> Pack
 def expand_scales(w: PackedWeight) -> Any:
     """Scales as the prefill matrix products read them: uint32 [row tile][input tile][2 groups of 32 inputs][64 rows].
 
-    The halves of a word are BF16: scale and value of the middle code (Q4_K, Q5_K), the scales of the first and second
-    16 inputs (Q6_K), or a scale alone (Q8_0, Q4_0). None for plain numbers.
+    The halves of a word are BF16: a scale, and what is added to products with it; or the scales of the first and second
+    16 inputs. What each format has is told at ``a_fragment`` in ``fragment.cuh``. None for plain numbers.
     """
     if w.packing.plain:
         return None
@@ -174,7 +174,7 @@ def unpack(w: PackedWeight) -> Floats:
     """All values, float32 (out, in): to the bit what `sp.quant` decodes from the file."""
     if not is_device(w.data):
         planes = {name: w.plane(name) for name in ("low", "high", "scales", "deltas") if w.plane(name) is not None}
-        return w.format.decode(unpack_numpy(w.format, planes, w.shape))
+        return unpack_numpy(w.format, planes, w.shape)
     values = import_cupy().empty(w.shape, np.float32)
     _unpack(w, values, None, None)
     return values  # type: ignore[no-any-return]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from sp.arrays import Floats
 from sp.scoring.attention.attention import AttentionScorer, importance_of
 from sp.scoring.attention.reduction import Fold
-from sp.scoring.base import Importance, ScoreRequest, register_scorer
+from sp.scoring.base import HEATMAP_CHUNK, Importance, ScoreRequest, register_scorer
 
 
 @register_scorer("tail")
 @dataclass(frozen=True)
 class TailScorer(AttentionScorer):
     """Attention of the last `queries` prompt tokens; nothing is generated.
+
+    Where the chat template opens or closes thinking behind the question, it is that of the question's last tokens, and
+    the drafter reads no further: the marks would be most of the queries, and a drafter asked by them finds few needles.
 
     Notes
     -----
@@ -23,4 +29,28 @@ class TailScorer(AttentionScorer):
     def score(self, request: ScoreRequest) -> Importance:
         """Run the drafter once over the prompt and reduce the tail's attention."""
         fold = Fold(self.reduction(), request.by_head)
-        return importance_of(fold, self.read(request, lambda _, q, keys: fold.add_layer(q, keys, causal=True)))
+        asking = request if self.queries == "question" else _without_markup(request)
+        found = importance_of(fold, self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True)))
+        return found if asking is request else _padded(found, len(request.ids))
+
+
+def _without_markup(request: ScoreRequest) -> ScoreRequest:
+    """The request up to its last token that asks."""
+    end = request.asked
+    if end is None or end >= len(request.ids):
+        return request
+    cut = {name: getattr(request, name)[:end] for name in ("ids", "positions", "question", "needle")}
+    return replace(request, **cut)
+
+
+def _padded(found: Importance, tokens: int) -> Importance:
+    """The same for so many tokens: those behind the queries have no importance."""
+
+    def pad(values: Floats | None, size: int) -> Floats | None:
+        if values is None:
+            return None
+        return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
+
+    chunks = -(-tokens // HEATMAP_CHUNK)
+    scores = np.pad(found.scores, (0, tokens - len(found.scores)))
+    return replace(found, scores=scores, by_layer=pad(found.by_layer, chunks), by_head=pad(found.by_head, chunks))

@@ -65,7 +65,7 @@ def provenance(results: Results) -> str:
         "date": sorted({s["date"][:10] for s in sessions}),
     }
     models = {
-        (role, each["file"], each["sha256"][:12])
+        (role, " ".join([each["file"], *([each["rope"]] if "rope" in each else [])]), each["sha256"][:12])
         for run in results.runs.values()
         for role, each in run["models"].items()
     }

@@ -35,16 +35,20 @@ def drafter_density(result: RunResult) -> float | None:
 def summary(result: RunResult, files: dict[str, Path], expected: list[str] | None = None) -> dict[str, Any]:
     """The JSON object of `sp run --json`.
 
+    `reasoning` is what the model thought before the answer, by the marks of its chat template.
     `keep_ratio` is the realised share of the prompt's tokens, of which the ratio asked for is the ceiling;
     `forced_tokens` were kept by constraints, whatever their scores; `full_ttft_s` and `full_answer` are None
     when the full prefill was not run; `correct` is None without a known answer. Densities are the shares of the
     causal key blocks that attention read, mean over its layers: 1 where it was dense, None without attention.
     `acceptance_length` is the tokens that a pass of the target gave, on average; None where no draft guessed.
+    `window` says how a prompt that the target's window is too short for was read, and is None for all others.
     """
     full = result.full
     return {
         "answer": result.answer.text,
+        "reasoning": result.answer.reasoning,
         "full_answer": full.text if full else None,
+        "full_reasoning": full.reasoning if full else None,
         "correct": None if expected is None else all(value in result.answer.text for value in expected),
         "activated": result.decision.activated,
         "reason": result.decision.reason,
@@ -66,6 +70,8 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
         "repacked": result.answer.trace.facts.get("repacked", []),
+        "positions": result.answer.trace.facts.get("positions", []),
+        "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
     }
@@ -129,7 +135,9 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             {"kind": span.kind, "start_byte": span.start, "end_byte": span.end} for span in result.prompt.prompt.spans
         ],
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
+        "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
+        "positions": result.answer.trace.facts.get("positions", []),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
         "tokens_by_pass": list(result.answer.passes),
@@ -182,8 +190,14 @@ def memory_lines(residency: dict[str, Any] | None) -> list[str]:
 def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -> None:
     """Answer, speed-up, why-not report and files, a line each."""
     verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
+    if report["reasoning"]:
+        console.print(f"[b]Thinking[/b]  [dim]{escape(report['reasoning'])}[/dim]")
     console.print(f"[b]Answer[/b]  {escape(report['answer'])}{verdict}")
+    if report["reasoning"] and not report["answer"]:
+        console.print("All tokens went into thinking; raise --max-new-tokens, or ask with --thinking off.")
     if result.full is not None and result.full is not result.answer:
+        if result.full.reasoning:
+            console.print(f"[b]Full prefill thinks[/b]  [dim]{escape(result.full.reasoning)}[/dim]")
         console.print(f"[b]Full prefill answers[/b]  {escape(result.full.text)}")
         console.print(
             f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s against {report['full_ttft_s']:.2f} s: "
@@ -203,9 +217,13 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
     if report["acceptance_length"] is not None:
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
     console.print(why(result))
+    if report["window"]:
+        console.print(f"[b]Window[/b]  {escape(report['window'])}")
     console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
     for line in report["repacked"]:
         console.print(f"[b]Re-packed[/b]  {escape(line)}")
+    for line in report["positions"]:
+        console.print(f"[b]Positions[/b]  {escape(line)}")
     for line in memory_lines(report["residency"]):
         console.print(line)
     for name, path in report["files"].items():

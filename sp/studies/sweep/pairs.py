@@ -4,32 +4,57 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from sp.errors import ConfigError
+from sp.models import AskedScaling
 from sp.pipeline import embedded
 from sp.studies.sweep.combine import Combination
 from sp.studies.sweep.located import Located, check_located
 
-PAIR_KEYS = ("target", "drafter", "draft")
+ROPES = ("target_rope", "drafter_rope")
+PAIR_KEYS = ("target", "drafter", "draft", *ROPES)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Files of the models; None for the embedded one, and for a draft where no cell guesses ahead."""
+    """Files of the models; None for the embedded one, and for a draft where no cell guesses ahead.
+
+    A scaling of RoPE stands in place of the file's own.
+    """
 
     target: Path | None = None
     drafter: Path | None = None
     draft: Path | None = None
+    target_rope: AskedScaling | None = None
+    drafter_rope: AskedScaling | None = None
+
+    @property
+    def ropes(self) -> dict[str, AskedScaling]:
+        """Scalings that are asked for, as `Pipeline.open` takes them."""
+        return {name: asked for name in ROPES if (asked := getattr(self, name)) is not None}
 
 
 def make_pair(each: Combination) -> Pair:
-    """The model files of a combination; they must exist."""
-    paths = {}
+    """The model files of a combination, which must exist, and what is asked of them."""
+    found: dict[str, Any] = {}
     for role, value in each.items():
+        if role in ROPES:
+            found[role] = _asked(role, value)
+            continue
         path = Path(check_located(value, str, role))
         if not path.is_file():
             raise value.error(f"{role} {path} is not a file; give the path of a GGUF file, or leave it out")
-        paths[role] = path
-    return Pair(**paths)
+        found[role] = path
+    return Pair(**found)
+
+
+def _asked(role: str, value: Located) -> AskedScaling:
+    text = check_located(value, str, role)
+    try:
+        return AskedScaling.parse(text, role)
+    except ConfigError as error:
+        raise value.error(error) from None
 
 
 def with_draft(pair: Pair, guesses: bool, cells: Located) -> Pair:

@@ -26,7 +26,8 @@ class PairFacts:
     ----------
     target, drafter : ModelConfig
     models : dict
-        By role: `file`, `sha256`, `template_sha256` (of the chat template, None without one).
+        By role: `file`, `sha256`, `template_sha256` (of the chat template, None without one), and `rope` where a
+        scaling of RoPE was asked for.
     """
 
     target: ModelConfig
@@ -35,8 +36,9 @@ class PairFacts:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """SHA-256 by role, as it enters the hash of a run."""
-        return {role: facts["sha256"] for role, facts in self.models.items()}
+        """SHA-256 by role, and scalings of RoPE that were asked for, as they enter the hash of a run."""
+        found = {role: facts["sha256"] for role, facts in self.models.items()}
+        return found | {f"{role}_rope": facts["rope"] for role, facts in self.models.items() if "rope" in facts}
 
 
 def pair_paths(pair: Pair) -> dict[str, Path]:
@@ -60,12 +62,14 @@ def pair_facts(pair: Pair) -> PairFacts:
         models["draft"] = {"file": draft.name, "sha256": files_sha256([draft]), "template_sha256": None}
     for role, path in paths.items():
         with GGUFFile.open(path) as file:
-            configs[role] = read_config(file)
+            config, asked = read_config(file), pair.ropes.get(f"{role}_rope")
+            configs[role] = config if asked is None else asked.applied(config)
             template = chat_template(file)
             models[role] = {
                 "file": file.path.name,
                 "sha256": files_sha256(file.paths),
                 "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
+                **({} if asked is None else {"rope": str(asked)}),
             }
     return PairFacts(configs["target"], configs["drafter"], models)
 

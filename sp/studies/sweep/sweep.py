@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sp.config import Registry
+from sp.chat import Thinking
+from sp.config import Registry, from_mapping
 from sp.decode import DECODERS, Greedy, Speculative
 from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS, Task
+from sp.evals.base import WITHOUT
 from sp.evals.run import label as strategy_label
 from sp.pipeline import RunOptions
 from sp.scoring import SCORERS
@@ -35,7 +37,7 @@ STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
     "decode": (DECODERS, "greedy"),
 }
 CELL_KEYS = (*OPTIONS, *(f"{name}." for name in STRATEGIES))
-TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run")
+TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run", "thinking", "reasoning_effort")
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -66,11 +68,14 @@ class TaskSpec:
         Name and the options that differ from its defaults, e.g. ``"needle depth=0.5"``.
     config : dict
         Registered name and options, plain.
+    thinking : Thinking
+        What the target is asked of it; part of name and options where it is not off.
     """
 
     task: Task
     name: str
     config: Mapping[str, Any]
+    thinking: Thinking = WITHOUT
 
 
 @dataclass(frozen=True)
@@ -253,6 +258,24 @@ def unique_cells(cells: Iterable[Cell]) -> tuple[Cell, ...]:
     return tuple({config_hash(cell.config): cell for cell in cells}.values())
 
 
+def make_thinking(each: Combination) -> tuple[Thinking, dict[str, str]]:
+    """What a task asks of thinking, and the keys that say so where it is not what they are without: off.
+
+    YAML reads a bare ``on`` as true and ``off`` as false.
+    """
+    given: dict[str, Located] = {}
+    if "thinking" in each:
+        value = each["thinking"].value
+        word = ("on" if value else "off") if isinstance(value, bool) else value
+        given["mode"] = Located(word, each["thinking"].where)
+    if "reasoning_effort" in each:
+        given["effort"] = each["reasoning_effort"]
+    where = next(iter(given.values()), Located(None, "default"))
+    thinking = build_located(lambda values: from_mapping(Thinking, {"mode": "off", **values}, "thinking"), given, where)
+    asked = {} if thinking.mode == "off" else {"thinking": thinking.mode}
+    return thinking, asked | ({} if thinking.effort is None else {"reasoning_effort": thinking.effort})
+
+
 def make_runs(each: Combination, section: Located, pair: Pair, cells: tuple[Cell, ...], full: bool) -> Iterable[Run]:
     """Blocks of at most `per_run` examples of one task and length."""
     if "task" not in each:
@@ -266,7 +289,9 @@ def make_runs(each: Combination, section: Located, pair: Pair, cells: tuple[Cell
         elif key in ("tokens", "examples"):
             raise each["task"].error(f"the task needs {key}: a number")
     task, config = make_strategy(each, "task", TASKS, "")
-    spec = TaskSpec(task, strategy_label(TASKS, task), config)
+    thinking, asked = make_thinking(each)
+    words = [strategy_label(TASKS, task), *(f"{name}={value}" for name, value in asked.items())]
+    spec = TaskSpec(task, " ".join(words), {**config, **asked}, thinking)
     end = numbers["first"] + numbers["examples"]
     for first in range(numbers["first"], end, numbers["per_run"]):
         yield Run(pair, spec, numbers["tokens"], first, min(numbers["per_run"], end - first), cells, full)

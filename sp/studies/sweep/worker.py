@@ -18,7 +18,7 @@ from sp.studies.sweep.sweep import Run
 
 COLUMNS = (
     "task", "example", "tokens_asked", "prompt_tokens", "cell", "scorer", "selector", "decode", "status",
-    "depth",
+    "depth", "thinking", "reasoning_effort",
     *OPTION_COLUMNS, *RESULTS,
 )  # fmt: skip
 """What every row says; the answers expected and other facts of an example stand in its first row."""
@@ -44,7 +44,7 @@ class Worker:
         if self._loaded is None or self._loaded[0] != pair:
             self._loaded = None
             paths = pair_paths(pair)
-            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device)
+            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, vram=None, **pair.ropes)
             if "draft" in paths:
                 pipeline = pipeline.with_draft(paths["draft"])
             pipeline.warm_up()
@@ -61,6 +61,7 @@ class Worker:
                 examples(job, pipeline),
                 [cell.options for cell in job.cells],
                 full=job.full,
+                thinking=job.spec.thinking,
                 progress=lambda done: self.progress(job, done),
             )
             return Outcome(list(stored_rows(job, rows)), time.perf_counter() - start)
@@ -89,7 +90,9 @@ def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
     depth = [word for word in words if word.startswith("depth=")]
     task = " ".join(word for word in words if word not in depth)
     named = job.pair.target, job.pair.drafter, job.pair.draft if job.pair.target else None
-    pair = "+".join(str(path) for path in named if path)
+    pair = "+".join(
+        [str(path) for path in named if path] + [f"{role} {asked}" for role, asked in job.pair.ropes.items()]
+    )
     last = None
     for row in rows:
         first, last = row["example"] != last, row["example"]

@@ -5,7 +5,8 @@
 //   attention_heads  the same for q, where there is one (heads is 0 else); k likewise, then rotated over its largest power
 //                    of two and stored in its page; v rotated over blocks of 64 and stored: everything between the
 //                    projections and attention in one launch
-//   norm: x / sqrt(mean(x^2) + eps) * weight; rope: pairs of values turned by positions[t] * turns[j]
+//   norm: x / sqrt(mean(x^2) + eps) * weight; rope: pairs of values turned by positions[t] * turns[j],
+//   times magnitude
 //
 // Layouts: x, q (tokens, heads, stride) bf16 with stride >= d (a gate may follow), k, v (tokens, kv_heads, d) bf16,
 //   y (tokens, heads, d) f16, turns i64 (half,) as in head_row.cuh, pages and table as in kv_pages.cu.
@@ -23,14 +24,14 @@ constexpr int WARPS = 4;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 head_norm_rope(const u16* x, const f32* weight, const i64* positions, const i64* turns, u16* y, i64 rows, i32 heads,
-               i32 stride, i32 half, f32 eps) {
+               i32 stride, i32 half, f32 eps, f32 magnitude) {
     __shared__ f32 scratch[WARPS][HEAD_DIM];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 row = i64(blockIdx.x) * WARPS + warp;
     if (row >= rows) return;
     HeadRow r = load_bf16(x + row * stride, lane);
     if (NORM) norm(r, weight, eps, lane);
-    rope(r, positions[row / heads], turns, half, scratch[warp], lane);
+    rope(r, positions[row / heads], turns, half, magnitude, scratch[warp], lane);
     store_f16(y + row * HEAD_DIM, r, lane);
 }
 
@@ -38,7 +39,7 @@ head_norm_rope(const u16* x, const f32* weight, const i64* positions, const i64*
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, const f32* k_weight, const i64* positions,
                 const i64* turns, u16* q_out, u8* k_pages, u8* v_pages, const i32* table, const i32* start, i32 offset,
-                i32 tokens, i32 heads, i32 kv_heads, i32 stride, i32 half, f32 eps) {
+                i32 tokens, i32 heads, i32 kv_heads, i32 stride, i32 half, f32 eps, f32 magnitude) {
     __shared__ f32 scratch[WARPS][HEAD_DIM];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 row = i64(blockIdx.x) * WARPS + warp;
@@ -51,7 +52,7 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
     if (head < heads) {
         HeadRow r = load_bf16(q + (token * heads + head) * stride, lane);
         if (NORM) norm(r, q_weight, eps, lane);
-        rope(r, positions[token], turns, half, scratch[warp], lane);
+        rope(r, positions[token], turns, half, magnitude, scratch[warp], lane);
         store_f16(q_out + (token * heads + head) * HEAD_DIM, r, lane);
         return;
     }
@@ -62,7 +63,7 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
     HeadRow r = load_bf16((key ? k : v) + (token * kv_heads + head) * HEAD_DIM, lane);
     if (key) {
         if (NORM) norm(r, k_weight, eps, lane);
-        rope(r, positions[token], turns, half, scratch[warp], lane);
+        rope(r, positions[token], turns, half, magnitude, scratch[warp], lane);
         // What a caller that keeps k apart would store: its f16 values.
 #pragma unroll
         for (int i = 0; i < E; i++) r.x[i] = f32_from_f16(f16_from(r.x[i]));

@@ -74,8 +74,9 @@ SP_DEVICE void norm(HeadRow& r, const f32* weight, f32 eps, u32 lane) {
 }
 
 // `turns` holds, pair by pair, the fraction of a full turn that one position adds, in units of 2^-64. The product with the
-// position wraps round exactly at whole turns, so that the angle is as exact at position 1 000 000 as at 1.
-SP_DEVICE void rope(HeadRow& r, i64 position, const i64* turns, int half, f32* scratch, u32 lane) {
+// position wraps round exactly at whole turns, so that the angle is as exact at position 1 000 000 as at 1. What is turned
+// is also multiplied by `magnitude`.
+SP_DEVICE void rope(HeadRow& r, i64 position, const i64* turns, int half, f32 magnitude, f32* scratch, u32 lane) {
 #pragma unroll
     for (int i = 0; i < E; i++) scratch[lane * E + i] = r.x[i];
     __syncwarp();
@@ -84,6 +85,7 @@ SP_DEVICE void rope(HeadRow& r, i64 position, const i64* turns, int half, f32* s
         const i32 fraction = i32(u64(position) * u64(turns[j]) >> 32);
         f32 sine, cosine;
         sincospif(f32(fraction) * 0x1p-31f, &sine, &cosine);
+        sine *= magnitude, cosine *= magnitude;
         const f32 a = scratch[first], b = scratch[second];
         scratch[first] = a * cosine - b * sine;
         scratch[second] = a * sine + b * cosine;

@@ -50,6 +50,9 @@ SP_DEVICE f32 f32_from_f16(u16 bits) {
     return value;
 }
 
+// 2^(e - 128) of the byte e of a scale of MXFP4; the smallest two are denormal.
+SP_DEVICE f32 power_of_two(u32 e) { return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
+
 SP_DEVICE u32 pack_f16(f32 low, f32 high) {
     u32 pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -5,7 +5,7 @@
 // of step 0 and of step 1, so that one 16-byte load gives a lane the B operand of two k16-steps. PITCH is 64 more than
 // a multiple of 128 bytes, so that the 8 lanes of a quarter warp, two rows of four, read different banks.
 #pragma once
-#include "strip.cuh"
+#include "strip_products.cuh"
 
 // One sum as two bf16: number i of `Groups` in a super-block.
 template <int Groups>

@@ -4,6 +4,7 @@
 //   k16-step  s = 0..3 of a tile; registers a[j]: row 16 * warp + g + 8 * (j & 1), k = 16 s + 2 c + 8 * (j >> 1), +1 in the high half
 //   planes    quant planes of a tile, each [thread][16, 8 or 4 bytes], except where a tile has several of them: [part][thread][16 bytes]
 //   scales    as words of 2 bf16 for (row, group of 32 k): see `a_fragment`
+//   codes     numbers in order, or places in a table of numbers of 7 bits and a sign, `values`, that are looked up
 //
 // Formats are named by their ggml type ids, as in sp.quant; `Packing<F>` (packings.cuh, written from the table there) has what
 // is known of one.
@@ -16,14 +17,16 @@
 
 enum ExpandedScales { TILE_SCALE_WORDS = 2 * TILE_ROWS };  // of a tile: [2 groups of 32 k][64 rows]
 
-// ROWS rows of a span of a weight as they lie in a slot of a kernel's ring: codes, then scales; places and sizes in bytes.
-template <int F, int ROWS>
+// ROWS rows of TILES tiles of a weight, a span or several, as they lie in a slot of a kernel's ring: codes, then scales;
+// places and sizes in bytes.
+template <int F, int ROWS, int TILES = Packing<F>::tiles>
 struct Slot {
     using P = Packing<F>;
     static constexpr bool super = P::super;
-    static constexpr int tiles = P::tiles;
+    static constexpr int format = F, tiles = TILES, spans = TILES / P::tiles;
     static constexpr int low = tiles * P::low_bytes * ROWS / TILE_ROWS, high = tiles * P::high_bytes * ROWS / TILE_ROWS;
-    static constexpr int scales = P::scales_bytes * ROWS / TILE_ROWS, deltas = P::deltas_bytes * ROWS / TILE_ROWS;
+    static constexpr int scales = spans * P::scales_bytes * ROWS / TILE_ROWS;
+    static constexpr int deltas = spans * P::deltas_bytes * ROWS / TILE_ROWS;
     static constexpr int high_at = low, scales_at = high_at + high, deltas_at = scales_at + scales;
     static constexpr int bytes = deltas_at + deltas;
 };
@@ -31,8 +34,8 @@ struct Slot {
 // What a thread holds of a tile.
 template <int F>
 struct Quants {
-    uint4 low[Packing<F>::low_parts];
-    u32 high[2];  // of 2 bits: both, of 1 bit: the first
+    uint4 low[Packing<F>::low_parts];  // of 2 bits: the first two words
+    u32 high[2];                       // of 2 bits: both, of 1 bit: the first
 };
 
 // Loads the word or words of thread t of a tile's high plane (of what threads it has here), if there is one.
@@ -48,8 +51,13 @@ SP_DEVICE void load_high(Quants<F>& q, const void* high, int t) {
 // Loads the words of thread t from the tile's place in the planes (global or shared memory, 16-byte aligned).
 template <int F>
 SP_DEVICE void load_quants(Quants<F>& q, const void* low, const void* high, int t) {
+    if constexpr (Packing<F>::low_word == 8) {
+        const uint2 l = static_cast<const uint2*>(low)[t];
+        q.low[0].x = l.x, q.low[0].y = l.y;
+    } else {
 #pragma unroll
-    for (int p = 0; p < Packing<F>::low_parts; ++p) q.low[p] = static_cast<const uint4*>(low)[p * TILE_THREADS + t];
+        for (int p = 0; p < Packing<F>::low_parts; ++p) q.low[p] = static_cast<const uint4*>(low)[p * TILE_THREADS + t];
+    }
     load_high<F>(q, high, t);
 }
 
@@ -74,6 +82,13 @@ SP_DEVICE u32 masked_or(u32 x, u32 mask, u32 bits) {
     return d;
 }
 
+// Bytes of two words, as __byte_perm chooses them, but by four bits each: the fourth repeats the top bit of the byte.
+SP_DEVICE u32 permute(u32 a, u32 b, u32 selector) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
 enum Bf16Pair : u32 {
     BF16_ONE = 0x3F803F80u,
     BF16_MINUS_ZERO = 0x80008000u,  // the addend that leaves a product as it is
@@ -83,16 +98,77 @@ enum Bf16Pair : u32 {
 // 128 + the raw code of register j in k16-step s, exact in bf16. `s` and `j` as below.
 template <int F>
 SP_DEVICE u32 raised_pair(const Quants<F>& q, int s, int j) {
-    static_assert(Packing<F>::low_bits == 4, "codes of at most 6 bits");
-    u32 b = masked_or(word_of(q.low[0], s) >> (4 * j), 0x000F000Fu, BF16_128);
+    constexpr int low_bits = Packing<F>::low_bits;
+    static_assert(low_bits == 4 || low_bits == 2, "codes of at most 6 bits");
+    u32 b;
+    if constexpr (low_bits == 4)
+        b = masked_or(word_of(q.low[0], s) >> (4 * j), 0x000F000Fu, BF16_128);
+    else
+        b = masked_or(word_of(q.low[0], s >> 1) >> (2 * (4 * (s & 1) + j)), 0x00030003u, BF16_128);
     if constexpr (Packing<F>::high_bits == 2)
-        b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4), 0x00300030u, b);
-    if constexpr (Packing<F>::high_bits == 1) b = masked_or(shifted(q.high[0], 4 * s + j - 4), 0x00100010u, b);
+        b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - low_bits), 0x00030003u << low_bits, b);
+    if constexpr (Packing<F>::high_bits == 1)
+        b = masked_or(shifted(q.high[0], 4 * s + j - low_bits), 0x00010001u << low_bits, b);
     return b;
 }
 
+// A table of sixteen bytes, and what codes find there.
+struct Table {
+    u32 words[4];
+};
+
+// The numbers of a format: two's complement, or a magnitude with the sign as its top bit.
+template <int F>
+constexpr Table numbers_of(bool magnitudes) {
+    Table table = {};
+    for (int i = 0; i < 16; ++i) {
+        const int value = Packing<F>::values[i], size = value < 0 ? -value : value;
+        const u32 byte = !magnitudes ? u32(value) & 255 : value < 0 ? 128 + size : size;
+        table.words[i / 4] |= byte << (i % 4 * 8);
+    }
+    return table;
+}
+
+// Whether bytes whose codes differ in the fourth bit alone have the same top bit.
+constexpr bool is_paired(const Table& table) {
+    return (((table.words[0] ^ table.words[2]) | (table.words[1] ^ table.words[3])) & 0x80808080u) == 0;
+}
+
+constexpr u32 inverted_where_top(u32 word) { return word ^ (word >> 7 & 0x01010101u) * 255; }
+
+// The bytes of the four codes in the lower or upper half of a word, the lowest bits' first. A permutation looks each up
+// by three bits, in either half of the table. If the fourth is set, it gives the top bit of what it found eight times: of
+// the half that is not meant, 0 or 255, so that where tops are the same (`Paired`) an xor puts the two together, bytes of
+// the second half with a top bit being held inverted. Elsewhere the fourth bit chooses by a permutation more. A word of each
+// half is hidden from the compiler, kernels having no threadIdx.y but 0: it would move the constant into a register anew
+// for every permutation.
+template <bool Paired>
+SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
+    if constexpr (Paired) {
+        const u32 first = table.words[0] + threadIdx.y, second = inverted_where_top(table.words[2]) + threadIdx.y;
+        const u32 other = codes ^ 0x88888888u, p = half ? codes >> 16 : codes, q = half ? other >> 16 : other;
+        return permute(first, table.words[1], p) ^ permute(second, inverted_where_top(table.words[3]), q);
+    } else {
+        const u32 first = table.words[0] + threadIdx.y, second = table.words[2] + threadIdx.y;
+        const u32 places = masked_or(codes, 0x77777777u, 0), choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
+        const u32 p = half ? places >> 16 : places, c = half ? choice >> 16 : choice;
+        return permute(permute(first, table.words[1], p), permute(second, table.words[3], p), c);
+    }
+}
+
+// The looked-up numbers of register j in k16-step s: the magnitude as 7 bits, 0, and a sign in the top bit of each half.
+template <int F>
+SP_DEVICE u32 signed_pair_of(const Quants<F>& q, int s, int j) {
+    constexpr Table table = numbers_of<F>(true);
+    constexpr bool paired = is_paired(table);
+    const u32 codes = word_of(q.low[0], s);
+    // each byte, and its top bit eight times
+    return permute(look_up<paired>(table, codes, 0), look_up<paired>(table, codes, 1), (12 + j) << 12 | (4 + j) << 8 | (8 + j) << 4 | j);
+}
+
 // The integer of register j in k16-step s, exact in bf16 (at most 8 significant bits): the code less the middle of its
-// range (8, 16 or 32), the signed byte for Q8_0. `s` and `j` must be compile-time constants after unrolling.
+// range (4, 8, 16 or 32), the signed byte for Q8_0, the number that is looked up. `s` and `j` must be compile-time
+// constants after unrolling.
 template <int F>
 SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
     static_assert(!Packing<F>::plain, "BF16 and F16 hold no integers");
@@ -100,18 +176,25 @@ SP_DEVICE u32 integer_pair(const Quants<F>& q, int s, int j) {
         u32 word = word_of(q.low[s >> 1], 2 * (s & 1) + (j >> 1));
         u32 b = __byte_perm(word, 0, j & 1 ? 0x4342 : 0x4140);
         return fma_bf16x2(masked_or(b, 0x007F007Fu, BF16_128), BF16_ONE, (b & 0x00800080u) ^ 0xC380C380u);
+    } else if constexpr (Packing<F>::lookup) {
+        const u32 b = signed_pair_of<F>(q, s, j);
+        return fma_bf16x2(masked_or(b, 0x007F007Fu, BF16_128), BF16_ONE, 0xC300C300u) ^ (b & 0x80008000u);
     } else {
         constexpr u32 raised_middle = 0xC300C300u + Packing<F>::middle * 0x00010001u;  // -128 - middle, twice
         return fma_bf16x2(raised_pair<F>(q, s, j), BF16_ONE, raised_middle);
     }
 }
 
+// Whether something is added to the products with a scale.
+template <int F>
+constexpr bool has_shift = Packing<F>::lookup || Packing<F>::centre != 0;
+
 // Integers times scale: a pair of values rounded once to bf16. `word`: the expanded-scale word of the row and of group
 // s / 2.
 template <int F>
 SP_DEVICE u32 scaled_pair(u32 integers, int s, u32 word) {
     u32 scale = Packing<F>::group == 16 && (s & 1) ? high_half_twice(word) : low_half_twice(word);
-    u32 shift = Packing<F>::minima ? high_half_twice(word) : u32(BF16_MINUS_ZERO);
+    u32 shift = has_shift<F> ? high_half_twice(word) : u32(BF16_MINUS_ZERO);
     return fma_bf16x2(integers, scale, shift);
 }
 
@@ -121,9 +204,13 @@ SP_DEVICE u32 scaled_pair(u32 integers, int s, u32 word) {
 // rows:
 //   Q4_K Q5_K       low half s, high half c = 8 s - m (16 s - m); x = (q - 8) * s + c (q - 16). Counted from the middle, the
 //                   products and c are smaller than q * s and m, and so is what rounding s and c to bf16 costs: a fifth of it
-//   Q4_0            low half s, high half 0; x = (q - 8) * s
-//   Q6_K            low half the scale of the first 16 k of the group, high half of the second; x = (q - 32) * s
+//   Q4_1 Q5_1       the same with c = 8 s + m (16 s + m)
+//   Q4_0 Q5_0       low half s, high half 0; x = (q - 8) * s, (q - 16) * s
+//   Q6_K Q3_K       low half the scale of the first 16 k of the group, high half of the second; x = (q - 32) * s, (q - 4) * s
 //   Q8_0            low half s; x = q * s
+//   IQ3_S           low half 2 s, high half s; x = (q - 8) * 2 s + s
+//   IQ4_NL IQ4_XS   low half s, high half -128 s; x = (128 + v) * s - 128 s for the magnitude v that is looked up, rounded once;
+//   MXFP4           the sign comes last
 //   BF16 F16        not read
 template <int F>
 SP_DEVICE void a_fragment(u32 (&a)[4], const Quants<F>& q, int s, u32 scale0, u32 scale8) {
@@ -137,6 +224,9 @@ SP_DEVICE void a_fragment(u32 (&a)[4], const Quants<F>& q, int s, u32 scale0, u3
                 : "=f"(low), "=f"(high)
                 : "r"(word_of(q.low[s], j)));
             a[j] = pack_bf16(low, high);
+        } else if constexpr (Packing<F>::lookup) {
+            const u32 b = signed_pair_of<F>(q, s, j);
+            a[j] = scaled_pair<F>(masked_or(b, 0x007F007Fu, BF16_128), s, j & 1 ? scale8 : scale0) ^ (b & 0x80008000u);
         } else {
             a[j] = scaled_pair<F>(integer_pair<F>(q, s, j), s, j & 1 ? scale8 : scale0);
         }

@@ -31,7 +31,10 @@ SP_DEVICE void store_tile(u8* low, u8* high, int tile) {
         for (int i = 0; i < 8; ++i) {
             const int j = i / 2, e = i % 2;
             u32 code = staged_code(16 * warp + g + 8 * (j % 2), 64 * tile + 16 * s + 2 * c + 8 * (j / 2) + e);
-            if constexpr (P::low_bits == 4) {
+            if constexpr (P::low_bits == 2) {
+                word[s / 2] |= (code & 3) << (2 * (4 * (s % 2) + j) + 16 * e);
+                top[0] |= (code >> 2) << (4 * s + j + 16 * e);
+            } else if constexpr (P::low_bits == 4) {
                 word[s] |= (code & 15) << (4 * j + 16 * e);
                 if constexpr (P::high_bits == 2) top[s / 2] |= (code >> 4) << (2 * (4 * (s % 2) + j) + 16 * e);
                 if constexpr (P::high_bits == 1) top[0] |= (code >> 4) << (4 * s + j + 16 * e);
@@ -42,10 +45,14 @@ SP_DEVICE void store_tile(u8* low, u8* high, int tile) {
             }
         }
     }
+    if constexpr (P::low_word == 8) {
+        reinterpret_cast<uint2*>(low)[t] = make_uint2(word[0], word[1]);
+    } else {
 #pragma unroll
-    for (int p = 0; p < P::low_parts; ++p)
-        reinterpret_cast<uint4*>(low)[p * TILE_THREADS + t] =
-            make_uint4(word[4 * p], word[4 * p + 1], word[4 * p + 2], word[4 * p + 3]);
+        for (int p = 0; p < P::low_parts; ++p)
+            reinterpret_cast<uint4*>(low)[p * TILE_THREADS + t] =
+                make_uint4(word[4 * p], word[4 * p + 1], word[4 * p + 2], word[4 * p + 3]);
+    }
     if constexpr (P::high_bits == 2) reinterpret_cast<uint2*>(high)[t] = make_uint2(top[0], top[1]);
     if constexpr (P::high_bits == 1) reinterpret_cast<u32*>(high)[t] = top[0];
 }
@@ -58,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     const int here = min(count - i32(blockIdx.y) * TILE_ROWS, TILE_ROWS);
     const u8* source = rows + i64(blockIdx.y) * TILE_ROWS * row_bytes + i64(span) * SPAN_BYTES;
 
-    constexpr int units = SPAN_BYTES / 2;  // rows of Q6_K begin at even addresses only
+    constexpr int units = SPAN_BYTES / 2;  // rows begin at even addresses
 #pragma unroll 8
     for (int i = t; i < TILE_ROWS * units; i += TILE_THREADS) {
         int row = i / units, at = i % units * 2;
@@ -75,12 +82,24 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
 
     const i64 place = (row_tile * spans + span) * TILE_ROWS;
     if constexpr (P::super) {
-        for (int i = t; i < TILE_ROWS * 8; i += TILE_THREADS)
-            reinterpret_cast<u16*>(scales + place * 16)[i] = load_u16(staged + i / 8 * PITCH + P::scale_at + i % 8 * 2);
+        if constexpr (P::steps) {
+            constexpr int groups = P::scale_bytes;
+            for (int i = t; i < TILE_ROWS * groups; i += TILE_THREADS)
+                scales[place * groups + i] = u8(raw_step<FORMAT>(staged + i / groups * PITCH, i % groups));
+        } else {
+            for (int i = t; i < TILE_ROWS * 8; i += TILE_THREADS)
+                reinterpret_cast<u16*>(scales + place * 16)[i] = load_u16(staged + i / 8 * PITCH + P::scale_at + i % 8 * 2);
+        }
         if constexpr (P::delta_bytes > 0)
             if (t < TILE_ROWS) reinterpret_cast<u16*>(deltas)[place + t] = load_u16(staged + t * PITCH + P::delta_at);
     } else if constexpr (!P::plain) {
         int group = t / TILE_ROWS, row = t % TILE_ROWS;
-        reinterpret_cast<u16*>(scales)[2 * place + t] = load_u16(staged + row * PITCH + group * P::block_bytes + P::scale_at);
+        const u8* from = staged + row * PITCH + group * P::block_bytes + P::scale_at;
+        if constexpr (P::scale_bytes == 1)
+            scales[2 * place + t] = *from;
+        else if constexpr (P::scale_bytes == 2)
+            reinterpret_cast<u16*>(scales)[2 * place + t] = load_u16(from);
+        else
+            reinterpret_cast<u32*>(scales)[2 * place + t] = load_u16(from) | u32(load_u16(from + 2)) << 16;
     }
 }

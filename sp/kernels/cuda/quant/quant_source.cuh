@@ -31,7 +31,7 @@ struct QuantSource {
     const u32* scales;
 
     SP_DEVICE void start(const u8* low0, const u8* high0, const u32* scales0, i64 tile, int slice, int lane) {
-        low = low0 + tile * Format::low_bytes + (32 * slice + lane) * 16;
+        low = low0 + tile * Format::low_bytes + (32 * slice + lane) * Format::low_word;
         high = high0 + tile * Format::high_bytes + (32 * slice + lane) * (Format::high_bytes / TILE_THREADS);
         scales = scales0 + tile * TILE_SCALE_WORDS + 16 * slice + lane / 4;
     }
@@ -41,7 +41,13 @@ struct QuantSource {
         scales += more ? TILE_SCALE_WORDS : 0;
     }
     SP_DEVICE void load_part(Quants<F>& q, int slice, int part) const {
-        q.low[part] = load_words4(low + (part * TILE_THREADS + 32 * slice) * 16);
+        const u8* from = low + (part * TILE_THREADS + 32 * slice) * Format::low_word;
+        if constexpr (Format::low_word == 8) {
+            const uint2 l = load_words2(from);
+            q.low[0].x = l.x, q.low[0].y = l.y;
+        } else {
+            q.low[part] = load_words4(from);
+        }
     }
     SP_DEVICE void load_high(Quants<F>& q, int slice) const {
         if constexpr (Format::high_bits == 2) {

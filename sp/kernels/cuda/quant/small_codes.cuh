@@ -1,7 +1,8 @@
-// K-quants as f16 operands: f16's smallest numbers are exact multiples of 2^-24, so that a code masked in place is
+// Super-blocks as f16 operands: f16's smallest numbers are exact multiples of 2^-24, so that a code masked in place is
 // q 2^-24 or 16 q 2^-24; times its scale, an integer up to 127, or that over 16, it is an A operand in units of 2^-24,
-// exact for Q4_K and Q5_K (at most 11 bits) and rounded to 11 bits for Q6_K. So all of a super-block adds up in one
-// accumulator, and its d comes last.
+// exact for all formats (at most 11 bits) but Q6_K, of which it is rounded to 11 bits. Numbers that are looked up become
+// operands in units of 1, rounded to 11 bits of at most 12. So all of a super-block adds up in one accumulator, and its d
+// comes last.
 #pragma once
 #include "fragment.cuh"
 
@@ -17,21 +18,53 @@ SP_DEVICE u32 mul_f16x2(u32 a, u32 b) {
     return d;
 }
 
-// Register j of step s as two f16: codes times 2^-24 (rows g: j even), or 2^-20 (rows g + 8).
+// Units of the operands in a 1.
 template <int F>
-SP_DEVICE u32 small_codes(const Quants<F>& q, int s, int j) {
-    const int up = j % 2 * 4;
-    const u32 word = j < 2 ? word_of(q.low[0], s) : word_of(q.low[0], s) >> 8;
-    const u32 b = word & (0x000F000Fu << up);
-    if constexpr (Packing<F>::high_bits == 2)
-        return masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4 - up), 0x00300030u << up, b);
-    else if constexpr (Packing<F>::high_bits == 1)
-        return masked_or(shifted(q.high[0], 4 * s + j - 4 - up), 0x00100010u << up, b);
-    else
-        return b;
+constexpr f32 SMALL_UNIT = Packing<F>::lookup ? 1.0f : 16777216.0f;
+
+// Numbers that are looked up, raised by 128.
+template <int F>
+constexpr Table raised_numbers_of() {
+    Table table = numbers_of<F>(false);
+    for (u32& word : table.words) word ^= 0x80808080u;
+    return table;
 }
 
-// The scale of row g (r = 0), or a sixteenth of that of row g + 8 (r = 1), twice as f16; what 32 codes too many make.
+// Register j of step s as two f16: codes times 2^-24 (rows g: j even), or 2^-20 (rows g + 8), where the numbers are two
+// apart doubled; or 1152 and the number that is looked up.
+template <int F>
+SP_DEVICE u32 small_codes(const Quants<F>& q, int s, int j) {
+    using P = Packing<F>;
+    const int up = j % 2 * 4;
+    if constexpr (P::lookup) {
+        constexpr Table table = raised_numbers_of<F>();
+        constexpr bool paired = is_paired(table);
+        const u32 codes = word_of(q.low[0], s), choice = j < 2 ? 0x5140 : 0x7362;
+        const u32 bytes = __byte_perm(look_up<paired>(table, codes, 0), look_up<paired>(table, codes, 1), choice);
+        return __byte_perm(bytes, 0x64646464u, j % 2 == 0 ? 0x4140 : 0x4342);
+    } else if constexpr (P::stride == 2) {
+        static_assert(P::low_bits == 4 && P::high_bits == 0, "codes of four bits");
+        return shifted(word_of(q.low[0], s), (j < 2 ? 0 : 8) - 1) & (0x001E001Eu << up);
+    } else {
+        u32 b;
+        if constexpr (P::low_bits == 2) {
+            b = shifted(word_of(q.low[0], s >> 1), 2 * (4 * (s & 1) + j) - up) & (0x00030003u << up);
+        } else {
+            const u32 word = j < 2 ? word_of(q.low[0], s) : word_of(q.low[0], s) >> 8;
+            b = word & (0x000F000Fu << up);
+        }
+        constexpr int under = P::low_bits;
+        if constexpr (P::high_bits == 2)
+            return masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - under - up), 0x00030003u << (under + up), b);
+        else if constexpr (P::high_bits == 1)
+            return masked_or(shifted(q.high[0], 4 * s + j - under - up), 0x00010001u << (under + up), b);
+        else
+            return b;
+    }
+}
+
+// The scale of row g (r = 0), or a sixteenth of that of row g + 8 (r = 1), of numbers that are looked up the scale of
+// both, twice as f16; what is added to products with it, without minima.
 struct SmallScale {
     u32 scale, bias;
 };
@@ -49,28 +82,31 @@ SP_DEVICE u32 half_twice(u32 pair, int half) {
     return d;
 }
 
-// Of groups i and i + 1, one in each half.
+// Two scales from 1024 and their codes. Signed ones are raised by 128.
 template <int F>
-SP_DEVICE SmallScale small_scales(u32 codes, int r, int i, u32 upper) {
-    const u32 raised = __byte_perm(codes, upper, 0x4040 | i | (i + 1) << 8);  // 1024 + the code
+SP_DEVICE SmallScale small_scale_of(u32 raised, int r) {
+    using P = Packing<F>;
     constexpr u32 ONE = 0x3C003C00u, SIXTEENTH = 0x2C002C00u;
-    if constexpr (Packing<F>::group == 16) {
+    if constexpr (P::lookup) {
+        const u32 scale = fma_f16x2(raised, ONE, 0xE480E480u);
+        return {scale, mul_f16x2(scale, 0xE480E480u)};  // exact: 1152 is 9 * 128, and a scale has 6 bits
+    } else if constexpr (!P::minima) {
+        constexpr u32 first = 0x80008000u + (-P::first) * 0x00010001u;  // times 2^-24, and 16 times that
         const u32 scale = r == 0 ? fma_f16x2(raised, ONE, 0xE480E480u) : fma_f16x2(raised, SIXTEENTH, 0xD480D480u);
-        return {scale, mul_f16x2(scale, r == 0 ? 0x80208020u : 0x82008200u)};
+        return {scale, mul_f16x2(scale, r == 0 ? first : 0x80008000u + (-P::first) * 0x00100010u)};
     } else {
         return {r == 0 ? fma_f16x2(raised, ONE, 0xE400E400u) : fma_f16x2(raised, SIXTEENTH, 0xD400D400u), 0};
     }
 }
 
-// `codes`: of four groups, a byte each, raised by 128 for Q6_K; `i`: which of them.
+// `codes`: of four groups, a byte each; of groups i and i + 1, one in each half.
+template <int F>
+SP_DEVICE SmallScale small_scales(u32 codes, int r, int i, u32 upper) {
+    return small_scale_of<F>(__byte_perm(codes, upper, 0x4040 | i | (i + 1) << 8), r);
+}
+
+// Of group i, twice.
 template <int F>
 SP_DEVICE SmallScale small_scale(u32 codes, int r, int i, u32 upper) {
-    const u32 raised = __byte_perm(codes, upper, 0x4040 | i * 0x0101);  // 1024 + the code
-    constexpr u32 ONE = 0x3C003C00u, SIXTEENTH = 0x2C002C00u;
-    if constexpr (Packing<F>::group == 16) {  // -32 * 2^-24, and 16 times that
-        const u32 scale = r == 0 ? fma_f16x2(raised, ONE, 0xE480E480u) : fma_f16x2(raised, SIXTEENTH, 0xD480D480u);
-        return {scale, mul_f16x2(scale, r == 0 ? 0x80208020u : 0x82008200u)};
-    } else {
-        return {r == 0 ? fma_f16x2(raised, ONE, 0xE400E400u) : fma_f16x2(raised, SIXTEENTH, 0xD400D400u), 0};
-    }
+    return small_scale_of<F>(__byte_perm(codes, upper, 0x4040 | i * 0x0101), r);
 }

@@ -16,9 +16,13 @@ SP_DEVICE u32 fragment_code(const Quants<FORMAT>& q, int s, int j, int e) {
     } else if constexpr (P::low_bits == 8) {
         return word_of(q.low[s / 2], 2 * (s % 2) + j / 2) >> (8 * (2 * (j % 2) + e)) & 255;
     } else {
-        u32 code = word_of(q.low[0], s) >> (4 * j + 16 * e) & 15;
-        if constexpr (P::high_bits == 2) code |= (q.high[s / 2] >> (2 * (4 * (s % 2) + j) + 16 * e) & 3) << 4;
-        if constexpr (P::high_bits == 1) code |= (q.high[0] >> (4 * s + j + 16 * e) & 1) << 4;
+        u32 code;
+        if constexpr (P::low_bits == 4)
+            code = word_of(q.low[0], s) >> (4 * j + 16 * e) & 15;
+        else
+            code = word_of(q.low[0], s / 2) >> (2 * (4 * (s % 2) + j) + 16 * e) & 3;
+        if constexpr (P::high_bits == 2) code |= (q.high[s / 2] >> (2 * (4 * (s % 2) + j) + 16 * e) & 3) << P::low_bits;
+        if constexpr (P::high_bits == 1) code |= (q.high[0] >> (4 * s + j + 16 * e) & 1) << P::low_bits;
         return code;
     }
 }
@@ -55,8 +59,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
                 for (int e = 0; e < 2; ++e) {
                     const int k = int(k_tile % 4) * TILE_K + 16 * s + 2 * c + 8 * (j / 2) + e;  // in the super-block
                     const i64 super = row_tile * (k_tiles / 4) + k_tile / 4;
-                    const u8* header = P::super ? scales + (super * TILE_ROWS + row) * 16
-                                                               : scales + ((tile * 2 + s / 2) * TILE_ROWS + row) * 2;
+                    const u8* header = P::super ? scales + (super * TILE_ROWS + row) * P::scale_bytes
+                                                : scales + ((tile * 2 + s / 2) * TILE_ROWS + row) * P::scale_bytes;
                     const u8* delta = deltas + (super * TILE_ROWS + row) * 2;
                     pair[e] = code_value<FORMAT>(fragment_code(q, s, j, e), header, delta, k);
                 }

@@ -70,7 +70,12 @@ ATTENTION_DECODE = KernelSpec(
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
-        *(variant(d, packed, rows, packed, True) for d in (128, 256) for packed in (False, True) for rows in (8, 16)),
+        *(
+            variant(d, packed, rows, packed, True)
+            for d in (64, 128, 256)
+            for packed in (False, True)
+            for rows in (8, 16)
+        ),
         *(variant(256, False, rows, False, True, roomy=True) for rows in (8, 16)),
     ),
     smem=_shared_bytes,

@@ -52,6 +52,6 @@ ATTENTION_PORTABLE = KernelSpec(
         "f32 scale",
     ),
     threads=32 * WARPS,
-    variants=tuple(variant(d, packed) for d in (128, 256) for packed in (False, True)),
+    variants=tuple(variant(d, packed) for d in (64, 128, 256) for packed in (False, True)),
     smem=lambda defines: shared_bytes(defines, queries(defines)),
 )

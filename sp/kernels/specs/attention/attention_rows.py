@@ -23,9 +23,16 @@ HEAD_NORM_ROPE = KernelSpec(
         "i32 stride",
         "i32 half",
         "f32 eps",
+        "f32 magnitude",
     ),
     threads=32 * ROWS_A_BLOCK,
-    variants=({"HEAD_DIM": 256}, {"HEAD_DIM": 128}, {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0}),
+    variants=(
+        {"HEAD_DIM": 256},
+        {"HEAD_DIM": 128},
+        {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0},
+        {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0},
+        {"HEAD_DIM": 64, "NORM": 0},
+    ),
 )
 
 ATTENTION_HEADS = KernelSpec(
@@ -51,6 +58,7 @@ ATTENTION_HEADS = KernelSpec(
         "i32 stride",
         "i32 half",
         "f32 eps",
+        "f32 magnitude",
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=(
@@ -58,6 +66,8 @@ ATTENTION_HEADS = KernelSpec(
         {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0},
         {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "Q4": 0, "ROTATE": 0},
         {"HEAD_DIM": 128, "NORM": 0, "Q4": 0, "ROTATE": 0},
+        {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "Q4": 1, "ROTATE": 1},
+        {"HEAD_DIM": 64, "NORM": 0, "Q4": 0, "ROTATE": 0},
     ),
     pdl=True,
 )
@@ -79,6 +89,8 @@ KV_APPEND = KernelSpec(
         {"HEAD_DIM": 256, "Q4": 1, "BF16": 1, "ROTATE": 64},
         {"HEAD_DIM": 256, "Q4": 1, "BF16": 0, "ROTATE": 256},
         {"HEAD_DIM": 128, "Q4": 0, "BF16": 0, "ROTATE": 0},
+        {"HEAD_DIM": 64, "Q4": 0, "BF16": 0, "ROTATE": 0},
+        {"HEAD_DIM": 64, "Q4": 1, "BF16": 1, "ROTATE": 64},
     ),
 )
 
@@ -87,7 +99,12 @@ KV_GATHER = KernelSpec(
     entry="kv_gather",
     args=("const u8* pages", "const i32* table", "f16* out", "i64 rows", "i64 tokens", "i32 kv_heads"),
     threads=GATHER_THREADS,
-    variants=({"HEAD_DIM": 256, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 1}, {"HEAD_DIM": 128, "Q4": 0}),
+    variants=(
+        {"HEAD_DIM": 256, "Q4": 1},
+        {"HEAD_DIM": 128, "Q4": 1},
+        {"HEAD_DIM": 128, "Q4": 0},
+        {"HEAD_DIM": 64, "Q4": 1},
+    ),
 )
 
 GATE_OUTPUT = KernelSpec(
@@ -95,7 +112,11 @@ GATE_OUTPUT = KernelSpec(
     entry="gate_output",
     args=("const u16* out", "const u16*? wide", "u16* y", "i64 rows"),
     threads=32 * ROWS_A_BLOCK,
-    variants=({"HEAD_DIM": 256, "GATED": 1, "UNROTATE": 1}, {"HEAD_DIM": 128, "GATED": 0, "UNROTATE": 1}),
+    variants=(
+        {"HEAD_DIM": 256, "GATED": 1, "UNROTATE": 1},
+        {"HEAD_DIM": 128, "GATED": 0, "UNROTATE": 1},
+        {"HEAD_DIM": 64, "GATED": 0, "UNROTATE": 1},
+    ),
 )
 
 ROTATE_ROWS = KernelSpec(
@@ -103,7 +124,7 @@ ROTATE_ROWS = KernelSpec(
     entry="rotate_rows",
     args=("const f16* x", "f16* y", "i64 rows"),
     threads=32 * ROWS_A_BLOCK,
-    variants=({"HEAD_DIM": 256, "ROTATE": 256}, {"HEAD_DIM": 128, "ROTATE": 128}),
+    variants=tuple({"HEAD_DIM": d, "ROTATE": d} for d in (256, 128, 64)),
 )
 
 MOVE_THREADS = 128

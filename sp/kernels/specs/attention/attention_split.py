@@ -66,6 +66,7 @@ ATTENTION_SPLIT = KernelSpec(
         *(variant(256, packed, 96, packed) for packed in (False, True)),
         *(variant(128, False, 64, False, roomy) for roomy in (False, True)),  # 16 queries, 32 heads on 8
         *(variant(128, packed, 96, packed, True) for packed in (False, True)),
+        *(variant(64, packed, 112, packed, True) for packed in (False, True)),
     ),
     smem=_shared_bytes,
     pdl=True,
@@ -91,6 +92,10 @@ ATTENTION_COMBINE = KernelSpec(
         "i32 kv_heads",
     ),
     threads=32 * COMBINE_WARPS,
-    variants=({"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0}),
+    variants=(
+        {"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1},
+        {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0},
+        {"HEAD_DIM": 64, "ROTATE": 1, "FINISH": 1},
+    ),
     pdl=True,
 )

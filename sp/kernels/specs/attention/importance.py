@@ -78,7 +78,13 @@ IMPORTANCE_HEAT = KernelSpec(
 UNROTATE = KernelSpec(
     source="unrotate.cu",
     entry="unrotate",
-    args=("f16* x", "const i64* positions", "const i64* turns", "i64 rows", "i32 heads", "i32 half"),
+    args=("f16* x", "const i64* positions", "const i64* turns", "i64 rows", "i32 heads", "i32 half", "f32 magnitude"),
     threads=32 * HEAD_WARPS,
-    variants=({"HEAD_DIM": 128}, {"HEAD_DIM": 256}, {"HEAD_DIM": 128, "INTERLEAVED": 1}),
+    variants=(
+        {"HEAD_DIM": 128},
+        {"HEAD_DIM": 256},
+        {"HEAD_DIM": 128, "INTERLEAVED": 1},
+        {"HEAD_DIM": 64},
+        {"HEAD_DIM": 64, "INTERLEAVED": 1},
+    ),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemv import CAPACITY, slot_bytes
+from sp.kernels.specs.matmul.gemv import CAPACITY
 from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
 from sp.quant import format_bits, packings_in
 
@@ -16,6 +16,11 @@ __all__ = ["CAPACITY", "GEMM_SMALL_M", "HELD", "piece_bytes", "slot_bytes", "sme
 HELD = (16, 24, 32)
 """Tokens that a variant of the kernel can hold."""
 MOST_STAGES = 6
+
+
+def slot_bytes(formats: int) -> int:
+    """Bytes of a strip in a ring slot, which holds two."""
+    return max(p.stage_bytes for p in packings_in(formats))
 
 
 def piece_bytes(tokens: int) -> int:
@@ -27,7 +32,7 @@ def fixed_bytes(defines: Defines) -> int:
     """Shared memory without the ring, as laid out in the source."""
     width, tokens = int(defines["WIDTH"]), int(defines["TOKENS"])
     packings = packings_in(int(defines["FORMATS"]))
-    sums = 4 * any(p.super for p in packings) + 32 * any(p.minima for p in packings)  # and factors
+    sums = 4 * any(p.super for p in packings) + 32 * any(p.super and p.minima for p in packings)  # and factors
     heads = int(defines["WARPS"]) * piece_bytes(tokens) if defines["HEADS"] else 0
     return tokens * (2 * width + 16) + width // 256 * tokens * sums + heads
 
@@ -80,6 +85,12 @@ GEMM_SMALL_M = KernelSpec(
         variant(512, 16, format_bits(13), STORE, 4, True, 99 * 1024),
         variant(512, 16, format_bits(8, 2, 1), STORE, 8, True, 99 * 1024),
         variant(256, 32, format_bits(30), SWIGLU, 4, True, 99 * 1024),
+        variant(2560, 16, format_bits(11), SWIGLU, 8, True),
+        variant(2560, 16, format_bits(23), SWIGLU, 8, True),
+        variant(2560, 16, format_bits(20), ADD, 8, True),
+        variant(512, 32, format_bits(11, 21, 23), STORE, 4, True, 99 * 1024),
+        variant(512, 16, format_bits(3, 6, 7), STORE, 8, True, 99 * 1024),
+        variant(512, 24, format_bits(20, 39), STORE, 8, True, 99 * 1024),
     ),
     smem=smem,
     pdl=True,

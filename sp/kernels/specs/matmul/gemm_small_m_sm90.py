@@ -1,4 +1,4 @@
-"""The matrix products of few tokens with K-quants on Hopper.
+"""The matrix products of few tokens with super-blocks on Hopper.
 
 Defines: TOKENS, FORMATS, EPILOGUE, GROUPS, see the source.
 """
@@ -103,6 +103,10 @@ GEMM_SMALL_M_SM90 = KernelSpec(
         *(variant(tokens, format_bits(*kinds), epilogue) for tokens in HELD for kinds, epilogue in _SHIPPED),
         variant(16, format_bits(13), STORE),
         variant(32, format_bits(14), SWIGLU),
+        variant(16, format_bits(11, 21, 23), STORE),
+        variant(64, format_bits(11, 21, 23), STORE),
+        variant(16, format_bits(11), SWIGLU),
+        variant(16, format_bits(23), ADD),
     ),
     arches="90a",
     smem=CAPACITY,

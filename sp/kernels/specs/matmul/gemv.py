@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.weights import WEIGHT_ARGS
-from sp.quant import format_bits, packings_in
+from sp.quant import Packing, format_bits, packings_in
 
 CAPACITY = 227 * 1024
 """Shared memory a block can have on sm_90 and sm_100; 163 KiB on sm_80, 99 KiB on sm_86, sm_89 and sm_120."""
@@ -26,17 +26,33 @@ def warps(defines: Defines) -> int:
     return int(defines["WARPS"]) * int(defines["GROUPS"])
 
 
+def whole(p: Packing, k: int) -> bool:
+    """Whether a stage has 256 inputs, which a lone token's are multiplied by in integers: WHOLE in the source.
+
+    Examples
+    --------
+    >>> from sp.quant import BF16, IQ4_NL, Q6_K
+    >>> [whole(fmt.packing, 1280) for fmt in (Q6_K, IQ4_NL, BF16)], whole(IQ4_NL.packing, 896)
+    ([True, True, False], False)
+    """
+    return p.super or (k % 256 == 0 and p.group == 32)
+
+
 def fixed_bytes(defines: Defines) -> int:
     """Shared memory without the ring, as laid out in the source."""
     k, tokens = int(defines["K"]), int(defines["TOKENS"])
     packings = packings_in(int(defines["FORMATS"]))
+    wholes = [p for p in packings if whole(p, k)]
     super_blocks, many = k // 256, tokens > 1
-    sums = 32 * any(p.minima for p in packings) + 64 * any(p.group == 16 for p in packings)  # of 32 and of 16 inputs
+    middles = any(p.super and p.minima for p in packings)  # for which sums of 32 inputs are needed
+    if not many:
+        middles = any(p.group == 32 and not p.lookup and p.low.bits < 8 and (p.minima or p.first != 0) for p in wholes)
+    sums = 32 * middles + 64 * any(p.group == 16 for p in packings)
     sums *= tokens * super_blocks
-    total = tokens * (2 * k + 64 * many) if many or not all(p.super for p in packings) else 0
+    total = tokens * (2 * k + 64 * many) if many or len(wholes) < len(packings) else 0
     if many:
         total += sums
-    elif any(p.super for p in packings):
+    elif wholes:
         total += super_blocks * 528 + sums + -(-super_blocks // 4) * 16
     buffers = 4 if tokens < 8 else 2  # strips whose sums may be under way
     total += buffers * warps(defines) * tokens * 80 * (2 if defines["EPILOGUE"] == SWIGLU else 1)
@@ -46,14 +62,16 @@ def fixed_bytes(defines: Defines) -> int:
     return total + 4 * tokens
 
 
-def slot_bytes(formats: int) -> int:
+def slot_bytes(formats: int, k: int) -> int:
     """Bytes of a ring slot."""
-    return max(p.stage_bytes for p in packings_in(formats))
+    return max(p.stage_bytes * (256 // p.span if whole(p, k) else 1) for p in packings_in(formats))
 
 
 def smem(defines: Defines) -> int:
     """Dynamic shared memory."""
-    return fixed_bytes(defines) + warps(defines) * int(defines["STAGES"]) * slot_bytes(int(defines["FORMATS"]))
+    return fixed_bytes(defines) + warps(defines) * int(defines["STAGES"]) * slot_bytes(
+        int(defines["FORMATS"]), int(defines["K"])
+    )
 
 
 def variant(
@@ -77,7 +95,7 @@ def variant(
         "WARPS": layout.warps,
         "GROUPS": layout.groups,
     }
-    stages = (capacity - fixed_bytes(defines)) // (warps(defines) * slot_bytes(formats))
+    stages = (capacity - fixed_bytes(defines)) // (warps(defines) * slot_bytes(formats, defines["K"]))
     return defines | {"STAGES": min(stages, MOST_STAGES)}
 
 
@@ -106,6 +124,16 @@ GEMV = KernelSpec(
         variant(1024, 8, format_bits(30), True, STORE, _SMALL, 99 * 1024),
         variant(1024, 16, format_bits(8), True, SWIGLU, _SMALL, 99 * 1024),
         variant(512, 4, format_bits(13, 2, 1), False, STORE, _SMALL, 99 * 1024),
+        variant(5120, 1, format_bits(11, 21, 23), True, STORE, _WIDE),
+        variant(5120, 1, format_bits(11), True, SWIGLU, _WIDE),
+        variant(5120, 1, format_bits(21, 23), True, SWIGLU, _WIDE),
+        variant(17408, 1, format_bits(23), False, ADD, _WIDE, split=2),
+        variant(17408, 1, format_bits(20), False, ADD, _WIDE, split=2),
+        variant(1024, 1, format_bits(3, 6, 7, 39), True, STORE, _SMALL, 99 * 1024),
+        variant(896, 1, format_bits(6, 7, 20, 39), True, STORE, _SMALL, 99 * 1024),
+        variant(512, 8, format_bits(11, 21, 23), True, STORE, _SMALL, 99 * 1024),
+        variant(512, 8, format_bits(3, 6, 7), True, SWIGLU, _SMALL, 99 * 1024),
+        variant(512, 2, format_bits(20, 39), False, ADD, _SMALL, 99 * 1024),
     ),
     smem=smem,
     pdl=True,

@@ -1,10 +1,12 @@
 // What the defines of gemm_small_m.cu decide: which forms of the inputs there are and where things lie in shared memory.
 #pragma once
 #include "format_set.cuh"
-#include "strip.cuh"
 #include "weights.cuh"
 
-constexpr FormatSet FORMATS_HELD = format_set<STAGE_ROWS>();
+template <int F>
+using Stage = Slot<F, STAGE_ROWS>;
+
+constexpr FormatSet FORMATS_HELD = format_set<Stage>();
 constexpr bool SUPER = FORMATS_HELD.super;
 static_assert(!SUPER || !FORMATS_HELD.other, "stages of one length");
 constexpr int STAGE_K = SUPER ? 256 : 64;  // inputs of a stage

@@ -6,6 +6,7 @@
 // warp goes on with it.
 #pragma once
 #include "few_layout.cuh"
+#include "strip.cuh"
 
 SP_DEVICE int items_of(const Weight& w) { return EPILOGUE == EPILOGUE_SWIGLU ? (w.rows + 15) / 16 : (w.rows + 31) / 32; }
 
@@ -85,25 +86,26 @@ struct Walk {
 };
 
 // The planes of the second strip of an item. `apart`: from the bytes of gate to those of up.
-template <int F>
+template <class S>
 SP_DEVICE Planes second_strip(Planes p, i64 apart, int lane) {
-    using S = Stage<F>;
+    using N = Pieces<S>;
     if constexpr (EPILOGUE == EPILOGUE_SWIGLU) {
         p.low += apart, p.high += apart, p.scales += apart;
     } else {
-        p.low += 512, p.high += S::high / S::tiles;
-        p.scales += S::super && !(S::deltas > 0 && lane >= 16) ? 256 : 32;
+        p.low += 16 * N::low_run, p.high += 16 * N::high_run;
+        p.scales += S::deltas > 0 && lane >= N::scales ? S::deltas : 16 * N::scale_run;
     }
     return p;
 }
 
 // On to the next stage.
-template <int F>
+template <class S>
 SP_DEVICE void advance(Planes& p, int stages, int lane) {
-    using S = Stage<F>;
-    p.low += i64(stages) * (S::tiles * Packing<F>::low_bytes);
-    if constexpr (S::high > 0) p.high += i64(stages) * (S::tiles * Packing<F>::high_bytes);
-    if constexpr (S::scales > 0) p.scales += i64(stages) * (S::deltas > 0 && lane >= 16 ? Packing<F>::deltas_bytes : Packing<F>::scales_bytes);
+    using F = Packing<S::format>;
+    p.low += i64(stages) * (S::tiles * F::low_bytes);
+    if constexpr (S::high > 0) p.high += i64(stages) * (S::tiles * F::high_bytes);
+    if constexpr (S::scales > 0)
+        p.scales += i64(stages) * (S::deltas > 0 && lane >= Pieces<S>::scales ? F::deltas_bytes : F::scales_bytes);
 }
 
 // The copies of a warp: STAGES - 1 stages ahead of its products.
@@ -120,8 +122,8 @@ struct Fetch {
 #define SP_DO(F)                                                                                           \
     if constexpr (has<F>)                                                                                  \
         if (kind == F) {                                                                                   \
-            planes = strip_of<F>(planes_of<F>(w.data, row_tiles, k_tiles), at.strip, k_tiles, lane);       \
-            advance<F>(planes, stage, lane);                                                               \
+            planes = strip_of<Stage<F>>(planes_of<F>(w.data, row_tiles, k_tiles), at.strip, k_tiles, lane); \
+            advance<Stage<F>>(planes, stage, lane);                                                               \
         }
         SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
@@ -134,9 +136,10 @@ struct Fetch {
 #define SP_DO(F)                                                                                       \
     if constexpr (has<F>)                                                                              \
         if (kind == F) {                                                                               \
-            fetch_stage<F>(slot, planes, 0, lane);                                                     \
-            fetch_stage<F>(slot + Stage<F>::bytes, second_strip<F>(planes, apart, lane), 0, lane);     \
-            advance<F>(planes, 1, lane);                                                               \
+            using S = Stage<F>;                                                                        \
+            fetch_stage<S>(slot, planes, 0, lane);                                                     \
+            fetch_stage<S>(slot + S::bytes, second_strip<S>(planes, apart, lane), 0, lane);            \
+            advance<S>(planes, 1, lane);                                                               \
         }
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO

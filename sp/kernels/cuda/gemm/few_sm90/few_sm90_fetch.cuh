@@ -4,7 +4,7 @@
 #include "few_sm90_work.cuh"
 #include "hopper.cuh"
 
-constexpr FormatSet FORMATS_HELD = format_set<UNIT_ROWS>();
+constexpr FormatSet FORMATS_HELD = format_set<Unit>();
 constexpr bool MINIMA = FORMATS_HELD.minima;
 constexpr int SLOT = FORMATS_HELD.bytes;
 constexpr int TILE = TOKENS * 128;  // bytes of 64 inputs

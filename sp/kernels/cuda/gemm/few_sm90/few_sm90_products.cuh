@@ -3,7 +3,7 @@
 // A warp takes the codes of its 16 rows out of the ring and makes A operands of them (small_codes.cuh), a group of 32 or
 // 64 inputs while wgmma multiplies the one before; what it does so does not depend on the number of tokens. The minima of
 // Q4_K and Q5_K take two more products: (rows x groups) codes times (groups x tokens) means of inputs, in two parts.
-// Nothing is rounded but products of Q6_K, to 11 bits, and float32 sums.
+// Nothing is rounded but products of Q6_K and of numbers that are looked up, to 11 bits, and float32 sums.
 #pragma once
 #include "few_sm90_work.cuh"
 #include "small_codes.cuh"
@@ -16,8 +16,8 @@ constexpr int SUMS = TOKENS / 2;  // of a thread: D of wgmma_few
 constexpr bool MANY = TOKENS > 32;
 constexpr int STEPS = MANY ? 2 : 4;  // of 16 inputs, in a group
 
-// Scales of rows g and g + 8 of a warp: `codes` a byte for each group of 32 (Q4_K, Q5_K: two words) or of 16 inputs
-// (Q6_K: four words, raised by 128), `minima` of 8 groups.
+// Scales of rows g and g + 8 of a warp: `codes` a byte for each group of 32 (two words) or of 16 inputs (four words),
+// raised by 128 where there are no minima; `minima` of 8 groups.
 struct RowScales {
     u32 codes[2][4], minima[2][2];
     f32 d[2], dmin[2];
@@ -29,12 +29,17 @@ SP_DEVICE RowScales row_scales(const u8* unit, int row) {
     RowScales v;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const uint4 h = reinterpret_cast<const uint4*>(unit + Unit<F>::scales_at)[row + 8 * r];
-        if constexpr (Unit<F>::deltas > 0) {
+        if constexpr (Unit<F>::deltas > 0)
             v.d[r] = f32_from_f16(reinterpret_cast<const u16*>(unit + Unit<F>::deltas_at)[row + 8 * r]);
+        if constexpr (Unit<F>::deltas > 0 && Packing<F>::group == 32) {
+            const uint2 h = reinterpret_cast<const uint2*>(unit + Unit<F>::scales_at)[row + 8 * r];
+            v.codes[r][0] = h.x ^ 0x80808080u, v.codes[r][1] = h.y ^ 0x80808080u;
+        } else if constexpr (Unit<F>::deltas > 0) {
+            const uint4 h = reinterpret_cast<const uint4*>(unit + Unit<F>::scales_at)[row + 8 * r];
 #pragma unroll
             for (int i = 0; i < 4; ++i) v.codes[r][i] = word_of(h, i) ^ 0x80808080u;
         } else {
+            const uint4 h = reinterpret_cast<const uint4*>(unit + Unit<F>::scales_at)[row + 8 * r];
             v.d[r] = low_f16(h.x), v.dmin[r] = high_f16(h.x);
             v.codes[r][0] = h.y & 0x3f3f3f3fu;
             v.codes[r][1] = (h.w & 0x0f0f0f0fu) | ((h.y >> 2) & 0x30303030u);
@@ -61,7 +66,7 @@ SP_DEVICE void make_operands(u32 (&a)[STEPS][4], const Quants<F>& q, const RowSc
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const u32 codes = small_codes<F>(q, s, j);
-            a[i][j] = Packing<F>::group == 16 ? fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias) : mul_f16x2(codes, by[j % 2].scale);
+            a[i][j] = Packing<F>::minima ? mul_f16x2(codes, by[j % 2].scale) : fma_f16x2(codes, by[j % 2].scale, by[j % 2].bias);
         }
     }
 }
@@ -142,6 +147,6 @@ SP_DEVICE void multiply_unit(f32 (&acc)[SUMS], const u8* unit, u64 x, u64 means,
     wgmma_wait<0>();
     accumulators_ready(sum);
 #pragma unroll
-    for (int i = 0; i < SUMS; ++i) acc[i] = fmaf(scales.d[i / 2 % 2] * 16777216.0f, sum[i], acc[i]);
+    for (int i = 0; i < SUMS; ++i) acc[i] = fmaf(scales.d[i / 2 % 2] * SMALL_UNIT<F>, sum[i], acc[i]);
     if constexpr (minima && !MANY) add_means();
 }

@@ -1,4 +1,4 @@
-// y_i[t, o] = sum_k x[t, k] W_i[o, k] for up to 64 tokens and up to four packed K-quant weights, on Hopper: the matrix
+// y_i[t, o] = sum_k x[t, k] W_i[o, k] for up to 64 tokens and up to four packed weights of super-blocks, on Hopper: the
 // products of checking drafted tokens.
 //
 //   x    tokens as tiles of f16 with means and scales, HELD = TOKENS (input_tiles.cuh), 256-byte aligned; with `plain` bf16

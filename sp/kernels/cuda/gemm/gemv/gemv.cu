@@ -16,7 +16,7 @@
 // only when the inputs are here, which would wait behind them.
 //
 // With SPLIT = 2 two blocks, a cluster, share each strip, K inputs each: few long strips come out even on twice as many
-// blocks. For one token, ADD and K-quants; the grid is even.
+// blocks. For one token, ADD and formats in stages of 256 inputs; the grid is even.
 //
 // Defines: K (inputs of a block), SPLIT, TOKENS (rows of x held; a multiple of 8, or 1, 2, 4), FORMATS, NORM, EPILOGUE,
 // WARPS, GROUPS, STAGES. Ideas: weight layout and group-wise scaling after Marlin (Frantar et al., 2024); ring of
@@ -118,10 +118,10 @@ extern "C" __global__ void SP_PAIRED __launch_bounds__(32 * ALL_WARPS, 1)
 #define SP_DO(F)                                                                      \
     if constexpr (has<F>)                                                             \
         if (w.kind == F) {                                                            \
-            if constexpr (ONE && Stage<F>::super)                                     \
-                multiply_one<F>(shares, here, one, compute.index, lane);              \
+            if constexpr (ONE && WHOLE<F>)                                            \
+                multiply_one<Stage<F>>(shares, here, one, compute.index, lane);       \
             else                                                                      \
-                multiply_stage<F, TOKENS, PITCH>(acc, here, in, compute.index, lane); \
+                multiply_stage<Stage<F>, TOKENS, PITCH>(acc, here, in, compute.index, lane); \
         }
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO

@@ -2,14 +2,21 @@
 #pragma once
 #include "format_set.cuh"
 #include "strip_input.cuh"
-#include "strip_one.cuh"
+#include "one_input.cuh"
 #include "weights.cuh"
 
-constexpr FormatSet FORMATS_HELD = format_set<STAGE_ROWS>();
+// Whether a stage of the format has 256 inputs, which a lone token's are multiplied by in integers (strip_one.cuh):
+// super-blocks, and blocks of 32 where they make whole stages.
+template <int F>
+constexpr bool WHOLE = Packing<F>::super || (K % 256 == 0 && Packing<F>::group == 32);
+template <int F>
+using Stage = Slot<F, STAGE_ROWS, WHOLE<F> ? 256 / TILE_K : 1>;
+
+constexpr FormatSet FORMATS_HELD = format_set<Stage>();
 constexpr bool SUPER = FORMATS_HELD.super, OTHER = FORMATS_HELD.other;
 constexpr bool ONE = TOKENS == 1 && SUPER, MANY = TOKENS > 1 || OTHER;  // which forms of the inputs are needed
-constexpr bool ONE32 = FORMATS_HELD.minima, ONE16 = FORMATS_HELD.halves;
-constexpr bool WITH32 = TOKENS > 1 && ONE32, WITH16 = TOKENS > 1 && ONE16;
+constexpr bool ONE32 = FORMATS_HELD.middles, ONE16 = FORMATS_HELD.halves;
+constexpr bool WITH32 = TOKENS > 1 && FORMATS_HELD.minima, WITH16 = TOKENS > 1 && ONE16;
 constexpr int NT = (TOKENS + 7) / 8, ALL_WARPS = WARPS * GROUPS, CHUNKS = (K + 127) / 128;
 constexpr int PITCH = 2 * K + (TOKENS > 1 ? 64 : 0);
 constexpr int FIRST = 1;  // slots filled before the inputs are read

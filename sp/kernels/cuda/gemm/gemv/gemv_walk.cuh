@@ -30,9 +30,11 @@ struct Walk {
         int kind = weights.list[0].kind;
 #pragma unroll
         for (int i = 1; i < 4; ++i) kind = which == i ? weights.list[i].kind : kind;
-#define SP_DO(F) kind == F
-        stages = SP_ANY_SUPER(SP_DO) ? K / 256 : K / 64;
+        bool whole = false;
+#define SP_DO(F) whole |= has<F> && WHOLE<F> && kind == F;
+        SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
+        stages = whole ? K / 256 : K / 64;
     }
 
     SP_DEVICE void start(const Weights& weights, int count, int first, int stride, int warp) {
@@ -71,7 +73,7 @@ struct Fetch {
 #define SP_DO(F)                                                                                              \
     if constexpr (has<F>)                                                                                     \
         if (kind == F)                                                                                        \
-            planes = strip_of<F>(planes_of<F>(w.data, row_tiles, SPLIT * K / 64), at.strip, SPLIT * K / 64, lane);
+            planes = strip_of<Stage<F>>(planes_of<F>(w.data, row_tiles, SPLIT * K / 64), at.strip, SPLIT * K / 64, lane);
         SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
     }
@@ -88,7 +90,7 @@ struct Fetch {
         if (at.valid()) {
 #define SP_DO(F)          \
     if constexpr (has<F>) \
-        if (kind == F) fetch_stage<F>(slot, planes, half_of_pair() * (K / 256) + at.index, lane);
+        if (kind == F) fetch_stage<Stage<F>>(slot, planes, half_of_pair() * (K / 256) + at.index, lane);
             SP_FOR_FORMAT(SP_DO)
 #undef SP_DO
             at.index += WARPS;

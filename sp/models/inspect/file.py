@@ -15,10 +15,13 @@ from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import CONTROL, Vocabulary, read_vocabulary
-from sp.models.architectures.base import ARCHITECTURES
-from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES
+from sp.models.architectures.base import ARCHITECTURES, find_architecture, read_config
+from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
+from sp.models.drafts.dflash_refusals import refuse_later
 from sp.models.expected import missing_tensors
-from sp.models.metadata_keys import MAX_BLOCKS, whole_or_none
+from sp.models.inspect.family import describe_model
+from sp.models.metadata_keys import MAX_BLOCKS, Keys, whole_or_none
+from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
 from sp.quant import FORMATS, repacked_tensors
 
 _HASH_STEP = 1 << 22
@@ -38,7 +41,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
     -------
     dict
         JSON-able. Sizes are in bytes; what the file does not say is None. ``warnings`` is a list of one-line
-        strings, empty for a file that `sp` can run.
+        strings, empty for a file that `sp` can run. What `describe_model` tells is in it.
 
     Raises
     ------
@@ -60,6 +63,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
             "repacked": [vars(each) for each in repacked_tensors(file.tensors)],
             "tokenizer": _tokenizer(file, vocabulary),
             "chat_template": template,
+            **describe_model(file),
             "warnings": [*_warnings(file), *_vocabulary_warnings(file, vocabulary, problem), *warnings],
         }
 
@@ -173,21 +177,27 @@ def _template(file: GGUFFile) -> tuple[dict[str, Any], list[str]]:
 def _warnings(file: GGUFFile) -> Iterator[str]:
     """What keeps the model from running, or may surprise."""
     architecture = _text(file, "general.architecture")
-    unsupported = [row for row in _by_type(file) if not row["supported"]]
-    for row in unsupported:
+    for row in (row for row in _by_type(file) if not row["supported"]):
         example = next(name for name, info in file.tensors.items() if info.type_name == row["type"])
         yield f"{row['count']} tensor(s) of type {row['type']}, which sp cannot decode, e.g. {example}"
     if not file.tensors:
         yield "no tensors: a vocabulary only, or metadata only"
         return
-    if _is_draft(file):
-        yield "a draft, no model by itself: give it with --draft, and with --target the model it was made for"
-        return
-    if architecture is None or architecture not in ARCHITECTURES:
-        yield f"architecture {architecture!r} is not one that sp runs ({', '.join(ARCHITECTURES)})"
+    try:
+        refuse_prediction(str(file.path), file.tensors)
+        if architecture in DRAFT_ARCHITECTURES:
+            refuse_later(gguf_keys(file), file.tensors)
+        if architecture is None or architecture not in ARCHITECTURES:
+            yield unsupported(architecture, ARCHITECTURES)
+            return
+        record = find_architecture(architecture)
+        refuse_changed(Keys(architecture, file.metadata, str(file.path)), record.honours)
+    except ModelError as error:
+        yield str(error).removeprefix(f"{file.path}: ")
         return
     if whole_or_none(file.metadata.get(f"{architecture}.context_length")) is None:
         yield f"key '{architecture}.context_length' is absent, so the longest prompt is unknown"
+        return
     blocks = whole_or_none(file.metadata.get(f"{architecture}.block_count"))
     if blocks is None:
         yield f"key '{architecture}.block_count' is absent, so this is no complete model"
@@ -204,6 +214,11 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         yield f"{len(missing)} expected tensors are missing: {shown}"
+        return
+    try:
+        read_config(file)
+    except (GGUFError, ModelError) as error:
+        yield str(error).removeprefix(f"{file.path}: ")
 
 
 def _vocabulary_warnings(file: GGUFFile, vocabulary: Vocabulary | None, problem: str | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, slab_decoder, slab_encoder
-from sp.quant.formats.kquant import decode_affine, encode_affine, spread_affine
+from sp.quant.formats.kquants.shared import decode_affine, encode_affine, spread_affine
 from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from sp.arrays import Bytes, Floats
 from sp.quant.base import BlockFormat, fp16_scales, slab_decoder, slab_encoder
-from sp.quant.formats.kquant import GROUP_MAX_EPS, search_symmetric
+from sp.quant.formats.codes import scale_groups
+from sp.quant.formats.kquants.shared import GROUP_MAX_EPS, search_symmetric
 from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import register_format
 from sp.quant.spread import SPREAD, put_scale, rms
@@ -58,10 +59,8 @@ def _decode_blocks(blocks: Bytes, out: Floats) -> None:
     high <<= 4
     codes |= high.reshape(codes.shape)
     codes -= np.uint8(32)  # wraps to the two's complement of the signed code
-    np.copyto(out, codes.view(np.int8).reshape(n, 256))
-    scale = blocks[:, 208:].view("<f2").astype(np.float32) * blocks[:, 192:208].view(np.int8)
-    groups = out.reshape(n, 16, 16)
-    groups *= scale[:, :, None]
+    step = blocks[:, 208:].view("<f2").astype(np.float32) * blocks[:, 192:208].view(np.int8)
+    scale_groups(codes.view(np.int8).reshape(n, 256), step, out)
 
 
 def _spread(out: Bytes, std: float) -> None:

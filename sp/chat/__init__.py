@@ -1,0 +1,22 @@
+"""How a chat template renders a conversation: where messages lie in its text, how thinking is asked for and marked."""
+
+from sp.chat.located import Copy, HiddenMessageError, Located, Turn, render_located
+from sp.chat.marks import MARKS, Marks, marks_of
+from sp.chat.reasoning import Split, Splitter, Thinks, split_reply
+from sp.chat.thinking import Thinking
+
+__all__ = [
+    "MARKS",
+    "Copy",
+    "HiddenMessageError",
+    "Located",
+    "Marks",
+    "Split",
+    "Splitter",
+    "Thinking",
+    "Thinks",
+    "Turn",
+    "marks_of",
+    "render_located",
+    "split_reply",
+]

@@ -1,0 +1,264 @@
+"""A conversation rendered as it is, and where in the text each message lies.
+
+A template may look into messages: it splits off old thinking, strips, escapes. So it is given what was really said,
+and once more with one private character in place of every run of text; where that character comes out, the run went.
+What the first rendering says then has to follow from the second, letter by letter, or the chat is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sp.chat.marks import Marks, marks_of
+from sp.errors import PromptError
+from sp.gguf.template import ChatTemplate, render_chat
+
+FIRST, LAST = 0x100000, 0x10FFFD  # private characters of Unicode's last plane
+MOST_LITERALS = 256  # of a template, which are all looked for in every message; the longest known one has 87
+_CODE = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
+
+Field = tuple[int, str]
+"""A message by its index, and which of its texts: ``content`` or ``reasoning``."""
+
+
+class HiddenMessageError(PromptError):
+    """A template does not show a message, or not so that it can be found.
+
+    Parameters
+    ----------
+    index : int
+        The message.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"the chat template of this model does not show messages[{index}] once; leave it out")
+        self.index = index
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message: who says it, what, and what was thought before."""
+
+    role: str
+    content: str
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Characters ``[start, end)`` of a text of message `index` stand at ``[at, stop)`` of the rendered text."""
+
+    index: int
+    name: str
+    start: int
+    end: int
+    at: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Located:
+    """The rendered text, and the copies of messages in it in the order they stand there."""
+
+    text: str
+    copies: tuple[Copy, ...]
+
+
+def render_located(
+    template: ChatTemplate,
+    turns: Sequence[Turn],
+    variables: Mapping[str, Any],
+    is_markup: Callable[[str], bool] = lambda literal: False,
+) -> Located:
+    """Render a conversation and find its messages.
+
+    Parameters
+    ----------
+    template : ChatTemplate
+    turns : sequence of Turn
+    variables : mapping
+        What else the template is told.
+    is_markup : callable
+        Whether a string spells a special token of the model. What a message has of such is never taken for markup.
+
+    Raises
+    ------
+    HiddenMessageError
+        For a message that the template leaves out, repeats, or changes beyond white space at its ends, quoting, and
+        thinking that it drops.
+    GGUFError
+        If the template fails.
+
+    Examples
+    --------
+    >>> template = ChatTemplate("{% for m in messages %}[{{ m.content.split('</think>')[-1] | trim }}]{% endfor %}")
+    >>> found = render_located(template, [Turn("user", "hi \\n"), Turn("assistant", "<think>hm</think> yo")], {})
+    >>> found.text, [found.text[copy.at:copy.stop] for copy in found.copies]
+    ('[hi][yo]', ['hi', 'yo'])
+    """
+    marks = marks_of(template)
+    text = render_chat(template, [_message(turn, marks) for turn in turns], **variables)
+    for keep, quoted in _keeps(template, turns, marks, is_markup):
+        masked = _Masked(turns, keep, quoted)
+        if masked.runs is None:
+            continue
+        shown = render_chat(template, [_message(turn, marks) for turn in masked.turns], **variables)
+        found = masked.read(shown)
+        if found.text == text:
+            masked.check(found, marks)
+            return Located(text, tuple(_joined(found, turns, marks)))
+    raise HiddenMessageError(_first_hidden(text, turns))
+
+
+Keep = Callable[[Turn, str], "re.Pattern[str] | None"]
+"""What of a turn's text, by the name of that text, the template must see as it is; white space at the ends always."""
+
+
+def _keeps(
+    template: ChatTemplate, turns: Sequence[Turn], marks: Marks | None, is_markup: Callable[[str], bool]
+) -> Iterator[tuple[Keep, bool]]:
+    """Ways to mask: the marks of thinking kept; all that the template compares with, too; results of tools quoted."""
+    thinking = None if marks is None else _any([marks.start, marks.end])
+
+    def thought(turn: Turn, name: str) -> re.Pattern[str] | None:
+        return thinking if turn.role == "assistant" and name == "content" else None
+
+    yield thought, False
+    said = [turn.content for turn in turns]
+    words = [word for word in template.literals if len(word) > 1 and not (word.isalnum() or word.isspace())]
+    words = words if len(words) <= MOST_LITERALS else []
+    compared = [word for word in words if any(word in text for text in said) and not is_markup(word)]
+    if compared:
+        literals = _any(compared)
+        yield (lambda turn, name: literals if name == "content" else None), False
+    if any(turn.role == "tool" for turn in turns):
+        yield thought, True
+
+
+def _any(words: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
+
+
+class _Masked:
+    """A conversation with a private character for every run of text; `runs` is None where these do not suffice."""
+
+    def __init__(self, turns: Sequence[Turn], keep: Keep, quoted: bool) -> None:
+        self.given, self.quoted = turns, quoted
+        self.runs: list[tuple[Field, int, int]] | None = []
+        self.turns = [
+            Turn(turn.role, *(self._mask(index, name, keep(turn, name)) for name in ("content", "reasoning")))
+            for index, turn in enumerate(turns)
+        ]
+
+    def _mask(self, index: int, name: str, keep: re.Pattern[str] | None) -> str:
+        text: str = getattr(self.given[index], name)
+        out, at = [], 0
+        cuts = [(match.start(), match.end()) for match in keep.finditer(text)] if keep else []
+        if keep and self.given[index].role != "assistant" and not keep.sub("", text).strip():
+            cuts = []  # or nothing would tell where it goes
+        for start, end in [*cuts, (len(text), len(text))]:
+            whole = text[at:start]
+            core = whole.strip()
+            if core and self.runs is not None:
+                lead = len(whole) - len(whole.lstrip())
+                out += [whole[:lead], chr(FIRST + len(self.runs)), whole[lead + len(core) :]]
+                self.runs.append(((index, name), at + lead, at + lead + len(core)))
+                if len(self.runs) > LAST - FIRST:
+                    self.runs = None
+            else:
+                out.append(whole)
+            out.append(text[start:end])
+            at = end
+        return "".join(out)
+
+    def read(self, shown: str) -> Located:
+        """What a rendering of the masked turns says of that of the true ones."""
+        assert self.runs is not None
+        pieces, copies, at, last = [], [], 0, 0
+        for match in _CODE.finditer(shown):
+            number = ord(match[0]) - FIRST
+            if number >= len(self.runs):
+                continue
+            (index, name), start, end = self.runs[number]
+            said = getattr(self.given[index], name)[start:end]
+            if self.quoted and self.given[index].role == "tool":
+                said = json.dumps(said, ensure_ascii=False)[1:-1]
+            pieces += [shown[last : match.start()], said]
+            at += match.start() - last
+            copies.append(Copy(index, name, start, end, at, at + len(said)))
+            at, last = at + len(said), match.end()
+        return Located("".join([*pieces, shown[last:]]), tuple(copies))
+
+    def check(self, found: Located, marks: Marks | None) -> None:
+        """HiddenMessageError unless every run of a content is there once; of thinking, at most once."""
+        seen: dict[tuple[int, str, int], int] = {}
+        for copy in found.copies:
+            key = copy.index, copy.name, copy.start
+            seen[key] = seen.get(key, 0) + 1
+        for (index, name), start, end in self.runs or ():
+            turn = self.given[index]
+            thought = name == "reasoning"
+            if marks is not None and turn.role == "assistant" and not thought:
+                thought = end <= turn.content.rfind(marks.end)
+            if (count := seen.get((index, name, start), 0)) > 1 or (count == 0 and not thought):
+                raise HiddenMessageError(index)
+
+
+def _joined(found: Located, turns: Sequence[Turn], marks: Marks | None) -> Iterator[Copy]:
+    """Copies with what lies between their runs and at the ends of the text, where it stands there too.
+
+    Not the marks of an assistant's thinking, which are markup wherever they stand.
+    """
+    copies: list[Copy] = []
+    for copy in found.copies:
+        text: str = getattr(turns[copy.index], copy.name)
+        before = copies[-1] if copies else None
+        follows = before is not None and (before.index, before.name) == (copy.index, copy.name)
+        if before and follows and before.end <= copy.start:
+            between = text[before.end : copy.start]
+            if found.text[before.stop : copy.at] == between and _free(between, turns[copy.index], marks):
+                copies[-1] = replace(before, end=copy.end, stop=copy.stop)
+                continue
+        if not follows and _free(text[: copy.start], turns[copy.index], marks):
+            least = before.stop if before else 0
+            heads = (text[: copy.start], text[: copy.start].lstrip())
+            fits = (len(head) for head in heads if found.text.endswith(head, least, copy.at))
+            head = next(fits, 0)
+            copy = replace(copy, start=copy.start - head, at=copy.at - head)
+        copies.append(copy)
+    for copy, after in zip(copies, [*copies, None][1:], strict=True):
+        if after is None or (after.index, after.name) != (copy.index, copy.name):
+            tail = getattr(turns[copy.index], copy.name)[copy.end :]
+            if _free(tail, turns[copy.index], marks):
+                most = after.at if after else len(found.text)
+                fits = (len(each) for each in (tail, tail.rstrip()) if found.text.startswith(each, copy.stop, most))
+                size = next(fits, 0)
+                copy = replace(copy, end=copy.end + size, stop=copy.stop + size)
+        yield copy
+
+
+def _free(text: str, turn: Turn, marks: Marks | None) -> bool:
+    """Whether a text holds no mark of an assistant's thinking."""
+    return marks is None or turn.role != "assistant" or not (marks.start in text or marks.end in text)
+
+
+def _first_hidden(text: str, turns: Sequence[Turn]) -> int:
+    """The message to name where none can be located: the first that does not stand there as it is."""
+    return next((index for index, turn in enumerate(turns) if turn.content.strip() not in text), 0)
+
+
+def _message(turn: Turn, marks: Marks | None) -> dict[str, Any]:
+    """A turn as the template takes it."""
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.reasoning:
+        way = marks.history if marks else "reasoning_content"
+        if way == "blocks":
+            thought = {"type": "thinking", "thinking": turn.reasoning}
+            message["content"] = [thought, {"type": "text", "text": turn.content}] if turn.content else [thought]
+        else:
+            message[way] = turn.reasoning
+    return message

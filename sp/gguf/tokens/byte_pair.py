@@ -1,0 +1,100 @@
+"""Byte-level BPE: text to tokens by the merges of a vocabulary.
+
+As in llama.cpp there is no NFC step, so the bytes of the text are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from sp.arrays import Ints
+from sp.gguf.pretokenizers import PRE_TOKENIZERS
+from sp.gguf.tokens.pieces import pieces
+from sp.gguf.tokens.special_tokens import Fragment
+from sp.gguf.tokens.written import Written
+from sp.gguf.vocabulary import ADDED, Vocabulary
+
+
+class BytePairs:
+    """Text without special tokens to ids, and what each token stands for.
+
+    Attributes
+    ----------
+    bytes, spelled : list of bytes
+        Of each token.
+    space_prefix : bool
+        Nothing is written in front of a text.
+    """
+
+    space_prefix = False
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.bytes = self.spelled = token_bytes(vocabulary.tokens, vocabulary.types)
+        self._backend = _backend(vocabulary)
+
+    def write(self, fragments: Sequence[Fragment], raw: bytes, *, begins: bool) -> Written:
+        """The text as it stands."""
+        return Written([part for part in fragments if isinstance(part, str)], raw)
+
+    def encode(self, texts: Sequence[str]) -> list[Ints]:
+        """Ids of each text; of long ones in parts side by side."""
+        cut = [pieces(text) for text in texts]
+        found = self._backend.encode_batch_fast(list(chain.from_iterable(cut)), add_special_tokens=False)
+        ids = (encoding.ids for encoding in found)
+        return [np.array([i for _ in parts for i in next(ids)], np.int64) for parts in cut]
+
+
+def _backend(vocabulary: Vocabulary) -> Backend:
+    pre = PRE_TOKENIZERS[vocabulary.pre]
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    if pre.whole_words:  # a word of the text is never a special token
+        special = {token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in ADDED}
+        parts = (part for left, right in vocabulary.merges for part in (left, right, left + right))
+        for token in special.difference(part for part in parts if part in special):
+            del ids[token]
+    backend = Backend(models.BPE(vocab=ids, merges=vocabulary.merges, ignore_merges=pre.whole_words))
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    return backend
+
+
+def byte_alphabet() -> list[int]:
+    """Code point that stands for each of the 256 bytes in a byte-level vocabulary (GPT-2's table).
+
+    >>> chr(byte_alphabet()[ord(" ")]), chr(byte_alphabet()[ord("a")])
+    ('Ġ', 'a')
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [byte if byte in printable else next(others) for byte in range(256)]
+
+
+def token_bytes(tokens: list[str], token_types: list[int]) -> list[bytes]:
+    """Bytes of every token: byte-level for ordinary ones, plain UTF-8 for special and odd ones."""
+    table = dict.fromkeys(range(256), 0xFFFF)  # what is outside the alphabet must fail to encode
+    table |= {code: byte for byte, code in enumerate(byte_alphabet())}
+    ordinary = [t if kind not in ADDED else "" for t, kind in zip(tokens, token_types, strict=True)]
+    try:  # one pass over the whole vocabulary: a quarter of a million small ones are slow
+        joined = "".join(ordinary).translate(table).encode("latin-1")
+    except UnicodeEncodeError:
+        return [_odd_bytes(t, table, kind) for t, kind in zip(tokens, token_types, strict=True)]
+    ends = np.cumsum(np.fromiter(map(len, ordinary), np.int64, len(ordinary))).tolist()
+    return [
+        joined[end - len(t) : end] if t else token.encode()
+        for token, t, end in zip(tokens, ordinary, ends, strict=True)
+    ]
+
+
+def _odd_bytes(token: str, table: Mapping[int, int], kind: int) -> bytes:
+    if kind not in ADDED:
+        try:
+            return token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
+            pass
+    return token.encode()

@@ -1,0 +1,149 @@
+"""Which cards hold a model, alone and with a drafter, up to what length of prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
+from math import ceil
+from typing import Any
+
+from sp.models.config import ModelConfig
+from sp.models.inspect.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
+from sp.models.synthetic.shapes import find_shape, list_shapes
+from sp.quant import BlockFormat
+
+CARDS = (12, 16, 24, 32, 48, 80)
+"""Sizes of cards in GiB."""
+SYSTEM = 1 << 30
+"""Of a card: what driver, context and kernels take."""
+LENGTHS = tuple(1 << power for power in range(13, 19))
+KEEP, ANSWER = 0.05, 256
+"""Share of a prompt that is kept, and tokens of an answer, that the table reckons with."""
+DRAFTER_TYPE, LARGEST_DRAFTER = "bf16", 2 * 10**9
+"""How drafters are published, and the parameters of the largest model that is proposed as one."""
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A published model that could score for a target: configuration and bytes of its weights on the device."""
+
+    name: str
+    config: ModelConfig
+    weights: int
+
+
+def drafters_for(target: ModelConfig, parameters: int) -> list[Drafter]:
+    """Small published models of the registry, those whose architecture is called most like it first.
+
+    A drafter need not share the target's vocabulary, for scores are carried over by bytes of the text.
+
+    Examples
+    --------
+    >>> config = find_shape("qwen3.6-27b").config
+    >>> [one.name for one in drafters_for(config, 27 * 10**9)][:1]
+    ['qwen3-0.6b']
+    """
+    found = [
+        (-_alike(one.config.architecture, target.architecture), size, one.name, one)
+        for size, one in _small()
+        if 4 * size <= parameters
+    ]
+    return [one for *_, one in sorted(found, key=lambda each: each[:3])]
+
+
+@cache
+def _small() -> tuple[tuple[int, Drafter], ...]:
+    """Parameters of every shape that may be proposed, and what it takes as a drafter."""
+    found = []
+    for name in list_shapes():
+        shape = find_shape(name)
+        size = sum(tensor.size for tensor in shape.tensors())
+        if not name.startswith("tiny-") and size <= LARGEST_DRAFTER:
+            formats = {tensor: fmt for tensor, _, fmt in shape.plan(DRAFTER_TYPE)}
+            found.append((size, Drafter(name, shape.config, weights_bytes(shape.config, formats))))
+    return tuple(found)
+
+
+def _alike(a: str, b: str) -> int:
+    """Letters that two names begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def weights_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> int:
+    """Bytes of a model's weights on the device; arguments and errors as for `held_weights`."""
+    return sum(row.nbytes for row in held_weights(config, formats))
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a request needs on a card.
+
+    Attributes
+    ----------
+    together : int
+        With both models there all the time.
+    by_turns : int
+        Where the model that is not at work may leave for host memory, as it does within ``--vram``.
+    """
+
+    together: int
+    by_turns: int
+
+
+def need(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int, kv: str) -> Need:
+    """What a prompt of so many tokens and its answer need: read whole, or at `KEEP` after a drafter has scored it.
+
+    Examples
+    --------
+    >>> config = find_shape("qwen3.6-27b").config
+    >>> whole = need(config, 16_540_829_696, None, 131072, "q4_0")
+    >>> whole.together == whole.by_turns, round(whole.together / 2**30, 1)
+    (True, 21.4)
+    """
+    read = tokens if drafter is None else ceil(KEEP * tokens)
+    held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
+    reading = held + reading_bytes(target, read)
+    if drafter is None:
+        return Need(reading, reading)
+    scoring = drafter.weights + scoring_bytes(drafter.config, tokens)
+    return Need(max(reading + drafter.weights, held + scoring), max(reading, scoring))
+
+
+def card_rows(
+    target: ModelConfig, weights: int, drafters: Iterable[Drafter], kv: str, lengths: Iterable[int] = LENGTHS
+) -> list[dict[str, Any]]:
+    """For every card the longest prompt that it answers, in full and with each drafter.
+
+    Returns
+    -------
+    list of dict
+        ``card`` in GiB, ``kv``, ``full`` (tokens, or None where not even the shortest length fits) and ``drafters``:
+        name to ``together`` and ``by_turns``, tokens or None alike. Tokens are those of the prompt with its answer;
+        in full they are tried up to the target's window.
+    """
+    lengths, rows = tuple(lengths), []
+    whole = {n: need(target, weights, None, n - ANSWER, kv).together for n in lengths if n <= target.context}
+    pairs = {one.name: {n: need(target, weights, one, n - ANSWER, kv) for n in lengths} for one in drafters}
+    for card in CARDS:
+        room = (card << 30) - SYSTEM
+        rows.append(
+            {
+                "card": card,
+                "kv": kv,
+                "full": _longest(whole, room),
+                "drafters": {
+                    name: {
+                        "together": _longest({n: one.together for n, one in needs.items()}, room),
+                        "by_turns": _longest({n: one.by_turns for n, one in needs.items()}, room),
+                    }
+                    for name, needs in pairs.items()
+                },
+            }
+        )
+    return rows
+
+
+def _longest(needs: Mapping[int, int], room: int) -> int | None:
+    return max((n for n, nbytes in needs.items() if nbytes <= room), default=None)

@@ -1,0 +1,145 @@
+"""Device memory that models take: weights as they are packed, keys and values by pages, states; and bounds of the rest.
+
+What is held is arithmetic: the very bytes that are reserved. What work takes besides is a bound fitted to recorded
+peaks of requests (``results/*/ttft.jsonl``), which lie below the sum, by a tenth at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sp.models.cache.pages import page_format
+from sp.models.config import ModelConfig
+from sp.models.passes.forward import CHUNK
+from sp.models.recording import Tensor
+from sp.models.trunk import trunk_tensors
+from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.ops.matmul.fragment_order import plane_offsets
+from sp.quant import F32, BlockFormat
+from sp.quant.repack import EXACT_TERMS, device_format, is_split
+
+EMBEDDING = "token_embd.weight"
+STREAMS = 16
+"""Residual streams in float32 that the work on one chunk takes, at most."""
+SCRATCH = 640 << 20
+"""What is left over between stages: partial sums, graphs, pieces of free memory."""
+
+
+@dataclass
+class Held:
+    """Tensors of one format in a file, and what the device makes of them.
+
+    Attributes
+    ----------
+    source : str
+        Format in the file.
+    targets : list of str
+        Formats on the device, the first met first.
+    tensors, source_bytes, nbytes : int
+        How many, and their bytes in the file and on the device.
+    """
+
+    source: str
+    targets: list[str]
+    tensors: int = 0
+    source_bytes: int = 0
+    nbytes: int = 0
+
+
+def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> list[Held]:
+    """What the device holds of a model's weights, one row a format of the file, the most bytes first.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    formats : mapping of str to BlockFormat
+        Of every tensor of the file, by name. A head that is tied to the embedding is held once more, packed.
+
+    Raises
+    ------
+    KeyError
+        A tensor of the model is not among them.
+    ModelError
+        A matrix has no packed form.
+
+    Examples
+    --------
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> shape = find_shape("qwen3-0.6b")
+    >>> plan = {name: fmt for name, _, fmt in shape.plan("q8_0")}
+    >>> [(row.source, row.targets, row.tensors) for row in held_weights(shape.config, plan)]
+    [('Q8_0', ['Q8_0'], 197), ('F32', ['F32'], 113)]
+    """
+    rows: dict[str, Held] = {}
+    tied = "output.weight" not in formats
+    for tensor in trunk_tensors(config, formats):
+        fmt = formats[tensor.name]
+        row = rows.setdefault(fmt.name, Held(fmt.name, []))
+        row.tensors += 1
+        row.source_bytes += fmt.nbytes(tensor.shape)
+        for target, nbytes in _places(tensor, fmt, tied):
+            row.nbytes += nbytes
+            if target not in row.targets:
+                row.targets.append(target)
+    return sorted(rows.values(), key=lambda row: -row.nbytes)
+
+
+def _places(tensor: Tensor, fmt: BlockFormat, tied: bool) -> list[tuple[str, int]]:
+    """Format and bytes of each copy on the device."""
+    if tensor.kind != "matrix":
+        return [(F32.name, 4 * tensor.size)]
+    found, (rows, width) = [], tensor.shape
+    if tensor.name == EMBEDDING:
+        table = device_format(fmt, width, table=True)
+        found.append((table.name, rows * table.row_bytes(width)))
+    if tensor.name != EMBEDDING or tied:
+        packed = device_format(fmt, width)
+        nbytes, terms = plane_offsets(tensor.name, packed, tensor.shape).end, EXACT_TERMS
+        split = is_split(fmt, tensor.shape)
+        found.append((f"{terms} x {packed.name}", terms * nbytes) if split else (packed.name, nbytes))
+    return found
+
+
+def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
+    """Bytes of the keys and values of so many tokens, in whole pages, all attention layers.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> kv_bytes(find_shape("qwen3.6-27b").config, 131072, "q4_0")
+    2415919104
+    """
+    row = page_format(kv, config.head_dim, False, "cpu").row_bytes(config.head_dim)
+    pages = -(-tokens // PAGE_TOKENS) * len(config.attention_layers)
+    return 2 * pages * PAGE_TOKENS * config.kv_heads * row
+
+
+def state_bytes(config: ModelConfig) -> int:
+    """Bytes of all recurrent states, whatever the length of the text.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> state_bytes(find_shape("qwen3.6-27b").config) >> 20
+    149
+    """
+    d = config.delta
+    if d is None:
+        return 0
+    return 4 * len(config.delta_layers) * ((d.conv_kernel - 1) * d.conv_dim + d.value_heads * d.head_dim**2)
+
+
+def reading_bytes(config: ModelConfig, tokens: int) -> int:
+    """Bound of what a target's prefill of so many tokens takes beside weights, cache and states.
+
+    The streams of one chunk, and keys and values of one layer in 16 bits.
+    """
+    streams = STREAMS * 4 * config.hidden * min(tokens, CHUNK["cuda"])
+    return SCRATCH + streams + 2 * 2 * tokens * config.kv_heads * config.head_dim
+
+
+def scoring_bytes(config: ModelConfig, tokens: int) -> int:
+    """Bound of what a drafter takes beside its weights to score so many tokens layer by layer.
+
+    The whole prompt's stream in float32, twice, its queries in 16 bits, three times, and its keys and values, four
+    times, for the layer at work.
+    """
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return SCRATCH + tokens * (2 * 4 * config.hidden + 3 * 2 * q + 4 * 2 * 2 * kv)

@@ -1,0 +1,169 @@
+"""render: what `inspect_file` found, as tables for people, 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sp.quant import Repacked
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+def render(info: dict[str, Any]) -> RenderableType:
+    """Tables of what `inspect_file` found, for a `rich` console."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for name, value in _facts(info):
+        facts.add_row(name, Text(value))
+    parts: list[RenderableType] = [facts]
+    if info["tensors_by_type"]:
+        parts += ["", _types(info), *(Text(str(Repacked(**each))) for each in info["repacked"])]
+    if info["device"] is not None:
+        parts += ["", _kv(info["device"])]
+    if info["cards"] is not None:
+        parts += ["", *_cards(info["cards"])]
+    if info["warnings"]:
+        parts += ["", *(Text(f"warning: {warning}", style="yellow") for warning in info["warnings"])]
+    return Group(*parts)
+
+
+def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Rows of the first table."""
+    yield "file", info["path"] + (f" and {info['shards'] - 1} more shards" if info["shards"] > 1 else "")
+    yield "size", f"{_size(info['bytes'])} ({info['bytes']:,} bytes), GGUF v{info['version']}"
+    for digest in info["sha256"] or ():
+        yield "sha256", digest
+    yield "model", " · ".join(filter(None, (info["architecture"], info["name"], info["file_type"]))) or "unknown"
+    yield "parameters", f"{_thousands(info['parameters'])} in {info['tensors']} tensors"
+    labels = ("layers", "hidden", "heads", "kv_heads", "head_dim", "context")
+    known = [f"{name} {info[name]}" for name in labels if info[name] is not None]
+    if known:
+        yield "shape", " · ".join(known)
+    if info["family"] is not None:
+        yield from _family(info["family"])
+    tokenizer = info["tokenizer"]
+    if tokenizer is not None:
+        shown = [f"{name} {value}" for name, value in tokenizer.items() if value is not None and name != "sha256"]
+        yield "tokenizer", " · ".join(shown)
+    template = info["chat_template"]
+    if template["present"]:
+        yield "template", f"{template['chars']} characters, sha256 {template['sha256'][:12]}: {template['first_line']}"
+
+
+def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What mixes tokens, and how positions are told."""
+    mixers = f"{family['attention_layers']} layers of attention"
+    if family["delta_layers"]:
+        mixers += f", {family['delta_layers']} of Gated DeltaNet"
+    yield "family", f"{family['architecture']}, {family['kind']}: {mixers}"
+    rope = family["rope"]
+    scaled = "unscaled" if rope["scaling"] is None else f"scaled: {rope['scaling']}"
+    scaled += f" {rope['factor']:g}" if "factor" in rope else ""
+    yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}, {scaled}"
+
+
+def _types(info: dict[str, Any]) -> Table:
+    """Formats of the file, and what the CPU and the GPU do with each."""
+    from rich.table import Table
+
+    held = {row["source"]: row for row in info["device"]["formats"]} if info["device"] else {}
+    types = Table("type", box=None, pad_edge=False, header_style="bold")
+    for name in ("tensors", "size", "share", "CPU", "GPU", "on the GPU"):
+        types.add_column(name, justify="right")
+    total = sum(row["bytes"] for row in info["tensors_by_type"])
+    for row in info["tensors_by_type"]:
+        on = held.get(row["type"])
+        device = (on["kernels"], _size(on["nbytes"])) if on else ("", "")
+        decoded = "yes" if row["supported"] else "NO"
+        types.add_row(
+            row["type"], str(row["count"]), _size(row["bytes"]), f"{row['bytes'] / total:.1%}", decoded, *device
+        )
+    if held:
+        types.add_row("all", str(info["tensors"]), _size(total), "", "", "", _size(info["device"]["bytes"]))
+    return types
+
+
+def _kv(device: dict[str, Any]) -> Table:
+    """Bytes of keys and values by type and length; states of recurrent layers come on top."""
+    from rich.table import Table
+
+    lengths = list(next(iter(device["kv_bytes"].values())))
+    table = Table("KV cache", box=None, pad_edge=False, header_style="bold")
+    for length in lengths:
+        table.add_column(_tokens(int(length)), justify="right")
+    for kv, sizes in device["kv_bytes"].items():
+        table.add_row(kv, *(_size(sizes[length]) for length in lengths))
+    if device["state_bytes"]:
+        table.add_row("states", *[_size(device["state_bytes"])] * len(lengths))
+    return table
+
+
+def _cards(cards: dict[str, Any]) -> Iterator[RenderableType]:
+    """The longest prompt by card, in full and with each drafter."""
+    from rich.table import Table
+    from rich.text import Text
+
+    names = list(cards["rows"][0]["drafters"])
+    table = Table("longest prompt", "KV", box=None, pad_edge=False, header_style="bold")
+    table.add_column("in full", justify="right")
+    for name in names:
+        table.add_column(f"with {name}", justify="right")
+    for row in sorted(cards["rows"], key=lambda row: row["card"]):
+        pairs = [_pair(row["drafters"][name]) for name in names]
+        table.add_row(f"{row['card']} GB card", row["kv"], _tokens(row["full"]), *pairs)
+    yield table
+    if names:
+        yield Text(
+            f"with a drafter {cards['keep_ratio']:.0%} is kept; by turns: idle weights wait in host memory", style="dim"
+        )
+
+
+def _pair(found: dict[str, int | None]) -> str:
+    if found["together"] == found["by_turns"]:
+        return _tokens(found["together"])
+    turns = f"{_tokens(found['by_turns'])} by turns"
+    return turns if found["together"] is None else f"{_tokens(found['together'])}, {turns}"
+
+
+def _tokens(count: int | None) -> str:
+    """A length in binary thousands.
+
+    >>> _tokens(131072), _tokens(None)
+    ('128K', 'no')
+    """
+    return "no" if count is None else f"{count // 1024}K"
+
+
+def _size(count: int) -> str:
+    """Bytes in binary units.
+
+    >>> _size(16_536_406_016)
+    '15.40 GiB'
+    """
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.2f} {unit}"
+    return f"{size / 1024:.2f} TiB"
+
+
+def _thousands(count: int) -> str:
+    """A count in the units models are named by.
+
+    >>> _thousands(26_895_998_464), _thousands(596_049_920)
+    ('26.90 B', '596.0 M')
+    """
+    if count >= 10**9:
+        return f"{count / 10**9:.2f} B"
+    return f"{count / 10**6:.1f} M" if count >= 10**6 else f"{count:,}"

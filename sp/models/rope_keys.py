@@ -1,0 +1,153 @@
+"""What files say of rotary embedding: their keys to a `Rope` and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from sp.gguf import Value
+from sp.models.metadata_keys import Keys, short
+from sp.ops.rope import Pairing, Rope, Scaling
+from sp.ops.rope_scaling import LinearScaling, YarnScaling
+
+MOST_FACTOR = 1 << 12
+"""More than any model is stretched by."""
+MOST_TURNS = 1e6
+"""Of YaRN's pairs within the original context: far beyond the 32 and 1 of its authors."""
+MOST_LOUDNESS = 16.0
+"""Of attention factors, which lie near 1: scores grow by the square."""
+
+
+def read_rope(
+    keys: Keys,
+    dim: int,
+    context: int,
+    pairing: Pairing = "halves",
+    scaling: Scaling | None = None,
+    base: float | None = None,
+) -> tuple[Rope, int]:
+    """Rotary embedding as ``rope.freq_base`` and ``rope.scaling.*`` say, by llama.cpp's rules.
+
+    Without a type a factor means linear scaling, ``rope.scale_linear`` is an old name of it, and 0 means none. YaRN's
+    original context is the file's own if it names none. Its attention factor, 1 + 0.1 ln(factor), is multiplied by
+    ``yarn_attn_factor``, as in the authors' code, and any type's by ``attn_factor``.
+
+    Parameters
+    ----------
+    keys : Keys
+    dim, pairing, scaling
+        See `Rope`. A scaling that the family has read elsewhere leaves no room for one of the keys.
+    context : int
+        ``context_length``.
+    base : float, optional
+        ``rope.freq_base`` of files that do not tell it; needed if left out.
+
+    Returns
+    -------
+    rope : Rope
+    context : int
+        Positions that it serves: `context`, or what YaRN makes of an original context that the file names.
+
+    Raises
+    ------
+    ModelError
+        For a senseless value, or a type other than none, linear and yarn.
+
+    Examples
+    --------
+    >>> told = {"rope.freq_base": 1e6, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    >>> told["rope.scaling.original_context_length"] = 32768
+    >>> keys = Keys("qwen3", {f"qwen3.{name}": value for name, value in told.items()}, "model.gguf")
+    >>> rope, context = read_rope(keys, 128, 40960)
+    >>> rope.scaling.beta_fast, round(rope.magnitude, 4), context
+    (32.0, 1.1386, 131072)
+    """
+    base = keys.real("rope.freq_base", above=1.0, default=base)
+    told, magnitude = _scaling(keys, context)
+    if told is not None and scaling is not None:
+        keys.refuse("rope.scaling.type", "asks for a scaling, and tensors of the file for another; sp applies only one")
+    if isinstance(told, YarnScaling) and keys.get("rope.scaling.original_context_length") is not None:
+        context = max(context, int(told.original_context * told.factor))
+    magnitude *= _number(keys, "rope.scaling.attn_factor", 1.0, most=MOST_LOUDNESS)
+    return Rope(base, dim, pairing, scaling or told, magnitude), context
+
+
+def rope_metadata(rope: Rope) -> dict[str, Value]:
+    """The keys that `read_rope` reads, without prefix; none for frequencies that come from tensors.
+
+    Examples
+    --------
+    >>> rope_metadata(Rope(1e6, 128, scaling=LinearScaling(2.0)))
+    {'rope.freq_base': 1000000.0, 'rope.scaling.type': 'linear', 'rope.scaling.factor': 2.0}
+    """
+    keys: dict[str, Value] = {"rope.freq_base": rope.base}
+    scaling, loudness = rope.scaling, rope.magnitude
+    if isinstance(scaling, LinearScaling):
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
+    elif isinstance(scaling, YarnScaling):
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": scaling.factor,
+            "rope.scaling.original_context_length": scaling.original_context,
+        }
+        usual = YarnScaling(1.0, 1)
+        for name in ("ext_factor", "beta_fast", "beta_slow"):
+            if getattr(scaling, name) != getattr(usual, name):
+                keys[f"rope.scaling.yarn_{name}"] = getattr(scaling, name)
+        loudness /= scaling.attention_factor
+    return keys if loudness == 1 else keys | {"rope.scaling.attn_factor": loudness}
+
+
+def rope_facts(rope: Rope) -> dict[str, object]:
+    """What a trace says of rotary embedding; ``scaling`` is ``tensor`` where a tensor of the file scales frequencies.
+
+    Examples
+    --------
+    >>> rope_facts(Rope(1e6, 128, scaling=LinearScaling(2.0)))
+    {'base': 1000000.0, 'dim': 128, 'scaling': 'linear', 'factor': 2.0, 'magnitude': 1.0}
+    """
+    kinds = {LinearScaling: "linear", YarnScaling: "yarn", type(None): None}
+    named = {"scaling": kinds.get(type(rope.scaling), "tensor")}
+    own = asdict(rope.scaling) if isinstance(rope.scaling, LinearScaling | YarnScaling) else {}
+    return {"base": rope.base, "dim": rope.dim, **named, **own, "magnitude": rope.magnitude}
+
+
+def _scaling(keys: Keys, context: int) -> tuple[LinearScaling | YarnScaling | None, float]:
+    """What the keys ask for, and its attention factor."""
+    named = "rope.scaling.factor" if keys.get("rope.scaling.factor") is not None else "rope.scale_linear"
+    kind = keys.get("rope.scaling.type")
+    if kind is not None and not (isinstance(kind, str) and kind in ("none", "linear", "yarn")):
+        keys.refuse("rope.scaling.type", f"is {short(kind)}; sp reads none, linear and yarn")
+        return None, 1.0
+    if kind == "none":
+        return None, 1.0
+    if kind == "yarn" and keys.get(named) is None:
+        keys.refuse("rope.scaling.factor", "is missing; YaRN needs it")
+    value = keys.get(named)
+    zero = isinstance(value, int | float) and value == 0  # as much as none, to llama.cpp
+    factor = 1.0 if zero else _number(keys, named, 1.0, least=1.0, most=MOST_FACTOR)
+    if factor == 1:
+        return None, 1.0
+    if kind != "yarn":
+        return LinearScaling(factor), 1.0
+    ext = keys.get("rope.scaling.yarn_ext_factor")
+    unset = isinstance(ext, float) and ext < 0  # as llama.cpp writes one that it was not told
+    _number(keys, "rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=0.0)  # of families that sp does not know
+    yarn = YarnScaling(
+        factor,
+        keys.count("rope.scaling.original_context_length", default=context, most=1 << 40),
+        1.0 if unset else _number(keys, "rope.scaling.yarn_ext_factor", 1.0, least=0.0, most=1.0),
+        _number(keys, "rope.scaling.yarn_beta_fast", 32.0, most=MOST_TURNS),
+        _number(keys, "rope.scaling.yarn_beta_slow", 1.0, most=MOST_TURNS),
+    )
+    return yarn, yarn.attention_factor * _number(keys, "rope.scaling.yarn_attn_factor", 1.0, most=MOST_LOUDNESS)
+
+
+def _number(keys: Keys, key: str, default: float, *, most: float, least: float = 2.0**-20) -> float:
+    """A number in [least, most], or the default where there is none."""
+    if keys.get(key) is None:
+        return default
+    value = keys.real(key, above=0.0 if least else -1.0)
+    if least <= value <= most:
+        return value
+    keys.refuse(key, f"is {value:g}; it must lie in {least:g}..{most:g}")
+    return default

@@ -1,0 +1,94 @@
+"""What the report says of a run's models: what is held in other formats, and positions beyond those of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, log2
+
+from sp.models import Draft
+from sp.ops.rope_scaling import LinearScaling, YarnScaling
+from sp.pipeline.load import Loaded
+from sp.pipeline.result import Scored
+from sp.scoring import Scorer
+from sp.scoring.base import ModelFreeScorer
+
+
+def told(
+    target: Loaded,
+    drafter: Loaded | None,
+    draft: Draft | None,
+    scorer: Scorer,
+    scored: Scored | None,
+    others: Mapping[str, object],
+) -> dict[str, object]:
+    """Facts of a run's trace by name; those of which there is nothing to say are left out.
+
+    Parameters
+    ----------
+    target, drafter, draft
+        The models of the run.
+    scorer : Scorer
+    scored : Scored, optional
+        What came of it; None where compression was not active.
+    others : mapping
+        Facts that are known already.
+    """
+    facts = {
+        "repacked": repacked_lines(target, drafter, draft),
+        "positions": position_lines(target, drafter, scorer, scored),
+        **others,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def repacked_lines(target: Loaded, drafter: Loaded | None, draft: Draft | None) -> list[str]:
+    """What models hold in other formats than their files, a line each; see `sp.quant.repack`."""
+    held = {"target": target.model.repacked}
+    held |= {"drafter": drafter.model.repacked} if drafter else {}
+    held |= {"draft": draft.repacked} if draft else {}
+    return [f"{name}: {each}" for name, all_of in held.items() for each in all_of]
+
+
+def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:
+    """How the models of a run come by positions that they were not trained for, a line each."""
+    models = {"target": target} | ({"drafter": drafter} if drafter else {})
+    lines = [f"{role}: {line}" for role, one in models.items() if (line := scaled(one))]
+    if scored is None or isinstance(scorer, ModelFreeScorer):
+        return lines
+    role = "target" if scorer.reads_target else "drafter"
+    line = extrapolated(role, models[role], len(scored.drafted))
+    return [*lines, f"{role}: {line}"] if line else lines
+
+
+def scaled(loaded: Loaded) -> str | None:
+    """How RoPE is scaled, and who wants it so; None where it is as the model was trained.
+
+    Examples
+    --------
+    >>> from sp.models import AskedScaling
+    >>> from sp.pipeline.load import embedded, load
+    >>> scaled(load(embedded("drafter"), device="cpu", rope=AskedScaling("yarn", 4.0)))
+    'RoPE scaled by YaRN, 4 x 163,840 positions, as was asked'
+    """
+    scaling = loaded.model.config.rope.scaling
+    who = "as was asked" if loaded.asked else "as its file says"
+    if isinstance(scaling, YarnScaling):
+        return f"RoPE scaled by YaRN, {scaling.factor:g} x {scaling.original_context:,} positions, {who}"
+    if isinstance(scaling, LinearScaling):
+        return f"RoPE scaled linearly by {scaling.factor:g}, {who}"
+    if scaling is not None:
+        return f"RoPE scaled by a tensor, {who}"
+    return "RoPE not scaled, as was asked" if loaded.asked else None
+
+
+def extrapolated(role: str, loaded: Loaded, tokens: int) -> str | None:
+    """That a reader of so many tokens leaves the positions it was trained for, and which option is there for it."""
+    trained = loaded.trained
+    if trained is None or tokens <= trained:
+        return None
+    scaling = loaded.model.config.rope.scaling
+    told = f"trained to {trained:,} positions, the prompt has {tokens:,}: {tokens / trained:.1f} x as far, extrapolated"
+    if not (scaling is None or isinstance(scaling, LinearScaling | YarnScaling)):
+        return told  # by a tensor, which no option replaces
+    original = scaling.original_context if isinstance(scaling, YarnScaling) else trained
+    return f"{told}; --{role}-rope yarn:{2 ** ceil(log2(tokens / original))} would scale RoPE instead"

@@ -1,0 +1,1 @@
+"""Plain numbers: a value a block."""

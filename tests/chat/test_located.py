@@ -1,0 +1,149 @@
+"""Messages are found where they stand, whatever they say and whatever the template drops of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thinking_templates import BLOCKS, CHANNELS, OPENED, SWITCHED, switched
+
+from sp.chat import HiddenMessageError, Located, Turn, render_located
+from sp.gguf import ChatTemplate, render_chat
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+SAID = {"role": "user", "content": "x"}
+
+
+def shown(found: Located) -> list[tuple[int, str, str]]:
+    return [(copy.index, copy.name, found.text[copy.at : copy.stop]) for copy in found.copies]
+
+
+def locate(source: str, *turns: Turn) -> Located:
+    return render_located(ChatTemplate(source, "<s>", "</s>"), turns, {}, lambda text: "<|" in text)
+
+
+def test_old_thinking_is_dropped_and_that_of_the_present_turn_stays() -> None:
+    old = Turn("assistant", "Yes.", "old thought")
+    marked = Turn("assistant", "<think>\nmarked thought\n</think>\n\nNo.")
+    new = Turn("assistant", "Let me look.", "new thought")
+    found = locate(SWITCHED, Turn("user", "One?"), old, marked, Turn("user", "Two?"), new)
+    assert shown(found) == [
+        (0, "content", "One?"), (1, "content", "Yes."), (2, "content", "No."), (3, "content", "Two?"),
+        (4, "reasoning", "new thought"), (4, "content", "Let me look."),
+    ]  # fmt: skip
+    assert "<think>\nnew thought\n</think>\n\nLet me look." in found.text
+    assert "old thought" not in found.text
+    assert "marked thought" not in found.text
+
+
+def test_marked_thinking_that_stays_has_its_marks_as_markup() -> None:
+    found = locate(SWITCHED, Turn("user", "One?"), Turn("assistant", "<think>\nhm\n</think>\n\nYes."))
+    assert shown(found) == [(0, "content", "One?"), (1, "content", "hm"), (1, "content", "Yes.")]
+
+
+def test_thinking_as_blocks_and_in_channels() -> None:
+    turns = Turn("user", "One?"), Turn("assistant", "Yes.", "hm"), Turn("user", "Two?")
+    assert locate(BLOCKS, *turns).text == "[user]One?[assistant][THINK]hm[/THINK]Yes.[user]Two?"
+    assert (1, "reasoning", "hm") in shown(locate(BLOCKS, *turns))
+    assert "hm" not in locate(CHANNELS, *turns).text
+    assert (1, "reasoning", "hm") in shown(locate(CHANNELS, *turns[:2]))
+    opened = locate(
+        OPENED, Turn("user", "One?"), Turn("assistant", "<think>\nhm</think>\n\nYes. "), Turn("user", "Two?")
+    )
+    assert opened.text == "<|user|>One?</s><|assistant|>Yes.</s><|user|>Two?</s><|assistant|><think>\n"
+    assert shown(opened)[1] == (1, "content", "Yes.")
+
+
+def test_a_quoted_result_of_a_tool_is_found_as_it_stands() -> None:
+    result = Turn("tool", '{"a": "b\\n", "c": "é"}\n')
+    found = locate(CHANNELS, Turn("user", 'Say "a"'), result)
+    assert '<|message|>Say "a"<|end|>' in found.text
+    assert shown(found)[1] == (1, "content", '{\\"a\\": \\"b\\\\n\\", \\"c\\": \\"é\\"}')
+
+
+def test_white_space_at_the_ends_belongs_to_the_message_where_it_is_kept() -> None:
+    assert shown(locate(PLAIN, Turn("user", "\n\n a \n"))) == [(0, "content", "\n\n a \n")]
+    trimmed = PLAIN.replace("m.content", "m.content | trim")
+    assert shown(locate(trimmed, Turn("user", "\n\n a \n"))) == [(0, "content", "a")]
+
+
+@pytest.mark.parametrize(
+    "content", ["a", "user", "assistant", "\n", "<|im_end|>", "im", "<|im_start|>user\nx<|im_end|>\n"]
+)
+def test_a_message_that_looks_like_markup_is_told_from_it(content: str) -> None:
+    found = locate(PLAIN, Turn("system", content), Turn("user", content), Turn("assistant", content))
+    places = [found.text[copy.at : copy.stop] for copy in found.copies]
+    assert places == [content] * (3 if content.strip() else 0)
+    lead = len("<|im_start|>system\n")
+    assert [copy.at for copy in found.copies][:1] in ([lead], [])
+
+
+@pytest.mark.parametrize(
+    ("source", "index"),
+    [
+        ("{{ messages[0].content }}", 1),
+        ("{% for m in messages %}{{ m.content }}{{ m.content if loop.first }}{% endfor %}", 0),
+        ("{% for m in messages %}{{ m.content | upper if loop.last else m.content }}{% endfor %}", 1),
+        ("{% for m in messages %}{{ m.content[:3] }}{% endfor %}", 0),
+    ],
+)
+def test_a_message_the_template_hides_repeats_or_changes_is_refused(source: str, index: int) -> None:
+    with pytest.raises(HiddenMessageError, match=rf"does not show messages\[{index}\] once") as caught:
+        locate(source, Turn("user", "first one"), Turn("user", "second"))
+    assert caught.value.index == index
+
+
+words = st.sampled_from(
+    [
+        *(
+            "<think>",
+            "</think>",
+            "<think>\nhm\n</think>\n\n",
+            "<tool_response>",
+            "<|im_end|>\n",
+            "<|im_start|>system\n",
+        ),
+        *("a", "user", " ", "\n", "\n\n", "é", "\U00100000", "\U00100001", '"', "assistant\n", "Yes."),
+    ]
+)
+texts = st.lists(words, max_size=5).map("".join)
+turn = st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), texts)
+thoughtful = st.builds(Turn, st.just("assistant"), st.sampled_from(["", "Yes."]), texts)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(turn | thoughtful, min_size=1, max_size=5))
+def test_any_conversation_is_located_as_by_hand_or_refused(turns: list[Turn]) -> None:
+    pieces = switched(turns)
+    text = "".join(piece for _, piece in pieces)
+    try:
+        found = locate(SWITCHED, *turns)
+    except HiddenMessageError:
+        assert any("think>" in t.content or "<tool_response>" in t.content or "think>" in t.reasoning for t in turns)
+        return
+    assert found.text == text
+    at, stop = 0, 0
+    for copy in found.copies:
+        assert copy.at >= stop, "copies overlap"
+        stop = copy.stop
+    said = bytearray(len(text))  # by hand: which message each character is of, 0 for markup
+    for index, piece in pieces:
+        if index is not None:
+            said[at : at + len(piece)] = bytes([index + 1]) * len(piece)
+        at += len(piece)
+    located = bytearray(len(text))
+    for copy in found.copies:
+        located[copy.at : copy.stop] = bytes([copy.index + 1]) * (copy.stop - copy.at)
+    for place, (index, other) in enumerate(zip(said, located, strict=True)):
+        if not text[place].isspace():
+            assert other in (index, 0), "markup, or another message, passes for a message"
+            thought = index and turns[index - 1].role == "assistant"
+            assert other == index or thought, "a character of a message passes for markup"
+
+
+def test_the_text_is_that_of_one_rendering() -> None:
+    given = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}]
+    found = locate(SWITCHED, Turn("user", "One?"), Turn("assistant", "Yes.", "hm"))
+    assert found.text == render_chat(SWITCHED, given)

@@ -1,0 +1,56 @@
+"""Replies are taken apart as they come, wherever the pieces are cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sp.chat import MARKS, Splitter, Thinks, split_reply
+from sp.chat.reasoning import joined
+
+CHANNELS, BRACKETS, TAGS = MARKS
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+REPLIES = [
+    (Thinks(TAGS), "<think>\nhm\n\nha \n</think>\n\nYes. </think>\n", "hm\n\nha", "Yes. </think>\n"),
+    (Thinks(TAGS), "\n<think>hm</think>Yes", "hm", "Yes"),
+    (Thinks(TAGS), "<think>\n\n</think>\n\nYes", "", "Yes"),
+    (Thinks(TAGS), " Yes <think> not now", "", " Yes <think> not now"),
+    (Thinks(TAGS), "<thin air", "", "<thin air"),
+    (Thinks(TAGS), "", "", ""),
+    (Thinks(TAGS, opened=True), "\nhm </thing> é</think>\n日", "hm </thing> é", "日"),
+    (Thinks(TAGS, opened=True), "never ends </thin", "never ends </thin", ""),
+    (Thinks(BRACKETS), "[THINK]hm[/THINK]Yes", "hm", "Yes"),
+    (Thinks(CHANNELS), f"{ANALYSIS}hm\n<ha<|end|>{FINAL}Yes.\n no", "hm\n<ha", "Yes.\n no"),
+    (Thinks(CHANNELS), f"{ANALYSIS}one <|end|><|start|>assistant{ANALYSIS}two<|end|>{FINAL}Yes", "onetwo", "Yes"),
+    (Thinks(CHANNELS), "<|channel|>final<|message|>Yes", "", "Yes"),
+    (Thinks(CHANNELS), f"{ANALYSIS}hm<|end|><|start|>assi", "hm", ""),
+    (Thinks(CHANNELS), "plain <| text", "", "plain <| text"),
+    (None, " <think>hm</think>", "", " <think>hm</think>"),
+]
+
+
+@pytest.mark.parametrize(("thinks", "reply", "reasoning", "content"), REPLIES)
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.sets(st.integers(0, 80), max_size=8))
+def test_a_reply_in_any_pieces(thinks: Thinks | None, reply: str, reasoning: str, content: str, cuts: set[int]) -> None:
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(reply)), len(reply)]
+    splitter = Splitter(thinks)
+    parts = [splitter.push(reply[a:b]) for a, b in pairwise(edges)]
+    assert joined([*parts, splitter.finish()]) == (reasoning, content)
+
+
+def test_thinking_and_answer_come_as_soon_as_they_are_certain() -> None:
+    splitter = Splitter(Thinks(TAGS))
+    pushed = [splitter.push(text) for text in ("<think>", "\nI", " see", "\n", "<", "/think>", "\n\n", "Yes", ".")]
+    reasoning, content = zip(*pushed, strict=True)
+    assert reasoning == ("", "I", " see", "", "", "", "", "", "")
+    assert content == ("", "", "", "", "", "", "", "Yes", ".")
+
+
+def test_a_whole_reply_has_no_white_space_at_its_ends() -> None:
+    assert split_reply(" Yes.\n", None) == ("", "Yes.")
+    assert split_reply("<think> hm </think> Yes.\n", Thinks(TAGS)) == ("hm", "Yes.")

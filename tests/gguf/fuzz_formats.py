@@ -1,0 +1,98 @@
+"""Mutations of a file that holds a tensor in every weight format: each is refused in one line, or read and decoded.
+
+A share runs as `test_gguf_formats_hostile.py`. By hand, from the root of the repository, for as many as asked:
+
+    PYTHONPATH=tests/gguf python tests/gguf/fuzz_formats.py 100000
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from edits import EDGES, edited, refusal
+from raw_gguf import build, string, tensor, u32
+
+from sp.gguf import GGUFFile
+from sp.quant import FORMATS, repacked_tensors
+
+
+def formats_file() -> bytes:
+    """Two rows of 256 values in every format that sp reads, of random bytes, with a scale beside each."""
+    rng = np.random.default_rng(0)
+    tensors, data = [], b""
+    for fmt in FORMATS.values():
+        name = f"blk.0.{fmt.name.lower()}"
+        for suffix, dims, kind, nbytes in (
+            (".weight", (256, 2), fmt.ggml_type, fmt.nbytes((2, 256))),
+            (".scale", (1,), 0, 4),
+        ):
+            tensors.append(tensor(name + suffix, dims, kind, len(data)))
+            data += rng.bytes(nbytes) + bytes(-nbytes % 32)
+    return build([string("general.architecture", "qwen3"), u32("general.alignment", 32)], tensors, data)
+
+
+VALID = formats_file()
+HEADER_BYTES = VALID.rindex(b".scale") + 32
+
+
+def mutation(rng: np.random.Generator) -> bytes:
+    """One to three edits, half of them in the header."""
+    content = VALID
+    for _ in range(rng.integers(1, 4)):
+        kind = str(rng.choice(["u64", "u32", "type", "bit", "cut", "copy", "noise"]))
+        at = int(rng.integers(0, HEADER_BYTES if rng.random() < 0.5 else len(VALID)))
+        value: int | bytes = int(rng.integers(0, HEADER_BYTES))
+        if kind == "u64":
+            value = EDGES[rng.integers(len(EDGES))]
+        elif kind == "u32":
+            value = EDGES[rng.integers(len(EDGES))] & 0xFFFFFFFF
+        elif kind == "type":  # of a tensor, after its name, the number of dimensions and two of them
+            at = VALID.index(b".weight", at % (HEADER_BYTES - 200)) + 7 + 4 + 16
+            kind, value = "u32", int(rng.integers(0, 45))
+        elif kind == "bit":
+            at = 8 * at + int(rng.integers(8))
+        elif kind == "cut":
+            value = int(rng.integers(1, 65))
+        elif kind == "noise":
+            value = rng.bytes(int(rng.integers(1, 25)))
+        content = edited(content, (kind, at, value))
+    return content
+
+
+def read_all(path: Path) -> int:
+    """Open a file and decode every tensor in it; how many there were."""
+    decoded = 0
+    with GGUFFile.open(path) as file, np.errstate(all="ignore"):
+        for name, info in file.tensors.items():
+            if refusal(lambda name=name: file.weight(name)) is None:
+                decoded += file.weight(name).dense().size == info.elements
+        repacked_tensors(file.tensors)
+    return decoded
+
+
+def attempt(path: Path, content: bytes) -> str | None:
+    """The line by which `content` is refused, None when it is read."""
+    path.write_bytes(content)
+    return refusal(lambda: read_all(path))
+
+
+def main(count: int) -> None:
+    rng, refused, slowest = np.random.default_rng(1), 0, 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        for _ in range(count):
+            content = mutation(rng)
+            start = time.process_time()
+            message = attempt(path, content)
+            slowest = max(slowest, time.process_time() - start)
+            assert message is None or "\n" not in message
+            refused += message is not None
+    print(f"{count} mutations: {refused} refused, {count - refused} read; the slowest took {1e3 * slowest:.0f} ms")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

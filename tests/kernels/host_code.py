@@ -1,0 +1,74 @@
+"""Device code of a kernel compiled for the host: its functions as they are, those made of PTX replaced."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sp.kernels.flatten import flatten
+
+HERE = Path(__file__).parent
+FUNCTION = re.compile(r"(?:template <[^\n]*>\n)?(?<!#define )SP_DEVICE [^;{]*?\b(\w+)\([^;{]*\)(?: const)? \{")
+CONVERSION = re.compile(r'asm\("\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %2; cvt\.f32\.f16.*?\);', re.DOTALL)
+"""Of two f16 in `a_fragment`."""
+
+
+def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path) -> ctypes.CDLL:
+    """A library of the functions that lie before the entry of `source`, and of `driver`; skips without a compiler."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile device code for the host")
+    text = flatten(source)
+    text = CONVERSION.sub("low = low_f16(word_of(q.low[s], j)), high = high_f16(word_of(q.low[s], j));", text)
+    text = "".join(_without_ptx(text[: text.index('extern "C" __global__')]))
+    types, rest = text.split("#define SP_DEVICE", 1)
+    line, rest = rest.split("\n", 1)
+    text = f"{types}#define SP_DEVICE{line}\n{(HERE / 'host_asm.h').read_text(encoding='utf-8')}{rest}"
+    text = text.replace("extern __shared__ __align__(128) u8 shared[];", "alignas(128) u8 shared[1 << 20];")
+    text = re.sub(r"#pragma (once|unroll.*)|^#line.*$|^SP_DEVICE u32 shared_address.*$", "", text, flags=re.MULTILINE)
+    file = folder / "host.cpp"
+    file.write_text((HERE / "host_warp.h").read_text(encoding="utf-8") + text + driver, encoding="utf-8")
+    options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
+    named = [f"-D{name}={int(value)}" for name, value in defines.items()]
+    done = subprocess.run(
+        [compiler, *options, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(folder / "host.so"))
+
+
+def _without_ptx(text: str) -> Iterator[str]:
+    """`text` but for its functions that hold PTX."""
+    at = 0
+    for match in FUNCTION.finditer(text):
+        if match.start() < at:
+            continue
+        depth, end = 1, match.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        yield text[at : match.start()]
+        at = end
+        if "asm" not in text[match.start() : end]:
+            yield text[match.start() : end]
+    yield text[at:]
+
+
+def aligned(values: np.ndarray) -> np.ndarray:
+    """A copy that begins at a multiple of 64 bytes."""
+    room = np.empty(values.nbytes + 64, np.uint8)
+    at = -room.ctypes.data % 64
+    copy = room[at : at + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def pointer(values: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(values.ctypes.data)

@@ -1,0 +1,108 @@
+// The warp of a device on the host, for test_decode_products.py: 32 lanes as coroutines that meet wherever lanes exchange
+// registers, and what else a source needs of CUDA. Tensor core products are sums in double precision or in integers.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+#define __align__(n) alignas(n)
+#define __launch_bounds__(...)
+#define __expf expf
+
+struct uint4 { unsigned x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+struct Place { unsigned x, y, z; };
+static Place threadIdx, blockIdx, gridDim;
+using std::max;
+using std::min;
+
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+template <class To, class From>
+To bits_as(From from) { To to; static_assert(sizeof to == sizeof from); memcpy(&to, &from, sizeof to); return to; }
+inline float __uint_as_float(unsigned v) { return bits_as<float>(v); }
+inline unsigned __float_as_uint(float v) { return bits_as<unsigned>(v); }
+inline int __float2int_rn(float v) { return int(std::nearbyint(v)); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline unsigned permuted_bytes(unsigned a, unsigned b, unsigned selector) {
+    unsigned char bytes[8];
+    memcpy(bytes, &a, 4), memcpy(bytes + 4, &b, 4);
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned nibble = selector >> (4 * i) & 15, byte = bytes[nibble & 7];
+        result |= (nibble & 8 ? byte & 128 ? 255u : 0u : byte) << (8 * i);
+    }
+    return result;
+}
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) { return permuted_bytes(a, b, selector & 0x7777); }
+
+// Lanes.
+static ucontext_t lanes[32], caller;
+static int lane_now, lanes_done, turn[32];
+static bool done[32];
+static uint32_t mail[2][32][8];
+typedef uint32_t Letters[32][8];
+typedef void (*Work)(int lane, void* job);
+static Work work;
+static void* job_of_lanes;
+
+inline void to_next_lane() {
+    const int from = lane_now;
+    do lane_now = (lane_now + 1) % 32;
+    while (done[lane_now] && lane_now != from);
+    if (lane_now != from) swapcontext(lanes + from, lanes + lane_now);
+}
+// What all lanes hand in, up to eight words each.
+inline Letters& meet(const uint32_t* words, int count) {
+    Letters& box = mail[turn[lane_now]++ % 2];
+    memcpy(box[lane_now], words, 4 * count);
+    to_next_lane();
+    return box;
+}
+inline void lane_main(int lane) {
+    work(lane, job_of_lanes);
+    done[lane] = true;
+    if (++lanes_done == 32) setcontext(&caller);
+    to_next_lane();
+}
+inline void run_warp(Work todo, void* job) {
+    constexpr int STACK = 1 << 18;
+    static std::vector<char> stacks(32 * STACK);
+    work = todo, job_of_lanes = job, lane_now = lanes_done = 0;
+    for (int i = 0; i < 32; ++i) {
+        getcontext(lanes + i);
+        lanes[i].uc_stack.ss_sp = stacks.data() + i * STACK, lanes[i].uc_stack.ss_size = STACK, lanes[i].uc_link = nullptr;
+        makecontext(lanes + i, reinterpret_cast<void (*)()>(lane_main), 1, i);
+        turn[i] = 0, done[i] = false;
+    }
+    swapcontext(&caller, lanes);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+    const uint32_t word = bits_as<uint32_t>(value);
+    const int from = lane_now ^ mask;
+    return bits_as<T>(meet(&word, 1)[from][0]);
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int from) {
+    const uint32_t word = bits_as<uint32_t>(value);
+    return bits_as<T>(meet(&word, 1)[from % 32][0]);
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+    Letters& all = meet(&value, 1);
+    unsigned most = 0;
+    for (auto& words : all) most = max(most, words[0]);
+    return most;
+}
+inline void __syncwarp() { const uint32_t nothing = 0; meet(&nothing, 1); }
+template <class T>
+T __ldcg(const T* from) { return *from; }

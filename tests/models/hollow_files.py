@@ -1,0 +1,27 @@
+"""Files of named shapes with all of the header and no weights: for what only looks, they need not be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sp.gguf import GGUFWriter
+from sp.models.synthetic.shapes import find_shape
+from sp.models.synthetic.synthetic import synthetic_metadata
+from sp.quant import F32
+
+
+def write_hollow(path: Path, shape: str, file_type: str) -> Path:
+    """A file as large as the real one that takes only its header's room on the disk."""
+    found = find_shape(shape)
+    writer, nbytes, told = GGUFWriter(path, synthetic_metadata(found, file_type)), 0, b""
+    for name, size, fmt in found.plan(file_type):
+        writer.add(name, size, fmt, lambda: ())
+        if name in found.told():  # they come first
+            assert len(told) == nbytes
+            told += F32.encode(found.told()[name]).tobytes()
+        nbytes += -(-fmt.nbytes(size) // 32) * 32
+    header = writer._header()
+    path.write_bytes(header + told)
+    os.truncate(path, len(header) + nbytes)
+    return path

@@ -1,0 +1,228 @@
+"""What `sp inspect` reckons a model to take is what is reserved for it, and what requests were measured to take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hollow_files import write_hollow
+from rich.console import Console
+
+from sp.bench.record import newest
+from sp.gguf import GGUFFile
+from sp.models import read_config
+from sp.models.cache.cache import Cache
+from sp.models.inspect import inspect_file
+from sp.models.inspect.cards import (
+    CARDS,
+    LARGEST_DRAFTER,
+    Drafter,
+    card_rows,
+    drafters_for,
+    need,
+    weights_bytes,
+)
+from sp.models.inspect.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
+from sp.models.inspect.tables import render
+from sp.models.synthetic.shapes import find_shape, list_shapes
+from sp.models.synthetic.synthetic import write_synthetic
+from sp.pipeline.load import embedded
+from sp.quant import FORMATS
+
+RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ttft.jsonl"
+LOADED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+from sp.models import load_model
+print(load_model(sys.argv[2], device="cuda").nbytes)
+"""
+TINY = [name for name in list_shapes() if name.startswith("tiny-")]
+
+
+def file_formats(path: Path) -> dict[str, Any]:
+    with GGUFFile.open(path) as file:
+        return {name: FORMATS[info.ggml_type] for name, info in file.tensors.items()}
+
+
+@pytest.mark.parametrize("file_type", ["q4_k_m", "f32"])
+@pytest.mark.parametrize("name", ["target", *TINY])
+def test_weights_are_as_large_as_those_on_the_device(name: str, file_type: str, tmp_path: Path) -> None:
+    path = embedded(name) if name == "target" else write_synthetic(tmp_path / "m.gguf", name, file_type)
+    given = [sys.executable, "-c", LOADED, str(Path(__file__).parent), str(path)]
+    done = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with GGUFFile.open(path) as file:
+        config = read_config(file)
+    assert weights_bytes(config, file_formats(path)) == int(done.stdout)
+
+
+@pytest.mark.parametrize("kv", ["f16", "q4_0"])
+@pytest.mark.parametrize("tokens", [1, 128, 129, 5000])
+@pytest.mark.parametrize("shape", [*TINY, "qwen3-0.6b"])
+def test_caches_are_as_large_as_those_of_an_answer(shape: str, tokens: int, kv: str) -> None:
+    config = find_shape(shape).config
+    cache = Cache(config, tokens, kv)
+    assert kv_bytes(config, tokens, kv) + state_bytes(config) == cache.nbytes
+
+
+def recorded() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Requests without a limit, of lengths for which memory is asked about, both ways of reading."""
+    found = []
+    for record in newest(RECORDS):
+        config, metrics = record["config"], record["metrics"]
+        usual = config["scorer"] in (None, "tail") and config["keep_ratio"] in (1.0, 0.05)
+        if config["vram"] is None and usual and metrics["prompt_tokens"] >= 8192 and metrics["peak_bytes"]:
+            found.append((f"{config['drafter']} {metrics['prompt_tokens']}", config, metrics))
+    return found
+
+
+def test_requests_took_what_is_reckoned_and_up_to_a_tenth_less() -> None:
+    target, small = find_shape("qwen3.6-27b"), find_shape("qwen3-0.6b")
+    weights = weights_bytes(target.config, {name: fmt for name, _, fmt in target.plan("q4_k_m")})
+    drafter = Drafter("d", small.config, weights_bytes(small.config, {n: fmt for n, _, fmt in small.plan("bf16")}))
+    cases = recorded()
+    assert len(cases) >= 8
+    for what, config, metrics in cases:
+        assert (config["target"], config["kv"]) == ("qwen3.6-27b-q4_k_m.synthetic", "q4_0 rotated"), what
+        one = None if config["drafter"] is None else drafter
+        reckoned = need(target.config, weights, one, metrics["prompt_tokens"], "q4_0").together
+        assert 1 <= reckoned / metrics["peak_bytes"] <= 1.1, (what, reckoned, metrics["peak_bytes"])
+
+
+def test_cards_hold_what_fits_them() -> None:
+    target = find_shape("qwen3.6-27b").config
+    [drafter, *_] = drafters_for(target, 27 * 10**9)
+    weights = 16 << 30
+    rows = card_rows(target, weights, [drafter], "f16", [8192, 65536])
+    assert [row["card"] for row in rows] == list(CARDS)
+    for row in rows:
+        room = (row["card"] << 30) - (1 << 30)
+        fits = [n for n in (8192, 65536) if need(target, weights, None, n - 256, "f16").together <= room]
+        assert row["full"] == (fits[-1] if fits else None)
+        pair = row["drafters"][drafter.name]
+        assert (pair["together"] or 0) <= (pair["by_turns"] or 0)
+    assert rows[0]["full"] is None
+    assert rows[-1]["full"] == 65536
+    assert rows[0]["drafters"][drafter.name] == {"together": None, "by_turns": None}
+    assert any(row["drafters"][drafter.name]["by_turns"] != row["drafters"][drafter.name]["together"] for row in (
+        card_rows(target, weights, [replace(drafter, weights=6 << 30)], "f16", [8192])))  # fmt: skip
+
+
+def test_a_window_bounds_what_is_read_in_full_alone() -> None:
+    target = replace(find_shape("qwen3.6-27b").config, context=32768)
+    [drafter, *_] = drafters_for(target, 27 * 10**9)
+    last = card_rows(target, 16 << 30, [drafter], "q4_0")[-1]
+    assert last["full"] == 32768
+    assert last["drafters"][drafter.name]["together"] == 262144
+
+
+def test_by_turns_needs_the_larger_of_both() -> None:
+    config = find_shape("qwen3.6-27b").config
+    drafter = Drafter("d", find_shape("qwen3-0.6b").config, 1 << 30)
+    tokens, weights = 100_000, 15 << 30
+    kept = ceil(0.05 * tokens)
+    held = weights + state_bytes(config) + kv_bytes(config, kept + 256, "f16")
+    reading, scoring = held + reading_bytes(config, kept), scoring_bytes(drafter.config, tokens)
+    found = need(config, weights, drafter, tokens, "f16")
+    assert found.by_turns == max(reading, drafter.weights + scoring)
+    assert found.together == drafter.weights + max(reading, held + scoring)
+
+
+def test_drafters_are_small_and_the_nearest_kin_comes_first() -> None:
+    for name in list_shapes():
+        shape = find_shape(name)
+        size = sum(tensor.size for tensor in shape.tensors())
+        found = drafters_for(shape.config, size)
+        assert all(not one.name.startswith("tiny-") for one in found)
+        if size > 4 * LARGEST_DRAFTER:
+            family = shape.config.architecture.rstrip("0123456789")
+            assert found[0].config.architecture.startswith(family), name
+
+
+def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
+    path = write_hollow(tmp_path / "big.gguf", "qwen3.6-27b", "q4_k_m")
+    info = inspect_file(path)
+    assert json.loads(json.dumps(info)) == info
+    assert info["warnings"] == []
+    assert info["family"] | {"rope": None} == {
+        "architecture": "qwen35",
+        "kind": "hybrid",
+        "layers": 64,
+        "attention_layers": 16,
+        "delta_layers": 48,
+        "heads": 24,
+        "kv_heads": 4,
+        "head_dim": 256,
+        "context": 262144,
+        "rope": None,
+    }
+    rope = {"base": 1e7, "dim": 64, "pairing": "halves", "scaling": None, "magnitude": 1.0}
+    assert info["family"]["rope"] == rope
+    device = info["device"]
+    assert device["bytes"] == sum(row["nbytes"] for row in device["formats"])
+    assert device["bytes"] == pytest.approx(info["bytes"], rel=0.01)
+    assert {row["source"]: row["kernels"] for row in device["formats"]} == dict.fromkeys(
+        ("Q4_K", "Q6_K", "F32"), "native"
+    )
+    assert device["kv_bytes"]["f16"]["262144"] == 16 * 2 * 262144 * 4 * 256 * 2
+    assert info["cards"]["rows"][0]["card"] == 12
+    assert info["command"].startswith(f"sp run --target {path} --drafter ")
+    lines = shown(info).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(line.rstrip() for line in lines)
+    for piece in (
+        "hybrid: 16 layers of attention, 48 of Gated DeltaNet",
+        "KV cache",
+        "24 GB card",
+        "by turns",
+        "states",
+    ):
+        assert piece in text, text
+
+
+@pytest.mark.parametrize("shape", [name for name in list_shapes() if not name.startswith("tiny-")])
+def test_every_published_shape_is_told_within_80_columns(shape: str, tmp_path: Path) -> None:
+    info = inspect_file(write_hollow(tmp_path / "m.gguf", shape, "q4_k_m"))
+    assert info["warnings"] == []
+    assert info["family"]["layers"] == find_shape(shape).config.layers
+    assert info["cards"] is not None
+    assert max(map(len, shown(info).splitlines())) <= 80
+
+
+def test_a_format_without_kernels_is_told_with_its_bytes(tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "tiny-qwen3", "f32")
+    rows = inspect_file(path)["device"]["formats"]
+    [row] = [row for row in rows if row["source"] == "F32"]
+    assert row["kernels"] == "native, as BF16, as 3 x BF16"  # the table and vectors; wide matrices; narrow ones
+    assert row["targets"] == ["F32", "BF16", "3 x BF16"]
+
+
+def test_a_small_model_is_proposed_as_a_drafter_and_a_draft_as_a_draft(tmp_path: Path) -> None:
+    path = write_hollow(tmp_path / "small.gguf", "qwen3-0.6b", "bf16")
+    info = inspect_file(path)
+    assert f"--drafter {path}" in info["command"]
+    assert info["cards"]["rows"][0]["drafters"] == {}
+    assert "--decode ddtree --draft" in inspect_file(embedded("draft"))["command"]
+    assert max(map(len, shown(info).splitlines())) <= 80
+
+
+def test_what_is_no_whole_model_has_neither_memory_nor_cards(tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "tiny-qwen3", "q8_0")
+    with GGUFFile.open(path) as file:
+        formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if "blk.1" not in name}
+        with pytest.raises(KeyError):
+            held_weights(read_config(file), formats)
+
+
+def shown(info: dict[str, Any]) -> str:
+    console = Console(width=80, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+    console.print(render(info))
+    return console.export_text()

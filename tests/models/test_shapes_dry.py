@@ -1,0 +1,95 @@
+"""Published sizes on the device path without a device: every launch of a few layers of each fits its declaration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sp.models.synthetic.shapes import find_shape, list_shapes
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import numpy as np
+from dataclasses import replace
+from sp.decode.greedy import greedy
+from sp.kernels import forced_path
+from sp.models import prefill, prefill_by_layer, prefill_sparse
+from sp.models.device.to_device import empty_matrix, empty_table
+from sp.models.model import Model
+from sp.models.passes.tree import TreeReader
+from sp.models.synthetic.shapes import find_shape
+from sp.models.trunk import Trunk
+from sp.ops.sparse.flashprefill import FlashPrefill
+from sp.scoring import SCORERS, ScoreRequest
+
+VOCAB, N, NEW = 512, 300, 3
+shape = find_shape(sys.argv[2])
+full = shape.config
+layers = 5 if full.delta else 2  # of a hybrid two that attend
+shape = replace(shape, config=replace(full, vocab=VOCAB, kinds=full.kinds[-layers:], ffn=full.ffn[-layers:]))
+
+
+class Unfilled:
+    def __init__(self, plan):
+        self.config, self.formats = shape.config, {name: fmt for name, _, fmt in plan}
+
+    def __contains__(self, name):
+        return name in self.formats
+
+    def matrix(self, name, size, *, keep_packed=False):
+        make = empty_table if name == "token_embd.weight" else empty_matrix
+        return make(name, self.formats[name], size)
+
+    def vector(self, name, size):
+        return dry_device.empty(size)
+
+    def table(self, name, size):
+        return dry_device.empty(size)
+
+
+store = Unfilled(shape.plan(sys.argv[3]))
+trunk = Trunk.take(store)
+if shape.tied:
+    trunk = replace(trunk, output=empty_matrix("output.weight", store.formats["token_embd.weight"], trunk.embed.shape))
+model, ids = Model(shape.config, trunk, "cuda", 0), np.arange(N)
+none = np.zeros(N, bool)
+for path in ("sm_90a", "portable"):
+    with forced_path(path):
+        for kv, rotate in (("f16", False), ("q4_0", True)):
+            cache = model.new_cache(N + 20, kv, rotate=rotate)
+            logits = prefill(model, ids, ids, cache, chunk=250)
+            assert logits.shape == (VOCAB,)
+            assert len(greedy(model, logits, N, cache, eos_ids=frozenset(), max_new_tokens=NEW)) == NEW
+            reader = TreeReader(model, cache, most=16)
+            assert len(reader.read_tree(ids[:16], ids[:16] - 1, N + NEW + ids[:16]).choices) == 16
+            reader.commit_path(ids[:3])
+            cache.reset()
+            prefill_by_layer(model, ids, ids, cache)
+            cache.reset()
+            prefill_sparse(model, ids, ids, cache, FlashPrefill(0.1, share="group", mean_correction=True))
+        for options in ({}, {"attention": "flashprefill", "alpha": 0.1}, {"rotary": "none"}):
+            found = SCORERS.build("tail", options).score(ScoreRequest(model, ids, ids, none, none))
+            assert found.scores.shape == (N,)
+print(dry_device.launches["attention_sm90"], dry_device.launches["attention_portable"])
+"""
+
+
+PUBLISHED = [name for name in list_shapes() if not name.startswith("tiny-")]
+DRAFTERS = [name for name in PUBLISHED if find_shape(name).tied]
+
+
+@pytest.mark.parametrize(
+    ("shape", "file_type"), [*((name, "q4_k_m") for name in PUBLISHED), *((name, "bf16") for name in DRAFTERS)]
+)
+def test_every_launch_fits(shape, file_type) -> None:
+    command = [sys.executable, "-c", WALK, str(Path(__file__).parent), shape, file_type]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    hopper, portable = map(int, done.stdout.split())
+    assert hopper > 0 < portable

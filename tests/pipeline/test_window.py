@@ -1,0 +1,188 @@
+"""A prompt that the target's window is too short for: compressed into it where possible, else refused unread."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from retriever_files import TextTask, text_task
+
+from sp import cli
+from sp.errors import PromptError
+from sp.models.passes import forward
+from sp.pipeline import Pipeline, RunOptions, RunResult, load, stages
+from sp.pipeline.plan import decide
+from sp.pipeline.window import Fit, fit, may_be_over
+from sp.prompt import Prompt
+from sp.scoring import SCORERS
+from sp.selection import SELECTORS
+from sp.serve.worker import usage
+from sp.studies.pages import run_report
+
+SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})
+OPTIONS = RunOptions(keep_ratio=0.15, selector=SELECTOR, max_new_tokens=8)
+WINDOW = 950
+
+
+@pytest.fixture(scope="module")
+def task() -> TextTask:
+    return text_task(3000, needles=10, seed=4)
+
+
+@pytest.fixture(scope="module")
+def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
+    """A target whose window is less than half of the prompt."""
+    target = load(retriever_target, device="cpu")
+    target.model.config = replace(target.model.config, context=WINDOW)
+    return Pipeline(target, load(retriever_drafter, extrapolate=True, device="cpu"))
+
+
+def prompt_of(task: TextTask, pair: Pipeline) -> Prompt:
+    return Prompt.from_document(task.document, task.question, pair.target.template, needle=task.needle)
+
+
+def run(pair: Pipeline, task: TextTask, **changes: Any) -> RunResult:
+    return pair.run(prompt_of(task, pair), replace(OPTIONS, **changes))
+
+
+@pytest.mark.parametrize("compress", ["auto", "always"])
+@pytest.mark.parametrize("threshold", [0, 1 << 20])
+def test_what_is_kept_of_a_long_prompt_is_answered(
+    pair: Pipeline, task: TextTask, compress: Any, threshold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    check = forward.check_context
+
+    def note(model: Any, positions: Any) -> None:
+        if model is pair.target.model:
+            seen.append(int(np.max(positions)))
+        check(model, positions)
+
+    monkeypatch.setattr(forward, "check_context", note)
+    result = run(pair, task, compress=compress, threshold=threshold)
+    assert len(result.prompt) > 2 * WINDOW
+    assert result.decision.activated
+    assert result.answer.text == task.answer
+    assert result.full is None
+    assert seen[0] == result.kept_tokens - 1  # contiguous from 0 on
+    assert result.answer.trace.facts["window"] == (
+        f"the prompt has {len(result.prompt)} tokens and the answer up to 8, but target.gguf has a context of "
+        f"{WINDOW}: it reads what is kept alone, at contiguous positions, and no full prefill is possible"
+    )
+    assert usage(result, 0, 0)["sp"]["window"] == result.answer.trace.facts["window"]
+    if compress == "auto":
+        assert result.decision.reason == "the whole prompt does not fit the target's window"
+
+
+def test_the_same_tokens_at_positions_asked_for_give_the_same_answer(pair: Pipeline, task: TextTask) -> None:
+    asked, found = (run(pair, task, positions=where) for where in ("contiguous", "original"))
+    assert asked.answer.tokens == found.answer.tokens
+    assert "at contiguous positions" not in asked.answer.trace.facts["window"]
+
+
+def test_a_prompt_that_fits_stands_where_it_stood(pair: Pipeline) -> None:
+    short = text_task(700, needles=3, seed=4)
+    result = run(pair, short, compress="always", keep_ratio=0.5)
+    assert len(result.prompt) + 8 <= WINDOW
+    assert result.full is not None
+    assert "window" not in result.answer.trace.facts
+    assert run_report.summary(result, {})["window"] is None
+
+
+REFUSED = [
+    ({"compress": "off"}, "let a drafter compress the prompt, shorten it or lower --max-new-tokens"),
+    ({"keep_ratio": 1.0}, r"--keep-ratio 1 leaves \d+ of them, which do not fit either"),
+    ({"keep_ratio": 0.6}, r"--keep-ratio 0.6 leaves \d+ of them, which do not fit either: lower it, shorten"),
+    ({"max_new_tokens": 1100}, "--keep-ratio 0.15 leaves"),
+    ({"state_gaps": "reset"}, "state_gaps reset needs them where they stand; leave it out"),
+    ({"scorer": SCORERS.build("target_attention")}, "take a scorer that reads with the drafter"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_cannot_fit_is_refused_before_anything_is_read(
+    pair: Pipeline, task: TextTask, changes: dict[str, Any], message: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a model was to read")
+
+    monkeypatch.setattr(stages, "score", read)
+    monkeypatch.setattr(stages, "read", read)
+    if ahead:  # as on the device, where the drafter need not wait for the target's tokens
+        monkeypatch.setattr(Pipeline, "_drafts_ahead", lambda self, options: options.compress != "off" and not (
+            options.scorer.reads_target or options.state_gaps != "compact"))  # fmt: skip
+    with pytest.raises(PromptError, match=message) as caught:
+        run(pair, task, **changes)
+    assert str(caught.value).startswith("the prompt has ")
+    assert f"target.gguf has a context of {WINDOW}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_drafter_the_whole_prompt_must_fit(pair: Pipeline, task: TextTask) -> None:
+    with pytest.raises(PromptError, match="let a drafter compress the prompt"):
+        run(Pipeline(pair.target), task)
+
+
+def test_drafting_ahead_goes_on_where_the_prompt_surely_fits(pair: Pipeline, task: TextTask, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Pipeline, "_drafts_ahead", lambda self, options: True)
+    result = run(pair, task, compress="always")
+    names = [stage.name for stage in result.answer.trace.stages]
+    assert names.index("score") < names.index("tokenise")
+    result = run(pair, task, compress="always", keep_ratio=0.4)  # fits, but not if there were twice as many tokens
+    names = [stage.name for stage in result.answer.trace.stages]
+    assert names.index("tokenise") < names.index("score")
+    assert result.answer.text == task.answer
+
+
+def test_the_edges(pair: Pipeline) -> None:
+    assert fit(pair.target, WINDOW - 8, OPTIONS, True) == Fit(True, "original")
+    assert not fit(pair.target, WINDOW - 7, OPTIONS, True).whole
+    most = (WINDOW - 8) * 4
+    options = replace(OPTIONS, keep_ratio=0.25)
+    assert fit(pair.target, most, options, True).positions == "contiguous"
+    with pytest.raises(PromptError, match=f"leaves {WINDOW - 7} of them"):
+        fit(pair.target, most + 1, options, True)
+    assert not may_be_over(pair.target, most // 2, options)
+    assert may_be_over(pair.target, most // 2 + 1, options)
+
+
+def test_a_prompt_that_does_not_fit_is_compressed_whatever_it_costs(pair: Pipeline) -> None:
+    assert pair.drafter is not None
+    configs = pair.target.model.config, pair.drafter.model.config
+    given: dict[str, Any] = {"tokens": 3000, "protected": 10, "keep_ratio": 0.15}
+    assert not decide(*configs, **given, compress="auto", threshold=9000).activated
+    assert decide(*configs, **given, compress="auto", threshold=9000, fits=False).activated
+    assert not decide(*configs, **given, compress="off", fits=False).activated
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["sp", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+def test_the_command_says_so(
+    pair: Pipeline, task: TextTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sp.commands.run.open_pair", lambda *_, **__: pair)
+    (text := tmp_path / "text.txt").write_text(task.document)
+    given = ["run", "--prompt-file", text, "--question", task.question, "--keep-ratio", 0.15, "--out", tmp_path / "o"]
+    given += ["--device", "cpu", "--max-new-tokens", 8, "--set", "selector.chunk_size=32"]
+    assert call(monkeypatch, *given) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"has a context of {WINDOW}: it reads what is kept alone, at contiguous positions" in shown
+    assert call(monkeypatch, *given, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["full_ttft_s"] is None
+    assert report["window"].endswith("no full prefill is possible")
+    assert json.loads((tmp_path / "o" / "trace.json").read_text())["window"] == report["window"]
+    assert call(monkeypatch, *given, "--compress", "off") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sp: error: the prompt has ")
+    assert error.count("\n") == 1
