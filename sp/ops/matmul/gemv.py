@@ -13,7 +13,7 @@ from sp.kernels.specs.matmul.weights import MOST_WEIGHTS
 from sp.ops.matmul.gemm_small_m import FEW
 from sp.ops.matmul.packed import PackedWeight, weight_arguments
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
-from sp.quant import Q4_K, format_bits, packing_of
+from sp.quant import Q6_K, format_bits, packing_of
 
 HELD = (1, 2, 4, 8, 16)
 """Tokens that a variant of the kernel can hold."""
@@ -25,10 +25,12 @@ LAYOUTS: dict[int, tuple[Layout, ...]] = {
     16: (Layout(8, 1),),
 }
 """By tokens held, the fastest layout first; taken is the first that fits."""
-STORE_Q4_K = Layout(6, 4)
-"""Goes before them for one token of stored products of Q4_K alone."""
+STORE_ONE = Layout(6, 4)
+"""Goes before them for one token of stored products, but for those with weights of Q6_K."""
 PAIRS_FROM = 8192
 """Inputs from which two blocks share a strip of an ADD of one token."""
+ADD_ONE = Layout(8, 2)
+"""Goes before them for an ADD of one token of fewer inputs: more blocks have strips to read."""
 
 
 def gemv(
@@ -104,8 +106,7 @@ def _variant(
     count: int, k: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue, device: int
 ) -> dict[str, int] | None:
     """Defines for a launch with `count` tokens held, None where no layout has room for a ring of two slots."""
-    first = (STORE_Q4_K,) if count == 1 and epilogue == STORE and set(kinds) == {Q4_K.ggml_type} else ()
-    for layout in (*first, *LAYOUTS[count]):
+    for layout in (*_first(count, k, kinds, epilogue), *LAYOUTS[count]):
         capacity = shared_bytes_per_block(device)
         stages = k % 512 == 0 and all(whole(packing_of(kind), k // 2) for kind in kinds)
         pairs = epilogue == ADD and count == 1 and stages and capability(device) >= (9, 0)
@@ -114,6 +115,13 @@ def _variant(
         if defines["STAGES"] >= 2:
             return defines
     return None
+
+
+def _first(count: int, k: int, kinds: tuple[int, ...], epilogue: Epilogue) -> tuple[Layout, ...]:
+    """What goes before `LAYOUTS`."""
+    if count == 1 and epilogue == STORE and Q6_K.ggml_type not in kinds:
+        return (STORE_ONE,)
+    return (ADD_ONE,) if count == 1 and epilogue == ADD and k < PAIRS_FROM else ()
 
 
 def _run(p: Product) -> None:
