@@ -75,7 +75,7 @@ def _scaling(rope: dict[str, Any]) -> str:
     >>> _scaling({"scaling": "linear", "factor": 2.0, "magnitude": 1.0})
     'linear 2'
     """
-    told = {None: "none", "tensor": "by a tensor of the file"}.get(rope["scaling"], rope["scaling"])
+    told = str({None: "none", "tensor": "by a tensor of the file"}.get(rope["scaling"], rope["scaling"]))
     told += f" {rope['factor']:g}" if "factor" in rope else ""
     told += f" of {rope['original_context']} positions" if "original_context" in rope else ""
     return told + (f", attention factor {rope['magnitude']:.4f}" if rope["magnitude"] != 1 else "")
