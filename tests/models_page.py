@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sp.quant import BlockFormat
+
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "models.md"
 EVERY_TYPE = ("tiny-qwen35", "f32")
@@ -106,6 +108,13 @@ def families() -> list[str]:
     return table(["family", "kind", "RoPE pairs", "shapes of", "CPU: transformers' logits", "GPU: whole models"], rows)
 
 
+def wider(fmt: BlockFormat) -> str:
+    """Bits on the device, where its kernels read more than a file has."""
+    packing = fmt.packing
+    assert packing is not None
+    return "" if packing.held_bytes == fmt.block_bytes else f", {8 * packing.held_bytes / fmt.block_size:g} bits"
+
+
 def formats() -> list[str]:
     """Formats: bits, how the GPU holds them, and every family's evidence as `CPU · GPU`."""
     from sp.models import ARCHITECTURES
@@ -122,7 +131,9 @@ def formats() -> list[str]:
         for name in ARCHITECTURES:
             on_gpu = "L" if (name, fmt.name) in gpu else "K" if native else "R"
             marks.append(f"{'L' if (name, fmt.name) in cpu else 'V'} · {on_gpu}")
-        rows.append([fmt.name, f"{fmt.bits_per_value:g}", "kernels" if native else f"as {held.name}", *marks])
+        rows.append(
+            [fmt.name, f"{fmt.bits_per_value:g}", "kernels" + wider(fmt) if native else f"as {held.name}", *marks]
+        )
     return table(["format", "bits", "GPU", *(f"`{name}`" for name in ARCHITECTURES)], rows)
 
 

@@ -28,8 +28,10 @@ def read_rope(
     """Rotary embedding as ``rope.freq_base`` and ``rope.scaling.*`` say, by llama.cpp's rules.
 
     Without a type a factor means linear scaling, ``rope.scale_linear`` is an old name of it, and 0 means none. YaRN's
-    original context is the file's own if it names none. Its attention factor, 1 + 0.1 ln(factor), is multiplied by
-    ``yarn_attn_factor``, as in the authors' code, and any type's by ``attn_factor``.
+    original context is the file's own if it names none. Cosines and sines are multiplied by ``attn_factor``, and with
+    YaRN by 1 + 0.1 ln(factor) as well. ``yarn_attn_factor`` has no effect: llama.cpp reads it for Grok alone
+    (src/models/grok.cpp) and overwrites it where YaRN is on (src/llama-context.cpp), and the ``attn_factor`` of a
+    config.json, from which it is converted, is nothing that transformers reads.
 
     Parameters
     ----------
@@ -62,11 +64,12 @@ def read_rope(
     (32.0, 1.1386, 131072)
     """
     base = keys.real("rope.freq_base", above=1.0, default=base)
-    told, magnitude = _scaling(keys, context)
+    told = _scaling(keys, context)
     if told is not None and scaling is not None:
         keys.refuse("rope.scaling.type", "asks for a scaling, and tensors of the file for another; sp applies only one")
     if isinstance(told, YarnScaling) and keys.get("rope.scaling.original_context_length") is not None:
         context = max(context, int(told.original_context * told.factor))
+    magnitude = told.attention_factor if isinstance(told, YarnScaling) else 1.0
     magnitude *= _number(keys, "rope.scaling.attn_factor", 1.0, most=MOST_LOUDNESS)
     return Rope(base, dim, pairing, scaling or told, magnitude), context
 
@@ -111,35 +114,34 @@ def rope_facts(rope: Rope) -> dict[str, object]:
     return {"base": rope.base, "dim": rope.dim, **named, **own, "magnitude": rope.magnitude}
 
 
-def _scaling(keys: Keys, context: int) -> tuple[LinearScaling | YarnScaling | None, float]:
-    """What the keys ask for, and its attention factor."""
+def _scaling(keys: Keys, context: int) -> LinearScaling | YarnScaling | None:
+    """What the keys ask for."""
     named = "rope.scaling.factor" if keys.get("rope.scaling.factor") is not None else "rope.scale_linear"
     kind = keys.get("rope.scaling.type")
     if kind is not None and not (isinstance(kind, str) and kind in ("none", "linear", "yarn")):
         keys.refuse("rope.scaling.type", f"is {short(kind)}; sp reads none, linear and yarn")
-        return None, 1.0
+        return None
     if kind == "none":
-        return None, 1.0
+        return None
     if kind == "yarn" and keys.get(named) is None:
         keys.refuse("rope.scaling.factor", "is missing; YaRN needs it")
     value = keys.get(named)
     zero = isinstance(value, int | float) and value == 0  # as much as none, to llama.cpp
     factor = 1.0 if zero else _number(keys, named, 1.0, least=1.0, most=MOST_FACTOR)
     if factor == 1:
-        return None, 1.0
+        return None
     if kind != "yarn":
-        return LinearScaling(factor), 1.0
+        return LinearScaling(factor)
     ext = keys.get("rope.scaling.yarn_ext_factor")
     unset = isinstance(ext, float) and ext < 0  # as llama.cpp writes one that it was not told
     _number(keys, "rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=0.0)  # of families that sp does not know
-    yarn = YarnScaling(
+    return YarnScaling(
         factor,
         keys.count("rope.scaling.original_context_length", default=context, most=1 << 40),
         1.0 if unset else _number(keys, "rope.scaling.yarn_ext_factor", 1.0, least=0.0, most=1.0),
         _number(keys, "rope.scaling.yarn_beta_fast", 32.0, most=MOST_TURNS),
         _number(keys, "rope.scaling.yarn_beta_slow", 1.0, most=MOST_TURNS),
     )
-    return yarn, yarn.attention_factor * _number(keys, "rope.scaling.yarn_attn_factor", 1.0, most=MOST_LOUDNESS)
 
 
 def _number(keys: Keys, key: str, default: float, *, most: float, least: float = 2.0**-20) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sp.errors import GGUFError
 from sp.gguf import GGUFFile, GGUFWriter, Tokenizer
 from sp.models.inspect import inspect_file
 from sp.models.inspect.tables import render
+from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.quant import F32, Q8_0
 
 TEMPLATE = "{% for m in messages %}\n<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -127,6 +129,50 @@ def test_a_whole_model(tmp_path: Path) -> None:
         "chars": len(TEMPLATE),
         "first_line": "{% for m in messages %}",
     }
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "eos", "add_bos"),
+    [
+        ("llama-bpe", {}, 2009, True),
+        ("llama-bpe", {"add_bos_token": None}, 2009, True),  # as its pre-tokenizer says
+        ("llama-bpe", {"add_bos_token": False}, 2009, False),
+        ("llama", {"add_bos_token": None, "eos_token_id": None}, 2, True),  # of SentencePiece where it names none
+        ("qwen2", {"add_bos_token": None}, 2002, False),
+    ],
+)
+def test_what_frames_a_prompt_is_told_as_encoding_does_it(
+    family: str, keys: dict[str, Any], eos: int, add_bos: bool, tmp_path: Path
+) -> None:
+    named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
+    plain = {key: value for key, value in KEYS.items() if not key.startswith("tokenizer.")}
+    metadata = {**plain, **tokenizer_metadata(family, 2000, 2048), **named}
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    told = inspect_file(write(tmp_path / "m.gguf", metadata, {}))["tokenizer"]
+    encoded = Tokenizer.from_metadata(metadata).encode("hi", framed=True).ids
+    bare = Tokenizer.from_metadata(metadata).encode("hi").ids
+    assert (told["eos"], told["add_bos"]) == (eos, add_bos)
+    assert len(encoded) - len(bare) == add_bos
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling", "line"),
+    [
+        ({}, {"scaling": None, "magnitude": 1.0}, "none"),
+        ({"factor": 2.0}, {"scaling": "linear", "factor": 2.0, "magnitude": 1.0}, "linear 2"),
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 32768},
+            {"scaling": "yarn", "factor": 4.0, "original_context": 32768},
+            "yarn 4 of 32768 positions, attention factor 1.1386",
+        ),
+    ],
+)
+def test_scaling_of_rope_is_told(keys: dict[str, Any], scaling: dict[str, Any], line: str, tmp_path: Path) -> None:
+    scaled = {f"qwen3.rope.scaling.{name}": value for name, value in keys.items()}
+    info = inspect_file(write(tmp_path / "m.gguf", KEYS | scaled, qwen3_tensors()))
+    assert info["warnings"] == []
+    assert scaling.items() <= info["family"]["rope"].items()
+    assert f"rope scaling  {line}\n" in re.sub(r" +\n", "\n", shown(info))
 
 
 def test_hash_only_when_asked_for(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from sp import cli
 from sp.errors import DeviceError
 from sp.kernels.tools import doctor
+from sp.quant import FORMATS
 
 
 class Machine:
@@ -57,7 +58,8 @@ def found(name):
 
 
 def test_a_sound_machine(machine):
-    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "memory", "selftest", "formats"]
+    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "memory", "selftest", "formats",
+             "re-packed"]  # fmt: skip
     assert states() == dict.fromkeys(names, "ok")
     assert doctor.usable(list(doctor.examine()))
     assert found("selftest").detail == "launch, mma.sync"
@@ -158,7 +160,12 @@ def test_without_cupy_the_examination_ends_there(machine, monkeypatch):
     assert states() == {"wheels": "warn", "cupy": "fail"}
 
 
-def test_formats_that_kernels_do_not_read_are_told(machine):
+def test_formats_that_kernels_do_not_read_are_told_by_what_they_become(machine):
     assert "kernels read Q4_K," in found("formats").detail
-    assert "TQ2_0 as Q8_0" in found("formats").detail.partition("re-packed at load: ")[2]
-    assert "F32 as BF16" in found("formats").detail
+    lines = [finding.detail for finding in doctor.examine() if finding.name == "re-packed"]
+    targets = [line.partition(" -> ")[2] for line in lines]
+    assert sorted(targets) == sorted(set(targets)) == ["BF16", "Q8_0"], "a line a target"
+    told = {name: line.partition(" -> ")[2] for line in lines for name in line.partition(" -> ")[0].split(", ")}
+    assert (told["F32"], told["TQ2_0"], told["IQ1_M"]) == ("BF16", "Q8_0", "Q8_0")
+    read = found("formats").detail.removeprefix("kernels read ").partition(";")[0].split(", ")
+    assert sorted([*read, *told]) == sorted(fmt.name for fmt in FORMATS.values()), "every format is in one line"

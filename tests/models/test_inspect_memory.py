@@ -52,7 +52,7 @@ def file_formats(path: Path) -> dict[str, Any]:
         return {name: FORMATS[info.ggml_type] for name, info in file.tensors.items()}
 
 
-@pytest.mark.parametrize("file_type", ["q4_k_m", "f32"])
+@pytest.mark.parametrize("file_type", ["q4_k_m", "ud-q4_k_xl", "f32"])
 @pytest.mark.parametrize("name", ["target", *TINY])
 def test_weights_are_as_large_as_those_on_the_device(name: str, file_type: str, tmp_path: Path) -> None:
     path = embedded(name) if name == "target" else write_synthetic(tmp_path / "m.gguf", name, file_type)
@@ -62,6 +62,15 @@ def test_weights_are_as_large_as_those_on_the_device(name: str, file_type: str, 
     with GGUFFile.open(path) as file:
         config = read_config(file)
     assert weights_bytes(config, file_formats(path)) == int(done.stdout)
+
+
+def test_what_the_device_holds_wider_than_the_file_is_counted_so(tmp_path: Path) -> None:
+    """IQ3_S: 256 codes of 4 bits, 8 scales and a delta of 2 bytes where the file has 110 bytes."""
+    info = inspect_file(write_hollow(tmp_path / "m.gguf", "qwen3.6-27b", "ud-q4_k_xl"))
+    [row] = [row for row in info["device"]["formats"] if row["source"] == "IQ3_S"]
+    assert row["nbytes"] * 110 == row["source_bytes"] * (128 + 8 + 2)
+    assert row["kernels"] == "native"
+    assert info["device"]["bytes"] > sum(row["source_bytes"] for row in info["device"]["formats"])
 
 
 @pytest.mark.parametrize("kv", ["f16", "q4_0"])

@@ -43,6 +43,7 @@ def examine() -> Iterator[Finding]:
         yield finding
         if finding.state == "fail" and part in (_cupy, _driver, _card):
             return
+    yield from _repacked()
 
 
 def usable(findings: list[Finding]) -> bool:
@@ -152,8 +153,17 @@ def _selftest() -> Finding:
 
 def _formats() -> Finding:
     read = ", ".join(fmt.name for fmt in kernel_formats())
-    changed = [(fmt.name, device_format(fmt, TILE).name) for fmt in FORMATS.values()]
-    others = ", ".join(f"{name} as {held}" for name, held in changed if name != held)
     return Finding(
-        "formats", "ok", f"kernels read {read}; re-packed at load: {others} (sp inspect FILE tells the bytes)"
+        "formats", "ok", f"kernels read {read}; others are re-packed at load (sp inspect FILE tells the bytes)"
     )
+
+
+def _repacked() -> Iterator[Finding]:
+    """One line for each format that others are held in."""
+    found: dict[str, list[str]] = {}
+    for fmt in FORMATS.values():
+        held = device_format(fmt, TILE)
+        if held is not fmt:
+            found.setdefault(held.name, []).append(fmt.name)
+    for target, names in found.items():
+        yield Finding("re-packed", "ok", f"{', '.join(names)} -> {target}")

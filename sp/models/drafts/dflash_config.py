@@ -30,7 +30,6 @@ PUBLISHED = {
     "rope.scaling.factor": "rope_scaling.factor",
     "rope.scaling.original_context_length": "rope_scaling.original_max_position_embeddings",
     "rope.scaling.yarn_ext_factor": "rope_scaling.extrapolation_factor",
-    "rope.scaling.yarn_attn_factor": "rope_scaling.attn_factor",
     "rope.scaling.yarn_beta_fast": "rope_scaling.beta_fast",
     "rope.scaling.yarn_beta_slow": "rope_scaling.beta_slow",
     "feed_forward_length": "intermediate_size",

@@ -129,7 +129,6 @@ def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] 
     model = _text(file, "tokenizer.ggml.model")
     if model is None:
         return None
-    add_bos = file.metadata.get("tokenizer.ggml.add_bos_token")
     found: dict[str, Any] = {
         "model": model,
         "pre": _text(file, "tokenizer.ggml.pre"),
@@ -137,11 +136,16 @@ def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] 
         "merges": _length(file, "tokenizer.ggml.merges"),
         "specials": None,
         "eos": whole_or_none(file.metadata.get("tokenizer.ggml.eos_token_id")),
-        "add_bos": add_bos if isinstance(add_bos, bool) else None,
+        "add_bos": None,
         "sha256": None,
     }
     if vocabulary is not None:
-        found |= {"specials": vocabulary.types.count(CONTROL), "sha256": vocabulary.sha256}
+        found |= {
+            "specials": vocabulary.types.count(CONTROL),
+            "eos": vocabulary.ids.get("eos"),
+            "add_bos": vocabulary.add_bos,  # as encoding does, which the key alone does not tell
+            "sha256": vocabulary.sha256,
+        }
     return found
 
 

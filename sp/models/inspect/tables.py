@@ -65,9 +65,20 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
         mixers += f", {family['delta_layers']} of Gated DeltaNet"
     yield "family", f"{family['architecture']}, {family['kind']}: {mixers}"
     rope = family["rope"]
-    scaled = "unscaled" if rope["scaling"] is None else f"scaled: {rope['scaling']}"
-    scaled += f" {rope['factor']:g}" if "factor" in rope else ""
-    yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}, {scaled}"
+    yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}"
+    yield "rope scaling", _scaling(rope)
+
+
+def _scaling(rope: dict[str, Any]) -> str:
+    """How frequencies are changed, and what cosines and sines are multiplied by.
+
+    >>> _scaling({"scaling": "linear", "factor": 2.0, "magnitude": 1.0})
+    'linear 2'
+    """
+    told = str({None: "none", "tensor": "by a tensor of the file"}.get(rope["scaling"], rope["scaling"]))
+    told += f" {rope['factor']:g}" if "factor" in rope else ""
+    told += f" of {rope['original_context']} positions" if "original_context" in rope else ""
+    return told + (f", attention factor {rope['magnitude']:.4f}" if rope["magnitude"] != 1 else "")
 
 
 def _types(info: dict[str, Any]) -> Table:
