@@ -55,7 +55,8 @@ def fragment_code(fmt: BlockFormat, planes: dict[str, np.ndarray], k_tiles: int,
     if fmt.name == "Q3_K":
         code = int(low.view(np.uint32).reshape(128, 2)[thread, step // 2]) >> (2 * (4 * (step % 2) + j) + 16 * e) & 3
     else:
-        code = int(low.view(np.uint32).reshape(128, 4)[thread, step]) >> (4 * j + 16 * e) & 15
+        at = 16 * r + 4 * (h + 2 * e) if fmt.packing.lookup else 4 * j + 16 * e
+        code = int(low.view(np.uint32).reshape(128, 4)[thread, step]) >> at & 15
     if p.high_bytes:
         high = planes["high"][tile * p.high_bytes : (tile + 1) * p.high_bytes].view(np.uint32).reshape(128, -1)
         if fmt.name == "Q6_K":

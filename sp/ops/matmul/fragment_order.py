@@ -8,8 +8,10 @@ of ``mma.m16n8k16`` (PTX ISA 9.7.15) and of ``wgmma`` from registers, so kernels
 =======  ==============================  ===============================================================================
 plane    bytes a tile                    content
 =======  ==============================  ===============================================================================
-low      2048 (4 bits), 4096, 8192;      four bits: ``[thread][step]`` words with a code at bits ``4 j + 16 e``; bytes:
-         1024 (2 bits)                   ``[step / 2][thread][step % 2][h][r][e]``; halves: ``[step][thread][j][e]``;
+low      2048 (4 bits), 4096, 8192;      four bits: ``[thread][step]`` words with a code at bits ``4 j + 16 e``, or at
+         1024 (2 bits)                   ``16 r + 4 (h + 2 e)`` where it is looked up: a row's four choose bytes of a
+                                         table and leave them in the order of products of bytes; bytes:
+                                         ``[step / 2][thread][step % 2][h][r][e]``; halves: ``[step][thread][j][e]``;
                                          two bits: as in the high plane
 high     1024 (2 bits), 512 (1 bit)      words with the upper bits at ``2 (4 (step % 2) + j) + 16 e`` (2 bits, a word
                                          for two steps) or ``4 step + j + 16 e``
@@ -91,9 +93,9 @@ def pack_numpy(fmt: BlockFormat, rows: Bytes) -> dict[str, Bytes]:
         planes["low"] = np.ascontiguousarray(steps.transpose(0, 4, 5, 1, 3, 8, 6, 7, 2, 9))
     else:
         words = _ordered(grid, "R K w g c s h r e").astype(np.uint32)  # (..., steps, h, r, e)
-        planes["low"] = _gathered(words & _mask(p.low.bits), p.low.bits).view(np.uint8)
+        planes["low"] = _gathered(words & _mask(p.low.bits), _places(p, p.low)).view(np.uint8)
         if p.high:
-            planes["high"] = _gathered(words >> p.low.bits, p.high.bits).view(np.uint8)
+            planes["high"] = _gathered(words >> p.low.bits, _places(p, p.high)).view(np.uint8)
     tiled = blocks.reshape(len(raw) // TILE, TILE, -1, fmt.block_bytes)
     for name, part in _kept(p):
         kept = tiled[..., part.at : part.at + part.nbytes]
@@ -139,10 +141,10 @@ def _codes_of(p: Packing, planes: dict[str, Bytes], shape: tuple[int, int]) -> n
     if p.low.bits == 8:
         steps = planes["low"].reshape(row_tiles, k_tiles, 2, 4, 8, 4, 2, 2, 2, 2)
         return steps.transpose(0, 3, 8, 4, 1, 2, 6, 7, 5, 9).reshape(padded, width)
-    words = _scattered(planes["low"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1), p.low.bits)
+    words = _scattered(planes["low"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1), _places(p, p.low))
     if p.high:
         high = planes["high"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1)
-        words = words | _scattered(high, p.high.bits) << p.low.bits
+        words = words | _scattered(high, _places(p, p.high)) << p.low.bits
     return words.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(padded, width).astype(np.uint8)
 
 
@@ -156,22 +158,25 @@ def _mask(bits: int) -> int:
     return (1 << bits) - 1
 
 
-def _shifts(bits: int) -> np.ndarray:
-    """Where the codes of a word of 32 bits lie: (4 / bits steps of 4 registers, 2 halves)."""
-    places: np.ndarray = bits * np.arange(16 // bits, dtype=np.uint32)[:, None] + np.array([0, 16], np.uint32)
+def _places(p: Packing, plane: Plane) -> np.ndarray:
+    """Bits at which a word of 32 has the codes of a plane: uint32 (4 / bits steps, h, r, e)."""
+    step, h, r, e = np.indices((4 // plane.bits, 2, 2, 2), np.uint32)
+    if p.lookup:
+        return 16 * r + 4 * (h + 2 * e)
+    places: np.ndarray = plane.bits * (4 * step + r + 2 * h) + 16 * e
     return places
 
 
-def _gathered(words: np.ndarray, bits: int) -> np.ndarray:
-    """Codes (..., 4 steps, h, r, e) of `bits` bits put together, 4 / bits steps to a word: (..., bits) uint32."""
-    parts = words.reshape(*words.shape[:5], bits, 16 // bits, 2)
-    gathered: np.ndarray = np.bitwise_or.reduce(parts << _shifts(bits), axis=(-2, -1))
+def _gathered(words: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Codes (..., 4 steps, h, r, e) put together at `places`: (..., words) uint32."""
+    parts = words.reshape(*words.shape[:5], -1, *places.shape)
+    gathered: np.ndarray = np.bitwise_or.reduce(parts << places, axis=(-4, -3, -2, -1))
     return gathered
 
 
-def _scattered(words: np.ndarray, bits: int) -> np.ndarray:
+def _scattered(words: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Inverse of `_gathered`."""
-    codes: np.ndarray = (words[..., None, None] >> _shifts(bits)) & np.uint32(_mask(bits))
+    codes: np.ndarray = (words[..., None, None, None, None] >> places) & np.uint32(_mask(4 // len(places)))
     return codes.reshape(*words.shape[:5], 4, 2, 2, 2)
 
 

@@ -38,6 +38,13 @@ struct Quants {
     u32 high[2];                       // of 2 bits: both, of 1 bit: the first
 };
 
+// Bits at which a word of four-bit codes has that of register j = r + 2 h, half e: of codes that are looked up, the four of
+// a row lie together, in the order that products of bytes have (strip_one.cuh).
+template <int F>
+constexpr int nibble_at(int j, int e) {
+    return Packing<F>::lookup ? 16 * (j % 2) + 4 * (j / 2 + 2 * e) : 4 * j + 16 * e;
+}
+
 // Loads the word or words of thread t of a tile's high plane (of what threads it has here), if there is one.
 template <int F>
 SP_DEVICE void load_high(Quants<F>& q, const void* high, int t) {
@@ -161,9 +168,8 @@ template <int F>
 SP_DEVICE u32 signed_pair_of(const Quants<F>& q, int s, int j) {
     constexpr Table table = numbers_of<F>(true);
     constexpr bool paired = is_paired(table);
-    const u32 codes = word_of(q.low[0], s);
-    // each byte, and its top bit eight times
-    return permute(look_up<paired>(table, codes, 0), look_up<paired>(table, codes, 1), (12 + j) << 12 | (4 + j) << 8 | (8 + j) << 4 | j);
+    const int h = j >> 1;  // bytes h and h + 2 of the row, each followed by its top bit eight times
+    return permute(look_up<paired>(table, word_of(q.low[0], s), j & 1), 0, (10 + h) << 12 | (2 + h) << 8 | (8 + h) << 4 | h);
 }
 
 // The integer of register j in k16-step s, exact in bf16 (at most 8 significant bits): the code less the middle of its

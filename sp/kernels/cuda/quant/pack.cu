@@ -35,7 +35,7 @@ SP_DEVICE void store_tile(u8* low, u8* high, int tile) {
                 word[s / 2] |= (code & 3) << (2 * (4 * (s % 2) + j) + 16 * e);
                 top[0] |= (code >> 2) << (4 * s + j + 16 * e);
             } else if constexpr (P::low_bits == 4) {
-                word[s] |= (code & 15) << (4 * j + 16 * e);
+                word[s] |= (code & 15) << nibble_at<FORMAT>(j, e);
                 if constexpr (P::high_bits == 2) top[s / 2] |= (code >> 4) << (2 * (4 * (s % 2) + j) + 16 * e);
                 if constexpr (P::high_bits == 1) top[0] |= (code >> 4) << (4 * s + j + 16 * e);
             } else if constexpr (P::low_bits == 8) {

@@ -39,9 +39,8 @@ SP_DEVICE u32 small_codes(const Quants<F>& q, int s, int j) {
     if constexpr (P::lookup) {
         constexpr Table table = raised_numbers_of<F>();
         constexpr bool paired = is_paired(table);
-        const u32 codes = word_of(q.low[0], s), choice = j < 2 ? 0x5140 : 0x7362;
-        const u32 bytes = __byte_perm(look_up<paired>(table, codes, 0), look_up<paired>(table, codes, 1), choice);
-        return __byte_perm(bytes, 0x64646464u, j % 2 == 0 ? 0x4140 : 0x4342);
+        const u32 bytes = look_up<paired>(table, word_of(q.low[0], s), j % 2);
+        return __byte_perm(bytes, 0x64646464u, j < 2 ? 0x4240 : 0x4341);
     } else if constexpr (P::stride == 2) {
         static_assert(P::low_bits == 4 && P::high_bits == 0, "codes of four bits");
         return shifted(word_of(q.low[0], s), (j < 2 ? 0 : 8) - 1) & (0x001E001Eu << up);

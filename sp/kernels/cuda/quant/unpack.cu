@@ -18,7 +18,7 @@ SP_DEVICE u32 fragment_code(const Quants<FORMAT>& q, int s, int j, int e) {
     } else {
         u32 code;
         if constexpr (P::low_bits == 4)
-            code = word_of(q.low[0], s) >> (4 * j + 16 * e) & 15;
+            code = word_of(q.low[0], s) >> nibble_at<FORMAT>(j, e) & 15;
         else
             code = word_of(q.low[0], s / 2) >> (2 * (4 * (s % 2) + j) + 16 * e) & 3;
         if constexpr (P::high_bits == 2) code |= (q.high[s / 2] >> (2 * (4 * (s % 2) + j) + 16 * e) & 3) << P::low_bits;

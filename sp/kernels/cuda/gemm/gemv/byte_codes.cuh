@@ -6,9 +6,14 @@
 template <int F>
 constexpr bool SIGNED_BYTES = Packing<F>::lookup || Packing<F>::low_bits == 8;
 
-// The codes of rows g and g + 8 (r = 0, 1) in step s, a byte each, in the order of strip_one.cuh.
+// The codes of rows g and g + 8 (r = 0, 1) in step s, or the numbers that are looked up, a byte each, in the order of
+// strip_one.cuh.
 template <int F>
 SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
+    if constexpr (Packing<F>::lookup) {
+        constexpr Table table = numbers_of<F>(false);
+        return look_up<is_paired(table)>(table, word_of(q.low[0], s), r);
+    }
     if constexpr (Packing<F>::low_bits == 8) {
         const uint4& words = q.low[s >> 1];
         const int at = 2 * (s & 1);
@@ -25,16 +30,6 @@ SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
         b = masked_or(shifted(q.high[0], 4 * s + r + 2 - 12), 0x10001000u, b);
     }
     return b;
-}
-
-// The numbers of rows g and g + 8 in step s that are looked up.
-template <int F>
-SP_DEVICE void number_bytes(u32& g, u32& g8, const Quants<F>& q, int s) {
-    constexpr Table table = numbers_of<F>(false);
-    constexpr bool paired = is_paired(table);
-    const u32 codes = word_of(q.low[0], s);
-    const u32 first = look_up<paired>(table, codes, 0), second = look_up<paired>(table, codes, 1);
-    g = __byte_perm(first, second, 0x6420), g8 = __byte_perm(first, second, 0x7531);
 }
 
 // Codes whose lower bits are two: a word has those of two steps, and what a mask leaves of it is an operand as it stands, of
@@ -69,9 +64,6 @@ template <int F>
 SP_DEVICE void byte_operands(u32 (&a)[4], const Quants<F>& q, int p) {
     if constexpr (MIXES_STEPS<F>) {
         mixed_operands<F>(a, q, p);
-    } else if constexpr (Packing<F>::lookup) {
-#pragma unroll
-        for (int s = 0; s < 2; ++s) number_bytes<F>(a[2 * s], a[2 * s + 1], q, 2 * p + s);
     } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = code_bytes<F>(q, 2 * p + i / 2, i % 2);
