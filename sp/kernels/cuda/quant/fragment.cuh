@@ -153,8 +153,8 @@ template <bool Paired>
 SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
     if constexpr (Paired) {
         const u32 first = table.words[0] + threadIdx.y, second = inverted_where_top(table.words[2]) + threadIdx.y;
-        const u32 other = codes ^ 0x88888888u, p = half ? codes >> 16 : codes, q = half ? other >> 16 : other;
-        return permute(first, table.words[1], p) ^ permute(second, inverted_where_top(table.words[3]), q);
+        const u32 p = half ? codes >> 16 : codes;  // what is shifted in chooses nothing
+        return permute(first, table.words[1], p) ^ permute(second, inverted_where_top(table.words[3]), p ^ 0x88888888u);
     } else {
         const u32 first = table.words[0] + threadIdx.y, second = table.words[2] + threadIdx.y;
         const u32 places = masked_or(codes, 0x77777777u, 0), choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
