@@ -32,40 +32,21 @@ SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
     return b;
 }
 
-// Codes whose lower bits are two: a word has those of two steps, and what a mask leaves of it is an operand as it stands, of
-// bytes of both steps in turn; rows g + 8 then hold four times their codes.
+// Codes of three bits stay at the bits where their word has them, times a power of two that the row and the step decide; step
+// 3's lower bits move below their upper one.
 template <int F>
-constexpr bool MIXES_STEPS = Packing<F>::low_bits == 2;
-constexpr int MIXED_ROWS = 4;
-
-template <int F>
-SP_DEVICE void mixed_operands(u32 (&a)[4], const Quants<F>& q, int p) {
-    static_assert(Packing<F>::high_bits == 1, "codes of three bits");
-    const u32 low = word_of(q.low[0], p), next = low >> 4, all = q.high[0];
-    // A nibble of upper bits to each byte: rows g, g + 8 of the first eight inputs, then of the others.
-    const u32 high = masked_or(shifted(all, 8 * p - 4), 0x0F000F00u, (all >> (8 * p)) & 0x000F000Fu);
-    a[0] = masked_or(high << 2, 0x04040404u, low & 0x03030303u);
-    a[1] = masked_or(high << 3, 0x10101010u, low & 0x0C0C0C0Cu);
-    a[2] = masked_or(high, 0x04040404u, next & 0x03030303u);
-    a[3] = masked_or(high << 1, 0x10101010u, next & 0x0C0C0C0Cu);
-}
-
-// B operands, of high and of low bytes, in the order of `mixed_operands`.
-SP_DEVICE void mix_steps(u32 (&b)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const u32 first = b[i], second = b[i + 1];
-        b[i] = __byte_perm(first, second, 0x6240), b[i + 1] = __byte_perm(first, second, 0x7351);
-    }
-}
+constexpr bool IN_PLACE = Packing<F>::low_bits == 2;
+constexpr int place_of(int s, int r) { return s < 3 ? 3 * r : 4 + r; }
 
 // A operands of steps 2 p and 2 p + 1.
 template <int F>
 SP_DEVICE void byte_operands(u32 (&a)[4], const Quants<F>& q, int p) {
-    if constexpr (MIXES_STEPS<F>) {
-        mixed_operands<F>(a, q, p);
-    } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = code_bytes<F>(q, 2 * p + i / 2, i % 2);
+    for (int i = 0; i < 4; ++i) {
+        const int s = 2 * p + i / 2, r = i % 2;
+        if constexpr (IN_PLACE<F>)
+            a[i] = three_bits<F>(q, s, r, 0, place_of(s, r), 0x01010101u, 0);
+        else
+            a[i] = code_bytes<F>(q, s, r);
     }
 }
