@@ -148,7 +148,8 @@ def _codes_of(p: Packing, planes: dict[str, Bytes], shape: tuple[int, int]) -> n
     if p.low.bits == 8:
         steps = planes["low"].reshape(row_tiles, k_tiles, 2, 4, 8, 4, 2, 2, 2, 2)
         return steps.transpose(0, 3, 8, 4, 1, 2, 6, 7, 5, 9).reshape(padded, width)
-    held = [planes[name].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1) for name in ("low", "high")[: len(p.planes)]]
+    names = ("low", "high")[: len(p.planes)]
+    held = [planes[name].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1) for name in names]
     if p.low.bits == 2:
         words = _codes_of_three(np.concatenate(held, axis=-1))
     else:
@@ -171,9 +172,7 @@ def _mask(bits: int) -> int:
 def _places(p: Packing, plane: Plane) -> np.ndarray:
     """Bits at which a word of 32 has the codes of a plane: uint32 (4 / bits steps, h, r, e)."""
     step, h, r, e = np.indices((4 // plane.bits, 2, 2, 2), np.uint32)
-    if p.lookup:
-        return 16 * r + 4 * (h + 2 * e)
-    places: np.ndarray = plane.bits * (4 * step + r + 2 * h) + 16 * e
+    places: np.ndarray = 16 * r + 4 * (h + 2 * e) if p.lookup else plane.bits * (4 * step + r + 2 * h) + 16 * e
     return places
 
 
@@ -193,7 +192,8 @@ def _scattered(words: np.ndarray, places: np.ndarray) -> np.ndarray:
 def _byte_places() -> np.ndarray:
     """Bits at which the byte of inputs h and e begins: uint32 (h, r, e)."""
     h, _, e = np.indices((2, 2, 2), np.uint32)
-    return 8 * h + 16 * e
+    places: np.ndarray = 8 * h + 16 * e
+    return places
 
 
 def _three_words(codes: np.ndarray) -> np.ndarray:
