@@ -136,12 +136,12 @@ struct Table {
     u32 words[4];
 };
 
-// The numbers of a format: two's complement, or a magnitude with the sign as its top bit.
+// The numbers of a format: two's complement, with `raised` added, or a magnitude with the sign as its top bit.
 template <int F>
-constexpr Table numbers_of(bool magnitudes) {
+constexpr Table numbers_of(bool magnitudes, int raised = 0) {
     Table table = {};
     for (int i = 0; i < 16; ++i) {
-        const int value = Packing<F>::values[i], size = value < 0 ? -value : value;
+        const int value = Packing<F>::values[i] + raised, size = value < 0 ? -value : value;
         const u32 byte = !magnitudes ? u32(value) & 255 : value < 0 ? 128 + size : size;
         table.words[i / 4] |= byte << (i % 4 * 8);
     }

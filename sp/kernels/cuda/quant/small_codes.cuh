@@ -22,14 +22,6 @@ SP_DEVICE u32 mul_f16x2(u32 a, u32 b) {
 template <int F>
 constexpr f32 SMALL_UNIT = Packing<F>::lookup ? 1.0f : 16777216.0f;
 
-// Numbers that are looked up, raised by 128.
-template <int F>
-constexpr Table raised_numbers_of() {
-    Table table = numbers_of<F>(false);
-    for (u32& word : table.words) word ^= 0x80808080u;
-    return table;
-}
-
 // Register j of step s as two f16: codes times 2^-24 (rows g: j even), or 2^-20 (rows g + 8), where the numbers are two
 // apart doubled; or 1152 and the number that is looked up.
 template <int F>
@@ -37,7 +29,7 @@ SP_DEVICE u32 small_codes(const Quants<F>& q, int s, int j) {
     using P = Packing<F>;
     const int up = j % 2 * 4;
     if constexpr (P::lookup) {
-        constexpr Table table = raised_numbers_of<F>();
+        constexpr Table table = numbers_of<F>(false, 128);
         constexpr bool paired = is_paired(table);
         const u32 bytes = look_up<paired>(table, word_of(q.low[0], s), j % 2);
         return __byte_perm(bytes, 0x64646464u, j < 2 ? 0x4240 : 0x4341);

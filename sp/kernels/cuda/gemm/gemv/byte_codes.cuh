@@ -11,7 +11,7 @@ constexpr bool SIGNED_BYTES = Packing<F>::lookup || Packing<F>::low_bits == 8;
 template <int F>
 SP_DEVICE u32 code_bytes(const Quants<F>& q, int s, int r) {
     if constexpr (Packing<F>::lookup) {
-        constexpr Table table = numbers_of<F>(false);
+        constexpr Table table = numbers_of<F>(false, Packing<F>::raised);
         return look_up<is_paired(table)>(table, word_of(q.low[0], s), r);
     }
     if constexpr (Packing<F>::low_bits == 8) {

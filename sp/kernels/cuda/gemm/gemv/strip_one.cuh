@@ -105,12 +105,11 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
             acc[r] = fmaf(low_f16(h.x) * factor, sum, acc[r]);
             acc[r] = fmaf(-high_f16(h.x) * factor, lowest, acc[r]);
         } else {
-            constexpr bool counted = !SIGNED_BYTES<FORMAT> && F::first != 0;  // codes count from another number than 0
             f32 v[2] = {f32(high[0][2 * r] * 256 + low[0][2 * r]), f32(high[0][2 * r + 1] * 256 + low[0][2 * r + 1])};
             float2 s = {};
-            if constexpr (F::minima || counted) s = reinterpret_cast<const float2*>(in.sums32 + index * 8)[c];
-            if constexpr (counted) {
-                constexpr f32 offset = f32(F::first) / F::stride;
+            if constexpr (F::minima || F::counted) s = reinterpret_cast<const float2*>(in.sums32 + index * 8)[c];
+            if constexpr (F::counted) {
+                constexpr f32 offset = F::lookup ? f32(-F::raised) : f32(F::first) / F::stride;
                 v[0] = fmaf(offset, s.x, v[0]), v[1] = fmaf(offset, s.y, v[1]);
             }
             if constexpr (S::super) {
