@@ -205,7 +205,7 @@ class Packing:
 
     @property
     def counted(self) -> bool:
-        """Whether bytes of codes or of looked-up numbers count from another number than 0: sums of inputs allow for it."""
+        """Whether bytes of codes or of looked-up numbers count from another number than 0, as sums of inputs allow."""
         return self.raised != 0 if self.lookup else self.bits < 8 and self.first != 0
 
     @property
