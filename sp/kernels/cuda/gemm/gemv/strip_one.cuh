@@ -77,19 +77,18 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
         f32 sum = 0;
         if constexpr (F::group == 16) {
             constexpr f32 offset = F::first;
-            // of what a column holds: a lane's two are steps 0 and 1 of a tile, or 2 and 3
-            const f32 times0 = IN_PLACE<FORMAT> ? 1 << place_of(0, r) : 1;
-            const f32 times1 = !IN_PLACE<FORMAT> ? 1 : c % 2 == 0 ? 1 << place_of(1, r) : 1 << place_of(3, r);
-            const f32 relative = !IN_PLACE<FORMAT> ? 1 : c % 2 == 0 ? 1.0f : f32(1 << place_of(0, r)) / f32(1 << place_of(3, r));
+            // a lane's two columns are steps 0 and 1 of a tile, or 2 and 3, and 3 is apart
+            const f32 times = IN_PLACE<FORMAT> ? 1 << place_of(0, r) : 1;
+            const f32 apart = IN_PLACE<FORMAT> && c % 2 == 1 ? times / f32(1 << place_of(3, r)) : 1.0f;
             const uint4 h = reinterpret_cast<const uint4*>(slot + S::scales_at)[row];
-            const f32 d = f32_from_f16(reinterpret_cast<const u16*>(slot + S::deltas_at)[row]) / times0;
+            const f32 d = f32_from_f16(reinterpret_cast<const u16*>(slot + S::deltas_at)[row]) / times;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const u32 codes = i == 0 ? (c < 2 ? h.x : h.y) : (c < 2 ? h.z : h.w);
                 const float2 s = reinterpret_cast<const float2*>(in.sums16 + index * 16 + i * 8)[c];
-                const f32 scale0 = f32(i8(codes >> (8 * first))), scale1 = f32(i8(codes >> (8 * first + 8))) * relative;
-                sum = fmaf(scale0, fmaf(offset * times0, s.x, f32(high[i][2 * r] * 256 + low[i][2 * r])), sum);
-                sum = fmaf(scale1, fmaf(offset * times1, s.y, f32(high[i][2 * r + 1] * 256 + low[i][2 * r + 1])), sum);
+                const f32 scale0 = f32(i8(codes >> (8 * first))), scale1 = f32(i8(codes >> (8 * first + 8)));
+                sum = fmaf(scale0, fmaf(offset * times, s.x, f32(high[i][2 * r] * 256 + low[i][2 * r])), sum);
+                sum = fmaf(scale1, fmaf(offset * times, s.y, f32(high[i][2 * r + 1] * 256 + low[i][2 * r + 1]) * apart), sum);
             }
             acc[r] = fmaf(d * factor, sum, acc[r]);
         } else if constexpr (S::super && F::minima) {
