@@ -26,7 +26,8 @@ HEAD = """\
 //   middle, zero     the middle of the codes' range, and the code of 0 where there are no `minima`
 //   flip             what codes of the file are xor-ed with
 //   values           what codes stand for; `lookup`: unevenly spaced, of 7 bits and a sign; else first + stride * code,
-//                    and the middle code for `centre`. `vectors`: codes of the file name vectors, SP_GRID_<format>
+//                    and the middle code for `centre`. As bytes, looked-up numbers are `raised`; `counted`: bytes count
+//                    from another number than 0. `vectors`: codes of the file name vectors, SP_GRID_<format>
 //   span, tiles      inputs whose scales lie together, and tiles of them
 """
 
@@ -82,9 +83,9 @@ def _struct(name: str, p: Packing) -> str:
         {"scale_at": scales.at, "scale_bytes": scales.held, "scales_bytes": p.scales_bytes},
         {"delta_at": delta.at, "delta_bytes": delta.nbytes, "deltas_bytes": p.deltas_bytes},
         {"group": p.group, "middle": p.middle, "zero": p.zero, "flip": p.flip},
-        {"stride": p.stride, "first": p.first, "centre": p.centre},
+        {"stride": p.stride, "first": p.first, "centre": p.centre, "raised": p.raised},
     )
-    flags = {"super": p.super, "minima": p.minima, "plain": p.plain, "lookup": p.lookup}
+    flags = {"super": p.super, "minima": p.minima, "plain": p.plain, "lookup": p.lookup, "counted": p.counted}
     flags |= {"steps": scales.steps is not None, "vectors": p.vectors is not None}
     lines = [f"    static constexpr int {_listed(each)};" for each in numbers]
     lines.append(f"    static constexpr bool {_listed(flags)};")

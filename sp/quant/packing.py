@@ -197,6 +197,18 @@ class Packing:
         return tuple(self.values[code] for code in self.held_codes(np.arange(len(self.values))))
 
     @property
+    def raised(self) -> int:
+        """What is added to looked-up numbers as bytes: codes that differ in the top bit alone then have one sign."""
+        values, half = self.held_values, len(self.values) // 2
+        one_sign = all((a < 0) == (b < 0) for a, b in zip(values[:half], values[half:], strict=True))
+        return 0 if one_sign or not self.lookup else -min(values)
+
+    @property
+    def counted(self) -> bool:
+        """Whether bytes of codes or of looked-up numbers count from another number than 0, as sums of inputs allow."""
+        return self.raised != 0 if self.lookup else self.bits < 8 and self.first != 0
+
+    @property
     def stride(self) -> int:
         """What one code stands for more than the one before, where nothing is looked up."""
         return self.values[1] - self.values[0] if self.values and not self.lookup else 1

@@ -53,15 +53,20 @@ def fragment_code(fmt: BlockFormat, planes: dict[str, np.ndarray], k_tiles: int,
     if fmt.name == "Q8_0":
         return int(low.reshape(2, 128, 4, 4)[step // 2, thread, 2 * (step % 2) + j // 2, 2 * (j % 2) + e])
     if fmt.name == "Q3_K":
-        code = int(low.view(np.uint32).reshape(128, 2)[thread, step // 2]) >> (2 * (4 * (step % 2) + j) + 16 * e) & 3
+        high = planes["high"][tile * p.high_bytes : (tile + 1) * p.high_bytes].view(np.uint32)
+        words, byte = [*map(int, low.view(np.uint32).reshape(128, 2)[thread]), int(high[thread])], 8 * (h + 2 * e)
+        if step < 3:
+            return words[step] >> (byte + 3 * r) & 7
+        return words[r] >> (byte + 6) & 3 | (words[2] >> (byte + 6 + r) & 1) << 2
     else:
-        code = int(low.view(np.uint32).reshape(128, 4)[thread, step]) >> (4 * j + 16 * e) & 15
+        at = 16 * r + 4 * (h + 2 * e) if fmt.packing.lookup else 4 * j + 16 * e
+        code = int(low.view(np.uint32).reshape(128, 4)[thread, step]) >> at & 15
     if p.high_bytes:
         high = planes["high"][tile * p.high_bytes : (tile + 1) * p.high_bytes].view(np.uint32).reshape(128, -1)
         if fmt.name == "Q6_K":
             code |= (int(high[thread, step // 2]) >> (2 * (4 * (step % 2) + j) + 16 * e) & 3) << 4
         else:
-            code |= (int(high[thread, 0]) >> (4 * step + j + 16 * e) & 1) << (2 if fmt.name == "Q3_K" else 4)
+            code |= (int(high[thread, 0]) >> (4 * step + j + 16 * e) & 1) << 4
     return code
 
 

@@ -70,6 +70,8 @@ def test_sizes(name: str) -> None:
     assert p.plain == (name in ("F16", "BF16"))
     assert p.minima == (name in MINIMA)
     assert p.lookup == (name in LOOKED_UP)
+    assert p.raised == (12 if name == "MXFP4" else 0)  # 0, -1, ... -12 beside IQ4's eight of each sign
+    assert p.counted == (name in ("Q6_K", "Q3_K", "Q4_0", "Q5_0", "IQ3_S", "MXFP4"))
 
 
 def test_codes_of_zero() -> None:
@@ -117,7 +119,8 @@ def test_the_header_has_the_same_numbers() -> None:
     body = body[: body.index("};")]
     for words in ("low_bytes = 2048", "high_at = 128", "scale_at = 192", "deltas_bytes = 128", "zero = 32"):
         assert words in body
-    assert "super = true, minima = false, plain = false, lookup = false, steps = false, vectors = false" in body
+    assert "super = true, minima = false, plain = false, lookup = false, counted = true" in body
+    assert "steps = false, vectors = false" in body
     ids = {fmt.name: fmt.ggml_type for fmt in FORMATS.values() if fmt.packing}
     for name, kind in ids.items():
         assert f"{name} = {kind}" in text

@@ -8,15 +8,20 @@ of ``mma.m16n8k16`` (PTX ISA 9.7.15) and of ``wgmma`` from registers, so kernels
 =======  ==============================  ===============================================================================
 plane    bytes a tile                    content
 =======  ==============================  ===============================================================================
-low      2048 (4 bits), 4096, 8192;      four bits: ``[thread][step]`` words with a code at bits ``4 j + 16 e``; bytes:
-         1024 (2 bits)                   ``[step / 2][thread][step % 2][h][r][e]``; halves: ``[step][thread][j][e]``;
-                                         two bits: as in the high plane
+low      2048 (4 bits), 4096, 8192;      four bits: ``[thread][step]`` words with a code at bits ``4 j + 16 e``, or at
+         1024 (2 bits)                   ``16 r + 4 (h + 2 e)`` where it is looked up: a row's four choose bytes of a
+                                         table and leave them in the order of products of bytes; bytes:
+                                         ``[step / 2][thread][step % 2][h][r][e]``; halves: ``[step][thread][j][e]``;
+                                         two bits: ``[thread]`` two of three words, see below
 high     1024 (2 bits), 512 (1 bit)      words with the upper bits at ``2 (4 (step % 2) + j) + 16 e`` (2 bits, a word
-                                         for two steps) or ``4 step + j + 16 e``
+                                         for two steps) or ``4 step + j + 16 e``; above two bits the third word
 scales   as in the file, or made of it   super-blocks ``[row tile][superblock][64 rows][8 or 16 bytes]``; blocks of 32
                                          ``[tile][2 groups of 32][64 rows][1, 2 or 4 bytes]``
 deltas   as in the file                  ``[row tile][superblock][64 rows]`` float16
 =======  ==============================  ===============================================================================
+
+Codes of three bits lie in three words, those of steps 0, 1 and 2 in one each, whole, at ``3 r + 8 h + 16 e``; of step 3
+the lower two bits in word ``r`` at ``6 + 8 h + 16 e``, and the upper one in the third at ``6 + r + 8 h + 16 e``.
 
 Codes are unsigned: Q8_0 is stored with 128 added. Scales that lie scattered in the file (Q3_K, IQ4_XS, IQ3_S) become a
 signed byte a group, and codes that name vectors there (IQ3_S) a code for each number. Rows are padded to whole tiles
@@ -85,22 +90,26 @@ def pack_numpy(fmt: BlockFormat, rows: Bytes) -> dict[str, Bytes]:
     codes = _codes(p, blocks).reshape(len(raw), width)
     grid = codes.reshape(len(raw) // TILE, 4, 2, 8, width // TILE, 4, 2, 4, 2)
     if p.low.bits == 16:
-        planes["low"] = _ordered(grid, "R K s w g c h r e").view(np.uint8)
+        planes["low"] = _ordered(grid, "R K s w g c h r e")
     elif p.low.bits == 8:
         steps = grid.reshape(*grid.shape[:5], 2, 2, *grid.shape[6:])
         planes["low"] = np.ascontiguousarray(steps.transpose(0, 4, 5, 1, 3, 8, 6, 7, 2, 9))
     else:
         words = _ordered(grid, "R K w g c s h r e").astype(np.uint32)  # (..., steps, h, r, e)
-        planes["low"] = _gathered(words & _mask(p.low.bits), p.low.bits).view(np.uint8)
-        if p.high:
-            planes["high"] = _gathered(words >> p.low.bits, p.high.bits).view(np.uint8)
+        if p.low.bits == 2:
+            threes = _three_words(words)
+            planes["low"], planes["high"] = threes[..., :2], threes[..., 2:]
+        else:
+            planes["low"] = _gathered(words & _mask(p.low.bits), _places(p, p.low))
+        if p.high and p.low.bits == 4:
+            planes["high"] = _gathered(words >> p.low.bits, _places(p, p.high))
     tiled = blocks.reshape(len(raw) // TILE, TILE, -1, fmt.block_bytes)
     for name, part in _kept(p):
         kept = tiled[..., part.at : part.at + part.nbytes]
         if part.steps:
             kept = part.steps(tiled.reshape(-1, fmt.block_bytes)).view(np.uint8).reshape(*tiled.shape[:3], -1)
         planes[name] = kept.swapaxes(1, 2)
-    return {plane: np.ascontiguousarray(values).reshape(-1) for plane, values in planes.items()}
+    return {plane: np.ascontiguousarray(values).reshape(-1).view(np.uint8) for plane, values in planes.items()}
 
 
 def unpack_numpy(fmt: BlockFormat, planes: dict[str, Bytes], shape: tuple[int, int]) -> Floats:
@@ -139,10 +148,14 @@ def _codes_of(p: Packing, planes: dict[str, Bytes], shape: tuple[int, int]) -> n
     if p.low.bits == 8:
         steps = planes["low"].reshape(row_tiles, k_tiles, 2, 4, 8, 4, 2, 2, 2, 2)
         return steps.transpose(0, 3, 8, 4, 1, 2, 6, 7, 5, 9).reshape(padded, width)
-    words = _scattered(planes["low"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1), p.low.bits)
-    if p.high:
-        high = planes["high"].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1)
-        words = words | _scattered(high, p.high.bits) << p.low.bits
+    names = ("low", "high")[: len(p.planes)]
+    held = [planes[name].view(np.uint32).reshape(row_tiles, k_tiles, 4, 8, 4, -1) for name in names]
+    if p.low.bits == 2:
+        words = _codes_of_three(np.concatenate(held, axis=-1))
+    else:
+        words = _scattered(held[0], _places(p, p.low))
+        if p.high:
+            words = words | _scattered(held[1], _places(p, p.high)) << p.low.bits
     return words.transpose(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(padded, width).astype(np.uint8)
 
 
@@ -156,23 +169,52 @@ def _mask(bits: int) -> int:
     return (1 << bits) - 1
 
 
-def _shifts(bits: int) -> np.ndarray:
-    """Where the codes of a word of 32 bits lie: (4 / bits steps of 4 registers, 2 halves)."""
-    places: np.ndarray = bits * np.arange(16 // bits, dtype=np.uint32)[:, None] + np.array([0, 16], np.uint32)
+def _places(p: Packing, plane: Plane) -> np.ndarray:
+    """Bits at which a word of 32 has the codes of a plane: uint32 (4 / bits steps, h, r, e)."""
+    step, h, r, e = np.indices((4 // plane.bits, 2, 2, 2), np.uint32)
+    places: np.ndarray = 16 * r + 4 * (h + 2 * e) if p.lookup else plane.bits * (4 * step + r + 2 * h) + 16 * e
     return places
 
 
-def _gathered(words: np.ndarray, bits: int) -> np.ndarray:
-    """Codes (..., 4 steps, h, r, e) of `bits` bits put together, 4 / bits steps to a word: (..., bits) uint32."""
-    parts = words.reshape(*words.shape[:5], bits, 16 // bits, 2)
-    gathered: np.ndarray = np.bitwise_or.reduce(parts << _shifts(bits), axis=(-2, -1))
+def _gathered(words: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Codes (..., 4 steps, h, r, e) put together at `places`: (..., words) uint32."""
+    parts = words.reshape(*words.shape[:5], -1, *places.shape)
+    gathered: np.ndarray = np.bitwise_or.reduce(parts << places, axis=(-4, -3, -2, -1))
     return gathered
 
 
-def _scattered(words: np.ndarray, bits: int) -> np.ndarray:
+def _scattered(words: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Inverse of `_gathered`."""
-    codes: np.ndarray = (words[..., None, None] >> _shifts(bits)) & np.uint32(_mask(bits))
+    codes: np.ndarray = (words[..., None, None, None, None] >> places) & np.uint32(_mask(4 // len(places)))
     return codes.reshape(*words.shape[:5], 4, 2, 2, 2)
+
+
+def _byte_places() -> np.ndarray:
+    """Bits at which the byte of inputs h and e begins: uint32 (h, r, e)."""
+    h, _, e = np.indices((2, 2, 2), np.uint32)
+    places: np.ndarray = 8 * h + 16 * e
+    return places
+
+
+def _three_words(codes: np.ndarray) -> np.ndarray:
+    """Codes (..., 4 steps, h, r, e) of three bits in their three words: (..., 3) uint32."""
+    r = np.arange(2, dtype=np.uint32)[:, None]
+    placed = codes << _byte_places()
+    axes = (-3, -2, -1)
+    lower = (codes[..., 3, :, :, :] & 3) << (_byte_places() + 6)
+    words: np.ndarray = np.bitwise_or.reduce(placed[..., :3, :, :, :] << 3 * r, axis=axes)
+    words[..., :2] |= np.bitwise_or.reduce(lower, axis=(-3, -1))
+    words[..., 2] |= np.bitwise_or.reduce((codes[..., 3, :, :, :] >> 2) << (_byte_places() + 6 + r), axis=axes)
+    return words
+
+
+def _codes_of_three(words: np.ndarray) -> np.ndarray:
+    """Inverse of `_three_words`."""
+    r = np.arange(2, dtype=np.uint32)[:, None]
+    spread = words[..., None, None, None] >> _byte_places()  # (..., 3, h, r, e)
+    lower = np.stack([spread[..., i, :, i, :] for i in (0, 1)], axis=-2) >> 6 & 3
+    last = lower | (spread[..., 2, :, :, :] >> (6 + r) & 1) << 2
+    return np.concatenate([spread >> 3 * r & 7, last[..., None, :, :, :]], axis=-4)
 
 
 def _codes(p: Packing, blocks: Bytes) -> np.ndarray:

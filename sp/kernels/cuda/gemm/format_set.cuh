@@ -6,7 +6,7 @@ template <int F>
 constexpr bool has = u64(FORMATS) >> F & 1;
 
 // Of the formats, as the slots S<F> hold them: whether there are some of 256 inputs, others, super-blocks with minima or with a
-// scale for 16 inputs, any of 256 inputs with a scale for 32 whose codes do not count from 0; bytes of the largest slot.
+// scale for 16 inputs, any of 256 inputs with a scale for 32 whose bytes do not count from 0; bytes of the largest slot.
 struct FormatSet {
     bool super, other, minima, halves, middles;
     int bytes;
@@ -21,8 +21,7 @@ constexpr FormatSet format_set() {
         constexpr bool whole = S<F>::tiles > 1;                                             \
         all.super |= whole, all.other |= !whole;                                            \
         all.minima |= P::super && P::minima, all.halves |= P::group == 16;                  \
-        constexpr bool codes = !P::lookup && P::low_bits < 8; /* not signed bytes */        \
-        all.middles |= whole && P::group == 32 && codes && (P::minima || P::first != 0);    \
+        all.middles |= whole && P::group == 32 && (P::minima || P::counted);                \
         all.bytes = S<F>::bytes > all.bytes ? S<F>::bytes : all.bytes;                      \
     }
     SP_FOR_FORMAT(SP_DO)

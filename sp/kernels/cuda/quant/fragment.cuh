@@ -4,6 +4,9 @@
 //   k16-step  s = 0..3 of a tile; registers a[j]: row 16 * warp + g + 8 * (j & 1), k = 16 s + 2 c + 8 * (j >> 1), +1 in the high half
 //   planes    quant planes of a tile, each [thread][16, 8 or 4 bytes], except where a tile has several of them: [part][thread][16 bytes]
 //   scales    as words of 2 bf16 for (row, group of 32 k): see `a_fragment`
+//   threes    codes of 3 bits lie in three words, the last of the high plane, a byte for each pair of h = j >> 1 and half e at
+//             8 h + 16 e: of step s < 3 whole in word s, rows g at its bits 0, g + 8 at 3; of step 3 the lower bits at bits 6 of
+//             words 0 (rows g) and 1, the upper bit at 6 and 7 of word 2
 //   codes     numbers in order, or places in a table of numbers of 7 bits and a sign, `values`, that are looked up
 //
 // Formats are named by their ggml type ids, as in sp.quant; `Packing<F>` (packings.cuh, written from the table there) has what
@@ -37,6 +40,13 @@ struct Quants {
     uint4 low[Packing<F>::low_parts];  // of 2 bits: the first two words
     u32 high[2];                       // of 2 bits: both, of 1 bit: the first
 };
+
+// Bits at which a word of four-bit codes has that of register j = r + 2 h, half e: of codes that are looked up, the four of
+// a row lie together, in the order that products of bytes have (strip_one.cuh).
+template <int F>
+constexpr int nibble_at(int j, int e) {
+    return Packing<F>::lookup ? 16 * (j % 2) + 4 * (j / 2 + 2 * e) : 4 * j + 16 * e;
+}
 
 // Loads the word or words of thread t of a tile's high plane (of what threads it has here), if there is one.
 template <int F>
@@ -82,6 +92,17 @@ SP_DEVICE u32 masked_or(u32 x, u32 mask, u32 bits) {
     return d;
 }
 
+// Codes of 3 bits of rows g (r = 0) or g + 8 in step s at bit `at` of bytes from h on, those that `each` has a bit for, or-ed
+// into `bits`.
+template <int F>
+SP_DEVICE u32 three_bits(const Quants<F>& q, int s, int r, int h, int at, u32 each, u32 bits) {
+    static_assert(Packing<F>::low_bits == 2 && Packing<F>::high_bits == 1, "codes of three bits");
+    const u32 words[3] = {q.low[0].x, q.low[0].y, q.high[0]};
+    if (s < 3) return masked_or(shifted(words[s], 8 * h + 3 * r - at), (7 * each) << at, bits);
+    const u32 lower = masked_or(shifted(words[r], 8 * h + 6 - at), (3 * each) << at, bits);
+    return masked_or(shifted(words[2], 8 * h + 4 + r - at), (4 * each) << at, lower);
+}
+
 // Bytes of two words, as __byte_perm chooses them, but by four bits each: the fourth repeats the top bit of the byte.
 SP_DEVICE u32 permute(u32 a, u32 b, u32 selector) {
     u32 d;
@@ -98,18 +119,16 @@ enum Bf16Pair : u32 {
 // 128 + the raw code of register j in k16-step s, exact in bf16. `s` and `j` as below.
 template <int F>
 SP_DEVICE u32 raised_pair(const Quants<F>& q, int s, int j) {
-    constexpr int low_bits = Packing<F>::low_bits;
-    static_assert(low_bits == 4 || low_bits == 2, "codes of at most 6 bits");
-    u32 b;
-    if constexpr (low_bits == 4)
-        b = masked_or(word_of(q.low[0], s) >> (4 * j), 0x000F000Fu, BF16_128);
-    else
-        b = masked_or(word_of(q.low[0], s >> 1) >> (2 * (4 * (s & 1) + j)), 0x00030003u, BF16_128);
-    if constexpr (Packing<F>::high_bits == 2)
-        b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - low_bits), 0x00030003u << low_bits, b);
-    if constexpr (Packing<F>::high_bits == 1)
-        b = masked_or(shifted(q.high[0], 4 * s + j - low_bits), 0x00010001u << low_bits, b);
-    return b;
+    if constexpr (Packing<F>::low_bits == 2) {
+        return three_bits<F>(q, s, j & 1, j >> 1, 0, 0x00010001u, BF16_128);
+    } else {
+        static_assert(Packing<F>::low_bits == 4, "codes of at most 6 bits");
+        u32 b = masked_or(word_of(q.low[0], s) >> (4 * j), 0x000F000Fu, BF16_128);
+        if constexpr (Packing<F>::high_bits == 2)
+            b = masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4), 0x00300030u, b);
+        if constexpr (Packing<F>::high_bits == 1) b = masked_or(shifted(q.high[0], 4 * s + j - 4), 0x00100010u, b);
+        return b;
+    }
 }
 
 // A table of sixteen bytes, and what codes find there.
@@ -117,12 +136,12 @@ struct Table {
     u32 words[4];
 };
 
-// The numbers of a format: two's complement, or a magnitude with the sign as its top bit.
+// The numbers of a format: two's complement, with `raised` added, or a magnitude with the sign as its top bit.
 template <int F>
-constexpr Table numbers_of(bool magnitudes) {
+constexpr Table numbers_of(bool magnitudes, int raised = 0) {
     Table table = {};
     for (int i = 0; i < 16; ++i) {
-        const int value = Packing<F>::values[i], size = value < 0 ? -value : value;
+        const int value = Packing<F>::values[i] + raised, size = value < 0 ? -value : value;
         const u32 byte = !magnitudes ? u32(value) & 255 : value < 0 ? 128 + size : size;
         table.words[i / 4] |= byte << (i % 4 * 8);
     }
@@ -146,8 +165,8 @@ template <bool Paired>
 SP_DEVICE u32 look_up(const Table& table, u32 codes, int half) {
     if constexpr (Paired) {
         const u32 first = table.words[0] + threadIdx.y, second = inverted_where_top(table.words[2]) + threadIdx.y;
-        const u32 other = codes ^ 0x88888888u, p = half ? codes >> 16 : codes, q = half ? other >> 16 : other;
-        return permute(first, table.words[1], p) ^ permute(second, inverted_where_top(table.words[3]), q);
+        const u32 p = half ? codes >> 16 : codes;  // what is shifted in chooses nothing
+        return permute(first, table.words[1], p) ^ permute(second, inverted_where_top(table.words[3]), p ^ 0x88888888u);
     } else {
         const u32 first = table.words[0] + threadIdx.y, second = table.words[2] + threadIdx.y;
         const u32 places = masked_or(codes, 0x77777777u, 0), choice = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
@@ -161,9 +180,8 @@ template <int F>
 SP_DEVICE u32 signed_pair_of(const Quants<F>& q, int s, int j) {
     constexpr Table table = numbers_of<F>(true);
     constexpr bool paired = is_paired(table);
-    const u32 codes = word_of(q.low[0], s);
-    // each byte, and its top bit eight times
-    return permute(look_up<paired>(table, codes, 0), look_up<paired>(table, codes, 1), (12 + j) << 12 | (4 + j) << 8 | (8 + j) << 4 | j);
+    const int h = j >> 1;  // bytes h and h + 2 of the row, each followed by its top bit eight times
+    return permute(look_up<paired>(table, word_of(q.low[0], s), j & 1), 0, (10 + h) << 12 | (2 + h) << 8 | (8 + h) << 4 | h);
 }
 
 // The integer of register j in k16-step s, exact in bf16 (at most 8 significant bits): the code less the middle of its

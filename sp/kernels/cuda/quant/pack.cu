@@ -32,10 +32,12 @@ SP_DEVICE void store_tile(u8* low, u8* high, int tile) {
             const int j = i / 2, e = i % 2;
             u32 code = staged_code(16 * warp + g + 8 * (j % 2), 64 * tile + 16 * s + 2 * c + 8 * (j / 2) + e);
             if constexpr (P::low_bits == 2) {
-                word[s / 2] |= (code & 3) << (2 * (4 * (s % 2) + j) + 16 * e);
-                top[0] |= (code >> 2) << (4 * s + j + 16 * e);
+                const int r = j % 2, byte = 8 * (j / 2) + 16 * e;
+                u32& whole = s == 2 ? top[0] : word[s];
+                if (s < 3) whole |= code << (byte + 3 * r);
+                if (s == 3) word[r] |= (code & 3) << (byte + 6), top[0] |= (code >> 2) << (byte + 6 + r);
             } else if constexpr (P::low_bits == 4) {
-                word[s] |= (code & 15) << (4 * j + 16 * e);
+                word[s] |= (code & 15) << nibble_at<FORMAT>(j, e);
                 if constexpr (P::high_bits == 2) top[s / 2] |= (code >> 4) << (2 * (4 * (s % 2) + j) + 16 * e);
                 if constexpr (P::high_bits == 1) top[0] |= (code >> 4) << (4 * s + j + 16 * e);
             } else if constexpr (P::low_bits == 8) {

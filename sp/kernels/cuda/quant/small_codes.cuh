@@ -22,14 +22,6 @@ SP_DEVICE u32 mul_f16x2(u32 a, u32 b) {
 template <int F>
 constexpr f32 SMALL_UNIT = Packing<F>::lookup ? 1.0f : 16777216.0f;
 
-// Numbers that are looked up, raised by 128.
-template <int F>
-constexpr Table raised_numbers_of() {
-    Table table = numbers_of<F>(false);
-    for (u32& word : table.words) word ^= 0x80808080u;
-    return table;
-}
-
 // Register j of step s as two f16: codes times 2^-24 (rows g: j even), or 2^-20 (rows g + 8), where the numbers are two
 // apart doubled; or 1152 and the number that is looked up.
 template <int F>
@@ -37,27 +29,22 @@ SP_DEVICE u32 small_codes(const Quants<F>& q, int s, int j) {
     using P = Packing<F>;
     const int up = j % 2 * 4;
     if constexpr (P::lookup) {
-        constexpr Table table = raised_numbers_of<F>();
+        constexpr Table table = numbers_of<F>(false, 128);
         constexpr bool paired = is_paired(table);
-        const u32 codes = word_of(q.low[0], s), choice = j < 2 ? 0x5140 : 0x7362;
-        const u32 bytes = __byte_perm(look_up<paired>(table, codes, 0), look_up<paired>(table, codes, 1), choice);
-        return __byte_perm(bytes, 0x64646464u, j % 2 == 0 ? 0x4140 : 0x4342);
+        const u32 bytes = look_up<paired>(table, word_of(q.low[0], s), j % 2);
+        return __byte_perm(bytes, 0x64646464u, j < 2 ? 0x4240 : 0x4341);
     } else if constexpr (P::stride == 2) {
         static_assert(P::low_bits == 4 && P::high_bits == 0, "codes of four bits");
         return shifted(word_of(q.low[0], s), (j < 2 ? 0 : 8) - 1) & (0x001E001Eu << up);
+    } else if constexpr (P::low_bits == 2) {
+        return three_bits<F>(q, s, j & 1, j >> 1, up, 0x00010001u, 0);
     } else {
-        u32 b;
-        if constexpr (P::low_bits == 2) {
-            b = shifted(word_of(q.low[0], s >> 1), 2 * (4 * (s & 1) + j) - up) & (0x00030003u << up);
-        } else {
-            const u32 word = j < 2 ? word_of(q.low[0], s) : word_of(q.low[0], s) >> 8;
-            b = word & (0x000F000Fu << up);
-        }
-        constexpr int under = P::low_bits;
+        const u32 word = j < 2 ? word_of(q.low[0], s) : word_of(q.low[0], s) >> 8;
+        const u32 b = word & (0x000F000Fu << up);
         if constexpr (P::high_bits == 2)
-            return masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - under - up), 0x00030003u << (under + up), b);
+            return masked_or(shifted(q.high[s >> 1], 2 * (4 * (s & 1) + j) - 4 - up), 0x00300030u << up, b);
         else if constexpr (P::high_bits == 1)
-            return masked_or(shifted(q.high[0], 4 * s + j - under - up), 0x00010001u << (under + up), b);
+            return masked_or(shifted(q.high[0], 4 * s + j - 4 - up), 0x00100010u << up, b);
         else
             return b;
     }

@@ -46,7 +46,7 @@ def fixed_bytes(defines: Defines) -> int:
     super_blocks, many = k // 256, tokens > 1
     middles = any(p.super and p.minima for p in packings)  # for which sums of 32 inputs are needed
     if not many:
-        middles = any(p.group == 32 and not p.lookup and p.low.bits < 8 and (p.minima or p.first != 0) for p in wholes)
+        middles = any(p.group == 32 and (p.minima or p.counted) for p in wholes)
     sums = 32 * middles + 64 * any(p.group == 16 for p in packings)
     sums *= tokens * super_blocks
     total = tokens * (2 * k + 64 * many) if many or len(wholes) < len(packings) else 0

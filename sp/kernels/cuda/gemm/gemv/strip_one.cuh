@@ -65,7 +65,6 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
             u32 a[4], b[4];
             ldmatrix_x4(b, base + in.offset[group]);
             byte_operands<FORMAT>(a, q, p);
-            if constexpr (MIXES_STEPS<FORMAT>) mix_steps(b);
             multiply_bytes<SIGNED_BYTES<FORMAT>>(high[into], a, b[0], b[1]);
             multiply_bytes<SIGNED_BYTES<FORMAT>>(low[into], a, b[2], b[3]);
         }
@@ -78,7 +77,9 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
         f32 sum = 0;
         if constexpr (F::group == 16) {
             constexpr f32 offset = F::first;
-            const f32 times = MIXES_STEPS<FORMAT> && r == 1 ? MIXED_ROWS : 1;
+            // a lane's two columns are steps 0 and 1 of a tile, or 2 and 3, and 3 is apart
+            const f32 times = IN_PLACE<FORMAT> ? 1 << place_of(0, r) : 1;
+            const f32 apart = IN_PLACE<FORMAT> && c % 2 == 1 ? times / f32(1 << place_of(3, r)) : 1.0f;
             const uint4 h = reinterpret_cast<const uint4*>(slot + S::scales_at)[row];
             const f32 d = f32_from_f16(reinterpret_cast<const u16*>(slot + S::deltas_at)[row]) / times;
 #pragma unroll
@@ -87,7 +88,7 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
                 const float2 s = reinterpret_cast<const float2*>(in.sums16 + index * 16 + i * 8)[c];
                 const f32 scale0 = f32(i8(codes >> (8 * first))), scale1 = f32(i8(codes >> (8 * first + 8)));
                 sum = fmaf(scale0, fmaf(offset * times, s.x, f32(high[i][2 * r] * 256 + low[i][2 * r])), sum);
-                sum = fmaf(scale1, fmaf(offset * times, s.y, f32(high[i][2 * r + 1] * 256 + low[i][2 * r + 1])), sum);
+                sum = fmaf(scale1, fmaf(offset * times, s.y, f32(high[i][2 * r + 1] * 256 + low[i][2 * r + 1]) * apart), sum);
             }
             acc[r] = fmaf(d * factor, sum, acc[r]);
         } else if constexpr (S::super && F::minima) {
@@ -103,12 +104,11 @@ SP_DEVICE void multiply_one(f32 (&acc)[2], const u8* slot, const OneInputs& in, 
             acc[r] = fmaf(low_f16(h.x) * factor, sum, acc[r]);
             acc[r] = fmaf(-high_f16(h.x) * factor, lowest, acc[r]);
         } else {
-            constexpr bool counted = !SIGNED_BYTES<FORMAT> && F::first != 0;  // codes count from another number than 0
             f32 v[2] = {f32(high[0][2 * r] * 256 + low[0][2 * r]), f32(high[0][2 * r + 1] * 256 + low[0][2 * r + 1])};
             float2 s = {};
-            if constexpr (F::minima || counted) s = reinterpret_cast<const float2*>(in.sums32 + index * 8)[c];
-            if constexpr (counted) {
-                constexpr f32 offset = f32(F::first) / F::stride;
+            if constexpr (F::minima || F::counted) s = reinterpret_cast<const float2*>(in.sums32 + index * 8)[c];
+            if constexpr (F::counted) {
+                constexpr f32 offset = F::lookup ? f32(-F::raised) : f32(F::first) / F::stride;
                 v[0] = fmaf(offset, s.x, v[0]), v[1] = fmaf(offset, s.y, v[1]);
             }
             if constexpr (S::super) {
