@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     const i64 place = (row_tile * spans + span) * TILE_ROWS;
     if constexpr (P::super) {
         if constexpr (P::steps) {
-            constexpr int groups = P::scale_bytes;
+            constexpr int groups = P::scale_bytes > 0 ? P::scale_bytes : 1;  // looked at for every format
             for (int i = t; i < TILE_ROWS * groups; i += TILE_THREADS)
                 scales[place * groups + i] = u8(raw_step<FORMAT>(staged + i / groups * PITCH, i % groups));
         } else {
