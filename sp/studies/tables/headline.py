@@ -45,10 +45,14 @@ def headline(records: Iterable[Record]) -> str:
         elif record.get("bench") == "prefill":
             peers[machine_slug(record)][key] = record
     parts = []
-    for (machine, target), group in sorted(groups.items()):
-        long = [r for r in group.values() if r["config"]["prompt_tokens"] >= SHORTEST]
-        if table := _table(long, [r for r in peers[machine].values() if _is_of(r, target)]):
-            parts += [table, _break_evens(list(group.values())), _server(list(served[machine].values()))]
+    for machine in sorted({machine for machine, _ in groups}):
+        mine = {target: group for (where, target), group in groups.items() if where == machine}
+        tables = []
+        for target, group in sorted(mine.items(), key=lambda one: (-len(one[1]), one[0])):  # the most measured first
+            long = [r for r in group.values() if r["config"]["prompt_tokens"] >= SHORTEST]
+            if table := _table(long, [r for r in peers[machine].values() if _is_of(r, target)]):
+                tables += [table, _break_evens(list(group.values()))]
+        parts += [*tables, _server(list(served[machine].values()))] if tables else []
     return "\n\n".join(part for part in parts if part) or NOTHING
 
 

@@ -11,7 +11,12 @@ MODEL = {"shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "cards": 1}
 OURS = MODEL | {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None}
 PROMPTS = (512, 8192, 32768, 131072)
 PORTABLE = 8192
-"""Tokens of the prefill that is also shown with the kernels for any card."""
+"""Tokens of the prefill that is also shown with the kernels for any card, and of other models."""
+OTHERS = {
+    "27B in the UD-Q4_K_XL mix": {"shape": "qwen3.6-27b", "type": "ud-q4_k_xl"},
+    "Llama 3.1 70B": {"shape": "llama-3.1-70b", "type": "q4_k_m"},
+}
+"""Further models, of which one prefill and decoding are shown."""
 NO_SPEED = "No record of a whole model's speed; `sp bench model --record results` makes such records."
 NO_KERNELS = "No record of a kernel beside its library; the benchmarks below `tests/benchmarks` make such records."
 PRODUCT = {"m": 8192, "n": 17408, "k": 5120}
@@ -20,7 +25,7 @@ LIBRARIES = {"cudnn": "cuDNN", "flash-attention-2": "FlashAttention-2"}
 
 
 def whole_models(records: Sequence[Record]) -> str:
-    """Prefill, decoding and loading of the 27B shapes; llama.cpp at its best recorded setting, which is named.
+    """Prefill, decoding and loading of the 27B shapes and `OTHERS`; llama.cpp at its best recorded setting, which is named.
 
     Examples
     --------
@@ -39,6 +44,11 @@ def whole_models(records: Sequence[Record]) -> str:
     decoding = [r for r in peers if r["bench"] == "decode" and not r["config"]["context"]]
     best = max(decoding, key=lambda r: float(r["metrics"]["tok_s"]), default=None)
     rows.append(["decode, 64 tokens at empty context (tok/s)", metric(mine, "tok_s", ".1f"), *_of_peer(best, ".1f")])
+    for name, which in OTHERS.items():
+        mine = find(records, "prefill", **OURS | which, prompt_tokens=PORTABLE, path="sm_90a")
+        rows.append([f"{name}: prefill {PORTABLE:,} tokens (tok/s)", metric(mine, "tok_s", ",.0f"), "", ""])
+        mine = find(records, "decode", **OURS | which, context=0, path="sm_90a")
+        rows.append([f"{name}: decode (tok/s)", metric(mine, "tok_s", ".1f"), "", ""])
     loaded = [r for r in records if r.get("bench") == "load" and r["config"]["mode"] == "repeated"]
     for record in loaded:
         gigabytes = record["config"]["file_bytes"] / 1e9
