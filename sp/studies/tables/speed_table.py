@@ -25,7 +25,7 @@ LIBRARIES = {"cudnn": "cuDNN", "flash-attention-2": "FlashAttention-2"}
 
 
 def whole_models(records: Sequence[Record]) -> str:
-    """Prefill, decoding and loading of the 27B shapes and `OTHERS`; llama.cpp at its best recorded setting, which is named.
+    """Prefill, decoding and loading of the 27B shapes and `OTHERS`; llama.cpp at its best recorded setting.
 
     Examples
     --------
