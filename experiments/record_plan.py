@@ -72,7 +72,9 @@ def benchmark(name: str) -> tuple[str, ...]:
 
 
 RECORD = ("--record", "{results}")
-OURS = {"engine": "sp", "shape": "qwen3.6-27b", "asked_density": None}
+OURS = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "asked_density": None}
+PAIR = {"target": "qwen3.6-27b-q4_k_m.synthetic", "keep_ratio": 0.05}
+MIX, LLAMA = "ud-q4_k_xl", "llama-3.1-70b"
 FIRST = (
     Item("build", sp("kernels", "build"), 90, alone=True),
     Item("tune", sp("kernels", "tune", *RECORD), 90, (Want("dispatch", 14),), alone=True),
@@ -83,7 +85,7 @@ MODELS = (
         "headline",
         script("ttft_headline.py", "{results}", "--device", "cuda"),
         210,
-        (Want("ttft", 3, {"keep_ratio": 0.05, "density": 0.24}), Want("ttft", 6, {"keep_ratio": 0.05, "vram": None})),
+        (Want("ttft", 3, PAIR | {"density": 0.24}), Want("ttft", 6, PAIR | {"vram": None})),
     ),
     Item(
         "prefill and decode",
@@ -91,8 +93,29 @@ MODELS = (
         40,
         (
             *(Want("prefill", 1, OURS | {"prompt_tokens": n, "path": "sm_90a"}) for n in (512, 8192, 32768)),
-            Want("decode", 1, {"engine": "sp", "context": 0, "draft": None}),
+            Want("decode", 1, {"engine": "sp", "context": 0, "draft": None, "type": "q4_k_m", "shape": "qwen3.6-27b"}),
         ),
+    ),
+    Item(
+        "dynamic mix",
+        sp("bench", "model", *TARGET, "--type", MIX, "-p", "512,8k", "-n", "64", *RECORD),
+        25,
+        (Want("prefill", 2, {"type": MIX}), Want("decode", 1, {"type": MIX})),
+    ),
+    Item(
+        "Llama 70B",
+        sp("bench", "model", "--synthetic", LLAMA, "-p", "8k", "-n", "64", *RECORD),
+        30,
+        (Want("prefill", 1, {"shape": LLAMA}), Want("decode", 1, {"shape": LLAMA})),
+    ),
+    Item(
+        "Llama 70B, first token",
+        sp(
+            *("bench", "ttft", "--synthetic-target", LLAMA, "--synthetic-drafter", "llama-3.2-1b"),
+            *("-p", "128k", "--density", "0.05,0.24", *RECORD),
+        ),
+        120,
+        (Want("ttft", 3, {"target": f"{LLAMA}-q4_k_m.synthetic"}),),
     ),
     Item(
         "prefill 128K",
@@ -115,7 +138,7 @@ MODELS = (
         130,
         (Want("verify", 5), Want("decode", 25, {"mode": "simulated acceptance"})),
     ),
-    Item("products", benchmark("test_bench_matmul"), 90, (Want("matmul", 255),)),
+    Item("products", benchmark("test_bench_matmul"), 100, (Want("matmul", 471),)),
     Item(
         "prefill, portable",
         sp("bench", "model", *TARGET, "-p", "8k", "-n", "0", "--path", "portable", *RECORD),
