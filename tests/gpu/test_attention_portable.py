@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
-from paged import PagedCase
+from paged import SHAPES, PagedCase
 
 cp = pytest.importorskip("cupy")
 
@@ -16,15 +16,6 @@ from sp.ops.attention.key_blocks import BlockLists  # noqa: E402
 from sp.ops.attention.paged_attention import attention_output, paged_attention  # noqa: E402
 from sp.quant import F16, Q4_0  # noqa: E402
 
-SHAPES = [
-    (2, 1, 64),
-    (14, 2, 64),
-    (10, 2, 128),
-    (4, 2, 128),
-    (12, 2, 128),
-    (2, 2, 256),
-    (12, 2, 256),
-]  # query heads, KV heads, head size
 BOUND = 4e-6  # half of it is the rounding of the result to bf16
 
 
