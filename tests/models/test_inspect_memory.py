@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from sp.bench.record import newest
 from sp.gguf import GGUFFile
-from sp.models import read_config
+from sp.models import ModelConfig, read_config
 from sp.models.cache.cache import Cache
 from sp.models.inspect import inspect_file
 from sp.models.inspect.cards import (
@@ -83,27 +84,40 @@ def test_caches_are_as_large_as_those_of_an_answer(shape: str, tokens: int, kv: 
 
 
 def recorded() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Requests without a limit, of lengths for which memory is asked about, both ways of reading."""
+    """Requests without a limit, of lengths for which memory is asked about, both ways of reading.
+
+    Not those after a full prefill with an f16 cache, which stays in the pool: their peak is not their own.
+    """
     found = []
     for record in newest(RECORDS):
         config, metrics = record["config"], record["metrics"]
         usual = config["scorer"] in (None, "tail") and config["keep_ratio"] in (1.0, 0.05)
+        usual = usual and (config["keep_ratio"] == 1.0 or config["kv"] != "f16")
         if config["vram"] is None and usual and metrics["prompt_tokens"] >= 8192 and metrics["peak_bytes"]:
             found.append((f"{config['drafter']} {metrics['prompt_tokens']}", config, metrics))
     return found
 
 
 def test_requests_took_what_is_reckoned_and_up_to_a_tenth_less() -> None:
-    target, small = find_shape("qwen3.6-27b"), find_shape("qwen3-0.6b")
-    weights = weights_bytes(target.config, {name: fmt for name, _, fmt in target.plan("q4_k_m")})
-    drafter = Drafter("d", small.config, weights_bytes(small.config, {n: fmt for n, _, fmt in small.plan("bf16")}))
     cases = recorded()
-    assert len(cases) >= 8
+    assert len(cases) >= 9
+    assert {config["target"] for _, config, _ in cases} == {
+        "qwen3.6-27b-q4_k_m.synthetic",
+        "llama-3.1-70b-q4_k_m.synthetic",
+    }
     for what, config, metrics in cases:
-        assert (config["target"], config["kv"]) == ("qwen3.6-27b-q4_k_m.synthetic", "q4_0 rotated"), what
-        one = None if config["drafter"] is None else drafter
-        reckoned = need(target.config, weights, one, metrics["prompt_tokens"], "q4_0").together
+        target, weights = synthetic_weights(config["target"])
+        drafter = None if config["drafter"] is None else Drafter("d", *synthetic_weights(config["drafter"]))
+        reckoned = need(target, weights, drafter, metrics["prompt_tokens"], config["kv"].split()[0]).together
         assert 1 <= reckoned / metrics["peak_bytes"] <= 1.1, (what, reckoned, metrics["peak_bytes"])
+
+
+@cache
+def synthetic_weights(name: str) -> tuple[ModelConfig, int]:
+    """Configuration and bytes on the device of ``SHAPE-TYPE.synthetic``."""
+    shape, _, file_type = name.removesuffix(".synthetic").rpartition("-")
+    found = find_shape(shape)
+    return found.config, weights_bytes(found.config, {n: fmt for n, _, fmt in found.plan(file_type)})
 
 
 def test_cards_hold_what_fits_them() -> None:
