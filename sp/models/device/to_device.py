@@ -12,6 +12,7 @@ from sp.arrays import Bytes
 from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
+from sp.models.device.parts import arrays_of
 from sp.models.device.upload import Part, stream_parts
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
@@ -128,14 +129,7 @@ def _copied(
         del raw  # the last one would hold the staging memory
     cupy.cuda.get_current_stream().synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
-    nbytes = 0
-
-    def count(leaf: Any) -> Any:
-        nonlocal nbytes
-        nbytes += int(leaf.nbytes)
-        return leaf
-
-    mapped((*kept.values(), *placed.values()), count)
+    nbytes = sum(int(array.nbytes) for array in arrays_of((*kept.values(), *placed.values())))
     return moved, tuple(kept.values()), nbytes
 
 

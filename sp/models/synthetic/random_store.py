@@ -13,13 +13,13 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
+from sp.models.device.parts import arrays_of
 from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
 from sp.models.model import Model
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_vector
 from sp.models.trunk import Trunk
-from sp.ops.matmul.split_weight import SplitWeight
 from sp.quant import BlockFormat
 from sp.quant.repack import Repacked, count_repacked
 
@@ -104,7 +104,7 @@ class RandomStore:
             raw = self._rows(name, (rows.stop - rows.start, int(shape[1])), rows.start) if data is None else data[rows]
             fill_rows(made, fmt, rows.start, raw)
         self._handed.append((fmt, shape, False))
-        self.nbytes += int((made.terms if isinstance(made, SplitWeight) else made).nbytes)
+        self.nbytes += sum(int(array.nbytes) for array in arrays_of(made))
         return made
 
     def vector(self, name: str, size: int) -> Floats:
