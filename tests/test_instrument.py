@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ sys.path.append(str(ROOT / "experiments" / "needle_pair"))
 import model_card
 import parts
 from fit_curves import points
+from phrases.crowd import PARTS, crowded
 from sample_document import readable
 from task_prompts import Reader
 
-from sp.evals import Example
+from sp.evals import TASKS, Example
 from sp.evals.trained_for import note_of_file
 from sp.pipeline import embedded
 
@@ -172,7 +175,7 @@ def test_tables_of_parts_are_means_of_the_lines_that_a_stage_begins_and_ends_wit
         parts.by_task([path])
 
 
-@pytest.mark.parametrize("name", ["drafter-4", "target-4"])
+@pytest.mark.parametrize("name", ["drafter-4", "drafter-6a", "drafter-6b"])
 def test_the_rate_of_a_last_part_falls_along_one_line(name: str) -> None:
     config = yaml.safe_load((ROOT / "experiments" / "instrument" / "configs" / f"{name}.yaml").read_text())
     stages, passed = config["stages"], 0.0
@@ -186,3 +189,22 @@ def test_the_rate_of_a_last_part_falls_along_one_line(name: str) -> None:
         passed += stage["seconds"]
     assert stages[-1]["quantise"]
     assert stages[-1]["length"] <= 8192
+
+
+@pytest.mark.parametrize("name", [*PARTS, "babi", "json"])
+@pytest.mark.parametrize("facts", [2, 40, 160])
+def test_crowded_names_share_their_parts_and_suffice_for_a_story(name: str, facts: int) -> None:
+    plain, task = import_module(f"phrases.{name}").TRAIN, TASKS.build(name, {})
+    phrases = crowded(name, plain, random.Random(facts), facts)
+    story = task.story(random.Random(1), phrases, facts)  # type: ignore[attr-defined]
+    assert story.passages
+    assert story.questions
+    many = PARTS.get(name, ("people", "places") if name == "babi" else ("names",))
+    sizes = [(len(getattr(phrases, part)), len(getattr(plain, part))) for part in many]
+    if name == "json":
+        sizes = [(len(few), len(all_)) for few, all_ in zip(phrases.names, plain.names, strict=True)]
+    assert all(few < all_ for few, all_ in sizes), sizes
+    if name == "babi":
+        assert len({one[:3] for one in phrases.people}) < len(phrases.people) / 2
+        heads = [place.split()[0] for place in phrases.places]
+        assert len(set(heads)) < len(heads)

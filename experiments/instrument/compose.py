@@ -14,12 +14,14 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+from filler import Filler
 from numpy.typing import NDArray
+from phrases.crowd import SHARE, crowded
 from pieces import Bank
 from tokenizer import PRETOKEN, Encoder
 
 from sp.evals import TASKS
-from sp.evals.story import Question, Story, StoryTask
+from sp.evals.story import Question, Story
 
 Ints = NDArray[np.int64]
 Span = tuple[int, int]
@@ -35,8 +37,10 @@ SIZES: dict[str, tuple[dict[str, int], ...]] = {
     "json": tuple({"words": words} for words in (2, 3, 4, 5, 5)),
 }
 """Options of the tasks whose passages are too long for short documents as they are."""
-POOL = 600
-"""Pieces of a task's own filler that a process keeps at hand."""
+ROLES = ("user", "tool", "tool", "assistant")
+"""Who says the further messages of a document, by their shares."""
+BREAKS = 16
+"""Most further messages of a document."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Mix:
         Part of the document that stories take, at most.
     quote : float
         Share of turns that ask for a whole passage.
+    chat : float
+        Share of documents that lie in several messages.
     """
 
     tasks: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 1.0))
@@ -64,6 +70,7 @@ class Mix:
     hard: float = 0.5
     share: tuple[float, float] = (0.2, 0.9)
     quote: float = 0.05
+    chat: float = 0.0
 
 
 @dataclass
@@ -77,8 +84,8 @@ class Sample:
         Rows of answers; 1 or 2 where a first or later answer begins, else 0; twice the task's number, plus 1 for a
         question as examples ask it.
     document : (start, end)
-    passages, evidence : lists of (start, end)
-        Tokens of all passages, and of what the asked questions rest on.
+    passages, evidence, markup : lists of (start, end)
+        Tokens of all passages, of what the asked questions rest on, and of what stands between messages.
     """
 
     ids: Ints
@@ -88,6 +95,7 @@ class Sample:
     document: Span
     passages: list[Span]
     evidence: list[Span]
+    markup: list[Span] = field(default_factory=list)
 
 
 def drawer(name: str) -> Callable[[random.Random, int], Story]:
@@ -97,17 +105,12 @@ def drawer(name: str) -> Callable[[random.Random, int], Story]:
         draw: Callable[[random.Random, int], Story] = module.world_story
         return draw
     tasks: list[Any] = [TASKS.build(name, options) for options in SIZES.get(name, ({},))]
-    return lambda rng, facts: rng.choice(tasks).story(rng, module.TRAIN, facts)
 
+    def told(rng: random.Random, facts: int) -> Story:
+        phrases = crowded(name, module.TRAIN, rng, facts) if rng.random() < SHARE else module.TRAIN
+        return rng.choice(tasks).story(rng, phrases, facts)  # type: ignore[no-any-return]
 
-def own_filler(name: str) -> Callable[[random.Random], Any] | None:
-    """Sentences of a task's own kind in training phrases, if it has such."""
-    cls = None if name == "world" else TASKS.class_of(name)
-    if cls is None or cls.filler is StoryTask.filler:  # type: ignore[attr-defined]
-        return None
-    task: Any = TASKS.build(name, {})
-    phrases = import_module(f"phrases.{name}").TRAIN
-    return lambda rng: task.filler(rng, phrases)
+    return told
 
 
 def answer_text(question: Question) -> str:
@@ -126,14 +129,10 @@ class Composer:
     """Makes samples of about a length."""
 
     def __init__(self, encoder: Encoder, bank: Bank, seed: int) -> None:
-        self.encoder, self.bank, self.rng = encoder, bank, random.Random(seed)
+        self.encoder, self.rng = encoder, random.Random(seed)
         self.draw = {name: drawer(name) for name in NAMES}
         self.cost = dict.fromkeys(NAMES, 30.0)  # tokens a passage, as seen so far
-        self.pools: dict[str, list[list[int]]] = {}
-        ids = bank.kinds["grammar"][0]
-        self.closings = encoder.decode(ids[:20_000].tolist()).splitlines()[1:-1]
-        fillers = {name: own_filler(name) for name in NAMES}
-        self.streams = {name: make(random.Random(seed + 7)) for name, make in fillers.items() if make}
+        self.filler = Filler(encoder, bank, self.rng, NAMES, seed)
 
     def sample(self, length: int, mix: Mix) -> Sample | None:
         """A sample of at most `length` tokens; None if what was drawn has no room."""
@@ -151,12 +150,15 @@ class Composer:
         tail = sum(len(one) + 12 for one in (*asked, *said))
         ids: list[int] = [self.encoder.start, *self.encoder("user\n")]
         begin = len(ids)
-        closing = self._closing(names, length)
+        closing = self.filler.closing(names, length)
         asked[0] = self.encoder(f"{closing}\n\n{turns[0][1].text}")  # a full stop and what follows are one token
+        breaks = rng.randint(1, BREAKS) if rng.random() < mix.chat else 0
+        if breaks and rng.random() < 0.7:  # the question is a message of its own
+            asked[0] = [*self.encoder(closing), *self._next("user"), *self.encoder(turns[0][1].text)]
         room = length - tail - len(asked[0]) - 16
-        passages, evidence = self._document(ids, stories, [q for _, q, _ in turns], room)
-        end = len(ids)
-        sample = Sample(np.zeros(0, np.int64), [], [], [], (begin, end), passages, evidence)
+        sample = Sample(np.zeros(0, np.int64), [], [], [], (begin, begin), [], [])
+        self._document(ids, sample, stories, [q for _, q, _ in turns], room, breaks)
+        sample.document = begin, len(ids)
         self._ask(ids, sample, turns, asked, said)
         if len(ids) > length:
             return None
@@ -196,10 +198,21 @@ class Composer:
             s.kind += [2 * LABELS.index(name) + hard] * len(answer)
             ids += answer
 
+    def _next(self, role: str) -> list[int]:
+        """The end of a message and the beginning of another."""
+        e = self.encoder
+        return [e.end, *e("\n"), e.start, *e(f"{role}\n")]
+
     def _document(
-        self, ids: list[int], stories: list[tuple[str, Story]], asked: list[Question], room: int
-    ) -> tuple[list[Span], list[Span]]:
-        """Append passages and filler; the token spans of passages and of evidence."""
+        self,
+        ids: list[int],
+        s: Sample,
+        stories: list[tuple[str, Story]],
+        asked: list[Question],
+        room: int,
+        breaks: int,
+    ) -> None:
+        """Append passages and filler, in so many more messages; where passages, evidence and markup lie."""
         rng = self.rng
         order = [i for i, (_, story) in enumerate(stories) for _ in story.passages]
         rng.shuffle(order)
@@ -207,32 +220,34 @@ class Composer:
         wanted = {text for q in asked for text in q.evidence}
         parts = [(stories[i][0], next(streams[i])) for i in order]
         plain = all("\n" not in text for _, text in parts)  # passages of several lines stand between lines
-        used = sum(len(self.encoder(text)) + 1 for _, text in parts)
+        between = [self._next(rng.choice(ROLES)) for _ in range(min(breaks, len(parts)))]
+        used = sum(len(self.encoder(text)) + 1 for _, text in parts) + sum(map(len, between))
+        broken = set(rng.sample(range(len(parts)), len(between)))
         gaps = [
-            self._run(self._kind([name for name, _ in stories]), size, plain) if size > 12 else None
+            self.filler.run([name for name, _ in stories], size, plain) if size > 12 else None
             for size in self._gaps(len(parts) + 1, room - used)
         ]
-        passages: list[Span] = []
-        evidence: list[Span] = []
         inline = plain and rng.random() < 0.3
         for number, (name, text) in enumerate(parts):
             gap, after = gaps[number], gaps[number + 1]
             if gap:
                 ids += gap[0]
                 inline = gap[1]
+            if number in broken:
+                at, inline = len(ids), False
+                ids += between.pop()
+                s.markup.append((at, len(ids)))
             ends_line = not after[1] if after else not inline
             written = f"{' ' if inline and len(ids) > 4 else ''}{text}{chr(10) if ends_line else ''}"
             piece, spans = self._encode(written, [one for one in wanted if one in text])
             self.cost[name] += 0.02 * (len(piece) - self.cost[name])
             at = len(ids)
             ids += piece
-            passages.append((at, len(ids)))
-            evidence += [(at + a, at + z) for a, z in spans]
+            s.passages.append((at, len(ids)))
+            s.evidence += [(at + a, at + z) for a, z in spans]
             inline = not ends_line
         if gaps[-1]:
             ids += gaps[-1][0]
-            inline = gaps[-1][1]
-        return passages, evidence
 
     def _encode(self, text: str, found: list[str]) -> tuple[list[int], list[Span]]:
         """Tokens of a text, and those that the given parts of it touch."""
@@ -259,53 +274,3 @@ class Composer:
             return [0] * count
         weights = np.array([self.rng.random() ** 2 for _ in range(count)])
         return [int(one) for one in weights / weights.sum() * room]
-
-    def _kind(self, names: list[str]) -> str:
-        own = [name for name in names if name in self.streams]
-        if own and self.rng.random() < 0.8:
-            return self.rng.choice(own)
-        return self.rng.choices(("grammar", "prose", "code", "noise"), (0.45, 0.25, 0.2, 0.1))[0]
-
-    def _closing(self, names: list[str], length: int) -> str:
-        """The last sentence of a document, as text."""
-        own = [name for name in names if name in self.streams]
-        if own and length > 1500:
-            return str(next(self.streams[self.rng.choice(own)]).text)
-        return self.rng.choice(self.closings)
-
-    def _run(self, kind: str, size: int, plain: bool) -> tuple[list[int], bool]:
-        """Filler of at most so many tokens, and whether it stands inside running text."""
-        if kind in self.streams:
-            return self._own(kind, size), False
-        rng, (ids, lines, _, stops) = self.rng, self.bank.kinds[kind]
-        inline = plain and kind in ("grammar", "prose") and rng.random() < 0.6
-        cuts = stops if inline else lines
-        out: list[int] = []
-        while size - len(out) > 12:
-            left = min(size - len(out), len(ids) // 2)
-            last = int(np.searchsorted(cuts, len(ids) - left))
-            i = rng.randrange(max(1, last))
-            j = int(np.searchsorted(cuts, cuts[i] + left, side="right")) - 1
-            if j <= i:
-                break
-            out += ids[cuts[i] : cuts[j]].tolist()
-            if left < 4000:
-                break
-        return out, inline
-
-    def _own(self, name: str, size: int) -> list[int]:
-        pool, stream = self.pools.setdefault(name, []), self.streams[name]
-        if len(pool) < POOL:
-            pool += [self.encoder(next(stream).text + "\n") for _ in range(POOL // 10)]
-        else:
-            pool[self.rng.randrange(POOL)] = self.encoder(next(stream).text + "\n")
-        out: list[int] = []
-        at, misses = self.rng.randrange(len(pool)), 0
-        while misses < 8 and size - len(out) > 12:
-            piece = pool[at % len(pool)]
-            at += 1
-            if len(out) + len(piece) <= size:
-                out += piece
-            else:
-                misses += 1
-        return out

@@ -24,8 +24,8 @@ class Stage:
     length, batch : int
     seconds : float
         Wall time.
-    lr : float
-        Of AdamW; matrices take `muon` times as much.
+    lr, muon : float
+        Rate of AdamW; matrices take `muon` times as much, and 0 leaves them as they are.
     mix : dict
         Fields of `Mix`.
     rows, lm_rows : int
@@ -54,6 +54,7 @@ class Stage:
     quantise: bool = False
     shape: tuple[float, float] = (1.0, 1.0)
     warmup: int = 30
+    muon: float = 1.0
 
 
 Batch = dict[str, NDArray[Any]]
@@ -100,6 +101,8 @@ def kept_mask(s: Sample, keep: float, rng: random.Random) -> NDArray[np.bool_]:
         kept[chunk[a] : chunk[min(z, n) - 1] + 1] = True
     mask = np.ones(n, bool)
     mask[start:end] = kept[chunk[start:end]]
+    for a, z in s.markup:
+        mask[a:z] = True
     return mask
 
 

@@ -178,7 +178,7 @@ def main() -> None:
                     stage.lr * min(1.0, local / stage.warmup) * (first + (final - first) * min(1, used / stage.seconds))
                 )
                 rate.fill_(now)
-                matrix_rate.fill_(now * cfg.get("muon", 1.0))
+                matrix_rate.fill_(now * stage.muon)
             one(batch)
             local, step, tokens = local + 1, step + 1, tokens + stage.batch * stage.length
             if gpu and local % 4 == 0:

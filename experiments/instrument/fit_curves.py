@@ -27,6 +27,8 @@ ENOUGH = 15e6
 """Tokens of a stage from which on tasks are drawn: in less there are too few questions of each."""
 WIDTH = 5
 """Logged lines, about 5 s each, that a point of a task is the mean of."""
+ACROSS = 4
+"""Columns of the figure."""
 
 
 def points(path: Path) -> list[dict[str, Any]]:
@@ -93,23 +95,40 @@ def draw(above: Axes, below: Axes, logged: list[dict[str, Any]]) -> Axes:
 
 
 def figure_of(files: list[Path]) -> Figure:
-    """A column a file, all on the same scales of accuracy and loss."""
-    figure = Figure(figsize=(3.2 * len(files), 5.4), layout="constrained")
-    grid = figure.subplots(2, len(files), sharex="col", sharey="row", squeeze=False, height_ratios=(3, 2))
-    for (above, below), path in zip(grid.T, files, strict=True):
-        rate = draw(above, below, points(path))
-        above.set_title(path.stem.removeprefix("fit_").replace("_", " "), fontsize=10)
+    """A column a file, `ACROSS` of them in a row, all on the same scales of accuracy and loss."""
+    rows = -(-len(files) // ACROSS)
+    columns = min(len(files), ACROSS)
+    figure = Figure(figsize=(3.2 * columns, 5.2 * rows), layout="constrained")
+    grid = figure.subplots(2 * rows, columns, squeeze=False, height_ratios=(3, 2) * rows)
+    named: dict[str, Any] = {}
+    lowest, highest = np.inf, 0.0
+    for number in range(rows * columns):
+        at, column = 2 * (number // columns), number % columns
+        above, below = grid[at, column], grid[at + 1, column]
+        if number >= len(files):
+            above.remove()
+            below.remove()
+            continue
+        logged = points(files[number])
+        rate = draw(above, below, logged)
+        lowest, highest = (
+            pick(edge, *(one["loss"] for one in logged)) for pick, edge in ((min, lowest), (max, highest))
+        )
+        above.set_title(files[number].stem.removeprefix("fit_").replace("_", " "), fontsize=10)
         above.set(ylim=(0, 102))
+        above.tick_params(labelbottom=False)
         below.set(xlabel="seconds")
         for axes in (above, below):
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8)
-    rate.set_ylabel("rate (1e-3, dotted)", color="#d9480f", fontsize=8)
-    grid[0, 0].set_ylabel("right first tokens (%)")
-    grid[1, 0].set_ylabel("loss")
-    named = {text: line for line, text in zip(*grid[0, 0].get_legend_handles_labels(), strict=True)}
-    for axes in grid[0]:
-        named |= {text: line for line, text in zip(*axes.get_legend_handles_labels(), strict=True) if text not in named}
+        if column == 0:
+            above.set_ylabel("right first tokens (%)")
+            below.set_ylabel("loss")
+        if column == columns - 1 or number == len(files) - 1:
+            rate.set_ylabel("rate (1e-3, dotted)", color="#d9480f", fontsize=8)
+        named = dict(zip(*reversed(above.get_legend_handles_labels()), strict=True)) | named
+    for axes in grid[1::2].flat:
+        axes.set(ylim=(0.8 * lowest, 1.2 * highest))
     shown = [name for name in (*TASKS, "all questions") if name in named]
     figure.legend(
         [named[name] for name in shown], shown, loc="outside lower center", ncols=10, fontsize=8, frameon=False

@@ -10,7 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-from compose import NAMES, drawer, own_filler
+from compose import NAMES, drawer
+from filler import own_filler
 from tokenizer import REGEX, SPECIALS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
