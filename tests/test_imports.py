@@ -29,6 +29,7 @@ ORDER = [
     {"selection"},
     {"decode"},
     {"pipeline"},
+    {"conversation"},
     {"evals", "bench", "serve"},
     {"studies"},
     {"commands"},
