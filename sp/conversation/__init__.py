@@ -2,6 +2,7 @@
 
 from sp.conversation.conversation import Conversation
 from sp.conversation.options import ConversationOptions
+from sp.conversation.store import Conversations
 from sp.conversation.turn import Recalled, TurnResult, Usage
 
-__all__ = ["Conversation", "ConversationOptions", "Recalled", "TurnResult", "Usage"]
+__all__ = ["Conversation", "ConversationOptions", "Conversations", "Recalled", "TurnResult", "Usage"]
