@@ -57,21 +57,26 @@ def test_whole_turns_have_the_logits_of_one_prefill(target: str, drafter: str) -
 
 
 @pytest.mark.parametrize("target", ARCHS)
-@pytest.mark.parametrize("recall", ["append", "rewind", "auto", "off"])
+@pytest.mark.parametrize("recall", ["append", "rewind", "mixed", "auto", "off"])
 @pytest.mark.parametrize("changes", [{}, {"positions": "contiguous"}, {"state_gaps": "decay"}], ids=str)
 def test_compressed_turns_have_the_logits_of_what_is_in_the_cache(target: str, recall: str, changes: dict) -> None:
-    memory = ConversationOptions(recall=recall, recall_tokens=64, recall_ratio=0.5)
+    memory = ConversationOptions(recall="auto" if recall == "mixed" else recall, recall_tokens=64, recall_ratio=0.5)
     talk = Conversation(pair(target), options(0.5, scorer=SCORERS.build("random"), **changes), memory)
     rng, recalled = np.random.default_rng(1), 0
     history = [said("system", text(rng, 8))]
     with first_logits() as seen:
-        for _ in range(4):
+        for turn in range(4):
+            if recall == "mixed":  # excerpts are there when history is read again
+                talk.memory = replace(memory, recall="rewind" if turn == 3 else "append")
+            before = talk.slots
             history += [said("user", text(rng, 80)), said("assistant", "ok"), said("user", text(rng, 10))]
             result = talk.ask(history)
             check(talk, result)
             assert nmse(seen[-1], replayed(talk, result)) < EXACT
             recalled += result.usage.recalled
-            assert all(each.way == recall for each in result.recalled if recall != "auto")
+            cached = result.usage.cached
+            assert result.present[:cached][before.first(before.before(cached)).present(cached)].all(), "lost"
+            assert all(each.way == recall for each in result.recalled if recall in ("append", "rewind"))
             assert result.usage.recalled <= 64
             for each in result.recalled:
                 assert result.present[each.start : each.end].all()
@@ -245,9 +250,12 @@ def test_excerpts_give_way_where_positions_run_out(monkeypatch: pytest.MonkeyPat
     size = len(_prompt(talk, history).tokenise(talk.pipeline.target.tokenizer))
     monkeypatch.setattr(model, "config", replace(model.config, context=size + 4 + offset // 2))
     with first_logits() as seen:
+        before = talk.slots
         result = talk.ask(history)
         check(talk, result)
         assert nmse(seen[-1], replayed(talk, result)) < EXACT
+        cached = result.usage.cached
+        assert result.present[:cached][before.first(before.before(cached)).present(cached)].all()
     assert talk.slots.offset == 0
     monkeypatch.setattr(model, "config", replace(model.config, context=size + 3))
     with pytest.raises(PromptError, match="context of"):
