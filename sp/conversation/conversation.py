@@ -11,26 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from sp.arrays import Bools, Floats, Ints
+from sp.arrays import Floats, Ints
 from sp.chat import Thinking, Turn, split_reply
 from sp.conversation.choose import Run, choose_new, choose_recalled
 from sp.conversation.drafter_memory import DrafterMemory
+from sp.conversation.layout import lay_out, told
 from sp.conversation.options import ConversationOptions, check_run
-from sp.conversation.plan import Plan, Planner
-from sp.conversation.rendering import message_ends, message_starts, prompt_of
+from sp.conversation.plan import Planner
+from sp.conversation.rendering import message_ends, prompt_of
 from sp.conversation.slots import Slots
 from sp.conversation.target_memory import TargetMemory
-from sp.conversation.turn import Recalled, TurnResult, Usage, Way
-from sp.errors import PromptError
+from sp.conversation.tokens import Vocabularies
+from sp.conversation.turn import TurnResult, Usage
 from sp.models import Trail
 from sp.pipeline import Answer, Pipeline, RunOptions, stages
 from sp.pipeline.plan import Decision, decide
 from sp.pipeline.result import Reporter, silent
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.trace import Trace
-
-GLUE = "\n", "\n\n"
-"""What stands between the spans of an excerpt, and behind it."""
 
 
 class Conversation:
@@ -48,6 +46,8 @@ class Conversation:
     options : RunOptions, optional
         As for `Pipeline.run`; `keep_ratio` is the share of each turn's new tokens.
     memory : ConversationOptions, optional
+    vocabularies : Vocabularies, optional
+        That conversations of the same pipeline share.
 
     Raises
     ------
@@ -63,15 +63,23 @@ class Conversation:
     """
 
     def __init__(
-        self, pipeline: Pipeline, options: RunOptions | None = None, memory: ConversationOptions | None = None
+        self,
+        pipeline: Pipeline,
+        options: RunOptions | None = None,
+        memory: ConversationOptions | None = None,
+        *,
+        vocabularies: Vocabularies | None = None,
     ) -> None:
         self.pipeline, self.options = pipeline, options or RunOptions()
+        self._tokens = vocabularies or Vocabularies(pipeline.target, pipeline.drafter)
         self.memory = memory or ConversationOptions()
         layers = check_run(self.options, pipeline.drafter)
         self._target = TargetMemory(pipeline.target, self.options, self.memory.snapshots)
         self._drafter: DrafterMemory | None = None
         if layers is not None and pipeline.drafter is not None:
             self._drafter = DrafterMemory(pipeline.drafter, layers, self.memory.keys, self.memory.snapshots)
+        self.used, self._at_work = 0.0, False
+        pipeline.residency.guests.add(self)
 
     def ask(
         self,
@@ -113,11 +121,23 @@ class Conversation:
         PromptError
             The transcript does not fit the target's window.
         """
-        pipeline, trace, start = self.pipeline, Trace(), time.perf_counter()
         options = self.options
         if max_new_tokens is not None:
             options = replace(options, max_new_tokens=max_new_tokens)
-        tokenised = stages.tokenise(prompt, pipeline.target.tokenizer, trace)
+        self._at_work = True
+        try:
+            return self._answer(prompt, options, on_token, reporter)
+        finally:
+            self._at_work, self.used = False, time.perf_counter()
+
+    def _answer(
+        self, prompt: Prompt, options: RunOptions, on_token: stages.OnToken | None, reporter: Reporter
+    ) -> TurnResult:
+        """See `answer`."""
+        pipeline, trace, start = self.pipeline, Trace(), time.perf_counter()
+        with trace.stage("tokenise") as stage:
+            tokenised = self._tokens.target(prompt)
+            stage.tokens = len(tokenised)
         n, decided = len(tokenised), self._target.decided(tokenised.ids)
         old = self._target.slots
         old = old.first(old.before(decided))
@@ -134,7 +154,8 @@ class Conversation:
             runs, threshold = list[Run](), 0.0
             if recalling and scores is not None:
                 runs, threshold = choose_recalled(scores, tokenised, present, options, self.memory)
-            plan = self._plan(old, tokenised, kept, runs, options)
+            planner = Planner(old, tokenised.ids, decided, kept, options.positions)
+            plan = lay_out(planner, tokenised, runs, self.memory.recall, pipeline.target, options, self._target.cost)
         before = self._target.cost(plan)
         ends = message_ends(tokenised)
         with ExitStack() as stack:
@@ -152,7 +173,7 @@ class Conversation:
         said = split_reply(pipeline.target.tokenizer.decode(tokens), prompt.thinks)
         answer = Answer(said.content, tuple(tokens), ttft, trace, densities, reasoning=said.reasoning)
         way = plan.way
-        recalled = tuple(_told(run, tokenised, threshold, way) for run in runs) if way else ()
+        recalled = tuple(told(run, tokenised, threshold, way) for run in runs) if way else ()
         usage = Usage(
             prompt=n,
             cached=decided,
@@ -182,17 +203,28 @@ class Conversation:
 
     def fork(self, prompt: Prompt) -> Conversation:
         """Another conversation that knows what this one knows of a prompt's beginning; this one stays as it is."""
-        other = Conversation(self.pipeline, self.options, self.memory)
-        target, drafter = self.pipeline.target, self.pipeline.drafter
-        other._target = self._target.fork(prompt.tokenise(target.tokenizer).ids)
-        if self._drafter is not None and drafter is not None:
-            other._drafter = self._drafter.fork(prompt.tokenise(drafter.tokenizer).ids)
+        other = Conversation(self.pipeline, self.options, self.memory, vocabularies=self._tokens)
+        ids, begin = self._tokens.target(prompt).ids, self.pipeline.residency.attempt
+        with ExitStack() as stack:
+            other._target = begin(stack, "target", len(ids), partial(self._target.fork, ids))
+        if self._drafter is not None:
+            ids = self._tokens.drafter(prompt).ids
+            with ExitStack() as stack:
+                other._drafter = begin(stack, "drafter", len(ids), partial(self._drafter.fork, ids))
         return other
 
     def leave(self) -> bool:
         """Move both caches to host memory until they are next needed; False if they were there."""
         left = self._target.leave()
         return (self._drafter is not None and self._drafter.trail.park()) or left
+
+    def leave_for(self, name: str | None) -> bool:
+        """See `Guest`."""
+        if not self._at_work:
+            return self.leave()
+        if name == "drafter":
+            return self._target.leave()
+        return name == "target" and self._drafter is not None and self._drafter.trail.park()
 
     def clear(self) -> None:
         """Forget everything and give its memory back."""
@@ -234,45 +266,12 @@ class Conversation:
         self, prompt: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter
     ) -> tuple[Floats, int]:
         """Importance of the target's tokens (n,), and how many the drafter read."""
-        drafter, target = self.pipeline.drafter, self.pipeline.target
+        drafter = self.pipeline.drafter
         assert drafter is not None
-        tokenizers = drafter.tokenizer, target.tokenizer
-        drafted = stages.tokenise_for_drafter(prompt.prompt, *tokenizers, trace, prompt)
+        with trace.stage("tokenise for drafter") as stage:
+            drafted = self._tokens.drafter(prompt.prompt)
+            stage.tokens = len(drafted)
         keys = self._drafter.keys(drafted.ids, message_ends(drafted)) if self._drafter is not None else None
         known = keys.trail.tokens if keys else len(drafted)
         found = stages.score("drafter", drafter, self.pipeline.residency, drafted, options, trace, reporter, keys=keys)
         return transfer_scores(found.scores, drafted.bytes, prompt.bytes), len(drafted) - known
-
-    def _plan(self, old: Slots, prompt: TokenisedPrompt, kept: Bools, runs: list[Run], options: RunOptions) -> Plan:
-        """The cheapest way to have what is kept and recalled before the target, in positions that there are."""
-        decided = self._target.decided(prompt.ids)
-        planner = Planner(old, prompt.ids, decided, kept, options.positions)
-        plain, plans = planner.appended(), list[Plan]()
-        if runs and self.memory.recall in ("auto", "append"):
-            starts = message_starts(prompt)
-            later = starts[(starts >= decided) & (starts < len(prompt))]
-            place = int(later[-1]) if len(later) else decided
-            gap, end = (self.pipeline.target.tokenizer.encode(text, begins=False).ids for text in GLUE)
-            plans.append(planner.appended(runs, place, gap, end))
-        if runs and self.memory.recall in ("auto", "rewind"):
-            plans.append(planner.rewound(runs))
-        context = self.pipeline.target.model.config.context
-        fit = [plan for plan in plans if plan.slots.end + options.max_new_tokens <= context]
-        if fit:
-            return min(fit, key=self._target.cost)
-        if plain.slots.end + options.max_new_tokens > context and planner.old.offset:
-            plain = planner.rewound()  # without excerpts there may be room
-        if plain.slots.end + options.max_new_tokens > context:
-            raise PromptError(
-                f"the transcript ends at position {plain.slots.end} and the answer has up to {options.max_new_tokens} "
-                f"tokens, but {self.pipeline.target.path.name} has a context of {context}; shorten the transcript, "
-                "or use positions contiguous"
-            )
-        return plain
-
-
-def _told(run: Run, prompt: TokenisedPrompt, threshold: float, way: Way) -> Recalled:
-    """What the report says of a span that was brought back."""
-    first, last = int(prompt.bytes[run.start, 0]), int(prompt.bytes[run.end - 1, 1])
-    text = prompt.prompt.text.encode()[first:last].decode(errors="replace")
-    return Recalled(text, run.start, run.end, run.score, threshold, way)

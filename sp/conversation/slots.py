@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sp.arrays import Bools, Ints
+from sp.arrays import Bools, Bytes, Ints
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Slots:
         return mask
 
 
-def same_start(one: Ints, other: Ints) -> int:
-    """Length of the longest prefix that two lists of tokens share.
+def same_start(one: Ints | Bytes, other: Ints | Bytes) -> int:
+    """Length of the longest prefix that two lists of tokens, or two texts, share.
 
     Examples
     --------

@@ -8,6 +8,7 @@ from sp.conversation.conversation import Conversation
 from sp.conversation.keys import identity
 from sp.conversation.options import ConversationOptions
 from sp.conversation.rendering import message_ends
+from sp.conversation.tokens import Vocabularies
 from sp.conversation.turn import TurnResult
 from sp.errors import ConfigError
 from sp.pipeline import Pipeline, RunOptions
@@ -92,6 +93,7 @@ class Conversations:
         self.pipeline, self.options = pipeline, options or ConversationOptions()
         self.most, self.memory, self.device = most, memory, device
         self.counts = Counts()
+        self._tokens = Vocabularies(pipeline.target, pipeline.drafter, most)
         self._entries: list[_Entry] = []  # the one used longest ago first
 
     def __len__(self) -> int:
@@ -106,7 +108,7 @@ class Conversations:
         reporter: Reporter = silent,
     ) -> TurnResult:
         """Answer a prompt in the conversation that it goes on with, or a new one; see `Conversation.answer`."""
-        tokenised = prompt.tokenise(self.pipeline.target.tokenizer)
+        tokenised = self._tokens.target(prompt)
         ends = message_ends(tokenised)
         entry = self._find(tokenised, int(ends[0]) if len(ends) else LEAST, options)
         entry.whole = int(ends[-1]) if len(ends) else len(tokenised)
@@ -141,7 +143,8 @@ class Conversations:
         if best is None or shared[best] < min(least, len(prompt) - 1):
             self.counts.misses += 1
             self._make_room()
-            return _Entry(Conversation(self.pipeline, options, self.options), key)
+            talk = Conversation(self.pipeline, options, self.options, vocabularies=self._tokens)
+            return _Entry(talk, key)
         if shared[best] >= min(best.whole, len(prompt) - 1):
             self.counts.hits += 1
         else:

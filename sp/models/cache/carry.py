@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sp.arrays import Bytes, Floats
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
-from sp.ops.array_module import on_host
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 States = Mapping[int, tuple[Floats, Floats]]
@@ -94,18 +95,20 @@ class Parked:
         """Copies of all that a cache holds; waits for the device."""
         blocks, pages = -(-cache.tokens // PAGE_TOKENS), {}
         for layer in cache.config.attention_layers:
-            at = cache.stored(layer)
-            table = at.table[:blocks]
-            pages[layer] = on_host(at.k[table]), on_host(at.v[table])
+            at, runs = cache.stored(layer), _runs(cache.block_table(layer)[:blocks])
+            pages[layer] = _taken(at.k, runs), _taken(at.v, runs)
         return cls(cache.tokens, pages, take_states(cache))
 
     def put(self, cache: Cache) -> None:
         """Put it into an empty cache of the same model and format."""
         cache.reserve(self.tokens)
         for layer, (keys, values) in self.pages.items():
-            at = cache.stored(layer)
-            table = at.table[: len(keys)]
-            at.k[table], at.v[table] = _placed(keys, at.k), _placed(values, at.v)
+            at, done = cache.stored(layer), 0
+            for first, last in _runs(cache.block_table(layer)[: len(keys)]):
+                part = slice(done, done + last - first)
+                _fill(at.k[first:last], keys[part])
+                _fill(at.v[first:last], values[part])
+                done = part.stop
         cache.crop(self.tokens)
         put_states(cache, self.states)
 
@@ -119,8 +122,20 @@ def _copied(array: Any) -> Any:
     return array.get() if is_device(array) else array.copy()
 
 
-def _placed(values: Any, like: Any) -> Any:
-    return import_cupy().asarray(values) if is_device(like) else values
+def _runs(table: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Pages of a table as ranges: they are copied without memory of the device's, which may have none left.
+
+    >>> _runs((4, 5, 6, 9, 1, 2))
+    [(4, 7), (9, 10), (1, 3)]
+    """
+    pages = np.array(table, np.int64)
+    cuts = np.flatnonzero(np.diff(pages) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, cuts)] if len(pages) else []
+
+
+def _taken(pool: Any, runs: list[tuple[int, int]]) -> Bytes:
+    found = [_copied(pool[first:last]) for first, last in runs]
+    return np.concatenate(found) if found else np.empty((0, *pool.shape[1:]), np.uint8)
 
 
 def _fill(array: Any, values: Any) -> None:
