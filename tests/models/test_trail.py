@@ -63,8 +63,23 @@ def test_what_fails_half_way_is_forgotten(model: Model, last: int) -> None:
     with pytest.raises(KeyboardInterrupt), trail.reading(60) as cache:
         prefill(model, IDS[135:195], np.arange(135, 195), cache, after=stop_after)
     assert trail.tokens == 135
+    fork = trail.fork(130)
+    assert fork.tokens == 130
+    close(read(fork, model, 131), whole(model, IDS[:131]))
     assert trail.back_to(135) == (130 if trail.recurrent else 135)
     close(read(trail, model, 300), whole(model, IDS[:300]))
+
+
+def test_a_fork_of_what_failed_has_states_of_before(model: Model) -> None:
+    trail = Trail(model.config)
+    read(trail, model, 130)
+    trail.mark()
+    with pytest.raises(KeyboardInterrupt), trail.reading(60) as cache:
+        prefill(model, IDS[130:190], np.arange(130, 190), cache)
+        raise KeyboardInterrupt
+    fork = trail.fork(130)
+    assert fork.tokens == 130
+    close(read(fork, model, 131), whole(model, IDS[:131]))
 
 
 def test_a_fork_shares_nothing(model: Model) -> None:

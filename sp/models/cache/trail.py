@@ -126,7 +126,7 @@ class Trail:
         made = other._here(left)
         carry(source, made, left)
         other._snapshots = [each for each in self._snapshots if each[0] <= left]  # never written to
-        if left < self.tokens and self.recurrent:
+        if self.recurrent and (left < self.tokens or not self._whole):
             put_states(made, dict(self._snapshots)[left])
         other.tokens = left
         return other
