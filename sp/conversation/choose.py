@@ -62,7 +62,7 @@ def choose_recalled(
     decided, out = len(present), ~present
     count = int(out.sum())
     budget = min(options.recall_tokens, token_budget(options.recall_ratio, count))
-    if not count or not budget or run.keep_ratio == 1:
+    if not budget:
         return [], threshold
     mine = np.where(present, scores.min(), scores[:decided]).astype(np.float32)
     selector = run.selector

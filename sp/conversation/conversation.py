@@ -143,9 +143,9 @@ class Conversation:
         old = old.first(old.before(decided))
         present = old.present(decided)
         decision = self._decide(tokenised, decided)
-        recalling = self.memory.recall != "off" and bool((~present).any()) and options.keep_ratio < 1
+        recalling = self.memory.recall != "off" and bool((~present).any())
         scores, drafted = None, 0
-        if pipeline.drafter is not None and (decision.activated or recalling):
+        if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
             scores, drafted = self._score(tokenised, options, trace, reporter)
         with trace.stage("select", n - decided):
             kept = np.ones(n, bool)

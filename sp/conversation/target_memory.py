@@ -80,6 +80,8 @@ class TargetMemory:
         for stop in [*self._stops(slots, ends, at), len(slots)]:
             what = slots.ids[at:stop], slots.positions[at:stop]
             with self.trail.reading(room) as cache:
+                if self._decoder is not None and self._decoder[0] is not cache:
+                    self._end_graphs()  # or what the cache grew out of would live on
                 gap = int(slots.positions[at] - slots.positions[at - 1]) - 1 if at else 0
                 if gap > 0 and options.state_gaps != "compact":
                     cross_gap(model, cache, gap, options.state_gaps)

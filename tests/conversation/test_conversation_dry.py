@@ -1,4 +1,4 @@
-"""Conversations on a device that only counts: what they hold there, what leaves for a budget, and that it comes back."""
+"""Conversations on a device that only counts: what they hold there, what leaves for a budget, and what comes back."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 WALK = """
-import json, sys
+import gc, json, sys
 sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 import numpy as np
-from sp.conversation import Conversation, ConversationOptions, Conversations
-from sp.errors import DeviceError
+from sp.conversation import Conversation, Conversations
+from sp.conversation.rendering import prompt_of
 from sp.pipeline import Pipeline, RunOptions
 from sp.studies.sample import sample
 
 document, example = sample()
 pair = Pipeline.open(device="cuda")
-weights = dry_memory.pool.used_bytes()
+loaded = dry_memory.pool.used_bytes()
 options = RunOptions(keep_ratio=0.3, compress="always", max_new_tokens=4)
 said = lambda role, content: {"role": role, "content": content}
 out = {}
@@ -50,18 +50,28 @@ def pages(trail):
 talk = Conversation(pair, options)
 out["usage"] = [result.usage.as_dict() for result in turns(talk, 3)]
 out["facts"] = "residency" in talk.ask([said("user", "x")]).trace.facts
+del talk
+gc.collect()
+weights = dry_memory.pool.used_bytes()
 talk = Conversation(pair, options)
 list(turns(talk, 2))
-pair.residency.cache_pool.drop()
+gc.collect()
 out["held"] = [talk.nbytes, dry_memory.pool.used_bytes() - weights]
-rng, trails = np.random.default_rng(0), talk._trails
-for array in sum(map(pages, trails), []):
-    array[...] = 0
-for trail in trails:
-    for layer in trail.config.attention_layers:
-        at = trail.cache.stored(layer)
-        at.k.host[...] = rng.integers(0, 255, at.k.shape)
-        at.v.host[...] = rng.integers(0, 255, at.v.shape)
+trails = talk._trails
+
+
+def scramble():
+    rng = np.random.default_rng(0)
+    for trail in trails:
+        for layer in trail.config.attention_layers:
+            at = trail.cache.stored(layer)
+            for pool in (at.k.host, at.v.host):
+                pool[...] = rng.integers(0, 255, pool.shape)
+        for layer in trail.config.delta_layers:
+            trail.cache.state(layer).recurrent.host[...] = layer
+
+
+scramble()
 before = [[part.copy() for part in pages(trail)] for trail in trails]
 talk.leave()
 out["left"] = [talk.nbytes, dry_memory.pool.used_bytes() - weights, talk.host_nbytes]
@@ -73,14 +83,15 @@ for trail in trails:
     trail._here(2 * trail.tokens + 1000)
 out["grown"] = all(np.array_equal(a, b) for x, y in zip(before, map(pages, trails)) for a, b in zip(x, y))
 talk.clear()
-del talk, trail, trails, before, after, at
+del talk, trail, trails, before, after
+gc.collect()
+out["once"] = weights - loaded
 out["cleared"] = dry_memory.pool.used_bytes() - weights
 
 talks = Conversations(pair, most=3, device=6 << 20)
 for start in (1, 2, 3, 1, 2):
-    from sp.conversation.rendering import prompt_of
-    prompt = prompt_of([said("user", document[: 3000 * start]), said("assistant", "ok"), said("user", "?")], pair.target)
-    talks.answer(prompt, options)
+    history = [said("user", document[: 3000 * start]), said("assistant", "ok"), said("user", "?")]
+    talks.answer(prompt_of(history, pair.target), options)
 out["device"], out["host"] = talks.device_nbytes, talks.host_nbytes
 out["counts"] = vars(talks.counts)
 peak = pair.residency.report(0.0)["peak_bytes"]

@@ -74,9 +74,13 @@ def test_a_fork_of_what_failed_has_states_of_before(model: Model) -> None:
     trail = Trail(model.config)
     read(trail, model, 130)
     trail.mark()
+
+    def leave(layer: int, x: np.ndarray) -> None:
+        if layer == model.config.layers - 1:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt), trail.reading(60) as cache:
-        prefill(model, IDS[130:190], np.arange(130, 190), cache)
-        raise KeyboardInterrupt
+        prefill(model, IDS[130:190], np.arange(130, 190), cache, after=leave)
     fork = trail.fork(130)
     assert fork.tokens == 130
     close(read(fork, model, 131), whole(model, IDS[:131]))
