@@ -13,6 +13,7 @@ from sp.conversation import Conversation, ConversationOptions
 from sp.conversation.choose import choose_new, share_of
 from sp.conversation.rendering import prompt_of
 from sp.errors import ConfigError, PromptError
+from sp.gguf import ChatTemplate
 from sp.models import prefill
 from sp.pipeline import RunOptions
 from sp.prompt import transfer_scores
@@ -232,6 +233,27 @@ def test_caches_may_leave_between_turns(target: str) -> None:
         assert not leave.leave()
     leave.clear()
     assert leave.host_nbytes == 0
+
+
+@pytest.mark.parametrize("target", ARCHS)
+def test_bytes_do_not_grow(target: str) -> None:
+    memory = ConversationOptions(recall="append", recall_tokens=30, recall_ratio=0.2, snapshots=3)
+    talk = Conversation(pair(target, "qwen35"), options(0.4), memory)
+    rng, start, sizes = np.random.default_rng(10), chat(1, seed=10, words=100), list[int]()
+    for _ in range(16):  # the same length each time, parting from the one before in the middle
+        talk.ask([*start, said("assistant", "ok"), said("user", " ".join(rng.choice(["mon", "ren", "dop"], 40)))])
+        sizes.append(talk.nbytes + talk.host_nbytes)
+    assert max(sizes[8:]) <= max(sizes[:8])
+
+
+def test_tools_are_shown_by_the_template_and_kept() -> None:
+    base = pair()
+    shown = ChatTemplate("{{ tools }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    talk = Conversation(replace(base, target=replace(base.target, template=shown)), options(0.5))
+    result = talk.ask([said("user", "mora " * 60), said("tool", "tilo " * 20), said("user", "?")], [{"name": "grep"}])
+    assert "grep" in result.prompt.prompt.text
+    assert result.present[: result.prompt.prompt.text.encode().index(b"[") - 2].sum() > 0
+    check(talk, result)
 
 
 def test_excerpts_give_way_where_positions_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
