@@ -88,10 +88,11 @@ class Conversation:
         on_token: stages.OnToken | None = None,
         *,
         thinking: Thinking = Thinking(),  # noqa: B008
+        kept_from: int = 0,
         reporter: Reporter = silent,
     ) -> TurnResult:
         """Answer the last message of a chat, all of which is given each time; see `prompt_of` and `answer`."""
-        prompt = prompt_of(messages, self.pipeline.target, tools or (), thinking)
+        prompt = prompt_of(messages, self.pipeline.target, tools or (), thinking, kept_from=kept_from)
         return self.answer(prompt, on_token, reporter=reporter)
 
     def answer(

@@ -19,6 +19,8 @@ def prompt_of(
     loaded: Loaded,
     tools: Sequence[Mapping[str, Any]] = (),
     thinking: Thinking = Thinking(),  # noqa: B008
+    *,
+    kept_from: int = 0,
 ) -> Prompt:
     """A chat as the model's template shows it; see `Prompt.from_chat`.
 
@@ -31,6 +33,8 @@ def prompt_of(
     tools : sequence of mapping
         As the template takes them.
     thinking : Thinking
+    kept_from : int
+        Character of the user's last message with which its question begins; what stands before may be left out.
 
     Raises
     ------
@@ -47,7 +51,7 @@ def prompt_of(
     if tools:
         told |= {"tools": [dict(tool) for tool in tools]}
     found = render_located(template, turns, told, spells_markup(loaded.tokenizer))
-    return Prompt.from_chat(found, turns, template, thinking)
+    return Prompt.from_chat(found, turns, template, thinking, kept_from=kept_from)
 
 
 def message_ends(prompt: TokenisedPrompt) -> Ints:

@@ -1,0 +1,1 @@
+"""`sp chat`: a conversation in the terminal."""
