@@ -26,20 +26,7 @@ from sp.scoring import SCORERS
 
 SAID = "{% for m in messages %}{{ '\\n' if m.role == 'user' else '' }}{{ m.content }}{% endfor %}"
 KEYS = {"QUARTZ": "8301947", "VELVET": "5520613"}
-FLAGS = [
-    "--device",
-    "cpu",
-    "--keep-ratio",
-    "0.25",
-    "--compress",
-    "always",
-    "--kv",
-    "f32",
-    "--max-new-tokens",
-    "7",
-    "--set",
-    "scorer.queries=3",
-]
+GIVEN = "--device cpu --keep-ratio 0.25 --compress always --kv f32 --max-new-tokens 7 --set scorer.queries=3"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +60,7 @@ def chat(
         raw = lines if isinstance(lines, bytes) else lines.encode()
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw)))
         models = ["--target", files[0], "--drafter", files[1]]
-        monkeypatch.setattr("sys.argv", ["sp", "chat", *map(str, (*models, *FLAGS, *options))])
+        monkeypatch.setattr("sys.argv", ["sp", "chat", *map(str, (*models, *GIVEN.split(), *options))])
         with pytest.raises(SystemExit) as stop:
             cli.main()
         return int(stop.value.code or 0), *capsys.readouterr()
