@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from sp import cli
-from sp.commands.chat import loop
-from sp.commands.chat.lines import piped_lines
-from sp.commands.chat.loop import Loop
-from sp.commands.chat.session import Session
-from sp.commands.chat.slash import COMMANDS
+from sp.commands.talk import loop
+from sp.commands.talk.lines import piped_lines
+from sp.commands.talk.loop import Loop
+from sp.commands.talk.session import Session
+from sp.commands.talk.slash import COMMANDS
 from sp.conversation import Conversation
 from sp.models.synthetic import retriever
 from sp.pipeline import Pipeline, RunOptions

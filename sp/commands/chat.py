@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.chat.lines import piped_lines, typed_lines
 from sp.commands.open_pair import asked_ropes, open_pair, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
@@ -27,6 +26,7 @@ from sp.commands.options import (
     ThinkingMode,
 )
 from sp.commands.strategies import read_settings
+from sp.commands.talk.lines import piped_lines, typed_lines
 from sp.commands.terminal import check_folder, read_text
 from sp.config import from_mapping
 from sp.errors import ConfigError
@@ -90,8 +90,8 @@ def chat(
 
       sp chat --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off --json < questions.txt
     """
-    from sp.commands.chat.loop import Loop
-    from sp.commands.chat.session import Session
+    from sp.commands.talk.loop import Loop
+    from sp.commands.talk.session import Session
     from sp.conversation import Conversation, ConversationOptions
     from sp.pipeline import RunOptions
 

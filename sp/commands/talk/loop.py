@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
-from sp.commands.chat.session import Session
-from sp.commands.chat.slash import Quit, is_command, obey, printable
-from sp.commands.chat.stopping import Stop, Stopped, stop_by_signal
+from sp.commands.talk.session import Session
+from sp.commands.talk.slash import Quit, is_command, obey, printable
+from sp.commands.talk.stopping import Stop, Stopped, stop_by_signal
 from sp.commands.terminal import progress_bar
 from sp.conversation import TurnResult
 from sp.errors import SpError

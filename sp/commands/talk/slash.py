@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from sp.commands.chat.session import Session
+from sp.commands.talk.session import Session
 from sp.commands.terminal import read_text
 from sp.conversation.options import Recall
 from sp.errors import ConfigError, unknown_name

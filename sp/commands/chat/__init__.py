@@ -1,1 +1,0 @@
-"""`sp chat`: a conversation in the terminal."""
