@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.chat import Located, Segment, Thinking, Thinks, Turn, segments_of
+from sp.chat import Located, Segment, Thinking, Thinks, Turn, segments_of, without
 from sp.errors import PromptError
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
@@ -180,9 +180,8 @@ class Prompt:
         text, spans, at = found.text + closing, list[Span](), 0
         question = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=None)
         for index, start, end in found.regions(turns):
-            kept = start if turns[index].role == "system" else end
-            if index == question:
-                kept = found.place(index, kept_from, end)
+            whole = start if turns[index].role == "system" else end
+            kept = found.place(index, kept_from, end) if index == question else whole
             spans += [Span("protected", at, start), Span("plain", start, end), Span("protected", kept, end)]
             spans += [Span("question", kept, end)] if index == question else []
             at = end
@@ -193,6 +192,12 @@ class Prompt:
             spans.append(Span("needle", first, first + len(piece)))
         placed = _in_bytes(text, [span for span in spans if span.end > span.start])
         return cls(text, tuple(placed), thinks, segments_of(found, turns))
+
+    @property
+    def free(self) -> tuple[Segment, ...]:
+        """What messages say that is not protected; of a text that is no chat, all of that."""
+        taken = sorted((span.start, span.end) for span in self.spans if span.kind == "protected")
+        return tuple(without(self.segments or (Segment("user", 0, len(self.text.encode())),), taken))
 
     def tokenise(self, tokenizer: Tokenizer) -> TokenisedPrompt:
         """Encode the text, with BOS and EOS if the vocabulary wants them; PromptError if nothing is left."""

@@ -152,6 +152,7 @@ def test_shared_options_are_checked(name: str, options: dict[str, Any], message:
         ("adaptive", {"least": 0.0}, "least must be"),
         ("adaptive", {"rule": "knee"}, "Known: elbow, entropy"),
         ("sentence", {"longest": 0}, "longest must be at least 1"),
+        ("lines", {"longest": 0}, "longest must be at least 1"),
     ],
 )
 def test_own_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:

@@ -123,6 +123,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "threshold": options.threshold,
             "positions": options.positions,
             "mapping": options.mapping,
+            "mark_omitted": options.mark_omitted,
             "kv": options.kv,
             "rotate": options.rotate,
             "state_gaps": options.state_gaps,
