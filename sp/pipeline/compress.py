@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from sp.gguf import Tokenizer
 from sp.pipeline.omitted import Omitted
 from sp.pipeline.options import Mapping, Positions
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
+from sp.selection import Reading
 
 
 @dataclass(frozen=True)
@@ -20,15 +21,15 @@ class Cut:
 
     Parameters
     ----------
-    read : array (n, 2), optional
-        Bytes that are read of each token, where a part of it is left out; see `Selection`.
+    read : dict of int to ranges
+        Kept tokens that are read in part; see `Selection`.
     mark : bool
         What is left out is marked; see `Omitted`.
     whole : bool
         Pieces end where words do.
     """
 
-    read: Ints | None = None
+    read: Reading = field(default_factory=dict)
     mark: bool = False
     whole: bool = False
 
@@ -68,7 +69,12 @@ def pieced(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut)
     """
     index = kept.nonzero()[0]
     ids = prompt.ids[index]
-    inserted = [*_parts(prompt, kept, tokenizer, cut.read), *_marks(prompt, kept, tokenizer, cut)]
+    inserted = list(_parts(prompt, kept, tokenizer, cut.read))
+    if cut.mark:
+        taken = kept.copy()
+        for _, first, new in inserted:
+            taken[first : first + len(new)] = True
+        inserted += _marks(prompt, kept, taken, tokenizer, cut)
     if not inserted:
         return ids, index
     gone = {token for token, *_ in inserted}
@@ -84,34 +90,41 @@ Insert = tuple[int, int, Ints]
 """The token that goes (-1 for none), the first position, and the ids that come there."""
 
 
-def _parts(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, read: Ints | None) -> Iterator[Insert]:
+def _parts(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, read: Reading) -> Iterator[Insert]:
     """Tokens of which a part is read, encoded anew."""
-    if read is None:
-        return
-    raw = prompt.prompt.text.encode()
-    for token in (kept & (read != prompt.bytes).any(1)).nonzero()[0].tolist():
-        start, end = read[token].tolist()
-        ids = tokenizer.encode(raw[start:end].decode(), [(0, end - start)], begins=False).ids
-        more = len(ids) - 1
-        first = token if start == prompt.bytes[token, 0] else token - more  # what is left out follows, or goes before
-        around = kept[max(first, 0) : first + more + 1]
-        if first >= 0 and len(around) == more + 1 and around.sum() == 1:
+    raw = prompt.prompt.text.encode() if read else b""
+    taken = kept.copy()
+    for token, ranges in sorted(read.items()):
+        text = b"".join(raw[start:end] for start, end in ranges)
+        ids = tokenizer.encode(text.decode(), [(0, len(text))], begins=False).ids
+        first, end = token, token + 1  # places that are free, as what else stood there is left out
+        while end - first < len(ids) and end < len(taken) and not taken[end]:
+            end += 1
+        while end - first < len(ids) and first > 0 and not taken[first - 1]:
+            first -= 1
+        if end - first == len(ids):
+            taken[first:end] = True
             yield token, first, ids
 
 
-def _marks(prompt: TokenisedPrompt, kept: Bools, tokenizer: Tokenizer, cut: Cut) -> Iterator[Insert]:
-    """Marks of what is left out, where they are shorter than that."""
-    if not cut.mark:
-        return
-    omitted, spans = Omitted(prompt.prompt), prompt.bytes if cut.read is None else cut.read
+def _marks(prompt: TokenisedPrompt, kept: Bools, taken: Bools, tokenizer: Tokenizer, cut: Cut) -> Iterator[Insert]:
+    """Marks of what is left out, where they are shorter than that and places are free."""
+    omitted, size = Omitted(prompt.prompt), len(prompt.prompt.text.encode())
     edges = np.flatnonzero(np.diff(np.concatenate([[True], kept, [True]]))).reshape(-1, 2)
     for first, end in edges.tolist():
-        low = int(spans[first - 1, 1]) if first else 0
-        high = int(spans[end, 0]) if end < len(spans) else int(spans[-1, 1])
+        low = _ranges(prompt, first - 1, cut)[-1][1] if first else 0
+        high = _ranges(prompt, end, cut)[0][0] if end < len(kept) else size
         if mark := omitted.mark(low, high):
             ids = tokenizer.encode(mark, [(0, len(mark))], begins=False).ids
-            if len(ids) < end - first:
-                yield -1, first, ids
+            free = first + np.flatnonzero(~taken[first:end])
+            if len(ids) < end - first and len(ids) <= len(free):
+                yield -1, int(free[0]), ids
+
+
+def _ranges(prompt: TokenisedPrompt, token: int, cut: Cut) -> tuple[tuple[int, int], ...]:
+    """Bytes that are read of a token."""
+    start, end = prompt.bytes[token].tolist()
+    return cut.read.get(token, ((start, end),))
 
 
 def rejoin(prompt: TokenisedPrompt, kept: Bools, cut: Cut = Cut()) -> Prompt:  # noqa: B008
@@ -120,8 +133,10 @@ def rejoin(prompt: TokenisedPrompt, kept: Bools, cut: Cut = Cut()) -> Prompt:  #
     What was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.
     """
     raw = prompt.prompt.text.encode()
-    spans = prompt.bytes if cut.read is None else cut.read
-    shown = spans[kept & (spans[:, 0] < spans[:, 1])]  # BOS and the like come anew
+    tokens = (kept & (prompt.bytes[:, 0] < prompt.bytes[:, 1])).nonzero()[0]  # BOS and the like come anew
+    shown = prompt.bytes[tokens]
+    if cut.read:
+        shown = np.array([part for token in tokens.tolist() for part in _ranges(prompt, token, cut)], np.int64)
     pieces = [(int(a), int(b)) if cut.whole else widen(raw, int(a), int(b)) for a, b in merge_spans(shown)]
     merged = merge_spans(np.array(pieces, np.int64))
     omitted, plain, text, last = Omitted(prompt.prompt), [], b"", 0

@@ -147,7 +147,7 @@ def read(
     on_token : callable, optional
         As for `greedy`.
     """
-    kept, cut = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, None)
+    kept, read = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
     whole = bool(kept.all())
     with trace.stage("compress", int(kept.sum())):
         given = compress(
@@ -156,7 +156,7 @@ def read(
             target.tokenizer,
             "original" if whole else options.positions,
             "byte_span" if whole else options.mapping,
-            Cut(cut, options.mark_omitted, options.selector.whole),
+            Cut(read, options.mark_omitted, options.selector.whole),
         )
     with ExitStack() as stack:
         with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:

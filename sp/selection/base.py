@@ -8,7 +8,8 @@ whole prompt and every selector then keeps it; between ratios, a larger one keep
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar
 
@@ -53,6 +54,10 @@ class SelectionRequest:
         return token_budget(self.keep_ratio, len(self.scores))
 
 
+Reading = Mapping[int, tuple[tuple[int, int], ...]]
+"""Ranges of bytes by token."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """The tokens kept, and why.
@@ -68,9 +73,8 @@ class Selection:
         Chunk i is the tokens `[bounds[i], bounds[i + 1])`.
     told : tuple of str
         What else there is to say, a line each.
-    read : array (n, 2), optional
-        Bytes that are to be read of each token, where that is less than all: markup can share a token with text that is
-        left out.
+    read : dict of int to ranges
+        Kept tokens of which only these bytes `[start, end)` of the text are to be read, as the others are left out.
     """
 
     kept: Bools
@@ -78,7 +82,7 @@ class Selection:
     chunk_scores: Floats
     bounds: Ints
     told: tuple[str, ...] = ()
-    read: Ints | None = None
+    read: Reading = field(default_factory=dict)
 
     @property
     def indices(self) -> Ints:

@@ -6,7 +6,6 @@ Shares no code with `sp.selection`. Scores are compared as exact fractions of th
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
@@ -254,26 +253,24 @@ def slow_structured(name: str, request: SelectionRequest, options: Mapping[str, 
     touched = [[p for p, (low, high) in enumerate(pairwise(cuts)) if low < end and high > start] for start, end in spans]
     number = list(range(len(cuts) - 1))  # of the unit each piece is in
     for (start, end), pieces in zip(spans, touched, strict=True):
-        if len(pieces) > 1 and request.text[start:end].strip():
+        if len(pieces) > 1 and any(request.text[at : at + 1] and request.text[at] >> 6 == 2 for at in (start, end)):
             one = {number[piece] for piece in pieces}
             number = [min(one) if other in one else other for other in number]
-    count = Counter(number[pieces[0]] for pieces in touched)
-    names = sorted(count)
-    joined = {names[0]: names[0]}
-    for one, after in pairwise(names):
-        joined[after] = joined[one] if count[joined[one]] < options["min_run"] else after
-        count[joined[after]] += count[after] if joined[after] != after else 0
-    names = sorted(set(joined.values()))
-    owned: list[list[int]] = [[] for _ in names]
-    units: list[set[int]] = [set() for _ in names]
-    for token, pieces in enumerate(touched):
-        owned[names.index(joined[number[pieces[0]]])].append(token)
-        for piece in pieces:
-            if number[piece] in joined:
-                units[names.index(joined[number[piece]])].add(token)
-    # A piece without a token of its own is blank, and part of no unit.
+    units: list[set[int]] = []
+    counts: list[int] = []
+    last = None
+    for unit in sorted(set(number)):
+        tokens = {token for token, pieces in enumerate(touched) if unit in {number[piece] for piece in pieces}}
+        begins = any(number[pieces[0]] == unit for pieces in touched)
+        if begins and last is not None and counts[last] < options["min_run"]:
+            units[last] |= tokens
+            counts[last] += len(tokens)
+        else:
+            units.append(tokens)
+            counts.append(len(tokens))
+            last = len(units) - 1 if begins else last
     size = [len(tokens) for tokens in units]
-    score = [float(np.float32(sum(float(request.scores[t]) for t in tokens) / len(tokens))) for tokens in owned]
+    score = [float(np.float32(sum(float(request.scores[t]) for t in tokens) / len(tokens))) for tokens in units]
     heavy = [number for number, tokens in enumerate(size) if tokens > options["longest"]]
     ranked = sorted(range(len(units)), key=lambda number: (-score[number], number))
     chosen, waiting, taken = [], list[int](), 0

@@ -54,9 +54,11 @@ def prompt_of(chat: Iterable[Said]) -> Prompt:
 
 def kept_of(prompt: TokenisedPrompt, selection: Selection, start: int, end: int) -> str:
     """What is read of bytes [start, end)."""
-    raw, spans = prompt.prompt.text.encode(), prompt.bytes if selection.read is None else selection.read
-    shown = ((max(int(a), start), min(int(b), end)) for a, b in spans[selection.kept])
-    return b"".join(raw[low:high] for low, high in shown if low < high).decode()
+    raw, found = prompt.prompt.text.encode(), []
+    for token in selection.indices.tolist():
+        for low, high in selection.read.get(token, (tuple(prompt.bytes[token].tolist()),)):
+            found.append(raw[max(low, start) : max(min(high, end), start)])
+    return b"".join(found).decode()
 
 
 def reading_faults(prompt: TokenisedPrompt, selection: Selection, reader: Tokenizer, values: list[str]) -> list[str]:
@@ -67,12 +69,12 @@ def reading_faults(prompt: TokenisedPrompt, selection: Selection, reader: Tokeni
             compress(prompt, selection.kept, reader, "original", mapping, Cut(selection.read, mark, whole=True))  # type: ignore[arg-type]
             for mark in (False, True)
         )
-        if reader.decode(plain.ids) != text:
+        if reader.decode(plain.ids[plain.ids != reader.bos_id]) != text:
             found.append(f"{mapping}: the target reads other text")
         for given in (plain, marked):
             if (np.diff(given.positions) <= 0).any() or given.positions[-1] >= given.next_position:
                 found.append(f"{mapping}: positions do not ascend")
-        shown = reader.decode(marked.ids)
+        shown = reader.decode(marked.ids[marked.ids != reader.bos_id])
         if "".join(MARK.sub("", shown).split()) != "".join(text.split()):
             found.append(f"{mapping}: marks change the text")
         found += [f"{mapping}: a mark inside of {value[:80]!r}" for value in values if value not in shown]

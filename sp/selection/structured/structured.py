@@ -73,7 +73,7 @@ class Structured(Constrained):
         edges = np.flatnonzero(np.diff(forest.owner)) + 1
         bounds = np.concatenate([[0], edges, [len(steps)]]).astype(np.int64)
         told = _passed_over(forest, scores, heavy, kept)
-        read = forest.read(kept, request.spans)
+        read = forest.read(kept)
         return Selection(
             kept, request.protected | (kept & asked), scores[forest.owner[bounds[:-1]]], bounds, told, read
         )
@@ -104,8 +104,9 @@ class Structured(Constrained):
 
 def node_means(scores: Floats, forest: Forest) -> Floats:
     """Mean score of the tokens of each node, shape (nodes,); NaN for what is no choice."""
-    sums = np.bincount(forest.owner, scores, len(forest.parents))
-    counts = np.bincount(forest.owner, minlength=len(forest.parents))
+    tokens, nodes = forest.pairs
+    sums = np.bincount(nodes, scores[tokens], len(forest.parents))
+    counts = np.bincount(nodes, minlength=len(forest.parents))
     means = np.full(len(sums), np.nan)
     means[forest.units] = sums[forest.units] / counts[forest.units]
     return np.asarray(means, np.float32)
@@ -172,8 +173,7 @@ class _Rows:
     """Tokens by node."""
 
     def __init__(self, forest: Forest) -> None:
-        owners = np.append(forest.owner, forest.also[:, 1])
-        tokens = np.append(np.arange(len(forest.owner)), forest.also[:, 0])
+        tokens, owners = forest.pairs
         order = np.argsort(owners, kind="stable")
         self.tokens, self.edges = tokens[order], np.searchsorted(owners[order], np.arange(len(forest.parents) + 1))
 
@@ -187,9 +187,7 @@ def _passed_over(forest: Forest, scores: Floats, heavy: Bools, kept: Bools) -> t
     units = forest.units
     if not heavy[units].any():
         return ()
-    first = np.searchsorted(np.sort(forest.owner), units)
-    token = np.argsort(forest.owner, kind="stable")[first]
-    taken = kept[token]
+    taken = forest.over_nodes(kept.astype(np.float64))[units] > 0  # all of their tokens
     if not taken.any():
         return ()
     own, _ = forest.sizes()
