@@ -1,4 +1,4 @@
-"""A rendered chat as segments: who says what, in bytes of the text. What lies between them is markup and is nobody's."""
+"""A rendered chat as segments: who says what, in bytes of its text. What lies between them is markup, and nobody's."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def compress(
     tokenizer: Tokenizer,
     positions: Positions,
     mapping: Mapping,
-    cut: Cut = Cut(),  # noqa: B008
+    cut: Cut = Cut(),
 ) -> Compressed:
     """The kept tokens and where they stand; see `Cut` for what else there is to say of them."""
     if mapping == "text_rejoin":
@@ -127,7 +127,7 @@ def _ranges(prompt: TokenisedPrompt, token: int, cut: Cut) -> tuple[tuple[int, i
     return cut.read.get(token, ((start, end),))
 
 
-def rejoin(prompt: TokenisedPrompt, kept: Bools, cut: Cut = Cut()) -> Prompt:  # noqa: B008
+def rejoin(prompt: TokenisedPrompt, kept: Bools, cut: Cut = Cut()) -> Prompt:
     """Kept text joined in order, each piece first widened to whitespace so that no word is cut, unless none is.
 
     What was plain stays so: text that spells a special token, or comes to spell one where pieces meet, stays text.

@@ -1,4 +1,4 @@
-"""Marks of what was left out of a prompt: `[... 212 lines ...]`, or characters where less than whole lines is missing."""
+"""Marks of what was left out of a prompt: `[... 212 lines ...]`, or characters where it was less than whole lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What text is made of, in bytes: lines and the blocks round them, JSON values, prose. Linear in the size of the text."""
+"""What text is made of, in bytes: lines and the blocks round them, JSON values, prose. All linear in its size."""
 
 from sp.structure.blocks import line_starts, nested_blocks
 from sp.structure.json_values import JsonValue, json_values

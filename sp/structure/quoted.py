@@ -1,4 +1,4 @@
-"""A text that stands inside a JSON string, as some chat templates write results of tools: read, and told by its place."""
+"""A text inside a JSON string, as some chat templates write results of tools: what it says, and where."""
 
 from __future__ import annotations
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from sp.selection import SelectionRequest
-from sp.structure import is_prose
 
-STRUCTURED = ("lines", "json", "segments")
 SHARED: dict[str, Any] = {"neighbours": 1, "min_run": 1, "backbone": 0.0, "sink": 32, "tail": 32}
 CHUNKS: dict[str, Any] = SHARED | {"chunk_size": 32}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -169,8 +167,6 @@ def evenly(units: int) -> list[int]:
 
 def slow_select(name: str, request: SelectionRequest, given: Mapping[str, Any]) -> set[int]:
     """Tokens kept by the selector `name` with the options `given`; the protected text must fit."""
-    if name in STRUCTURED:
-        return slow_structured(name, request, SHARED | {"longest": 64} | dict(given))
     options = DEFAULTS[name] | dict(given)
     n = len(request.scores)
     if request.keep_ratio == 1:
@@ -201,133 +197,4 @@ def slow_select(name: str, request: SelectionRequest, given: Mapping[str, Any]) 
         if len(kept) + len(new) > budget:
             break
         kept |= new
-    return kept
-
-
-def pieces_of(name: str, text: str, longest: int, starts: list[int]) -> list[int]:
-    """Bytes at which units begin, in text without JSON, fences and tags: lines, for `segments` also what prose is made of."""
-    lines: list[str] = []
-    for line in text.splitlines(keepends=True) if "\n" in text else [text]:
-        if lines and (not line.strip() or not "".join(lines).strip()):
-            lines[-1] += line
-        else:
-            lines.append(line)
-    if name != "segments":
-        return list(accumulate((len(line.encode()) for line in lines), initial=0))[:-1]
-    paragraphs: list[list[str]] = []
-    for line in lines:
-        if paragraphs and "\n" not in paragraphs[-1][-1].rstrip(" \t").removesuffix("\n")[len(paragraphs[-1][-1].rstrip()) :]:
-            paragraphs[-1].append(line)
-        else:
-            paragraphs.append([line])
-    found, at = [], 0
-    for paragraph in paragraphs:
-        whole = "".join(paragraph)
-        if not is_prose(whole.encode()):
-            units = paragraph
-        elif sum(at <= start < at + len(whole.encode()) for start in starts) <= longest:
-            units = [whole]
-        else:
-            edges = sorted({0, len(whole), *sentence_ends(whole)})
-            units = [whole[low:high] for low, high in pairwise(edges)]
-        for unit in units:
-            inside = [start for start in starts if at <= start < at + len(unit.encode())]
-            found.append(at)
-            if units is not paragraph:
-                parts = math.ceil(len(inside) / longest)
-                raw = unit.encode()
-                for part in range(1, parts):
-                    rest = [start for start in inside[len(inside) * part // parts :] if raw[start - at] & 0xC0 != 0x80]
-                    found += rest[:1]
-            at += len(unit.encode())
-    return found
-
-
-def slow_structured(name: str, request: SelectionRequest, options: Mapping[str, Any]) -> set[int]:
-    """Tokens kept by a selector of whole units from a text that has no JSON, fences or tags."""
-    assert request.spans is not None
-    n, spans = len(request.scores), request.spans.tolist()
-    if request.keep_ratio == 1:
-        return set(range(n))
-    cuts = [*pieces_of(name, request.text.decode(), options["longest"], [start for start, _ in spans]), len(request.text)]
-    touched = [[p for p, (low, high) in enumerate(pairwise(cuts)) if low < end and high > start] for start, end in spans]
-    number = list(range(len(cuts) - 1))  # of the unit each piece is in
-    for (start, end), pieces in zip(spans, touched, strict=True):
-        if len(pieces) > 1 and any(request.text[at : at + 1] and request.text[at] >> 6 == 2 for at in (start, end)):
-            one = {number[piece] for piece in pieces}
-            number = [min(one) if other in one else other for other in number]
-    units: list[set[int]] = []
-    counts: list[int] = []
-    last = None
-    for unit in sorted(set(number)):
-        tokens = {token for token, pieces in enumerate(touched) if unit in {number[piece] for piece in pieces}}
-        begins = any(number[pieces[0]] == unit for pieces in touched)
-        if begins and last is not None and counts[last] < options["min_run"]:
-            units[last] |= tokens
-            counts[last] += len(tokens)
-        else:
-            units.append(tokens)
-            counts.append(len(tokens))
-            last = len(units) - 1 if begins else last
-    size = [len(tokens) for tokens in units]
-    score = [float(np.float32(sum(float(request.scores[t]) for t in tokens) / len(tokens))) for tokens in units]
-    heavy = [number for number, tokens in enumerate(size) if tokens > options["longest"]]
-    ranked = sorted(range(len(units)), key=lambda number: (-score[number], number))
-    chosen, waiting, taken = [], list[int](), 0
-    for unit in ranked:
-        if unit in heavy and size[unit] > taken:
-            waiting.append(unit)
-            continue
-        chosen.append(unit)
-        taken += size[unit]
-        while able := [other for other in waiting if size[other] <= taken]:
-            waiting.remove(able[0])
-            chosen.append(able[0])
-            taken += size[able[0]]
-    chosen += sorted(waiting, key=lambda unit: (size[unit], ranked.index(unit)))
-    radius = options["neighbours"]
-    if radius == "by_length":
-        radius = max(1, round((64 if n < 32768 else 128) * len(units) / n))
-    turns, spare, turn = list[int](), evenly(len(units)), 0
-    while chosen:
-        if math.floor((turn + 1) * options["backbone"]) > math.floor(turn * options["backbone"]):
-            turns += [unit for unit in [spare.pop(0)] if unit not in heavy] if spare else []
-        else:
-            centre = chosen.pop(0)
-            turns.append(centre)
-            for distance in range(1, radius + 1):
-                near = [centre + distance, centre - distance]
-                turns += [unit for unit in near if 0 <= unit < len(units) and unit not in heavy]
-        turn += 1
-    return chain(request, units, turns, [unit for unit in range(len(units)) if unit not in heavy], options)
-
-
-def chain(
-    request: SelectionRequest, units: list[set[int]], turns: list[int], light: list[int], options: Mapping[str, Any]
-) -> set[int]:
-    """Choices and both ends in turn, each of the ends once as many tokens were chosen as ends were taken; then the budget."""
-    n = len(request.scores)
-    protected = set(request.protected.nonzero()[0].tolist())
-    sink, tail = options["sink"], options["tail"]
-    away = {i: i / sink for i in range(min(sink, n))}
-    for i in range(max(0, n - tail), n):
-        away[i] = min(away.get(i, math.inf), (n - 1 - i) / tail)
-    near = {unit: min((away.get(token, math.inf) for token in units[unit] - protected), default=math.inf) for unit in light}
-    ends = sorted((unit for unit in light if near[unit] < math.inf), key=lambda unit: (near[unit], min(units[unit])))
-    order, seen, asked = list[int](), set[int](), set[int]()
-    for unit in [*turns, None]:
-        new = set() if unit is None else units[unit] - seen - protected
-        if unit is not None and not new:
-            continue
-        while ends and (unit is None or len(seen) >= len(asked)):
-            order.append(ends.pop(0))
-            asked |= units[order[-1]] - protected
-        if unit is not None:
-            order.append(unit)
-            seen |= new
-    kept = set(protected)
-    for unit in order:
-        if len(kept | units[unit]) > request.budget:
-            break
-        kept |= units[unit]
     return kept

@@ -8,7 +8,28 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-WORDS = "alpha beta gamma delta retry cache naïve token größe 上海 rate limit user_id path/to/file e.g. ok".split()
+WORDS = [
+    *(
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "retry",
+        "cache",
+        "naïve",
+        "token",
+        "größe",
+        "上海",
+        "rate",
+        "limit",
+        "user_id",
+    ),
+    *("path/to/file", "e.g.", "ok"),
+]
+CODE = [
+    *("def f(x, *, y=[1, 2]):", "return {", "};", "foo[0] += bar(1, [2]);", "", "    ", "}", "x = {'a': 1}", "<b>"),
+    *("if a[i] == {}:", 'print(f"{x}")', "\tgoto end"),
+]
 MARKUP = {
     "user": ("<|im_start|>user\n", "<|im_end|>\n"),
     "assistant": ("<|im_start|>assistant\n", "<|im_end|>\n"),
@@ -73,10 +94,7 @@ def dumps(rng: random.Random, what: Any) -> str:
 def code(rng: random.Random) -> str:
     lines, depth = [], 0
     for _ in range(rng.randint(1, 60)):
-        line = rng.choice(
-            ["def f(x, *, y=[1, 2]):", "return {", "};", "foo[0] += bar(1, [2]);", "", "    ", "# " + words(rng), "}", "x = {'a': 1}",
-             "if a[i] == {}:", "print(f\"{x}\")", '"' + words(rng) + '",', "<b>", "\tgoto end"]
-        )  # fmt: skip
+        line = rng.choice([*CODE, "# " + words(rng), '"' + words(rng) + '",'])
         lines.append("    " * depth + line)
         depth = max(0, min(4, depth + rng.choice([-1, 0, 0, 1])))
     return rng.choice(["\n", "\n", "\r\n"]).join(lines)
@@ -92,7 +110,7 @@ def log(rng: random.Random) -> str:
 
 def fenced(rng: random.Random) -> str:
     mark = rng.choice(["```", "~~~~"])
-    inner = [line for line in code(rng).splitlines()] if rng.random() < 0.6 else dumps(rng, container(rng)).splitlines()
+    inner = code(rng).splitlines() if rng.random() < 0.6 else dumps(rng, container(rng)).splitlines()
     return "\n".join([words(rng), "", mark + "py", *inner, mark, "", words(rng)])
 
 
@@ -121,7 +139,7 @@ def said(rng: random.Random) -> Said:
     elif sort == "ndjson":
         text = "\n".join(json.dumps(container(rng)) for _ in range(rng.randint(1, 12)))
     elif sort == "around":
-        text = f"{words(rng)}:{rng.choice([' ', chr(10)])}{dumps(rng, container(rng))}{rng.choice(['', chr(10)])}{words(rng)}"
+        text = f"{words(rng)}:" + rng.choice(" \n") + dumps(rng, container(rng)) + rng.choice(["", "\n"]) + words(rng)
     else:
         text = {"code": code, "log": log, "fenced": fenced, "tags": tags, "prose": prose}[sort](rng)
     text += rng.choice(["", "", "\n"])
@@ -155,7 +173,7 @@ def json_faults(kept: str, whole: str) -> list[str]:
 
 
 def line_faults(kept: str, whole: str, loose: bool = False) -> list[str]:
-    """Kept lines with ink that are not lines of the whole text, in its order; with `loose` but for JSON left out of them."""
+    """Kept lines with ink that are no lines of the whole text, in its order; with `loose` JSON in them may be shorter."""
     rest = iter([line.strip() if loose else line.rstrip() for line in whole.split("\n")])
     faults = []
     for line in kept.split("\n"):

@@ -1,6 +1,7 @@
 """Transcripts by the thousand: what is kept parses, no line is cut, nothing is unbalanced, no markup is lost.
 
-``python tests/selection/structure_fuzz.py 10000`` says how many transcripts were kept how, and the first faults.
+``python tests/selection/structure_fuzz.py 10000`` says how many transcripts were kept how, and the first faults; files
+of other vocabularies may follow.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def kept_of(prompt: TokenisedPrompt, selection: Selection, start: int, end: int)
 
 
 def reading_faults(prompt: TokenisedPrompt, selection: Selection, reader: Tokenizer, values: list[str]) -> list[str]:
-    """What is wrong of what the target reads: other text than is kept, by tokens or encoded anew, or marks in values."""
+    """What is wrong of what the target reads, by tokens or encoded anew: other text than is kept, marks in values."""
     text, found = kept_of(prompt, selection, 0, 1 << 40), []
     for mapping in ("byte_span", "text_rejoin"):
         plain, marked = (

@@ -1,8 +1,8 @@
 """An outline in tokens: which nodes each token belongs to, and what is read of a token that lies on an edge.
 
-A token that reaches from one piece into the next is kept with either. Where the other one is left out and has ink in it,
-only a part of the token is read: its bytes are encoded anew. That needs whole characters; nodes that share a token which
-cuts one are made one, with all that stands between them.
+A token that reaches from one piece into the next is kept with either. Where the other one is left out and has ink in
+it, only a part of the token is read: its bytes are encoded anew. That needs whole characters; nodes that share a token
+which cuts one are made one, with all that stands between them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -136,7 +137,7 @@ def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
         also += [(token, node) for node in {node for node, *_ in inked} - {MARKUP, inked[0][0]}]
         said = [node for node, *_ in inked if node != MARKUP]
         if _cuts_character(request.text, *request.spans[token].tolist()):
-            for one, other in zip(said, said[1:], strict=False):
+            for one, other in pairwise(said):
                 merged.join(one, other)
         elif said:
             shared[token] = inked

@@ -1,14 +1,15 @@
 """Members of JSON values as pieces that can be left out, so that what is kept parses.
 
-A member needs the brackets and keys round it. Commas are the difficulty: of the members that are kept, the last has none
-behind it. So one member of a value, the *anchor*, is kept with any other: members before it have the comma behind them,
-members after it the one before them, and whichever are left out, what is left is well formed. Which comma can go with
-which member is up to the tokens; the anchor is where fewest of them are in the way, and what they join is kept together.
+A member needs the brackets and keys round it. Commas are the difficulty: of the members that are kept, the last has
+none behind it. So one member of a value, the *anchor*, is kept with any other: members before it have the comma behind
+them, members after it the one before them, and whichever are left out, what is left is well formed. The anchor is where
+fewest tokens would have to be parted for that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sp.selection.structured.outline import Outline
 from sp.selection.structured.view import View
@@ -53,7 +54,7 @@ def put_members(view: View, outline: Outline, value: JsonValue, node: int, longe
 def _frame(view: View, outline: Outline, value: JsonValue, node: int, longest: int) -> _Frame:
     """Cuts before each member and before the closing bracket, and the nodes of the members."""
     members = value.members
-    gaps = list(zip(members, members[1:], strict=False))
+    gaps = list(pairwise(members))
     behind = [view.cut(one.comma + 1, other.start) for one, other in gaps]
     before = [view.cut(one.end, one.comma) for one, _ in gaps]
     apart = [parted(view, member, longest) for member in members]
@@ -74,7 +75,7 @@ def _frame(view: View, outline: Outline, value: JsonValue, node: int, longest: i
 
 
 def _anchor(behind: list[int | None], before: list[int | None], sizes: list[int]) -> int:
-    """The member that is kept with any other: the one for which fewest commas cannot go as they should, then the smallest.
+    """The member that is kept with any other: that for which fewest tokens are in the way, then the smallest.
 
     Examples
     --------

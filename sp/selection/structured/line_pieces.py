@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -119,22 +120,29 @@ def _put_group(
 def _put_prose(
     view: View, outline: Outline, extent: tuple[int, int], values: Sequence[JsonValue], parent: int, longest: int
 ) -> None:
-    """A paragraph as one piece; a long one by sentences, and those by equal parts where they are longer still."""
+    """A paragraph as one piece; of a long one its sentences, and equal parts of those that are longer still.
+
+    What breaks the line behind it is kept with any of its sentences, so that they run into nothing else.
+    """
     start, end = extent
-    cuts = [start, end]
-    if view.tokens(start, end) > longest:
-        stops = np.array([match.end() for match in SENTENCE_END.finditer(view.text, start, end)], np.int64)
-        covers = np.array([(value.start, value.end) for value in values], np.int64).reshape(-1, 2)
-        inside = np.searchsorted(covers[:, 0], stops, side="left") - 1
-        free = (inside < 0) | (stops >= np.append(covers[:, 1], 0)[inside])
-        cuts = sorted({start, end, *stops[free].tolist()})
-    for low, high in zip(cuts, cuts[1:], strict=False):
+    if view.tokens(start, end) <= longest:
+        outline.put(int(view.places[start]), outline.node(parent))
+        return
+    ink = start + len(view.text[start:end].rstrip())
+    whole = outline.node(parent, shell=True) if ink < end else parent
+    stops = np.array([match.end() for match in SENTENCE_END.finditer(view.text, start, ink)], np.int64)
+    covers = np.array([(value.start, value.end) for value in values], np.int64).reshape(-1, 2)
+    inside = np.searchsorted(covers[:, 0], stops, side="left") - 1
+    free = (inside < 0) | (stops >= np.append(covers[:, 1], 0)[inside])
+    cuts = sorted({start, ink, *stops[free].tolist()})
+    for low, high in pairwise(cuts):
         first, count = bisect_left(view.grid, low), view.tokens(low, high)
-        parts = -(-count // longest) or 1
-        for part in range(parts):
-            token = first + count * part // parts
-            while part and token < first + count and view.text[view.grid[token]] & 0xC0 == 0x80:
+        outline.put(int(view.places[low]), outline.node(whole))
+        for part in range(1, -(-count // longest)):
+            token = first + count * part // -(-count // longest)
+            while token < first + count and view.text[view.grid[token]] & 0xC0 == 0x80:
                 token += 1  # never inside a character
-            at = view.grid[token] if part and token < first + count else low if not part else high
-            if at < high:
-                outline.put(int(view.places[at]), outline.node(parent))
+            if token < first + count:
+                outline.put(int(view.places[view.grid[token]]), outline.node(whole))
+    if ink < end:
+        outline.put(int(view.places[ink]), whole)

@@ -1,4 +1,4 @@
-"""What selectors of whole units have in common: the forest of a prompt, the order of choice, and what is kept for it."""
+"""What selectors of whole units have in common: the forest of a prompt, the order of choice, what is kept for it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ ROUND = 4
 class Structured(Constrained):
     """Whole units in order of their mean score; none is ever cut, and each is kept with all that it needs.
 
-    The constraints of `Constrained` hold with these changes. A unit of `sink` and `tail` is one with a token among them;
-    these and what the scores chose take turns, so that either has half. `min_run` joins units with those behind them.
+    The constraints of `Constrained` hold with these changes. A unit of `sink` and `tail` is one with a token among
+    them; these and what the scores chose take turns, so that either has half. `min_run` joins units with those behind
+    them. The last token of a unit and the first of the next can be one; such a token is read in part where it must.
 
     Parameters
     ----------
