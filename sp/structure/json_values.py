@@ -95,5 +95,8 @@ def _read(text: bytes, start: int, found: list[JsonValue]) -> int:
         top.members[-1].comma = after.start(1)
         at = after.end()
     for broken in (*above, top):
-        found += [member for member in broken.members if member.container and member.end >= 0]
+        for member in broken.members:
+            if member.container and member.end >= 0:
+                member.start, member.comma = member.at, -1
+                found.append(member)
     return at

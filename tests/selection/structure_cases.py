@@ -173,7 +173,7 @@ def json_faults(kept: str, whole: str) -> list[str]:
 
 
 def line_faults(kept: str, whole: str, loose: bool = False) -> list[str]:
-    """Kept lines with ink that are no lines of the whole text, in its order; with `loose` JSON in them may be shorter."""
+    """Kept lines with ink that are no lines of the whole text, in its order; with `loose` JSON may be shorter."""
     rest = iter([line.strip() if loose else line.rstrip() for line in whole.split("\n")])
     faults = []
     for line in kept.split("\n"):

@@ -87,18 +87,15 @@ def slow_structured(name: str, request: SelectionRequest, given: Mapping[str, An
                 together = one | other if one & other <= set(pair) else one ^ other
                 held = {number[piece] for piece in together}
                 number = [min(held) if unit in held else unit for unit in number]
-    alone = {
-        unit for unit in number if all(piece in needs.values() for piece, mine in enumerate(number) if mine == unit)
-    }
+    alone = set(number) - {unit for piece, unit in enumerate(number) if piece not in needs.values()}
     above = {number[piece]: number[shell] for piece, shell in needs.items() if number[piece] != number[shell]}
     whole = {unit: {t for t, pieces in enumerate(touched) if unit in {number[p] for p in pieces}} for unit in number}
     joined: dict[int, int] = {}
     counts: dict[int, int] = {}
     last = None
-    for unit in sorted(
-        whole, key=lambda unit: min((t for t, p in enumerate(touched) if number[p[0]] == unit), default=n)
-    ):
-        begins = any(number[pieces[0]] == unit for pieces in touched)
+    began = [number[pieces[0]] for pieces in touched]
+    for unit in sorted(whole, key=lambda unit: began.index(unit) if unit in began else n):
+        begins = unit in began
         counts[unit] = len(whole[unit])
         if not begins:
             continue
@@ -163,7 +160,7 @@ def chain(
     light: list[int],
     options: Mapping[str, Any],
 ) -> set[int]:
-    """Choices and both ends in turn, each of the ends once as many tokens were chosen as ends were taken; then the budget."""
+    """Choices and both ends in turn, an end once as many tokens were chosen as ends were taken; then the budget."""
     n = len(request.scores)
     protected = set(request.protected.nonzero()[0].tolist())
     sink, tail = options["sink"], options["tail"]
