@@ -1,8 +1,8 @@
 """Members of JSON values as pieces that can be left out, so that what is kept parses.
 
 A member needs the brackets and keys round it. Commas are the difficulty: of the members that are kept, the last has
-none behind it. So one member of a value, the *anchor*, is kept with any other: members before it have the comma behind
-them, members after it the one before them, and whichever are left out, what is left is well formed. The anchor is where
+none behind it. So one member of a value, the *pivot*, is kept with any other: members before it have the comma behind
+them, members after it the one before them, and whichever are left out, what is left is well formed. The pivot is where
 fewest tokens would have to be parted for that.
 """
 
@@ -62,24 +62,24 @@ def _frame(view: View, outline: Outline, value: JsonValue, node: int, longest: i
         view.tokens(member.start, member.at) + 2 if part else view.tokens(member.start, member.end)
         for member, part in zip(members, apart, strict=True)
     ]
-    anchor = _anchor(behind, before, sizes)
+    pivot = _pivot(behind, before, sizes)
     first, last = view.cut(value.at + 1, members[0].start), view.cut(members[-1].end, value.end - 1)
     cuts = [value.at + 1 if first is None else first]
     for number, (one, _) in enumerate(gaps):
-        found, otherwise = (behind[number], one.comma + 1) if number < anchor else (before[number], one.end)
+        found, otherwise = (behind[number], one.comma + 1) if number < pivot else (before[number], one.end)
         cuts.append(otherwise if found is None else found)
     cuts.append(value.end - 1 if last is None else last)
-    holder = outline.node(node, shell=apart[anchor])
-    nodes = [holder if at == anchor else outline.node(holder, shell=part) for at, part in enumerate(apart)]
+    holder = outline.node(node, shell=apart[pivot])
+    nodes = [holder if at == pivot else outline.node(holder, shell=part) for at, part in enumerate(apart)]
     return _Frame(value, node, cuts, nodes)
 
 
-def _anchor(behind: list[int | None], before: list[int | None], sizes: list[int]) -> int:
+def _pivot(behind: list[int | None], before: list[int | None], sizes: list[int]) -> int:
     """The member that is kept with any other: that for which fewest tokens are in the way, then the smallest.
 
     Examples
     --------
-    >>> _anchor([3, None], [2, 6], [9, 8, 1]), _anchor([3, 7], [2, 6], [9, 8, 1])
+    >>> _pivot([3, None], [2, 6], [9, 8, 1]), _pivot([3, 7], [2, 6], [9, 8, 1])
     (1, 2)
     """
     wrong = sum(cut is None for cut in before)
