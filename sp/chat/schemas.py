@@ -77,7 +77,8 @@ def _shared(one: str, other: str) -> int:
 
 
 def _slid(text: str, least: int, start: int, end: int) -> tuple[int, int]:
-    """An inserted range moved to the left as far as it reads the same: what is in common was found from the left."""
-    while start > least and text[start - 1] == text[end - 1] and not text[end - 1].isspace():
-        start, end = start - 1, end - 1
-    return start, end
+    """An inserted range where it begins with a bracket, if it reads the same so far to the left."""
+    low, high = start, end
+    while text[low] not in "<[{" and low > least and text[low - 1] == text[high - 1]:
+        low, high = low - 1, high - 1
+    return (low, high) if text[low] in "<[{" else (start, end)
