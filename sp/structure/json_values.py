@@ -95,8 +95,8 @@ def _read(text: bytes, start: int, found: list[JsonValue]) -> int:
         top.members[-1].comma = after.start(1)
         at = after.end()
     for broken in (*above, top):
-        for member in broken.members:
-            if member.container and member.end >= 0:
-                member.start, member.comma = member.at, -1
-                found.append(member)
+        for inner in broken.members:
+            if inner.container and inner.end >= 0:
+                inner.start, inner.comma = inner.at, -1
+                found.append(inner)
     return at

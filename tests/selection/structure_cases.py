@@ -39,11 +39,19 @@ MARKUP = {
 
 @dataclass(frozen=True)
 class Said:
-    """A message and what sort of text it is: json, ndjson, around, code, log, fenced, tags or prose."""
+    """A message and what sort of text it is: json, ndjson, around, code, log, fenced, tags or prose.
+
+    A `quoted` one stands in its prompt as the inside of a JSON string, as some chat templates write results of tools.
+    """
 
     role: str
     text: str
     sort: str
+    quoted: bool = False
+
+    @property
+    def written(self) -> str:
+        return json.dumps(self.text, ensure_ascii=False)[1:-1] if self.quoted else self.text
 
 
 def words(rng: random.Random, most: int = 8) -> str:
@@ -143,7 +151,8 @@ def said(rng: random.Random) -> Said:
     else:
         text = {"code": code, "log": log, "fenced": fenced, "tags": tags, "prose": prose}[sort](rng)
     text += rng.choice(["", "", "\n"])
-    return Said(rng.choice(["tool", "tool", "tool", "user", "assistant"]), text, sort)
+    role = rng.choice(["tool", "tool", "tool", "user", "assistant"])
+    return Said(role, text, sort, role == "tool" and rng.random() < 0.2)
 
 
 def transcript(seed: int) -> list[Said]:

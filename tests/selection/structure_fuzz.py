@@ -6,6 +6,7 @@ of other vocabularies may follow.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
@@ -43,12 +44,12 @@ def prompt_of(chat: Iterable[Said]) -> Prompt:
     text, spans, segments = b"", [], []
     for index, one in enumerate([*chat, Said("user", "Which one is it?", "question")]):
         opens, closes = (mark.encode() for mark in MARKUP[one.role])
-        start, said = len(text) + len(opens), one.text.encode()
+        start, said = len(text) + len(opens), one.written.encode()
         text += opens + said + closes
         protected = (start - len(opens), start), (start + len(said), len(text))
         spans += [Span("protected", *edges) for edges in protected]
         spans.append(Span("plain", start, start + len(said)))
-        segments.append(Segment(one.role, start, start + len(said), index))  # type: ignore[arg-type]
+        segments.append(Segment(one.role, start, start + len(said), index, one.quoted))  # type: ignore[arg-type]
     spans.append(Span("protected", segments[-1].start, segments[-1].end))
     return Prompt(text.decode(), tuple(sorted(spans, key=lambda span: span.start)), None, tuple(segments))
 
@@ -103,7 +104,10 @@ def check(seed: int, paths: list[str]) -> tuple[Counter[str], list[str]]:
         values: list[str] = []
         for one, segment in zip(chat, prompt.prompt.segments, strict=False):
             kept = kept_of(prompt, selection, segment.start, segment.end)
-            values += [kept.strip()] if one.sort == "json" and name != "lines" else []
+            if one.quoted:
+                kept = json.loads(f'"{kept}"')
+            elif one.sort == "json" and name != "lines":
+                values.append(kept.strip())
             sort = one.sort if name != "lines" or one.sort in ("code", "log") else "code"
             counted[f"{name} {one.sort}"] += 1
             if kept.strip() and kept != one.text:
