@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -101,6 +102,9 @@ def check(seed: int, paths: list[str]) -> tuple[Counter[str], list[str]]:
         where = f"seed {seed}, {name} {options} {ratio:.3f}"
         if selection.kept.sum() > request.budget or not selection.kept[protected].all():
             wrong.append(f"{where}: over the budget, or protected text is lost")
+        larger = replace(request, keep_ratio=min(1.0, ratio * rng.uniform(1, 2)))
+        if not SELECTORS.build(name, options).select(larger).kept[selection.kept].all():
+            wrong.append(f"{where}: a larger keep ratio drops what this one keeps")
         values: list[str] = []
         for one, segment in zip(chat, prompt.prompt.segments, strict=False):
             kept = kept_of(prompt, selection, segment.start, segment.end)
