@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
-from sp.chat import Located, Thinking, Thinks, Turn
+from sp.chat import Located, Segment, Thinking, Thinks, Turn, segments_of, without
 from sp.errors import PromptError
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
@@ -46,11 +46,14 @@ class Prompt:
         the spelling of a special token is only text.
     thinks : Thinks, optional
         How thinking is marked in the reply; None if it is not.
+    segments : tuple of Segment
+        What messages say, in order; none where the text is known to be no chat.
     """
 
     text: str
     spans: tuple[Span, ...] = ()
     thinks: Thinks | None = None
+    segments: tuple[Segment, ...] = ()
 
     @classmethod
     def from_document(
@@ -129,7 +132,8 @@ class Prompt:
                 raise PromptError("the needle is not a part of the prompt text")
             first = start + len(document[:found].encode())
             spans.append(Span("needle", first, first + len(piece.encode())))
-        return cls(text, tuple(span for span in spans if span.end > span.start), thinks)
+        said = Segment("user", start, asked + len(question.encode()), 0)
+        return cls(text, tuple(span for span in spans if span.end > span.start), thinks, (said,))
 
     @classmethod
     def from_chat(
@@ -176,9 +180,8 @@ class Prompt:
         text, spans, at = found.text + closing, list[Span](), 0
         question = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=None)
         for index, start, end in found.regions(turns):
-            kept = start if turns[index].role == "system" else end
-            if index == question:
-                kept = found.place(index, kept_from, end)
+            whole = start if turns[index].role == "system" else end
+            kept = found.place(index, kept_from, end) if index == question else whole
             spans += [Span("protected", at, start), Span("plain", start, end), Span("protected", kept, end)]
             spans += [Span("question", kept, end)] if index == question else []
             at = end
@@ -187,7 +190,14 @@ class Prompt:
             if (first := text.find(piece)) < 0 or not piece:
                 raise PromptError("the needle is not a part of the prompt text")
             spans.append(Span("needle", first, first + len(piece)))
-        return cls(text, tuple(_in_bytes(text, [span for span in spans if span.end > span.start])), thinks)
+        placed = _in_bytes(text, [span for span in spans if span.end > span.start])
+        return cls(text, tuple(placed), thinks, segments_of(found, turns))
+
+    @property
+    def free(self) -> tuple[Segment, ...]:
+        """What messages say that is not protected; of a text that is no chat, all of that."""
+        taken = sorted((span.start, span.end) for span in self.spans if span.kind == "protected")
+        return tuple(without(self.segments or (Segment("user", 0, len(self.text.encode())),), taken))
 
     def tokenise(self, tokenizer: Tokenizer) -> TokenisedPrompt:
         """Encode the text, with BOS and EOS if the vocabulary wants them; PromptError if nothing is left."""

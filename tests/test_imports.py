@@ -18,6 +18,7 @@ ORDER = [
     {"__init__"},
     {"errors", "arrays"},
     {"config", "trace"},
+    {"structure"},
     {"quant"},
     {"gguf"},
     {"kernels"},
@@ -42,6 +43,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect"),
     "evals": ("text", "tasks", "formats"),
     "scoring": ("attention", "trained"),
+    "selection": ("structured",),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -3,6 +3,7 @@
 from sp.chat.located import Copy, HiddenMessageError, Located, Turn, render_located, spells_markup
 from sp.chat.marks import MARKS, Marks, marks_of
 from sp.chat.reasoning import Split, Splitter, Thinks, split_reply
+from sp.chat.segments import Segment, SegmentKind, segments_of, without
 from sp.chat.thinking import Thinking
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "HiddenMessageError",
     "Located",
     "Marks",
+    "Segment",
+    "SegmentKind",
     "Split",
     "Splitter",
     "Thinking",
@@ -18,6 +21,8 @@ __all__ = [
     "Turn",
     "marks_of",
     "render_located",
+    "segments_of",
     "spells_markup",
     "split_reply",
+    "without",
 ]

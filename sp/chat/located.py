@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from sp.chat.marks import Marks, marks_of
+from sp.chat.schemas import tool_places
 from sp.errors import PromptError
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
@@ -64,10 +65,11 @@ class Copy:
 
 @dataclass(frozen=True)
 class Located:
-    """The rendered text, and the copies of messages in it in the order they stand there."""
+    """The rendered text, the copies of messages in it in the order they stand there, and where it tells of tools."""
 
     text: str
     copies: tuple[Copy, ...]
+    tools: tuple[tuple[int, int], ...] = ()
 
     def regions(self, turns: Sequence[Turn]) -> Iterator[tuple[int, int, int]]:
         """Messages, each with where it begins and ends in the text; between parts of an assistant's there is markup."""
@@ -100,7 +102,7 @@ def render_located(
     template : ChatTemplate
     turns : sequence of Turn
     variables : mapping
-        What else the template is told.
+        What else the template is told; the schemas of tools as `tools`.
     is_markup : callable
         Whether a string spells a special token of the model. What a message has of such is never taken for markup.
 
@@ -129,7 +131,10 @@ def render_located(
         found = masked.read(shown)
         if found.text == text:
             masked.check(found, marks)
-            return Located(text, tuple(_joined(found, turns, marks)))
+            copies = tuple(_joined(found, turns, marks))
+            said = [(copy.at, copy.stop) for copy in copies]
+            given = [_message(turn, marks) for turn in turns]
+            return Located(text, copies, tool_places(template, text, said, given, variables))
     raise HiddenMessageError(_first_hidden(text, turns))
 
 

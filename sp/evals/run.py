@@ -163,7 +163,7 @@ class _Reading:
         """Row of a compressed prompt."""
         trace = Trace([*self.tokenised.stages, *scored.trace.stages])
         _, selection = self.pipeline.select(scored, self.prompt, options, trace)
-        answer = self.pipeline.read(self.prompt, selection.kept, options, trace)
+        answer = self.pipeline.read(self.prompt, selection, options, trace)
         densities = scored.importance.densities
         density = float(np.mean(densities)) if densities else None
         kept, forced = int(selection.kept.sum()), int(selection.forced.sum())
@@ -195,7 +195,7 @@ class _Reading:
         return dict(zip(RESULTS, values, strict=True))
 
 
-COLUMNS = ("keep_ratio", "positions", "mapping", "kv", "rotate", "state_gaps", "seed")
+COLUMNS = ("keep_ratio", "positions", "mapping", "mark_omitted", "kv", "rotate", "state_gaps", "seed")
 """Options that a row names, each as it is."""
 STAGES = {
     "tokenise_s": "tokenise",
@@ -234,7 +234,7 @@ def cell_columns(index: int, options: RunOptions) -> Row:
         "positions": "original",
         "mapping": "byte_span",
     }
-    return columns | whole | {"state_gaps": "compact"} if index < 0 else columns
+    return columns | whole | {"state_gaps": "compact", "mark_omitted": False} if index < 0 else columns
 
 
 def label(registry: Registry[Any], strategy: Any) -> str:

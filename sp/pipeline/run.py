@@ -118,7 +118,7 @@ class Pipeline(Opened):
             if self.residency.prepare("target", token_budget(options.keep_ratio, len(tokenised))):
                 trace.stages.append(Stage("onload target", seconds=time.perf_counter() - ahead))
             scores, selection = self.select(scored, tokenised, options, trace)
-        kept = everything if selection is None else selection.kept
+        kept = everything if selection is None else selection
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
         facts = {"window": window.note, "residency": self.residency.report(start)}
         trace.facts |= told(self.target, self.drafter, self.draft, scorer, scored, facts)
@@ -177,7 +177,7 @@ class Pipeline(Opened):
     def read(
         self,
         tokenised: TokenisedPrompt,
-        kept: Bools,
+        kept: Bools | Selection,
         options: RunOptions,
         trace: Trace | None = None,
         reporter: Reporter = silent,
