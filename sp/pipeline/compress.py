@@ -9,9 +9,9 @@ import numpy as np
 
 from sp.arrays import Bools, Ints
 from sp.gguf import Tokenizer
-from sp.pipeline.omitted import Omitted
 from sp.pipeline.options import Mapping, Positions
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
+from sp.prompt.omitted import Omitted
 from sp.selection import Reading
 
 

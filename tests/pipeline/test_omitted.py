@@ -12,8 +12,8 @@ from retriever_files import text_task
 from sp.chat import Segment
 from sp.pipeline import Pipeline, RunOptions, load
 from sp.pipeline.compress import Cut, compress, rejoin
-from sp.pipeline.omitted import Omitted
 from sp.prompt import Prompt, Span, TokenisedPrompt
+from sp.prompt.omitted import Omitted
 from sp.selection import SELECTORS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import cached_property
 
-from sp.prompt import Prompt
+from sp.prompt.prompt import Prompt
 from sp.structure import json_values
 
 
