@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_templates import BARE, LIST, STYLES, TAGGED, TEXTUAL, TOOLS
+from tool_templates import BARE, LIST, READ, STYLES, TAGGED, TEXTUAL, TOOLS
 
-from sp.chat import Call, Turn
+from sp.chat import Call, Turn, render_located
 from sp.chat.calling import MOST_TRIES, Calling, CallSplitter
 from sp.chat.calls import CALLS, call_style_of
 from sp.chat.plain_json import MOST_DEPTH, read_json, read_object
 from sp.chat.turn import message_of
-from sp.gguf import render_chat
+from sp.errors import SpError
+from sp.gguf import ChatTemplate, render_chat
 
 STYLE = {style.name: style for style in CALLS}
 PATH = Call("read_file", {"path": "a.py"})
@@ -199,3 +203,40 @@ def test_bare_calls_need_a_tool_of_that_name() -> None:
     one = CallSplitter(Calling(STYLE["bare_json"], (LIST,)))
     one.push('{"name": "read_file", "parameters": {}}')
     assert one.finish() == ('{"name": "read_file", "parameters": {}}', ())
+
+
+FOLDER = Path(os.environ.get("SP_TEST_DATA", "/nonexistent")) / "templates"
+KNOWN = {
+    "Qwen-QwQ-32B": "tagged_json", "Qwen-Qwen2.5-7B-Instruct": "tagged_json", "Qwen-Qwen3-0.6B": "tagged_json",
+    "Qwen3-Coder": "tagged_parameters", "Qwen3.5-4B": "tagged_parameters",
+    "meta-llama-Llama-3.1-8B-Instruct": "bare_json", "meta-llama-Llama-3.2-3B-Instruct": "bare_json",
+    "meta-llama-Llama-3.3-70B-Instruct": "bare_json",
+}  # fmt: skip
+"""How models of these templates write calls, as their vendors' documentation has it; of others it is not known."""
+
+
+@pytest.mark.skipif(not FOLDER.exists(), reason="SP_TEST_DATA names no folder with templates")
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jinja")), ids=lambda path: path.stem)
+def test_templates_as_vendors_ship_them(path: Path) -> None:
+    template = ChatTemplate(path.read_text(), "<s>", "</s>")
+    style = call_style_of(template)
+    assert (style.name if style else None) == KNOWN.get(path.stem)
+    call = Call("read_file", {"path": "a <|im_end|>\n", "lines": [1, 2]}, "abcdefghi")
+    turns = (
+        Turn("user", "Read it."), Turn("assistant", "", calls=(call,)),
+        Turn("tool", "seen", call_id="abcdefghi", name="read_file"), Turn("assistant", "Done."), Turn("user", "More?"),
+    )  # fmt: skip
+    variables = {"tools": [READ]}
+    if path.stem.startswith(("google-gemma-2", "microsoft-Phi-3.5", "HuggingFaceTB-SmolLM3")):
+        with pytest.raises(SpError, match=r"tool_calls once|roles must alternate"):
+            render_located(template, turns, variables)
+        return
+    found = render_located(template, turns, variables, lambda text: "<|" in text)
+    shown = [(copy.index, found.text[copy.at : copy.stop]) for copy in found.copies]
+    assert shown == [(0, "Read it."), (2, "seen"), (3, "Done."), (4, "More?")]
+    assert [found.text[c.at : c.stop].replace("\\n", "\n") for c in found.arguments] == ["a <|im_end|>\n"]
+    if style:
+        assert "Read a file." in found.text
+        between = found.text[found.copies[0].stop : found.copies[1].at]
+        start, end = between.find(style.begin or "{"), between.rfind(style.end or "}") + len(style.end or "}")
+        assert taken(style.name, between[start:end]) == ("", (replace(call, id=""),))
