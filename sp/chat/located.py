@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Any
 
 from sp.chat.marks import Marks, marks_of
-from sp.chat.masked import FIRST, Copy, HiddenMessageError, Keep, Masked
-from sp.chat.turn import FORMS, Form, Turn, message_of, renamed
-from sp.errors import GGUFError
+from sp.chat.masked import Copy, HiddenMessageError, Keep, Masked
+from sp.chat.turn import FORMS, Form, Turn, message_of
+from sp.errors import GGUFError, SpError
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
 
@@ -73,7 +73,7 @@ def render_located(
     ------
     HiddenMessageError
         For a message that the template leaves out, repeats, or changes beyond white space at its ends, quoting, and
-        thinking that it drops.
+        thinking that it drops; or calls of tools.
     GGUFError
         If the template fails.
 
@@ -84,46 +84,44 @@ def render_located(
     >>> found.text, [found.text[copy.at:copy.stop] for copy in found.copies]
     ('[hi][yo]', ['hi', 'yo'])
     """
+    errors: list[SpError] = []
+    for form in FORMS if any(turn.calls for turn in turns) else FORMS[:1]:
+        try:
+            return _render_located(template, turns, variables, is_markup, form)
+        except HiddenMessageError as error:
+            if not error.calls:
+                raise
+            errors.insert(0, error)
+        except GGUFError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _render_located(
+    template: ChatTemplate,
+    turns: Sequence[Turn],
+    variables: Mapping[str, Any],
+    is_markup: Callable[[str], bool],
+    form: Form,
+) -> Located:
+    """The same with calls in one form."""
     marks = marks_of(template)
 
-    def render(given: Sequence[Turn], form: Form) -> str:
+    def render(given: Sequence[Turn]) -> str:
         return render_chat(template, [message_of(turn, marks, form) for turn in given], **variables)
 
-    form = _form(turns, render)
-    text = render(turns, form)
+    text = render(turns)
     for keep, quoted, verbatim in _keeps(template, turns, marks, is_markup):
         masked = Masked(turns, keep, quoted, verbatim)
         if masked.runs is None:
             continue
-        found, copies = masked.read(render(masked.turns, form))
+        found, copies = masked.read(render(masked.turns))
         if found == text:
             masked.check(copies, marks)
             arguments = tuple(copy for copy in copies if copy.name == "argument_text")
-            said = Located(text, tuple(copy for copy in copies if copy.name != "argument_text"))
+            said = Located(text, tuple(copy for copy in copies if copy.name in ("content", "reasoning")))
             return Located(text, tuple(_joined(said, turns, marks)), arguments)
     raise _first_hidden(text, turns)
-
-
-def _form(turns: Sequence[Turn], render: Callable[[Sequence[Turn], Form], str]) -> Form:
-    """The first form in which the template shows every call; HiddenMessageError or the template's own if none does."""
-    named, names = renamed(turns, FIRST)
-    failed: list[GGUFError] = []
-    hidden: int | None = None
-    for form in FORMS if names else ():
-        try:
-            shown = render(named, form)
-        except GGUFError as error:
-            failed.append(error)
-            continue
-        lost = [index for index, name in names if name not in shown]
-        if not lost:
-            return form
-        hidden = lost[0]
-    if hidden is not None:
-        raise HiddenMessageError(hidden, calls=True)
-    if failed:
-        raise failed[0]
-    return FORMS[0]
 
 
 def _keeps(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sp.chat.marks import Marks
@@ -15,7 +15,7 @@ FIRST, LAST = 0x100000, 0x10FFFD  # private characters of Unicode's last plane
 _CODE = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
 
 Field = tuple[int, str]
-"""A message by its index, and which of its texts: ``content``, ``reasoning`` or ``argument_text``."""
+"""A message by its index, and which of its texts: ``content``, ``reasoning``, ``argument_text`` or ``call_names``."""
 
 
 class HiddenMessageError(PromptError):
@@ -32,7 +32,7 @@ class HiddenMessageError(PromptError):
     def __init__(self, index: int, calls: bool = False) -> None:
         what, out = (".tool_calls", "them") if calls else ("", "it")
         super().__init__(f"the chat template of this model does not show messages[{index}]{what} once; leave {out} out")
-        self.index = index
+        self.index, self.calls = index, calls
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,21 @@ class Masked:
         self.turns = []
         for index, turn in enumerate(turns):
             said, thought = (self._mask(index, name, keep(turn, name)) for name in ("content", "reasoning"))
-            calls = turn.calls if verbatim else self._hidden(index)
+            calls = tuple(self._named(index, verbatim))
             self.turns.append(replace(turn, content=said, reasoning=thought, calls=calls))
 
-    def _hidden(self, index: int) -> tuple[Call, ...]:
-        """The calls of a turn with a character for every string in their arguments."""
-        at = 0
+    def _named(self, index: int, verbatim: bool) -> Iterator[Call]:
+        """The calls of a turn with a character for each name and, unless verbatim, each string in the arguments."""
+        at = {"call_names": 0, "argument_text": 0}
 
-        def hide(text: str) -> str:
-            nonlocal at
-            start, at = at, at + len(text)
-            return self._run((index, "argument_text"), start, at) if text and self.runs is not None else text
+        def hide(text: str, field: str = "argument_text") -> str:
+            start = at[field]
+            at[field] += len(text)
+            return self._run((index, field), start, at[field]) if text and self.runs is not None else text
 
-        calls = self.given[index].calls
-        return tuple(replace(call, arguments=changed(call.arguments, hide)) for call in calls)
+        for call in self.given[index].calls:
+            arguments = call.arguments if verbatim else changed(call.arguments, hide)
+            yield replace(call, name=hide(call.name, "call_names"), arguments=arguments)
 
     def _run(self, which: Field, start: int, end: int) -> str:
         """The character for a run of text."""
@@ -131,7 +132,8 @@ class Masked:
         for (index, name), start, end in self.runs or ():
             turn = self.given[index]
             thought = name == "reasoning"
-            if marks is not None and turn.role == "assistant" and not thought:
+            if marks is not None and turn.role == "assistant" and name == "content":
                 thought = end <= turn.content.rfind(marks.end)
-            if (count := seen.get((index, name, start), 0)) > 1 or (count == 0 and not thought):
-                raise HiddenMessageError(index)
+            often = name == "call_names"  # some templates name the tool beside its result, too
+            if ((count := seen.get((index, name, start), 0)) > 1 and not often) or (count == 0 and not thought):
+                raise HiddenMessageError(index, calls=often or name == "argument_text")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sp.chat.marks import Marks
@@ -48,6 +48,11 @@ class Turn:
     def argument_text(self) -> str:
         """The strings in the arguments of all calls, end to end."""
         return "".join(text for call in self.calls for text in strings(call.arguments))
+
+    @property
+    def call_names(self) -> str:
+        """The names of all that is called, end to end."""
+        return "".join(call.name for call in self.calls)
 
 
 class Form(NamedTuple):
@@ -133,15 +138,3 @@ def changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {key: changed(each, change) for key, each in value.items()}
     return [changed(each, change) for each in value] if isinstance(value, list) else value
-
-
-def renamed(turns: Sequence[Turn], first: int) -> tuple[list[Turn], list[tuple[int, str]]]:
-    """Turns with one character of its own for the name of each call, from `first` on, and those by their turns."""
-    found, names = [], list[tuple[int, str]]()
-    for index, turn in enumerate(turns):
-        calls = []
-        for call in turn.calls:
-            names.append((index, chr(first + len(names))))
-            calls.append(replace(call, name=names[-1][1]))
-        found.append(replace(turn, calls=tuple(calls)))
-    return found, names

@@ -7,6 +7,7 @@ The template sees what was said, so that it drops or keeps what it was written t
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +80,7 @@ def chat_prompt(
         found = render_located(template, turns, told | ({"tools": list(tools)} if tools else {}), is_markup)
     except HiddenMessageError as error:
         raise RequestError(str(error), f"messages[{error.index}]") from None
-    if tools and _rendered(template, turns, told) == found.text:
+    if tools and not _shows(template, turns, told, list(tools)):
         raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
     parts = next((each["parts"] for each in reversed(messages) if each["role"] == "user"), [""])
     return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=_question_start(parts, protect))
@@ -91,12 +92,15 @@ def _turn(message: dict[str, Any]) -> Turn:
     return Turn(message["role"], DOCUMENT_MARK.join(message["parts"]), **rest)
 
 
-def _rendered(template: ChatTemplate, turns: list[Turn], told: dict[str, Any]) -> str | None:
-    """The text without tools; None where the template refuses that."""
-    try:
-        return render_chat(template, [message_of(turn, marks_of(template)) for turn in turns], **told)
-    except GGUFError:
-        return None
+def _shows(template: ChatTemplate, turns: list[Turn], told: dict[str, Any], tools: list[dict[str, Any]]) -> bool:
+    """Whether the text is another with tools: that of the first turns, which is soon made, or else of them all."""
+    first = next((index for index, turn in enumerate(turns) if turn.role == "user"), 0)
+    for some in (turns[: first + 1], turns):
+        messages = [message_of(turn, marks_of(template)) for turn in some]
+        with suppress(GGUFError):  # it may refuse so few turns
+            if render_chat(template, messages, **told) != render_chat(template, messages, tools=tools, **told):
+                return True
+    return False
 
 
 def _question_start(parts: list[str], protect: Protect) -> int:

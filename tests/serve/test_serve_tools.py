@@ -46,8 +46,8 @@ class Scripted(Pipeline):
         result = super().run(prompt, replace(options, max_new_tokens=1), **given)
         SEEN.append(prompt)
         begun = "".join(prompt.text.encode()[s.start : s.end].decode() for s in prompt.spans if s.kind == "answer")
-        assert self.said.startswith(begun) or not begun
-        tokens = self.target.tokenizer.encode(self.said.removeprefix(begun)).ids.tolist()
+        said = self.said[self.said.rindex(begun) :] if begun else self.said
+        tokens = self.target.tokenizer.encode(said.removeprefix(begun)).ids.tolist()
         taken: list[int] = []
         for token in tokens[: options.max_new_tokens] if on_token else []:
             taken.append(token)
@@ -146,6 +146,18 @@ def test_other_ways_to_call_and_what_is_no_call(
         assert choice.finish_reason == ("tool_calls" if names else "stop")
         chunks = list(create(running, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == (content or "")
+
+
+def test_a_call_after_thinking(pair: Pipeline) -> None:
+    said = f"<think>\nIt must be read: {ONE}\n</think>\n\n{ONE}"
+    with tool.serving(scripted(pair, TAGGED + "{# </think> #}", said), answer=LONG) as running:
+        message = create(running).choices[0].message
+        assert (message.content, message.reasoning_content) == (None, f"It must be read: {ONE}")
+        assert [call.function.name for call in message.tool_calls] == ["read_file"]
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "seen"}
+        again = create(running, messages=[*ASK, message, result], tool_choice="required").choices[0].message
+        assert again.tool_calls
+        assert again.content is None
 
 
 def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None:
