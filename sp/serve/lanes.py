@@ -30,25 +30,26 @@ class Lanes(Generic[Item]):
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, OrderedDict[str, list[Item]]] = OrderedDict()
+        self._size = 0
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        """May be asked while another thread adds or takes."""
+        return self._size
 
     def __iter__(self) -> Iterator[Item]:
         return (item for sessions in self._clients.values() for items in sessions.values() for item in items)
 
-    def __contains__(self, item: object) -> bool:
-        return any(each is item for each in self)
-
     def add(self, lane: Lane, item: Item) -> None:
         """Put at the end of its lane."""
         self._clients.setdefault(lane[0], OrderedDict()).setdefault(lane[1], []).append(item)
+        self._size += 1
 
     def next(self) -> Item:
         """Take what is next; KeyError if nothing waits."""
         client, sessions = self._clients.popitem(last=False)
         session, items = sessions.popitem(last=False)
         item = items.pop(0)
+        self._size -= 1
         if items:
             sessions[session] = items
         if sessions:
@@ -62,6 +63,7 @@ class Lanes(Generic[Item]):
         if not any(each is item for each in items):
             return False
         items[:] = [each for each in items if each is not item]
+        self._size -= 1
         if not items:
             del sessions[lane[1]]
         if not sessions:
@@ -78,6 +80,7 @@ class Lanes(Generic[Item]):
         """Take everything out."""
         items = list(self)
         self._clients.clear()
+        self._size = 0
         return items
 
 
