@@ -120,7 +120,7 @@ def _render_located(
             masked.check(copies, marks)
             arguments = tuple(copy for copy in copies if copy.name == "argument_text")
             said = Located(text, tuple(copy for copy in copies if copy.name in ("content", "reasoning")))
-            return Located(text, tuple(_joined(said, turns, marks)), arguments)
+            return Located(text, tuple(_joined(said, turns, marks)), arguments=arguments)
     raise _first_hidden(text, turns)
 
 
