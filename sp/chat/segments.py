@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from sp.chat.located import Located, Turn
+from sp.chat.located import Located
+from sp.chat.turn import Turn
 
 SegmentKind = Literal["system", "tools", "user", "assistant", "tool"]
 

@@ -134,6 +134,9 @@ class Prompt:
     ) -> Prompt:
         """A conversation; protected are the markup, system messages and the last turn of the user, or its end.
 
+        Calls of tools are markup, though the strings in their arguments can pass for none; what tools answered is
+        as compressible as any text.
+
         Parameters
         ----------
         found : Located
@@ -161,7 +164,7 @@ class Prompt:
         >>> [prompt.text[span.start:span.end] for span in prompt.spans if span.kind in ("protected", "question")]
         ['[', '][', '][', 'Who sat?', 'Who sat?', ']']
         """
-        last = max((copy.stop for copy in found.copies), default=0)
+        last = max((copy.stop for copy in (*found.copies, *found.arguments)), default=0)
         closing, thinks = thinking.reply(template, found.text[last:])
         text, spans, at = found.text + closing, list[Span](), 0
         question = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=None)
@@ -172,6 +175,8 @@ class Prompt:
             spans += [Span("question", kept, end)] if index == question else []
             at = end
         spans.append(Span("protected", at, len(text)))
+        spans += [Span("plain", copy.at, copy.stop) for copy in found.arguments]
+        spans.sort(key=lambda span: span.start)
         for piece in needle:
             if (first := text.find(piece)) < 0 or not piece:
                 raise PromptError("the needle is not a part of the prompt text")
@@ -219,11 +224,11 @@ class TokenisedPrompt:
 
     @property
     def asked(self) -> int:
-        """Tokens up to the last one that asks: of the question, or of what the answer begins with.
+        """Tokens up to the last one that is no markup: of a message, or of what the answer begins with.
 
-        All of them, unless the chat template opens or closes thinking behind the question.
+        All of them, unless the chat template opens or closes thinking behind the last message.
         """
         if self.prompt.thinks is None or not self.prompt.thinks.written:
             return len(self)
-        known = (self.mask("question") | self.mask("answer")).nonzero()[0]
+        known = (self.mask("question") | self.mask("plain") | self.mask("answer")).nonzero()[0]
         return int(known[-1]) + 1 if len(known) else len(self)
