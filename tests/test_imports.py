@@ -30,6 +30,7 @@ ORDER = [
     {"selection"},
     {"decode"},
     {"pipeline"},
+    {"conversation"},
     {"evals", "bench", "serve"},
     {"studies"},
     {"commands"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,7 @@ from sp.pipeline.options import RunOptions
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, Scored, silent
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
-from sp.scoring import Importance, ScoreRequest
+from sp.scoring import Importance, KeptKeys, ScoreRequest
 from sp.selection import Selection, SelectionRequest
 from sp.trace import Trace
 
@@ -55,6 +56,7 @@ def score(
     trace: Trace,
     reporter: Reporter = silent,
     by_head: bool = False,
+    keys: KeptKeys | None = None,
 ) -> Importance:
     """Importance of each token of the prompt in the reader's vocabulary; with `by_head` also that of every head.
 
@@ -68,14 +70,17 @@ def score(
     options : RunOptions
         Of which `scorer` and `seed` matter.
     trace, reporter, by_head
+    keys : KeptKeys, optional
+        What the reader holds of the prompt already.
     """
     n = len(drafted)
+    new = n - (keys.trail.tokens if keys else 0)
     with (
-        trace.stage("score", n),
-        reporter("scoring", n * reader.model.config.layers) as progress,
+        trace.stage("score", new),
+        reporter("scoring", new * reader.model.config.layers) as progress,
         ExitStack() as stack,
     ):
-        request = score_request(reader, drafted, options.seed, progress, by_head)
+        request = replace(score_request(reader, drafted, options.seed, progress, by_head), keys=keys)
         return residency.attempt(stack, role, n, partial(options.scorer.score, request))
 
 
