@@ -15,6 +15,7 @@ from sp.evals.transcripts.tools import Tool
 
 RUNS = 1, 8
 """Sentences of one thread's filler where a result has several."""
+MOST_TURNS = 20
 LEAST, MOST = 512, 8192
 """Tokens of a result."""
 
@@ -60,12 +61,12 @@ def sizes(rng: random.Random, turns: int, room: int) -> list[int]:
     """
     mean = room // turns
     if mean < LEAST:
-        raise ConfigError(
-            f"{turns} turns leave {max(mean, 0):,} tokens for each result, at least {LEAST}; ask for fewer"
-        )
+        told = f"{turns} turns leave {max(mean, 0):,} tokens for each result"
+        raise ConfigError(f"{told}, which has at least {LEAST}; ask for more tokens, or fewer turns")
     if mean > MOST:
+        told = f"{turns} turns make results of {mean:,} tokens"
         raise ConfigError(
-            f"{turns} turns make results of {mean:,} tokens, at most {MOST:,} have use; ask for more turns"
+            f"{told}, which have at most {MOST:,}; ask for more turns, up to {MOST_TURNS}, or fewer tokens"
         )
     reach = min(mean / 2, mean - LEAST, MOST - mean)
     drawn = [rng.uniform(-reach, reach) for _ in range(turns)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from sp.chat import Turn
 from sp.evals.base import Count, Example, answer_room
+from sp.prompt import DOCUMENT_MARK
 
 Message = Mapping[str, Any]
 """``role`` and ``content``, a text; an assistant's may have ``tool_calls``, a tool's has ``tool_call_id``."""
@@ -102,13 +103,29 @@ class Transcript:
         """What an answer rests on, verbatim."""
         return tuple(self.messages[at.message]["content"][at.start : at.end] for at in asked.evidence)
 
-    def example(self, asked: Asked, count: Count) -> Example:
-        """One question and all that was said before it, as a prompt with a known answer."""
+    def shown(self, asked: Asked, layout: str = "chat") -> list[dict[str, str]]:
+        """What a model is shown to answer a question: messages of role and content.
+
+        Parameters
+        ----------
+        asked : Asked
+        layout : {"chat", "plain"}
+            With ``plain`` one message of the user, its last paragraph the question.
+        """
+        messages = in_words(self.until(asked), self.tools)
+        if layout == "chat":
+            return messages
+        return [{"role": "user", "content": f"{in_one(messages[:-1])}{DOCUMENT_MARK}{asked.question}"}]
+
+    def example(self, asked: Asked, count: Count, layout: str = "chat") -> Example:
+        """One question and all that was said before it, as a prompt with a known answer; layouts as in `shown`."""
+        plain = layout == "plain"
+        [*said, last] = self.shown(asked)
         return Example(
             id=f"{self.id}-{asked.turn}",
             task=TASK,
-            document="",
-            question="",
+            document=in_one(said) if plain else "",
+            question=last["content"] if plain else "",
             answer_prefix="",
             answers=asked.answers,
             needles=self.evidence(asked),
@@ -123,8 +140,19 @@ class Transcript:
             },
             tokens=self.tokens,
             max_new_tokens=answer_room(8, asked.answers, count),
-            turns=tuple(Turn(one["role"], one["content"]) for one in in_words(self.until(asked), self.tools)),
+            turns=() if plain else tuple(Turn(one["role"], one["content"]) for one in (*said, last)),
         )
+
+
+def in_one(messages: Sequence[Message]) -> str:
+    """Messages as one text, each after its role.
+
+    Examples
+    --------
+    >>> in_one([{"role": "user", "content": "Look."}, {"role": "tool", "content": "x = 1"}])
+    'user: Look.\\n\\ntool: x = 1'
+    """
+    return "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
 
 
 def in_words(messages: Sequence[Message], tools: Sequence[Message]) -> list[dict[str, str]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from sp.config import check_fields
 from sp.errors import ConfigError, unknown_name
@@ -17,7 +17,7 @@ from sp.evals.base import Count, Example, Task, register_task
 from sp.evals.story import REDRAWS, Question
 from sp.evals.transcripts import code_thread, facts_thread, records_thread, sessions_thread, updates_thread
 from sp.evals.transcripts.plan import KINDS, Plan, Slot, draw_plan
-from sp.evals.transcripts.results import result, sizes
+from sp.evals.transcripts.results import MOST_TURNS, result, sizes
 from sp.evals.transcripts.threads import THREADS, Thread, Told
 from sp.evals.transcripts.tools import SYSTEM, TOOLBOX
 from sp.evals.transcripts.transcript import TASK, Asked, Message, Place, Transcript, in_words
@@ -27,7 +27,6 @@ EACH = 12
 """Tokens that a chat template puts round a message, at most."""
 MEAN = 4096
 """Tokens of a turn where their number is not given."""
-MOST_TURNS = 20
 HELD_OUT = {name: THREADS.build(name) for name in THREADS}
 """Threads as examples have them."""
 A_TURN = 6
@@ -51,11 +50,16 @@ class Turns(Task):
         Results, each with a question; 0 takes one for every 4,096 tokens, at most 20.
     kind : str
         What the last question is about, one of `KINDS`; any if empty.
+    layout : str
+        ``chat``: a message is a message of the model's chat template. ``plain``: all that was said before the question
+        is a document, as it is in the other tasks.
     """
 
     seed: int = 0
     turns: int = 0
     kind: str = ""
+    layout: Literal["chat", "plain"] = field(default="chat", repr=False)
+    # Not in the representation, so that both layouts show the same transcripts.
 
     def __post_init__(self) -> None:
         check_fields(self, f"task {self.name}")
@@ -67,7 +71,12 @@ class Turns(Task):
     def example(self, index: int, tokens: int, count: Count) -> Example:
         """See `Task.example`."""
         made = self.transcript(index, tokens, count)
-        return made.example(made.asked[-1], count)
+        return made.example(made.asked[-1], count, self.layout)
+
+    def example_id(self, index: int, tokens: int) -> str:
+        """See `Task.example_id`; it tells of the plain layout."""
+        named = super().example_id(index, tokens)
+        return named if self.layout == "chat" else named.replace(self.name, f"{self.name}-{self.layout}", 1)
 
     def transcript(self, index: int, tokens: int, count: Count) -> Transcript:
         """Transcript number `index`, with its last question at most `tokens` tokens and little shorter.
@@ -121,9 +130,8 @@ def write(
     spare = (tokens - length(messages, tools, count) - sum(rooms)) // turns
     for turn, room in enumerate(rooms):
         passages = riffled(rng, [part.passages[turn] for part in told.values() if turn in part.passages])
-        messages[result_at(turn)]["content"] = result(
-            rng, TOOLBOX[plan.tools[turn]], threads, passages, room + spare, count
-        )
+        tool = TOOLBOX[plan.tools[turn]]
+        messages[result_at(turn)]["content"] = result(rng, tool, threads, passages, room + spare, count)
     found = [located(slot, told[slot.thread], messages) for slot in plan.slots]
     whole = tuple(one for one in found if one)
     return Transcript(name, tuple(messages), tools, whole, tokens) if len(whole) == turns else None
