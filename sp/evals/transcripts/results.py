@@ -65,9 +65,7 @@ def sizes(rng: random.Random, turns: int, room: int) -> list[int]:
         raise ConfigError(f"{told}, which has at least {LEAST}; ask for more tokens, or fewer turns")
     if mean > MOST:
         told = f"{turns} turns make results of {mean:,} tokens"
-        raise ConfigError(
-            f"{told}, which have at most {MOST:,}; ask for more turns, up to {MOST_TURNS}, or fewer tokens"
-        )
+        raise ConfigError(f"{told}, at most {MOST:,} each; ask for more turns (at most {MOST_TURNS}) or fewer tokens")
     reach = min(mean / 2, mean - LEAST, MOST - mean)
     drawn = [rng.uniform(-reach, reach) for _ in range(turns)]
     middle = sum(drawn) / turns
