@@ -16,7 +16,7 @@ from sp.commands.bench.bench import numbers
 from sp.commands.eval_options import Asked, asking
 from sp.commands.eval_run import check_writable, gather
 from sp.commands.terminal import print_json
-from sp.errors import ConfigError, unknown_name
+from sp.errors import ConfigError, PromptError, unknown_name
 
 if TYPE_CHECKING:
     from sp.evals import Row
@@ -84,6 +84,11 @@ def turns(
     work = Work(pipeline, rounds(chosen, cells), layout, asked.asked_thinking())
     made = [[task.transcript(index, tokens, count) for index in range(n)] for tokens in sizes]
     transcripts = [one for group in made for one in group]
+    try:
+        first = transcripts[0].example(transcripts[0].asked[0], count, layout)
+        first.prompt(pipeline.target.template, asked.asked_thinking(), pipeline.target.tokenizer)
+    except PromptError as error:  # no template, or one that shows no results of tools
+        raise PromptError(f"{error}; or take --layout plain") from None
     wanted = {key for one in transcripts for key in work.all_keys(one, count)}
 
     def measure(*, progress: Any) -> Iterator[Row]:

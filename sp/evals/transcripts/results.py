@@ -15,6 +15,8 @@ from sp.evals.transcripts.tools import Tool
 
 RUNS = 1, 8
 """Sentences of one thread's filler where a result has several."""
+FULLEST = 0.9
+"""Share of a result that its passages may take."""
 MOST_TURNS = 20
 LEAST, MOST = 512, 8192
 """Tokens of a result."""
@@ -36,6 +38,11 @@ def result(
     lines = (Sentence(f"{one.text}{tool.between}", True) for one in filler(rng, tool, threads))
     found = haystack(lines, pieces, depths, room - frame, count, rng, header=tool.begin)
     return f"{found.text.removesuffix(tool.between) if tool.between else found.text}{tool.end}"
+
+
+def has_room(tool: Tool, passages: Sequence[str], room: int, count: Count) -> bool:
+    """Whether the passages fit a result, with something between them."""
+    return sum(count(f" {one}{tool.between}\n") for one in passages) <= FULLEST * room
 
 
 def filler(rng: random.Random, tool: Tool, threads: Mapping[str, Thread]) -> Iterator[Sentence]:

@@ -17,7 +17,7 @@ from sp.evals.base import Count, Example, Task, register_task
 from sp.evals.story import REDRAWS, Question
 from sp.evals.transcripts import code_thread, facts_thread, records_thread, sessions_thread, updates_thread
 from sp.evals.transcripts.plan import KINDS, Plan, Slot, draw_plan
-from sp.evals.transcripts.results import MOST_TURNS, result, sizes
+from sp.evals.transcripts.results import MOST_TURNS, has_room, result, sizes
 from sp.evals.transcripts.threads import THREADS, Thread, Told
 from sp.evals.transcripts.tools import SYSTEM, TOOLBOX
 from sp.evals.transcripts.transcript import TASK, Asked, Message, Place, Transcript, in_words
@@ -98,13 +98,15 @@ class Turns(Task):
             made = write(rng, plan, HELD_OUT, self.example_id(index, tokens), tokens, count)
             if made:
                 return made
-        raise ConfigError(f"task {self.name}: {REDRAWS} transcripts repeat their evidence; ask for fewer tokens")
+        raise ConfigError(
+            f"task {self.name}: {REDRAWS} transcripts had no room for their evidence; ask for fewer turns"
+        )
 
 
 def write(
     rng: random.Random, plan: Plan, threads: Mapping[str, Thread], name: str, tokens: int, count: Count
 ) -> Transcript | None:
-    """A transcript by its plan; None if some evidence stands in it twice, so that a question could have two answers.
+    """A transcript by its plan; None if evidence stands in it twice, or more is asked of a result than it has room for.
 
     Whoever trains on transcripts hands in threads with other phrases.
     """
@@ -131,6 +133,8 @@ def write(
     for turn, room in enumerate(rooms):
         passages = riffled(rng, [part.passages[turn] for part in told.values() if turn in part.passages])
         tool = TOOLBOX[plan.tools[turn]]
+        if not has_room(tool, passages, room + spare, count):
+            return None
         messages[result_at(turn)]["content"] = result(rng, tool, threads, passages, room + spare, count)
     found = [located(slot, told[slot.thread], messages) for slot in plan.slots]
     whole = tuple(one for one in found if one)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.chat import Thinking, split_reply
+from sp.chat import split_reply
 from sp.decode.greedy import gather, generate
-from sp.evals.base import Example
 from sp.evals.metrics import Caught, Evidence
 from sp.evals.run import Reading, Row, named, with_thinking
+from sp.evals.turns.session import Session
 from sp.models import prefill
 from sp.models.cache.checkpoint import Checkpoint
 from sp.pipeline import Answer, Pipeline, RunOptions
@@ -22,20 +22,13 @@ from sp.prompt import TokenisedPrompt
 from sp.trace import Trace
 
 
-def with_prefix_cache(
-    pipeline: Pipeline,
-    examples: Sequence[Example],
-    options: RunOptions,
-    thinking: Thinking,
-    progress: Callable[[int], None],
-) -> Iterator[Row]:
-    """Rows of full prefills, each of which goes on from the one before; `cached_tokens` says how much it found.
+def with_prefix_cache(session: Session, options: RunOptions) -> Iterator[Row]:
+    """Rows of full prefills, each of which goes on from the one before; ``cached_tokens`` says how much it found.
 
     The prompts stay in the cache, the answers do not: those of the transcript may be others.
     """
-    if not examples:
-        return
-    target, asked = pipeline.target, [with_thinking(one, thinking) for one in examples]
+    pipeline, thinking = session.pipeline, session.thinking
+    target, asked = pipeline.target, [with_thinking(one, thinking) for one in session.examples]
     longest = max(asked, key=lambda one: sum(len(turn.content) for turn in one.turns) + len(one.document))
     size = len(pipeline.tokenise(longest.prompt(target.template, thinking, target.tokenizer)))
     held = HeldPrompt(pipeline, size + max(one.max_new_tokens for one in asked), options)
@@ -51,8 +44,12 @@ def with_prefix_cache(
             answer, cached = held.answer(prompt, example.max_new_tokens, trace)
             everything = Caught(1.0, True, None, None) if reading.evidence.needles else None
             row = reading.row(-1, options) | reading.results(answer, len(prompt), 0, everything, None)
-            yield row | {"cached_tokens": cached, "new_tokens": len(prompt) - cached}
-            progress(1)
+            yield row | {
+                "cached_tokens": cached,
+                "new_tokens": len(prompt) - cached,
+                "read_tokens": len(prompt) - cached,
+            }
+            session.progress(1)
     finally:
         held.end()
 

@@ -13,8 +13,10 @@ from sp.errors import ConfigError
 from sp.evals.base import WITHOUT, Count
 from sp.evals.run import Row, cell_columns
 from sp.evals.transcripts.transcript import Transcript
-from sp.evals.turns.ways import WAYS, Progress, Session
+from sp.evals.turns.session import TOKENS, Progress, Session
+from sp.evals.turns.ways import WAYS
 from sp.pipeline import Pipeline, RunOptions
+from sp.scoring.base import ModelFreeScorer
 
 KEY = ("example", "way", "scorer", "selector", "decode", "keep_ratio", "positions", "mapping", "kv", "rotate", "seed")
 """What tells a row from all others of the same models."""
@@ -61,12 +63,11 @@ def is_control(options: RunOptions) -> bool:
 
     Examples
     --------
+    >>> from sp.scoring import SCORERS
     >>> [is_control(RunOptions(scorer=SCORERS.build(name))) for name in ("tail", "lexical", "oracle")]
     [False, True, True]
     """
-    from sp.scoring import controls, lexical
-
-    return type(options.scorer).__module__ in (controls.__name__, lexical.__name__)
+    return isinstance(options.scorer, ModelFreeScorer) or options.scorer.oracle
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,7 @@ class Work:
     ) -> Iterator[Row]:
         """Rows of a transcript that are not done; options of which any turn is missing go through all turns again."""
         examples = tuple(transcript.example(asked, count, self.layout) for asked in transcript.asked)
-        messages = tuple(transcript.shown(asked, self.layout) for asked in transcript.asked)
-        session = Session(self.pipeline, examples, messages, self.thinking, progress)
+        session = Session(self.pipeline, examples, self.thinking, progress)
         for one in self.rounds:
             missing = [(place, cell) for place, cell in one.cells if self.missing(one.way, place, cell, examples, done)]
             progress((len(one.cells) - len(missing)) * len(examples))
@@ -126,13 +126,17 @@ class Work:
 
     def completed(self, row: Row, way: str, missing: Sequence[tuple[int, RunOptions]]) -> Row:
         """A row with its way, the place of its options, whether the answer is outdated, and tokens by what became."""
-        place = missing[row["cell"]][0] if row["cell"] >= 0 else -1
+        place, cell = missing[max(row["cell"], 0)]
         known = row["status"] == "ok"
         outdated = known and not row["correct"] and any(one in row["answer"] for one in row["stale"])
-        tokens = {"cached_tokens": 0, "new_tokens": row["prompt_tokens"], "recalled_tokens": 0}
-        if not known:
-            tokens = dict.fromkeys(tokens)
-        return {"way": way, **tokens} | row | {"cell": place, "outdated": int(outdated) if known else None}
+        tokens = dict(
+            zip(TOKENS, (0, row["prompt_tokens"], row["kept_tokens"], 0) if known else (None,) * 4, strict=True)
+        )
+        return (
+            {"way": way, **tokens}
+            | row
+            | {"cell": place, "seed": cell.seed, "outdated": int(outdated) if known else None}
+        )
 
 
 def known_rows(path: Path, models: Mapping[str, Any]) -> dict[Key, Row]:

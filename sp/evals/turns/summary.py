@@ -12,6 +12,7 @@ from sp.evals.run import Row
 from sp.evals.statistics import paired_difference, wilson
 from sp.evals.summary import mean, middle
 from sp.evals.transcripts.plan import KINDS
+from sp.evals.turns.session import TOKENS
 from sp.evals.turns.ways import WAYS
 
 Line = dict[str, Any]
@@ -19,7 +20,7 @@ Line = dict[str, Any]
 CELL = ("tokens_asked", "way", "cell", "scorer", "selector", "keep_ratio")
 ALL = "all"
 """Kind of the line that takes all kinds together."""
-TOKENS = ("prompt_tokens", "kept_tokens", "cached_tokens", "new_tokens", "recalled_tokens")
+COUNTS = ("prompt_tokens", "kept_tokens", *TOKENS)
 
 
 def summarise_turns(rows: Iterable[Row]) -> list[Line]:
@@ -32,7 +33,7 @@ def summarise_turns(rows: Iterable[Row]) -> list[Line]:
         ``correct``, ``accuracy`` with Wilson's ``low`` and ``high``; ``against_full``, ``against_full_low``,
         ``against_full_high``, mean difference of right answers to the same questions, bootstrapped; ``given_kept``
         (share with all tokens of the answer in the evidence kept); ``outdated`` (share of answers that had been right
-        before); medians of the columns `TOKENS`; ``ttft_s`` and ``ttft_p95_s``, median and 95th percentile;
+        before); medians of the columns `COUNTS`; ``ttft_s`` and ``ttft_p95_s``, median and 95th percentile;
         ``speedup``, median of full over it. None or left out where nothing was measured.
     """
     given = list(rows)
@@ -69,7 +70,7 @@ def line_of(group: Sequence[Row], full: dict[tuple[int, str], Row]) -> Line:
     low, high = wilson(correct, len(ran))
     line |= {"correct": correct, "accuracy": correct / len(ran), "low": low, "high": high}
     line |= {"given_kept": mean(ran, "given_kept"), "outdated": mean(ran, "outdated")}
-    line |= {name: middle(ran, name) for name in TOKENS} | {"ttft_s": middle(ran, "ttft_s")}
+    line |= {name: middle(ran, name) for name in COUNTS} | {"ttft_s": middle(ran, "ttft_s")}
     line["ttft_p95_s"] = float(np.percentile([row["ttft_s"] for row in ran], 95))
     pairs = [(row, full[key]) for row in ran if (key := (row["tokens_asked"], row["example"])) in full]
     pairs = [(row, whole) for row, whole in pairs if whole["status"] == "ok"]
