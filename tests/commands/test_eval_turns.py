@@ -27,7 +27,7 @@ def test_rows_are_made_once_and_the_table_is_narrow(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.jsonl"
-    common = [*models, "-t", 1500, "--turns", 2, "-n", 1, "--keep-ratio", 0.5, "--layout", "plain", "--out", out]
+    common = [*models, "-t", 1800, "--turns", 2, "-n", 1, "--keep-ratio", 0.5, "--layout", "plain", "--out", out]
     assert call(monkeypatch, *common, "--scorer", "recency", "--no-controls", "--json") == 0
     lines = json.loads(capsys.readouterr().out)["results"]
     assert [line["way"] for line in lines if line["kind"] == "all"] == ["full", "prefix", "cold"]
@@ -37,7 +37,7 @@ def test_rows_are_made_once_and_the_table_is_narrow(
     assert call(monkeypatch, *common, "--scorer", "recency,random", "--no-controls") == 0
     found = capsys.readouterr()
     assert "5 of 8 rows were" in found.err
-    assert "transcripts of 1,500 tokens" in found.out
+    assert "transcripts of 1,800 tokens" in found.out
     assert "cold random" in found.out
     assert max(map(len, found.out.splitlines())) <= 80
     rows = [json.loads(line) for line in out.read_text().splitlines()]

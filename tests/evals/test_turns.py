@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from sp.evals.transcripts.turns import Turns
 from sp.evals.turns import ways as all_ways
 from sp.evals.turns.asking import asking
 from sp.evals.turns.prefix import HeldPrompt
-from sp.evals.turns.rows import KEY, Work, key_of, known_rows, rounds
+from sp.evals.turns.rows import KEY, Key, Work, key_of, known_rows, rounds
 from sp.evals.turns.session import TOKENS, Way
 from sp.evals.turns.summary import summarise_turns
 from sp.gguf import ChatTemplate

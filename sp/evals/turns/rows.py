@@ -129,14 +129,10 @@ class Work:
         place, cell = missing[max(row["cell"], 0)]
         known = row["status"] == "ok"
         outdated = known and not row["correct"] and any(one in row["answer"] for one in row["stale"])
-        tokens = dict(
-            zip(TOKENS, (0, row["prompt_tokens"], row["kept_tokens"], 0) if known else (None,) * 4, strict=True)
-        )
-        return (
-            {"way": way, **tokens}
-            | row
-            | {"cell": place, "seed": cell.seed, "outdated": int(outdated) if known else None}
-        )
+        counts = (0, row["prompt_tokens"], row["kept_tokens"], 0) if known else (None,) * len(TOKENS)
+        tokens = dict(zip(TOKENS, counts, strict=True))
+        ours = {"cell": place, "seed": cell.seed, "outdated": int(outdated) if known else None}
+        return {"way": way, **tokens} | row | ours
 
 
 def known_rows(path: Path, models: Mapping[str, Any]) -> dict[Key, Row]:
