@@ -83,7 +83,8 @@ def made(
 def test_a_prefix_cache_changes_no_answer(
     pair: str, layout: str, transcript: Transcript, request: pytest.FixtureRequest
 ) -> None:
-    rows = made(request.getfixturevalue(pair), transcript, ["full", "prefix"], cells("tail"), layout=layout)
+    rows = made(request.getfixturevalue(pair), transcript, ["full", "prefix"], [RunOptions(kv="f32")], layout=layout)
+    assert {row["kv"] for row in rows} == {"f32"}
     full, prefix = rows[:TURNS], rows[TURNS:]
     assert [row["answer"] for row in full] == [row["answer"] for row in prefix]
     assert [row["prompt_tokens"] for row in full] == [row["prompt_tokens"] for row in prefix]

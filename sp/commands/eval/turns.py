@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import product
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from sp.commands.terminal import print_json
 from sp.errors import ConfigError, PromptError, unknown_name
 
 if TYPE_CHECKING:
-    from sp.evals import Row
+    from sp.evals.run import Row
 
 WIDTH = 80
 MATCHED = "*"
@@ -82,23 +83,27 @@ def turns(
     pipeline = asked.open()
     count = counter(pipeline.target.tokenizer)
     work = Work(pipeline, rounds(chosen, cells), layout, asked.asked_thinking())
-    made = [[task.transcript(index, tokens, count) for index in range(n)] for tokens in sizes]
-    transcripts = [one for group in made for one in group]
+    firsts = [task.transcript(0, tokens, count) for tokens in sizes]  # what has no room is told before anything runs
     try:
-        first = transcripts[0].example(transcripts[0].asked[0], count, layout)
-        first.prompt(pipeline.target.template, asked.asked_thinking(), pipeline.target.tokenizer)
+        shown = firsts[0].example(firsts[0].asked[0], count, layout)
+        shown.prompt(pipeline.target.template, asked.asked_thinking(), pipeline.target.tokenizer)
     except PromptError as error:  # no template, or one that shows no results of tools
         raise PromptError(f"{error}; or take --layout plain") from None
-    wanted = {key for one in transcripts for key in work.all_keys(one, count)}
+    before: list[Row] = []
+    wanted = 0
 
     def measure(*, progress: Any) -> Iterator[Row]:
-        for one in transcripts:
+        nonlocal wanted
+        for tokens, index in product(sizes, range(n)):
+            one = task.transcript(index, tokens, count)
+            keys = work.all_keys(one, count)
+            wanted += len(keys)
+            before.extend(done[key] for key in keys if key in done)
             yield from work.rows(one, count, done, progress)
 
-    fresh = gather(measure, sum(work.total(len(one.asked)) for one in transcripts), asked.out, models)
-    before = [row for key, row in done.items() if key in wanted]
+    fresh = gather(measure, n * sum(work.total(len(one.asked)) for one in firsts), asked.out, models)
     if before:
-        print(f"sp: {len(before)} of {len(wanted)} rows were in {asked.out} already", file=sys.stderr)
+        print(f"sp: {len(before)} of {wanted} rows were in {asked.out} already", file=sys.stderr)
     lines = summarise_turns([*before, *fresh])
     if asked.as_json:
         print_json({"results": lines})
