@@ -36,7 +36,7 @@ def turns(
         str, typer.Option("-t", "-p", "--lengths", help="Tokens of the last prompts, comma-separated.")
     ] = "16k",
     number: Annotated[
-        int, typer.Option("--turns", help="Turns of a transcript; one for every 4,096 tokens if 0, at most 20.")
+        int, typer.Option("--turns", help="Turns of a transcript; one for every 3,072 tokens if 0, at most 20.")
     ] = 0,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Transcripts a length.")] = 4,
     ways: Annotated[

@@ -25,7 +25,7 @@ from sp.evals.transcripts.transcript import TASK, Asked, Message, Place, Transcr
 REGISTERS = code_thread, facts_thread, records_thread, sessions_thread, updates_thread
 EACH = 12
 """Tokens that a chat template puts round a message, at most."""
-MEAN = 4096
+MEAN = 3072
 """Tokens of a turn where their number is not given."""
 HELD_OUT = {name: THREADS.build(name) for name in THREADS}
 """Threads as examples have them."""
@@ -47,7 +47,7 @@ class Turns(Task):
     ----------
     seed : int
     turns : int
-        Results, each with a question; 0 takes one for every 4,096 tokens, at most 20.
+        Results, each with a question; 0 takes one for every 3,072 tokens, at most 20.
     kind : str
         What the last question is about, one of `KINDS`; any if empty.
     layout : str
