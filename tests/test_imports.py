@@ -42,7 +42,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "kernels": ("specs", "tools"),
     "ops": ("matmul", "attention", "sparse", "delta", "sampling"),
     "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect"),
-    "evals": ("text", "tasks", "formats"),
+    "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),
     "selection": ("structured",),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),
