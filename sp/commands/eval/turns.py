@@ -50,8 +50,9 @@ def turns(
 ) -> None:
     """Ask about the results of an agent's tools, new and old: what going through the turns in some way costs and keeps.
 
-    Ways: full reads the whole transcript anew at every turn, prefix what is new of it, cold compresses it anew. Before
-    a question the transcript has the right answers of the turns before it. Questions are about the newest result, an
+    Ways: full reads the whole transcript anew at every turn, prefix what is new of it, cold compresses it anew;
+    conversation compresses what is new and keeps what was kept, recall also brings back what was left out. Before a
+    question the transcript has the right answers of the turns before it. Questions are about the newest result, an
     old one, two of them, a value that later results update, or a fact by its own name. Rows that --out holds already
     are not made again.
 
@@ -68,9 +69,9 @@ def turns(
     from sp.evals.turns.ways import WAYS
 
     chosen = [one.strip() for one in ways.split(",")] if ways else list(WAYS)
-    for one in chosen:
-        if one not in WAYS:
-            raise unknown_name("way", one, WAYS)
+    for way in chosen:
+        if way not in WAYS:
+            raise unknown_name("way", way, WAYS)
     if len(set(chosen)) < len(chosen):
         raise ConfigError(f"--ways names a way twice: {ways}")
     if layout not in ("chat", "plain"):
@@ -83,6 +84,9 @@ def turns(
     pipeline = asked.open()
     count = counter(pipeline.target.tokenizer)
     work = Work(pipeline, rounds(chosen, cells), layout, asked.asked_thinking())
+    for one in work.rounds:
+        for _, cell in one.cells:
+            WAYS[one.way].check(pipeline, cell)
     firsts = [task.transcript(0, tokens, count) for tokens in sizes]  # what has no room is told before anything runs
     try:
         shown = firsts[0].example(firsts[0].asked[0], count, layout)

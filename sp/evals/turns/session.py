@@ -46,11 +46,14 @@ class Way:
         Whether it is run once for every scorer, selector and keep ratio; else once.
     controls : bool
         Whether it is also run with scorers that read no model, or know the evidence.
+    check : callable
+        Raises ConfigError for options that it cannot have, before anything runs.
     """
 
     run: Callable[[Session, Sequence[RunOptions]], Iterator[Row]]
     compresses: bool = True
     controls: bool = False
+    check: Callable[[Pipeline, RunOptions], object] = lambda pipeline, options: None
 
 
 TOKENS = ("cached_tokens", "new_tokens", "read_tokens", "recalled_tokens")

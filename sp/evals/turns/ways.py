@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
+from sp.conversation import Conversation, ConversationOptions
+from sp.conversation.options import check_run
 from sp.evals.run import Row, evaluate
+from sp.evals.turns.asking import asking
 from sp.evals.turns.prefix import with_prefix_cache
 from sp.evals.turns.session import Session, Way
-from sp.pipeline import RunOptions
+from sp.pipeline import Pipeline, RunOptions
 
 
 def full(session: Session, cells: Sequence[RunOptions]) -> Iterator[Row]:
@@ -27,9 +31,16 @@ def prefix(session: Session, cells: Sequence[RunOptions]) -> Iterator[Row]:
     return with_prefix_cache(session, cells[0])
 
 
+def can_talk(pipeline: Pipeline, options: RunOptions) -> None:
+    """ConfigError for options that a conversation cannot have."""
+    check_run(options, pipeline.drafter)
+
+
 WAYS = {
     "full": Way(full, compresses=False),
     "prefix": Way(prefix, compresses=False),
     "cold": Way(cold, controls=True),
+    "conversation": Way(asking(partial(Conversation, memory=ConversationOptions(recall="off"))), check=can_talk),
+    "recall": Way(asking(Conversation), check=can_talk),
 }
 """Ways by name, in the order in which tables have them."""
