@@ -110,7 +110,7 @@ def shares(task: str, scorers: tuple[str, ...], tokens: int, n: int, keep: float
     """
     hits, asked = np.zeros(len(scorers)), 0
     for index in range(n):
-        made = example(task, index, tokens, **options)
+        made = TASKS.build(task, options).example(index, tokens, count)
         if made.needles and any(one in text for one in made.answers for text in made.needles):
             prompt = made.prompt(None).tokenise(tokenizer())
             asked += 1

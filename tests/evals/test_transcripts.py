@@ -9,8 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from story_cases import shares, tokenizer, train
-from unmatched import count
+from story_cases import count, shares, tokenizer, train
 
 from sp.chat import spells_markup
 from sp.errors import ConfigError

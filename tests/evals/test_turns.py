@@ -195,6 +195,31 @@ def test_lines_add_up() -> None:
     assert [line["words_match"] for line in lines[3:]] == [False, False, True]
 
 
+def test_conversations_go_on_from_turn_to_turn(pipeline: Pipeline, transcript: Transcript) -> None:
+    rows = made(pipeline, transcript, ["conversation", "recall"], cells("tail", "random"))
+    assert [(row["way"], row["turn"], row["scorer"]) for row in rows] == [
+        (way, turn, "tail") for way in ("conversation", "recall") for turn in range(TURNS)
+    ]
+    for row in rows:
+        assert row["status"] == "ok"
+        assert row["cached_tokens"] + row["new_tokens"] == row["prompt_tokens"]
+        assert (row["cached_tokens"] > 0) == (row["turn"] > 0)
+        assert 0 < row["read_tokens"] < row["prompt_tokens"]
+        assert row["kept_tokens"] < row["prompt_tokens"]
+    assert all(row["recalled_tokens"] == 0 for row in rows[:TURNS])
+    assert rows[TURNS]["answer"] == rows[0]["answer"], "nothing was left out before the first turn"
+
+
+def test_what_no_conversation_can_have_is_told_at_once(pipeline: Pipeline) -> None:
+    [options] = cells("lookahead")
+    for name, way in all_ways.WAYS.items():
+        if name not in ("conversation", "recall"):
+            way.check(pipeline, options)
+            continue
+        with pytest.raises(ConfigError, match="lookahead cannot go on from keys"):
+            way.check(pipeline, options)
+
+
 @dataclass(frozen=True)
 class _Usage:
     cached: int

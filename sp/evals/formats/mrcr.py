@@ -69,8 +69,8 @@ def turns_of(given: Any, where: str) -> tuple[Turn, ...]:
 
     Examples
     --------
-    >>> turns_of('[{"role": "user", "content": "Hi."}]', "line 1: prompt")
-    (Turn(role='user', content='Hi.', reasoning=''),)
+    >>> [(one.role, one.content) for one in turns_of('[{"role": "user", "content": "Hi."}]', "line 1: prompt")]
+    [('user', 'Hi.')]
     """
     listed = parse(checked_text(given, where).encode(), where) if isinstance(given, str) else given
     if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_TURNS:
