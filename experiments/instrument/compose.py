@@ -31,8 +31,8 @@ LABELS = (*NAMES, "quote")
 QUOTES = ("Quote the part with: {}", "Which passage says {}?", "Repeat what has the words {}", "{} ... say all of it.")
 """Asks for a passage by two neighbouring words of it: dense practice in finding and copying."""
 SIZES: dict[str, tuple[dict[str, int], ...]] = {
-    "mrcr": tuple({"body": words} for words in (6, 20, 50, 96, 120)),
-    "json": tuple({"words": words} for words in (2, 3, 3, 4, 5)),
+    "mrcr": tuple({"body": words} for words in (6, 30, 70, 110, 130)),
+    "json": tuple({"words": words} for words in (2, 3, 4, 5, 5)),
 }
 """Options of the tasks whose passages are too long for short documents as they are."""
 POOL = 600

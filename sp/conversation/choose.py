@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
+from sp.chat import without
 from sp.conversation.options import ConversationOptions
 from sp.pipeline import RunOptions
 from sp.prompt import TokenisedPrompt
-from sp.selection import SelectionRequest, Selector, token_budget
+from sp.selection import Reading, SelectionRequest, Selector, token_budget
 from sp.selection.constraints import Constrained
 
 
-def choose_new(scores: Floats, prompt: TokenisedPrompt, start: int, options: RunOptions) -> Bools:
+@dataclass(frozen=True)
+class Chosen:
+    """Tokens of a part of a prompt to keep, (m,), and what a `Selection` says of them, by tokens of the prompt."""
+
+    kept: Bools
+    read: Reading = field(default_factory=dict)
+    told: tuple[str, ...] = ()
+
+
+def choose_new(scores: Floats, prompt: TokenisedPrompt, start: int, options: RunOptions) -> Chosen:
     """Tokens to keep from `start` on, (n - start,): the last one, what is protected, and by score.
 
     The keep ratio is one of the new tokens. Where protected text would take more than half of what it allows, as in a
@@ -69,7 +79,7 @@ def choose_recalled(
     if isinstance(selector, Constrained):
         selector = replace(selector, sink=0, tail=0)
     share = (decided - count + budget) / decided
-    taken = _select(selector, mine, present, share, prompt, 0) & out
+    taken = _select(selector, mine, present, share, prompt, 0).kept & out
     edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
     runs = [Run(int(a), int(b), float(scores[a:b].max())) for a, b in edges.reshape(-1, 2)]
     return [each for each in runs if each.score >= threshold], threshold
@@ -82,12 +92,15 @@ def tokens_of(runs: Sequence[Run]) -> Ints:
 
 def _select(
     selector: Selector, scores: Floats, protected: Bools, share: float, prompt: TokenisedPrompt, start: int
-) -> Bools:
+) -> Chosen:
     """What a selector keeps of the ``len(protected)`` tokens of a prompt from `start` on."""
     stop = start + len(protected)
     spans = prompt.bytes[start:stop]
     first, last = int(spans[0, 0]), int(spans[-1, 1])
     text = prompt.prompt.text.encode()[first:last]
-    request = SelectionRequest(scores[start : start + len(protected)], protected, share, text, spans - first)
-    kept: Bools = selector.select(request).kept | protected
-    return kept
+    segments = without(prompt.prompt.free, [(0, first), (last, len(prompt.prompt.text.encode()))])
+    moved = tuple(replace(each, start=each.start - first, end=each.end - first) for each in segments)
+    request = SelectionRequest(scores[start:stop], protected, share, text, spans - first, moved)
+    found = selector.select(request)
+    read = {start + token: tuple((a + first, b + first) for a, b in parts) for token, parts in found.read.items()}
+    return Chosen(found.kept | protected, read, found.told)

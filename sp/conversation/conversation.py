@@ -13,12 +13,13 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.chat import Thinking, Turn, split_reply
-from sp.conversation.choose import Run, choose_new, choose_recalled
+from sp.conversation.choose import Chosen, Run, choose_new, choose_recalled
 from sp.conversation.drafter_memory import DrafterMemory
 from sp.conversation.layout import lay_out, told
 from sp.conversation.options import ConversationOptions, check_run
 from sp.conversation.plan import Planner
 from sp.conversation.rendering import message_ends, prompt_of
+from sp.conversation.shown import Shown
 from sp.conversation.slots import Slots
 from sp.conversation.target_memory import TargetMemory
 from sp.conversation.tokens import Vocabularies
@@ -149,13 +150,15 @@ class Conversation:
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
             scores, drafted = self._score(tokenised, options, trace, reporter)
         with trace.stage("select", n - decided):
-            kept = np.ones(n, bool)
+            kept, chosen = np.ones(n, bool), Chosen(np.ones(n - decided, bool))
             if decision.activated and scores is not None:
-                kept[decided:] = choose_new(scores, tokenised, decided, options)
+                chosen = choose_new(scores, tokenised, decided, options)
+            kept[decided:] = chosen.kept
+            shown = Shown.of(tokenised, kept, chosen.read, pipeline.target.tokenizer)
             runs, threshold = list[Run](), 0.0
             if recalling and scores is not None:
                 runs, threshold = choose_recalled(scores, tokenised, present, options, self.memory)
-            planner = Planner(old, tokenised.ids, decided, kept, options.positions)
+            planner = Planner(old, tokenised.ids, decided, shown, options.positions)
             plan = lay_out(planner, tokenised, runs, self.memory.recall, pipeline.target, options, self._target.cost)
         before = self._target.cost(plan)
         ends = message_ends(tokenised)
@@ -171,6 +174,8 @@ class Conversation:
                 stage.tokens = len(tokens)
         if facts := pipeline.residency.report(start):
             trace.facts["residency"] = facts
+        if chosen.told:
+            trace.facts["selection"] = list(chosen.told)
         said = split_reply(pipeline.target.tokenizer.decode(tokens), prompt.thinks)
         answer = Answer(said.content, tuple(tokens), ttft, trace, densities, reasoning=said.reasoning)
         way = plan.way
@@ -179,7 +184,7 @@ class Conversation:
             prompt=n,
             cached=decided,
             new=n - decided,
-            kept=int(kept[decided:].sum()),
+            kept=int(chosen.kept.sum()),
             recalled=sum(each.end - each.start for each in recalled),
             read=before,
             held=len(plan.slots),

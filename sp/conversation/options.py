@@ -69,6 +69,8 @@ def check_run(options: RunOptions, drafter: Loaded | None) -> ModelConfig | None
         raise ConfigError("a conversation decodes without a draft so far; leave it out")
     if options.mapping != "byte_span":
         raise ConfigError(f"mapping {options.mapping} encodes the kept text anew each turn; take byte_span")
+    if options.mark_omitted:
+        raise ConfigError("a conversation marks nothing that it left out, as it may come back; leave mark_omitted off")
     if drafter is None or isinstance(options.scorer, ModelFreeScorer):
         return None
     name = SCORERS.name_of(options.scorer)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sp.arrays import Bools, Ints
+from sp.arrays import Ints
 from sp.conversation.choose import Run, tokens_of
+from sp.conversation.shown import Shown
 from sp.conversation.slots import Slots
 from sp.conversation.turn import Way
 from sp.pipeline.options import Positions
@@ -46,7 +47,7 @@ class Planner:
     transcript : int64 (n,)
     decided : int
         So many first tokens of it are those of the turn before.
-    kept : boolean array (n,)
+    shown : Shown
         What is to stand in the transcript's place.
     positions : {"original", "contiguous"}
     """
@@ -54,7 +55,7 @@ class Planner:
     old: Slots
     transcript: Ints
     decided: int
-    kept: Bools
+    shown: Shown
     positions: Positions
 
     def appended(
@@ -68,7 +69,7 @@ class Planner:
         head, cut = self.old.first(common), max(place, self.decided) if runs else self.decided
         before = self._rest(self.decided, cut, head.offset)
         if not runs:
-            return self._plan(head + self._rest(cut, len(self.kept), head.offset), common, self.decided, None)
+            return self._plan(head + self._rest(cut, len(self.transcript), head.offset), common, self.decided, None)
         assert gap is not None
         assert end is not None
         pieces: list[Ints] = []
@@ -80,18 +81,19 @@ class Planner:
         ids, source = np.concatenate(pieces), np.concatenate(sources)
         positions = cut + head.offset + np.arange(len(ids))
         excerpt = Slots(ids, positions, np.full(len(ids), cut), source)
-        after = self._rest(cut, len(self.kept), head.offset + len(ids))
+        after = self._rest(cut, len(self.transcript), head.offset + len(ids))
         return self._plan(head + before + excerpt + after, common, self.decided, "append")
 
     def rewound(self, runs: Sequence[Run] = ()) -> Plan:
         """Old slots before the first of the runs; from there on all that is kept and recalled where it stood.
 
-        Without runs what excerpts hold comes back so.
+        Without runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was
+        left out of them may be beside what comes back.
         """
-        wanted = self.kept.copy()
+        wanted = self.shown.kept.copy()
         wanted[: self.decided] = self.old.in_place(self.decided)
         wanted[tokens_of(runs)] = True
-        excerpts = self.old.source != self.old.place
+        excerpts = self.old.excerpts
         start = min([*(run.start for run in runs), *([] if runs else self.old.place[excerpts].tolist()), self.decided])
         while True:  # excerpts behind the start go; what they hold comes back where it stood
             back = self.old.source[excerpts & (self.old.place >= start) & (self.old.source >= 0)]
@@ -103,11 +105,13 @@ class Planner:
         common = self.old.before(start)
         head = self.old.first(common)
         index = np.flatnonzero(wanted[start:]) + start
-        return self._plan(head + Slots.of(self.transcript, index, head.offset), common, start, "rewind")
+        return self._plan(head + self._of(index, head.offset), common, start, "rewind")
 
     def _rest(self, start: int, stop: int, offset: int) -> Slots:
-        index = np.flatnonzero(self.kept[start:stop]) + start
-        return Slots.of(self.transcript, index, offset)
+        return self._of(np.flatnonzero(self.shown.kept[start:stop]) + start, offset)
+
+    def _of(self, index: Ints, offset: int) -> Slots:
+        return Slots.of(self.shown.ids, index, offset, self.shown.source)
 
     def _plan(self, slots: Slots, common: int, decided: int, way: Way | None) -> Plan:
         if self.positions == "contiguous":

@@ -8,6 +8,9 @@ import numpy as np
 
 from sp.arrays import Bools, Bytes, Ints
 
+PART = -2
+"""In place of a token of the transcript: this one continues what is read of a token before, of which only a part is."""
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -23,7 +26,7 @@ class Slots:
     place : int64 (m,)
         Ascending: what of the transcript comes before a slot are the tokens below its place.
     source : int64 (m,)
-        Which token of the transcript it is, -1 for none.
+        Which token of the transcript it is, perhaps a part of it; -1 for none, or `PART`.
     """
 
     ids: Ints
@@ -37,9 +40,9 @@ class Slots:
         return cls(*(np.empty(0, np.int64) for _ in range(4)))
 
     @classmethod
-    def of(cls, transcript: Ints, index: Ints, offset: int = 0) -> Slots:
+    def of(cls, transcript: Ints, index: Ints, offset: int = 0, source: Ints | None = None) -> Slots:
         """Tokens of a transcript at their own places, their positions `offset` further on."""
-        return cls(transcript[index], index + offset, index, index)
+        return cls(transcript[index], index + offset, index, index if source is None else source[index])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -77,9 +80,15 @@ class Slots:
         return int(self.positions[-1]) + 1 if len(self) else 0
 
     @property
+    def excerpts(self) -> Bools:
+        """Which of them belong to excerpts, (m,)."""
+        found: Bools = (self.source != self.place) & (self.source != PART)
+        return found
+
+    @property
     def offset(self) -> int:
         """By how much positions run ahead of places behind the last slot: the length of all excerpts."""
-        return int((self.source != self.place).sum())
+        return int(self.excerpts.sum())
 
     @property
     def _columns(self) -> tuple[Ints, Ints, Ints, Ints]:

@@ -15,7 +15,7 @@ from sp.decode.greedy import gather
 from sp.gguf import Tokenizer
 from sp.models.drafts.dflash import Draft
 from sp.pipeline.answer import begin
-from sp.pipeline.compress import compress
+from sp.pipeline.compress import Cut, compress
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
 from sp.pipeline.residency import Residency
@@ -115,9 +115,12 @@ def select(scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trac
         scores = transfer_scores(scored.importance.scores, scored.drafted.bytes, tokenised.bytes)
         request = SelectionRequest(
             *(scores, tokenised.mask("protected"), options.keep_ratio),
-            *(tokenised.prompt.text.encode(), tokenised.bytes),
+            *(tokenised.prompt.text.encode(), tokenised.bytes, tokenised.prompt.free),
         )
-        return scores, options.selector.select(request)
+        selection = options.selector.select(request)
+    if selection.told:
+        trace.facts["selection"] = list(selection.told)
+    return scores, selection
 
 
 def read(
@@ -125,7 +128,7 @@ def read(
     draft: Draft | None,
     residency: Residency,
     tokenised: TokenisedPrompt,
-    kept: Bools,
+    kept: Bools | Selection,
     options: RunOptions,
     trace: Trace,
     reporter: Reporter = silent,
@@ -139,7 +142,7 @@ def read(
     target, draft, residency
     tokenised : TokenisedPrompt
         In the vocabulary of the target.
-    kept : boolean array (n,)
+    kept : boolean array (n,) or Selection
         If it is all of them, they stand where they stood whatever the options say.
     options : RunOptions
     trace : Trace
@@ -149,6 +152,7 @@ def read(
     on_token : callable, optional
         As for `greedy`.
     """
+    kept, read = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
     whole = bool(kept.all())
     with trace.stage("compress", int(kept.sum())):
         given = compress(
@@ -157,6 +161,7 @@ def read(
             target.tokenizer,
             "original" if whole else options.positions,
             "byte_span" if whole else options.mapping,
+            Cut(read, options.mark_omitted, options.selector.whole),
         )
     with ExitStack() as stack:
         with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:

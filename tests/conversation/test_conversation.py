@@ -101,7 +101,7 @@ def test_warm_is_cold(drafter: str, scorer: str) -> None:
         want = transfer_scores(cold.importance.scores, cold.drafted.bytes, result.prompt.bytes)
         np.testing.assert_allclose(result.scores, want, rtol=2e-3, atol=2e-5 * np.abs(want).max())
         start = result.usage.cached
-        np.testing.assert_array_equal(result.present[start:], choose_new(want, result.prompt, start, run))
+        np.testing.assert_array_equal(result.present[start:], choose_new(want, result.prompt, start, run).kept)
         assert result.usage.kept == result.present[start:].sum() < result.usage.new
         history.append(said("assistant", result.answer.text))
 

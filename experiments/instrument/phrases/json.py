@@ -213,11 +213,36 @@ TOPS = (
 OUTWARD = (
     ", then ", " then ", " > ", "/", ".", " -> ", " / ", " and then ", ", under it ", " and in it ", ", then in there ",
     ", and there ", " :: ", ", below it ",
+    *spread(
+        "<mark> <go> <at> ",
+        mark=("", ","),
+        go=("then", "next", "and next", "after that", "and under it", "further down", "and from there", "in which"),
+        at=("", "to", "the field", "one finds"),
+    ),
 )  # fmt: skip
 INWARD = (
     " of ", " in ", " inside ", " within ", " under ", " of the group ", " in the group ", " that is in ", " found in ",
     " which is inside ", ", found within ", " from ", " to be found in ", " < ",
+    *spread(
+        "<mark> <that> <lies> <within> ",
+        mark=("", ","),
+        that=("which", "that", "and this", "itself"),
+        lies=("lies", "stands", "sits", "belongs", "comes"),
+        within=("under", "in", "within", "inside", "below", "with"),
+    ),
 )  # fmt: skip
+WAYS = OUTWARD, INWARD
+"""Each of the two is drawn half of the time, or a comma would tell of the more frequent one."""
+
+
+def paths() -> tuple[tuple[str, bool], ...]:
+    """Ways to join a group and a field, as many that name the group first as others; none that examples have."""
+    held = {joiner for joiner, _ in HELD_OUT.paths}
+    plain = (dict.fromkeys(joiner.replace("  ", " ") for joiner in many) for many in WAYS)
+    out, into = ([joiner for joiner in many if joiner not in held] for many in plain)
+    size = max(len(out), len(into))
+    return tuple((found[at % len(found)], found is into) for found in (out, into) for at in range(size))
+
 
 TRAIN = JsonPhrases(
     layouts=tuple(
@@ -240,7 +265,7 @@ TRAIN = JsonPhrases(
             *several(lambda rng: coined(rng).lower(), 2000, 53),
         ),
     ),
-    paths=(*((one, False) for one in OUTWARD), *((one, True) for one in INWARD)),
+    paths=paths(),
     asks=asks(ASKS, 54, HELD_OUT.asks),
     asks_top=asks(ASKS_TOP, 55, HELD_OUT.asks_top),
     asks_record=asks([*owners("record"), *owners("item")], 56, HELD_OUT.asks_record),
