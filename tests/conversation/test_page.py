@@ -48,3 +48,5 @@ def test_scorers_are_refused_or_taken_as_the_page_says() -> None:
         check_run(RunOptions(scorer=SCORERS.build("lookahead")), drafter)
     with pytest.raises(ConfigError, match="take byte_span"):
         check_run(RunOptions(mapping="text_rejoin", positions="contiguous"), drafter)
+    with pytest.raises(ConfigError, match="leave mark_omitted off"):
+        check_run(RunOptions(mark_omitted=True), drafter)
