@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from sp.conversation import Conversation as Conversation
+    from sp.conversation import ConversationOptions as ConversationOptions
+    from sp.conversation import Conversations as Conversations
     from sp.pipeline import Pipeline as Pipeline
     from sp.pipeline import RunOptions as RunOptions
     from sp.prompt import Prompt as Prompt
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 HOMES = {
+    "Conversation": "sp.conversation",
+    "ConversationOptions": "sp.conversation",
+    "Conversations": "sp.conversation",
     "Importance": "sp.scoring",
     "Pipeline": "sp.pipeline",
     "Prompt": "sp.prompt",

@@ -13,6 +13,7 @@ from sp.commands.bench.bench_decode import bench_decode
 from sp.commands.bench.bench_drafter import bench_drafter
 from sp.commands.bench.bench_llama_cpp import bench_llama_cpp
 from sp.commands.bench.bench_ttft import bench_ttft
+from sp.commands.chat import chat
 from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
 from sp.commands.heads import heads
@@ -47,6 +48,7 @@ app.command()(serve)
 app.command()(sweep)
 app.command()(report)
 app.command()(run)
+app.command()(chat)
 app.command()(inspect)
 app.command()(synth)
 app.add_typer(kernels_app, name="kernels")

@@ -57,10 +57,12 @@ def client(server: Running) -> Any:
 
 
 @contextmanager
-def serving(pipeline: Pipeline, *, queue: int = 64, limits: Limits | None = None) -> Iterator[Running]:
+def serving(
+    pipeline: Pipeline, *, queue: int = 64, limits: Limits | None = None, answer: int = 64
+) -> Iterator[Running]:
     """Start, yield, stop; the end of the thread is asserted."""
     worker = Worker(pipeline, Metrics(), queue)
-    defaults = Defaults(OPTIONS, 64, pipeline.draft is not None)
+    defaults = Defaults(OPTIONS, answer, pipeline.draft is not None)
     service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20))
     server, listener = Server(service, grace=5), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]

@@ -18,6 +18,7 @@ ORDER = [
     {"__init__"},
     {"errors", "arrays"},
     {"config", "trace"},
+    {"structure"},
     {"quant"},
     {"gguf"},
     {"kernels"},
@@ -29,6 +30,7 @@ ORDER = [
     {"selection"},
     {"decode"},
     {"pipeline"},
+    {"conversation"},
     {"evals", "bench", "serve"},
     {"studies"},
     {"commands"},
@@ -40,8 +42,9 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "kernels": ("specs", "tools"),
     "ops": ("matmul", "attention", "sparse", "delta", "sampling"),
     "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect"),
-    "evals": ("text", "tasks", "formats"),
+    "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),
+    "selection": ("structured",),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

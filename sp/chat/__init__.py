@@ -1,16 +1,22 @@
 """How a chat template renders a conversation: where messages lie in its text, how thinking is asked for and marked."""
 
-from sp.chat.located import Copy, HiddenMessageError, Located, Turn, render_located, spells_markup
+from sp.chat.located import Located, render_located, spells_markup
 from sp.chat.marks import MARKS, Marks, marks_of
+from sp.chat.masked import Copy, HiddenMessageError
 from sp.chat.reasoning import Split, Splitter, Thinks, split_reply
+from sp.chat.segments import Segment, SegmentKind, segments_of, without
 from sp.chat.thinking import Thinking
+from sp.chat.turn import Call, Turn
 
 __all__ = [
     "MARKS",
+    "Call",
     "Copy",
     "HiddenMessageError",
     "Located",
     "Marks",
+    "Segment",
+    "SegmentKind",
     "Split",
     "Splitter",
     "Thinking",
@@ -18,6 +24,8 @@ __all__ = [
     "Turn",
     "marks_of",
     "render_located",
+    "segments_of",
     "spells_markup",
     "split_reply",
+    "without",
 ]

@@ -7,7 +7,6 @@ What the first rendering says then has to follow from the second, letter by lett
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,59 +14,27 @@ from itertools import groupby
 from typing import Any
 
 from sp.chat.marks import Marks, marks_of
-from sp.errors import PromptError
+from sp.chat.masked import Copy, HiddenMessageError, Keep, Masked
+from sp.chat.schemas import tool_places
+from sp.chat.turn import FORMS, Form, Turn, message_of
+from sp.errors import GGUFError, SpError
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
 
-FIRST, LAST = 0x100000, 0x10FFFD  # private characters of Unicode's last plane
 MOST_LITERALS = 256  # of a template, which are all looked for in every message; the longest known one has 87
-_CODE = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
-
-Field = tuple[int, str]
-"""A message by its index, and which of its texts: ``content`` or ``reasoning``."""
-
-
-class HiddenMessageError(PromptError):
-    """A template does not show a message, or not so that it can be found.
-
-    Parameters
-    ----------
-    index : int
-        The message.
-    """
-
-    def __init__(self, index: int) -> None:
-        super().__init__(f"the chat template of this model does not show messages[{index}] once; leave it out")
-        self.index = index
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A message: who says it, what, and what was thought before."""
-
-    role: str
-    content: str
-    reasoning: str = ""
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Characters ``[start, end)`` of a text of message `index` stand at ``[at, stop)`` of the rendered text."""
-
-    index: int
-    name: str
-    start: int
-    end: int
-    at: int
-    stop: int
 
 
 @dataclass(frozen=True)
 class Located:
-    """The rendered text, and the copies of messages in it in the order they stand there."""
+    """The rendered text, the copies of messages in it in the order they stand there, and where it tells of tools.
+
+    `arguments` are the strings in calls of tools, each a copy of a part of `Turn.argument_text`.
+    """
 
     text: str
     copies: tuple[Copy, ...]
+    arguments: tuple[Copy, ...] = ()
+    tools: tuple[tuple[int, int], ...] = ()
 
     def regions(self, turns: Sequence[Turn]) -> Iterator[tuple[int, int, int]]:
         """Messages, each with where it begins and ends in the text; between parts of an assistant's there is markup."""
@@ -100,7 +67,7 @@ def render_located(
     template : ChatTemplate
     turns : sequence of Turn
     variables : mapping
-        What else the template is told.
+        What else the template is told; the schemas of tools as `tools`.
     is_markup : callable
         Whether a string spells a special token of the model. What a message has of such is never taken for markup.
 
@@ -108,7 +75,7 @@ def render_located(
     ------
     HiddenMessageError
         For a message that the template leaves out, repeats, or changes beyond white space at its ends, quoting, and
-        thinking that it drops.
+        thinking that it drops; or calls of tools.
     GGUFError
         If the template fails.
 
@@ -119,28 +86,69 @@ def render_located(
     >>> found.text, [found.text[copy.at:copy.stop] for copy in found.copies]
     ('[hi][yo]', ['hi', 'yo'])
     """
+    errors: list[SpError] = []
+    for form in FORMS if any(turn.calls for turn in turns) else FORMS[:1]:
+        try:
+            return _render_located(template, turns, variables, is_markup, form)
+        except HiddenMessageError as error:
+            if not error.calls:
+                raise
+            errors.insert(0, error)
+        except GGUFError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _render_located(
+    template: ChatTemplate,
+    turns: Sequence[Turn],
+    variables: Mapping[str, Any],
+    is_markup: Callable[[str], bool],
+    form: Form,
+) -> Located:
+    """The same with calls in one form."""
     marks = marks_of(template)
-    text = render_chat(template, [_message(turn, marks) for turn in turns], **variables)
-    for keep, quoted in _keeps(template, turns, marks, is_markup):
-        masked = _Masked(turns, keep, quoted)
+
+    def messages(given: Sequence[Turn]) -> list[dict[str, Any]]:
+        return [message_of(turn, marks, form) for turn in given]
+
+    def shown(given: Sequence[Turn]) -> str:
+        return render_chat(template, messages(given), **variables)
+
+    text = shown(turns)
+    for keep, quoted, verbatim in _keeps(template, turns, marks, is_markup):
+        masked = Masked(turns, keep, quoted, verbatim)
         if masked.runs is None:
             continue
-        shown = render_chat(template, [_message(turn, marks) for turn in masked.turns], **variables)
-        found = masked.read(shown)
-        if found.text == text:
-            masked.check(found, marks)
-            return Located(text, tuple(_joined(found, turns, marks)))
-    raise HiddenMessageError(_first_hidden(text, turns))
-
-
-Keep = Callable[[Turn, str], "re.Pattern[str] | None"]
-"""What of a turn's text, by the name of that text, the template must see as it is; white space at the ends always."""
+        found, copies = masked.read(shown(masked.turns))
+        if found == text:
+            masked.check(copies, marks)
+            arguments = tuple(copy for copy in copies if copy.name == "argument_text")
+            said = Located(text, tuple(copy for copy in copies if copy.name in ("content", "reasoning")))
+            joined = tuple(_joined(said, turns, marks))
+            taken = sorted((copy.at, copy.stop) for copy in (*joined, *arguments))
+            tools = tool_places(template, text, taken, messages(turns), variables)
+            return Located(text, joined, arguments=arguments, tools=tools)
+    raise _first_hidden(text, turns)
 
 
 def _keeps(
     template: ChatTemplate, turns: Sequence[Turn], marks: Marks | None, is_markup: Callable[[str], bool]
+) -> Iterator[tuple[Keep, bool, bool]]:
+    """Ways to mask: the marks of thinking kept; all that the template compares with, too; results of tools quoted.
+
+    And each again with the arguments of calls as they are, if none spells markup.
+    """
+    ways = list(_ways(template, turns, marks, is_markup))
+    yield from ((*way, False) for way in ways)
+    arguments = [turn.argument_text for turn in turns if turn.calls]
+    if any(arguments) and not any(map(is_markup, arguments)):
+        yield from ((*way, True) for way in ways)
+
+
+def _ways(
+    template: ChatTemplate, turns: Sequence[Turn], marks: Marks | None, is_markup: Callable[[str], bool]
 ) -> Iterator[tuple[Keep, bool]]:
-    """Ways to mask: the marks of thinking kept; all that the template compares with, too; results of tools quoted."""
     thinking = None if marks is None else _any([marks.start, marks.end])
 
     def thought(turn: Turn, name: str) -> re.Pattern[str] | None:
@@ -160,71 +168,6 @@ def _keeps(
 
 def _any(words: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
-
-
-class _Masked:
-    """A conversation with a private character for every run of text; `runs` is None where these do not suffice."""
-
-    def __init__(self, turns: Sequence[Turn], keep: Keep, quoted: bool) -> None:
-        self.given, self.quoted = turns, quoted
-        self.runs: list[tuple[Field, int, int]] | None = []
-        self.turns = [
-            Turn(turn.role, *(self._mask(index, name, keep(turn, name)) for name in ("content", "reasoning")))
-            for index, turn in enumerate(turns)
-        ]
-
-    def _mask(self, index: int, name: str, keep: re.Pattern[str] | None) -> str:
-        text: str = getattr(self.given[index], name)
-        out, at = [], 0
-        cuts = [(match.start(), match.end()) for match in keep.finditer(text)] if keep else []
-        if keep and self.given[index].role != "assistant" and not keep.sub("", text).strip():
-            cuts = []  # or nothing would tell where it goes
-        for start, end in [*cuts, (len(text), len(text))]:
-            whole = text[at:start]
-            core = whole.strip()
-            if core and self.runs is not None:
-                lead = len(whole) - len(whole.lstrip())
-                out += [whole[:lead], chr(FIRST + len(self.runs)), whole[lead + len(core) :]]
-                self.runs.append(((index, name), at + lead, at + lead + len(core)))
-                if len(self.runs) > LAST - FIRST:
-                    self.runs = None
-            else:
-                out.append(whole)
-            out.append(text[start:end])
-            at = end
-        return "".join(out)
-
-    def read(self, shown: str) -> Located:
-        """What a rendering of the masked turns says of that of the true ones."""
-        assert self.runs is not None
-        pieces, copies, at, last = [], [], 0, 0
-        for match in _CODE.finditer(shown):
-            number = ord(match[0]) - FIRST
-            if number >= len(self.runs):
-                continue
-            (index, name), start, end = self.runs[number]
-            said = getattr(self.given[index], name)[start:end]
-            if self.quoted and self.given[index].role == "tool":
-                said = json.dumps(said, ensure_ascii=False)[1:-1]
-            pieces += [shown[last : match.start()], said]
-            at += match.start() - last
-            copies.append(Copy(index, name, start, end, at, at + len(said)))
-            at, last = at + len(said), match.end()
-        return Located("".join([*pieces, shown[last:]]), tuple(copies))
-
-    def check(self, found: Located, marks: Marks | None) -> None:
-        """HiddenMessageError unless every run of a content is there once; of thinking, at most once."""
-        seen: dict[tuple[int, str, int], int] = {}
-        for copy in found.copies:
-            key = copy.index, copy.name, copy.start
-            seen[key] = seen.get(key, 0) + 1
-        for (index, name), start, end in self.runs or ():
-            turn = self.given[index]
-            thought = name == "reasoning"
-            if marks is not None and turn.role == "assistant" and not thought:
-                thought = end <= turn.content.rfind(marks.end)
-            if (count := seen.get((index, name, start), 0)) > 1 or (count == 0 and not thought):
-                raise HiddenMessageError(index)
 
 
 def _joined(found: Located, turns: Sequence[Turn], marks: Marks | None) -> Iterator[Copy]:
@@ -265,19 +208,10 @@ def _free(text: str, turn: Turn, marks: Marks | None) -> bool:
     return marks is None or turn.role != "assistant" or not (marks.start in text or marks.end in text)
 
 
-def _first_hidden(text: str, turns: Sequence[Turn]) -> int:
-    """The message to name where none can be located: the first that does not stand there as it is."""
-    return next((index for index, turn in enumerate(turns) if turn.content.strip() not in text), 0)
-
-
-def _message(turn: Turn, marks: Marks | None) -> dict[str, Any]:
-    """A turn as the template takes it."""
-    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
-    if turn.reasoning:
-        way = marks.history if marks else "reasoning_content"
-        if way == "blocks":
-            thought = {"type": "thinking", "thinking": turn.reasoning}
-            message["content"] = [thought, {"type": "text", "text": turn.content}] if turn.content else [thought]
-        else:
-            message[way] = turn.reasoning
-    return message
+def _first_hidden(text: str, turns: Sequence[Turn]) -> HiddenMessageError:
+    """The error where none can be located: of the first that does not stand there as it is, else of the first calls."""
+    hidden = next((index for index, turn in enumerate(turns) if turn.content.strip() not in text), None)
+    calling = next((index for index, turn in enumerate(turns) if turn.argument_text), None)
+    if hidden is None and calling is not None:
+        return HiddenMessageError(calling, calls=True)
+    return HiddenMessageError(hidden or 0)

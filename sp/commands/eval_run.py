@@ -52,7 +52,8 @@ def run_tasks(
         in a column of their own.
     """
     from sp.evals import TASKS, evaluate
-    from sp.evals.formats.file_task import FileTask, LongPromptError
+    from sp.evals.formats.file_task import FileTask
+    from sp.evals.formats.record_task import LongPromptError
     from sp.evals.run import counter, label
     from sp.evals.summary import summarise
 

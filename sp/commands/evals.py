@@ -13,6 +13,7 @@ from sp.commands.bench.bench import numbers
 from sp.commands.eval.board import board
 from sp.commands.eval.discriminates import discriminates
 from sp.commands.eval.tasks import tasks as tasks_by_name
+from sp.commands.eval.turns import turns
 from sp.commands.eval_file import file
 from sp.commands.eval_options import Amount, Asked, Lengths, asking
 from sp.commands.eval_run import PERPLEXITY, check_writable, gather, run_tasks, show
@@ -25,6 +26,7 @@ eval_app.command("tasks")(tasks_by_name)
 eval_app.command("discriminates")(discriminates)
 eval_app.command("board")(board)
 eval_app.command("file")(file)
+eval_app.command("turns")(turns)
 
 
 @eval_app.command("needle")

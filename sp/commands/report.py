@@ -11,7 +11,9 @@ from sp.commands.terminal import check_folder
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Files or folders of sp sweep, sp bench --record and sp run.")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="Files or folders of sp sweep, sp bench --record, sp run and sp chat --out.")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
     readme: Annotated[
         Path | None,

@@ -59,6 +59,9 @@ def run(
     break_even: BreakEven = None,
     positions: Annotated[str | None, typer.Option(help="Of kept tokens: original (default) or contiguous.")] = None,
     mapping: Annotated[str, typer.Option(help="Drafter to target: byte_span, or text_rejoin.")] = "byte_span",
+    mark_omitted: Annotated[
+        bool, typer.Option("--mark-omitted", help="Mark what is left out: [... 212 lines ...]")
+    ] = False,
     kv: Cache = "f16",
     rotate: Rotate = False,
     decode: Decode = "greedy",
@@ -107,6 +110,7 @@ def run(
         "compress": compress,
         "positions": positions or ("contiguous" if mapping == "text_rejoin" else "original"),
         "mapping": mapping,
+        "mark_omitted": mark_omitted,
         "kv": kv,
         "rotate": rotate,
         "max_new_tokens": max_new_tokens,

@@ -68,7 +68,8 @@ def serve(
     """Serve chat and text completions of one resident pair, compressed request by request.
 
     A request may say otherwise of thinking: 'reasoning_effort', and 'chat_template_kwargs' such as
-    {"enable_thinking": false}. Replies have what was thought as 'reasoning_content'.
+    {"enable_thinking": false}. Replies have what was thought as 'reasoning_content', and calls of the tools that a
+    request describes as 'tool_calls'.
 
     [bold]Examples[/bold]
 

@@ -10,4 +10,5 @@ from sp.evals.run import FULL, Row, evaluate
 __all__ = ["FULL", "TASKS", "Example", "Row", "Task", "evaluate", "register_task"]
 
 import_modules("sp.evals.tasks")
+import_modules("sp.evals.transcripts")
 import_modules("sp.evals.formats")

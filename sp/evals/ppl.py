@@ -23,10 +23,11 @@ from sp.gguf import Tokenizer
 from sp.kernels import is_device
 from sp.models import decode_step, prefill
 from sp.pipeline import Pipeline, RunOptions, Scored
-from sp.pipeline.compress import compress
+from sp.pipeline.compress import Cut, compress
 from sp.pipeline.window import check_context
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.controls import OracleScorer
+from sp.selection import Selection
 
 ROOM = 256
 
@@ -130,20 +131,22 @@ def perplexity(
             else:
                 scored = scored or pipeline.score(prompt, options)
                 _, selection = pipeline.select(scored, prompt, options)
-                found = log_probabilities(pipeline, prompt, selection.kept, ids, options)
+                found = log_probabilities(pipeline, prompt, selection, ids, options)
                 kept = int(selection.kept.sum())
                 yield row | {"status": "ok"} | _results(found, full, ids, kept, len(prompt))
             report(1)
 
 
 def log_probabilities(
-    pipeline: Pipeline, prompt: TokenisedPrompt, kept: Bools, ids: Ints, options: RunOptions
+    pipeline: Pipeline, prompt: TokenisedPrompt, kept: Bools | Selection, ids: Ints, options: RunOptions
 ) -> Floats:
     """Log-probabilities (m, vocab) of each token of the continuation `ids` (m,), given those before it."""
+    kept, read = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
     target, whole = pipeline.target, bool(kept.all())
     given = compress(
         prompt, kept, target.tokenizer,
         "original" if whole else options.positions, "byte_span" if whole else options.mapping,
+        Cut(read, options.mark_omitted, options.selector.whole),
     )  # fmt: skip
     cache = target.model.new_cache(len(given.ids) + len(ids), options.kv, rotate=options.rotate)
     logits = prefill(target.model, given.ids, given.positions, cache)

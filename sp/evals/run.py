@@ -40,7 +40,7 @@ def evaluate(
     examples: Iterable[Example],
     cells: Sequence[RunOptions],
     *,
-    full: bool = True,
+    full: bool | RunOptions = True,
     thinking: Thinking = WITHOUT,
     pass_over_long: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -56,8 +56,8 @@ def evaluate(
     examples : iterable of Example
     cells : sequence of RunOptions
         `compress`, `threshold` and `max_new_tokens` are ignored.
-    full : bool
-        Also read every prompt whole and answer greedily, with the cache format of the first cell.
+    full : bool or RunOptions
+        Also read every prompt whole and answer greedily, with the cache format of the first cell, or of these options.
     thinking : Thinking
         What the target is asked of thinking; an answer that may begin with it is `THINKING_TOKENS` longer, and judged
         without it.
@@ -86,13 +86,13 @@ def evaluate(
     report, target = progress or (lambda done: None), pipeline.target
     order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
     for given in examples:
-        example = _with_thinking(given, thinking)
+        example = with_thinking(given, thinking)
         trace = Trace()
-        with _named(example), trace.stage("tokenise") as stage:
+        with named(example), trace.stage("tokenise") as stage:
             prompt = pipeline.tokenise(example.prompt(target.template, thinking, target.tokenizer))
             stage.tokens = len(prompt)
         evidence = Evidence.of(prompt, example.answers)
-        seen = _Reading(pipeline, example, prompt, evidence, trace)
+        seen = Reading(pipeline, example, prompt, evidence, trace)
         if pass_over_long and len(prompt) + example.max_new_tokens > target.model.config.context:
             for index in (*((-1,) if full else ()), *order):
                 yield (
@@ -102,10 +102,10 @@ def evaluate(
                 )
                 report(1)
             continue
-        with _named(example):
+        with named(example):
             check_context(target, len(prompt), example.max_new_tokens)
         if full:
-            yield seen.full(cells[0] if cells else RunOptions())
+            yield seen.full(full if isinstance(full, RunOptions) else cells[0] if cells else RunOptions())
             report(1)
         scored: Scored | None = None
         scoring, drafts = "", dict[bool, Scored]()
@@ -125,7 +125,7 @@ def evaluate(
 
 
 @contextmanager
-def _named(example: Example) -> Iterator[None]:
+def named(example: Example) -> Iterator[None]:
     """What is wrong with a prompt, with the example's name."""
     try:
         yield
@@ -142,7 +142,7 @@ def score_again(pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reading:
+class Reading:
     """One example as the pair sees it."""
 
     pipeline: Pipeline
@@ -163,7 +163,7 @@ class _Reading:
         """Row of a compressed prompt."""
         trace = Trace([*self.tokenised.stages, *scored.trace.stages])
         _, selection = self.pipeline.select(scored, self.prompt, options, trace)
-        answer = self.pipeline.read(self.prompt, selection.kept, options, trace)
+        answer = self.pipeline.read(self.prompt, selection, options, trace)
         densities = scored.importance.densities
         density = float(np.mean(densities)) if densities else None
         kept, forced = int(selection.kept.sum()), int(selection.forced.sum())
@@ -195,7 +195,7 @@ class _Reading:
         return dict(zip(RESULTS, values, strict=True))
 
 
-COLUMNS = ("keep_ratio", "positions", "mapping", "kv", "rotate", "state_gaps", "seed")
+COLUMNS = ("keep_ratio", "positions", "mapping", "mark_omitted", "kv", "rotate", "state_gaps", "seed")
 """Options that a row names, each as it is."""
 STAGES = {
     "tokenise_s": "tokenise",
@@ -234,7 +234,7 @@ def cell_columns(index: int, options: RunOptions) -> Row:
         "positions": "original",
         "mapping": "byte_span",
     }
-    return columns | whole | {"state_gaps": "compact"} if index < 0 else columns
+    return columns | whole | {"state_gaps": "compact", "mark_omitted": False} if index < 0 else columns
 
 
 def label(registry: Registry[Any], strategy: Any) -> str:
@@ -271,7 +271,7 @@ def seeded(cell: RunOptions, name: str) -> RunOptions:
     return replace(cell, seed=cell.seed + zlib.crc32(name.encode()))
 
 
-def _with_thinking(example: Example, thinking: Thinking) -> Example:
+def with_thinking(example: Example, thinking: Thinking) -> Example:
     """The example with room to think, and the fact in its rows."""
     facts: dict[str, Any] = {} if thinking.mode == "off" else {"thinking": thinking.mode}
     facts |= {} if thinking.effort is None else {"reasoning_effort": thinking.effort}

@@ -8,6 +8,7 @@ from sp.models.cache.cache import Cache
 from sp.models.cache.checkpoint import Checkpoint
 from sp.models.cache.delta_state import DeltaState
 from sp.models.cache.pages import KV_FORMATS
+from sp.models.cache.trail import Trail
 from sp.models.config import DeltaConfig, ModelConfig
 from sp.models.cost import Cost, flops, prefill_cost
 from sp.models.drafts.dflash import Draft, load_draft
@@ -37,6 +38,7 @@ __all__ = [
     "ModelConfig",
     "SparseAttention",
     "Tap",
+    "Trail",
     "Watch",
     "decode_step",
     "dense_attention",

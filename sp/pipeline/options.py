@@ -40,6 +40,9 @@ class RunOptions:
         `byte_span` keeps the target tokens that share bytes with what the drafter found important;
         `text_rejoin` joins the kept text and encodes it anew, which implies contiguous positions
         (cross-family speculative prefill, arXiv 2603.02631).
+    mark_omitted : bool
+        Write `[... 212 lines ...]` where something was left out, never inside a JSON value. Marks come on top of the
+        tokens that are kept, and stand at positions of what they stand for.
     kv : {"f16", "q4_0", "f32"}
         Format of the target's cached keys and values.
     rotate : bool
@@ -64,6 +67,7 @@ class RunOptions:
     threshold: int = 0
     positions: Positions = "original"
     mapping: Mapping = "byte_span"
+    mark_omitted: bool = False
     kv: KVType = "f16"
     rotate: bool = False
     state_gaps: Gaps = "compact"

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from traceback import clear_frames
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
@@ -25,6 +26,17 @@ from sp.pipeline.meter import Journal, Meter
 from sp.pipeline.pool import Pool
 
 Made = TypeVar("Made")
+
+
+class Guest(Protocol):
+    """Who holds memory of the device from one run to the next, and can do without it meanwhile."""
+
+    used: float
+    """When it was at work last; the clock is `time.perf_counter`."""
+
+    def leave_for(self, name: str | None) -> bool:
+        """Move what it holds to host memory, but nothing that the model `name` is at work on; whether there was any."""
+        ...
 
 
 @dataclass
@@ -41,6 +53,8 @@ class Residency:
     budget: int | None = None
     cache_pool: CachePool = field(init=False)
     pool: Pool = field(init=False)
+    guests: WeakSet[Guest] = field(default_factory=WeakSet)
+    _left: int = 0
     _models: dict[str, Parts] = field(default_factory=dict)
     _busy: str | None = None
     _offloaded_for: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
@@ -240,9 +254,14 @@ class Residency:
         """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
 
         An idle cache goes before all else: it takes milliseconds to make, and the weights of a model longer to copy.
+        Then what guests hold, the one used longest ago first.
         """
         if size and self.cache_pool.drop():
             return True
+        for guest in sorted(self.guests, key=lambda guest: guest.used):
+            if size and guest.leave_for(self._busy):
+                self._left += 1
+                return True
         freed = 0
         for name, parts in self._models.items():
             while freed < size and name != self._busy and (going := parts.next_to_offload()):
@@ -263,7 +282,7 @@ class Residency:
 
     def _gone(self, name: str) -> tuple[dict[str, list[str]], int]:
         """What has left for the model `name`."""
-        return self._away(name), self.cache_pool.dropped
+        return self._away(name), self.cache_pool.dropped + self._left
 
     def _away(self, name: str) -> dict[str, list[str]]:
         """What has left of the other models."""

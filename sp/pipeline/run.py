@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sp.arrays import Bools, Floats
-from sp.errors import ConfigError
-from sp.models import AskedScaling, Draft, load_draft
-from sp.models.model import Device
 from sp.pipeline import stages
 from sp.pipeline.answer import check_draft
 from sp.pipeline.beside import awaited, timed
-from sp.pipeline.load import Loaded, Where, embedded, load
-from sp.pipeline.measured import BreakEven, find_break_even, known_break_evens
+from sp.pipeline.measured import find_break_even
+from sp.pipeline.opened import Opened
 from sp.pipeline.options import Compress, RunOptions
-from sp.pipeline.pair import load_pair
 from sp.pipeline.plan import decide
-from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, RunResult, Scored, silent
 from sp.pipeline.told import told
 from sp.pipeline.window import fit, may_be_over
@@ -33,22 +24,12 @@ from sp.trace import Stage, Trace, peak_bytes
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """A target and, for compression, its drafter, which share a device; for speculative decoding a draft besides.
+class Pipeline(Opened):
+    """Opened models, and what is done with them.
 
     `run` does it all; `tokenise`, `score`, `select` and `read` are for whoever shares one scoring between selections.
 
-    Parameters
-    ----------
-    target : Loaded
-    drafter : Loaded, optional
-    residency : Residency
-        Who is on the device, and what it may take there.
-    draft : Draft, optional
-    break_evens : tuple of BreakEven
-        What was measured of this pair.
-    beside : ThreadPoolExecutor
-        Tokenises for the target while the device scores.
+    Parameters are those of `Opened`, which has the ways to open models.
 
     Examples
     --------
@@ -58,80 +39,6 @@ class Pipeline:
     >>> pair.run(prompt, RunOptions(keep_ratio=0.1)).answer.text  # doctest: +SKIP
     '8301947.'
     """
-
-    target: Loaded
-    drafter: Loaded | None = None
-    residency: Residency = field(default_factory=Residency, compare=False)
-    draft: Draft | None = None
-    break_evens: tuple[BreakEven, ...] = ()
-    beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
-
-    def __post_init__(self) -> None:
-        self.residency.add("target", self.target.model)
-        if self.drafter is not None:
-            self.residency.add("drafter", self.drafter.model)
-
-    @classmethod
-    def open(
-        cls,
-        target: str | Path | None = None,
-        drafter: str | Path | None = None,
-        *,
-        device: Where = "auto",
-        vram: int | None = None,
-        target_rope: AskedScaling | None = None,
-        drafter_rope: AskedScaling | None = None,
-    ) -> Pipeline:
-        """Open two GGUF files; the embedded ones where a path is left out. The rest and errors as for `load`."""
-        return cls.assemble(
-            lambda where: load(target or embedded("target"), device=where, rope=target_rope),
-            lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope),
-            device=device,
-            vram=vram,
-        )
-
-    @classmethod
-    def assemble(
-        cls,
-        target: Callable[[Device], Loaded],
-        drafter: Callable[[Device], Loaded],
-        *,
-        device: Where = "auto",
-        vram: int | None = None,
-    ) -> Pipeline:
-        """Load two models by functions of the device, for example by `load` or `synthetic`; see `load_pair`."""
-        return cls(*load_pair(target, drafter, device=device, vram=vram))
-
-    def within(self, vram: int | None) -> Pipeline:
-        """The same pair under another budget of device memory in bytes; None for all there is."""
-        if vram is not None and self.target.model.device == "cpu":
-            raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
-        return replace(self, residency=self.residency.within(vram))
-
-    def with_break_evens(self, records: Path | None = None) -> Pipeline:
-        """The same pair, deciding by what was measured of it on this machine, where that is known.
-
-        Parameters and errors as for `known_break_evens`.
-        """
-        if self.drafter is None:
-            return self
-        found = known_break_evens(records, self.target, self.drafter, self.residency.budget)
-        return self if found is None else replace(self, break_evens=found)
-
-    def with_draft(self, path: str | Path) -> Pipeline:
-        """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`.
-
-        Examples
-        --------
-        >>> from sp.decode import DDTree
-        >>> pair = Pipeline.open().with_draft(embedded("draft"))  # doctest: +SKIP
-        >>> pair.run(prompt, RunOptions(decode=DDTree(budget=22))).answer.passes  # doctest: +SKIP
-        (8,)
-        """
-        model = self.target.model
-        if model.device == "cpu":
-            return replace(self, draft=load_draft(path, model))
-        return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))
 
     def warm_up(self, tokens: int = 1024, options: RunOptions | None = None) -> None:
         """Answer a prompt of about `tokens` tokens, all of them kept, so that one-time costs fall on no measured run.
@@ -211,7 +118,7 @@ class Pipeline:
             if self.residency.prepare("target", token_budget(options.keep_ratio, len(tokenised))):
                 trace.stages.append(Stage("onload target", seconds=time.perf_counter() - ahead))
             scores, selection = self.select(scored, tokenised, options, trace)
-        kept = everything if selection is None else selection.kept
+        kept = everything if selection is None else selection
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
         facts = {"window": window.note, "residency": self.residency.report(start)}
         trace.facts |= told(self.target, self.drafter, self.draft, scorer, scored, facts)
@@ -270,7 +177,7 @@ class Pipeline:
     def read(
         self,
         tokenised: TokenisedPrompt,
-        kept: Bools,
+        kept: Bools | Selection,
         options: RunOptions,
         trace: Trace | None = None,
         reporter: Reporter = silent,
@@ -281,20 +188,3 @@ class Pipeline:
         trace = Trace() if trace is None else trace
         models = self.target, self.draft, self.residency
         return stages.read(*models, tokenised, kept, options, trace, reporter, what, on_token)
-
-    def _reader(self, options: RunOptions) -> tuple[str, Loaded]:
-        """Who scores, by role: the drafter, or whom the scorer asks for."""
-        if options.scorer.reads_target:
-            return "target", self.target
-        assert self.drafter is not None, "score needs a drafter"
-        return "drafter", self.drafter
-
-    def _drafts_ahead(self, options: RunOptions) -> bool:
-        """Whether the drafter may begin before the target's tokens are known.
-
-        On the device it leaves the host free for them. What they decide, `compress` must have settled.
-        """
-        drafter, target = self.drafter, self.target.tokenizer
-        if drafter is None or drafter.model.device == "cpu" or options.scorer.reads_target:
-            return False
-        return options.compress == "always" and not drafter.tokenizer.same_as(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,13 +15,13 @@ from sp.decode.greedy import gather
 from sp.gguf import Tokenizer
 from sp.models.drafts.dflash import Draft
 from sp.pipeline.answer import begin
-from sp.pipeline.compress import compress
+from sp.pipeline.compress import Cut, compress
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, Scored, silent
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
-from sp.scoring import Importance, ScoreRequest
+from sp.scoring import Importance, KeptKeys, ScoreRequest
 from sp.selection import Selection, SelectionRequest
 from sp.trace import Trace
 
@@ -55,6 +56,7 @@ def score(
     trace: Trace,
     reporter: Reporter = silent,
     by_head: bool = False,
+    keys: KeptKeys | None = None,
 ) -> Importance:
     """Importance of each token of the prompt in the reader's vocabulary; with `by_head` also that of every head.
 
@@ -68,14 +70,17 @@ def score(
     options : RunOptions
         Of which `scorer` and `seed` matter.
     trace, reporter, by_head
+    keys : KeptKeys, optional
+        What the reader holds of the prompt already.
     """
     n = len(drafted)
+    new = n - (keys.trail.tokens if keys else 0)
     with (
-        trace.stage("score", n),
-        reporter("scoring", n * reader.model.config.layers) as progress,
+        trace.stage("score", new),
+        reporter("scoring", new * reader.model.config.layers) as progress,
         ExitStack() as stack,
     ):
-        request = score_request(reader, drafted, options.seed, progress, by_head)
+        request = replace(score_request(reader, drafted, options.seed, progress, by_head), keys=keys)
         return residency.attempt(stack, role, n, partial(options.scorer.score, request))
 
 
@@ -110,9 +115,12 @@ def select(scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trac
         scores = transfer_scores(scored.importance.scores, scored.drafted.bytes, tokenised.bytes)
         request = SelectionRequest(
             *(scores, tokenised.mask("protected"), options.keep_ratio),
-            *(tokenised.prompt.text.encode(), tokenised.bytes),
+            *(tokenised.prompt.text.encode(), tokenised.bytes, tokenised.prompt.free),
         )
-        return scores, options.selector.select(request)
+        selection = options.selector.select(request)
+    if selection.told:
+        trace.facts["selection"] = list(selection.told)
+    return scores, selection
 
 
 def read(
@@ -120,7 +128,7 @@ def read(
     draft: Draft | None,
     residency: Residency,
     tokenised: TokenisedPrompt,
-    kept: Bools,
+    kept: Bools | Selection,
     options: RunOptions,
     trace: Trace,
     reporter: Reporter = silent,
@@ -134,7 +142,7 @@ def read(
     target, draft, residency
     tokenised : TokenisedPrompt
         In the vocabulary of the target.
-    kept : boolean array (n,)
+    kept : boolean array (n,) or Selection
         If it is all of them, they stand where they stood whatever the options say.
     options : RunOptions
     trace : Trace
@@ -144,6 +152,7 @@ def read(
     on_token : callable, optional
         As for `greedy`.
     """
+    kept, read = (kept.kept, kept.read) if isinstance(kept, Selection) else (kept, {})
     whole = bool(kept.all())
     with trace.stage("compress", int(kept.sum())):
         given = compress(
@@ -152,6 +161,7 @@ def read(
             target.tokenizer,
             "original" if whole else options.positions,
             "byte_span" if whole else options.mapping,
+            Cut(read, options.mark_omitted, options.selector.whole),
         )
     with ExitStack() as stack:
         with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:

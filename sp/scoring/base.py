@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry
-from sp.models import Model, ModelConfig, flops
+from sp.models import Model, ModelConfig, Trail, flops
 from sp.ops.attention.importance import HEAT_CHUNK as HEATMAP_CHUNK
 from sp.ops.attention.reduction import chunk_means
 
@@ -17,12 +17,30 @@ __all__ = [
     "HEATMAP_CHUNK",
     "SCORERS",
     "Importance",
+    "KeptKeys",
     "ModelFreeScorer",
     "ScoreRequest",
     "Scorer",
     "chunk_means",
     "register_scorer",
 ]
+
+
+@dataclass(frozen=True)
+class KeptKeys:
+    """What a model holds of the beginning of a prompt, from prompts before.
+
+    Parameters
+    ----------
+    trail : Trail
+        Of the layers that `Scorer.kept_layers` names; its tokens are the prompt's first ones. A scorer reads the rest
+        into it.
+    stops : tuple of int
+        Where, in tokens of the prompt, a snapshot of recurrent states is worth its room.
+    """
+
+    trail: Trail
+    stops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +71,8 @@ class ScoreRequest:
         Byte range of each token in `text`.
     protected : boolean array (n,), optional
         Tokens that are kept whatever their importance. Those of the question by default.
+    keys : KeptKeys, optional
+        For scorers that can go on from there. The importance is that of a first reading, within rounding.
     """
 
     model: Model
@@ -68,6 +88,7 @@ class ScoreRequest:
     text: bytes = b""
     spans: Ints | None = None
     protected: Bools | None = None
+    keys: KeptKeys | None = None
 
     @property
     def kept(self) -> Bools:
@@ -122,6 +143,10 @@ class Scorer(ABC):
     def settled(self, device: str, tokens: int) -> Scorer:
         """The scorer with every option that is left to device and prompt length decided; most have none."""
         return self
+
+    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """The model's first layers, whose keys of old tokens let `score` read new ones alone; None if none do."""
+        return None
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Predicted floating-point operations of `score`; unless a scorer knows better, one reading by the drafter."""

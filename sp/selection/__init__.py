@@ -3,6 +3,7 @@
 from sp.config import import_modules
 from sp.selection.base import (
     SELECTORS,
+    Reading,
     Selection,
     SelectionRequest,
     Selector,
@@ -15,6 +16,7 @@ from sp.selection.constraints import Constrained, check_budget
 __all__ = [
     "SELECTORS",
     "Constrained",
+    "Reading",
     "Selection",
     "SelectionRequest",
     "Selector",

@@ -8,10 +8,13 @@ whole prompt and every selector then keeps it; between ratios, a larger one keep
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import ceil
+from typing import ClassVar
 
 from sp.arrays import Bools, Floats, Ints
+from sp.chat import Segment
 from sp.config import Registry
 from sp.errors import ConfigError
 
@@ -31,6 +34,8 @@ class SelectionRequest:
         The prompt in UTF-8, for selectors that look at the text.
     spans : array (n, 2), optional
         Byte range of each token in `text`.
+    segments : tuple of Segment
+        What of the text may be left out, for selectors that look at its structure; without any, all of it.
     """
 
     scores: Floats
@@ -38,6 +43,7 @@ class SelectionRequest:
     keep_ratio: float
     text: bytes = b""
     spans: Ints | None = None
+    segments: tuple[Segment, ...] = ()
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
@@ -46,6 +52,10 @@ class SelectionRequest:
     def budget(self) -> int:
         """Tokens that may be kept in all."""
         return token_budget(self.keep_ratio, len(self.scores))
+
+
+Reading = Mapping[int, tuple[tuple[int, int], ...]]
+"""Ranges of bytes by token."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +71,18 @@ class Selection:
         Score of each chunk (or token, or sentence) the rule compared; NaN where it compared none.
     bounds : array (chunks + 1,)
         Chunk i is the tokens `[bounds[i], bounds[i + 1])`.
+    told : tuple of str
+        What else there is to say, a line each.
+    read : dict of int to ranges
+        Kept tokens of which only these bytes `[start, end)` of the text are to be read, as the others are left out.
     """
 
     kept: Bools
     forced: Bools
     chunk_scores: Floats
     bounds: Ints
+    told: tuple[str, ...] = ()
+    read: Reading = field(default_factory=dict)
 
     @property
     def indices(self) -> Ints:
@@ -80,7 +96,15 @@ class Selection:
 
 
 class Selector(ABC):
-    """Base of all selectors; subclasses are frozen dataclasses, registered under a name."""
+    """Base of all selectors; subclasses are frozen dataclasses, registered under a name.
+
+    Attributes
+    ----------
+    whole : bool
+        It never cuts a line, a value, a sentence or a word; what it keeps may be joined as it stands.
+    """
+
+    whole: ClassVar[bool] = False
 
     @abstractmethod
     def select(self, request: SelectionRequest) -> Selection:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from sp.arrays import Bools, Floats, Ints
+from sp.arrays import Bools, Doubles, Floats, Ints
 from sp.config import check_fields
 from sp.errors import ConfigError, PromptError
 from sp.selection.base import Selection, SelectionRequest, Selector
@@ -61,14 +61,26 @@ def forced_tokens(protected: Bools, budget: int, sink: int, tail: int) -> Bools:
     n, needed = len(protected), int(protected.sum())
     free = (budget - needed) // 2
     # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
-    order = np.full(n, np.inf)
-    order[n - min(tail, n) :] = np.arange(min(tail, n))[::-1] / max(tail, 1)
-    order[: min(sink, n)] = np.minimum(order[: min(sink, n)], np.arange(min(sink, n)) / max(sink, 1))
+    order = end_order(n, sink, tail)
     order[protected] = np.inf
     forced = protected.copy()
     wanted = np.flatnonzero(np.isfinite(order))
     forced[wanted[np.argsort(order[wanted], kind="stable")[:free]]] = True
     return forced
+
+
+def end_order(n: int, sink: int, tail: int) -> Doubles:
+    """How far each of n tokens lies from its end of the prompt, as a share of `sink` or `tail`; infinite beyond.
+
+    Examples
+    --------
+    >>> end_order(6, 2, 1).tolist()
+    [0.0, 0.5, inf, inf, inf, 0.0]
+    """
+    order = np.full(n, np.inf)
+    order[n - min(tail, n) :] = np.arange(min(tail, n))[::-1] / max(tail, 1)
+    order[: min(sink, n)] = np.minimum(order[: min(sink, n)], np.arange(min(sink, n)) / max(sink, 1))
+    return order
 
 
 @dataclass(frozen=True)
@@ -119,13 +131,12 @@ class Constrained(Selector):
         free[max(0, n - self.tail) :] = False
         return free
 
-    def radius(self, bounds: Ints) -> int:
-        """Neighbours in units, for a prompt divided at `bounds`."""
+    def radius(self, units: int, n: int) -> int:
+        """Neighbours in units, for a prompt of n tokens that is divided into so many."""
         if self.neighbours != "by_length":
             return self.neighbours
-        n = int(bounds[-1])
         tokens = next((reach for below, reach in RADII if n < below), WIDEST)
-        return max(1, round(tokens * (len(bounds) - 1) / n))
+        return max(1, round(tokens * units / n))
 
     def take(
         self, request: SelectionRequest, bounds: Ints, scores: Floats, chosen: Ints, most: int | None = None
@@ -149,7 +160,8 @@ class Constrained(Selector):
         forced = forced_tokens(request.protected, budget, self.sink, self.tail)
         if request.keep_ratio == 1:
             return Selection(np.ones(len(forced), bool), forced, scores, bounds)
-        steps = unit_steps(chosen, len(bounds) - 1, self.radius(bounds), self.backbone)
+        units = len(bounds) - 1
+        steps = unit_steps(chosen, units, self.radius(units, int(bounds[-1])), self.backbone)
         return Selection(fill(forced, token_steps(steps, bounds, self.min_run), budget), forced, scores, bounds)
 
 

@@ -46,8 +46,7 @@ def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Double
     >>> unit_steps(np.array([2, 0]), 4, 1, 0.0).tolist()
     [3.0, 2.0, 0.0, 1.0]
     """
-    turns = np.arange(int(len(chosen) / (1 - backbone)) + 2)
-    spread = np.floor((turns + 1) * backbone) > np.floor(turns * backbone)
+    turns, spread = _turns(len(chosen), backbone)
     when = turns[~spread][: len(chosen)]
     radius = min(radius, units - 1)
     steps = _with_neighbours(chosen, when, units, radius)
@@ -57,6 +56,24 @@ def unit_steps(chosen: Ints, units: int, radius: int, backbone: float) -> Double
         even = even[: len(early)]
         steps[even] = np.minimum(steps[even], early * (2 * radius + 1))
     return steps
+
+
+def own_steps(count: int, units: int, radius: int, backbone: float) -> Doubles:
+    """Step at which each of `count` chosen units is taken for its own sake; arguments as for `unit_steps`.
+
+    Examples
+    --------
+    >>> own_steps(3, 9, 1, 0.5).tolist()
+    [0.0, 6.0, 12.0]
+    """
+    turns, spread = _turns(count, backbone)
+    return np.asarray(turns[~spread][:count] * (2 * min(radius, units - 1) + 1), np.float64)
+
+
+def _turns(count: int, backbone: float) -> tuple[Ints, Bools]:
+    """Turns that suffice for so many choices, and which of them belong to the backbone."""
+    turns = np.arange(int(count / (1 - backbone)) + 2)
+    return turns, np.floor((turns + 1) * backbone) > np.floor(turns * backbone)
 
 
 def _with_neighbours(chosen: Ints, when: Ints, units: int, radius: int) -> Doubles:

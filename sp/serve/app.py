@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sp.serve.errors import RequestError, as_request_error
+from sp.serve.lanes import Lane, lane_of
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json, parse_request
 from sp.serve.replies import Reply, event
@@ -104,7 +105,7 @@ class Service:
         job = parse_request(kind, body, self.defaults)
         answer, streaming = Answer(self.worker, request, job.stream), False
         try:
-            answer.ticket = self.worker.submit(job, answer.emit)
+            answer.ticket = self.worker.submit(job, answer.emit, _lane(request, body))
             reply = Reply(job, self.model)
             first = await answer.next()
             if job.stream:
@@ -239,6 +240,12 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError:
         raise RequestError(f"the body took over {limits.body_seconds:g} s; send it faster", status=408) from None
     return b"".join(chunks)
+
+
+def _lane(request: Request, body: dict[str, Any]) -> Lane:
+    """Whose request it is."""
+    address = request.client.host if request.client else ""
+    return lane_of(body, address, request.headers.get("authorization", ""))
 
 
 async def _disconnect(request: Request) -> None:

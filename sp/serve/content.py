@@ -1,21 +1,27 @@
-"""What a chat says: its messages and tools, checked; the models read text only."""
+"""What a chat says: its messages, checked; the models read text only."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from sp.serve.errors import RequestError
 from sp.serve.fields import MAX_NAME, shown, text_of
+from sp.serve.tools import calls_of, id_of, paired
 
 MAX_MESSAGES = 1024
 
 
 def messages_of(given: Any) -> tuple[dict[str, Any], ...]:
-    """Messages as role, list of text parts, and an assistant's reasoning; RequestError names the first that is not."""
+    """Messages as role, list of text parts, an assistant's reasoning and calls, the call that a tool answers.
+
+    RequestError names the first that is none, or that lacks the other half of a call.
+    """
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_MESSAGES:
         raise RequestError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
-    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(given))
+    messages = [_message(item, f"messages[{index}]") for index, item in enumerate(given)]
+    for index, name in paired(messages).items():
+        messages[index]["name"] = name
+    return tuple(messages)
 
 
 def _message(given: Any, where: str) -> dict[str, Any]:
@@ -25,17 +31,22 @@ def _message(given: Any, where: str) -> dict[str, Any]:
     role = given.get("role")
     if role not in roles:
         raise RequestError(f"{where}.role is {shown(role)}; use one of {', '.join(roles)}", f"{where}.role")
-    thought = given.get("reasoning_content") if role == "assistant" else None
+    own = {"assistant": ("reasoning_content", "tool_calls"), "tool": ("tool_call_id",)}.get(role, ())
     for name, value in given.items():
-        if name in ("role", "content", "name", "tool_call_id") or value in (None, []):
-            continue
-        if name == "reasoning_content" and role == "assistant":
+        if name in ("role", "content", "name", *own) or value in (None, []):
             continue
         place = f"{where}.{name[:MAX_NAME]}"
-        what = "not supported" if name in ("tool_calls", "function_call", "audio", "refusal") else "unknown"
+        what = "not supported" if name in ("function_call", "audio", "refusal", "annotations") else "unknown"
         raise RequestError(f"{place} is {what}; send the turn's text as content", place)
-    reasoning = "" if thought is None else text_of(thought, f"{where}.reasoning_content")
-    content = "" if reasoning and given.get("content") is None else given.get("content")
+    said: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    if role == "assistant":
+        thought = given.get("reasoning_content")
+        said["reasoning"] = "" if thought is None else text_of(thought, f"{where}.reasoning_content")
+        said["calls"] = calls_of(given.get("tool_calls"), f"{where}.tool_calls")
+    elif role == "tool":
+        said["call_id"] = id_of(given.get("tool_call_id"), f"{where}.tool_call_id")
+    spoken = said.get("reasoning") or said.get("calls")
+    content = "" if spoken and given.get("content") in (None, []) else given.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = []
     for index, part in enumerate(parts):
@@ -45,14 +56,4 @@ def _message(given: Any, where: str) -> dict[str, Any]:
         texts.append(text_of(part.get("text"), place))
     if not texts:
         raise RequestError(f"{where}.content is empty; leave the message out", f"{where}.content")
-    return {"role": "system" if role == "developer" else role, "parts": texts, "reasoning": reasoning}
-
-
-def tools_of(given: Any) -> tuple[dict[str, Any], ...]:
-    """Descriptions of tools as they came; RequestError unless they are objects that can be written as UTF-8."""
-    if given is None:
-        return ()
-    if not isinstance(given, list) or len(given) > 256 or not all(isinstance(tool, dict) for tool in given):
-        raise RequestError("tools must be a list of up to 256 objects", "tools")
-    text_of(json.dumps(given, ensure_ascii=False), "tools")
-    return tuple(given)
+    return {**said, "parts": texts}

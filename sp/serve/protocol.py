@@ -15,17 +15,19 @@ from typing import Any, Literal
 from sp.chat.thinking import EFFORT
 from sp.errors import unknown_name
 from sp.pipeline import RunOptions
-from sp.serve.content import messages_of, tools_of
+from sp.serve.content import messages_of
 from sp.serve.errors import RequestError
 from sp.serve.fields import BIGGEST, MAX_NAME, like, number, shown, text_of, typed
 from sp.serve.options import Defaults, Protect, options_of, overrides_of
 from sp.serve.thinking import KWARGS, TemplateRequest, template_request
+from sp.serve.tools import ToolUse, tool_use
 
 MAX_STOPS = 16
 
 COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", "seed", "temperature", "top_p", "n", "sp")
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FIELDS = {
-    "chat": (*COMMON, "messages", "max_completion_tokens", "tools", KWARGS, EFFORT),
+    "chat": (*COMMON, "messages", "max_completion_tokens", *TOOLS, KWARGS, EFFORT),
     "completion": (*COMMON, "prompt"),
 }
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "top_k")
@@ -41,8 +43,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "echo": (False, None),
     "suffix": ("", None),
     "response_format": ({"type": "text"}, None),
-    "tool_choice": ("auto", "none", None),
-    "parallel_tool_calls": (True, False, None),
 }
 """Fields that are not supported, and the values with which they ask for nothing."""
 
@@ -54,7 +54,7 @@ class Job:
     kind: Literal["chat", "completion"]
     options: RunOptions
     messages: tuple[dict[str, Any], ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: ToolUse = field(default_factory=ToolUse)
     prompt: str = ""
     stop: tuple[str, ...] = ()
     stream: bool = False
@@ -111,8 +111,7 @@ def parse_request(kind: Literal["chat", "completion"], body: Mapping[str, Any], 
     if kind == "completion":
         return replace(job, prompt=text_of(body.get("prompt"), "prompt"))
     template = template_request(body, defaults.thinking)
-    messages, tools = messages_of(body.get("messages")), tools_of(body.get("tools"))
-    return replace(job, messages=messages, tools=tools, template=template)
+    return replace(job, messages=messages_of(body.get("messages")), tools=tool_use(body), template=template)
 
 
 def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:

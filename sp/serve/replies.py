@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from sp.chat import Call
 from sp.serve.protocol import Job
 from sp.serve.worker import Done, Piece
 
@@ -16,7 +17,7 @@ class Reply:
     """Makes all JSON objects of one answer; they share an id."""
 
     def __init__(self, job: Job, model: str) -> None:
-        self.chat, self.include_usage = job.kind == "chat", job.include_usage
+        self.chat, self.include_usage, self._called = job.kind == "chat", job.include_usage, 0
         self._head = {
             "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -26,8 +27,12 @@ class Reply:
     def whole(self, pieces: Sequence[Piece], done: Done) -> dict[str, Any]:
         """The one object of an answer that is not streamed."""
         text, reasoning = ("".join(part) for part in ([p.text for p in pieces], [p.reasoning for p in pieces]))
-        thought = {"reasoning_content": reasoning} if reasoning else {}
-        content = {"message": {"role": "assistant", "content": text, **thought}} if self.chat else {"text": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls := [self._call(call) for piece in pieces for call in piece.calls]:
+            message |= {"content": text or None, "tool_calls": calls}
+        content = {"message": message} if self.chat else {"text": text}
         choice = {"index": 0, **content, "finish_reason": done.finish_reason, "logprobs": None}
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head, "object": kind, "choices": [choice], "usage": done.usage}
@@ -37,9 +42,19 @@ class Reply:
         return self._chunk({"role": "assistant", "content": ""}) if self.chat else b""
 
     def piece(self, piece: Piece) -> bytes:
-        """One chunk; of a chat with thinking and answer, each under its name."""
+        """A chunk, of a chat with thinking and answer under their names; two for a call: its name, its arguments."""
+        if not self.chat:
+            return self._chunk(piece.text)
         named = {"reasoning_content": piece.reasoning, "content": piece.text}
-        return self._chunk({name: text for name, text in named.items() if text} if self.chat else piece.text)
+        said = {name: text for name, text in named.items() if text}
+        chunks = [self._chunk(said)] if said else []
+        for call in piece.calls:
+            index, whole = self._called, self._call(call)
+            written = whole["function"]["arguments"]
+            whole["function"] |= {"arguments": ""}
+            chunks.append(self._chunk({"tool_calls": [{"index": index, **whole}]}))
+            chunks.append(self._chunk({"tool_calls": [{"index": index, "function": {"arguments": written}}]}))
+        return b"".join(chunks)
 
     def last(self, done: Done) -> bytes:
         """Why the answer ended, the usage if it was asked for, and the end mark."""
@@ -47,6 +62,12 @@ class Reply:
         if self.include_usage:
             end += event({**self._head, "object": self._kind, "choices": [], "usage": done.usage})
         return end + b"data: [DONE]\n\n"
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        """A call as clients read it, with an id of its own."""
+        self._called += 1
+        function = {"name": call.name, "arguments": call.json}
+        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
     @property
     def _kind(self) -> str:

@@ -1,12 +1,22 @@
-"""Tokens of a reply to text that can be sent at once: whole characters, thinking apart, no part of a stop string."""
+"""Tokens of a reply to what can be sent at once: whole characters, thinking and calls apart, no stop strings."""
 
 from __future__ import annotations
 
 import codecs
+from typing import NamedTuple
 
-from sp.chat import Split, Splitter, Thinks
+from sp.chat import Call, Splitter, Thinks
+from sp.chat.calling import Calling, CallSplitter
 from sp.chat.reasoning import overlap
 from sp.gguf import Tokenizer
+
+
+class Part(NamedTuple):
+    """A part of a reply: thinking, answer, calls of tools behind it."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[Call, ...] = ()
 
 
 class ReplyText:
@@ -16,16 +26,20 @@ class ReplyText:
     ----------
     tokenizer : Tokenizer
     stops : tuple of str
-        Strings that end the answer and are not part of it; they do not end thinking.
+        Strings that end the answer and are not part of it; they end neither thinking nor calls.
     thinks : Thinks, optional
         How the model marks its thinking.
     begins : bool
         Whether the answer begins a text, as a reply of a chat does, or goes on with that of the prompt.
+    calling : Calling, optional
+        How the model calls tools.
 
     Attributes
     ----------
     stopped : bool
-        Whether a stop string was met.
+        Whether a stop string was met, or the only call that was wanted.
+    called : bool
+        Whether there was a call.
     reasoning_tokens : int
         Tokens of thinking, marks included.
     """
@@ -37,31 +51,43 @@ class ReplyText:
         thinks: Thinks | None = None,
         *,
         begins: bool = True,
+        calling: Calling | None = None,
     ) -> None:
-        self.stopped, self.reasoning_tokens = False, 0
+        self.stopped, self.called, self.reasoning_tokens = False, False, 0
         self._tokenizer, self._stops = tokenizer, stops
         self._marks = thinks.marks.tokens if thinks else ()
-        self._splitter = Splitter(thinks)
+        self._marks += (calling.style.begin, calling.style.end) if calling else ()
+        self._splitter, self._calls = Splitter(thinks), CallSplitter(calling)
         self._bytes = tokenizer.decoder(begins=begins)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
-    def push(self, token: int) -> Split:
+    def push(self, token: int) -> Part:
         """Text that is certain after one more token; no answer after a stop."""
         raw = self._bytes.push(token)
         if token in self._tokenizer.special_ids and self._tokenizer.token_text(token) not in self._marks:
-            return Split()
+            return Part()
         before = self._splitter.thinking
         split = self._splitter.push(self._decoder.decode(raw))
         self.reasoning_tokens += before or self._splitter.thinking
-        return Split(split.reasoning, self._take(split.content))
+        said = self._calls.push(split.content)
+        return self._part(split.reasoning, said.text, said.calls)
 
-    def finish(self) -> Split:
+    def finish(self) -> Part:
         """What was held back."""
         last, end = self._splitter.push(self._decoder.decode(b"", final=True)), self._splitter.finish()
-        content = self._take(last.content + end.content) + self._held
-        self._held = ""
-        return Split(last.reasoning + end.reasoning, content)
+        said, rest = self._calls.push(last.content + end.content), self._calls.finish()
+        part = self._part(last.reasoning + end.reasoning, said.text + rest.text, said.calls + rest.calls)
+        held, self._held = self._held, ""
+        return part._replace(content=part.content + held)
+
+    def _part(self, reasoning: str, text: str, calls: tuple[Call, ...]) -> Part:
+        """What may be sent, and whether that is the end."""
+        content = self._take(text)
+        calls = () if self.stopped else calls
+        self.called |= bool(calls)
+        self.stopped |= self._calls.done
+        return Part(reasoning, content, calls)
 
     def _take(self, new: str) -> str:
         if self.stopped:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sp.chat import Split
+from sp.chat import Call
 from sp.errors import SpError
 from sp.kernels import device_errors
 from sp.pipeline import Pipeline, RunResult
 from sp.serve.errors import RequestError, as_request_error
+from sp.serve.lanes import Lane, Lanes
 from sp.serve.messages import to_prompt
 from sp.serve.metrics import Metrics
 from sp.serve.protocol import Job
-from sp.serve.text import ReplyText
+from sp.serve.text import Part, ReplyText
+from sp.serve.usage import usage
 
 log = logging.getLogger("sp.serve")
 
@@ -30,10 +31,11 @@ class CancelledError(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the reply: answer, and thinking before it."""
+    """A part of the reply: answer, thinking before it, and calls of tools behind it."""
 
     text: str
     reasoning: str = ""
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Ticket:
 
     job: Job
     emit: Callable[[Event], None]
+    lane: Lane = ("", "")
     submitted: float = field(default_factory=time.perf_counter)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -76,7 +79,7 @@ class Ticket:
 
 
 class Worker:
-    """Runs tickets one by one, in the order they came.
+    """Runs tickets one by one; clients take turns.
 
     Parameters
     ----------
@@ -84,12 +87,12 @@ class Worker:
         Nobody else may run it meanwhile.
     metrics : Metrics
     limit : int
-        Tickets that may wait.
+        Tickets that may wait. A client who has none, or few, takes the place of one who has many.
     """
 
     def __init__(self, pipeline: Pipeline, metrics: Metrics, limit: int = 32) -> None:
         self.pipeline, self.metrics, self.limit = pipeline, metrics, limit
-        self._waiting: deque[Ticket] = deque()
+        self._waiting: Lanes[Ticket] = Lanes()
         self._current: Ticket | None = None
         self._changed = threading.Condition()
         self._closed = False
@@ -107,33 +110,37 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: Job, emit: Callable[[Event], None]) -> Ticket:
+    def submit(self, job: Job, emit: Callable[[Event], None], lane: Lane = ("", "")) -> Ticket:
         """Queue a job; RequestError when there is no room or no more work is taken."""
-        ticket = Ticket(job, emit)
+        ticket, displaced = Ticket(job, emit, lane), None
+        busy = RequestError(f"{self.limit} requests wait already; try again later", status=503, code="busy")
         with self._changed:
             if self._closed:
                 raise _stopping()
             if len(self._waiting) >= self.limit:
-                raise RequestError(f"{self.limit} requests wait already; try again later", status=503, code="busy")
-            self._waiting.append(ticket)
+                displaced = self._waiting.greediest(beside=lane[0])
+                if displaced is None:
+                    raise busy
+                self._waiting.remove(displaced.lane, displaced)
+            self._waiting.add(lane, ticket)
             self._changed.notify()
+        if displaced is not None:
+            self._fail(displaced, busy)
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Forget a ticket: at once if it waits, at its next token or layer if it is at work; nothing if it is done."""
         ticket.cancelled.set()
         with self._changed:
-            if ticket not in self._waiting:
+            if not self._waiting.remove(ticket.lane, ticket):
                 return
-            self._waiting.remove(ticket)
         self.metrics.requests.labels("cancelled").inc()
 
     def close(self) -> None:
         """Take no more work and refuse what waits; the ticket at work goes on."""
         with self._changed:
             self._closed = True
-            refused = list(self._waiting)
-            self._waiting.clear()
+            refused = self._waiting.clear()
             self._changed.notify()
         for ticket in refused:
             self._fail(ticket, _stopping())
@@ -152,7 +159,7 @@ class Worker:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
-                ticket = self._current = self._waiting.popleft()
+                ticket = self._current = self._waiting.next()
             try:
                 with device_errors():
                     self._serve(ticket)
@@ -174,11 +181,12 @@ class Worker:
         ticket.check()
         prompt = to_prompt(job, target.template, target.tokenizer)
         rendered = time.perf_counter()
-        text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat")
+        calling = job.tools.calling(target.template)
+        text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat", calling=calling)
 
-        def emit(part: Split) -> None:
-            if part.reasoning or part.content:
-                ticket.emit(Piece(part.content, part.reasoning))
+        def emit(part: Part) -> None:
+            if any(part):
+                ticket.emit(Piece(part.content, part.reasoning, part.calls))
 
         def on_token(token: int) -> bool:
             ticket.check()
@@ -190,7 +198,8 @@ class Worker:
         long = len(result.answer.tokens) == job.options.max_new_tokens and not text.stopped
         queued, render = start - ticket.submitted, rendered - start
         self._count(result, queued, render)
-        ticket.emit(Done("length" if long else "stop", usage(result, queued, render, text.reasoning_tokens)))
+        why = "length" if long else "tool_calls" if text.called else "stop"
+        ticket.emit(Done(why, usage(result, queued, render, text.reasoning_tokens)))
 
     def _count(self, result: RunResult, queued: float, render: float) -> None:
         metrics = self.metrics
@@ -201,33 +210,6 @@ class Worker:
         counts = {"prompt": len(result.prompt), "kept": result.kept_tokens, "generated": len(result.answer.tokens)}
         for kind, count in counts.items():
             metrics.tokens.labels(kind).inc(count)
-
-
-def usage(result: RunResult, queued: float, render: float, reasoning: int = 0) -> dict[str, Any]:
-    """OpenAI's usage block; under `sp` what compression did, what each stage cost and what a draft's guesses gave."""
-    prompt, generated = len(result.prompt), len(result.answer.tokens)
-    stages = [{"name": "render", "tokens": 0, "ms": 1e3 * render}]
-    stages += [{"name": s.name, "tokens": s.tokens, "ms": 1e3 * s.seconds} for s in result.answer.trace.stages]
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
-        "sp": {
-            "compressed": result.selection is not None,
-            "reason": result.decision.reason,
-            "window": result.answer.trace.facts.get("window"),
-            "kept_tokens": result.kept_tokens,
-            "positions": result.answer.trace.facts.get("positions", []),
-            "break_even_tokens": result.decision.break_even_tokens,
-            "break_even_source": result.decision.break_even_source,
-            "acceptance_length": result.answer.acceptance_length,
-            "tokens_by_pass": list(result.answer.passes),
-            "queue_ms": 1e3 * queued,
-            "ttft_ms": 1e3 * (render + result.answer.ttft_s),
-            "stages": stages,
-        },
-    }
 
 
 def _stopping() -> RequestError:

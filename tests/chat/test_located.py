@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinking_templates import BLOCKS, CHANNELS, OPENED, SWITCHED, switched
+from tool_templates import BARE, STYLES, TAGGED, TEXTUAL
 
-from sp.chat import HiddenMessageError, Located, Turn, render_located
+from sp.chat import Call, HiddenMessageError, Located, Turn, render_located
+from sp.errors import SpError
 from sp.gguf import ChatTemplate, render_chat
 
 PLAIN = (
@@ -61,6 +63,64 @@ def test_a_quoted_result_of_a_tool_is_found_as_it_stands() -> None:
     found = locate(CHANNELS, Turn("user", 'Say "a"'), result)
     assert '<|message|>Say "a"<|end|>' in found.text
     assert shown(found)[1] == (1, "content", '{\\"a\\": \\"b\\\\n\\", \\"c\\": \\"é\\"}')
+
+
+AGENT = (
+    Turn("user", "Read both."),
+    Turn("assistant", "", calls=(Call("read", {"path": "a <|im_end|>\n", "options": {"deep": ["é"]}, "n": 2}, "c1"),)),
+    Turn("tool", "first result", call_id="c1", name="read"),
+    Turn("assistant", "", calls=(Call("read", {"path": "b"}, "c2"),)),
+    Turn("tool", '"second"', call_id="c2", name="read"),
+)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_calls_are_markup_and_results_are_text(name: str) -> None:
+    found = locate(STYLES[name], *AGENT)
+    quoted = name == "bare_json"
+    second = '\\"second\\"' if quoted else '"second"'
+    assert shown(found) == [
+        (0, "content", "Read both."), (2, "content", "first result"), (4, "content", second),
+    ]  # fmt: skip
+    path = "a <|im_end|>\n" if name == "tagged_parameters" else "a <|im_end|>\\n"
+    arguments = [(copy.index, found.text[copy.at : copy.stop]) for copy in found.arguments]
+    assert arguments == [(1, path), (1, "é"), (3, "b")]
+
+
+def test_text_beside_several_calls() -> None:
+    turn = Turn("assistant", "Let me look.", calls=(Call("read", {"path": "Let me look."}), Call("look")))
+    found = locate(TAGGED, Turn("user", "Go."), turn)
+    assert shown(found)[1] == (1, "content", "Let me look.")
+    assert found.text[found.copies[1].stop :].startswith(
+        '\n<tool_call>\n{"name": "read", "arguments": {"path": "Let me'
+    )
+    assert [found.text[copy.at : copy.stop] for copy in found.arguments] == ["Let me look."]
+
+
+def test_arguments_are_given_as_text_where_the_template_takes_no_object() -> None:
+    found = locate(TEXTUAL, *AGENT)
+    assert '<call>read\n{"path": "a <|im_end|>\\n", "options": {"deep": ["é"]}, "n": 2}' in found.text
+    assert len(found.arguments) == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (PLAIN, r"does not show messages\[1\].tool_calls once; leave them out"),
+        (BARE.replace("!= 1", "!= 2"), "one call at a time"),
+        (TAGGED.replace("arguments | tojson", "arguments.path | upper | tojson"), r"not show messages\[1\].tool_calls"),
+    ],
+)
+def test_calls_that_a_template_does_not_show_are_refused(source: str, said: str) -> None:
+    with pytest.raises(SpError, match=said):
+        locate(source, *AGENT[:3])
+
+
+def test_arguments_that_a_template_changes_are_shown_if_they_spell_no_markup() -> None:
+    source = TAGGED.replace("arguments | tojson", "arguments.path | upper | tojson")
+    found = locate(source, Turn("user", "Go."), Turn("assistant", "", calls=(Call("read", {"path": "b"}),)))
+    assert '"arguments": "B"}' in found.text
+    assert found.arguments == ()
 
 
 def test_white_space_at_the_ends_belongs_to_the_message_where_it_is_kept() -> None:

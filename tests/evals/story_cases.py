@@ -1,9 +1,10 @@
-"""What tests of stories share: training phrases, and how often scorers that read no model keep the answer."""
+"""What tests of stories share: tasks and training phrases, frames as patterns, and what reads no model keeps."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -14,8 +15,10 @@ import numpy as np
 
 from sp.evals import TASKS, Example
 from sp.evals.run import counter
+from sp.evals.story import StoryTask
 from sp.gguf import GGUFFile, Tokenizer
 from sp.pipeline import embedded
+from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, ScoreRequest
 from sp.selection import SELECTORS, SelectionRequest
 
@@ -52,20 +55,6 @@ def shared(name: str) -> set[str]:
     return (ours & theirs) - {""}
 
 
-def example(name: str, index: int, tokens: int = 2048, **options: Any) -> Example:
-    """An example in the embedded vocabulary."""
-    return TASKS.build(name, options).example(index, tokens, counter(tokenizer()))
-
-
-def check(one: Example, tokens: int) -> None:
-    """Its length, its evidence, and that evidence and question do not give the answer away."""
-    count = counter(tokenizer())
-    used = count(one.document) + count(one.question)
-    assert 0.9 * tokens - 40 <= used <= tokens - 16
-    assert all(one.document.count(text) == 1 for text in one.needles)
-    assert not any(answer in one.question for answer in one.answers)
-
-
 @cache
 def tokenizer() -> Tokenizer:
     """Of the embedded target."""
@@ -73,25 +62,64 @@ def tokenizer() -> Tokenizer:
         return Tokenizer.from_gguf(file)
 
 
+def count(text: str) -> int:
+    """Tokens of a text for the embedded target."""
+    return counter(tokenizer())(text)
+
+
+def built(name: str, **options: object) -> StoryTask:
+    """A task that tells a story."""
+    task = TASKS.build(name, options)
+    assert isinstance(task, StoryTask)
+    return task
+
+
+def example(name: str, index: int, tokens: int = 2048, **options: Any) -> Example:
+    """An example in the embedded vocabulary."""
+    return built(name, **options).example(index, tokens, count)
+
+
+def check(one: Example, tokens: int) -> None:
+    """Its length, its evidence, and that the question does not give the answer away."""
+    assert 0.9 * tokens - 40 <= count(one.document) + count(one.question) <= tokens - 16
+    assert one.needles
+    assert all(one.document.count(text) == 1 for text in one.needles)
+    assert not any(answer in one.question for answer in one.answers)
+
+
+def pattern(frame: str, **slots: str) -> str:
+    """A frame as a regular expression with a group for each slot, the first letter large or small."""
+    parts = re.split(r"\{(\w+)\}", frame)
+    found = [re.escape(parts[0])]
+    for name, text in zip(parts[1::2], parts[2::2], strict=True):
+        found += [f"(?P<{name}>{slots[name]})", re.escape(text)]
+    return "".join(found)
+
+
+def read(frames: Sequence[str], text: str, **slots: str) -> dict[str, str] | None:
+    """Slots of the one frame that a whole text was made with; None if it is none of them."""
+    found = [match.groupdict() for one in frames if (match := re.fullmatch(pattern(one, **slots), text))]
+    assert len(found) <= 1, (text, found)
+    return found[0] if found else None
+
+
 def shares(task: str, scorers: tuple[str, ...], tokens: int, n: int, keep: float = 0.05, **options: Any) -> list[float]:
     """Of n examples, the share in which a scorer keeps some place where the answer stands, by scorer.
 
     Lenient: the answer's tokens in the evidence that holds it, without the rest of the evidence.
     """
-    count = counter(tokenizer())
-    built = TASKS.build(task, options)
     hits, asked = np.zeros(len(scorers)), 0
     for index in range(n):
-        example = built.example(index, tokens, count)
-        if example.needles and any(one in text for one in example.answers for text in example.needles):
+        made = TASKS.build(task, options).example(index, tokens, count)
+        if made.needles and any(one in text for one in made.answers for text in made.needles):
+            prompt = made.prompt(None).tokenise(tokenizer())
             asked += 1
-            hits += [kept(example, scorer, keep, index) for scorer in scorers]
+            hits += [kept(made, prompt, scorer, keep, index) for scorer in scorers]
     return list(hits / asked)
 
 
-def kept(example: Example, scorer: str, keep: float, seed: int) -> bool:
+def kept(example: Example, prompt: TokenisedPrompt, scorer: str, keep: float, seed: int) -> bool:
     """Whether every token of the answer in the evidence that holds it is kept."""
-    prompt = example.prompt(None).tokenise(tokenizer())
     n = len(prompt)
     request = ScoreRequest(
         model=None,  # type: ignore[arg-type]

@@ -1,21 +1,11 @@
-"""What a function gives back: definitions are looked up in the text, and words do not help."""
+"""What a function gives back: definitions are looked up in the text."""
 
 from __future__ import annotations
 
 import random
 import re
 
-from story_cases import train
-from unmatched import (
-    built,
-    check_bad_options,
-    check_examples,
-    check_held_out,
-    check_stories,
-    check_words_do_not_help,
-    count,
-    read,
-)
+from story_cases import built, count, read, train
 
 from sp.evals.tasks.code import HELD_OUT
 
@@ -88,25 +78,3 @@ def test_filler_defines_nothing_of_a_story() -> None:
     assert names
     assert not any(re.search(rf"\b{name}\b", around) for name in names)
     assert sum(around.count(f"\n{word} ") for word in ("def", "func", "const", "val")) > 400
-
-
-def test_examples() -> None:
-    check_examples("code")
-
-
-def test_stories() -> None:
-    check_stories("code", HELD_OUT)
-    check_stories("code", train("code"))
-
-
-def test_held_out() -> None:
-    # How a function is called and how words are joined is what these mean.
-    check_held_out("code", shared=("calls", "function_names", "constant_names"))
-
-
-def test_words_do_not_help() -> None:
-    check_words_do_not_help("code")
-
-
-def test_bad_options() -> None:
-    check_bad_options("code")

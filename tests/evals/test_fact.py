@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from story_cases import check, example, shared, train
+from story_cases import check, example, strings, train
 
 from sp.errors import ConfigError
 from sp.evals.tasks.fact import HELD_OUT, Fact
@@ -65,7 +65,10 @@ def test_every_question_of_a_story(facts: int) -> None:
 
 def test_phrases_are_held_out() -> None:
     named = {form.name for form in HELD_OUT.forms} | set(HELD_OUT.fillers)
-    assert shared("fact") <= named | {"adjective-noun", "snake", "upper", "number"}
+    ours, theirs = ({one.strip().lower() for one in strings(of)} for of in (HELD_OUT, train("fact")))
+    assert ours & theirs <= named | {"", "adjective-noun", "snake", "upper", "number"}
+    assert len(ours) > 50
+    assert len(theirs) > 500
     plain = [frame.replace("{alias}", "{key}").strip() for form in HELD_OUT.forms for frame in form.frames]
     trained = [frame.replace("{alias}", "{key}") for form in train("fact").forms for frame in form.frames]
     assert len(trained) > 3000

@@ -18,6 +18,7 @@ from sp.errors import ConfigError, PromptError
 from sp.evals import TASKS
 from sp.evals.formats.file_task import FORMATS, FileTask, recognise
 from sp.evals.formats.own import METRICS
+from sp.evals.formats.record_task import RecordTask
 from sp.evals.formats.records import Records
 from sp.gguf import ChatTemplate
 
@@ -205,7 +206,9 @@ def test_every_format_is_known_by_its_fields_and_is_a_task(tmp_path: Path) -> No
     assert set(files) == set(FORMATS)
     for name, record in files.items():
         assert recognise(put(tmp_path / f"{name}.jsonl", record)) == name
-        assert issubclass(TASKS.class_of(f"{name}_file"), FileTask)
+        known = TASKS.class_of(f"{name}_file")
+        assert issubclass(known, FileTask)
+        assert hasattr(known, "read") == issubclass(known, RecordTask) == (name != "nolima")
     with pytest.raises(ConfigError, match=r"is of no known format; .*own: context, question, answers"):
         recognise(put(tmp_path / "other.jsonl", {"a": 1}))
 

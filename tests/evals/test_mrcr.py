@@ -1,4 +1,4 @@
-"""The i-th of look-alikes: a second reader finds the answer in the text, and words do not."""
+"""The i-th of look-alikes: a second reader finds the answer in the text."""
 
 from __future__ import annotations
 
@@ -6,19 +6,7 @@ import random
 import re
 
 import pytest
-from story_cases import train
-from unmatched import (
-    built,
-    check_bad_options,
-    check_examples,
-    check_fresh,
-    check_held_out,
-    check_stories,
-    check_words_do_not_help,
-    count,
-    pattern,
-    read,
-)
+from story_cases import built, count, pattern, read
 
 from sp.errors import ConfigError
 from sp.evals.text.pieces import FRESH, HELD_OUT, MrcrPhrases
@@ -102,25 +90,6 @@ def test_a_piece_ends_with_what_is_asked_for(phrases: str) -> None:
     assert all(one.endswith("{code}.") for one in SETS[phrases].closings)
 
 
-def test_examples() -> None:
-    check_examples("mrcr")
-
-
-def test_stories() -> None:
-    check_stories("mrcr", HELD_OUT)
-    check_stories("mrcr", train("mrcr"), body=8)
-
-
-def test_held_out() -> None:
-    check_held_out("mrcr")
-    check_fresh("mrcr")
-
-
-def test_words_do_not_help() -> None:
-    check_words_do_not_help("mrcr")
-
-
 def test_bad_options() -> None:
-    check_bad_options("mrcr")
     with pytest.raises(ConfigError, match="body must be at least 0"):
         built("mrcr", body=-1)

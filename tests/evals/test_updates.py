@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from story_cases import check, example, shared, shares, train
+from story_cases import check, example, train
 
 from sp.errors import ConfigError
 from sp.evals.tasks.updates import HELD_OUT, UNKNOWN, Updates
@@ -108,11 +108,3 @@ def test_a_value_is_told_once() -> None:
     for seed in range(4):
         found = re.findall(r"\d+", " ".join(Updates().story(random.Random(seed), HELD_OUT, 160).passages))
         assert len(set(found)) == len(found) == 160
-
-
-def test_phrases_are_held_out() -> None:
-    assert not shared("updates")
-
-
-def test_words_do_not_lead_there() -> None:
-    assert max(shares("updates", ("lexical", "bm25"), 8192, 40, never=0)) <= 0.1

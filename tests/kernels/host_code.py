@@ -35,7 +35,7 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path)
     text = re.sub(r"#pragma (once|unroll.*)|^#line.*$|^SP_DEVICE u32 shared_address.*$", "", text, flags=re.MULTILINE)
     file = folder / "host.cpp"
     file.write_text((HERE / "host_warp.h").read_text(encoding="utf-8") + text + driver, encoding="utf-8")
-    options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
+    options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
     named = [f"-D{name}={int(value)}" for name, value in defines.items()]
     done = subprocess.run(
         [compiler, *options, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False

@@ -14,12 +14,19 @@ from sp.kernels.hashing import all_sources, bare, kernel_hash
 PACKAGE = Path(sp.__file__).parent
 
 
-@pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Edits a copy of the package, ``edit(name, old, new)``, and returns the hash of a source before and after."""
-    package = tmp_path / "sp"
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A copy of the package, and hashes of sources in it as it is."""
+    package = tmp_path_factory.mktemp("house") / "sp"
     for room in ("kernels", "ops"):
         shutil.copytree(PACKAGE / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+    return package, {}
+
+
+@pytest.fixture
+def copied(house: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch):
+    """Edits a copy of the package, ``edit(name, old, new)``, and returns the hash of a source before and after."""
+    package, unedited = house
     monkeypatch.setattr(flatten, "CUDA", package / "kernels" / "cuda")
     monkeypatch.setattr(hashing, "host_digest", lambda source: host_code.host_digest(source, package))
 
@@ -29,15 +36,17 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def edit(source: str, name: str, old: str, new: str) -> tuple[str, str]:
         fresh()
-        before = kernel_hash([source])
+        if source not in unedited:
+            unedited[source] = kernel_hash([source])
+            fresh()
         path = sorted(package.rglob(name))[-1]  # of two, the operation rather than its declaration
         text = path.read_text()
         assert old in text, f"{old!r} is not in {name}"
         path.write_text(text.replace(old, new, 1))
-        fresh()
-        after = kernel_hash([source])
-        path.write_text(text)
-        return before, after
+        try:
+            return unedited[source], kernel_hash([source])
+        finally:
+            path.write_text(text)
 
     yield edit
     fresh()

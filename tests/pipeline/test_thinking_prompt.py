@@ -37,7 +37,7 @@ def recall(pair: Pipeline, options: RunOptions, known: bool = True) -> float:
         example = task.example(index, 1024, lambda text: len(pair.target.tokenizer.encode(text)))
         prompt = pair.tokenise(example.prompt(pair.target.template))
         if not known:
-            spans = tuple(span for span in prompt.prompt.spans if span.kind != "question")
+            spans = tuple(span for span in prompt.prompt.spans if span.kind not in ("question", "plain"))
             prompt = replace(prompt, prompt=replace(prompt.prompt, spans=spans))
         _, selection = pair.select(pair.score(prompt, options), prompt, options)
         found.append(float(selection.kept[prompt.mask("needle")].mean()))

@@ -20,7 +20,7 @@ from sp.pipeline.window import Fit, fit, may_be_over
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
-from sp.serve.worker import usage
+from sp.serve.usage import usage
 from sp.studies.pages import run_report
 
 SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})

@@ -27,6 +27,9 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "top_p": [*CONSTRAINED, {"p": 0.1, "chunk_size": 8}, PLAIN | {"p": 1.0}],
     "zscore": [*CONSTRAINED, {"z": -1.0}, {"z": 1.0, "spread": "mad", "chunk_size": 8}],
     "adaptive": [*CONSTRAINED, {"rule": "entropy", "chunk_size": 8}, {"least": 0.2, "chunk_size": 8}],
+    "lines": [*CONSTRAINED, PLAIN | {"longest": 5}, {"longest": 1000}],
+    "json": [*CONSTRAINED, {"longest": 9, "min_run": 12}],
+    "segments": [*CONSTRAINED, PLAIN | {"longest": 5}, {"longest": 20}],
     "sentence": [*CONSTRAINED, {"longest": 5}, PLAIN | {"longest": 1000}],
 }
 MATRIX = [(name, options) for name, several in CONFIGURATIONS.items() for options in several]

@@ -37,10 +37,8 @@ def units_of(name: str, request: SelectionRequest, options: Mapping[str, Any]) -
     return [list(range(at, min(n, at + size))) for at in range(0, n, size)]
 
 
-def sentences_of(request: SelectionRequest, longest: int) -> list[list[int]]:
+def sentence_ends(text: str) -> list[int]:
     """Read the text character by character; a sentence ends at a stop before white space, or with a line."""
-    text, spans = request.text.decode(), request.spans
-    assert spans is not None
     ends, i = [], 0
     while i < len(text):
         j = i
@@ -67,6 +65,14 @@ def sentences_of(request: SelectionRequest, longest: int) -> list[list[int]]:
             i = j
         else:
             i += 1
+    return ends
+
+
+def sentences_of(request: SelectionRequest, longest: int) -> list[list[int]]:
+    """Sentences as tokens; a token is of the sentence it begins in."""
+    text, spans = request.text.decode(), request.spans
+    assert spans is not None
+    ends = sentence_ends(text)
     marks = [len(text[:end].encode()) for end in ends]
     sentences: list[list[int]] = [[]]
     for token, (start, _) in enumerate(spans.tolist()):

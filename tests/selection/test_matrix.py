@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection_cases import CONFIGURATIONS, MATRIX, REQUESTS, make_request
 from selection_reference import slow_select
+from structured_reference import STRUCTURED, slow_structured
 
 from sp.errors import ConfigError, PromptError
 from sp.selection import SELECTORS, Constrained, Selection, SelectionRequest
@@ -103,7 +104,8 @@ def test_a_larger_keep_ratio_keeps_all_that_a_smaller_one_keeps(
 def test_equals_the_slow_reference(name: str, options: dict[str, Any], request: SelectionRequest) -> None:
     if fits(name, options, request):
         kept = SELECTORS.build(name, options).select(request).indices
-        assert set(kept.tolist()) == slow_select(name, request, options)
+        slow = slow_structured if name in STRUCTURED else slow_select
+        assert set(kept.tolist()) == slow(name, request, options)
 
 
 @pytest.mark.parametrize("name", list(CONFIGURATIONS))
@@ -152,6 +154,7 @@ def test_shared_options_are_checked(name: str, options: dict[str, Any], message:
         ("adaptive", {"least": 0.0}, "least must be"),
         ("adaptive", {"rule": "knee"}, "Known: elbow, entropy"),
         ("sentence", {"longest": 0}, "longest must be at least 1"),
+        ("lines", {"longest": 0}, "longest must be at least 1"),
     ],
 )
 def test_own_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:

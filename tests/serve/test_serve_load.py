@@ -114,13 +114,13 @@ def test_a_full_queue_says_so_and_a_stalled_body_is_dropped(pair: Pipeline) -> N
     limits = Limits(body_bytes=1 << 20, body_seconds=0.3)
     with tool.serving(pair, queue=2, limits=limits) as small:
         text = tool.document("quiet-lantern", 7, 150)
-        body = {"messages": [{"role": "user", "content": text}], "sp": {"off": True}}
+        body = {"messages": [{"role": "user", "content": text}], "sp": {"off": True}, "user": "me"}
         held = [raw_request(small, body)]
         tool.until(lambda: small.worker.state["running"])
         held += [raw_request(small, body), raw_request(small, body)]
         tool.until(lambda: small.worker.state["waiting"] == 2)
         with pytest.raises(openai.InternalServerError, match="try again later") as caught:
-            client(small).chat.completions.create(model="any", messages=chat(*TASKS[0]))
+            client(small).chat.completions.create(model="any", messages=chat(*TASKS[0]), user="me")
         assert caught.value.status_code == 503
         slow = socket.create_connection(("127.0.0.1", small.port))
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -206,6 +206,69 @@ def test_the_command_ends_in_order_on_sigterm() -> None:
     finally:
         if process.poll() is None:
             process.kill()
+
+
+def test_a_killed_server_starts_clean(expected: dict[str, str]) -> None:
+    """SIGKILL in the middle of an answer, then the same command: same port, nothing left over, right answers."""
+    key, value = TASKS[0]
+    body = {"messages": chat(key, value), "stream": True, "max_tokens": 200} | ALWAYS
+    port = "0"
+    for life in range(2):
+        command = [sys.executable, "-m", "sp.cli", "serve", "--port", port, "--device", "cpu", "--keep-ratio", "0.5"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            url = re.search("http://[0-9.:]+", process.stderr.readline())[0]  # type: ignore
+            port = url.rpartition(":")[2]
+            tool.until(lambda at=url: _up(at), 30)
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as reply:
+                lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
+                if life == 0:
+                    assert [next(lines), next(lines)]
+                    process.kill()
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        list(lines)
+                    assert process.wait(10) == -signal.SIGKILL
+                    continue
+                deltas = [json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in lines]
+            assert "".join(deltas).startswith(expected[key])
+            assert httpx.get(f"{url}/health").json()["waiting"] == 0
+            told = httpx.get(f"{url}/metrics").text
+            assert 'sp_requests_total{outcome="ok"} 1.0' in told
+            assert "cancelled" not in told
+        finally:
+            process.kill()
+            process.communicate()
+
+
+class Counting(Pipeline):
+    """Counts the tokens of its answers."""
+
+    tokens = 0
+
+    def run(self, *given: Any, on_token: Any, **named: Any) -> Any:
+        def count(token: int) -> Any:
+            Counting.tokens += 1
+            time.sleep(0.01)
+            return on_token(token)
+
+        return super().run(*given, on_token=count, **named)
+
+
+def test_a_client_that_leaves_in_the_middle_of_an_answer_frees_its_work(
+    pair: Pipeline, expected: dict[str, str]
+) -> None:
+    key, value = TASKS[0]
+    with tool.serving(Counting(pair.target, pair.drafter), answer=4096) as fresh:
+        prompt = "The grass is green. " * 20
+        body = {"prompt": prompt, "stream": True, "max_tokens": 4096, "sp": {"off": True}}
+        Counting.tokens = 0
+        with httpx.stream("POST", f"{fresh.url}/v1/completions", json=body, timeout=30) as reply:
+            assert next(line for line in reply.iter_lines() if line)
+            after = client(fresh).chat.completions.with_raw_response.create
+        answer = after(model="any", messages=chat(key, value), extra_body=ALWAYS, max_tokens=12).parse()
+        assert answer.choices[0].message.content == expected[key]
+        assert Counting.tokens < 200
+        assert outcomes(fresh)["cancelled"] == 1
 
 
 def _up(url: str) -> bool:

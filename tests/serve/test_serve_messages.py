@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sp.chat import Call
+from sp.chat.calling import Calling
+from sp.chat.calls import CALLS
 from sp.gguf import Tokenizer
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.pipeline import Pipeline
@@ -91,6 +95,17 @@ def test_text_comes_in_whole_characters_and_stops_before_a_stop(pair: Pipeline) 
     assert cut.stopped
     held = ReplyText(tokenizer, ("here!",))
     assert "".join([*(held.push(token).content for token in ids), held.finish().content]) == "añ日 then STOP here"
+
+
+def test_marks_of_calls_may_be_special_tokens(pair: Pipeline) -> None:
+    style = replace(CALLS[1], begin="<|im_start|>", end="<|im_end|>")
+    answer = ReplyText(pair.target.tokenizer, calling=Calling(style, ()))
+    ids = pair.target.tokenizer.encode('Look. <|im_start|>{"name": "f"}<|im_end|>').ids.tolist()
+    parts = [answer.push(token) for token in ids]
+    assert "".join(part.content for part in parts) == "Look."
+    assert [call for part in parts for call in part.calls] == [Call("f")]
+    assert answer.called
+    assert not answer.stopped
 
 
 def test_the_space_that_sentencepiece_writes_in_front_of_a_reply_is_not_sent() -> None:

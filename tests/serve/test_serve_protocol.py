@@ -9,11 +9,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sp.chat import Call
 from sp.serve.errors import RequestError
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json, parse_request
+from sp.serve.tools import ToolUse
 
 HELLO = [{"role": "user", "content": "hi"}]
+DEEP = json.loads('{"a":' * 70 + "1" + "}" * 70)
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look", **function}}
+
+
+def call(**function: Any) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}", **function}}
+
+
+def say(**message: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, **message}
+
+
+def result(**message: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": "seen", "tool_call_id": "c1", **message}
+
+
+LOOK = tool()
 DEFAULTS = Defaults(max_new_tokens=64)
 
 
@@ -51,7 +73,7 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "not supported"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "no call"),
         ({"max_tokens": -1}, "max_tokens", "from 1 to 64"),
         ({"max_tokens": 65}, "max_tokens", "from 1 to 64"),
         ({"max_tokens": 2**53}, "max_tokens", "from 1 to 64"),
@@ -67,6 +89,40 @@ def test_what_is_no_body(raw: bytes, said: str) -> None:
         ({"stop": [""]}, "stop", "1 to 256"),
         ({"stop": ["a"] * 17}, "stop", "16"),
         ({"tools": {}}, "tools", "list"),
+        ({"tools": [{"name": "f"}]}, "tools[0]", "no function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "send a string"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "letters"),
+        ({"tools": [LOOK, LOOK]}, "tools[1]", "twice"),
+        ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters", "schema"),
+        ({"tools": [tool(description=3)]}, "tools[0].function.description", "a string"),
+        ({"tools": [tool(strict=True)]}, "tools[0].function.strict", "leave it out"),
+        ({"tools": [tool(description="\ud800")]}, "tools", "surrogate"),
+        ({"tools": [tool(parameters=DEEP)]}, "tools", "nested"),
+        ({"tools": [LOOK] * 257}, "tools", "256"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tool_choice": "any"}, "tool_choice", "none, auto, required"),
+        ({"tool_choice": 3}, "tool_choice", "send one of"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "none of the tools"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+        ({"messages": [say(tool_calls={})]}, "messages[0].tool_calls", "list"),
+        ({"messages": [say(tool_calls=[call(arguments="{")])]}, "messages[0].tool_calls[0].function.arguments", "JSON"),
+        (
+            {"messages": [say(tool_calls=[call(arguments=1)])]},
+            "messages[0].tool_calls[0].function.arguments",
+            "string",
+        ),
+        ({"messages": [say(tool_calls=[call(name="<x>")])]}, "messages[0].tool_calls[0].function.name", "letters"),
+        ({"messages": [say(tool_calls=[call() | {"id": ""}])]}, "messages[0].tool_calls[0].id", "id of 1"),
+        ({"messages": [say(tool_calls=[call(), call()])]}, "messages[0].tool_calls", "twice"),
+        ({"messages": [say(tool_calls=[call()])]}, "messages[0].tool_calls", "no message of role tool answers 'c1'"),
+        ({"messages": [say(tool_calls=[call()]), HELLO[0]]}, "messages[0].tool_calls", "answers 'c1'"),
+        ({"messages": [HELLO[0], result()]}, "messages[1].tool_call_id", "'c1' answers no call"),
+        ({"messages": [say(tool_calls=[call()]), result(), result()]}, "messages[2].tool_call_id", "no call"),
+        ({"messages": [say(tool_calls=[call()]), result(tool_call_id=None)]}, "messages[1].tool_call_id", "a string"),
+        ({"messages": [say(tool_calls=[call()]), result(content=None)]}, "messages[1].content", "a string"),
+        ({"messages": [HELLO[0] | {"tool_calls": [call()]}]}, "messages[0].tool_calls", "unknown"),
+        ({"messages": [HELLO[0] | {"function_call": {}}]}, "messages[0].function_call", "not supported"),
         ({"messages": HELLO, "mesages": 1}, "mesages", "did you mean 'messages'"),
         ({"prompt": "x"}, "prompt", "unknown field"),
         ({"sp": 3}, "sp", "send an object"),
@@ -105,12 +161,34 @@ def test_a_request_changes_only_what_it_names() -> None:
     assert parse(temperature=0, top_p=0.9, tool_choice="auto", logit_bias={}).options == DEFAULTS.options
 
 
+def test_tools_and_how_they_may_be_called() -> None:
+    assert parse(tools=[LOOK]).tools == ToolUse((LOOK,))
+    assert parse(tools=[LOOK], tool_choice="auto", parallel_tool_calls=False).tools == ToolUse((LOOK,), single=True)
+    assert parse(tools=[LOOK], tool_choice="none").tools == ToolUse()
+    assert parse(tools=[LOOK], tool_choice="required").tools == ToolUse((LOOK,), True, "look")
+    second = {"type": "function", "function": {"name": "find"}}
+    assert parse(tools=[LOOK, second], tool_choice="required").tools == ToolUse((LOOK, second), True)
+    named = {"type": "function", "function": {"name": "find"}}
+    assert parse(tools=[LOOK, second], tool_choice=named).tools == ToolUse((LOOK, second), True, "find", True)
+
+
+def test_calls_and_results_as_clients_send_them_back() -> None:
+    sent = say(tool_calls=[call(arguments='{"at": 1}')], refusal=None, annotations=[], audio=None, function_call=None)
+    said = parse(messages=[*HELLO, sent, result()]).messages
+    assert said[1] == {"role": "assistant", "reasoning": "", "calls": (Call("look", {"at": 1}, "c1"),), "parts": [""]}
+    assert said[2] == {"role": "tool", "call_id": "c1", "name": "look", "parts": ["seen"]}
+    assert parse(messages=[*HELLO, say(tool_calls=[call(arguments="")]), result(content="")]).messages[2]["parts"] == [
+        ""
+    ]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-NAMES = st.sampled_from(["messages", "max_tokens", "seed", "stop", "stream", "sp", "tools", "n", "temperature", "x"])
+NAMES = st.sampled_from(["messages", "max_tokens", "seed", "stop", "stream", "sp", "tools", "tool_choice", "n",
+                         "temperature", "x", "user"])  # fmt: skip
 
 
 @given(st.sampled_from(["chat", "completion"]), st.dictionaries(NAMES, JSON, max_size=4))

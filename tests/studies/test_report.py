@@ -184,7 +184,7 @@ def test_rows_of_sp_eval_make_a_report_too(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("rows.jsonl", '{"schema":9,"kind":"row"}\n', "schema 9, but this version of sp reads schema 1"),
-        ("rows.jsonl", "hello\n", "line 1: neither results of sp sweep or sp eval nor records"),
+        ("rows.jsonl", "hello\n", "line 1: neither results of sp sweep, sp eval or sp chat nor records"),
         ("rows.jsonl", '{"bench":"matmul","config":{},"metrics":{}}\n', "nothing here that a report shows"),
         ("other.txt", None, "is no file or folder"),
     ],

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from sp.config import Registry, check_fields
-from sp.errors import ConfigError, PromptError
-from sp.evals.base import MARKUP, Count, Example, Task, answer_room, register_task
-from sp.evals.formats.records import Record, Records
+from sp.errors import ConfigError
+from sp.evals.base import Task, register_task
+from sp.evals.formats.records import Records
 
 EVERY_NAME = ("validation", "test", "train", "data")
 """Files called so are named by their folder."""
@@ -21,13 +21,11 @@ EVERY_NAME = ("validation", "test", "train", "data")
 FORMATS: Registry[FileTask] = Registry("format")
 
 
-class LongPromptError(PromptError):
-    """A prompt of a file has more tokens than were asked for."""
-
-
 @dataclass(frozen=True)
 class FileTask(Task):
-    """Base of formats: example i is record i of a file.
+    """Base of formats: what all files have in common, whatever a record of theirs holds.
+
+    Where every record is an example, `RecordTask` has the rest.
 
     Parameters
     ----------
@@ -65,44 +63,16 @@ class FileTask(Task):
         path = Path(self.path)
         return path.resolve().parent.name if path.stem in EVERY_NAME else path.stem
 
+    @abstractmethod
     def known(self, most: int) -> int:
         """Examples in the file, counted up to `most`."""
-        return self.records.known(most)
 
     def __len__(self) -> int:
         return self.known(sys.maxsize)
 
+    @abstractmethod
     def check(self, most: int) -> None:
         """Read so many examples; the first that is damaged raises what `example` would."""
-        for index in range(self.known(most)):
-            self.read(self.records[index], index)
-
-    @abstractmethod
-    def read(self, record: Record, index: int) -> Example:
-        """The example of a record, whatever its length; its `max_new_tokens` are the fewest that an answer may have.
-
-        Raises
-        ------
-        ConfigError, PromptError
-            What is wrong with the record, and where it stands.
-        """
-
-    def replies(self, made: Example) -> tuple[str, ...]:
-        """What right answers to an example look like."""
-        return made.answers
-
-    def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; `tokens` 0 takes any length, otherwise longer prompts are refused."""
-        record = self.records[index]
-        made = self.read(record, index)
-        parts = (made.document, made.question, made.answer_prefix, *(turn.content for turn in made.turns))
-        used = sum(map(count, parts)) + MARKUP if tokens else 0
-        if used > tokens:
-            raise LongPromptError(
-                f"{record.where}: the prompt has about {used} tokens, more than the {tokens} asked for"
-            )
-        room = self.max_new_tokens or max(answer_room(made.max_new_tokens, [one], count) for one in self.replies(made))
-        return replace(made, tokens=tokens, max_new_tokens=room)
 
 
 T = TypeVar("T", bound=FileTask)

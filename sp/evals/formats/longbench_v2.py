@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from sp.errors import ConfigError
 from sp.evals.base import Example
-from sp.evals.formats.file_task import FileTask, register_format
+from sp.evals.formats.file_task import register_format
+from sp.evals.formats.record_task import RecordTask
 from sp.evals.formats.records import Record
 
 LETTERS = "ABCD"
@@ -20,7 +21,7 @@ CHOICES = tuple(f"choice_{letter}" for letter in LETTERS)
 
 @register_format("longbench_v2", "_id", "question", *CHOICES, "answer", "context")
 @dataclass(frozen=True)
-class LongBenchV2File(FileTask):
+class LongBenchV2File(RecordTask):
     """Records of ``_id, domain, sub_domain, difficulty, length, question, choice_A`` to ``D, answer, context``.
 
     Either one a line, or all in a list, as ``data.json`` has them. The words before the context belong to the
@@ -35,7 +36,7 @@ class LongBenchV2File(FileTask):
     max_new_tokens: int = 128
 
     def read(self, record: Record, index: int) -> Example:
-        """See `FileTask.read`."""
+        """See `RecordTask.read`."""
         question, *choices = (record.text(name).strip() for name in ("question", *CHOICES))
         letter = record.fields.get("answer")
         if letter not in tuple(LETTERS):

@@ -12,7 +12,8 @@ from typing import Any
 from sp.chat import Turn
 from sp.errors import ConfigError
 from sp.evals.base import Example
-from sp.evals.formats.file_task import FileTask, register_format
+from sp.evals.formats.file_task import register_format
+from sp.evals.formats.record_task import RecordTask
 from sp.evals.formats.records import Record, checked_text, parse, shown
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -23,18 +24,18 @@ LONGEST_ANSWER = 1 << 15
 
 @register_format("mrcr", "prompt", "answer", "random_string_to_prepend")
 @dataclass(frozen=True)
-class MrcrFile(FileTask):
+class MrcrFile(RecordTask):
     """Records of ``prompt`` (messages, as a list or as JSON of one), ``answer`` and ``random_string_to_prepend``.
 
     All but the last message, system messages and markup may be left out. The evidence is the reply to be copied.
     """
 
     def replies(self, made: Example) -> tuple[str, ...]:
-        """See `FileTask.replies`."""
+        """See `RecordTask.replies`."""
         return ("".join(made.answers),)
 
     def read(self, record: Record, index: int) -> Example:
-        """See `FileTask.read`."""
+        """See `RecordTask.read`."""
         turns = turns_of(record.fields.get("prompt"), f"{record.where}: prompt")
         mark = record.text("random_string_to_prepend")
         wanted = copy_of(record, mark)
@@ -68,8 +69,8 @@ def turns_of(given: Any, where: str) -> tuple[Turn, ...]:
 
     Examples
     --------
-    >>> turns_of('[{"role": "user", "content": "Hi."}]', "line 1: prompt")
-    (Turn(role='user', content='Hi.', reasoning=''),)
+    >>> [(one.role, one.content) for one in turns_of('[{"role": "user", "content": "Hi."}]', "line 1: prompt")]
+    [('user', 'Hi.')]
     """
     listed = parse(checked_text(given, where).encode(), where) if isinstance(given, str) else given
     if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_TURNS:

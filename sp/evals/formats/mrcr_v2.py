@@ -25,7 +25,7 @@ class MrcrV2File(MrcrFile):
     """Records of ``queries`` and ``answer``; what the last user says is the question, all before it the document."""
 
     def read(self, record: Record, index: int) -> Example:
-        """See `FileTask.read`."""
+        """See `RecordTask.read`."""
         document, mark, question = record.text("queries").strip().rpartition(REQUEST)
         if not document.strip() or not question.strip():
             raise PromptError(f"{record.where}: queries must end with a turn that begins with a line of User:")

@@ -123,10 +123,6 @@ class NolimaFile(FileTask):
             max_new_tokens=self.max_new_tokens or max(answer_room(32, [one], count) for one in filled.answers),
         )
 
-    def read(self, record: Record, index: int) -> Example:
-        """Not asked for: a record of this format holds many examples."""
-        raise NotImplementedError
-
     def sentences(self) -> Iterator[Sentence]:
         """The book by sentences."""
         for line in self.book.splitlines():

@@ -11,7 +11,8 @@ from typing import Any
 
 from sp.errors import ConfigError, known_names, unknown_name
 from sp.evals.base import Example
-from sp.evals.formats.file_task import FileTask, register_format
+from sp.evals.formats.file_task import register_format
+from sp.evals.formats.record_task import RecordTask
 from sp.evals.formats.records import Record, checked_text
 from sp.evals.matches import Match, normalised
 
@@ -25,7 +26,7 @@ LONGEST_PATTERN = 1000
 
 @register_format("own", "context", "question", "answers")
 @dataclass(frozen=True)
-class OwnFile(FileTask):
+class OwnFile(RecordTask):
     """Records of ``context``, ``question`` and ``answers`` (a text, or a list of texts of which one must do).
 
     ``evidence`` is a text of the context, or a list of such and of pairs ``[start, end)`` of its characters; ``id``
@@ -45,7 +46,7 @@ class OwnFile(FileTask):
             raise unknown_name("metric", self.metric, METRICS)
 
     def read(self, record: Record, index: int) -> Example:
-        """See `FileTask.read`."""
+        """See `RecordTask.read`."""
         fields = (*self.keys, *OPTIONAL)
         for name in islice(record.fields, MOST):
             if name not in fields and len(name) < 16 and get_close_matches(name, fields, 1, 0.8):

@@ -9,7 +9,8 @@ from typing import Literal
 
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import Example, Match
-from sp.evals.formats.file_task import FileTask, register_format
+from sp.evals.formats.file_task import register_format
+from sp.evals.formats.record_task import RecordTask
 from sp.evals.formats.records import Record
 
 SENTENCE = re.compile(r"[^\n.!?]*[\n.!?]?")
@@ -20,7 +21,7 @@ MOST_ANSWERS = 64
 
 @register_format("ruler", "input", "outputs")
 @dataclass(frozen=True)
-class RulerFile(FileTask):
+class RulerFile(RecordTask):
     """Example i is line i of a file that RULER's `prepare.py` wrote (fields `input`, `outputs`, `answer_prefix`).
 
     The last line of `input` is the question, everything before it the document. Older files have the answer prefix at
@@ -38,7 +39,7 @@ class RulerFile(FileTask):
     match: Literal["auto", "all", "any"] = "auto"
 
     def read(self, record: Record, index: int) -> Example:
-        """See `FileTask.read`."""
+        """See `RecordTask.read`."""
         fields, where = record.fields, record.where
         if not isinstance(fields.get("input"), str) or not isinstance(fields.get("outputs"), list):
             raise ConfigError(f"{where}: needs `input` (text) and `outputs` (list of answers), as RULER writes them")

@@ -146,7 +146,9 @@ class Updates(StoryTask):
 
     Where the text never tells of such a thing the right answer is "unknown", and the evidence is two statements about
     things of the same sort: they answer nothing, as the whole text does. Whoever keeps nothing of use can still be
-    right there, so such examples are few.
+    right there, so such examples are few. The question does not say that "unknown" may be answered: the instrument
+    learns that from stories in which nothing was told, whose questions say nothing of it either. A pair that was not
+    trained on such stories cannot know it; ask it with `never` 0.
 
     Parameters
     ----------

@@ -118,6 +118,13 @@ class BlockTables:
         for layer in self._layers.values():
             layer.tokens += tokens
 
+    def crop(self, tokens: int) -> None:
+        """Count `tokens` in every layer, on host and device; the pages behind them are written over."""
+        for layer in self._layers.values():
+            layer.tokens = tokens
+        if self._device is not None:
+            self._device.set(tokens)
+
     def advance(self, tokens: int, more: Any = None) -> None:
         """Count `tokens`, and what `more` holds, more in every layer, on the device alone."""
         if self._device is not None:

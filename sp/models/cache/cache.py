@@ -37,9 +37,8 @@ class Cache:
     kv : {"f32", "f16", "q4_0"}
         Storage of keys and values. ``"f32"`` is the reference.
     rotate : bool
-        Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and
-        values over blocks of 64, so that 4-bit pages do not lose outlier channels; outputs are rotated back.
-        The result is the same up to rounding. This is what llama.cpp does for quantised caches.
+        Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and values
+        over blocks of 64, so that 4-bit pages lose no outlier channels; outputs are rotated back, as in llama.cpp.
     layers : int, optional
         Attention layers whose pages fit the pool at once; all of them by default. 1 is enough for a layer by
         layer prefill that keeps nothing.
@@ -171,6 +170,12 @@ class Cache:
         """
         self._tables.advance(tokens, more)
 
+    def crop(self, tokens: int) -> None:
+        """Hold the first `tokens` tokens alone, host and device, even of layers half read; states stay as they are."""
+        self._tables.crop(tokens)
+        for state in self._states.values():
+            state.tokens = tokens
+
     def move(self, nodes: int, path: Ints, kept: Ints) -> None:
         """Put those of the last `nodes` tokens that a path names first, in all attention layers; counts stay.
 
@@ -241,7 +246,7 @@ class Cache:
         return tree_attention(q, self.stored(layer), seen=seen, window=window, wide=gate, reader=reader)
 
     def stored(self, layer: int) -> PagedKV:
-        """Where the keys and values of a layer lie, for ops that read pages."""
+        """Where keys and values of a layer lie, for ops that read pages."""
         return self._tables.view(layer)
 
     def state(self, layer: int) -> DeltaState:

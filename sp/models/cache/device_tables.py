@@ -43,6 +43,10 @@ class DeviceTables:
         counts = self.counts if row is None else self.counts[row : row + 1]
         ADVANCE_COUNTS.launch((-(-len(counts) // 64),), counts, len(counts), tokens, more)
 
+    def set(self, tokens: int) -> None:
+        """Count `tokens` in every layer."""
+        self.counts.fill(tokens)
+
     def start(self, row: int) -> Any:
         """Tokens of a layer before the last append: a view of one number."""
         return self.counts[row, :1]

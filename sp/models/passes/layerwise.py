@@ -149,20 +149,23 @@ def read_by_layer(
     attend: LayerAttention = dense_attention,
     rows: int = 1,
     depth: int | None = None,
+    keep_kv: bool = False,
     chunk: int | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Read a prompt for what its attention layers show, with the keys and values of one layer at a time.
 
     Layers from `depth` on are not run, and of the last one run only keys, values and the queries of the last `rows`
-    tokens are computed. Everything else is as in `prefill_by_layer`.
+    tokens are computed. With `keep_kv` the cache, which is then one of those layers, goes on holding all of it, and
+    more tokens can be read. Everything else is as in `prefill_by_layer`.
     """
     layers, depth = model.config.layers, checked_depth(model, depth)
     x, walk = _start(model, ids, positions, cache, chunk, rows, None, watch, attend, progress)
     for layer in range(depth):
         last = layer == depth - 1
         x = walk.layer(layer, x, rows if last else len(x), finish=not last)
-        cache.release(layer)
+        if not keep_kv:
+            cache.release(layer)
     walk.pace.done(len(ids) * (layers - depth))
     walk.pace.finish()
 

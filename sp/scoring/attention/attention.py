@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
-from sp.models import Cache, LayerAttention, Model, ModelConfig, read_by_layer
+from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer
 from sp.ops.attention.kv_pages import unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Edges, Pooling
@@ -106,6 +106,10 @@ class AttentionScorer(ReadingScorer):
             raise ConfigError(f"none of the first {depth} layers of the drafter has attention")
         return tuple(sorted(set(asked)))
 
+    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """All that are run."""
+        return first_layers(config, self.scored_layers(config)[-1] + 1)
+
     def query_count(self, request: ScoreRequest) -> int:
         """Number of the prompt's last tokens that are queries."""
         n = len(request.ids)
@@ -119,7 +123,7 @@ class AttentionScorer(ReadingScorer):
         The memory held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last
         that counts are not run, and that one does not attend.
         """
-        model, n, queries = request.model, len(request.ids), self.query_count(request)
+        model, queries = request.model, self.query_count(request)
         scored, attend = self.scored_layers(model.config), self.attend(request)
 
         def watch(layer: int, q: Floats, cache: Cache) -> None:
@@ -127,10 +131,7 @@ class AttentionScorer(ReadingScorer):
                 rows = self.rows(q[-queries:], request.positions[-queries:], model)
                 take(layer, rows, self.keys(cache.stored(layer), request.positions, model))
 
-        read_by_layer(
-            model, request.ids, request.positions, model.new_cache(n, layers=1), watch,
-            attend=attend, rows=queries, depth=scored[-1] + 1, progress=request.progress,
-        )  # fmt: skip
+        read_on(request, watch, attend=attend, rows=queries, depth=scored[-1] + 1)
         return attend
 
     def rows(self, q: Floats, positions: Ints, model: Model) -> Floats:
@@ -149,6 +150,34 @@ class AttentionScorer(ReadingScorer):
 def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
     """What a scorer returns; waits for the device."""
     return Importance(fold.result(), fold.heatmap(), generated, fold.head_maps(), densities(attend))
+
+
+def read_on(request: ScoreRequest, watch: Watch, *, attend: LayerAttention, rows: int, depth: int) -> None:
+    """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it.
+
+    The last `rows` tokens are read in any case, since their queries are wanted.
+    """
+    model, n, keys = request.model, len(request.ids), request.keys
+    how: dict[str, Any] = {"attend": attend, "depth": depth, "progress": request.progress}
+    if keys is None:
+        cache = model.new_cache(n, layers=1)
+        read_by_layer(model, request.ids, request.positions, cache, watch, rows=rows, **how)
+        return
+    at, trail = keys.trail.back_to(n - rows), keys.trail
+    stops = [stop for stop in keys.stops if at < stop <= n - rows] if trail.recurrent else []
+    for stop in [*stops, n]:
+        part, last = (request.ids[at:stop], request.positions[at:stop]), stop == n
+        with trail.reading(n - at) as cache:
+            read_by_layer(
+                model, *part, cache, watch if last else _unseen, rows=rows if last else 1, keep_kv=True, **how
+            )
+        at = stop
+        if not last:
+            trail.mark()
+
+
+def _unseen(layer: int, q: Floats, cache: Cache) -> None:
+    """Looks at nothing."""
 
 
 def question_start(request: ScoreRequest) -> int:

@@ -63,6 +63,10 @@ class LookaheadScorer(AttentionScorer):
         if self.depth is not None:
             raise ConfigError("scorer lookahead runs all layers of the drafter, since it generates; leave depth out")
 
+    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """None: what it generates would have to be forgotten, which recurrent layers cannot."""
+        return None
+
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Predicted operations of reading the prompt; those of generation are few."""
         return ReadingScorer.flops(self, config, tokens)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from sp.arrays import Floats, Ints
 from sp.config import check_fields
 from sp.errors import ConfigError
-from sp.models import LayerAttention, Model
+from sp.models import LayerAttention, Model, ModelConfig
 from sp.ops.array_module import array_module
 from sp.scoring.attention.attention import MOST_QUESTION_TOKENS
 from sp.scoring.attention.tail import TailScorer
@@ -78,6 +78,10 @@ class ProbeScorer(TrainedScorer):
     """
 
     learning: ClassVar[type[Any]] = ProbeLearning
+
+    def kept_layers(self, config: ModelConfig) -> ModelConfig | None:
+        """All with attention, and those before them."""
+        return TailScorer().kept_layers(config)
 
     def units(self, request: ScoreRequest, options: Any) -> Ints:
         """Bounds of what is judged as one."""

@@ -17,7 +17,7 @@ TOLD = ("positions", "kv", "seed", "thinking", "reasoning_effort")
 """Columns that `sp eval tasks` has an option for."""
 ASKED = re.compile(r" (thinking|reasoning_effort)=\S+")
 """In a task's name in a sweep; it is told by their columns."""
-SILENT = ("mapping", "rotate", "state_gaps")
+SILENT = ("mapping", "mark_omitted", "rotate", "state_gaps")
 """Columns that it has none for."""
 DEFAULTS = {field.name: field.default for field in fields(RunOptions)} | {"thinking": None, "reasoning_effort": None}
 

@@ -13,6 +13,7 @@ from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
 from sp.studies.figures import save_png
 from sp.studies.pages.quality import Comparable, comparable, provenance, quality
+from sp.studies.plots.conversation_map import DPI, conversation_figure, read_turns
 from sp.studies.plots.importance_map import SavedRun, importance_map
 from sp.studies.sweep.store import SUFFIXES, Row, read_results
 from sp.studies.tables.report_tables import markdown
@@ -33,12 +34,15 @@ class Sources:
         Files of `sp bench`.
     runs : list of Path
         Folders of `sp run`.
+    talks : list of Path
+        Files of `sp chat --out`.
     """
 
     results: list[Path] = field(default_factory=list)
     evals: list[Path] = field(default_factory=list)
     records: list[Path] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
+    talks: list[Path] = field(default_factory=list)
 
 
 def find_sources(paths: Iterable[Path]) -> Sources:
@@ -68,8 +72,12 @@ def find_sources(paths: Iterable[Path]) -> Sources:
                 found.evals.append(each)
             elif "bench" in kind:
                 found.records.append(each)
+            elif {"turn", "spans", "recall"} <= set(kind):
+                found.talks.append(each)
             elif path.is_file():
-                raise ConfigError(f"{path}, line 1: neither results of sp sweep or sp eval nor records of sp bench")
+                raise ConfigError(
+                    f"{path}, line 1: neither results of sp sweep, sp eval or sp chat nor records of sp bench"
+                )
     return found
 
 
@@ -118,6 +126,10 @@ def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
             name = f"importance_{folder.name}.png" if len(sources.runs) > 1 else "importance_heads.png"
             save_png(importance_map(run), out / name)
             parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n![Importance by layer and head]({name})")
+    for number, path in enumerate(sources.talks, 1):
+        name = f"conversation_{number}.png" if len(sources.talks) > 1 else "conversation.png"
+        save_png(conversation_figure(read_turns(path)), out / name, DPI)
+        parts.append(f"## A conversation\n\n`{path}`\n\n![What each turn had of the transcript]({name})")
     if timed := [record for path in sources.records for record in newest(path) if record["bench"] == "ttft"]:
         parts += times_section(timed, out)
     parts += decoding_section([record for path in sources.records for record in newest(path)], out)

@@ -71,6 +71,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "peak_bytes": result.peak_bytes,
         "repacked": result.answer.trace.facts.get("repacked", []),
         "positions": result.answer.trace.facts.get("positions", []),
+        "selection": result.answer.trace.facts.get("selection", []),
         "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
@@ -123,6 +124,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
             "threshold": options.threshold,
             "positions": options.positions,
             "mapping": options.mapping,
+            "mark_omitted": options.mark_omitted,
             "kv": options.kv,
             "rotate": options.rotate,
             "state_gaps": options.state_gaps,
@@ -138,6 +140,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
         "positions": result.answer.trace.facts.get("positions", []),
+        "selection": result.answer.trace.facts.get("selection", []),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
         "tokens_by_pass": list(result.answer.passes),
@@ -224,6 +227,8 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -
         console.print(f"[b]Re-packed[/b]  {escape(line)}")
     for line in report["positions"]:
         console.print(f"[b]Positions[/b]  {escape(line)}")
+    for line in report["selection"]:
+        console.print(f"[b]Selection[/b]  {escape(line)}")
     for line in memory_lines(report["residency"]):
         console.print(line)
     for name, path in report["files"].items():

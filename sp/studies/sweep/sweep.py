@@ -148,6 +148,8 @@ def make_cell(each: Combination, section: Located) -> Cell:
     config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
     if isinstance(options.decode, Greedy):  # as all runs were before there was a choice, whose hashes stand
         del config["decode"]
+    if not options.mark_omitted:  # likewise
+        del config["mark_omitted"]
     return Cell(options, config)
 
 

@@ -1,35 +1,21 @@
-"""Prompt text with named byte spans, and the mapping of token scores between two tokenizers by bytes.
-
-Spans are byte ranges of the UTF-8 text because bytes are what two vocabularies have in common.
-"""
+"""Prompt text with named byte spans, of a document or a conversation, and that prompt in one vocabulary."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from sp.arrays import Bools, Floats, Ints
-from sp.chat import Located, Thinking, Thinks, Turn
+from sp.arrays import Bools, Ints
+from sp.chat import Located, Segment, Thinking, Thinks, Turn, segments_of, without
 from sp.errors import PromptError
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
-
-SpanKind = Literal["protected", "question", "answer", "needle", "plain"]
+from sp.prompt.spans import Span, SpanKind, in_bytes
 
 DOCUMENT_MARK = "\n\n"
-
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes `[start, end)` of the prompt that mean something to selection or to the report."""
-
-    kind: SpanKind
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -46,11 +32,14 @@ class Prompt:
         the spelling of a special token is only text.
     thinks : Thinks, optional
         How thinking is marked in the reply; None if it is not.
+    segments : tuple of Segment
+        What messages say, in order; none where the text is known to be no chat.
     """
 
     text: str
     spans: tuple[Span, ...] = ()
     thinks: Thinks | None = None
+    segments: tuple[Segment, ...] = ()
 
     @classmethod
     def from_document(
@@ -129,7 +118,8 @@ class Prompt:
                 raise PromptError("the needle is not a part of the prompt text")
             first = start + len(document[:found].encode())
             spans.append(Span("needle", first, first + len(piece.encode())))
-        return cls(text, tuple(span for span in spans if span.end > span.start), thinks)
+        said = Segment("user", start, asked + len(question.encode()), 0)
+        return cls(text, tuple(span for span in spans if span.end > span.start), thinks, (said,))
 
     @classmethod
     def from_chat(
@@ -143,6 +133,9 @@ class Prompt:
         needle: Sequence[str] = (),
     ) -> Prompt:
         """A conversation; protected are the markup, system messages and the last turn of the user, or its end.
+
+        Calls of tools are markup, though the strings in their arguments can pass for none; what tools answered is
+        as compressible as any text.
 
         Parameters
         ----------
@@ -171,23 +164,31 @@ class Prompt:
         >>> [prompt.text[span.start:span.end] for span in prompt.spans if span.kind in ("protected", "question")]
         ['[', '][', '][', 'Who sat?', 'Who sat?', ']']
         """
-        last = max((copy.stop for copy in found.copies), default=0)
+        last = max((copy.stop for copy in (*found.copies, *found.arguments)), default=0)
         closing, thinks = thinking.reply(template, found.text[last:])
         text, spans, at = found.text + closing, list[Span](), 0
         question = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=None)
         for index, start, end in found.regions(turns):
-            kept = start if turns[index].role == "system" else end
-            if index == question:
-                kept = found.place(index, kept_from, end)
+            whole = start if turns[index].role == "system" else end
+            kept = found.place(index, kept_from, end) if index == question else whole
             spans += [Span("protected", at, start), Span("plain", start, end), Span("protected", kept, end)]
             spans += [Span("question", kept, end)] if index == question else []
             at = end
         spans.append(Span("protected", at, len(text)))
+        spans += [Span("plain", copy.at, copy.stop) for copy in found.arguments]
+        spans.sort(key=lambda span: span.start)
         for piece in needle:
             if (first := text.find(piece)) < 0 or not piece:
                 raise PromptError("the needle is not a part of the prompt text")
             spans.append(Span("needle", first, first + len(piece)))
-        return cls(text, tuple(_in_bytes(text, [span for span in spans if span.end > span.start])), thinks)
+        placed = in_bytes(text, [span for span in spans if span.end > span.start])
+        return cls(text, tuple(placed), thinks, segments_of(found, turns))
+
+    @property
+    def free(self) -> tuple[Segment, ...]:
+        """What messages say that is not protected; of a text that is no chat, all of that."""
+        taken = sorted((span.start, span.end) for span in self.spans if span.kind == "protected")
+        return tuple(without(self.segments or (Segment("user", 0, len(self.text.encode())),), taken))
 
     def tokenise(self, tokenizer: Tokenizer) -> TokenisedPrompt:
         """Encode the text, with BOS and EOS if the vocabulary wants them; PromptError if nothing is left."""
@@ -223,68 +224,11 @@ class TokenisedPrompt:
 
     @property
     def asked(self) -> int:
-        """Tokens up to the last one that asks: of the question, or of what the answer begins with.
+        """Tokens up to the last one that is no markup: of a message, or of what the answer begins with.
 
-        All of them, unless the chat template opens or closes thinking behind the question.
+        All of them, unless the chat template opens or closes thinking behind the last message.
         """
         if self.prompt.thinks is None or not self.prompt.thinks.written:
             return len(self)
-        known = (self.mask("question") | self.mask("answer")).nonzero()[0]
+        known = (self.mask("question") | self.mask("plain") | self.mask("answer")).nonzero()[0]
         return int(known[-1]) + 1 if len(known) else len(self)
-
-
-def _in_bytes(text: str, spans: Sequence[Span]) -> Iterator[Span]:
-    """Spans of characters as spans of bytes."""
-    if text.isascii():
-        yield from spans
-        return
-    places, at, size = {0: 0}, 0, 0
-    for place in sorted({edge for span in spans for edge in (span.start, span.end)}):
-        size += len(text[at:place].encode())
-        places[place] = size
-        at = place
-    yield from (Span(span.kind, places[span.start], places[span.end]) for span in spans)
-
-
-def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
-    """Carry token scores from one tokenisation of a text to another.
-
-    A target token takes the highest score among the source tokens it shares a byte with, so an important
-    source token marks every target token that covers a part of it.
-
-    Parameters
-    ----------
-    scores : array (n,)
-        Score of each source token.
-    source : array (n, 2)
-        Byte ranges of the source tokens; they tile the text, which is not empty. Empty ones give nothing.
-    target : array (m, 2)
-        Byte ranges of the target tokens of the same text; an empty one takes the score of the byte behind it.
-
-    Returns
-    -------
-    array (m,)
-
-    Examples
-    --------
-    >>> source = np.array([[0, 2], [2, 4]])
-    >>> transfer_scores(np.array([1, 5], np.float32), source, np.array([[0, 1], [1, 3], [3, 4]])).tolist()
-    [1.0, 5.0, 5.0]
-    """
-    shown = source[:, 0] < source[:, 1]
-    scores, source = scores[shown], source[shown]
-    owner = np.repeat(np.arange(len(source)), source[:, 1] - source[:, 0])  # the source token of each byte
-    begins = np.minimum(target[:, 0], len(owner) - 1)
-    first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)] + 1
-    # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
-    padded = np.append(scores, -np.inf).astype(np.float32)
-    return np.asarray(np.maximum.reduceat(padded, np.stack([first, last], axis=1).ravel())[::2], np.float32)
-
-
-def merge_spans(spans: Ints) -> Ints:
-    """Join byte ranges (n, 2), sorted by start, that touch or overlap; shape (m, 2)."""
-    if len(spans) == 0:
-        return spans.reshape(0, 2)
-    breaks = np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1
-    groups = np.split(spans, breaks)
-    return np.array([[group[0, 0], group[:, 1].max()] for group in groups], np.int64)

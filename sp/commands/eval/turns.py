@@ -1,0 +1,176 @@
+"""`sp eval turns`: questions about the results of an agent's tools, turn by turn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import product
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sp.commands.bench.bench import numbers
+from sp.commands.eval_options import Asked, asking
+from sp.commands.eval_run import check_writable, gather
+from sp.commands.terminal import print_json
+from sp.errors import ConfigError, PromptError, unknown_name
+
+if TYPE_CHECKING:
+    from sp.evals.run import Row
+
+WIDTH = 80
+MATCHED = "*"
+LEGEND = """\
+kept: tokens the target read, median; ttft: seconds to the first token, median;
+x: times faster than full, median. * words of the question match the evidence."""
+NOT_RUN = "not run: question, system message and markup alone exceed the keep ratio"
+
+
+@asking(keep_ratio="0.1")
+def turns(
+    lengths: Annotated[
+        str, typer.Option("-t", "-p", "--lengths", help="Tokens of the last prompts, comma-separated.")
+    ] = "16k",
+    number: Annotated[
+        int, typer.Option("--turns", help="Turns of a transcript; one for every 3,072 tokens if 0, at most 20.")
+    ] = 0,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Transcripts a length.")] = 4,
+    ways: Annotated[
+        str, typer.Option("--ways", help="How the pair goes through turns, comma-separated; all if left out.")
+    ] = "",
+    layout: Annotated[
+        str, typer.Option(help="chat: messages of the chat template; plain: one document and a question.")
+    ] = "chat",
+    *,
+    asked: Asked,
+) -> None:
+    """Ask about the results of an agent's tools, new and old: what going through the turns in some way costs and keeps.
+
+    Ways: full reads the whole transcript anew at every turn, prefix what is new of it, cold compresses it anew;
+    conversation compresses what is new and keeps what was kept, recall also brings back what was left out. Before a
+    question the transcript has the right answers of the turns before it. Questions are about the newest result, an
+    old one, two of them, a value that later results update, or a fact by its own name. Rows that --out holds already
+    are not made again.
+
+    [bold]Examples[/bold]
+
+      sp eval turns -t 16k -n 4
+
+      sp eval turns -t 128k --turns 20 -n 10 --scorer 'tail\\[queries=24]' --keep-ratio 0.1,0.2 --out turns.jsonl
+    """
+    from sp.evals.run import counter
+    from sp.evals.transcripts.turns import Turns
+    from sp.evals.turns.rows import Work, known_rows, rounds
+    from sp.evals.turns.summary import summarise_turns
+    from sp.evals.turns.ways import WAYS
+
+    chosen = [one.strip() for one in ways.split(",")] if ways else list(WAYS)
+    for way in chosen:
+        if way not in WAYS:
+            raise unknown_name("way", way, WAYS)
+    if len(set(chosen)) < len(chosen):
+        raise ConfigError(f"--ways names a way twice: {ways}")
+    if layout not in ("chat", "plain"):
+        raise unknown_name("layout", layout, ("chat", "plain"))
+    task, sizes = Turns(seed=asked.seed, turns=number, layout=layout), numbers(lengths, "--lengths")  # type: ignore[arg-type]
+    cells = asked.cells(task.name)
+    check_writable(asked.out)
+    models = asked.models() if asked.out else {}
+    done = known_rows(asked.out, models) if asked.out else {}
+    pipeline = asked.open()
+    count = counter(pipeline.target.tokenizer)
+    work = Work(pipeline, rounds(chosen, cells), layout, asked.asked_thinking())
+    for one in work.rounds:
+        for _, cell in one.cells:
+            WAYS[one.way].check(pipeline, cell)
+    firsts = [task.transcript(0, tokens, count) for tokens in sizes]  # what has no room is told before anything runs
+    try:
+        shown = firsts[0].example(firsts[0].asked[0], count, layout)
+        shown.prompt(pipeline.target.template, asked.asked_thinking(), pipeline.target.tokenizer)
+    except PromptError as error:  # no template, or one that shows no results of tools
+        raise PromptError(f"{error}; or take --layout plain") from None
+    before: list[Row] = []
+    wanted = 0
+
+    def measure(*, progress: Any) -> Iterator[Row]:
+        nonlocal wanted
+        for tokens, index in product(sizes, range(n)):
+            one = task.transcript(index, tokens, count)
+            keys = work.all_keys(one, count)
+            wanted += len(keys)
+            before.extend(done[key] for key in keys if key in done)
+            yield from work.rows(one, count, done, progress)
+
+    fresh = gather(measure, n * sum(work.total(len(one.asked)) for one in firsts), asked.out, models)
+    if before:
+        print(f"sp: {len(before)} of {wanted} rows were in {asked.out} already", file=sys.stderr)
+    lines = summarise_turns([*before, *fresh])
+    if asked.as_json:
+        print_json({"results": lines})
+    else:
+        show(lines, pipeline.drafter.path if pipeline.drafter else None)
+
+
+def show(lines: list[dict[str, Any]], drafter: Any) -> None:
+    """A table of `WIDTH` columns for each length."""
+    from sp.evals.trained_for import note_of_file
+
+    console = Console(highlight=False, width=WIDTH)
+    for tokens in dict.fromkeys(line["tokens_asked"] for line in lines):
+        table = Table(title=f"transcripts of {tokens:,} tokens", title_justify="left", box=None, pad_edge=False)
+        for head in ("way", "kind"):
+            table.add_column(head, overflow="fold", max_width=20)
+        for head in ("keep", "n", "right", "95 %", "kept", "ttft", "x"):
+            table.add_column(head, justify="right", no_wrap=True)
+        last = None
+        for line in (one for one in lines if one["tokens_asked"] == tokens):
+            name = called(line)
+            table.add_row(*map(escape, (name if name != last else "", *figures(line))))
+            last = name
+        console.print(table)
+    print(LEGEND)
+    if any(line["not_run"] for line in lines):
+        print(NOT_RUN)
+    if drafter and (note := note_of_file(drafter)):
+        print(fill(note, WIDTH))
+
+
+def called(line: dict[str, Any]) -> str:
+    """A way with its scorer and, if it is not the usual one, selector.
+
+    Examples
+    --------
+    >>> called({"way": "cold", "scorer": "tail queries=4", "selector": "top_chunks"})
+    'cold tail queries=4'
+    >>> called({"way": "full", "scorer": "full", "selector": "full"})
+    'full'
+    """
+    parts = [line["way"]]
+    if line["scorer"] != "full":
+        parts += [line["scorer"], *([line["selector"]] if line["selector"] != "top_chunks" else [])]
+    return " ".join(parts)
+
+
+def figures(line: dict[str, Any]) -> tuple[str, ...]:
+    """All of a line but its name."""
+
+    def told(name: str, pattern: str) -> str:
+        return pattern.format(line[name]) if line.get(name) is not None else "-"
+
+    mark = MATCHED if line["words_match"] else ""
+    amount = f"{line['n']}" + (f" (-{line['not_run']})" if line["not_run"] else "")
+    bounds = f"{100 * line['low']:.0f}-{100 * line['high']:.0f}" if "low" in line else "-"
+    return (
+        f"{line['kind']}{mark}",
+        told("keep_ratio", "{:g}"),
+        amount,
+        told("accuracy", "{:.0%}"),
+        bounds,
+        told("kept_tokens", "{:,.0f}"),
+        told("ttft_s", "{:.2f}"),
+        told("speedup", "{:.1f}"),
+    )

@@ -1,0 +1,106 @@
+"""Which tokens of a turn the target reads: of new text by the selector, and of what was left out before by the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from sp.arrays import Bools, Floats, Ints
+from sp.chat import without
+from sp.conversation.options import ConversationOptions
+from sp.pipeline import RunOptions
+from sp.prompt import TokenisedPrompt
+from sp.selection import Reading, SelectionRequest, Selector, token_budget
+from sp.selection.constraints import Constrained
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Tokens of a part of a prompt to keep, (m,), and what a `Selection` says of them, by tokens of the prompt."""
+
+    kept: Bools
+    read: Reading = field(default_factory=dict)
+    told: tuple[str, ...] = ()
+
+
+def choose_new(scores: Floats, prompt: TokenisedPrompt, start: int, options: RunOptions) -> Chosen:
+    """Tokens to keep from `start` on, (n - start,): the last one, what is protected, and by score.
+
+    The keep ratio is one of the new tokens. Where protected text would take more than half of what it allows, as in a
+    turn that is little more than a question, it is one of the others.
+    """
+    protected = prompt.mask("protected")[start:]
+    protected[-1] = True  # its logits begin the answer
+    return _select(options.selector, scores, protected, share_of(protected, options.keep_ratio), prompt, start)
+
+
+def share_of(protected: Bools, keep_ratio: float) -> float:
+    """The share of new tokens that `choose_new` may keep.
+
+    Examples
+    --------
+    >>> share_of(np.arange(100) < 5, 0.2), share_of(np.arange(100) < 60, 0.2)
+    (0.2, 0.68)
+    """
+    n, must = len(protected), int(protected.sum())
+    budget = token_budget(keep_ratio, n)
+    if 2 * must <= budget:
+        return keep_ratio
+    return min(1.0, max(budget, must + token_budget(keep_ratio, n - must)) / n)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens ``[start, end)`` that were left out, and the highest of their scores."""
+
+    start: int
+    end: int
+    score: float
+
+
+def choose_recalled(
+    scores: Floats, prompt: TokenisedPrompt, present: Bools, run: RunOptions, options: ConversationOptions
+) -> tuple[list[Run], float]:
+    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached.
+
+    The selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled
+    only where the scores are among the best of the transcript, as many as the keep ratio asks for.
+    """
+    threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
+    decided, out = len(present), ~present
+    count = int(out.sum())
+    budget = min(options.recall_tokens, token_budget(options.recall_ratio, count))
+    if not budget:
+        return [], threshold
+    mine = np.where(present, scores.min(), scores[:decided]).astype(np.float32)
+    selector = run.selector
+    if isinstance(selector, Constrained):
+        selector = replace(selector, sink=0, tail=0)
+    share = (decided - count + budget) / decided
+    taken = _select(selector, mine, present, share, prompt, 0).kept & out
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
+    runs = [Run(int(a), int(b), float(scores[a:b].max())) for a, b in edges.reshape(-1, 2)]
+    return [each for each in runs if each.score >= threshold], threshold
+
+
+def tokens_of(runs: Sequence[Run]) -> Ints:
+    """Their tokens, ascending."""
+    return np.concatenate([np.arange(each.start, each.end) for each in runs] or [np.empty(0, np.int64)])
+
+
+def _select(
+    selector: Selector, scores: Floats, protected: Bools, share: float, prompt: TokenisedPrompt, start: int
+) -> Chosen:
+    """What a selector keeps of the ``len(protected)`` tokens of a prompt from `start` on."""
+    stop = start + len(protected)
+    spans = prompt.bytes[start:stop]
+    first, last = int(spans[0, 0]), int(spans[-1, 1])
+    text = prompt.prompt.text.encode()[first:last]
+    segments = without(prompt.prompt.free, [(0, first), (last, len(prompt.prompt.text.encode()))])
+    moved = tuple(replace(each, start=each.start - first, end=each.end - first) for each in segments)
+    request = SelectionRequest(scores[start:stop], protected, share, text, spans - first, moved)
+    found = selector.select(request)
+    read = {start + token: tuple((a + first, b + first) for a, b in parts) for token, parts in found.read.items()}
+    return Chosen(found.kept | protected, read, found.told)

@@ -1,0 +1,179 @@
+"""Conversations: many at once, found by what a prompt begins with, within budgets of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sp.conversation.conversation import Conversation
+from sp.conversation.keys import identity
+from sp.conversation.options import ConversationOptions
+from sp.conversation.rendering import message_ends
+from sp.conversation.tokens import Vocabularies
+from sp.conversation.turn import TurnResult
+from sp.errors import ConfigError
+from sp.pipeline import Pipeline, RunOptions
+from sp.pipeline.result import Reporter, silent
+from sp.pipeline.stages import OnToken
+from sp.prompt import Prompt, TokenisedPrompt
+
+LEAST = 64
+"""Tokens that make it worth while to go on from a prompt without messages."""
+
+
+@dataclass
+class Counts:
+    """What became of the prompts that were asked.
+
+    Attributes
+    ----------
+    hits : int
+        That went on where a conversation stood.
+    forks : int
+        That began like one and went another way.
+    misses : int
+        That began anew.
+    evictions : int
+        Conversations that had to go.
+    """
+
+    hits: int = 0
+    forks: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+@dataclass(eq=False)
+class _Entry:
+    talk: Conversation
+    key: bytes
+    whole: int = 0  # tokens of its last prompt up to the end of the last message
+
+
+class Conversations:
+    """Conversations of clients that send the whole transcript each time.
+
+    One thread at a time may use it, and no other use of the pipeline may run meanwhile.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    options : ConversationOptions, optional
+    most : int
+        Conversations to remember.
+    memory : int, optional
+        Bytes of host memory for all of them; on the CPU caches are there, too.
+    device : int, optional
+        Bytes of device memory for the caches of all of them between turns; those used longest ago leave first.
+
+    Attributes
+    ----------
+    counts : Counts
+
+    Examples
+    --------
+    >>> import sp
+    >>> talks = Conversations(sp.load(device="cpu"), most=2)
+    >>> prompt = sp.Prompt("The sky is blue. What is blue?")
+    >>> _ = talks.answer(prompt, sp.RunOptions(max_new_tokens=2)), talks.answer(prompt, sp.RunOptions(max_new_tokens=2))
+    >>> talks.counts
+    Counts(hits=1, forks=0, misses=1, evictions=0)
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        options: ConversationOptions | None = None,
+        *,
+        most: int = 8,
+        memory: int | None = None,
+        device: int | None = None,
+    ) -> None:
+        if most < 1:
+            raise ConfigError(f"most is {most}; remember at least 1 conversation")
+        self.pipeline, self.options = pipeline, options or ConversationOptions()
+        self.most, self.memory, self.device = most, memory, device
+        self.counts = Counts()
+        self._tokens = Vocabularies(pipeline.target, pipeline.drafter, most)
+        self._entries: list[_Entry] = []  # the one used longest ago first
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def answer(
+        self,
+        prompt: Prompt,
+        options: RunOptions,
+        on_token: OnToken | None = None,
+        *,
+        reporter: Reporter = silent,
+    ) -> TurnResult:
+        """Answer a prompt in the conversation that it goes on with, or a new one; see `Conversation.answer`."""
+        tokenised = self._tokens.target(prompt)
+        ends = message_ends(tokenised)
+        entry = self._find(tokenised, int(ends[0]) if len(ends) else LEAST, options)
+        entry.whole = int(ends[-1]) if len(ends) else len(tokenised)
+        self._entries.append(entry)
+        try:
+            return entry.talk.answer(prompt, on_token, max_new_tokens=options.max_new_tokens, reporter=reporter)
+        finally:
+            self._keep_budgets()
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        for entry in self._entries:
+            entry.talk.clear()
+        self._entries.clear()
+
+    @property
+    def device_nbytes(self) -> int:
+        """Bytes of device memory that caches hold now."""
+        return 0 if self._on_host else sum(entry.talk.nbytes for entry in self._entries)
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes of host memory that all of them hold now."""
+        caches = sum(entry.talk.nbytes for entry in self._entries) if self._on_host else 0
+        return caches + sum(entry.talk.host_nbytes for entry in self._entries)
+
+    def _find(self, prompt: TokenisedPrompt, least: int, options: RunOptions) -> _Entry:
+        """The conversation for a prompt, taken out of the list; one that shares `least` tokens is gone on with."""
+        key = identity(self.pipeline, options, self.options)
+        shared = {entry: entry.talk.matching(prompt.ids) for entry in self._entries if entry.key == key}
+        best = max(shared, key=lambda entry: shared[entry], default=None)
+        if best is None or shared[best] < min(least, len(prompt) - 1):
+            self.counts.misses += 1
+            self._make_room()
+            talk = Conversation(self.pipeline, options, self.options, vocabularies=self._tokens)
+            return _Entry(talk, key)
+        if shared[best] >= min(best.whole, len(prompt) - 1):
+            self.counts.hits += 1
+        else:
+            self.counts.forks += 1
+            if self.most > 1:
+                self._make_room(best)
+                return _Entry(best.talk.fork(prompt.prompt), key)
+        self._entries.remove(best)
+        return best
+
+    def _make_room(self, spared: _Entry | None = None) -> None:
+        """Let one go if there are as many as may be, but not the one to be spared."""
+        while len(self._entries) >= self.most:
+            self._evict(next(entry for entry in self._entries if entry is not spared))
+
+    def _evict(self, entry: _Entry) -> None:
+        entry.talk.clear()
+        self._entries.remove(entry)
+        self.counts.evictions += 1
+
+    def _keep_budgets(self) -> None:
+        """Let those used longest ago leave the device, or go."""
+        for entry in list(self._entries):
+            if self.device is None or self.device_nbytes <= self.device:
+                break
+            entry.talk.leave()
+        while self.memory is not None and self._entries and self.host_nbytes > self.memory:
+            self._evict(self._entries[0])
+
+    @property
+    def _on_host(self) -> bool:
+        return self.pipeline.target.model.device == "cpu"

@@ -1,0 +1,96 @@
+"""PromptTokens: the tokens of a prompt, of which only the text behind an earlier prompt's is encoded."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+import numpy as np
+
+from sp.arrays import Bytes
+from sp.conversation.slots import same_start
+from sp.gguf import Tokenizer
+from sp.pipeline import Loaded
+from sp.prompt import Prompt, TokenisedPrompt
+
+MARGIN = 256
+"""Bytes that two texts must share behind a place where one is cut: more than the longest special token has."""
+
+
+class PromptTokens:
+    """Encodes prompts of one vocabulary, remembering the last ones.
+
+    Special tokens part a text into pieces that are encoded one by one, so what lies before one does not depend on what
+    follows it. Nothing else is relied on: from the last special token that two prompts share, all is encoded anew.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+    most : int
+        Prompts to remember.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, most: int = 1) -> None:
+        self.tokenizer, self._most = tokenizer, most
+        self._known: list[TokenisedPrompt] = []
+        self._special = np.array(sorted(tokenizer.special_ids), np.int64)
+
+    def __call__(self, prompt: Prompt) -> TokenisedPrompt:
+        """As `Prompt.tokenise`."""
+        for known in self._known:
+            if known.prompt == prompt:
+                return known
+        raw = np.frombuffer(prompt.text.encode("utf-8", "surrogatepass"), np.uint8)  # `encode` refuses surrogates
+        shared = [(self._shared(known, prompt, raw), at) for at, known in enumerate(self._known)]
+        count, at = max(shared, default=(0, 0))
+        if not count:
+            found = prompt.tokenise(self.tokenizer)
+        else:
+            known = self._known[at]
+            found = self._continued(known, count, prompt, raw)
+            if 2 * count > len(known):
+                del self._known[at]
+        self._known = [*self._known, found][-self._most :]
+        return found
+
+    def _shared(self, known: TokenisedPrompt, prompt: Prompt, raw: Bytes) -> int:
+        """Tokens of an earlier prompt that a prompt begins with, up to a special one; 0 if there is none."""
+        before = np.frombuffer(known.prompt.text.encode(), np.uint8)
+        reach = same_start(before, raw)
+        for one, other in zip_longest(_plain(known.prompt), _plain(prompt)):
+            if one != other:
+                reach = min([reach, *(each[0] for each in (one, other) if each is not None)])
+                break
+        inside = known.bytes[:, 1] <= reach - MARGIN
+        found = np.flatnonzero(inside & np.isin(known.ids, self._special) & (known.bytes[:, 0] < known.bytes[:, 1]))
+        return int(found[-1]) + 1 if len(found) else 0
+
+    def _continued(self, known: TokenisedPrompt, count: int, prompt: Prompt, raw: Bytes) -> TokenisedPrompt:
+        """The first `count` tokens of an earlier prompt, and what follows them in this one."""
+        cut = int(known.bytes[count - 1, 1])
+        plain = [(max(low - cut, 0), high - cut) for low, high in _plain(prompt) if high > cut]
+        rest = self.tokenizer.encode(raw[cut:].tobytes().decode(), plain, framed=True)
+        begins = int(rest.ids[0] == self.tokenizer.bos_id and rest.spans[0, 1] == 0)
+        ids = np.concatenate([known.ids[:count], rest.ids[begins:]])
+        spans = np.concatenate([known.bytes[:count], rest.spans[begins:] + cut])
+        return TokenisedPrompt(prompt, ids, spans)
+
+
+class Vocabularies:
+    """Prompts in the vocabularies of a target and its drafter.
+
+    Parameters
+    ----------
+    target : Loaded
+    drafter : Loaded, optional
+    most : int
+        See `PromptTokens`.
+    """
+
+    def __init__(self, target: Loaded, drafter: Loaded | None, most: int = 1) -> None:
+        self.target = PromptTokens(target.tokenizer, most)
+        alike = drafter is None or drafter.tokenizer.same_as(target.tokenizer)
+        self.drafter = self.target if alike or drafter is None else PromptTokens(drafter.tokenizer, most)
+
+
+def _plain(prompt: Prompt) -> list[tuple[int, int]]:
+    return [(span.start, span.end) for span in prompt.spans if span.kind == "plain"]

@@ -1,0 +1,107 @@
+"""What one turn of a conversation found, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from sp.arrays import Bools, Floats
+from sp.pipeline import Answer
+from sp.prompt import TokenisedPrompt
+from sp.trace import Trace
+
+Way = Literal["append", "rewind"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a turn, in the target's vocabulary.
+
+    Attributes
+    ----------
+    prompt : int
+        Of the whole transcript.
+    cached : int
+        Of the transcript as far as an earlier turn has decided what of it is kept.
+    new : int
+        The others.
+    kept : int
+        Of the new ones, those the target reads.
+    recalled : int
+        Of the cached ones, those left out before and brought back now.
+    read : int
+        That the target read in this turn before it answered: kept, recalled, and what it had to read again.
+    held : int
+        In the target's cache when it answered.
+    drafted : int
+        That the drafter read, in its own vocabulary.
+    """
+
+    prompt: int
+    cached: int
+    new: int
+    kept: int
+    recalled: int = 0
+    read: int = 0
+    held: int = 0
+    drafted: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """For reports."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """A span that was brought back.
+
+    Attributes
+    ----------
+    text : str
+    start, end : int
+        Tokens ``[start, end)`` of the transcript, in the target's vocabulary.
+    score : float
+        The highest of its tokens, for the present question.
+    threshold : float
+        What it had to reach: what the best share of `keep_ratio` of the transcript has.
+    way : {"append", "rewind"}
+        As an excerpt before the question, or where it stood.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+    threshold: float
+    way: Way
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """Everything one turn found.
+
+    Attributes
+    ----------
+    answer : Answer
+    usage : Usage
+    trace : Trace
+        Of all stages.
+    recalled : tuple of Recalled
+    prompt : TokenisedPrompt
+        The transcript with the question, in the target's vocabulary.
+    present : boolean array (n,)
+        What of it the target had before it when it answered, excerpts included.
+    scores : float32 (n,) or None
+        Importance for this question; None where nothing was scored.
+    reason : str
+        Why new text was compressed, or why not.
+    """
+
+    answer: Answer
+    usage: Usage
+    trace: Trace
+    recalled: tuple[Recalled, ...]
+    prompt: TokenisedPrompt
+    present: Bools
+    scores: Floats | None
+    reason: str

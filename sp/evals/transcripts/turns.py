@@ -1,0 +1,203 @@
+"""The task `turns`: an agent calls tools, and after every result something is asked about this one or those before.
+
+Transcripts after what users of long-context agents report: nearly all that is read are results of tools, a turn adds
+some thousand tokens to a prompt that was read before, and questions go back to results that no longer are in view.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sp.config import check_fields
+from sp.errors import ConfigError, unknown_name
+from sp.evals.base import Count, Example, Task, register_task
+from sp.evals.story import REDRAWS, Question
+from sp.evals.transcripts import code_thread, facts_thread, records_thread, sessions_thread, updates_thread
+from sp.evals.transcripts.plan import KINDS, Plan, Slot, draw_plan
+from sp.evals.transcripts.results import MOST_TURNS, has_room, result, sizes
+from sp.evals.transcripts.threads import THREADS, Thread, Told
+from sp.evals.transcripts.tools import SYSTEM, TOOLBOX
+from sp.evals.transcripts.transcript import TASK, Asked, Message, Place, Transcript, in_words
+
+REGISTERS = code_thread, facts_thread, records_thread, sessions_thread, updates_thread
+EACH = 12
+"""Tokens that a chat template puts round a message, at most."""
+MEAN = 3072
+"""Tokens of a turn where their number is not given."""
+HELD_OUT = {name: THREADS.build(name) for name in THREADS}
+"""Threads as examples have them."""
+A_TURN = 6
+"""Messages: request, call, result, note, question, answer."""
+SAID = 160
+"""Tokens of all these but the result, about."""
+
+
+@register_task(TASK)
+@dataclass(frozen=True)
+class Turns(Task):
+    """Questions about the results of an agent's tools, new and old; the last of a transcript's is the one asked.
+
+    Files, searches, JSON of services, test logs and chats; questions about the newest result, an old one, two of
+    them, or a value that later results change. They end in a question for a fact by its own name where words match.
+
+    Parameters
+    ----------
+    seed : int
+    turns : int
+        Results, each with a question; 0 takes one for every 3,072 tokens, at most 20.
+    kind : str
+        What the last question is about, one of `KINDS`; any if empty.
+    layout : str
+        ``chat``: a message is a message of the model's chat template. ``plain``: all that was said before the question
+        is a document, as it is in the other tasks.
+    """
+
+    seed: int = 0
+    turns: int = 0
+    kind: str = ""
+    layout: Literal["chat", "plain"] = field(default="chat", repr=False)
+    # Not in the representation, so that both layouts show the same transcripts.
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"task {self.name}")
+        if not 0 <= self.turns <= MOST_TURNS:
+            raise ConfigError(f"turns must be from 1 to {MOST_TURNS}, or 0 to go by the length, not {self.turns}")
+        if self.kind and self.kind not in KINDS:
+            raise unknown_name("kind of question", self.kind, KINDS)
+
+    def example(self, index: int, tokens: int, count: Count) -> Example:
+        """See `Task.example`."""
+        made = self.transcript(index, tokens, count)
+        return made.example(made.asked[-1], count, self.layout)
+
+    def example_id(self, index: int, tokens: int) -> str:
+        """See `Task.example_id`; it tells of the plain layout."""
+        named = super().example_id(index, tokens)
+        return named if self.layout == "chat" else named.replace(self.name, f"{self.name}-{self.layout}", 1)
+
+    def transcript(self, index: int, tokens: int, count: Count) -> Transcript:
+        """Transcript number `index`, with its last question at most `tokens` tokens and little shorter.
+
+        Parameters and errors as for `Task.example`.
+
+        Examples
+        --------
+        >>> made = Turns(turns=2).transcript(0, 2000, lambda text: len(text) // 3)
+        >>> [one["role"] for one in made.messages[:7]]
+        ['system', 'user', 'assistant', 'tool', 'assistant', 'user', 'assistant']
+        >>> [made.messages[one.message + 1]["content"] == f"{one.answers[0]}." for one in made.asked]
+        [True, True]
+        """
+        rng = self.rng(index, tokens)
+        turns = self.turns or min(MOST_TURNS, max(1, tokens // MEAN))
+        for _ in range(REDRAWS):
+            plan = draw_plan(rng, turns, self.kind)
+            made = write(rng, plan, HELD_OUT, self.example_id(index, tokens), tokens, count)
+            if made:
+                return made
+        raise ConfigError(
+            f"task {self.name}: {REDRAWS} transcripts had no room for their evidence; ask for fewer turns"
+        )
+
+
+def write(
+    rng: random.Random, plan: Plan, threads: Mapping[str, Thread], name: str, tokens: int, count: Count
+) -> Transcript | None:
+    """A transcript by its plan; None if evidence stands in it twice, or more is asked of a result than it has room for.
+
+    Whoever trains on transcripts hands in threads with other phrases.
+    """
+    turns = len(plan.tools)
+    tools = tuple(tool.schema for tool in TOOLBOX.values())
+    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+    head = length(messages, tools, count)
+    rooms = sizes(rng, turns, tokens - head - turns * SAID)
+    told = tell(rng, plan, threads, rooms)
+    questions = {slot.turn: one for part in told.values() for slot, one in part.questions.items()}
+    for turn, chosen in enumerate(plan.tools):
+        tool, asked = TOOLBOX[chosen], questions[turn]
+        value = tool.value(rng)
+        call = tool.call(value, turn + 1)
+        messages += [
+            {"role": "user", "content": rng.choice(tool.requests).format(value=value)},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": ""},
+            {"role": "assistant", "content": rng.choice(tool.notes)},
+            {"role": "user", "content": asked.text},
+            {"role": "assistant", "content": f"{', '.join(asked.answers)}."},
+        ]
+    spare = (tokens - length(messages, tools, count) - sum(rooms)) // turns
+    for turn, room in enumerate(rooms):
+        passages = riffled(rng, [part.passages[turn] for part in told.values() if turn in part.passages])
+        tool = TOOLBOX[plan.tools[turn]]
+        if not has_room(tool, passages, room + spare, count):
+            return None
+        messages[result_at(turn)]["content"] = result(rng, tool, threads, passages, room + spare, count)
+    found = [located(slot, told[slot.thread], messages) for slot in plan.slots]
+    whole = tuple(one for one in found if one)
+    return Transcript(name, tuple(messages), tools, whole, tokens) if len(whole) == turns else None
+
+
+def length(messages: Sequence[Message], tools: Sequence[Message], count: Count) -> int:
+    """Tokens of messages and of what a template puts round them, at most."""
+    return sum(count(one["content"]) + EACH for one in in_words(messages, tools))
+
+
+def result_at(turn: int) -> int:
+    """The message with the result of a turn."""
+    return 3 + A_TURN * turn
+
+
+def tell(rng: random.Random, plan: Plan, threads: Mapping[str, Thread], rooms: Sequence[int]) -> dict[str, Told]:
+    """What each thread says in the results of its tools, by its name."""
+    told = {}
+    for name, thread in threads.items():
+        spoken = [turn for turn, tool in enumerate(plan.tools) if name in TOOLBOX[tool].threads]
+        room = {turn: max(1, rooms[turn] // thread.spacing) for turn in spoken}
+        slots = [slot for slot in plan.slots if slot.thread == name]
+        if room:
+            told[name] = thread.tell(rng, room, slots, plan.tools)
+    return told
+
+
+def riffled(rng: random.Random, parts: Sequence[Sequence[str]]) -> list[str]:
+    """Texts of several lists in one, each list in its order.
+
+    Examples
+    --------
+    >>> found = riffled(random.Random(0), ["abc", "12"])
+    >>> [one for one in found if one in "abc"], len(found)
+    (['a', 'b', 'c'], 5)
+    """
+    order = [number for number, part in enumerate(parts) for _ in part]
+    rng.shuffle(order)
+    streams = [iter(part) for part in parts]
+    return [next(streams[number]) for number in order]
+
+
+def located(slot: Slot, told: Told, messages: Sequence[Message]) -> Asked | None:
+    """The question of a slot, its evidence found in the results; None if that stands anywhere but in one place."""
+    asked: Question = told.questions[slot]
+    places, results = [], set[int]()
+    for text in asked.evidence:
+        holders = [at for at, one in enumerate(messages) if text in one["content"]]
+        if len(holders) != 1 or messages[holders[0]]["content"].count(text) != 1:
+            return None
+        start = messages[holders[0]]["content"].index(text)
+        places.append(Place(holders[0], start, start + len(text)))
+        results.add((holders[0] - 3) // A_TURN)
+    return Asked(
+        turn=slot.turn,
+        kind=slot.kind,
+        thread=slot.thread,
+        message=result_at(slot.turn) + 2,
+        question=asked.text,
+        answers=asked.answers,
+        evidence=tuple(places),
+        results=tuple(sorted(results)),
+        stale=told.stale.get(slot, ()),
+        words_match=THREADS.class_of(slot.thread).words_match,
+    )

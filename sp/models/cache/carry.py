@@ -1,0 +1,145 @@
+"""What a cache holds, carried into another: one with more room, one of a fork, or host memory and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Bytes, Floats
+from sp.kernels import import_cupy, is_device
+from sp.models.cache.cache import Cache
+from sp.ops.attention.kv_pages import PAGE_TOKENS
+
+States = Mapping[int, tuple[Floats, Floats]]
+"""Inputs of the convolution and recurrent state, by recurrent layer, in host memory."""
+
+
+def take_states(cache: Cache) -> States:
+    """Copies of the recurrent states; none of a model that has only attention."""
+    states = ((layer, cache.state(layer)) for layer in cache.config.delta_layers)
+    return {layer: (_copied(state.conv), _copied(state.recurrent)) for layer, state in states}
+
+
+def put_states(cache: Cache, states: States) -> None:
+    """Make them the states of a cache of the same model, in the arrays it has."""
+    for layer, (conv, recurrent) in states.items():
+        state = cache.state(layer)
+        _fill(state.conv, conv)
+        _fill(state.recurrent, recurrent)
+
+
+def clear_states(cache: Cache) -> None:
+    """Let recurrent layers know nothing."""
+    for layer in cache.config.delta_layers:
+        cache.state(layer).clear()
+
+
+def states_nbytes(states: States) -> int:
+    """Bytes they take."""
+    return sum(conv.nbytes + recurrent.nbytes for conv, recurrent in states.values())
+
+
+def carry(source: Cache, target: Cache, tokens: int) -> None:
+    """Put the first `tokens` tokens of a cache into an empty one of the same model and format, on the same device.
+
+    Recurrent states are those of `source` as it stands: the caller knows whether they belong to `tokens` tokens.
+    """
+    target.reserve(tokens)
+    blocks = -(-tokens // PAGE_TOKENS)
+    for layer in target.config.attention_layers:
+        here, there = source.stored(layer), target.stored(layer)
+        old, new = here.table[:blocks], there.table[:blocks]
+        there.k[new], there.v[new] = here.k[old], here.v[old]
+    target.crop(tokens)
+    for layer in target.config.delta_layers:
+        before, after = source.state(layer), target.state(layer)
+        after.conv[...], after.recurrent[...] = before.conv, before.recurrent
+
+
+@dataclass(frozen=True)
+class Parked:
+    """What a cache held, in host memory.
+
+    Attributes
+    ----------
+    tokens : int
+    pages : dict of int to (keys, values)
+        uint8 (pages, 128, kv_heads, bytes of a row) by attention layer.
+    states : dict
+        See `States`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.models import ModelConfig
+    >>> from sp.ops.rope import Rope
+    >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
+    >>> cache, token = Cache(config, tokens=300), np.ones((200, 1, 64), np.float32)
+    >>> cache.append(0, token, token)
+    >>> parked = Parked.of(cache)
+    >>> other = Cache(config, tokens=400)
+    >>> parked.put(other)
+    >>> other.tokens, bool((other.keys(0) == 1).all()), parked.nbytes
+    (200, True, 65536)
+    """
+
+    tokens: int
+    pages: Mapping[int, tuple[Bytes, Bytes]]
+    states: States
+
+    @classmethod
+    def of(cls, cache: Cache) -> Parked:
+        """Copies of all that a cache holds; waits for the device."""
+        blocks, pages = -(-cache.tokens // PAGE_TOKENS), {}
+        for layer in cache.config.attention_layers:
+            at, runs = cache.stored(layer), _runs(cache.block_table(layer)[:blocks])
+            pages[layer] = _taken(at.k, runs), _taken(at.v, runs)
+        return cls(cache.tokens, pages, take_states(cache))
+
+    def put(self, cache: Cache) -> None:
+        """Put it into an empty cache of the same model and format."""
+        cache.reserve(self.tokens)
+        for layer, (keys, values) in self.pages.items():
+            at, done = cache.stored(layer), 0
+            for first, last in _runs(cache.block_table(layer)[: len(keys)]):
+                part = slice(done, done + last - first)
+                _fill(at.k[first:last], keys[part])
+                _fill(at.v[first:last], values[part])
+                done = part.stop
+        cache.crop(self.tokens)
+        put_states(cache, self.states)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.pages.values()) + states_nbytes(self.states)
+
+
+def _copied(array: Any) -> Any:
+    return array.get() if is_device(array) else array.copy()
+
+
+def _runs(table: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Pages of a table as ranges: they are copied without memory of the device's, which may have none left.
+
+    >>> _runs((4, 5, 6, 9, 1, 2))
+    [(4, 7), (9, 10), (1, 3)]
+    """
+    pages = np.array(table, np.int64)
+    cuts = np.flatnonzero(np.diff(pages) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, cuts)] if len(pages) else []
+
+
+def _taken(pool: Any, runs: list[tuple[int, int]]) -> Bytes:
+    found = [_copied(pool[first:last]) for first, last in runs]
+    return np.concatenate(found) if found else np.empty((0, *pool.shape[1:]), np.uint8)
+
+
+def _fill(array: Any, values: Any) -> None:
+    if is_device(array):
+        array.set(values, import_cupy().cuda.get_current_stream())
+    else:
+        array[...] = values

@@ -1,0 +1,129 @@
+"""The models of a run: opened, put under one budget, given what was measured of them and a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from sp.errors import ConfigError
+from sp.models import AskedScaling, Draft, load_draft
+from sp.models.model import Device
+from sp.pipeline.load import Loaded, Where, embedded, load
+from sp.pipeline.measured import BreakEven, known_break_evens
+from sp.pipeline.options import RunOptions
+from sp.pipeline.pair import load_pair
+from sp.pipeline.residency import Residency
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A target and, for compression, its drafter, which share a device; for speculative decoding a draft besides.
+
+    Parameters
+    ----------
+    target : Loaded
+    drafter : Loaded, optional
+    residency : Residency
+        Who is on the device, and what it may take there.
+    draft : Draft, optional
+    break_evens : tuple of BreakEven
+        What was measured of this pair.
+    beside : ThreadPoolExecutor
+        Tokenises for the target while the device scores.
+    """
+
+    target: Loaded
+    drafter: Loaded | None = None
+    residency: Residency = field(default_factory=Residency, compare=False)
+    draft: Draft | None = None
+    break_evens: tuple[BreakEven, ...] = ()
+    beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
+
+    def __post_init__(self) -> None:
+        self.residency.add("target", self.target.model)
+        if self.drafter is not None:
+            self.residency.add("drafter", self.drafter.model)
+
+    @classmethod
+    def open(
+        cls,
+        target: str | Path | None = None,
+        drafter: str | Path | None = None,
+        *,
+        device: Where = "auto",
+        vram: int | None = None,
+        target_rope: AskedScaling | None = None,
+        drafter_rope: AskedScaling | None = None,
+    ) -> Self:
+        """Open two GGUF files; the embedded ones where a path is left out. The rest and errors as for `load`."""
+        return cls.assemble(
+            lambda where: load(target or embedded("target"), device=where, rope=target_rope),
+            lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope),
+            device=device,
+            vram=vram,
+        )
+
+    @classmethod
+    def assemble(
+        cls,
+        target: Callable[[Device], Loaded],
+        drafter: Callable[[Device], Loaded],
+        *,
+        device: Where = "auto",
+        vram: int | None = None,
+    ) -> Self:
+        """Load two models by functions of the device, for example by `load` or `synthetic`; see `load_pair`."""
+        return cls(*load_pair(target, drafter, device=device, vram=vram))
+
+    def within(self, vram: int | None) -> Self:
+        """The same pair under another budget of device memory in bytes; None for all there is."""
+        if vram is not None and self.target.model.device == "cpu":
+            raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
+        return replace(self, residency=self.residency.within(vram))
+
+    def with_break_evens(self, records: Path | None = None) -> Self:
+        """The same pair, deciding by what was measured of it on this machine, where that is known.
+
+        Parameters and errors as for `known_break_evens`.
+        """
+        if self.drafter is None:
+            return self
+        found = known_break_evens(records, self.target, self.drafter, self.residency.budget)
+        return self if found is None else replace(self, break_evens=found)
+
+    def with_draft(self, path: str | Path) -> Self:
+        """The same pair with a draft of its target, for the speculative ways of decoding; see `load_draft`.
+
+        Examples
+        --------
+        >>> from sp.decode import DDTree
+        >>> from sp.pipeline import Pipeline
+        >>> pair = Pipeline.open().with_draft(embedded("draft"))  # doctest: +SKIP
+        >>> pair.run(prompt, RunOptions(decode=DDTree(budget=22))).answer.passes  # doctest: +SKIP
+        (8,)
+        """
+        model = self.target.model
+        if model.device == "cpu":
+            return replace(self, draft=load_draft(path, model))
+        return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))
+
+    def _reader(self, options: RunOptions) -> tuple[str, Loaded]:
+        """Who scores, by role: the drafter, or whom the scorer asks for."""
+        if options.scorer.reads_target:
+            return "target", self.target
+        assert self.drafter is not None, "score needs a drafter"
+        return "drafter", self.drafter
+
+    def _drafts_ahead(self, options: RunOptions) -> bool:
+        """Whether the drafter may begin before the target's tokens are known.
+
+        On the device it leaves the host free for them. What they decide, `compress` must have settled.
+        """
+        drafter, target = self.drafter, self.target.tokenizer
+        if drafter is None or drafter.model.device == "cpu" or options.scorer.reads_target:
+            return False
+        return options.compress == "always" and not drafter.tokenizer.same_as(target)

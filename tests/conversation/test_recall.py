@@ -1,0 +1,84 @@
+"""What was left out and is asked for comes back, and the answer with it: retrievers, whose answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from talks import check, said
+
+from sp.conversation import Conversation, ConversationOptions
+from sp.gguf import ChatTemplate
+from sp.models.synthetic.retriever import write_retriever
+from sp.pipeline import Pipeline, RunOptions, load
+from sp.scoring import SCORERS
+
+SAID = ChatTemplate("{% for m in messages %}{{ '\\n' if m.role == 'user' else '' }}{{ m.content }}{% endfor %}")
+KEYS = {"QUARTZ": "8301947", "VELVET": "5520613"}
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen35"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    folder = tmp_path_factory.mktemp("pair")
+    target = write_retriever(folder / "t.gguf", f"retriever-{request.param}", "q8_0", seed=12)
+    drafter = write_retriever(folder / "d.gguf", "retriever-qwen3", "q8_0", seed=11, code_dim=48)
+    return Pipeline(replace(load(target, device="cpu"), template=SAID), load(drafter, device="cpu", extrapolate=True))
+
+
+def document(seed: int) -> str:
+    """Two needles among letters."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice(list("abcdefghijklmnop"), 4)) for _ in range(160)]
+    for place, (key, value) in zip((40, 110), KEYS.items(), strict=True):
+        words.insert(place, f"{key}{value}.")
+    return " ".join(words)
+
+
+def options() -> RunOptions:
+    scorer = SCORERS.build("tail", {"queries": 3})
+    return RunOptions(keep_ratio=0.25, compress="always", kv="f32", max_new_tokens=7, scorer=scorer)
+
+
+def history(asked: str) -> list[dict[str, str]]:
+    return [said("user", document(1)), said("assistant", "read"), said("user", f"now {asked}")]
+
+
+@pytest.mark.parametrize("recall", ["append", "rewind", "auto"])
+def test_an_old_result_that_was_left_out_is_recalled(pair: Pipeline, recall: str) -> None:
+    first, second = KEYS
+    with_recall = Conversation(pair, options(), ConversationOptions(recall=recall, recall_tokens=120, recall_ratio=0.3))
+    without = Conversation(pair, options(), ConversationOptions(recall="off"))
+    chats = []
+    for talk in (with_recall, without):
+        asked = history(first)
+        result = talk.ask(asked)
+        assert result.answer.text == KEYS[first]
+        asked += [said("assistant", result.answer.text), said("user", f"now {second}")]
+        chats.append((talk, asked, talk.ask(asked)))
+    talk, asked, found = chats[0]
+    check(talk, found)
+    where = found.prompt.prompt.text.index(second + KEYS[second])
+    needle = slice(*np.searchsorted(found.prompt.bytes[:, 0], [where, where + 13]))
+    assert not chats[1][2].present[needle].all()
+    assert chats[1][2].answer.text != KEYS[second]
+    assert found.present[needle].all()
+    assert found.answer.text == KEYS[second]
+    assert any(KEYS[second] in each.text for each in found.recalled)
+    assert 0 < found.usage.recalled <= 120
+    asked += [said("assistant", found.answer.text), said("user", f"now {second}")]
+    again = talk.ask(asked)
+    assert again.answer.text == KEYS[second]
+    check(talk, again)
+
+
+def test_an_answer_need_not_be_read_again(pair: Pipeline) -> None:
+    talk, asked = Conversation(pair, options()), history("QUARTZ")
+    result = talk.ask(asked)
+    asked += [said("assistant", result.answer.text), said("user", "now VELVET")]
+    following = talk.ask(asked)
+    answered = list(result.answer.tokens[:-1])  # the last token of an answer that the limit ends is not read
+    n = result.usage.prompt
+    assert following.usage.cached == n + len(answered)
+    assert following.prompt.ids[n : n + len(answered)].tolist() == answered
+    assert following.usage.drafted < following.usage.prompt - 100

@@ -1,0 +1,100 @@
+"""Small chat templates of our own that show tools, calls and results as published ones do, and chats to show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TAGGED = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}{{ messages[0].content + '\\n' if messages[0].role == 'system' }}
+    {%- for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}
+    {{- 'To call one, write:\\n<tool_call>\\n{\\"name\\": <its name>, \\"arguments\\": <an object>}\\n</tool_call>' }}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'system' %}
+        {%- if not tools %}{{ '<|im_start|>system\\n' + m.content + '<|im_end|>\\n' }}{% endif %}
+    {%- elif m.role == 'tool' %}
+        {{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' }}
+        {{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content }}
+        {%- for call in m.tool_calls or [] %}
+            {{- '\\n' if m.content or not loop.first }}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""As Qwen2.5 and Qwen3: JSON between tags."""
+
+TAGGED_CALL = (
+    "    {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}\n"
+    "    {%- for key, value in call.function.arguments | items %}\n"
+    "        {{- '<parameter=' + key + '>\\n' }}{{ value if value is string else value | tojson }}\n"
+    "        {{- '\\n</parameter>\\n' }}\n"
+    "    {%- endfor %}\n"
+    "    {{- '</function>\\n</tool_call>' }}\n"
+)
+PARAMETERS = (
+    TAGGED.replace('{\\"name\\": <its name>, \\"arguments\\": <an object>}', "<function=its name>\\n</function>")
+    .replace(
+        """            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}\n""", TAGGED_CALL
+    )
+    .replace("            {{- call.function.arguments | tojson + '}\\n</tool_call>' }}\n", "")
+)
+"""As Qwen3-Coder and Qwen3.5: every parameter between tags of its own."""
+
+BARE = """\
+{%- if tools is not defined %}{% set tools = none %}{% endif %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + ('ipython' if m.role == 'tool' else m.role) + '\\n' }}
+    {%- if loop.first and tools is not none %}
+        {{- 'Answer with {"name": function name, "parameters": an object} to call one of these.\\n' }}
+        {%- for tool in tools %}{{ tool | tojson(indent=4) + '\\n\\n' }}{% endfor %}
+    {%- endif %}
+    {%- if 'tool_calls' in m %}
+        {%- if m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}
+        {%- set call = m.tool_calls[0].function %}
+        {{- '{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) + '}' }}
+    {%- elif m.role == 'tool' %}{{ m.content | tojson }}
+    {%- else %}{{ m.content | trim }}{% endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""As Llama 3: the whole answer is an object, results are quoted, one call a turn."""
+
+TEXTUAL = """\
+{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' and m.content is none %}
+        {%- for call in m.tool_calls %}{{ '<call>' + call.function.name + '\\n' + call.function.arguments }}{% endfor %}
+    {%- else %}{{ '<' + m.role + '>' + m.content }}{% endif %}
+{%- endfor %}
+"""
+"""As DeepSeek's R1: arguments are text, a turn with calls has no content; how to call is not said in a known way."""
+
+STYLES = {"tagged_json": TAGGED, "tagged_parameters": PARAMETERS, "bare_json": BARE}
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "lines": {"type": "array", "items": {"type": "integer"}},
+        "most": {"type": "integer"},
+        "all": {"type": "boolean"},
+        "filter": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+    },
+    "required": ["path"],
+}
+READ: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "read_file", "description": "Read a file.", "parameters": SCHEMA},
+}
+LIST: dict[str, Any] = {"type": "function", "function": {"name": "list_files"}}
+TOOLS = (READ, LIST)
