@@ -14,6 +14,10 @@ from sp.pipeline import RunOptions
 from sp.prompt import TokenisedPrompt
 from sp.selection import Reading, SelectionRequest, Selector, token_budget
 from sp.selection.constraints import Constrained
+from sp.selection.units import sentence_bounds
+
+LONGEST = 64
+"""Tokens of a sentence that comes back whole."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ def choose_recalled(
     """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached.
 
     The selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled
-    only where the scores are among the best of the transcript, as many as the keep ratio asks for.
+    only where the scores are among the best of the transcript, as many as the keep ratio asks for, and with all that
+    was left out of its sentences: a value without its key, far from where it stood, says nothing.
     """
     threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
     decided, out = len(present), ~present
@@ -80,9 +85,41 @@ def choose_recalled(
         selector = replace(selector, sink=0, tail=0)
     share = (decided - count + budget) / decided
     taken = _select(selector, mine, present, share, prompt, 0).kept & out
+    bounds = sentence_bounds(_request(mine, present, share, prompt, 0), LONGEST)
+    taken = whole_sentences(taken, out, mine, bounds, budget)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
     runs = [Run(int(a), int(b), float(scores[a:b].max())) for a, b in edges.reshape(-1, 2)]
     return [each for each in runs if each.score >= threshold], threshold
+
+
+def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:
+    """What was left out of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
+
+    Parameters
+    ----------
+    taken, out : boolean array (n,)
+        Tokens to recall, of those that were left out.
+    scores : array (n,)
+    bounds : array (sentences + 1,)
+    budget : int
+        Tokens. What no sentence fits into stays as it is.
+
+    Examples
+    --------
+    >>> taken, out = np.arange(9) == 4, np.arange(9) != 5
+    >>> whole_sentences(taken, out, np.zeros(9, np.float32), np.array([0, 3, 7, 9]), 8).nonzero()[0].tolist()
+    [3, 4, 6]
+    """
+    if not taken.any():
+        return taken
+    sentence = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    best = np.full(len(bounds) - 1, -np.inf)
+    np.maximum.at(best, sentence[taken], scores[taken])
+    hit = np.flatnonzero(best > -np.inf)
+    hit = hit[np.argsort(-best[hit], kind="stable")]
+    sizes = np.bincount(sentence[out], minlength=len(best))[hit]
+    hit = hit[np.cumsum(sizes) <= budget]
+    return np.isin(sentence, hit) & out if len(hit) else taken
 
 
 def tokens_of(runs: Sequence[Run]) -> Ints:
@@ -94,13 +131,18 @@ def _select(
     selector: Selector, scores: Floats, protected: Bools, share: float, prompt: TokenisedPrompt, start: int
 ) -> Chosen:
     """What a selector keeps of the ``len(protected)`` tokens of a prompt from `start` on."""
+    request = _request(scores, protected, share, prompt, start)
+    found, first = selector.select(request), int(prompt.bytes[start, 0])
+    read = {start + token: tuple((a + first, b + first) for a, b in parts) for token, parts in found.read.items()}
+    return Chosen(found.kept | protected, read, found.told)
+
+
+def _request(scores: Floats, protected: Bools, share: float, prompt: TokenisedPrompt, start: int) -> SelectionRequest:
+    """What a selector is asked of the ``len(protected)`` tokens of a prompt from `start` on."""
     stop = start + len(protected)
     spans = prompt.bytes[start:stop]
     first, last = int(spans[0, 0]), int(spans[-1, 1])
     text = prompt.prompt.text.encode()[first:last]
     segments = without(prompt.prompt.free, [(0, first), (last, len(prompt.prompt.text.encode()))])
     moved = tuple(replace(each, start=each.start - first, end=each.end - first) for each in segments)
-    request = SelectionRequest(scores[start:stop], protected, share, text, spans - first, moved)
-    found = selector.select(request)
-    read = {start + token: tuple((a + first, b + first) for a, b in parts) for token, parts in found.read.items()}
-    return Chosen(found.kept | protected, read, found.told)
+    return SelectionRequest(scores[start:stop], protected, share, text, spans - first, moved)

@@ -13,6 +13,7 @@ from talks import said
 
 from sp.chat import Call, Turn
 from sp.conversation import Conversation, ConversationOptions
+from sp.conversation.choose import whole_sentences
 from sp.conversation.rendering import message_ends, message_starts, prompt_of
 from sp.conversation.shown import Shown
 from sp.conversation.slots import PART, Slots
@@ -208,3 +209,18 @@ def test_names_of_calls_are_no_markup(pair: Pipeline) -> None:
 def test_marks_are_refused(pair: Pipeline) -> None:
     with pytest.raises(ConfigError, match="leave mark_omitted off"):
         Conversation(pair, options("lines", mark_omitted=True))
+
+
+def test_what_comes_back_is_whole_sentences_best_first_within_the_budget() -> None:
+    bounds = np.array([0, 4, 9, 12, 20])
+    out = np.ones(20, bool)
+    out[5] = False  # stands in the cache
+    taken = np.isin(np.arange(20), [2, 6, 15])
+    scores = np.zeros(20, np.float32)
+    scores[[2, 6, 15]] = 1, 3, 2
+    everything = whole_sentences(taken, out, scores, bounds, 100)
+    assert everything.nonzero()[0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8, *range(12, 20)]
+    assert whole_sentences(taken, out, scores, bounds, 13).nonzero()[0].tolist() == [4, 6, 7, 8, *range(12, 20)][:12]
+    assert whole_sentences(taken, out, scores, bounds, 11).nonzero()[0].tolist() == [4, 6, 7, 8]
+    assert whole_sentences(taken, out, scores, bounds, 3).tolist() == taken.tolist()
+    assert not whole_sentences(np.zeros(20, bool), out, scores, bounds, 9).any()
