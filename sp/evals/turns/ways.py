@@ -7,6 +7,7 @@ from functools import partial
 
 from sp.conversation import Conversation, ConversationOptions
 from sp.conversation.options import check_run
+from sp.errors import ConfigError
 from sp.evals.run import Row, evaluate
 from sp.evals.turns.asking import asking
 from sp.evals.turns.prefix import with_prefix_cache
@@ -33,7 +34,11 @@ def prefix(session: Session, cells: Sequence[RunOptions]) -> Iterator[Row]:
 
 def can_talk(pipeline: Pipeline, options: RunOptions) -> None:
     """ConfigError for options that a conversation cannot have."""
-    check_run(options, pipeline.drafter)
+    try:
+        check_run(options, pipeline.drafter)
+    except ConfigError as error:
+        others = ",".join(name for name, way in WAYS.items() if way.check is not can_talk)
+        raise ConfigError(f"{error}; or leave conversations out with --ways {others}") from None
 
 
 WAYS = {
