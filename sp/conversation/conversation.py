@@ -151,6 +151,7 @@ class Conversation:
             kept = np.ones(n, bool)
             if decision.activated and scores is not None:
                 kept[decided:] = choose_new(scores, tokenised, decided, options)
+        with trace.stage("recall", int((~present).sum()) if recalling else 0):
             runs, threshold = list[Run](), 0.0
             if recalling and scores is not None:
                 runs, threshold = choose_recalled(scores, tokenised, present, options, self.memory)
@@ -162,12 +163,14 @@ class Conversation:
             read = partial(self._target.read, plan, tokenised.ids, ends, options.max_new_tokens)
             with trace.stage("target prefill", before), reporter("target prefill", before) as progress:
                 work = partial(read, progress)
-                logits, densities = pipeline.residency.attempt(stack, "target", len(plan.slots), work)
+                logits, densities = pipeline.residency.attempt(stack, "target", before, work)
                 int(logits.argmax())  # the first token is known; waits for the device
             ttft = trace.seconds
             with trace.stage("decode") as stage:
                 tokens = self._target.answer(logits, options, on_token)
                 stage.tokens = len(tokens)
+        for trail in self._trails:
+            trail.settle()
         if facts := pipeline.residency.report(start):
             trace.facts["residency"] = facts
         said = split_reply(pipeline.target.tokenizer.decode(tokens), prompt.thinks)
@@ -274,4 +277,7 @@ class Conversation:
         keys = self._drafter.keys(drafted.ids, message_ends(drafted)) if self._drafter is not None else None
         known = keys.trail.tokens if keys else len(drafted)
         found = stages.score("drafter", drafter, self.pipeline.residency, drafted, options, trace, reporter, keys=keys)
-        return transfer_scores(found.scores, drafted.bytes, prompt.bytes), len(drafted) - known
+        trace.stages = stages.apart(trace.stages, found)
+        with trace.stage("select"):
+            scores = transfer_scores(found.scores, drafted.bytes, prompt.bytes)
+        return scores, len(drafted) - known

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sp.arrays import Bytes, Floats
+from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 States = Mapping[int, tuple[Floats, Floats]]
-"""Inputs of the convolution and recurrent state, by recurrent layer, in host memory."""
+"""Inputs of the convolution and recurrent state, by recurrent layer."""
 
 
 def take_states(cache: Cache) -> States:
-    """Copies of the recurrent states; none of a model that has only attention."""
-    states = ((layer, cache.state(layer)) for layer in cache.config.delta_layers)
-    return {layer: (_copied(state.conv), _copied(state.recurrent)) for layer, state in states}
+    """Copies of the recurrent states where they are, in host memory where there is no room."""
+    try:
+        return _states_of(cache, lambda array: array.copy())
+    except (DeviceError, MemoryError):
+        return _states_of(cache, _on_host)
+
+
+def states_on_host(states: States) -> States:
+    """The same states in host memory; waits for the device."""
+    return {layer: (_on_host(conv), _on_host(recurrent)) for layer, (conv, recurrent) in states.items()}
 
 
 def put_states(cache: Cache, states: States) -> None:
@@ -97,7 +105,7 @@ class Parked:
         for layer in cache.config.attention_layers:
             at, runs = cache.stored(layer), _runs(cache.block_table(layer)[:blocks])
             pages[layer] = _taken(at.k, runs), _taken(at.v, runs)
-        return cls(cache.tokens, pages, take_states(cache))
+        return cls(cache.tokens, pages, _states_of(cache, _on_host))
 
     def put(self, cache: Cache) -> None:
         """Put it into an empty cache of the same model and format."""
@@ -118,7 +126,12 @@ class Parked:
         return sum(keys.nbytes + values.nbytes for keys, values in self.pages.values()) + states_nbytes(self.states)
 
 
-def _copied(array: Any) -> Any:
+def _states_of(cache: Cache, copied: Callable[[Any], Any]) -> States:
+    states = ((layer, cache.state(layer)) for layer in cache.config.delta_layers)
+    return {layer: (copied(state.conv), copied(state.recurrent)) for layer, state in states}
+
+
+def _on_host(array: Any) -> Any:
     return array.get() if is_device(array) else array.copy()
 
 
@@ -134,12 +147,12 @@ def _runs(table: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _taken(pool: Any, runs: list[tuple[int, int]]) -> Bytes:
-    found = [_copied(pool[first:last]) for first, last in runs]
+    found = [_on_host(pool[first:last]) for first, last in runs]
     return np.concatenate(found) if found else np.empty((0, *pool.shape[1:]), np.uint8)
 
 
 def _fill(array: Any, values: Any) -> None:
-    if is_device(array):
+    if is_device(array) and not is_device(values):
         array.set(values, import_cupy().cuda.get_current_stream())
     else:
         array[...] = values
