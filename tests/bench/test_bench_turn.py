@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sp.bench import turn as bench
 from sp.bench.record import FIELDS
 from sp.bench.request import without_ends
-from sp.bench.transcripts import TranscriptMaker
-from sp.bench.turn import WARM_TURNS, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
-from sp.bench.turn_policies import POLICIES, Turn
+from sp.bench.turns import turn as bench
+from sp.bench.turns.policies import POLICIES, Turn
+from sp.bench.turns.transcripts import TranscriptMaker
+from sp.bench.turns.turn import WARM_TURNS, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
 from sp.cli import app
 from sp.conversation import ConversationOptions
 from sp.conversation.slots import same_start
@@ -149,7 +149,7 @@ def test_cells_are_told_apart(pair: Pipeline) -> None:
     def config(policy: str, vram: int | None = None, **memory: str) -> dict[str, object]:
         return turn_config(TurnCell(1000, 100, policy, OPTIONS, ConversationOptions(**memory), vram), pair, "numpy")
 
-    assert KEY <= config("cold").keys()
+    assert config("cold").keys() >= KEY
     cells = [config(policy) for policy in POLICIES] + [config("conversation", recall="off")]
     cells += [config("conversation", keys="q4_0"), config("conversation", 23 << 30)]
     assert len({json.dumps(each) for each in cells}) == len(cells)
@@ -174,7 +174,7 @@ def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
     for name, record in records.items():
         config, metrics = record["config"], record["metrics"]
         assert set(FIELDS) <= record.keys()
-        assert KEY <= config.keys()
+        assert config.keys() >= KEY
         assert (config["prompt_tokens"], config["new_tokens"]) == (200, 100)
         assert config["recall"] == ("append" if name == "conversation" else "off")
         assert config["keys"] == ("q4_0" if name == "conversation" else None)

@@ -16,9 +16,9 @@ sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 import sp.models.cache.snapshots as snapshots
-from sp.bench import turn, turn_policies
+from sp.bench.turns import turn
 from sp.bench.request import without_ends
-from sp.bench.transcripts import TranscriptMaker
+from sp.bench.turns.transcripts import TranscriptMaker
 from sp.conversation import ConversationOptions
 from sp.models.cache.trail import Trail
 from sp.pipeline import Pipeline, RunOptions
@@ -70,7 +70,7 @@ out["alone"] = {}
 for policy in turn.POLICIES:
     (alone,) = turn.TurnBench(pair, maker, 3, [policy]).run(*sizes, options, memory)
     out["alone"][policy] = alone.metrics()
-budget = max(max(m["peak_bytes"], m["start_peak_bytes"]) for m in out["alone"].values()) - (1 << 20)
+budget = max(max(m["peak_bytes"], m["start_peak_bytes"]) for m in out["alone"].values()) + (4 << 20)
 within = list(turn.TurnBench(pair, maker, 3).run(*sizes, options, memory, [budget]))
 out["within"] = {t.cell.policy: t.metrics() for t in within}
 out["budget"] = budget

@@ -73,9 +73,9 @@ def bench_turn(
     """
     from sp.bench.record import append, make_record
     from sp.bench.request import without_ends
-    from sp.bench.transcripts import TranscriptMaker
-    from sp.bench.turn import TurnBench, describe_turn
-    from sp.bench.turn_policies import POLICIES
+    from sp.bench.turns.policies import POLICIES
+    from sp.bench.turns.transcripts import TranscriptMaker
+    from sp.bench.turns.turn import TurnBench, describe_turn
     from sp.config import from_mapping
     from sp.conversation import ConversationOptions
     from sp.kernels import forced_path

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sp.models.cache.cache import Cache
 from sp.models.cache.carry import Parked, carry, clear_states, put_states
+from sp.models.cache.host_room import HostRoom
 from sp.models.cache.snapshots import Snapshots
 from sp.models.config import ModelConfig
 
@@ -61,7 +62,7 @@ class Trail:
         self._form, self._device, self._most = (kv, rotate), device, snapshots
         self._cache: Cache | None = None
         self._away: Parked | None = None
-        self._snapshots = Snapshots(snapshots)
+        self._snapshots, self._room = Snapshots(snapshots), HostRoom(device)
         self._whole = True
 
     @property
@@ -139,7 +140,7 @@ class Trail:
         if self._cache is None:
             return False
         self.back_to(self.tokens)
-        self._away, self._cache = Parked.of(self._cache), None
+        self._away, self._cache = Parked.of(self._cache, self._room), None
         self._snapshots.settle(0)
         return True
 
@@ -147,6 +148,7 @@ class Trail:
         """Let go of everything."""
         self._cache = self._away = None
         self._snapshots.crop(-1)
+        self._room.clear()
         self.tokens, self._whole = 0, True
 
     @property
@@ -163,8 +165,8 @@ class Trail:
 
     @property
     def host_nbytes(self) -> int:
-        """Bytes in host memory of snapshots and of what is parked."""
-        return self._snapshots.host_nbytes + (self._away.nbytes if self._away else 0)
+        """Bytes in host memory of snapshots and of what is parked, or was: pinned memory is kept."""
+        return self._snapshots.host_nbytes + self._room.nbytes
 
     def _here(self, tokens: int) -> Cache:
         """The cache, with room for so many tokens in all."""
@@ -175,6 +177,7 @@ class Trail:
         made = Cache(self.config, max(-(-tokens // step) * step, 1), kv, rotate=rotate, device=self._device)
         if self._away is not None:
             self._away.put(made)
+            self._room.leave()
         elif self._cache is not None:
             carry(self._cache, made, self.tokens)
         self._cache, self._away = made, None

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from sp.bench.record import running
-from sp.bench.transcripts import Message, TranscriptMaker
-from sp.bench.turn_policies import POLICIES, Policy, Turn, let_go, measure_turn
+from sp.bench.turns.policies import POLICIES, Policy, Turn, let_go, measure_turn
+from sp.bench.turns.transcripts import Message, TranscriptMaker
 from sp.conversation import ConversationOptions
 from sp.conversation.options import check_run
 from sp.errors import SpError
