@@ -20,7 +20,7 @@ from sp.cli import app
 from sp.conversation import ConversationOptions
 from sp.conversation.slots import same_start
 from sp.errors import ConfigError, DeviceError
-from sp.pipeline import Pipeline, RunOptions
+from sp.pipeline import Pipeline, RunOptions, synthetic
 from sp.studies.sample import sample
 
 OPTIONS = RunOptions(keep_ratio=0.4, max_new_tokens=1)
@@ -29,7 +29,7 @@ KEY = {"target", "drafter", "prompt_tokens", "new_tokens", "keep_ratio", "policy
 
 @pytest.fixture(scope="module")
 def pair() -> Pipeline:
-    opened = Pipeline.open(device="cpu")
+    opened = Pipeline(*(synthetic(shape, "q8_0", device="cpu") for shape in ("tiny-qwen35", "tiny-qwen3")))
     return replace(opened, target=without_ends(opened.target))
 
 
@@ -159,12 +159,12 @@ def test_cells_are_told_apart(pair: Pipeline) -> None:
 
 
 def command(*arguments: str):  # type: ignore[no-untyped-def]
-    common = ("--device", "cpu", "-n", "1", "--new-tokens", "100")
-    return CliRunner().invoke(app, ["bench", "turn", *common, *arguments])
+    common = ("--device", "cpu", "-n", "1", "--new-tokens", "100", "--synthetic-target", "tiny-qwen35")
+    return CliRunner().invoke(app, ["bench", "turn", *common, "--synthetic-drafter", "tiny-qwen3", *arguments])
 
 
 def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
-    given = ("-p", "200", "--keep-ratio", "0.5", "-r", "2", "--keys", "q4_0", "--recall", "append")
+    given = ("-p", "200", "--keep-ratio", "0.5", "-r", "2", "--drafter-type", "q8_0", "--keys", "q4_0", "--recall", "append")
     done = command(*given, "--record", str(tmp_path), "--json")
     assert done.exit_code == 0, done.output
     rows = {row["policy"]: row for row in json.loads(done.stdout)["tests"]}
@@ -181,10 +181,10 @@ def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
         assert metrics["ttft_p50_s"] <= metrics["ttft_p95_s"] <= max(record["samples"])
         assert metrics["ttft_p50_s"] == pytest.approx(np.median(record["samples"])) == rows[name]["ttft_p50_s"]
         assert {"peak_bytes", "host_bytes", "stages"} <= metrics.keys()
-    table = command(*given[:-2], "-r", "1", "--policies", "prefix,cold", "-o", "md").stdout.splitlines()
+    table = command(*given[:-2], "-r", "1", "--policies", "prefix", "-o", "md").stdout.splitlines()
     lines = [line for line in table if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
-    assert [line.split()[1] for line in lines[2:]] == ["prefix", "cold"]
+    assert [line.split()[1] for line in lines[2:]] == ["prefix"]
 
 
 @pytest.mark.parametrize(
