@@ -144,9 +144,9 @@ class Conversation:
         present = old.present(decided)
         decision = self._decide(tokenised, decided)
         recalling = self.memory.recall != "off" and bool((~present).any())
-        scores, drafted = None, 0
+        scores, drafted, shares = None, 0, tuple[float, ...]()
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
-            scores, drafted = self._score(tokenised, options, trace, reporter)
+            scores, drafted, shares = self._score(tokenised, options, trace, reporter)
         with trace.stage("select", n - decided):
             kept = np.ones(n, bool)
             if decision.activated and scores is not None:
@@ -188,7 +188,7 @@ class Conversation:
             drafted=drafted,
         )
         here = plan.slots.present(n)
-        return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision.reason)
+        return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision.reason, shares)
 
     def matching(self, ids: Ints) -> int:
         """How many first tokens of a prompt in the target's vocabulary are those of the transcript."""
@@ -267,8 +267,8 @@ class Conversation:
 
     def _score(
         self, prompt: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter
-    ) -> tuple[Floats, int]:
-        """Importance of the target's tokens (n,), and how many the drafter read."""
+    ) -> tuple[Floats, int, tuple[float, ...]]:
+        """Importance of the target's tokens (n,), how many the drafter read, and which shares of the blocks."""
         drafter = self.pipeline.drafter
         assert drafter is not None
         with trace.stage("tokenise for drafter") as stage:
@@ -280,4 +280,4 @@ class Conversation:
         trace.stages = stages.apart(trace.stages, found)
         with trace.stage("select"):
             scores = transfer_scores(found.scores, drafted.bytes, prompt.bytes)
-        return scores, len(drafted) - known
+        return scores, len(drafted) - known, found.densities

@@ -20,7 +20,7 @@ from sp.pipeline.stages import OnToken
 SPACING = 1024
 """Tokens between snapshots, but for the last two of a turn."""
 CLOSE = 128
-"""Ends of messages so close to each other share a snapshot: to stop costs a pass over all weights, a few tokens less."""
+"""Ends of messages so close to each other share a snapshot: to stop costs a pass over all weights."""
 
 
 class TargetMemory:

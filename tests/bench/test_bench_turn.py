@@ -21,6 +21,7 @@ from sp.conversation import ConversationOptions
 from sp.conversation.slots import same_start
 from sp.errors import ConfigError, DeviceError
 from sp.pipeline import Pipeline, RunOptions, synthetic
+from sp.scoring import SCORERS
 from sp.studies.sample import sample
 
 OPTIONS = RunOptions(keep_ratio=0.4, max_new_tokens=1)
@@ -158,6 +159,14 @@ def test_cells_are_told_apart(pair: Pipeline) -> None:
     assert config("conversation", 23 << 30)["vram"] == "23g"
 
 
+def test_the_share_of_blocks_that_is_read_stands_beside_the_times(maker: TranscriptMaker, pair: Pipeline) -> None:
+    sparse = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.2})
+    made = TurnBench(pair, maker, 1, ("conversation", "prefix"))
+    talk, prefix = made.run([600], 300, replace(OPTIONS, scorer=sparse), ConversationOptions(recall="off"))
+    assert 0 < talk.metrics()["density"] <= 1
+    assert prefix.metrics()["density"] is None
+
+
 def command(*arguments: str):  # type: ignore[no-untyped-def]
     common = ("--device", "cpu", "-n", "1", "--new-tokens", "100", "--synthetic-target", "tiny-qwen35")
     return CliRunner().invoke(app, ["bench", "turn", *common, "--synthetic-drafter", "tiny-qwen3", *arguments])
@@ -194,7 +203,7 @@ def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
         assert metrics["ttft_p50_s"] <= metrics["ttft_p95_s"] <= max(record["samples"])
         assert metrics["ttft_p50_s"] == pytest.approx(np.median(record["samples"])) == rows[name]["ttft_p50_s"]
         assert {"peak_bytes", "host_bytes", "stages"} <= metrics.keys()
-    table = command(*given[:-2], "-r", "1", "--policies", "prefix", "-o", "md").stdout.splitlines()
+    table = command(*given[:6], "-r", "1", "--policies", "prefix", "-o", "md").stdout.splitlines()
     lines = [line for line in table if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert [line.split()[1] for line in lines[2:]] == ["prefix"]

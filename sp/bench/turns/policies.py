@@ -86,7 +86,7 @@ class Remembering:
     def answer(self, prompt: Prompt, on_token: OnToken) -> Asked:
         """See `Policy`."""
         found = self._talk.answer(prompt, on_token)
-        return Asked(found.trace, found.usage.as_dict())
+        return Asked(found.trace, found.usage.as_dict(), mean(found.drafted) if found.drafted else None)
 
     def clear(self) -> None:
         """See `Policy`."""
