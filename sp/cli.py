@@ -13,6 +13,7 @@ from sp.commands.bench.bench_decode import bench_decode
 from sp.commands.bench.bench_drafter import bench_drafter
 from sp.commands.bench.bench_llama_cpp import bench_llama_cpp
 from sp.commands.bench.bench_ttft import bench_ttft
+from sp.commands.bench.bench_turn import bench_turn
 from sp.commands.chat import chat
 from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
@@ -55,6 +56,7 @@ app.add_typer(kernels_app, name="kernels")
 bench_app.command("decode")(bench_decode)
 bench_app.command("drafter")(bench_drafter)
 bench_app.command("ttft")(bench_ttft)
+bench_app.command("turn")(bench_turn)
 bench_app.command("llama-cpp")(bench_llama_cpp)
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")

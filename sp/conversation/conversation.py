@@ -146,15 +146,16 @@ class Conversation:
         present = old.present(decided)
         decision = self._decide(tokenised, decided)
         recalling = self.memory.recall != "off" and bool((~present).any())
-        scores, drafted = None, 0
+        scores, drafted, shares = None, 0, tuple[float, ...]()
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
-            scores, drafted = self._score(tokenised, options, trace, reporter)
+            scores, drafted, shares = self._score(tokenised, options, trace, reporter)
         with trace.stage("select", n - decided):
             kept, chosen = np.ones(n, bool), Chosen(np.ones(n - decided, bool))
             if decision.activated and scores is not None:
                 chosen = choose_new(scores, tokenised, decided, options)
             kept[decided:] = chosen.kept
             shown = Shown.of(tokenised, kept, chosen.read, pipeline.target.tokenizer)
+        with trace.stage("recall", int((~present).sum()) if recalling else 0):
             runs, threshold = list[Run](), 0.0
             if recalling and scores is not None:
                 runs, threshold = choose_recalled(scores, tokenised, present, options, self.memory)
@@ -166,12 +167,14 @@ class Conversation:
             read = partial(self._target.read, plan, tokenised.ids, ends, options.max_new_tokens)
             with trace.stage("target prefill", before), reporter("target prefill", before) as progress:
                 work = partial(read, progress)
-                logits, densities = pipeline.residency.attempt(stack, "target", len(plan.slots), work)
+                logits, densities = pipeline.residency.attempt(stack, "target", before, work)
                 int(logits.argmax())  # the first token is known; waits for the device
             ttft = trace.seconds
             with trace.stage("decode") as stage:
                 tokens = self._target.answer(logits, options, on_token)
                 stage.tokens = len(tokens)
+        for trail in self._trails:
+            trail.settle()
         if facts := pipeline.residency.report(start):
             trace.facts["residency"] = facts
         if chosen.told:
@@ -191,7 +194,7 @@ class Conversation:
             drafted=drafted,
         )
         here = plan.slots.present(n)
-        return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision.reason)
+        return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision.reason, shares)
 
     def matching(self, ids: Ints) -> int:
         """How many first tokens of a prompt in the target's vocabulary are those of the transcript."""
@@ -270,8 +273,8 @@ class Conversation:
 
     def _score(
         self, prompt: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter
-    ) -> tuple[Floats, int]:
-        """Importance of the target's tokens (n,), and how many the drafter read."""
+    ) -> tuple[Floats, int, tuple[float, ...]]:
+        """Importance of the target's tokens (n,), how many the drafter read, and which shares of the blocks."""
         drafter = self.pipeline.drafter
         assert drafter is not None
         with trace.stage("tokenise for drafter") as stage:
@@ -280,4 +283,7 @@ class Conversation:
         keys = self._drafter.keys(drafted.ids, message_ends(drafted)) if self._drafter is not None else None
         known = keys.trail.tokens if keys else len(drafted)
         found = stages.score("drafter", drafter, self.pipeline.residency, drafted, options, trace, reporter, keys=keys)
-        return transfer_scores(found.scores, drafted.bytes, prompt.bytes), len(drafted) - known
+        trace.stages = stages.apart(trace.stages, found)
+        with trace.stage("select"):
+            scores = transfer_scores(found.scores, drafted.bytes, prompt.bytes)
+        return scores, len(drafted) - known, found.densities

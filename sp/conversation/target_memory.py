@@ -19,6 +19,8 @@ from sp.pipeline.stages import OnToken
 
 SPACING = 1024
 """Tokens between snapshots, but for the last two of a turn."""
+CLOSE = 128
+"""Ends of messages so close to each other share a snapshot: to stop costs a pass over all weights."""
 
 
 class TargetMemory:
@@ -132,17 +134,26 @@ class TargetMemory:
         self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
 
     def _stops(self, slots: Slots, ends: Ints, at: int) -> list[int]:
-        """Slots at which to take snapshots: the ends of the last two messages, and others well apart."""
+        """Slots at which to take snapshots: the ends of the last two messages that are not close, others well apart.
+
+        Of those close to the last one it is the first: a turn that goes on from the last reads few tokens again, and
+        one that asks the last question otherwise none but those.
+        """
         if not self.trail.recurrent:
             return []
-        found: list[int] = []
+        found, last = list[int](), 0
         for end in ends[::-1].tolist():
             stop = slots.before(end)
-            if stop <= at:
+            if stop < at + CLOSE:  # of the snapshot that is gone on from
                 break
-            if stop < len(slots) and (len(found) < 2 or found[-1] - stop >= SPACING):
+            if stop == len(slots):
+                continue
+            last = last or stop
+            if last - stop < CLOSE:
+                found = [stop]
+            elif len(found) < 2 or found[-1] - stop >= SPACING:
                 found.append(stop)
-        return sorted(set(found))
+        return found[::-1]
 
     def _graphs(self, cache: Cache, limit: int) -> GraphDecoder | None:
         """What decodes on the device; graphs know where weights and cache lie."""

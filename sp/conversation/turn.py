@@ -95,6 +95,8 @@ class TurnResult:
         Importance for this question; None where nothing was scored.
     reason : str
         Why new text was compressed, or why not.
+    drafted : tuple of float
+        Shares of the blocks that each layer of the drafter read for new tokens; empty where that was all of them.
     """
 
     answer: Answer
@@ -105,3 +107,4 @@ class TurnResult:
     present: Bools
     scores: Floats | None
     reason: str
+    drafted: tuple[float, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from sp.pipeline.result import Answer, Reporter, Scored, silent
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.scoring import Importance, KeptKeys, ScoreRequest
 from sp.selection import Selection, SelectionRequest
-from sp.trace import Trace
+from sp.trace import Stage, Trace
 
 OnToken = Callable[[int], bool | None]
 
@@ -81,7 +81,26 @@ def score(
         ExitStack() as stack,
     ):
         request = replace(score_request(reader, drafted, options.seed, progress, by_head), keys=keys)
-        return residency.attempt(stack, role, n, partial(options.scorer.score, request))
+        return residency.attempt(stack, role, new, partial(options.scorer.score, request))
+
+
+def apart(stages: Sequence[Stage], found: Importance) -> list[Stage]:
+    """The same stages, `score` as `draft` and `score` where it is known what each took.
+
+    Examples
+    --------
+    >>> found = Importance(np.zeros(9), weighing=0.5)
+    >>> [(stage.name, stage.tokens, stage.seconds) for stage in apart([Stage("score", 3, 2.0)], found)]
+    [('draft', 3, 1.5), ('score', 9, 0.5)]
+    """
+
+    def parts(stage: Stage) -> list[Stage]:
+        weighing = min(found.weighing, stage.seconds)
+        if stage.name != "score" or not weighing:
+            return [stage]
+        return [Stage("draft", stage.tokens, stage.seconds - weighing), Stage("score", len(found.scores), weighing)]
+
+    return [part for stage in stages for part in parts(stage)]
 
 
 def score_request(

@@ -112,6 +112,8 @@ class Importance:
         The same head by head, if it was asked for.
     densities : tuple of float
         Share of the causal blocks each layer's attention read; empty where that was dense.
+    weighing : float
+        Seconds that the queries' weights over all tokens took, of those the model read; 0 where they are not known.
     """
 
     scores: Floats
@@ -119,6 +121,7 @@ class Importance:
     generated: tuple[int, ...] = ()
     by_head: Floats | None = None
     densities: tuple[float, ...] = ()
+    weighing: float = 0.0
 
 
 class Scorer(ABC):

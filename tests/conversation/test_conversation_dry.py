@@ -82,6 +82,12 @@ out["back"] = all(np.array_equal(a, b) for x, y in zip(before, after) for a, b i
 for trail in trails:
     trail._here(2 * trail.tokens + 1000)
 out["grown"] = all(np.array_equal(a, b) for x, y in zip(before, map(pages, trails)) for a, b in zip(x, y))
+pinned = len(dry_memory.pinned)
+for _ in range(3):
+    talk.leave()
+    for trail in trails:
+        trail._here(trail.tokens)
+out["pinned anew"] = len(dry_memory.pinned) - pinned
 talk.clear()
 del talk, trail, trails, before, after
 gc.collect()
@@ -140,6 +146,7 @@ def test_what_it_says_it_holds_is_what_the_pool_lends(found: dict) -> None:
 def test_pages_and_states_come_back_as_they_were(found: dict) -> None:
     assert found["back"]
     assert found["grown"]
+    assert found["pinned anew"] == 0, "to pin memory takes longer than to copy into it"
 
 
 def test_a_store_keeps_to_its_budget_of_the_device(found: dict) -> None:

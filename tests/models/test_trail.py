@@ -121,6 +121,24 @@ def test_parked_it_holds_host_memory_alone_and_comes_back(model: Model) -> None:
     assert trail.nbytes == trail.host_nbytes == trail.tokens == 0
 
 
+def test_nothing_may_be_parked_too(model: Model) -> None:
+    trail = Trail(model.config)
+    read(trail, model, 40)
+    trail.back_to(0)
+    assert trail.park()
+    close(read(trail, model, 90), whole(model, IDS[:90]))
+
+
+def test_snapshots_are_dense_where_a_chat_goes_on(retrievers: dict[str, Model]) -> None:
+    trail = Trail(retrievers["qwen35"].config, snapshots=4)
+    for stop in (*range(60, 600, 60), 610, 620):
+        read(trail, retrievers["qwen35"], stop)
+        trail.mark()
+    *old, before, last = trail.places
+    assert (before, last) == (610, 620), "a turn goes back to the end of what the last one began with"
+    assert old[0] <= 480
+
+
 def test_few_snapshots_lie_far_from_each_other(retrievers: dict[str, Model]) -> None:
     model = retrievers["qwen35"]
     trail = Trail(model.config, snapshots=3)

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sp.arrays import Bytes, Floats
+from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
+from sp.models.cache.host_room import HostRoom, copy_in, copy_out, wait
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 States = Mapping[int, tuple[Floats, Floats]]
-"""Inputs of the convolution and recurrent state, by recurrent layer, in host memory."""
+"""Inputs of the convolution and recurrent state, by recurrent layer."""
 
 
 def take_states(cache: Cache) -> States:
-    """Copies of the recurrent states; none of a model that has only attention."""
-    states = ((layer, cache.state(layer)) for layer in cache.config.delta_layers)
-    return {layer: (_copied(state.conv), _copied(state.recurrent)) for layer, state in states}
+    """Copies of the recurrent states where they are, in host memory where there is no room."""
+    try:
+        return _states_of(cache, lambda array: array.copy())
+    except (DeviceError, MemoryError):
+        return _states_of(cache, _on_host)
+
+
+def states_on_host(states: States) -> States:
+    """The same states in host memory; waits for the device."""
+    return {layer: (_on_host(conv), _on_host(recurrent)) for layer, (conv, recurrent) in states.items()}
 
 
 def put_states(cache: Cache, states: States) -> None:
@@ -79,7 +88,7 @@ class Parked:
     >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
     >>> cache, token = Cache(config, tokens=300), np.ones((200, 1, 64), np.float32)
     >>> cache.append(0, token, token)
-    >>> parked = Parked.of(cache)
+    >>> parked = Parked.of(cache, HostRoom("cpu"))
     >>> other = Cache(config, tokens=400)
     >>> parked.put(other)
     >>> other.tokens, bool((other.keys(0) == 1).all()), parked.nbytes
@@ -91,26 +100,41 @@ class Parked:
     states: States
 
     @classmethod
-    def of(cls, cache: Cache) -> Parked:
-        """Copies of all that a cache holds; waits for the device."""
-        blocks, pages = -(-cache.tokens // PAGE_TOKENS), {}
-        for layer in cache.config.attention_layers:
-            at, runs = cache.stored(layer), _runs(cache.block_table(layer)[:blocks])
-            pages[layer] = _taken(at.k, runs), _taken(at.v, runs)
-        return cls(cache.tokens, pages, take_states(cache))
+    def of(cls, cache: Cache, room: HostRoom) -> Parked:
+        """Copies of all that a cache holds, in a room that holds nothing else; waits for the device."""
+        blocks, config = -(-cache.tokens // PAGE_TOKENS), cache.config
+        pools = [(at.k, at.v) for at in map(cache.stored, config.attention_layers)]
+        states = [(state.conv, state.recurrent) for state in map(cache.state, config.delta_layers)]
+        sizes = [blocks * pool[0].nbytes for pair in pools for pool in pair]
+        sizes += [array.nbytes for pair in states for array in pair]
+        places = iter(room.places(sizes))
+        pages, kept = {}, {}
+        for layer, pair in zip(config.attention_layers, pools, strict=True):
+            runs = _runs(cache.block_table(layer)[:blocks])
+            pages[layer] = _taken(pair[0], runs, next(places)), _taken(pair[1], runs, next(places))
+        for layer, (conv, recurrent) in zip(config.delta_layers, states, strict=True):
+            kept[layer] = _taken_whole(conv, next(places)), _taken_whole(recurrent, next(places))
+        if cache.device == "cuda":
+            wait()
+        return cls(cache.tokens, pages, kept)
 
     def put(self, cache: Cache) -> None:
-        """Put it into an empty cache of the same model and format."""
+        """Put it into an empty cache of the same model and format; waits for the device."""
         cache.reserve(self.tokens)
         for layer, (keys, values) in self.pages.items():
             at, done = cache.stored(layer), 0
             for first, last in _runs(cache.block_table(layer)[: len(keys)]):
                 part = slice(done, done + last - first)
-                _fill(at.k[first:last], keys[part])
-                _fill(at.v[first:last], values[part])
+                copy_in(at.k[first:last], keys[part])
+                copy_in(at.v[first:last], values[part])
                 done = part.stop
         cache.crop(self.tokens)
-        put_states(cache, self.states)
+        for layer, (conv, recurrent) in self.states.items():
+            state = cache.state(layer)
+            copy_in(state.conv, conv)
+            copy_in(state.recurrent, recurrent)
+        if cache.device == "cuda":
+            wait()
 
     @property
     def nbytes(self) -> int:
@@ -118,7 +142,12 @@ class Parked:
         return sum(keys.nbytes + values.nbytes for keys, values in self.pages.values()) + states_nbytes(self.states)
 
 
-def _copied(array: Any) -> Any:
+def _states_of(cache: Cache, copied: Callable[[Any], Any]) -> States:
+    states = ((layer, cache.state(layer)) for layer in cache.config.delta_layers)
+    return {layer: (copied(state.conv), copied(state.recurrent)) for layer, state in states}
+
+
+def _on_host(array: Any) -> Any:
     return array.get() if is_device(array) else array.copy()
 
 
@@ -133,13 +162,23 @@ def _runs(table: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, cuts)] if len(pages) else []
 
 
-def _taken(pool: Any, runs: list[tuple[int, int]]) -> Bytes:
-    found = [_copied(pool[first:last]) for first, last in runs]
-    return np.concatenate(found) if found else np.empty((0, *pool.shape[1:]), np.uint8)
+def _taken(pool: Any, runs: list[tuple[int, int]], place: Bytes) -> Bytes:
+    """Pages of a pool, one after the other, in host memory."""
+    found, done = place.reshape(sum(last - first for first, last in runs), *pool.shape[1:]), 0
+    for first, last in runs:
+        copy_out(pool[first:last], found[done : done + last - first])
+        done += last - first
+    return found
+
+
+def _taken_whole(array: Any, place: Bytes) -> Floats:
+    found = place.view(np.float32).reshape(array.shape)
+    copy_out(array, found)
+    return found
 
 
 def _fill(array: Any, values: Any) -> None:
-    if is_device(array):
+    if is_device(array) and not is_device(values):
         array.set(values, import_cupy().cuda.get_current_stream())
     else:
         array[...] = values

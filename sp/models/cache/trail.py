@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 from sp.models.cache.cache import Cache
-from sp.models.cache.carry import Parked, States, carry, clear_states, put_states, states_nbytes, take_states
+from sp.models.cache.carry import Parked, carry, clear_states, put_states
+from sp.models.cache.host_room import HostRoom
+from sp.models.cache.snapshots import Snapshots
 from sp.models.config import ModelConfig
 
 STEPS = 8
@@ -27,7 +29,7 @@ class Trail:
     kv, rotate, device
         See `Cache`.
     snapshots : int
-        Most copies of recurrent states to hold, in host memory; of more, those go first that lie closest to others.
+        Most copies of recurrent states to hold; see `Snapshots`.
 
     Attributes
     ----------
@@ -60,7 +62,7 @@ class Trail:
         self._form, self._device, self._most = (kv, rotate), device, snapshots
         self._cache: Cache | None = None
         self._away: Parked | None = None
-        self._snapshots: list[tuple[int, States]] = []
+        self._snapshots, self._room = Snapshots(snapshots), HostRoom(device)
         self._whole = True
 
     @property
@@ -71,7 +73,7 @@ class Trail:
     @property
     def places(self) -> tuple[int, ...]:
         """Numbers of tokens with a snapshot, ascending."""
-        return tuple(tokens for tokens, _ in self._snapshots)
+        return self._snapshots.places
 
     def reachable(self, tokens: int) -> int:
         """Tokens that `back_to` would leave of so many."""
@@ -86,13 +88,13 @@ class Trail:
         if self._away is not None and left < self._away.tokens:
             cache = self._here(self._away.tokens)
         if cache is not None and (left < self.tokens or not self._whole):
-            states = dict(self._snapshots).get(left)
+            states = self._snapshots.at(left)
             if states is None:
                 clear_states(cache)
             else:
                 put_states(cache, states)
             cache.crop(left)
-        self._snapshots = [each for each in self._snapshots if each[0] <= left]
+        self._snapshots.crop(left)
         self.tokens, self._whole = left, True
         return left
 
@@ -110,11 +112,11 @@ class Trail:
         """Take a snapshot here, if there is any state to take."""
         if not self.recurrent or not self.tokens or self.tokens in self.places or self._cache is None:
             return
-        self._snapshots.append((self.tokens, take_states(self._cache)))
-        if len(self._snapshots) > self._most:
-            places = (0, *self.places)
-            spare = min(range(1, len(places) - 1), key=lambda at: places[at + 1] - places[at - 1], default=1)
-            del self._snapshots[spare - 1]
+        self._snapshots.take(self.tokens, self._cache)
+
+    def settle(self) -> None:
+        """Bring to host memory what snapshots need not have on the device; for when nobody waits."""
+        self._snapshots.settle()
 
     def fork(self, tokens: int) -> Trail:
         """Another that holds the first `tokens` tokens, as far as `back_to` would; this one stays as it is."""
@@ -125,9 +127,11 @@ class Trail:
         source = self._here(self.tokens)
         made = other._here(left)
         carry(source, made, left)
-        other._snapshots = [each for each in self._snapshots if each[0] <= left]  # never written to
+        other._snapshots = self._snapshots.first(left)
         if self.recurrent and (left < self.tokens or not self._whole):
-            put_states(made, dict(self._snapshots)[left])
+            states = self._snapshots.at(left)
+            assert states is not None, f"no snapshot at {left}"
+            put_states(made, states)
         other.tokens = left
         return other
 
@@ -136,13 +140,16 @@ class Trail:
         if self._cache is None:
             return False
         self.back_to(self.tokens)
-        self._away, self._cache = Parked.of(self._cache), None
+        self._away, self._cache = Parked.of(self._cache, self._room), None
+        self._snapshots.settle(0)
         return True
 
     def clear(self) -> None:
         """Let go of everything."""
         self._cache = self._away = None
-        self._snapshots, self.tokens, self._whole = [], 0, True
+        self._snapshots.crop(-1)
+        self._room.clear()
+        self.tokens, self._whole = 0, True
 
     @property
     def cache(self) -> Cache | None:
@@ -151,16 +158,15 @@ class Trail:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cache where the model is; on the CPU those that were written to."""
-        if self._cache is None:
-            return 0
-        return self._cache.nbytes if self._device == "cuda" else self._cache.peak_nbytes
+        """Bytes of the cache and of snapshots where the model is; on the CPU those that were written to."""
+        if self._device == "cpu":
+            return self._cache.peak_nbytes if self._cache is not None else 0
+        return (self._cache.nbytes if self._cache is not None else 0) + self._snapshots.device_nbytes
 
     @property
     def host_nbytes(self) -> int:
-        """Bytes of snapshots and of what is parked."""
-        states = sum(states_nbytes(each) for _, each in self._snapshots)
-        return states + (self._away.nbytes if self._away else 0)
+        """Bytes in host memory of snapshots and of what is parked, or was: pinned memory is kept."""
+        return self._snapshots.host_nbytes + self._room.nbytes
 
     def _here(self, tokens: int) -> Cache:
         """The cache, with room for so many tokens in all."""
@@ -171,6 +177,7 @@ class Trail:
         made = Cache(self.config, max(-(-tokens // step) * step, 1), kv, rotate=rotate, device=self._device)
         if self._away is not None:
             self._away.put(made)
+            self._room.leave()
         elif self._cache is not None:
             carry(self._cache, made, self.tokens)
         self._cache, self._away = made, None

@@ -149,7 +149,8 @@ class AttentionScorer(ReadingScorer):
 
 def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...] = ()) -> Importance:
     """What a scorer returns; waits for the device."""
-    return Importance(fold.result(), fold.heatmap(), generated, fold.head_maps(), densities(attend))
+    found = fold.result(), fold.heatmap(), generated, fold.head_maps(), densities(attend)
+    return Importance(*found, weighing=fold.laps.seconds())
 
 
 def read_on(request: ScoreRequest, watch: Watch, *, attend: LayerAttention, rows: int, depth: int) -> None:

@@ -16,6 +16,7 @@ from sp.ops.array_module import array_module
 from sp.ops.attention.importance import Folded, fold_weights, importance
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import STEPS, Reduction, average_pool
+from sp.scoring.attention.laps import Laps
 
 __all__ = ["STEPS", "Fold", "FoldByLayer", "Reduction", "average_pool"]
 
@@ -38,6 +39,8 @@ class Fold:
     count: int = 0
     layers: list[Any] = field(default_factory=list)
     heads: list[Any] = field(default_factory=list)
+    laps: Laps = field(default_factory=Laps)
+    """What `add_layer` takes."""
 
     def add(self, probs: Floats) -> None:
         """Fold in one layer's weights (heads, queries, tokens)."""
@@ -45,8 +48,9 @@ class Fold:
 
     def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
         """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
-        found = importance(q, keys, self.reduction, self._so_far(), causal=causal, by_head=self.by_head)
-        self._take(found, q.shape[1])
+        with self.laps.lap(q):
+            found = importance(q, keys, self.reduction, self._so_far(), causal=causal, by_head=self.by_head)
+            self._take(found, q.shape[1])
 
     def _so_far(self) -> Any:
         """What the heads of the next layer are folded into."""

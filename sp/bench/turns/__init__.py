@@ -1,0 +1,1 @@
+"""What a turn of a long chat costs, by policy."""

@@ -1,0 +1,125 @@
+"""TranscriptMaker: a chat of an exact number of tokens, and turns that go on from its end, each another one."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+
+from sp.conversation.rendering import prompt_of
+from sp.conversation.tokens import PromptTokens
+from sp.errors import ConfigError
+from sp.pipeline import Loaded
+from sp.prompt import Prompt
+
+ROUNDS = 6  # of counting and mending, until the length is exact
+READ = "Read."
+Message = dict[str, str]
+
+
+class TranscriptMaker:
+    """Makes chats out of the sentences of one document: texts to read, each acknowledged, and at last a question.
+
+    Parameters
+    ----------
+    document, question : str
+    target : Loaded
+        Whose chat template shows them, and whose tokens are counted.
+
+    Raises
+    ------
+    PromptError
+        The target has no chat template.
+    """
+
+    def __init__(self, document: str, question: str, target: Loaded) -> None:
+        self._question, self._target, self._tokens = question, target, PromptTokens(target.tokenizer)
+        sentences = dict.fromkeys(re.split(r"(?<=[.!?])\s+", " ".join(document.split())))
+        self._lines = [line for line in sentences if line]
+        self._costs = np.array([len(target.tokenizer.encode(line + "\n", begins=False)) for line in self._lines])
+        self.start = cache(self._start)
+
+    def _start(self, tokens: int, new: int) -> tuple[Message, ...]:
+        """What all turns begin with: `tokens` tokens up to what a turn adds, in messages of about `new`.
+
+        Raises
+        ------
+        ConfigError
+            When markup alone takes more.
+        """
+        count = max(1, tokens // new)
+        room = (tokens - self._length(_read([["a"]] * count))) // count
+        if room < 0:
+            raise ConfigError(f"no transcript of {tokens} tokens: markup takes {tokens - room * count}; ask for more")
+        texts = [self._draw(room, seed) for seed in range(count)]
+        return self._exact(lambda words: _read([*texts[:-1], [*texts[-1], words]]), tokens, "transcript")
+
+    def turn(self, tokens: int, new: int, seed: int) -> tuple[Message, ...]:
+        """The chat of a turn: the start, a text, and a question about it, together `new` tokens more.
+
+        Other seeds give other texts and questions. Without `new`, the question alone: `first`.
+
+        Raises
+        ------
+        ConfigError
+            When markup and question alone take more.
+        """
+        start, whole = self.start(tokens, new), tokens + new
+        question = _said("user", f"{self._question} ({seed})")
+        bare = (*start, *_read([[f"Text {seed}.", "a"]]), question)
+        room = whole - self._count(bare)
+        if room < 0:
+            raise ConfigError(f"no turn of {new} tokens: markup and question take {new - room}; ask for more")
+        lines = self._draw(room, seed + 1_000_000)
+        return self._exact(
+            lambda words: (*start, *_read([[f"Text {seed}.", *lines, words]]), question), whole, "turn", whole=True
+        )
+
+    def first(self, tokens: int, new: int) -> tuple[Message, ...]:
+        """The start and a question, so that what is remembered of it has a place to go back to at its end."""
+        return (*self.start(tokens, new), _said("user", self._question))
+
+    def prompt(self, messages: tuple[Message, ...]) -> Prompt:
+        """As the target's template shows it."""
+        return prompt_of(messages, self._target)
+
+    def _draw(self, room: int, seed: int) -> list[str]:
+        """Lines of at most `room` tokens in all, in an order of their own."""
+        lines, rng = list[str](), np.random.default_rng(seed)
+        while room >= self._costs.max():
+            for at in rng.permutation(len(self._lines)):
+                if self._costs[at] > room:
+                    break
+                lines.append(self._lines[at])
+                room -= int(self._costs[at])
+        return lines
+
+    def _exact(self, make, tokens: int, what: str, whole: bool = False) -> tuple[Message, ...]:  # type: ignore[no-untyped-def]
+        """What `make` makes of so many words that it has `tokens` tokens."""
+        words = 1
+        for _ in range(ROUNDS):
+            made: tuple[Message, ...] = make(" ".join(["a"] * words))
+            short = tokens - (self._count(made) if whole else self._length(made))
+            if short == 0:
+                return made
+            words = max(1, words + short)
+        raise ConfigError(f"no {what} of exactly {tokens} tokens in this vocabulary; ask for another number")
+
+    def _count(self, messages: tuple[Message, ...]) -> int:
+        return len(self._tokens(self.prompt(messages)))
+
+    def _length(self, messages: tuple[Message, ...]) -> int:
+        """Tokens before what another message of the user adds."""
+        shown = self._tokens(self.prompt((*messages, _said("user", "x"))))
+        begins = max(span.start for span in shown.prompt.spans if span.kind == "plain")
+        return int(np.searchsorted(np.ascontiguousarray(shown.bytes[:, 1]), begins, side="right"))
+
+
+def _read(texts: list[list[str]]) -> tuple[Message, ...]:
+    """Texts to read, each acknowledged."""
+    return tuple(each for text in texts for each in (_said("user", "\n".join(text)), _said("assistant", READ)))
+
+
+def _said(role: str, content: str) -> Message:
+    return {"role": role, "content": content}

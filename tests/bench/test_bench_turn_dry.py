@@ -1,0 +1,120 @@
+"""`sp bench turn` on a device that only counts: memory by policy, and what waits until the first token is out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WALK = """
+import json, sys
+from dataclasses import replace
+sys.path.insert(0, sys.argv[1])
+import dry_device, dry_memory
+dry_device.install()
+import sp.models.cache.snapshots as snapshots
+from sp.bench.turns import turn
+from sp.bench.request import without_ends
+from sp.bench.turns.transcripts import TranscriptMaker
+from sp.conversation import ConversationOptions
+from sp.models.cache.trail import Trail
+from sp.pipeline import Pipeline, RunOptions
+from sp.studies.sample import sample
+
+document, example = sample()
+pair = Pipeline.open(device="cuda")
+pair = replace(pair, target=without_ends(pair.target))
+weights = dry_memory.pool.used_bytes()
+maker = TranscriptMaker(document, example.question, pair.target)
+out, log = {"weights": weights}, []
+
+
+def told(module, name, what):
+    real = getattr(module, name)
+
+    def noting(*given, **more):
+        log.append(what)
+        return real(*given, **more)
+
+    setattr(module, name, noting)
+
+
+told(snapshots, "states_on_host", "to host")
+told(snapshots, "take_states", "copy")
+told(Trail, "settle", "settle")
+real = turn.measure_turn
+
+
+def measured(policy, make, besides):
+    log.clear()
+    answer = policy.answer
+    watched = lambda prompt, on_token: answer(prompt, lambda token: (log.append("token"), on_token(token))[1])
+    found = real(type("P", (), {"answer": staticmethod(watched), "host_nbytes": policy.host_nbytes})(), make, besides)
+    out.setdefault("logs", {}).setdefault(type(policy).__name__, []).append(list(log))
+    out.setdefault("held", {}).setdefault(type(policy).__name__, []).append(policy.nbytes)
+    return found
+
+
+turn.measure_turn = measured
+options, sizes = RunOptions(keep_ratio=0.3, max_new_tokens=2), ([3000], 600)
+for keys in ("f16", "q4_0"):
+    bench = turn.TurnBench(pair, maker, 2)
+    memory = ConversationOptions(keys=keys)
+    timings = list(bench.run(*sizes, options, memory))
+    out[keys] = {t.cell.policy: t.metrics() for t in timings}
+turn.measure_turn = real
+out["alone"] = {}
+for policy in turn.POLICIES:
+    (alone,) = turn.TurnBench(pair, maker, 2, [policy]).run(*sizes, options, memory)
+    out["alone"][policy] = alone.metrics()
+budget = max(max(m["peak_bytes"], m["start_peak_bytes"]) for m in out["alone"].values()) + (4 << 20)
+within = list(turn.TurnBench(pair, maker, 2).run(*sizes, options, memory, [budget]))
+out["within"] = {t.cell.policy: t.metrics() for t in within}
+out["budget"] = budget
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict:
+    dry = str(Path(__file__).parents[1] / "models")
+    done = subprocess.run([sys.executable, "-c", WALK, dry], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_snapshots_leave_the_device_after_the_first_token(found: dict) -> None:
+    for name in ("Remembering", "Prefix"):
+        for log in found["logs"][name][1:]:  # the first turn reads the transcript, with more of them than may wait
+            before, _, after = " ".join(log).partition("token")
+            assert "copy" in before
+            assert "to host" not in before
+            assert "settle" in after
+
+
+def test_each_policy_is_told_its_own_memory(found: dict) -> None:
+    for policy, metrics in found["q4_0"].items():
+        alone = found["alone"][policy]
+        assert metrics["error"] is None
+        assert metrics["peak_bytes"] == pytest.approx(alone["peak_bytes"], rel=0.02), policy
+        assert metrics["peak_bytes"] > found["weights"]
+    sizes = [held[2] for held in found["held"].values()]
+    assert min(sum(sizes) - size for size in sizes) > 0.05 * found["weights"], "others hold more than that"
+
+
+def test_keys_in_four_bits_take_less(found: dict) -> None:
+    sizes = [found["held"]["Remembering"][at] for at in (2, 8)]
+    assert sizes[1] < sizes[0]
+    for keys in ("f16", "q4_0"):
+        usage = found[keys]["conversation"]["usage"]
+        assert usage["drafted"] < 800 < usage["cached"]
+
+
+def test_within_a_budget_each_is_alone_and_keeps_to_it(found: dict) -> None:
+    for metrics in found["within"].values():
+        assert metrics["order"] == "in blocks"
+        assert metrics["error"] is None
+        assert metrics["peak_bytes"] <= found["budget"]

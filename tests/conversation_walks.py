@@ -1,0 +1,160 @@
+"""What must hold of conversations wherever the models are; the tests of both devices walk the same ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import numpy as np
+
+import sp.conversation.target_memory
+from sp.conversation import Conversation, ConversationOptions, TurnResult
+from sp.conversation.choose import choose_new
+from sp.models import prefill
+from sp.pipeline import Loaded, Pipeline, RunOptions, embedded, load, synthetic
+from sp.prompt import transfer_scores
+from sp.scoring import SCORERS
+from sp.studies.sample import sample
+
+PAIRS = (("target", "drafter"), ("tiny-qwen3", "tiny-qwen35"))
+"""A recurrent target with a drafter that only attends, and the other way round."""
+Chat = list[dict[str, str]]
+
+
+@cache
+def model(name: str, role: str, device: str) -> Loaded:
+    """The embedded one of a role, or random weights in a shape."""
+    if name == role:
+        return load(embedded(role), extrapolate=role == "drafter", device=device)
+    return synthetic(name, "q8_0", extrapolate=role == "drafter", device=device)
+
+
+@cache
+def pair(target: str, drafter: str, device: str) -> Pipeline:
+    return Pipeline(model(target, "target", device), model(drafter, "drafter", device))
+
+
+def options(keep_ratio: float, scorer: str = "tail", **how: object) -> RunOptions:
+    built = SCORERS.build(scorer, how)
+    return RunOptions(keep_ratio=keep_ratio, scorer=built, compress="always", max_new_tokens=6)
+
+
+def chats(turns: int, size: int = 900) -> Iterator[Chat]:
+    """A chat that grows by a piece of the sample and a question each time; answers are to be appended."""
+    document, example = sample()
+    chat: Chat = []
+    for turn in range(turns):
+        text = document[size * turn : size * (turn + 1)]
+        chat += [said("user", text), said("assistant", "Read."), said("user", f"{example.question} ({turn})")]
+        yield chat
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def walk(talk: Conversation, turns: int) -> Iterator[TurnResult]:
+    """Ask turn after turn."""
+    for chat in chats(turns):
+        result = talk.ask(chat)
+        yield result
+        chat.append(said("assistant", result.answer.text or "."))
+
+
+@contextmanager
+def first_logits() -> Iterator[list[np.ndarray]]:
+    """The logits every answer begins with, in order."""
+    seen: list[np.ndarray] = []
+    module = sp.conversation.target_memory
+    generate = module.generate
+
+    def spy(model, logits, *rest, **how):  # type: ignore[no-untyped-def]
+        seen.append(on_host(logits))
+        return generate(model, logits, *rest, **how)
+
+    module.generate = spy
+    try:
+        yield seen
+    finally:
+        module.generate = generate
+
+
+def on_host(array) -> np.ndarray:  # type: ignore[no-untyped-def]
+    return np.array(array.get() if hasattr(array, "get") else array)
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    """Squared error over squared size; a NaN is never below a bound."""
+    return float(((got - want) ** 2).sum() / (want**2).sum())
+
+
+def replayed(talk: Conversation, result: TurnResult) -> np.ndarray:
+    """Logits of one prefill of all that stood in the cache when the turn answered."""
+    model, held = talk.pipeline.target.model, result.usage.held
+    slots, run = talk.slots.first(held), talk.options
+    cache = model.new_cache(held, run.kv)
+    return on_host(prefill(model, slots.ids, slots.positions, cache, gaps=run.state_gaps))
+
+
+def whole_turns(where: Pipeline, turns: int = 4) -> list[float]:
+    """Errors of each turn's logits against one prefill of the whole prompt, nothing left out."""
+    talk, errors = Conversation(where, options(1.0)), []
+    with first_logits() as seen:
+        for result in walk(talk, turns):
+            ids, model = result.prompt.ids, where.target.model
+            assert result.present.all()
+            want = prefill(model, ids, np.arange(len(ids)), model.new_cache(len(ids), "f16"))
+            errors.append(error(seen[-1], on_host(want)))
+    return errors
+
+
+def compressed_turns(where: Pipeline, recall: str, turns: int = 4) -> tuple[list[float], int]:
+    """The same of compressed turns against one prefill of what stood in the cache; and how many tokens came back."""
+    memory = ConversationOptions(recall=recall, recall_ratio=0.3, recall_tokens=100)
+    talk, errors, recalled = Conversation(where, options(0.3), memory), [], 0
+    with first_logits() as seen:
+        for number, chat in enumerate(chats(turns)):
+            result = talk.ask(chat)
+            errors.append(error(seen[-1], replayed(talk, result)))
+            recalled += result.usage.recalled
+            if number == 1:  # the client thinks better of it
+                chat[-1] = said("user", "What else?")
+                result = talk.ask(chat)
+                errors.append(error(seen[-1], replayed(talk, result)))
+                assert result.usage.cached > result.usage.prompt // 2
+            chat.append(said("assistant", result.answer.text or "."))
+    return errors, recalled
+
+
+def warm_and_cold(
+    where: Pipeline, keys: str, scorer: str, turns: int = 3, **how: object
+) -> list[tuple[float, float, int]]:
+    """Of each turn: the error of its scores against those of the whole prompt scored anew; what share of the worth
+    kept then is kept now; and in how many tokens the two kept sets differ."""
+    run = options(0.3, scorer, **how)
+    talk, found = Conversation(where, run, ConversationOptions(recall="off", keys=keys)), []
+    for result in walk(talk, turns):
+        cold = where.score(result.prompt, RunOptions(keep_ratio=1.0, scorer=run.scorer))
+        want = transfer_scores(cold.importance.scores, cold.drafted.bytes, result.prompt.bytes)
+        start = result.usage.cached
+        mine, theirs = result.present[start:], choose_new(want, result.prompt, start, run)
+        worth = float(want[start:][mine].sum() / want[start:][theirs].sum())
+        found.append((error(result.scores, want), worth, int((mine ^ theirs).sum())))
+        assert result.usage.drafted < result.usage.prompt - start + 60
+    return found
+
+
+def parked_turns(where: Pipeline, turns: int = 4) -> None:
+    """Caches that leave after every turn change nothing, and come back."""
+    stay, leave = (Conversation(where, options(0.4)) for _ in range(2))
+    for one, other in zip(walk(stay, turns), walk(leave, turns), strict=True):
+        assert one.answer.tokens == other.answer.tokens
+        assert one.usage == other.usage
+        np.testing.assert_array_equal(one.present, other.present)
+        before = leave.nbytes + leave.host_nbytes
+        assert leave.leave()
+        assert leave.nbytes == 0 < leave.host_nbytes <= before
+        assert not leave.leave()
+    leave.clear()
+    assert leave.host_nbytes == leave.nbytes == 0
