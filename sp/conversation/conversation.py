@@ -26,8 +26,10 @@ from sp.conversation.tokens import Vocabularies
 from sp.conversation.turn import TurnResult, Usage
 from sp.models import Trail
 from sp.pipeline import Answer, Pipeline, RunOptions, stages
+from sp.pipeline.measured import find_break_even
 from sp.pipeline.plan import Decision, decide
-from sp.pipeline.result import Reporter, silent
+from sp.pipeline.result import Reporter, Scored, silent
+from sp.pipeline.told import told as told_of
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.trace import Trace
 
@@ -145,9 +147,9 @@ class Conversation:
         present = old.present(decided)
         decision = self._decide(tokenised, decided)
         recalling = self.memory.recall != "off" and bool((~present).any())
-        scores, drafted = None, 0
+        scores, drafted, scored = None, 0, None
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
-            scores, drafted = self._score(tokenised, options, trace, reporter)
+            scores, drafted, scored = self._score(tokenised, options, trace, reporter)
         with trace.stage("select", n - decided):
             kept, chosen = np.ones(n, bool), Chosen(np.ones(n - decided, bool))
             if decision.activated and scores is not None:
@@ -171,8 +173,8 @@ class Conversation:
             with trace.stage("decode") as stage:
                 tokens = self._target.answer(logits, options, on_token)
                 stage.tokens = len(tokens)
-        if facts := pipeline.residency.report(start):
-            trace.facts["residency"] = facts
+        models = pipeline.target, pipeline.drafter, None
+        trace.facts |= told_of(*models, options.scorer, scored, {"residency": pipeline.residency.report(start)})
         if chosen.told:
             trace.facts["selection"] = list(chosen.told)
         said = split_reply(pipeline.target.tokenizer.decode(tokens), prompt.thinks)
@@ -190,7 +192,7 @@ class Conversation:
             drafted=drafted,
         )
         here = plan.slots.present(n)
-        return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision.reason)
+        return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision)
 
     def matching(self, ids: Ints) -> int:
         """How many first tokens of a prompt in the target's vocabulary are those of the transcript."""
@@ -253,7 +255,8 @@ class Conversation:
 
     def _decide(self, prompt: TokenisedPrompt, decided: int) -> Decision:
         """Whether new tokens are compressed."""
-        options, drafter = self.options, self.pipeline.drafter
+        options, drafter, breaks = self.options, self.pipeline.drafter, self.pipeline.break_evens
+        scorer = options.scorer.settled(self.pipeline.target.model.device, len(prompt))
         protected = prompt.mask("protected")[decided:]
         return decide(
             self.pipeline.target.model.config,
@@ -263,14 +266,15 @@ class Conversation:
             keep_ratio=options.keep_ratio,
             compress=options.compress,
             threshold=options.threshold,
-            scorer=options.scorer,
+            measured=None if options.sparse else find_break_even(breaks, options.keep_ratio, scorer),
+            scorer=scorer,
             sparse=options.sparse,
         )
 
     def _score(
         self, prompt: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter
-    ) -> tuple[Floats, int]:
-        """Importance of the target's tokens (n,), and how many the drafter read."""
+    ) -> tuple[Floats, int, Scored]:
+        """Importance of the target's tokens (n,), how many the drafter read, and what it found."""
         drafter = self.pipeline.drafter
         assert drafter is not None
         with trace.stage("tokenise for drafter") as stage:
@@ -279,4 +283,5 @@ class Conversation:
         keys = self._drafter.keys(drafted.ids, message_ends(drafted)) if self._drafter is not None else None
         known = keys.trail.tokens if keys else len(drafted)
         found = stages.score("drafter", drafter, self.pipeline.residency, drafted, options, trace, reporter, keys=keys)
-        return transfer_scores(found.scores, drafted.bytes, prompt.bytes), len(drafted) - known
+        scores = transfer_scores(found.scores, drafted.bytes, prompt.bytes)
+        return scores, len(drafted) - known, Scored(drafted, found, trace)
