@@ -18,7 +18,7 @@ from sp.conversation.drafter_memory import DrafterMemory
 from sp.conversation.layout import lay_out, told
 from sp.conversation.options import ConversationOptions, check_run
 from sp.conversation.plan import Planner
-from sp.conversation.rendering import message_ends, prompt_of
+from sp.conversation.rendering import message_ends, message_starts, prompt_of
 from sp.conversation.shown import Shown
 from sp.conversation.slots import Slots
 from sp.conversation.target_memory import TargetMemory
@@ -145,8 +145,13 @@ class Conversation:
         old = self._target.slots
         old = old.first(old.before(decided))
         present = old.present(decided)
-        decision = self._decide(tokenised, decided)
         recalling = self.memory.recall != "off" and bool((~present).any())
+        if recalling and (starts := message_starts(tokenised)[-1:]).size and starts[0] < decided:
+            # Asked once more: the question is read again, so that what comes back can stand before it.
+            decided = int(starts[0])
+            old = old.first(old.before(decided))
+            present = old.present(decided)
+        decision = self._decide(tokenised, decided)
         scores, drafted, scored = None, 0, None
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
             scores, drafted, scored = self._score(tokenised, options, trace, reporter)

@@ -34,12 +34,10 @@ class Sessions:
         self.pipeline, self.talks, self._metrics = pipeline, talks, metrics
         self._held = (0, 0, 0)
         if talks is not None:
-            for place, (name, text) in enumerate((
-                ("sp_sessions", "Conversations that are remembered."),
-                ("sp_session_device_bytes", "Device memory that their caches hold between requests."),
-                ("sp_session_host_bytes", "Host memory that they hold between requests."),
-            )):  # fmt: skip
-                metrics.watch(name, text, lambda place=place: self._held[place])
+            where = "memory that they hold between requests."
+            metrics.watch("sp_sessions", "Conversations that are remembered.", lambda: self._held[0])
+            metrics.watch("sp_session_device_bytes", f"Device {where}", lambda: self._held[1])
+            metrics.watch("sp_session_host_bytes", f"Host {where}", lambda: self._held[2])
 
     def answer(
         self, prompt: Prompt, job: Job, reporter: Reporter, on_token: OnToken
