@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 from sp.conversation.conversation import Conversation
@@ -16,6 +17,7 @@ from sp.pipeline.result import Reporter, silent
 from sp.pipeline.stages import OnToken
 from sp.pipeline.window import check_context
 from sp.prompt import Prompt, TokenisedPrompt
+from sp.trace import Stage
 
 LEAST = 64
 """Tokens that make it worth while to go on from a prompt without messages."""
@@ -120,15 +122,19 @@ class Conversations:
         Options of a run and `memory`, in place of those of all, are part of what is looked for: with others a
         conversation is another one.
         """
+        start = time.perf_counter()
         tokenised = self._tokens.target(prompt)
         ends = message_ends(tokenised)
         entry, found = self._find(tokenised, int(ends[0]) if len(ends) else LEAST, options, memory or self.options)
         self.counts.add(found)
         entry.whole = int(ends[-1]) if len(ends) else len(tokenised)
         self._entries.append(entry)
+        looked = time.perf_counter() - start
         try:
             result = entry.talk.answer(prompt, on_token, max_new_tokens=options.max_new_tokens, reporter=reporter)
-            return replace(result, found=found)
+            result.trace.stages.insert(0, Stage("find conversation", seconds=looked))
+            answer = replace(result.answer, ttft_s=looked + result.answer.ttft_s)
+            return replace(result, answer=answer, found=found)
         finally:
             self._keep_budgets()
 

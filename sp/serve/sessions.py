@@ -40,16 +40,15 @@ class Sessions:
             metrics.watch("sp_session_host_bytes", f"Host {where}", lambda: self._held[2])
 
     def answer(
-        self, prompt: Prompt, job: Job, reporter: Reporter, on_token: OnToken
-    ) -> tuple[RunResult | TurnResult, str | None]:
-        """The answer to a prompt, and why it is no turn of a conversation; None if it is one."""
-        why = self._refusal(prompt, job)
-        if self.talks is None or why is not None:
+        self, prompt: Prompt, job: Job, apart: str | None, reporter: Reporter, on_token: OnToken
+    ) -> RunResult | TurnResult:
+        """The answer to a prompt; `apart` is what `refusal` says of it."""
+        if self.talks is None or apart is not None:
             self._metrics.sessions.labels("none").inc()
-            return self.pipeline.run(prompt, job.options, full=False, reporter=reporter, on_token=on_token), why
+            return self.pipeline.run(prompt, job.options, full=False, reporter=reporter, on_token=on_token)
         memory = self.talks.options if job.recall is None else replace(self.talks.options, recall=job.recall)
         with self._counted(self.talks):
-            return self.talks.answer(prompt, job.options, on_token, memory=memory, reporter=reporter), None
+            return self.talks.answer(prompt, job.options, on_token, memory=memory, reporter=reporter)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -57,7 +56,8 @@ class Sessions:
             with self._counted(self.talks):
                 self.talks.clear()
 
-    def _refusal(self, prompt: Prompt, job: Job) -> str | None:
+    def refusal(self, prompt: Prompt, job: Job) -> str | None:
+        """Why a request is no turn of a conversation; None if it is one."""
         if self.talks is None:
             return OFF
         return self.talks.refusal(prompt, job.options) if job.session else NOT_ASKED

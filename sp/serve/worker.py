@@ -188,6 +188,7 @@ class Worker:
         job, target = ticket.job, self.pipeline.target
         ticket.check()
         prompt = to_prompt(job, target.template, target.tokenizer)
+        apart = self._sessions.refusal(prompt, job)
         rendered = time.perf_counter()
         calling = job.tools.calling(target.template)
         text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat", calling=calling)
@@ -201,7 +202,7 @@ class Worker:
             emit(text.push(token))
             return text.stopped
 
-        result, apart = self._sessions.answer(prompt, job, ticket.reporter, on_token)
+        result = self._sessions.answer(prompt, job, apart, ticket.reporter, on_token)
         emit(text.finish())
         long = len(result.answer.tokens) == job.options.max_new_tokens and not text.stopped
         queued, render = start - ticket.submitted, rendered - start
