@@ -30,6 +30,9 @@ def check_type(value: object, expected: Any, where: str) -> Any:
         choices = [str(choice) for choice in get_args(expected)]
         raise ConfigError(f"{where} is {value!r}{known_names(str(value), choices)}")
     if origin in (typing.Union, types.UnionType):
+        choices = [each for each in get_args(expected) if each is not type(None)]
+        if len(choices) == 1 and value is not None:
+            return check_type(value, choices[0], where)
         for choice in get_args(expected):
             try:
                 return check_type(value, choice, where)

@@ -138,7 +138,7 @@ def warm_and_cold(
         cold = where.score(result.prompt, RunOptions(keep_ratio=1.0, scorer=run.scorer))
         want = transfer_scores(cold.importance.scores, cold.drafted.bytes, result.prompt.bytes)
         start = result.usage.cached
-        mine, theirs = result.present[start:], choose_new(want, result.prompt, start, run)
+        mine, theirs = result.present[start:], choose_new(want, result.prompt, start, run).kept
         worth = float(want[start:][mine].sum() / want[start:][theirs].sum())
         found.append((error(result.scores, want), worth, int((mine ^ theirs).sum())))
         assert result.usage.drafted < result.usage.prompt - start + 60

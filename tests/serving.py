@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import sp
+from sp.conversation import Conversations
 from sp.pipeline import Pipeline, RunOptions
 from sp.serve.app import Limits, Service
 from sp.serve.metrics import Metrics
@@ -58,11 +59,17 @@ def client(server: Running) -> Any:
 
 @contextmanager
 def serving(
-    pipeline: Pipeline, *, queue: int = 64, limits: Limits | None = None, answer: int = 64
+    pipeline: Pipeline,
+    *,
+    queue: int = 64,
+    limits: Limits | None = None,
+    answer: int = 64,
+    talks: Conversations | None = None,
+    options: RunOptions = OPTIONS,
 ) -> Iterator[Running]:
     """Start, yield, stop; the end of the thread is asserted."""
-    worker = Worker(pipeline, Metrics(), queue)
-    defaults = Defaults(OPTIONS, answer, pipeline.draft is not None)
+    worker = Worker(pipeline, Metrics(), queue, talks)
+    defaults = Defaults(options, answer, pipeline.draft is not None)
     service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20))
     server, listener = Server(service, grace=5), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]

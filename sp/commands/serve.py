@@ -59,6 +59,16 @@ def serve(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer a request may ask for.")] = 4096,
     device: OnDevice = "auto",
     vram: VRAM = None,
+    sessions: Annotated[int, typer.Option(min=0, help="Conversations to remember; 0 for none.")] = 8,
+    session_memory: Annotated[str, typer.Option(help="Host memory for all of them, e.g. 40g.")] = "8g",
+    session_vram: Annotated[
+        str | None,
+        typer.Option(help="GPU memory for them between requests, e.g. 8g; else until others need it."),
+    ] = None,
+    session_keys: Annotated[str, typer.Option(help="The drafter's keys in sessions: f16, q4_0 or f32.")] = "f16",
+    recall: Annotated[
+        str, typer.Option(help="How what was left out comes back in sessions: auto, append, rewind or off.")
+    ] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 32,
@@ -71,9 +81,14 @@ def serve(
     {"enable_thinking": false}. Replies have what was thought as 'reasoning_content', and calls of the tools that a
     request describes as 'tool_calls'.
 
+    Requests that begin like an earlier one go on with its session: only what is new is read, and what was left out
+    comes back when a question needs it. Clients send all messages each time, as ever; 'usage' tells what was cached.
+
     [bold]Examples[/bold]
 
       sp serve --keep-ratio 0.1 --threshold 4096
+
+      sp serve --sessions 8 --session-memory 40g --session-keys q4_0
 
       sp serve --decode ddtree --set decode.budget=22
 
@@ -90,8 +105,11 @@ def serve(
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
+    from sp.conversation import ConversationOptions, Conversations
+    from sp.conversation.options import check_run
     from sp.decode import Speculative
     from sp.pipeline import RunOptions
+    from sp.pipeline.sizes import parse_bytes
     from sp.serve.options import Defaults
 
     given = {
@@ -104,6 +122,9 @@ def serve(
         "rotate": rotate,
         "max_new_tokens": min(max_new_tokens, max_tokens),
     }
+    memory = from_mapping(ConversationOptions, {"recall": recall, "keys": session_keys}, "sp serve")
+    host_bytes = parse_bytes(session_memory, "--session-memory")
+    device_bytes = None if session_vram is None else parse_bytes(session_vram, "--session-vram")
     options, asked = from_mapping(RunOptions, given, "sp serve"), thinking_of(thinking, reasoning_effort)
     ropes = asked_ropes(target_rope, drafter_rope)
     if isinstance(options.decode, Speculative):
@@ -114,7 +135,14 @@ def serve(
     pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes)
     tell_thinking(asked, pipeline.target)
     pipeline.warm_up(options=options)
-    worker = Worker(pipeline, Metrics(), queue)
+    talks = None
+    if sessions:
+        talks = Conversations(pipeline, memory, most=sessions, memory=host_bytes, device=device_bytes)
+        try:
+            check_run(options, pipeline.drafter)
+        except ConfigError as error:
+            print(f"sp: no sessions, but for requests that say otherwise: {error}", file=sys.stderr)
+    worker = Worker(pipeline, Metrics(), queue, talks)
     defaults = Defaults(options, max_tokens, pipeline.draft is not None, asked)
     service = Service(worker, defaults, Limits(body_bytes=max_body << 20))
     if host not in LOOPBACK:

@@ -19,6 +19,9 @@ from sp.selection.units import sentence_bounds
 LONGEST = 64
 """Tokens of a sentence that comes back whole."""
 
+LEAST = 128
+"""Tokens that may be recalled whatever the share is."""
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -76,7 +79,7 @@ def choose_recalled(
     threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
     decided, out = len(present), ~present
     count = int(out.sum())
-    budget = min(options.recall_tokens, token_budget(options.recall_ratio, count))
+    budget = min(options.recall_tokens, count, max(LEAST, token_budget(options.recall_ratio, count)))
     if not budget:
         return [], threshold
     mine = np.where(present, scores.min(), scores[:decided]).astype(np.float32)

@@ -18,7 +18,7 @@ from sp.conversation.drafter_memory import DrafterMemory
 from sp.conversation.layout import lay_out, told
 from sp.conversation.options import ConversationOptions, check_run
 from sp.conversation.plan import Planner
-from sp.conversation.rendering import message_ends, prompt_of
+from sp.conversation.rendering import message_ends, message_starts, prompt_of
 from sp.conversation.shown import Shown
 from sp.conversation.slots import Slots
 from sp.conversation.target_memory import TargetMemory
@@ -26,8 +26,10 @@ from sp.conversation.tokens import Vocabularies
 from sp.conversation.turn import TurnResult, Usage
 from sp.models import Trail
 from sp.pipeline import Answer, Pipeline, RunOptions, stages
+from sp.pipeline.measured import find_break_even
 from sp.pipeline.plan import Decision, decide
-from sp.pipeline.result import Reporter, silent
+from sp.pipeline.result import Reporter, Scored, silent
+from sp.pipeline.told import told as told_of
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.trace import Trace
 
@@ -144,11 +146,16 @@ class Conversation:
         old = self._target.slots
         old = old.first(old.before(decided))
         present = old.present(decided)
-        decision = self._decide(tokenised, decided)
         recalling = self.memory.recall != "off" and bool((~present).any())
-        scores, drafted, shares = None, 0, tuple[float, ...]()
+        if recalling and (starts := message_starts(tokenised)[-1:]).size and starts[0] < decided:
+            # Asked once more: the question is read again, so that what comes back can stand before it.
+            decided = int(starts[0])
+            old = old.first(old.before(decided))
+            present = old.present(decided)
+        decision = self._decide(tokenised, decided)
+        scores, drafted, scored = None, 0, None
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
-            scores, drafted, shares = self._score(tokenised, options, trace, reporter)
+            scores, drafted, scored = self._score(tokenised, options, trace, reporter)
         with trace.stage("select", n - decided):
             kept, chosen = np.ones(n, bool), Chosen(np.ones(n - decided, bool))
             if decision.activated and scores is not None:
@@ -175,8 +182,8 @@ class Conversation:
                 stage.tokens = len(tokens)
         for trail in self._trails:
             trail.settle()
-        if facts := pipeline.residency.report(start):
-            trace.facts["residency"] = facts
+        models = pipeline.target, pipeline.drafter, None
+        trace.facts |= told_of(*models, options.scorer, scored, {"residency": pipeline.residency.report(start)})
         if chosen.told:
             trace.facts["selection"] = list(chosen.told)
         said = split_reply(pipeline.target.tokenizer.decode(tokens), prompt.thinks)
@@ -194,7 +201,8 @@ class Conversation:
             drafted=drafted,
         )
         here = plan.slots.present(n)
-        return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision.reason, shares)
+        shares = scored.importance.densities if scored else ()
+        return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision, shares)
 
     def matching(self, ids: Ints) -> int:
         """How many first tokens of a prompt in the target's vocabulary are those of the transcript."""
@@ -257,7 +265,8 @@ class Conversation:
 
     def _decide(self, prompt: TokenisedPrompt, decided: int) -> Decision:
         """Whether new tokens are compressed."""
-        options, drafter = self.options, self.pipeline.drafter
+        options, drafter, breaks = self.options, self.pipeline.drafter, self.pipeline.break_evens
+        scorer = options.scorer.settled(self.pipeline.target.model.device, len(prompt))
         protected = prompt.mask("protected")[decided:]
         return decide(
             self.pipeline.target.model.config,
@@ -267,14 +276,15 @@ class Conversation:
             keep_ratio=options.keep_ratio,
             compress=options.compress,
             threshold=options.threshold,
-            scorer=options.scorer,
+            measured=None if options.sparse else find_break_even(breaks, options.keep_ratio, scorer),
+            scorer=scorer,
             sparse=options.sparse,
         )
 
     def _score(
         self, prompt: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter
-    ) -> tuple[Floats, int, tuple[float, ...]]:
-        """Importance of the target's tokens (n,), how many the drafter read, and which shares of the blocks."""
+    ) -> tuple[Floats, int, Scored]:
+        """Importance of the target's tokens (n,), how many the drafter read, and what it found."""
         drafter = self.pipeline.drafter
         assert drafter is not None
         with trace.stage("tokenise for drafter") as stage:
@@ -286,4 +296,4 @@ class Conversation:
         trace.stages = stages.apart(trace.stages, found)
         with trace.stage("select"):
             scores = transfer_scores(found.scores, drafted.bytes, prompt.bytes)
-        return scores, len(drafted) - known, found.densities
+        return scores, len(drafted) - known, Scored(drafted, found, trace)

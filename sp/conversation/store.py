@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from sp.conversation.conversation import Conversation
 from sp.conversation.keys import identity
-from sp.conversation.options import ConversationOptions
+from sp.conversation.options import ConversationOptions, check_run
 from sp.conversation.rendering import message_ends
 from sp.conversation.tokens import Vocabularies
-from sp.conversation.turn import TurnResult
-from sp.errors import ConfigError
+from sp.conversation.turn import Found, TurnResult
+from sp.errors import ConfigError, PromptError
 from sp.pipeline import Pipeline, RunOptions
 from sp.pipeline.result import Reporter, silent
 from sp.pipeline.stages import OnToken
+from sp.pipeline.window import check_context
 from sp.prompt import Prompt, TokenisedPrompt
+from sp.trace import Stage
 
 LEAST = 64
 """Tokens that make it worth while to go on from a prompt without messages."""
@@ -40,6 +43,12 @@ class Counts:
     forks: int = 0
     misses: int = 0
     evictions: int = 0
+
+    def add(self, found: Found) -> None:
+        """One more of them."""
+        self.hits += found == "hit"
+        self.forks += found == "fork"
+        self.misses += found == "miss"
 
 
 @dataclass(eq=False)
@@ -105,18 +114,38 @@ class Conversations:
         options: RunOptions,
         on_token: OnToken | None = None,
         *,
+        memory: ConversationOptions | None = None,
         reporter: Reporter = silent,
     ) -> TurnResult:
-        """Answer a prompt in the conversation that it goes on with, or a new one; see `Conversation.answer`."""
+        """Answer a prompt in the conversation that it goes on with, or a new one; see `Conversation.answer`.
+
+        Options of a run and `memory`, in place of those of all, are part of what is looked for: with others a
+        conversation is another one.
+        """
+        start = time.perf_counter()
         tokenised = self._tokens.target(prompt)
         ends = message_ends(tokenised)
-        entry = self._find(tokenised, int(ends[0]) if len(ends) else LEAST, options)
+        entry, found = self._find(tokenised, int(ends[0]) if len(ends) else LEAST, options, memory or self.options)
+        self.counts.add(found)
         entry.whole = int(ends[-1]) if len(ends) else len(tokenised)
         self._entries.append(entry)
+        looked = time.perf_counter() - start
         try:
-            return entry.talk.answer(prompt, on_token, max_new_tokens=options.max_new_tokens, reporter=reporter)
+            result = entry.talk.answer(prompt, on_token, max_new_tokens=options.max_new_tokens, reporter=reporter)
+            result.trace.stages.insert(0, Stage("find conversation", seconds=looked))
+            answer = replace(result.answer, ttft_s=looked + result.answer.ttft_s)
+            return replace(result, answer=answer, found=found)
         finally:
             self._keep_budgets()
+
+    def refusal(self, prompt: Prompt, options: RunOptions) -> str | None:
+        """Why no conversation can answer a prompt, though a run by itself may; None if one can."""
+        try:
+            check_run(options, self.pipeline.drafter)
+            check_context(self.pipeline.target, len(self._tokens.target(prompt)), options.max_new_tokens)
+        except (ConfigError, PromptError) as error:
+            return str(error)
+        return None
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -135,25 +164,23 @@ class Conversations:
         caches = sum(entry.talk.nbytes for entry in self._entries) if self._on_host else 0
         return caches + sum(entry.talk.host_nbytes for entry in self._entries)
 
-    def _find(self, prompt: TokenisedPrompt, least: int, options: RunOptions) -> _Entry:
+    def _find(
+        self, prompt: TokenisedPrompt, least: int, options: RunOptions, memory: ConversationOptions
+    ) -> tuple[_Entry, Found]:
         """The conversation for a prompt, taken out of the list; one that shares `least` tokens is gone on with."""
-        key = identity(self.pipeline, options, self.options)
+        key = identity(self.pipeline, options, memory)
         shared = {entry: entry.talk.matching(prompt.ids) for entry in self._entries if entry.key == key}
         best = max(shared, key=lambda entry: shared[entry], default=None)
         if best is None or shared[best] < min(least, len(prompt) - 1):
-            self.counts.misses += 1
             self._make_room()
-            talk = Conversation(self.pipeline, options, self.options, vocabularies=self._tokens)
-            return _Entry(talk, key)
-        if shared[best] >= min(best.whole, len(prompt) - 1):
-            self.counts.hits += 1
-        else:
-            self.counts.forks += 1
-            if self.most > 1:
-                self._make_room(best)
-                return _Entry(best.talk.fork(prompt.prompt), key)
+            talk = Conversation(self.pipeline, options, memory, vocabularies=self._tokens)
+            return _Entry(talk, key), "miss"
+        found: Found = "hit" if shared[best] >= min(best.whole, len(prompt) - 1) else "fork"
+        if found == "fork" and self.most > 1:
+            self._make_room(best)
+            return _Entry(best.talk.fork(prompt.prompt), key), found
         self._entries.remove(best)
-        return best
+        return best, found
 
     def _make_room(self, spared: _Entry | None = None) -> None:
         """Let one go if there are as many as may be, but not the one to be spared."""

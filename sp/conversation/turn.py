@@ -7,10 +7,13 @@ from typing import Literal
 
 from sp.arrays import Bools, Floats
 from sp.pipeline import Answer
+from sp.pipeline.plan import Decision
 from sp.prompt import TokenisedPrompt
 from sp.trace import Trace
 
 Way = Literal["append", "rewind"]
+Found = Literal["hit", "fork", "miss"]
+"""How a prompt came by its conversation: it went on where one stood, or another way than one, or began anew."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,12 @@ class TurnResult:
         What of it the target had before it when it answered, excerpts included.
     scores : float32 (n,) or None
         Importance for this question; None where nothing was scored.
-    reason : str
-        Why new text was compressed, or why not.
+    decision : Decision
+        Whether new text was compressed, and why, or why not.
     drafted : tuple of float
         Shares of the blocks that each layer of the drafter read for new tokens; empty where that was all of them.
+    found : {"hit", "fork", "miss"} or None
+        Of a conversation that `Conversations` found.
     """
 
     answer: Answer
@@ -106,5 +111,11 @@ class TurnResult:
     prompt: TokenisedPrompt
     present: Bools
     scores: Floats | None
-    reason: str
+    decision: Decision
     drafted: tuple[float, ...] = ()
+    found: Found | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why new text was compressed, or why not."""
+        return self.decision.reason

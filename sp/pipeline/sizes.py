@@ -7,8 +7,8 @@ from sp.errors import ConfigError
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes of a size such as ``24g`` (GiB), ``900m`` or ``17.5g``.
+def parse_bytes(text: str, option: str = "--vram") -> int:
+    """Bytes of a size such as ``24g`` (GiB), ``900m`` or ``17.5g``; ConfigError names the `option` it is for.
 
     >>> parse_bytes("1.5g") // (1 << 20)
     1536
@@ -21,7 +21,7 @@ def parse_bytes(text: str) -> int:
     except ValueError:
         size = 0.0
     if not 0 < size < 1 << 50:
-        raise ConfigError(f"--vram takes a size such as 24g or 900m, not {text!r}")
+        raise ConfigError(f"{option} takes a size such as 24g or 900m, not {text!r}")
     return int(size)
 
 

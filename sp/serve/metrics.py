@@ -20,8 +20,11 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter("sp_requests", "Requests by outcome.", ["outcome"], registry=self.registry)
-        self.tokens = Counter("sp_tokens", "Tokens: of prompts, kept of them, generated.", ["kind"],
-                              registry=self.registry)  # fmt: skip
+        self.tokens = Counter("sp_tokens", "Tokens: of prompts, of them cached, kept and recalled; and generated.",
+                              ["kind"], registry=self.registry)  # fmt: skip
+        self.sessions = Counter("sp_session_requests", "Requests by the session they found: hit, fork, miss, none.",
+                                ["found"], registry=self.registry)  # fmt: skip
+        self.evictions = Counter("sp_session_evictions", "Sessions that had to go.", registry=self.registry)
         self.compressed = Counter("sp_compressed", "Requests the target read only in part.", registry=self.registry)
         self.ttft = Histogram("sp_ttft_seconds", "From the start of work to the first token.", registry=self.registry,
                               buckets=SECONDS)  # fmt: skip

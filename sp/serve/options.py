@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from sp.chat import Thinking
 from sp.config import from_mapping
+from sp.conversation.options import Recall
 from sp.decode import DECODERS, Decoder, Speculative
 from sp.errors import ConfigError
 from sp.pipeline import RunOptions
@@ -54,6 +55,10 @@ class Overrides:
         Whether all of the last user turn is kept, or of its last part what follows the last blank line.
     decode : str
         How the answer is decoded, by name; the server needs a draft for all but `greedy`.
+    session : bool
+        Whether the request goes on with a session, and leaves one.
+    recall : {"auto", "append", "rewind", "off"}
+        As `--recall`.
     """
 
     keep_ratio: float | None = None
@@ -65,6 +70,8 @@ class Overrides:
     threshold: int | None = None
     protect: Protect = "turn"
     decode: str | None = None
+    session: bool = True
+    recall: Recall | None = None
 
 
 def overrides_of(given: Any) -> Overrides:

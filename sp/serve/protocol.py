@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sp.chat.thinking import EFFORT
+from sp.conversation.options import Recall
 from sp.errors import unknown_name
 from sp.pipeline import RunOptions
 from sp.serve.content import messages_of
@@ -61,6 +62,8 @@ class Job:
     include_usage: bool = False
     protect: Protect = "turn"
     template: TemplateRequest = field(default_factory=TemplateRequest)
+    session: bool = True
+    recall: Recall | None = None
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -105,7 +108,8 @@ def parse_request(kind: Literal["chat", "completion"], body: Mapping[str, Any], 
     options = options_of(body, overrides, defaults)
     stream, include_usage = _stream_options(body)
     stop = _stop(body.get("stop"))
-    job = Job(kind, options, stop=stop, protect=overrides.protect, stream=stream, include_usage=include_usage)
+    job = Job(kind, options, stop=stop, protect=overrides.protect, stream=stream, include_usage=include_usage,
+              session=overrides.session, recall=overrides.recall)  # fmt: skip
     typed(body, "model", (str, type(None)), "a string")
     number(body, "top_p", 0, 1)
     if kind == "completion":

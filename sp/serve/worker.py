@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sp.chat import Call
+from sp.conversation import Conversations, TurnResult
 from sp.errors import SpError
 from sp.kernels import device_errors
 from sp.pipeline import Pipeline, RunResult
@@ -19,8 +20,9 @@ from sp.serve.lanes import Lane, Lanes
 from sp.serve.messages import to_prompt
 from sp.serve.metrics import Metrics
 from sp.serve.protocol import Job
+from sp.serve.sessions import Sessions
 from sp.serve.text import Part, ReplyText
-from sp.serve.usage import usage
+from sp.serve.usage import PromptTokens, usage
 
 log = logging.getLogger("sp.serve")
 
@@ -88,10 +90,15 @@ class Worker:
     metrics : Metrics
     limit : int
         Tickets that may wait. A client who has none, or few, takes the place of one who has many.
+    talks : Conversations, optional
+        What is remembered from request to request; nothing without it.
     """
 
-    def __init__(self, pipeline: Pipeline, metrics: Metrics, limit: int = 32) -> None:
+    def __init__(
+        self, pipeline: Pipeline, metrics: Metrics, limit: int = 32, talks: Conversations | None = None
+    ) -> None:
         self.pipeline, self.metrics, self.limit = pipeline, metrics, limit
+        self._sessions = Sessions(pipeline, talks, metrics)
         self._waiting: Lanes[Ticket] = Lanes()
         self._current: Ticket | None = None
         self._changed = threading.Condition()
@@ -158,7 +165,7 @@ class Worker:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
-                    return
+                    break
                 ticket = self._current = self._waiting.next()
             try:
                 with device_errors():
@@ -171,6 +178,7 @@ class Worker:
                 self._fail(ticket, as_request_error(error))
             finally:
                 self._current = None
+        self._sessions.clear()
 
     def _fail(self, ticket: Ticket, error: RequestError) -> None:
         ticket.emit(Failed(error))
@@ -180,6 +188,7 @@ class Worker:
         job, target = ticket.job, self.pipeline.target
         ticket.check()
         prompt = to_prompt(job, target.template, target.tokenizer)
+        apart = self._sessions.refusal(prompt, job)
         rendered = time.perf_counter()
         calling = job.tools.calling(target.template)
         text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat", calling=calling)
@@ -193,22 +202,22 @@ class Worker:
             emit(text.push(token))
             return text.stopped
 
-        result = self.pipeline.run(prompt, job.options, full=False, reporter=ticket.reporter, on_token=on_token)
+        result = self._sessions.answer(prompt, job, apart, ticket.reporter, on_token)
         emit(text.finish())
         long = len(result.answer.tokens) == job.options.max_new_tokens and not text.stopped
         queued, render = start - ticket.submitted, rendered - start
         self._count(result, queued, render)
         why = "length" if long else "tool_calls" if text.called else "stop"
-        ticket.emit(Done(why, usage(result, queued, render, text.reasoning_tokens)))
+        ticket.emit(Done(why, usage(result, queued, render, text.reasoning_tokens, apart)))
 
-    def _count(self, result: RunResult, queued: float, render: float) -> None:
-        metrics = self.metrics
+    def _count(self, result: RunResult | TurnResult, queued: float, render: float) -> None:
+        metrics, prompt = self.metrics, PromptTokens.of(result)
         metrics.requests.labels("ok").inc()
-        metrics.compressed.inc(result.selection is not None)
+        metrics.compressed.inc(prompt.compressed)
         metrics.waited.observe(queued)
         metrics.ttft.observe(render + result.answer.ttft_s)
-        counts = {"prompt": len(result.prompt), "kept": result.kept_tokens, "generated": len(result.answer.tokens)}
-        for kind, count in counts.items():
+        counts = {"prompt": prompt.total, "cached": prompt.cached, "kept": prompt.kept, "recalled": prompt.recalled}
+        for kind, count in {**counts, "generated": len(result.answer.tokens)}.items():
             metrics.tokens.labels(kind).inc(count)
 
 

@@ -9,6 +9,7 @@ import pytest
 from talks import check, said
 
 from sp.conversation import Conversation, ConversationOptions
+from sp.conversation.rendering import message_starts
 from sp.gguf import ChatTemplate
 from sp.models.synthetic.retriever import write_retriever
 from sp.pipeline import Pipeline, RunOptions, load
@@ -82,3 +83,16 @@ def test_an_answer_need_not_be_read_again(pair: Pipeline) -> None:
     assert following.usage.cached == n + len(answered)
     assert following.prompt.ids[n : n + len(answered)].tolist() == answered
     assert following.usage.drafted < following.usage.prompt - 100
+
+
+def test_who_asks_again_is_answered_the_same(pair: Pipeline) -> None:
+    """What comes back stands before the question then too, not behind it."""
+    talk = Conversation(pair, options(), ConversationOptions(recall="append", recall_tokens=120, recall_ratio=0.3))
+    asked = history("QUARTZ")
+    asked += [said("assistant", talk.ask(asked).answer.text), said("user", "now VELVET")]
+    first, again = talk.ask(asked), talk.ask(asked)
+    assert first.answer.text == again.answer.text
+    assert first.usage.recalled == again.usage.recalled > 0
+    check(talk, again)
+    excerpts = talk.slots.place[talk.slots.excerpts]
+    assert excerpts.max() <= message_starts(again.prompt)[-1]

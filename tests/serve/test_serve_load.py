@@ -235,6 +235,8 @@ def test_a_killed_server_starts_clean(expected: dict[str, str]) -> None:
             told = httpx.get(f"{url}/metrics").text
             assert 'sp_requests_total{outcome="ok"} 1.0' in told
             assert "cancelled" not in told
+            assert 'sp_session_requests_total{found="miss"} 1.0' in told  # nothing is left of the other life's session
+            assert "sp_sessions 1.0" in told
         finally:
             process.kill()
             process.communicate()
