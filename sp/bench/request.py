@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
+from sp.bench.record import running
 from sp.pipeline import Loaded, Pipeline, RunOptions
+from sp.pipeline.sizes import format_bytes
 from sp.prompt import Prompt
+from sp.scoring.reading import DRAFTING, drafting
+from sp.selection import SELECTORS
+from sp.trace import Stage
 
 SKIPPED = 3  # decoded tokens before the rate is taken: one launch by launch, one captured, one replayed
 
@@ -54,12 +60,7 @@ def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
     start = time.perf_counter()
     result = pipeline.run(prompt, options, full=False, on_token=lambda _: arrivals.append(time.perf_counter()))
     ttft = (arrivals[0] if arrivals else time.perf_counter()) - start
-    stages: dict[str, float] = {}
-    for stage in result.answer.trace.stages:
-        if stage.name == "decode":
-            break
-        stages[stage.name] = stages.get(stage.name, 0.0) + stage.seconds
-    stages["other"] = max(0.0, ttft - sum(stages.values()))
+    stages = until_first_token(result.answer.trace.stages, ttft)
     counted = arrivals[SKIPPED:]
     rate = (len(counted) - 1) / (counted[-1] - counted[0]) if len(counted) > 1 else None
     densities = result.importance.densities if result.importance else ()
@@ -69,6 +70,39 @@ def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
     peak, moves = memory.get("peak_bytes", result.peak_bytes), tuple(memory.get("transitions", ()))
     tokens, kept = len(result.prompt), result.kept_tokens
     return Request(ttft, stages, tokens, kept, density, rate, peak, timeline, moves)
+
+
+def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
+    """Seconds by name of the stages before decoding; `other` is what lies between them.
+
+    Examples
+    --------
+    >>> until_first_token([Stage("score", seconds=1.0), Stage("decode", seconds=9.0)], 1.5)
+    {'score': 1.0, 'other': 0.5}
+    """
+    spent: dict[str, float] = {}
+    for stage in done:
+        if stage.name == "decode":
+            break
+        spent[stage.name] = spent.get(stage.name, 0.0) + stage.seconds
+    spent["other"] = max(0.0, ttft - sum(spent.values()))
+    return spent
+
+
+def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path: str, drafts: bool) -> dict[str, Any]:
+    """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted."""
+    drafter = pipeline.drafter if drafts else None
+    roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
+    return {
+        "target": pipeline.target.path.name,
+        "drafter": drafter.path.name if drafter else None,
+        **(drafting(options.scorer) if drafts else dict.fromkeys(DRAFTING)),
+        "selector": SELECTORS.name_of(options.selector) if drafts else None,
+        "vram": format_bytes(vram),
+        "kv": options.kv + (" rotated" if options.rotate else ""),
+        **running(path),
+        **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
+    }
 
 
 def without_ends(loaded: Loaded) -> Loaded:

@@ -11,15 +11,12 @@ from typing import Any
 
 from sp.bench.memory import thinned, watched
 from sp.bench.prompts import PromptMaker
-from sp.bench.record import make_record, running
-from sp.bench.request import Request, measure
+from sp.bench.record import make_record
+from sp.bench.request import Request, measure, pair_config
 from sp.errors import SpError
 from sp.kernels.device import cache_folder, device_errors
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.pipeline import Pipeline, RunOptions
-from sp.pipeline.sizes import format_bytes
-from sp.scoring.reading import DRAFTING, drafting
-from sp.selection import SELECTORS
 
 PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"
 """Tells whether two records are of one process, and so of one pair on one card."""
@@ -227,22 +224,11 @@ class Bench:
 
 def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
     """What was timed, as records have it."""
-    options, drafter = cell.options, pipeline.drafter
-    how = dict.fromkeys(DRAFTING) if cell.full else drafting(options.scorer)
-    roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter and not cell.full else {})
-    ropes = {f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked}
     return {
-        "target": pipeline.target.path.name,
-        "drafter": drafter.path.name if drafter and not cell.full else None,
+        **pair_config(pipeline, cell.options, cell.vram, path, not cell.full),
         "prompt_tokens": cell.tokens,
-        "keep_ratio": options.keep_ratio,
-        **how,
-        "selector": None if cell.full else SELECTORS.name_of(options.selector),
-        "vram": format_bytes(cell.vram),
-        "kv": options.kv + (" rotated" if options.rotate else ""),
-        "new_tokens": options.max_new_tokens,
-        **running(path),
-        **ropes,
+        "keep_ratio": cell.options.keep_ratio,
+        "new_tokens": cell.options.max_new_tokens,
     }
 
 

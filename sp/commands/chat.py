@@ -21,6 +21,7 @@ from sp.commands.options import (
     ReasoningEffort,
     Rotate,
     Scorer,
+    Selector,
     Target,
     TargetRope,
     ThinkingMode,
@@ -50,7 +51,7 @@ def chat(
     recall_ratio: Annotated[float, typer.Option(help="Share of what was left out that a turn may bring back.")] = 0.05,
     recall_tokens: Annotated[int, typer.Option(help="Most tokens that a turn may bring back.")] = 1024,
     scorer: Scorer = "tail",
-    selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    selector: Selector = "top_chunks",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Option of a strategy, e.g. scorer.queries=16 or selector.chunk=64; repeatable."),

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from sp.commands.options import RecordBelow
 from sp.commands.terminal import AsJson, print_json, progress_bar, wide_console
 
 kernels_app = typer.Typer(
@@ -181,7 +182,7 @@ def build(family: Family = None) -> None:
 def bench(
     family: Annotated[str | None, typer.Option(help="Only this family of cases.")] = None,
     repeats: Annotated[int, typer.Option(min=5, help="Samples a case.")] = 20,
-    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    record: RecordBelow = None,
     as_json: AsJson = False,
 ) -> None:
     """Time the kernels on the present GPU: median and quartiles, bandwidth, arithmetic rate.
@@ -215,7 +216,7 @@ def bench(
 @kernels_app.command()
 def tune(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The table; the package's own if left out.")] = None,
-    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    record: RecordBelow = None,
     repeats: Annotated[int, typer.Option(min=1, help="Samples a time.")] = 3,
 ) -> None:
     """Time every kernel for products of 1 to 128 rows on the present GPU, and write the table that dispatch reads.

@@ -9,6 +9,10 @@ import typer
 
 Target = Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")]
 Drafter = Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")]
+SyntheticTarget = Annotated[str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3.6-27b.")]
+SyntheticDrafter = Annotated[str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3-0.6b.")]
+TargetType = Annotated[str, typer.Option(help="File type of the target's random weights.")]
+DrafterType = Annotated[str, typer.Option(help="File type of the drafter's random weights.")]
 TargetRope = Annotated[
     str | None, typer.Option(help="RoPE scaling of the target in place of its file's: none, linear:2, yarn:4.")
 ]
@@ -23,6 +27,12 @@ VRAM = Annotated[
     str | None,
     typer.Option("--vram", help="GPU memory for models, caches and work, e.g. 24g; all there is if left out."),
 ]
+KernelPath = Annotated[str, typer.Option("--path", help="Kernels: auto, or portable (those for any card).")]
+RecordBelow = Annotated[
+    Path | None, typer.Option("--record", help="Append the results below this folder, e.g. results.")
+]
+Output = Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")]
+Selector = Annotated[str, typer.Option("--selector", help="How tokens are chosen from their importance.")]
 Scorer = Annotated[str, typer.Option("--scorer", help="What makes a token important: tail, lookahead, ...")]
 Compress = Annotated[str, typer.Option("--compress", help="auto (where it pays), always or off.")]
 BreakEven = Annotated[

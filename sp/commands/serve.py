@@ -22,6 +22,7 @@ from sp.commands.options import (
     ReasoningEffort,
     Rotate,
     Scorer,
+    Selector,
     Target,
     TargetRope,
     ThinkingMode,
@@ -40,7 +41,7 @@ def serve(
     drafter_rope: DrafterRope = None,
     keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Scorer = "tail",
-    selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    selector: Selector = "top_chunks",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Option of a strategy, e.g. scorer.queries=16 or decode.budget=22; repeatable."),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any, Protocol
 
+from sp.bench.request import until_first_token
 from sp.conversation import Conversation, ConversationOptions
 from sp.pipeline import Pipeline, RunOptions, stages
 from sp.prompt import Prompt
@@ -159,12 +160,7 @@ def measure_turn(policy: Policy, make: Callable[[], Prompt], besides: int = 0) -
     rendered = time.perf_counter() - start
     asked = policy.answer(prompt, lambda _: arrivals.append(time.perf_counter()))
     ttft = (arrivals[0] if arrivals else time.perf_counter()) - start
-    spent: dict[str, float] = {}
-    for stage in [Stage("render", seconds=rendered), *asked.trace.stages]:
-        if stage.name == "decode":
-            break
-        spent[stage.name] = spent.get(stage.name, 0.0) + stage.seconds
-    spent["other"] = max(0.0, ttft - sum(spent.values()))
+    spent = until_first_token([Stage("render", seconds=rendered), *asked.trace.stages], ttft)
     held: dict[str, Any] = asked.trace.facts.get("residency", {})
     peak = held["peak_bytes"] - besides if held else peak_bytes()
     return Turn(ttft, spent, dict(asked.usage), peak, policy.host_nbytes, asked.density)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sp.bench.record import running
+from sp.bench.request import pair_config
 from sp.bench.turns.policies import POLICIES, Policy, Turn, let_go, measure_turn
 from sp.bench.turns.transcripts import Message, TranscriptMaker
 from sp.conversation import ConversationOptions
@@ -26,10 +26,7 @@ from sp.errors import SpError
 from sp.kernels.device import device_errors
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.pipeline import Pipeline, RunOptions
-from sp.pipeline.sizes import format_bytes
 from sp.prompt import Prompt
-from sp.scoring.reading import DRAFTING, drafting
-from sp.selection import SELECTORS
 
 WARM_TURNS = 2
 """Turns that do not count, after the transcript was read: kernels compile, caches and graphs are made."""
@@ -222,27 +219,16 @@ class TurnBench:
 
 def turn_config(cell: TurnCell, pipeline: Pipeline, path: str) -> dict[str, Any]:
     """What was timed, as records have it."""
-    options, drafter, whole = cell.options, pipeline.drafter, cell.policy == "prefix"
-    talks = cell.policy == "conversation"
-    how = dict.fromkeys(DRAFTING) if whole else drafting(options.scorer)
-    roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter and not whole else {})
-    ropes = {f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked}
+    whole, talks = cell.policy == "prefix", cell.policy == "conversation"
     return {
-        "target": pipeline.target.path.name,
-        "drafter": drafter.path.name if drafter and not whole else None,
+        **pair_config(pipeline, cell.options, cell.vram, path, not whole),
         "prompt_tokens": cell.prompt_tokens,
         "new_tokens": cell.new_tokens,
-        "keep_ratio": 1.0 if whole else options.keep_ratio,
+        "keep_ratio": 1.0 if whole else cell.options.keep_ratio,
         "policy": cell.policy,
         "recall": cell.memory.recall if talks else "off",
-        "vram": format_bytes(cell.vram),
-        **how,
-        "selector": None if whole else SELECTORS.name_of(options.selector),
         "keys": cell.memory.keys if talks else None,
-        "kv": options.kv + (" rotated" if options.rotate else ""),
-        "answer_tokens": options.max_new_tokens,
-        **running(path),
-        **ropes,
+        "answer_tokens": cell.options.max_new_tokens,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar, wide_console
-from sp.errors import ConfigError, unknown_name
+from sp.commands.bench.asked import asked_output, kernels_of
+from sp.commands.options import KernelPath, Output, RecordBelow, Rotate
+from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar, wide_console
+from sp.errors import ConfigError
 
 bench_app = typer.Typer(
     help="Measure whole models, and draw what was measured.", no_args_is_help=True, rich_markup_mode="rich"
 )
-OUTPUTS = ("table", "md", "json", "csv")
 
 
 @bench_app.command("model")
@@ -32,9 +32,9 @@ def bench_model(
     depth: Annotated[str, typer.Option("-d", "--depth", help="Tokens read before decoding, comma-separated.")] = "0",
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
-    path: Annotated[str, typer.Option(help="Kernels: auto, or portable (those for any card).")] = "auto",
+    path: KernelPath = "auto",
     kv: Annotated[str, typer.Option(help="Cached keys and values: f16, q4_0, or on the CPU f32.")] = "f16",
-    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    rotate: Rotate = False,
     chunk: Annotated[int | None, typer.Option(min=1, help="Tokens that go through a layer together.")] = None,
     density: Annotated[
         float | None, typer.Option(help="Prefill sparsely: share of the key blocks that attention reads.")
@@ -42,8 +42,8 @@ def bench_model(
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Also list the kernels a test spends its time in.")
     ] = False,
-    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    record: RecordBelow = None,
+    output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
     """Time prefill and decoding of a model with random tokens, after a warm-up.
@@ -60,16 +60,9 @@ def bench_model(
     from sp.bench.names import file_type_name, model_facts
     from sp.bench.record import append, make_record
     from sp.gguf import GGUFFile
-    from sp.kernels import forced_path
     from sp.kernels.device import pick_device
-    from sp.kernels.path import native_path
 
-    output = "json" if as_json else output
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
-    check_folder(record, "--record")
-    if path not in ("auto", "portable"):
-        raise unknown_name("path", path, ("auto", "portable"))
+    output = asked_output(output, as_json, record, path)
     if (file is None) == (synthetic is None):
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     lengths, decoded, depths = (numbers(text, name) for text, name in ((prompts, "-p"), (new, "-n"), (depth, "-d")))
@@ -80,7 +73,7 @@ def bench_model(
     model, name, load = open_model(file, synthetic, type_, where)
     facts = model_facts(name, model.config, type_ if file is None else file_type_name(GGUFFile.open(file)))
     on_gpu = where == "cuda"
-    taken = (path if path != "auto" else native_path()) if on_gpu else "numpy"
+    taken, on_path = kernels_of(path, where)
 
     def keep(**entry: Any) -> None:
         """Write a result down at once: a later test may fail."""
@@ -91,7 +84,7 @@ def bench_model(
         config = {"model": name, "file_bytes": load[1], "mode": "first"}
         keep(bench="load", config=config, metrics={"seconds": load[0]}, samples=[load[0]])
     timings = []
-    with forced_path(path) if on_gpu and path != "auto" else nullcontext():
+    with on_path:
         with progress_bar("measuring", repeats * len(tests)) as advance:
             for timing in run_tests(
                 model, tests, repeats, kv=kv, rotate=rotate, chunk=chunk, progress=lambda _: advance(1)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sp.commands.bench.bench import OUTPUTS, numbers
+from sp.commands.bench.asked import asked_output
+from sp.commands.bench.bench import numbers
 from sp.commands.bench.bench_drafter import parts
 from sp.commands.open_pair import draft_of
-from sp.commands.options import Draft, OnDevice
+from sp.commands.options import Cache, Draft, OnDevice, Output, RecordBelow, Rotate, Target
 from sp.commands.strategies import read_strategies
 from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
@@ -25,7 +26,7 @@ TASKS = "needle,needle_multikey,needle_multivalue,needle_multiquery,needle[value
 
 
 def bench_decode(
-    target: Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")] = None,
+    target: Target = None,
     draft: Draft = None,
     synthetic: Annotated[
         str | None, typer.Option(help="Random weights in a named shape instead of a target, e.g. qwen3.6-27b.")
@@ -50,13 +51,13 @@ def bench_decode(
     nodes: Annotated[
         str, typer.Option(help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated.")
     ] = "16,23",
-    kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
-    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    kv: Cache = "f16",
+    rotate: Rotate = False,
     device: OnDevice = "auto",
-    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    record: RecordBelow = None,
     trace: Annotated[Path | None, typer.Option(help="Write the accepted lengths of every way, for --simulate.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw acceptance and speed over budget into this folder.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
     """Time decoding with a draft by budget, beside plain greedy decoding of the same prompts in the same run.
@@ -85,10 +86,8 @@ def bench_decode(
     from sp.kernels.device import pick_device
     from sp.pipeline import RunOptions
 
-    output = "json" if as_json else output
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
-    for folder, option in ((record, "--record"), (plots, "--plots"), (trace.parent if trace else None, "--trace")):
+    output = asked_output(output, as_json, record)
+    for folder, option in ((plots, "--plots"), (trace.parent if trace else None, "--trace")):
         check_folder(folder, option)
     simulated = bool(accept or simulate)
     if synthetic is not None and not simulated:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +9,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from sp.commands.bench.bench import OUTPUTS, lengths_of, open_model
-from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
-from sp.errors import ConfigError, unknown_name
+from sp.commands.bench.asked import asked_output, kernels_of
+from sp.commands.bench.bench import lengths_of, open_model
+from sp.commands.options import KernelPath, Output, RecordBelow
+from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
+from sp.errors import ConfigError
 
 
 def bench_drafter(
@@ -33,9 +34,9 @@ def bench_drafter(
     layers: Annotated[int | None, typer.Option(min=1, help="Run only so many layers.")] = None,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
-    path: Annotated[str, typer.Option(help="Kernels: auto, or portable (those for any card).")] = "auto",
-    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    path: KernelPath = "auto",
+    record: RecordBelow = None,
+    output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
     """Time the tail scorer: seconds from ids to scores, stages, density, memory, and the limit.
@@ -52,18 +53,11 @@ def bench_drafter(
     from sp.bench.drafter import Draft, describe, run_drafts
     from sp.bench.record import append, make_record
     from sp.gguf import GGUFFile, Tokenizer
-    from sp.kernels import forced_path
     from sp.kernels.device import pick_device
-    from sp.kernels.path import native_path
     from sp.pipeline.load import LONGEST_DRAFT, embedded
     from sp.studies.sample import sample
 
-    output = "json" if as_json else output
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
-    check_folder(record, "--record")
-    if path not in ("auto", "portable"):
-        raise unknown_name("path", path, ("auto", "portable"))
+    output = asked_output(output, as_json, record, path)
     if file is not None and synthetic is not None:
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     lengths = lengths_of(prompts, "-p")
@@ -79,8 +73,7 @@ def bench_drafter(
     model, name, _ = open_model(named, synthetic, type_, where)
     text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
     model.config = replace(model.config, context=max(model.config.context, LONGEST_DRAFT))
-    taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
-    timings, kernels = [], forced_path(path) if where == "cuda" and path != "auto" else nullcontext()
+    timings, (taken, kernels) = [], kernels_of(path, where)
     with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
         for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text):
             timings.append(timing)

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sp.commands.bench.bench import OUTPUTS, numbers
-from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table
-from sp.errors import ConfigError, unknown_name
+from sp.commands.bench.asked import asked_output
+from sp.commands.bench.bench import numbers
+from sp.commands.options import Output, RecordBelow
+from sp.commands.terminal import AsJson, print_csv, print_json, print_table
+from sp.errors import ConfigError
 
 
 def bench_llama_cpp(
@@ -28,8 +30,8 @@ def bench_llama_cpp(
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     kv: Annotated[str, typer.Option(help="Cached keys and values, as llama.cpp names types.")] = "f16",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds all tests together may take.")] = 3600,
-    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    record: RecordBelow = None,
+    output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
     """Time full prefill and decoding of a GGUF file by llama.cpp, on this machine.
@@ -47,10 +49,7 @@ def bench_llama_cpp(
     from sp.bench.record import append, make_record
     from sp.kernels.device import pick_device
 
-    output = "json" if as_json else output
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
-    check_folder(record, "--record")
+    output = asked_output(output, as_json, record)
     if not model.is_file():
         raise ConfigError(f"cannot read {model}: no such file; name a GGUF file with -m")
     lengths, decoded = ([n for n in numbers(t, name) if n] for t, name in ((prompts, "-p"), (new, "-n")))

@@ -5,43 +5,58 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sp.commands.bench.bench import OUTPUTS, lengths_of
+from sp.commands.bench.asked import asked_output, kernels_of
+from sp.commands.bench.bench import lengths_of
 from sp.commands.bench.bench_drafter import attention_options, parts
 from sp.commands.open_pair import asked_ropes
-from sp.commands.options import DrafterRope, TargetRope
+from sp.commands.options import (
+    Cache,
+    Drafter,
+    DrafterRope,
+    DrafterType,
+    KernelPath,
+    OnDevice,
+    Output,
+    RecordBelow,
+    Rotate,
+    Selector,
+    SyntheticDrafter,
+    SyntheticTarget,
+    Target,
+    TargetRope,
+    TargetType,
+)
 from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
-from sp.errors import ConfigError, unknown_name
+from sp.errors import ConfigError
 
 if TYPE_CHECKING:
     from sp.models import AskedScaling
+    from sp.pipeline import Pipeline
 
 MOST_TIMELINES = 4
+Asked = tuple[Path | None, str | None, str]
+"""A model as it was named: a file, or a shape; and the file type of random weights."""
 
 
 def bench_ttft(
-    target: Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")] = None,
-    synthetic_target: Annotated[
-        str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3.6-27b.")
-    ] = None,
-    target_type: Annotated[str, typer.Option(help="File type of the target's random weights.")] = "q4_k_m",
-    drafter: Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")] = None,
-    synthetic_drafter: Annotated[
-        str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3-0.6b.")
-    ] = None,
-    drafter_type: Annotated[str, typer.Option(help="File type of the drafter's random weights.")] = "bf16",
+    target: Target = None,
+    synthetic_target: SyntheticTarget = None,
+    target_type: TargetType = "q4_k_m",
+    drafter: Drafter = None,
+    synthetic_drafter: SyntheticDrafter = None,
+    drafter_type: DrafterType = "bf16",
     target_rope: TargetRope = None,
     drafter_rope: DrafterRope = None,
     prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "4k,8k,16k",
     keep_ratio: Annotated[str, typer.Option(help="Shares of the prompt the target reads, comma-separated.")] = "0.05",
     scorer: Annotated[str, typer.Option(help="Scorers, comma-separated.")] = "tail",
-    selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    selector: Selector = "top_chunks",
     alpha: Annotated[
         str, typer.Option(help="FlashPrefill thresholds, comma-separated; 'dense' reads all blocks.")
     ] = "",
@@ -52,20 +67,20 @@ def bench_ttft(
         str,
         typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g; the full prefill has the first."),
     ] = "none",
-    kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
-    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    kv: Cache = "f16",
+    rotate: Rotate = False,
     new: Annotated[int, typer.Option("-n", "--new", min=1, help="Tokens decoded after the first is timed.")] = 32,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Requests a cell, after a warm-up.")] = 5,
     full_repeats: Annotated[int, typer.Option(min=1, help="Full prefills a length, after a shorter one.")] = 1,
     full_seconds: Annotated[
         float, typer.Option(help="No further full prefill of a length once its repeats have taken so long.")
     ] = 60.0,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
-    path: Annotated[str, typer.Option(help="Kernels: auto, or portable (those for any card).")] = "auto",
-    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
+    device: OnDevice = "auto",
+    path: KernelPath = "auto",
+    record: RecordBelow = None,
     resume: Annotated[bool, typer.Option(help="Leave out what the records below --record hold already.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Draw stages and memory into this folder.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
     """Time whole requests, from text to the first token, compressed and by full prefill of the same prompt.
@@ -83,45 +98,29 @@ def bench_ttft(
     """
     from sp.bench.prompts import PromptMaker
     from sp.bench.record import append
-    from sp.bench.request import without_ends
     from sp.bench.ttft import Bench, Cell, config_of, records_of, requests_of
-    from sp.kernels import forced_path
     from sp.kernels.device import pick_device
-    from sp.kernels.path import native_path
-    from sp.pipeline import Pipeline
-    from sp.pipeline.sizes import parse_bytes
     from sp.studies.plots.ttft_plots import draw_memory, draw_stages
     from sp.studies.sample import sample
 
-    output = "json" if as_json else output
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
-    check_folder(record, "--record")
+    output = asked_output(output, as_json, record, path)
     check_folder(plots, "--plots")
-    if path not in ("auto", "portable"):
-        raise unknown_name("path", path, ("auto", "portable"))
     if resume and record is None:
         raise ConfigError("--resume reads what --record FOLDER holds; name that folder")
     common = {"kv": kv, "rotate": rotate, "max_new_tokens": new}
-    budgets = [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
+    budgets = budgets_of(vram)
     settings = settings_of(keep_ratio, scorer, selector, alpha, density, common)
     asked = lengths_of(prompts, "-p")
     where, ropes = pick_device(device), asked_ropes(target_rope, drafter_rope)
-    pair = Pipeline.assemble(
-        lambda at: open_model(target, synthetic_target, target_type, "target", at, ropes.get("target_rope")),
-        lambda at: open_model(drafter, synthetic_drafter, drafter_type, "drafter", at, ropes.get("drafter_rope")),
-        device=where,
-        vram=budgets[0],
+    pair = open_timed_pair(
+        (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type), ropes, where, budgets
     )
-    pair = replace(pair, target=without_ends(pair.target))
-    for budget in budgets:
-        pair.within(budget)  # one that cannot be is refused before anything is timed
     if (most := pair.target.model.config.context - new) < 1:
         raise ConfigError(f"-n {new}: the target's context of {most + new} tokens has no room for a prompt besides")
     lengths = sorted({min(n, most) for n in asked})
     if max(asked) > most:
         print(f"sp: prompts longer than the target's context leaves are cut to {most:,} tokens", file=sys.stderr)
-    taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
+    taken, kernels = kernels_of(path, where)
     document, example = sample()
     maker = PromptMaker(document, example.question, example.needle, pair.target.tokenizer, pair.target.template)
     before = stored(record, where) if resume and record is not None else {}
@@ -135,7 +134,6 @@ def bench_ttft(
         found[key] = before[key]
         return requests_of(before[key])
 
-    kernels = forced_path(path) if where == "cuda" and path != "auto" else nullcontext()
     with (
         kernels,
         progress_bar("measuring", len(lengths) * (full_repeats + repeats * len(settings) * len(budgets))) as advance,
@@ -183,6 +181,32 @@ def settings_of(
     if not compressed:
         raise ConfigError("every --keep-ratio is 1, which is the full prefill; give one below it")
     return compressed
+
+
+def budgets_of(vram: str) -> list[int | None]:
+    """Bytes of --vram; None where there is no limit."""
+    from sp.pipeline.sizes import parse_bytes
+
+    return [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
+
+
+def open_timed_pair(
+    target: Asked, drafter: Asked, ropes: Mapping[str, Any], device: Any, budgets: Sequence[int | None]
+) -> Pipeline:
+    """The pair, within the first budget, whose answers are as long as is asked; every budget can be."""
+    from sp.bench.request import without_ends
+    from sp.pipeline import Pipeline
+
+    pair = Pipeline.assemble(
+        lambda at: open_model(*target, "target", at, ropes.get("target_rope")),
+        lambda at: open_model(*drafter, "drafter", at, ropes.get("drafter_rope")),
+        device=device,
+        vram=budgets[0],
+    )
+    pair = replace(pair, target=without_ends(pair.target))
+    for budget in budgets:
+        pair.within(budget)  # one that cannot be is refused before anything is timed
+    return pair
 
 
 def open_model(

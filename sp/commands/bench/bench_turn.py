@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sp.commands.bench.bench import OUTPUTS, lengths_of
+from sp.commands.bench.asked import asked_output, kernels_of
+from sp.commands.bench.bench import lengths_of
 from sp.commands.bench.bench_drafter import parts
-from sp.commands.bench.bench_ttft import open_model, settings_of
+from sp.commands.bench.bench_ttft import budgets_of, open_timed_pair, settings_of
 from sp.commands.open_pair import asked_ropes
-from sp.commands.options import DrafterRope, TargetRope
-from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
+from sp.commands.options import (
+    Cache,
+    Drafter,
+    DrafterRope,
+    DrafterType,
+    KernelPath,
+    OnDevice,
+    Output,
+    RecordBelow,
+    Rotate,
+    Selector,
+    SyntheticDrafter,
+    SyntheticTarget,
+    Target,
+    TargetRope,
+    TargetType,
+)
+from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
 
 
 def bench_turn(
-    target: Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")] = None,
-    synthetic_target: Annotated[
-        str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3.6-27b.")
-    ] = None,
-    target_type: Annotated[str, typer.Option(help="File type of the target's random weights.")] = "q4_k_m",
-    drafter: Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")] = None,
-    synthetic_drafter: Annotated[
-        str | None, typer.Option(help="Random weights in a named shape instead, e.g. qwen3-0.6b.")
-    ] = None,
-    drafter_type: Annotated[str, typer.Option(help="File type of the drafter's random weights.")] = "bf16",
+    target: Target = None,
+    synthetic_target: SyntheticTarget = None,
+    target_type: TargetType = "q4_k_m",
+    drafter: Drafter = None,
+    synthetic_drafter: SyntheticDrafter = None,
+    drafter_type: DrafterType = "bf16",
     target_rope: TargetRope = None,
     drafter_rope: DrafterRope = None,
     prompts: Annotated[
@@ -43,20 +53,20 @@ def bench_turn(
     recall: Annotated[str, typer.Option(help="How what was left out comes back: auto, append, rewind, off.")] = "auto",
     keys: Annotated[str, typer.Option(help="Kept keys and values of the drafter: f16, q4_0 or f32.")] = "f16",
     scorer: Annotated[str, typer.Option(help="How tokens get their importance.")] = "tail",
-    selector: Annotated[str, typer.Option(help="How tokens are chosen from their importance.")] = "top_chunks",
+    selector: Selector = "top_chunks",
     alpha: Annotated[str, typer.Option(help="FlashPrefill threshold; 'dense' reads all blocks.")] = "",
     density: Annotated[
         str, typer.Option(help="Share of blocks to read instead, for random weights, which no threshold suits.")
     ] = "",
     vram: Annotated[str, typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g.")] = "none",
-    kv: Annotated[str, typer.Option(help="Cached keys and values of the target: f16, q4_0 or f32.")] = "f16",
-    rotate: Annotated[bool, typer.Option(help="Hadamard-rotate cached keys and values.")] = False,
+    kv: Cache = "f16",
+    rotate: Rotate = False,
     new: Annotated[int, typer.Option("-n", "--new", min=1, help="Tokens decoded after the first is timed.")] = 8,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Turns a policy, after a warm-up.")] = 20,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
-    path: Annotated[str, typer.Option(help="Kernels: auto, or portable (those for any card).")] = "auto",
-    record: Annotated[Path | None, typer.Option(help="Append the results below this folder, e.g. results.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table, md, json or csv.")] = "table",
+    device: OnDevice = "auto",
+    path: KernelPath = "auto",
+    record: RecordBelow = None,
+    output: Output = "table",
     as_json: AsJson = False,
 ) -> None:
     """Time turns of a long chat, from its messages to the first token, by three policies that take turns.
@@ -72,25 +82,15 @@ def bench_turn(
       --vram none,23g --keys q4_0 --record results
     """
     from sp.bench.record import append, make_record
-    from sp.bench.request import without_ends
     from sp.bench.turns.policies import POLICIES
     from sp.bench.turns.transcripts import TranscriptMaker
     from sp.bench.turns.turn import TurnBench, describe_turn
     from sp.config import from_mapping
     from sp.conversation import ConversationOptions
-    from sp.kernels import forced_path
     from sp.kernels.device import pick_device
-    from sp.kernels.path import native_path
-    from sp.pipeline import Pipeline
-    from sp.pipeline.sizes import parse_bytes
     from sp.studies.sample import sample
 
-    output = "json" if as_json else output
-    if output not in OUTPUTS:
-        raise unknown_name("output", output, OUTPUTS)
-    check_folder(record, "--record")
-    if path not in ("auto", "portable"):
-        raise unknown_name("path", path, ("auto", "portable"))
+    output = asked_output(output, as_json, record, path)
     chosen = parts(policies)
     for name in chosen:
         if name not in POLICIES:
@@ -105,24 +105,17 @@ def bench_turn(
     (added, *more), lengths = lengths_of(new_tokens, "--new-tokens"), sorted(set(lengths_of(prompts, "-p")))
     if more:
         raise ConfigError(f"--new-tokens {new_tokens}: give one number")
-    budgets = [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
+    budgets = budgets_of(vram)
     where, ropes = pick_device(device), asked_ropes(target_rope, drafter_rope)
-    pair = Pipeline.assemble(
-        lambda at: open_model(target, synthetic_target, target_type, "target", at, ropes.get("target_rope")),
-        lambda at: open_model(drafter, synthetic_drafter, drafter_type, "drafter", at, ropes.get("drafter_rope")),
-        device=where,
-        vram=budgets[0],
+    pair = open_timed_pair(
+        (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type), ropes, where, budgets
     )
-    pair = replace(pair, target=without_ends(pair.target))
-    for budget in budgets:
-        pair.within(budget)  # one that cannot be is refused before anything is timed
     if max(lengths) + added + new > (most := pair.target.model.config.context):
         raise ConfigError(f"-p {prompts}: with {added:,} new tokens beyond the target's context of {most:,}")
-    taken = (path if path != "auto" else native_path()) if where == "cuda" else "numpy"
+    taken, kernels = kernels_of(path, where)
     document, example = sample()
     maker = TranscriptMaker(document, example.question, pair.target)
     records = []
-    kernels = forced_path(path) if where == "cuda" and path != "auto" else nullcontext()
     with kernels, progress_bar("measuring", len(lengths) * len(budgets) * len(chosen) * repeats) as advance:
         bench = TurnBench(pair, maker, repeats, chosen, lambda: advance(1))
         for timing in bench.run(lengths, added, settings[0], memory, budgets):
