@@ -40,7 +40,8 @@ def choose_new(scores: Floats, prompt: TokenisedPrompt, start: int, options: Run
     """
     protected = prompt.mask("protected")[start:]
     protected[-1] = True  # its logits begin the answer
-    return _select(options.selector, scores, protected, share_of(protected, options.keep_ratio), prompt, start)
+    request = _request(scores, protected, share_of(protected, options.keep_ratio), prompt, start)
+    return _select(options.selector, request, prompt, start)
 
 
 def share_of(protected: Bools, keep_ratio: float) -> float:
@@ -86,10 +87,9 @@ def choose_recalled(
     selector = run.selector
     if isinstance(selector, Constrained):
         selector = replace(selector, sink=0, tail=0)
-    share = (decided - count + budget) / decided
-    taken = _select(selector, mine, present, share, prompt, 0).kept & out
-    bounds = sentence_bounds(_request(mine, present, share, prompt, 0), LONGEST)
-    taken = whole_sentences(taken, out, mine, bounds, budget)
+    request = _request(mine, present, (decided - count + budget) / decided, prompt, 0)
+    taken = _select(selector, request, prompt, 0).kept & out
+    taken = whole_sentences(taken, out, mine, sentence_bounds(request, LONGEST), budget)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
     runs = [Run(int(a), int(b), float(scores[a:b].max())) for a, b in edges.reshape(-1, 2)]
     return [each for each in runs if each.score >= threshold], threshold
@@ -130,22 +130,18 @@ def tokens_of(runs: Sequence[Run]) -> Ints:
     return np.concatenate([np.arange(each.start, each.end) for each in runs] or [np.empty(0, np.int64)])
 
 
-def _select(
-    selector: Selector, scores: Floats, protected: Bools, share: float, prompt: TokenisedPrompt, start: int
-) -> Chosen:
-    """What a selector keeps of the ``len(protected)`` tokens of a prompt from `start` on."""
-    request = _request(scores, protected, share, prompt, start)
+def _select(selector: Selector, request: SelectionRequest, prompt: TokenisedPrompt, start: int) -> Chosen:
+    """What a selector keeps, as asked by `_request` from `start` on."""
     found, first = selector.select(request), int(prompt.bytes[start, 0])
     read = {start + token: tuple((a + first, b + first) for a, b in parts) for token, parts in found.read.items()}
-    return Chosen(found.kept | protected, read, found.told)
+    return Chosen(found.kept | request.protected, read, found.told)
 
 
 def _request(scores: Floats, protected: Bools, share: float, prompt: TokenisedPrompt, start: int) -> SelectionRequest:
     """What a selector is asked of the ``len(protected)`` tokens of a prompt from `start` on."""
     stop = start + len(protected)
-    spans = prompt.bytes[start:stop]
+    spans, text = prompt.bytes[start:stop], prompt.prompt.text.encode()
     first, last = int(spans[0, 0]), int(spans[-1, 1])
-    text = prompt.prompt.text.encode()[first:last]
-    segments = without(prompt.prompt.free, [(0, first), (last, len(prompt.prompt.text.encode()))])
+    segments = without(prompt.prompt.free, [(0, first), (last, len(text))])
     moved = tuple(replace(each, start=each.start - first, end=each.end - first) for each in segments)
-    return SelectionRequest(scores[start:stop], protected, share, text, spans - first, moved)
+    return SelectionRequest(scores[start:stop], protected, share, text[first:last], spans - first, moved)

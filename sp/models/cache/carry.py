@@ -63,9 +63,7 @@ def carry(source: Cache, target: Cache, tokens: int) -> None:
         old, new = here.table[:blocks], there.table[:blocks]
         there.k[new], there.v[new] = here.k[old], here.v[old]
     target.crop(tokens)
-    for layer in target.config.delta_layers:
-        before, after = source.state(layer), target.state(layer)
-        after.conv[...], after.recurrent[...] = before.conv, before.recurrent
+    put_states(target, _states_of(source, lambda array: array))
 
 
 @dataclass(frozen=True)
