@@ -120,10 +120,13 @@ def main() -> None:
     a.add_argument("--device", default="cuda")
     a.add_argument("--init", type=Path)
     a.add_argument("--workers", type=int, default=13)
+    a.add_argument("--seed", type=int, help="in place of the configuration's, for another draw of the same training")
     a.add_argument("--limit", type=float, default=1e9, help="seconds after which everything ends")
     args = a.parse_args()
     began = time.time()
     cfg = yaml.safe_load(args.config.read_text())
+    if args.seed is not None:
+        cfg["seed"] = args.seed
     role, gpu = cfg["role"], args.device == "cuda"
     mix = cfg.get("mix", {})
     stages = [Stage(**{**s, "mix": {**mix, **s.get("mix", {})}}) for s in cfg["stages"]]

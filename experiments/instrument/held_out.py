@@ -11,11 +11,11 @@ import json
 import time
 from pathlib import Path
 
+from parts import TASKS as TRAINED
+
 from sp.evals import TASKS
 from sp.evals.run import counter, evaluate
 from sp.pipeline import Pipeline
-
-TASKS_READ = "nolima,updates,multi_session,code,fact,json,mrcr,babi"
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     a.add_argument("file", type=Path)
     a.add_argument("name", help="of the model in the record")
     a.add_argument("record", type=Path)
-    a.add_argument("--tasks", default=TASKS_READ)
+    a.add_argument("--tasks", default=",".join(TRAINED[1:]), help="all that are trained by default")
     a.add_argument("--tokens", type=int, default=2048)
     a.add_argument("-n", type=int, default=20)
     a.add_argument("--first", type=int, default=1000, help="example to begin with; evaluations begin with 0")

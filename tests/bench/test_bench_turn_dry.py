@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from dry_walk import walked
 
 WALK = """
 import json, sys
@@ -80,10 +78,8 @@ print(json.dumps(out))
 
 @pytest.fixture(scope="module")
 def found() -> dict:
-    dry = str(Path(__file__).parents[1] / "models")
-    done = subprocess.run([sys.executable, "-c", WALK, dry], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    printed = walked(WALK)
+    return json.loads(printed)
 
 
 def test_snapshots_leave_the_device_after_the_first_token(found: dict) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from dry_walk import walked
 
 WALK = """
 import gc, json, sys
@@ -119,10 +117,8 @@ print(json.dumps(out))
 
 @pytest.fixture(scope="module")
 def found() -> dict:
-    dry = str(Path(__file__).parents[1] / "models")
-    done = subprocess.run([sys.executable, "-c", WALK, dry], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    printed = walked(WALK)
+    return json.loads(printed)
 
 
 def test_turns_draft_and_read_only_what_is_new(found: dict) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from dry_walk import walked
 
 from sp.gguf import GGUFFile
 from sp.models import read_config
@@ -55,10 +54,8 @@ print(*(f"{name}={count}" for name, count in sorted(dry_device.launches.items())
 
 def walk(path: Path) -> dict[str, int]:
     """Launches of a prefill in two chunks, after a model has been led through everything else."""
-    here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", WALK, here, str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {name: int(count) for name, count in (item.split("=") for item in done.stdout.split())}
+    printed = walked(WALK, str(path))
+    return {name: int(count) for name, count in (item.split("=") for item in printed.split())}
 
 
 @pytest.mark.parametrize("name", ["target", "drafter", "tiny-qwen3:bf16", "tiny-qwen35:f32", *FAMILIES])

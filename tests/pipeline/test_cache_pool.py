@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from dry_walk import walked
 
 from sp.models.drafts.dflash_shapes import DraftShape
 from sp.models.synthetic.synthetic import write_random
@@ -59,10 +57,8 @@ print(json.dumps(out))
 def found(tmp_path_factory):
     shape = DraftShape("random", 512, 256, 4, 2, 128, (1, 4, 6), 3, 60, (True, False))
     path = write_random(tmp_path_factory.mktemp("d") / "draft.gguf", shape.metadata(), shape.plan("q8_0"), 5)
-    here = str(Path(__file__).parents[1] / "models")
-    done = subprocess.run([sys.executable, "-c", WALK, here, str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    printed = walked(WALK, str(path))
+    return json.loads(printed)
 
 
 def test_the_draft_is_counted(found) -> None:
