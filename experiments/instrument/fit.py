@@ -121,6 +121,7 @@ def main() -> None:
     a.add_argument("--init", type=Path)
     a.add_argument("--workers", type=int, default=13)
     a.add_argument("--seed", type=int, help="in place of the configuration's, for another draw of the same training")
+    a.add_argument("--pace", type=float, default=1.0, help="share of every stage's seconds that is trained")
     a.add_argument("--limit", type=float, default=1e9, help="seconds after which everything ends")
     args = a.parse_args()
     began = time.time()
@@ -129,6 +130,8 @@ def main() -> None:
         cfg["seed"] = args.seed
     role, gpu = cfg["role"], args.device == "cuda"
     mix = cfg.get("mix", {})
+    for stage in cfg["stages"]:
+        stage["seconds"] *= args.pace
     stages = [Stage(**{**s, "mix": {**mix, **s.get("mix", {})}}) for s in cfg["stages"]]
     batches = feed(role, args.data, stages, args.workers, cfg["seed"])  # before CUDA
     torch.manual_seed(cfg["seed"])
