@@ -55,11 +55,9 @@ def sentence_bounds(request: SelectionRequest, longest: int) -> Ints:
     bounds = np.unique(np.concatenate([[0], cuts, [n]]))
     parts = -(-np.diff(bounds) // longest)
     if (parts > 1).any():
-        pieces = [
-            np.linspace(low, high, count, endpoint=False).astype(np.int64)
-            for low, high, count in zip(bounds[:-1], bounds[1:], parts, strict=True)
-        ]
-        bounds = np.append(np.concatenate(pieces), n)
+        part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+        inner = np.repeat(bounds[:-1], parts) + part * np.repeat(np.diff(bounds), parts) // np.repeat(parts, parts)
+        bounds = np.append(inner, n)
     return bounds
 
 
