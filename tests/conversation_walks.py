@@ -20,6 +20,8 @@ from sp.studies.sample import sample
 PAIRS = (("target", "drafter"), ("tiny-qwen3", "tiny-qwen35"))
 """A recurrent target with a drafter that only attends, and the other way round."""
 Chat = list[dict[str, str]]
+ROUNDED = 2 << 20
+"""Bytes by which the host memory of two small caches is rounded up where it is pinned."""
 
 
 @cache
@@ -154,7 +156,7 @@ def parked_turns(where: Pipeline, turns: int = 4) -> None:
         np.testing.assert_array_equal(one.present, other.present)
         before = leave.nbytes + leave.host_nbytes
         assert leave.leave()
-        assert leave.nbytes == 0 < leave.host_nbytes <= before
+        assert leave.nbytes == 0 < leave.host_nbytes <= before + ROUNDED
         assert not leave.leave()
     leave.clear()
     assert leave.host_nbytes == leave.nbytes == 0

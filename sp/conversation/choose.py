@@ -61,11 +61,22 @@ def share_of(protected: Bools, keep_ratio: float) -> float:
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens ``[start, end)`` that were left out, and the highest of their scores."""
+    """Tokens ``[start, end)`` of one sentence that were left out.
+
+    Attributes
+    ----------
+    start, end : int
+    score : float
+        The highest of what comes back of the sentence.
+    joined : bool
+        Whether it goes on from the run before: with the same sentence, of which the target has what lies between, or
+        with the next.
+    """
 
     start: int
     end: int
     score: float
+    joined: bool = False
 
 
 def choose_recalled(
@@ -74,8 +85,8 @@ def choose_recalled(
     """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached.
 
     The selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled
-    only where the scores are among the best of the transcript, as many as the keep ratio asks for, and with all that
-    was left out of its sentences: a value without its key, far from where it stood, says nothing.
+    only where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and
+    with all that was left out of that: a value without its key, far from where it stood, says nothing.
     """
     threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
     decided, out = len(present), ~present
@@ -89,10 +100,37 @@ def choose_recalled(
         selector = replace(selector, sink=0, tail=0)
     request = _request(mine, present, (decided - count + budget) / decided, prompt, 0)
     taken = _select(selector, request, prompt, 0).kept & out
-    taken = whole_sentences(taken, out, mine, sentence_bounds(request, LONGEST), budget)
+    bounds = sentence_bounds(request, LONGEST)
+    taken = whole_sentences(taken, out, mine, bounds, budget)
+    return [run for run in runs_of(taken, scores[:decided], bounds) if run.score >= threshold], threshold
+
+
+def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
+    """The runs of `taken` tokens, (n,), cut where sentences end.
+
+    Examples
+    --------
+    >>> taken = np.array([1, 0, 1, 1, 0, 1], bool)
+    >>> for run in runs_of(taken, np.arange(6, dtype=np.float32), np.array([0, 3, 6])):
+    ...     print(run)
+    Run(start=0, end=1, score=2.0, joined=False)
+    Run(start=2, end=3, score=2.0, joined=True)
+    Run(start=3, end=4, score=5.0, joined=True)
+    Run(start=5, end=6, score=5.0, joined=True)
+    """
+    starts = bounds[:-1]
+    best = np.maximum.reduceat(np.where(taken, scores, -np.inf), starts)
+    sentence = np.repeat(np.arange(len(starts)), np.diff(bounds))
     edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
-    runs = [Run(int(a), int(b), float(scores[a:b].max())) for a, b in edges.reshape(-1, 2)]
-    return [each for each in runs if each.score >= threshold], threshold
+    cuts = starts[1:][taken[starts[1:]] & taken[starts[1:] - 1]]
+    pairs = np.sort(np.concatenate([edges, cuts, cuts])).reshape(-1, 2)
+    before = np.concatenate([[-1], pairs[:-1, 1]])
+    joined = (before == pairs[:, 0]) | (sentence[pairs[:, 0]] == sentence[before - 1])
+    joined[:1] = False
+    return [
+        Run(int(start), int(end), float(best[sentence[start]]), bool(follows))
+        for (start, end), follows in zip(pairs, joined, strict=True)
+    ]
 
 
 def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:

@@ -38,13 +38,13 @@ class ConversationOptions:
     Examples
     --------
     >>> from sp.config import from_mapping
-    >>> from_mapping(ConversationOptions, {"recall": "append", "recall_tokens": 512}, "conversation").recall
+    >>> from_mapping(ConversationOptions, {"recall": "append", "recall_tokens": 256}, "conversation").recall
     'append'
     """
 
     recall: Recall = "auto"
     recall_ratio: float = 0.05
-    recall_tokens: int = 1024
+    recall_tokens: int = 512
     keys: KVType = "f16"
     snapshots: int = 8
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class Planner:
     ) -> Plan:
         """New tokens behind old slots, and an excerpt of `runs` before the token at `place`.
 
-        `gap` stands between runs and `end` behind the last.
+        `gap` stands between runs that are not joined and `end` behind the last.
         """
         common = self.old.before(self.decided)
         head, cut = self.old.first(common), max(place, self.decided) if runs else self.decided
@@ -74,8 +75,8 @@ class Planner:
         assert end is not None
         pieces: list[Ints] = []
         sources: list[Ints] = []
-        for number, run in enumerate(runs):
-            glue = end if number + 1 == len(runs) else gap
+        for run, following in zip_longest(runs, runs[1:]):
+            glue = end if following is None else gap[:0] if following.joined else gap
             pieces += [self.transcript[run.start : run.end], glue]
             sources += [np.arange(run.start, run.end), np.full(len(glue), -1)]
         ids, source = np.concatenate(pieces), np.concatenate(sources)

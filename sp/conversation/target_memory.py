@@ -19,8 +19,9 @@ from sp.pipeline.stages import OnToken
 
 SPACING = 1024
 """Tokens between snapshots, but for the last two of a turn."""
-CLOSE = 128
-"""Ends of messages so close to each other share a snapshot: to stop costs a pass over all weights."""
+CLOSE = 512
+"""Ends of messages so close to each other share a snapshot: to stop costs a pass over all weights, as much as to read
+some hundred tokens again."""
 
 
 class TargetMemory:
@@ -76,6 +77,7 @@ class TargetMemory:
         """
         options, model, slots = self._options, self._loaded.model, plan.slots
         at = self.trail.back_to(min(plan.common, self.trail.tokens))
+        self.trail.mark()  # a copy without a stop
         self.slots, self.transcript = slots.first(plan.common), transcript[: plan.decided]
         room, logits = len(slots) - at + new_tokens, None
         densities: tuple[float, ...] = ()

@@ -13,7 +13,8 @@ from talks import said
 
 from sp.chat import Call, Turn
 from sp.conversation import Conversation, ConversationOptions
-from sp.conversation.choose import whole_sentences
+from sp.conversation.choose import runs_of, whole_sentences
+from sp.conversation.plan import Planner
 from sp.conversation.rendering import message_ends, message_starts, prompt_of
 from sp.conversation.shown import Shown
 from sp.conversation.slots import PART, Slots
@@ -224,3 +225,17 @@ def test_what_comes_back_is_whole_sentences_best_first_within_the_budget() -> No
     assert whole_sentences(taken, out, scores, bounds, 11).nonzero()[0].tolist() == [4, 6, 7, 8]
     assert whole_sentences(taken, out, scores, bounds, 3).tolist() == taken.tolist()
     assert not whole_sentences(np.zeros(20, bool), out, scores, bounds, 9).any()
+
+
+def test_runs_of_one_sentence_are_joined_without_a_gap() -> None:
+    bounds, taken = np.array([0, 4, 8, 12]), np.array([0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0], bool)
+    runs = runs_of(taken, np.arange(12, dtype=np.float32), bounds)
+    assert [(run.start, run.end, run.score, run.joined) for run in runs] == [
+        (1, 2, 3, False), (3, 4, 3, True), (8, 10, 9, False)
+    ]  # fmt: skip
+    assert runs_of(np.zeros(12, bool), np.zeros(12, np.float32), bounds) == []
+    ids = np.arange(100, 120)
+    old = Slots.of(ids, np.array([0, 2, 6]))
+    planner = Planner(old, ids, 12, Shown(ids, np.arange(20), np.ones(20, bool)), "original")
+    plan = planner.appended(runs, 15, np.array([7]), np.array([8, 9]))
+    assert plan.slots.ids.tolist() == [100, 102, 106, 112, 113, 114, 101, 103, 7, 108, 109, 8, 9, *range(115, 120)]

@@ -10,7 +10,8 @@ import sp.conversation.target_memory as memory
 from sp.conversation import Conversation
 
 
-def test_ends_that_are_close_share_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [700, 120])
+def test_ends_that_are_close_share_a_stop(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     passes: list[int] = []
     real = memory.prefill
 
@@ -20,14 +21,14 @@ def test_ends_that_are_close_share_a_stop(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(memory, "prefill", counted)
     talk = Conversation(pair(*PAIRS[0], "cpu"), options(1.0))
-    words = np.random.default_rng(0).choice(["river", "stone", "lamp", "paper"], (3, 200))
+    words = np.random.default_rng(0).choice(["river", "stone", "lamp", "paper"], (3, size))
     chat: Chat = []
     for turn, text in enumerate(words):
         chat += [said("user", " ".join(text)), said("assistant", "Read."), said("user", f"What is {turn}?")]
         before = talk.slots
         passes.clear()
         result = talk.ask(chat)
-        assert len(passes) == 2, "up to the end of the text, and the rest"
+        assert len(passes) == 1 + (sum(passes) > memory.CLOSE), "up to the end of a long text, and the rest"
         assert sum(passes) == result.usage.read
         assert passes[-1] < memory.CLOSE
         if turn:

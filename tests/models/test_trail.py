@@ -116,6 +116,7 @@ def test_parked_it_holds_host_memory_alone_and_comes_back(model: Model) -> None:
     assert trail.host_nbytes == before
     trail.park()
     assert trail.back_to(200) == (150 if trail.recurrent else 200)
+    assert trail.cache is None, "going back takes no memory of the device"
     close(read(trail, model, 301), whole(model, IDS[:301]))
     trail.clear()
     assert trail.nbytes == trail.host_nbytes == trail.tokens == 0

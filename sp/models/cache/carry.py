@@ -116,6 +116,12 @@ class Parked:
             wait()
         return cls(cache.tokens, pages, kept)
 
+    def first(self, tokens: int, states: States) -> Parked:
+        """Of the same memory only the first `tokens` tokens, with the recurrent states behind them."""
+        blocks = -(-tokens // PAGE_TOKENS)
+        pages = {layer: (keys[:blocks], values[:blocks]) for layer, (keys, values) in self.pages.items()}
+        return Parked(tokens, pages, states)
+
     def put(self, cache: Cache) -> None:
         """Put it into an empty cache of the same model and format; waits for the device."""
         cache.reserve(self.tokens)

@@ -85,8 +85,10 @@ class Trail:
     def back_to(self, tokens: int) -> int:
         """Forget all behind the first `tokens` tokens, and what else must go; how many are left."""
         left, cache = self.reachable(tokens), self._cache
-        if self._away is not None and left < self._away.tokens:
-            cache = self._here(self._away.tokens)
+        if self._away is not None and left < self._away.tokens:  # where it is: the device may have no room for it now
+            self._away = self._away.first(left, self._snapshots.at(left) or {}) if left else None
+            if not left:
+                self._room.leave()
         if cache is not None and (left < self.tokens or not self._whole):
             states = self._snapshots.at(left)
             if states is None:
