@@ -17,7 +17,7 @@ from sp.prompt import transfer_scores
 from sp.scoring import SCORERS
 from sp.studies.sample import sample
 
-PAIRS = (("target", "drafter"), ("tiny-qwen3", "tiny-qwen35"))
+PAIRS = (("tiny-qwen35", "drafter"), ("tiny-qwen3", "tiny-qwen35"))
 """A recurrent target with a drafter that only attends, and the other way round."""
 Chat = list[dict[str, str]]
 ROUNDED = 2 << 20

@@ -20,7 +20,7 @@ from sp.serve.worker import Worker
 
 OPTIONS = RunOptions(keep_ratio=0.5, max_new_tokens=12)
 ALWAYS = {"sp": {"compress": "always"}}
-TASKS = [(f"{a}-{b}", 1000003 * n + 1000000) for n, (a, b) in enumerate((a, b) for a in ("quiet", "cloudy", "amber")
+TASKS = [(f"{a}-{b}", 1372619 * n + 1358274) for n, (a, b) in enumerate((a, b) for a in ("quiet", "cloudy", "amber")
          for b in ("lantern", "coral"))]  # fmt: skip
 """Keys and values of needles, all different."""
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "

@@ -37,7 +37,7 @@ def reader() -> Reader:
 
 
 def test_a_reference_answer_follows_its_prompt_and_is_what_the_rows_predict(reader: Reader) -> None:
-    for example in reader.examples({"task": known_task().name}, 300, 3):
+    for example in reader.examples({"task": known_task().name}, 480, 3):
         item, prompt = reader.answered(example), reader.prompt(example)
         assert item["ids"][: len(prompt)].tolist() == prompt.tolist()
         assert item["rows"][0] == len(prompt) - 1
@@ -91,8 +91,9 @@ def test_the_card_tells_what_records_and_files_say(tmp_path: Path) -> None:
     results, cpu, assets = (tmp_path / name for name in ("results", "cpu", "assets"))
     for folder in (results / "evals", cpu, assets):
         folder.mkdir(parents=True)
-    for name in ("drafter.gguf", "target.gguf", "draft.gguf", "drafter_heads.json"):
+    for name in ("drafter.gguf", "target.gguf", "drafter_heads.json"):
         shutil.copy(ASSETS / name, assets)
+    (assets / "draft.gguf").write_bytes(bytes(1234))
     log(results / "fit_target.jsonl", [[100, 5_000_000]])
     shape = {"layers": 3, "ffn": 256, "heads": 4, "target_layers": [2, 6, 8]}
     trained = {"config": {}, "shape": shape, "parameters": 5116672}
@@ -122,6 +123,7 @@ def test_the_card_tells_what_records_and_files_say(tmp_path: Path) -> None:
         assert line in card.splitlines(), line
     assert card.count(note_of_file(assets / "drafter.gguf")) == 1
     assert f"{(assets / 'target.gguf').stat().st_size:,} bytes".replace(",", " ") in card
+    assert "1 234 bytes" in card
     best = max((score, int(layer)) for layer, row in heads(assets).items() for score in row)
     assert f"of layer {best[1]} ({best[0]:.2f})" in card
     assert "{" not in card

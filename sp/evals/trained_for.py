@@ -22,9 +22,9 @@ LONGEST = 800
 """Characters of a note."""
 BEGINS = "What was trained for what, as the drafter's file says: "
 TRAINED_FOR = (
-    "What was trained for what: heads 0 and 2 of the last layer of the needle pair's drafter were supervised on the very "
-    "queries that `tail` reads, the last tokens of a prompt, and on the answer's tokens, which `lookahead` adds; scorers "
-    "that read other queries, other layers or no model had no such help."
+    "What was trained for what: heads 0 and 2 of the last layer of the needle pair's drafter were supervised on the "
+    "very queries that `tail` reads, the last tokens of a prompt, and on the answer's tokens, which `lookahead` adds; "
+    "scorers that read other queries, other layers or no model had no such help."
 )
 """Of the needle pair: the pointer loss of its card; its rows are `tail` in ``experiments/needle_pair/configs``."""
 NEEDLE_PAIR = "needle-pair-drafter"

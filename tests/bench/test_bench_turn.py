@@ -59,7 +59,10 @@ def test_chats_have_exactly_the_length_and_part_where_the_transcript_ends(
         maker.turn(600, 40, 1)
 
 
-def test_policies_take_turns_and_read_what_is_theirs(maker: TranscriptMaker, pair: Pipeline) -> None:
+def test_policies_take_turns_and_read_what_is_theirs(
+    maker: TranscriptMaker, pair: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sp.conversation.target_memory.CLOSE", 128)  # or so short a transcript has no snapshot
     ticks: list[int] = []
     made = TurnBench(pair, maker, 2, progress=lambda: ticks.append(1))
     found = {t.cell.policy: t for t in made.run([700], 160, OPTIONS, ConversationOptions(recall="off"))}

@@ -61,8 +61,8 @@ def rows(seed: int) -> str:
 
 
 def words(seed: int) -> str:
-    """Words that are tokens, and some that are not."""
-    return " ".join(np.random.default_rng(seed).choice(["store", "number", "value", "return", "import", "of"], 200))
+    """Words that are tokens."""
+    return " ".join(np.random.default_rng(seed).choice(["number", "value", "return", "import", "people", "green"], 200))
 
 
 def options(selector: Selector | str, **changes: object) -> RunOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from embedded_pair import known_task
 from models.tiny_drafts import BLOCK, write_draft
 from models.tiny_models import VOCAB, write_tiny
 
@@ -11,13 +12,11 @@ from sp.decode.ddtree import DDTree
 from sp.decode.dflash import DFlash
 from sp.decode.greedy import gather, generate
 from sp.decode.speculate import speculate
-from sp.gguf import GGUFFile, Tokenizer
 from sp.models import load_model, prefill
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.passes.tree import LayerFeatures
-from sp.pipeline import embedded
-from sp.studies.sample import sample
+from sp.pipeline import embedded, load
 
 DECODERS = [DFlash(), DDTree(1), DDTree(9, 3), DDTree(40, 6, chain_seed=False)]
 LAYERS = {"qwen3": (0, 2), "qwen35": (1, 4)}
@@ -30,9 +29,9 @@ class Case:
 
     def __init__(self, name: str, folder) -> None:
         if name == "embedded":
-            with GGUFFile.open(embedded("target")) as file:
-                self.model = load_model(file)
-                self.ids = Tokenizer.from_gguf(file).encode(sample()[0][:600]).ids
+            loaded = load(embedded("target"), device="cpu")
+            example = known_task().example(0, 320, lambda text: len(loaded.tokenizer.encode(text).ids))
+            self.model, self.ids = loaded.model, example.prompt(loaded.template).tokenise(loaded.tokenizer).ids
             self.kv = "f16"
         else:
             self.model = load_model(write_tiny(folder / f"{name}.gguf", name, seed=2))

@@ -19,6 +19,7 @@ from sp.bench.record import newest
 from sp.gguf import GGUFFile
 from sp.models import ModelConfig, read_config
 from sp.models.cache.cache import Cache
+from sp.models.drafts.dflash_synthetic import write_synthetic_draft
 from sp.models.inspect import inspect_file
 from sp.models.inspect.cards import (
     CARDS,
@@ -233,7 +234,8 @@ def test_a_small_model_is_proposed_as_a_drafter_and_a_draft_as_a_draft(tmp_path:
     info = inspect_file(path)
     assert f"--drafter {path}" in info["command"]
     assert info["cards"]["rows"][0]["drafters"] == {}
-    assert "--decode ddtree --draft" in inspect_file(embedded("draft"))["command"]
+    draft = write_synthetic_draft(tmp_path / "draft.gguf", "dflash-tiny-qwen35", "q8_0")
+    assert "--decode ddtree --draft" in inspect_file(draft)["command"]
     assert max(map(len, shown(info).splitlines())) <= 80
 
 

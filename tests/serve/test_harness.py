@@ -82,7 +82,7 @@ def test_the_request_of_the_task_compresses_and_is_answered(tmp_path: Path, serv
     reply = ask(f"{server.url}/v1", record)
     facts = reply["usage"]["sp"]
     assert facts["compressed"]
-    assert facts["kept_tokens"] <= 0.1 * reply["usage"]["prompt_tokens"] + 1
+    assert facts["kept_tokens"] <= 0.2 * reply["usage"]["prompt_tokens"] + 1
     assert right(reply["choices"][0]["message"]["content"], record["answer"])
 
 

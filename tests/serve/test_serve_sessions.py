@@ -25,7 +25,7 @@ from sp.pipeline import Pipeline
 openai: Any = pytest.importorskip("openai")
 
 OPTIONS = replace(tool.OPTIONS, compress="always")
-FACTS = {"quiet-coral": "2000003", "amber-lantern": "8301947", "cloudy-harbor": "4417290", "silver-meadow": "5150926"}
+FACTS = {"quiet-coral": "2946153", "amber-lantern": "8301947", "cloudy-harbor": "4417290", "silver-meadow": "5150926"}
 
 
 @contextmanager

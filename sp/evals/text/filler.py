@@ -6,6 +6,7 @@ alike, so a needle stands out from it by being anything else.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -116,9 +117,10 @@ def grammar_sentence(rng: random.Random) -> str:
 @cache
 def sample_paragraphs() -> tuple[tuple[str, ...], ...]:
     """Sentences of the embedded sample by paragraph, less its needle."""
-    text = (files("sp") / "assets" / "sample.txt").read_text("utf-8")
+    assets = files("sp") / "assets"
+    needle = json.loads((assets / "sample.json").read_text("utf-8"))["needle"]
     paragraphs = []
-    for paragraph in text.split("\n\n"):
+    for paragraph in (assets / "sample.txt").read_text("utf-8").replace(needle, "").split("\n"):
         sentences = re.split(r"(?<=[.!?]) +", " ".join(paragraph.split()))
-        paragraphs.append(tuple(one for one in sentences if one and "special magic" not in one))
+        paragraphs.append(tuple(one for one in sentences if one))
     return tuple(paragraph for paragraph in paragraphs if paragraph)
