@@ -75,6 +75,7 @@ RECORD = ("--record", "{results}")
 OURS = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "asked_density": None}
 PAIR = {"target": "qwen3.6-27b-q4_k_m.synthetic", "keep_ratio": 0.05}
 MIX, LLAMA = "ud-q4_k_xl", "llama-3.1-70b"
+TURN = ("bench", "turn", "--synthetic-target", "qwen3.6-27b", "--synthetic-drafter", "qwen3-0.6b")
 FIRST = (
     Item("build", sp("kernels", "build"), 90, alone=True),
     Item("tune", sp("kernels", "tune", *RECORD), 90, (Want("dispatch", 14),), alone=True),
@@ -86,6 +87,13 @@ MODELS = (
         script("ttft_headline.py", "{results}", "--device", "cuda"),
         210,
         (Want("ttft", 3, PAIR | {"density": 0.24}), Want("ttft", 6, PAIR | {"vram": None})),
+    ),
+    Item("turns", sp(*TURN, "--density", "0.05", *RECORD), 120, (Want("turn", 3, {"vram": None, "kv": "f16"}),)),
+    Item(
+        "turns within 23 GiB",
+        sp(*TURN, "--density", "0.05", "--vram", "23g", "--keys", "q4_0", "--kv", "q4_0", *RECORD),
+        95,
+        (Want("turn", 3, {"vram": "23g"}),),
     ),
     Item(
         "prefill and decode",

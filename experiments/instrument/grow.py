@@ -1,9 +1,8 @@
-"""A larger model that computes what a smaller one does: ``python grow.py SMALL.gguf DATA OUT.safetensors``.
+"""A larger model that computes what a smaller one does: ``python grow.py SMALL.gguf OUT.safetensors``.
 
 The target starts as the drafter, twice as wide (hidden values, feed-forward units and query heads doubled, what reads
-them halved; after Net2Net, arXiv 1511.05641) and with further layers that add nothing yet, under its own vocabulary:
-a token's embedding is the mean over the drafter's tokens of the same text. A little noise tells the doubles apart.
-Before anything is written, the same growth without noise and under the drafter's vocabulary must give its logits.
+them halved; after Net2Net, arXiv 1511.05641) and with further layers that add nothing yet. A little noise tells the
+doubles apart. Before anything is written, the same growth without noise must give the drafter's logits.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from export import load_quantised
 from fit import save
 from layers import GGUFModule
 from shapes import DRAFTER, TARGET, build
-from tokenizers import Tokenizer
 from torch import Tensor
 
 SOURCE = (0, None, 1, None, 2, None, 3, None, 4, None)
@@ -46,8 +44,8 @@ def doubled(name: str, w: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def grow(small: GGUFModule, mean: Tensor, noise: float = NOISE) -> GGUFModule:
-    """The target; `mean` (its vocabulary, the drafter's) averages embeddings."""
+def grow(small: GGUFModule, noise: float = NOISE) -> GGUFModule:
+    """The target."""
     large = build("target", torch.float32)
     given = small.named()
     for name, p in large.named().items():
@@ -59,47 +57,30 @@ def grow(small: GGUFModule, mean: Tensor, noise: float = NOISE) -> GGUFModule:
                     p.zero_()
                 continue
             old = ".".join(["blk", str(number), *name.split(".")[2:]])
-        value = given[old]
-        if name == "token_embd.weight":
-            value = mean @ value
-        value = doubled(name, value)
+        value = doubled(name, given[old])
         if name == "output_norm.weight":  # the tied head reads every hidden value twice
             value = value / 2
         p.copy_(value + torch.randn_like(value) * value.std() * noise if value.ndim == 2 else value)
     return large
 
 
-def averages(small: Tokenizer, large: Tokenizer) -> Tensor:
-    """(large, small) vocabulary: weights that average over the small one's tokens of a token's text."""
-    out = torch.zeros(large.get_vocab_size(), small.get_vocab_size())
-    for token in range(large.get_vocab_size()):
-        text = large.decode([token], skip_special_tokens=False)
-        found = small.encode(text, add_special_tokens=False).ids or [0]
-        for one in found:
-            out[token, one] += 1 / len(found)
-    return out
-
-
 @torch.no_grad()
 def change(small: GGUFModule, length: int = 96) -> float:
     """Relative change of the logits of random tokens by growth alone."""
-    vocab = DRAFTER.vocab
-    same = torch.eye(TARGET.vocab, vocab)  # tokens beyond the drafter's have embedding 0
-    ids, positions = torch.randint(vocab, (1, length)), torch.arange(length)[None]
-    want, got = (one(ids, positions, positions)[0] for one in (small, grow(small, same, noise=0.0)))
-    return float((got[..., :vocab] - want).norm() / want.norm())
+    ids, positions = torch.randint(DRAFTER.vocab, (1, length)), torch.arange(length)[None]
+    want, got = (one(ids, positions, positions)[0] for one in (small, grow(small, noise=0.0)))
+    return float((got - want).norm() / want.norm())
 
 
-def main(source: Path, data: Path, out: Path) -> None:
+def main(source: Path, out: Path) -> None:
     """Read, grow, write."""
     torch.manual_seed(0)
     small = load_quantised(build("drafter", torch.float32), source)
     if (changed := change(small)) > SAME:
         raise SystemExit(f"{source}: growth changes the logits by {changed:.1e}; see SOURCE and `doubled`")
-    pair = (Tokenizer.from_file(str(data / f"{role}.json")) for role in ("drafter", "target"))
-    save(grow(small, averages(*pair)), out)
+    save(grow(small), out)
     print(out, TARGET, f"growth alone changes the logits by {changed:.1e}")
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main(*map(Path, sys.argv[1:3]))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
 DRAFTER = DrafterConfig(vocab=4096, layers=5, hidden=256, ffn=768)
-TARGET = DrafterConfig(vocab=5120, layers=10, hidden=512, ffn=1536, heads=8, kv_heads=2)
+TARGET = DrafterConfig(vocab=4096, layers=10, hidden=512, ffn=1536, heads=8, kv_heads=2)
 
 WEIGHTS = (
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm", "attn_output",

@@ -49,7 +49,7 @@ def chat(
         str, typer.Option(help="How what was left out comes back when it matters: auto, append, rewind or off.")
     ] = "auto",
     recall_ratio: Annotated[float, typer.Option(help="Share of what was left out that a turn may bring back.")] = 0.05,
-    recall_tokens: Annotated[int, typer.Option(help="Most tokens that a turn may bring back.")] = 512,
+    recall_tokens: Annotated[int, typer.Option(help="Most tokens that a turn may bring back.")] = 384,
     scorer: Scorer = "tail",
     selector: Selector = "top_chunks",
     settings: Annotated[

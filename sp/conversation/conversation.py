@@ -26,6 +26,7 @@ from sp.conversation.tokens import Vocabularies
 from sp.conversation.turn import TurnResult, Usage
 from sp.models import Trail
 from sp.pipeline import Answer, Pipeline, RunOptions, stages
+from sp.pipeline.beside import Waiting, awaited, timed
 from sp.pipeline.measured import find_break_even
 from sp.pipeline.plan import Decision, decide
 from sp.pipeline.result import Reporter, Scored, silent
@@ -139,6 +140,9 @@ class Conversation:
     ) -> TurnResult:
         """See `answer`."""
         pipeline, trace, start = self.pipeline, Trace(), time.perf_counter()
+        waiting = None
+        if pipeline.drafter is not None and options.keep_ratio < 1 and self._tokens.drafter is not self._tokens.target:
+            waiting = pipeline.beside.submit(timed, self._tokens.drafter, prompt)
         with trace.stage("tokenise") as stage:
             tokenised = self._tokens.target(prompt)
             stage.tokens = len(tokenised)
@@ -155,7 +159,7 @@ class Conversation:
         decision = self._decide(tokenised, decided)
         scores, drafted, scored = None, 0, None
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
-            scores, drafted, scored = self._score(tokenised, options, trace, reporter)
+            scores, drafted, scored = self._score(tokenised, waiting, options, trace, reporter)
         with trace.stage("select", n - decided):
             kept, chosen = np.ones(n, bool), Chosen(np.ones(n - decided, bool))
             if decision.activated and scores is not None:
@@ -182,8 +186,8 @@ class Conversation:
                 stage.tokens = len(tokens)
         for trail in self._trails:
             trail.settle()
-        models = pipeline.target, pipeline.drafter, None
-        trace.facts |= told_of(*models, options.scorer, scored, {"residency": pipeline.residency.report(start)})
+        facts = {"residency": pipeline.residency.report(start)}
+        trace.facts |= told_of(pipeline.target, pipeline.drafter, None, options.scorer, scored, facts)
         if chosen.told:
             trace.facts["selection"] = list(chosen.told)
         said = split_reply(pipeline.target.tokenizer.decode(tokens), prompt.thinks)
@@ -200,8 +204,7 @@ class Conversation:
             held=len(plan.slots),
             drafted=drafted,
         )
-        here = plan.slots.present(n)
-        shares = scored.importance.densities if scored else ()
+        here, shares = plan.slots.present(n), scored.importance.densities if scored else ()
         return TurnResult(answer, usage, trace, recalled, tokenised, here, scores, decision, shares)
 
     def matching(self, ids: Ints) -> int:
@@ -282,14 +285,12 @@ class Conversation:
         )
 
     def _score(
-        self, prompt: TokenisedPrompt, options: RunOptions, trace: Trace, reporter: Reporter
+        self, prompt: TokenisedPrompt, waiting: Waiting | None, options: RunOptions, trace: Trace, reporter: Reporter
     ) -> tuple[Floats, int, Scored]:
         """Importance of the target's tokens (n,), how many the drafter read, and what it found."""
         drafter = self.pipeline.drafter
         assert drafter is not None
-        with trace.stage("tokenise for drafter") as stage:
-            drafted = self._tokens.drafter(prompt.prompt)
-            stage.tokens = len(drafted)
+        drafted = awaited(waiting, trace, "tokenise for drafter") if waiting else prompt
         keys = self._drafter.keys(drafted.ids, message_ends(drafted)) if self._drafter is not None else None
         known = keys.trail.tokens if keys else len(drafted)
         found = stages.score("drafter", drafter, self.pipeline.residency, drafted, options, trace, reporter, keys=keys)

@@ -44,7 +44,7 @@ class ConversationOptions:
 
     recall: Recall = "auto"
     recall_ratio: float = 0.05
-    recall_tokens: int = 512
+    recall_tokens: int = 384
     keys: KVType = "f16"
     snapshots: int = 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from threading import Lock
 
 import numpy as np
 
@@ -17,7 +18,7 @@ MARGIN = 256
 
 
 class PromptTokens:
-    """Encodes prompts of one vocabulary, remembering the last ones.
+    """Encodes prompts of one vocabulary, remembering the last ones; several threads may ask.
 
     Special tokens part a text into pieces that are encoded one by one, so what lies before one does not depend on what
     follows it. Nothing else is relied on: from the last special token that two prompts share, all is encoded anew.
@@ -32,10 +33,15 @@ class PromptTokens:
     def __init__(self, tokenizer: Tokenizer, most: int = 1) -> None:
         self.tokenizer, self._most = tokenizer, most
         self._known: list[TokenisedPrompt] = []
+        self._lock = Lock()
         self._special = np.array(sorted(tokenizer.special_ids), np.int64)
 
     def __call__(self, prompt: Prompt) -> TokenisedPrompt:
         """As `Prompt.tokenise`."""
+        with self._lock:
+            return self._of(prompt)
+
+    def _of(self, prompt: Prompt) -> TokenisedPrompt:
         for known in self._known:
             if known.prompt == prompt:
                 return known

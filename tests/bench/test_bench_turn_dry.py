@@ -57,7 +57,7 @@ def measured(policy, make, besides):
 
 
 turn.measure_turn = measured
-options, sizes = RunOptions(keep_ratio=0.3, max_new_tokens=2), ([3000], 600)
+options, sizes = RunOptions(keep_ratio=0.3, max_new_tokens=2), ([3000], 2000)
 for keys in ("f16", "q4_0"):
     bench = turn.TurnBench(pair, maker, 2)
     memory = ConversationOptions(keys=keys)
@@ -106,7 +106,7 @@ def test_keys_in_four_bits_take_less(found: dict) -> None:
     assert sizes[1] < sizes[0]
     for keys in ("f16", "q4_0"):
         usage = found[keys]["conversation"]["usage"]
-        assert usage["drafted"] < 800 < usage["cached"]
+        assert usage["drafted"] < 2500 < usage["cached"]
 
 
 def test_within_a_budget_each_is_alone_and_keeps_to_it(found: dict) -> None:

@@ -10,6 +10,7 @@ from sp.studies.tables.decode_table import decoding
 from sp.studies.tables.headline import headline
 from sp.studies.tables.sparse_table import drafters, sparse_layers
 from sp.studies.tables.speed_table import kernels, whole_models
+from sp.studies.tables.turn_page import turn_rows
 
 
 class Part(NamedTuple):
@@ -31,6 +32,7 @@ PARTS = (
     _part("drafter", drafters),
     _part("headline", headline),
     _part("decoding", decoding),
+    _part("turns", turn_rows),
 )
 
 
