@@ -33,9 +33,9 @@ print(example.question)
 print(example.needles[0])
 
 # %% [markdown]
-# ## 1. Two vocabularies
+# ## 1. Tokens and bytes
 #
-# Drafter and target cut the same text differently. They meet in bytes: every token knows the bytes it covers.
+# A drafter may cut the same text otherwise than its target. They meet in bytes: every token knows the bytes it covers.
 
 # %%
 prompt = example.prompt(pipeline.target.template)

@@ -13,7 +13,7 @@
 #
 # A head *retrieves* when, while the model says a token of the answer, the head's strongest key is that very token in the
 # needle (retrieval score, arXiv 2404.15574). In large models fewer than one head in twenty does. The embedded drafter
-# has twelve heads: which of them carry the selection?
+# has twenty heads: which of them carry the selection?
 
 # %%
 # %matplotlib inline

@@ -88,7 +88,7 @@ for of, values in (("max", (0.02, 0.05, 0.1, 0.2, 0.4)), ("mean", (1.0, 2.0, 4.0
 # %% [markdown]
 # ## FlashPrefill's alpha in the drafter
 #
-# Recorded on an NVIDIA H200 with the embedded drafter, 24 prompts a cell, keep ratio 0.05: a block of 128 keys is read if
+# Recorded on an NVIDIA H200 with the needle pair's drafter, 24 prompts a cell, keep ratio 0.05: a block of 128 keys is read if
 # its mean score exceeds alpha times the best. The density is the share of causal blocks that the drafter then reads.
 
 # %%

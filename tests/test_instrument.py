@@ -129,6 +129,18 @@ def test_the_card_tells_what_records_and_files_say(tmp_path: Path) -> None:
     assert "{" not in card
 
 
+def test_a_card_without_records_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("drafter.gguf", "target.gguf", "drafter_heads.json"):
+        shutil.copy(ASSETS / name, tmp_path)
+    model_card.main(tmp_path / "none", tmp_path, tmp_path / "none")
+    card = (tmp_path / "MODEL_CARD.md").read_text()
+    assert card.count(model_card.NOT_YET) == 3
+    assert "{" not in card
+    told = capsys.readouterr().err
+    assert "no rows in" in told
+    assert "check_draft.jsonl" in told
+
+
 def heads(assets: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = json.loads((assets / "drafter_heads.json").read_text())["scores"]
     return found

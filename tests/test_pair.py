@@ -83,15 +83,6 @@ def test_files_fit_and_the_target_is_much_heavier() -> None:
     assert weights["target"] >= 5 * weights["drafter"], weights
 
 
-def test_the_two_vocabularies_differ() -> None:
-    a, b = (real_tokenizer(role) for role in ROLES)
-    shared = set(a.get_vocab()) & set(b.get_vocab())
-    assert len(shared) < 0.9 * a.get_vocab_size()
-    assert any(a.token_to_id(t) != b.token_to_id(t) for t in shared)
-    sentence = (ASSETS / "sample.txt").read_text()[:4000]
-    assert len(a.encode(sentence).ids) != len(b.encode(sentence).ids)
-
-
 @pytest.mark.parametrize("role", ROLES)
 def test_composed_tokens_are_the_tokens_of_the_text(role: str, composers: dict[str, Composer]) -> None:
     composer, tok = composers[role], composers[role].encoder.tokenizer

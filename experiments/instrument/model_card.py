@@ -2,7 +2,7 @@
 
 RESULTS: ``fit_*.jsonl`` and ``train_draft.jsonl`` of the training, ``check_draft.jsonl``, and in ``evals/`` the rows of
 `sp eval --out` or `sp sweep`. ASSETS: the files that were measured, ``drafter_heads.json`` beside them. CPU_RESULTS:
-``draft.jsonl`` of `accept_draft`.
+``draft.jsonl`` of `accept_draft`. What has no record yet is said to have none, and told on stderr.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sp.studies.sweep.store import read_results
 from sp.studies.tables.report_tables import grid_table, markdown, share
 from sp.trace import read_jsonl
 
+NOT_YET = "Not measured yet."
 RETRIEVES = 0.1
 """Least score of a head that the scorer `retrieval_heads` takes."""
 
@@ -128,35 +129,63 @@ def heads_sentence(path: Path) -> str:
     return f"{said} (counted on {counted})."
 
 
+def tokens_of(path: Path) -> list[str]:
+    """The vocabulary of a file."""
+    with GGUFFile.open(path) as file:
+        return list(file.metadata["tokenizer.ggml.tokens"])
+
+
+def draft_section(results: Path, assets: Path, cpu_results: Path) -> str:
+    """What is told of the draft; one sentence where a record of it is missing."""
+    files = results / "train_draft.jsonl", cpu_results / "draft.jsonl", results / "check_draft.jsonl"
+    missing = [path for path in (*files, assets / "draft.gguf") if not path.exists()]
+    if missing:
+        print(f"nothing is told of the draft: no {', '.join(map(str, missing))}", file=sys.stderr)
+        return f"## The draft of the target\n\n{NOT_YET}"
+    trained = next(read_jsonl(files[0]))
+    accepted, checked = list(read_jsonl(files[1])), list(read_jsonl(files[2]))
+    shape = trained["shape"]
+    fill = {
+        "layers": shape["layers"],
+        "ffn": shape["ffn"],
+        "heads": shape["heads"],
+        "fed": ", ".join(map(str, shape["target_layers"])),
+        "parameters": thousands(trained["parameters"]),
+        "bytes": thousands((assets / "draft.gguf").stat().st_size),
+        "acceptance": acceptance_table(accepted),
+        "by_depth": depth_table([one for one in checked if one["right"]]),
+        "cpu": accepted[0]["machine"]["cpu"],
+        "gpu": checked[0]["gpu"],
+        "date": accepted[0]["date"][:10],
+    }
+    return template("model_card_draft.md").format(**fill).rstrip()
+
+
+def template(name: str) -> str:
+    """A text of this folder with places to fill."""
+    return (Path(__file__).parent / name).read_text()
+
+
 def main(results: Path, assets: Path, cpu_results: Path) -> None:
     """Fill the template."""
     drafter, target = (file_facts(assets / f"{role}.gguf") for role in ("drafter", "target"))
-    trained = next(read_jsonl(results / "train_draft.jsonl"))
-    rows = eval_rows(results / "evals")
-    accepted, checked = list(read_jsonl(cpu_results / "draft.jsonl")), list(read_jsonl(results / "check_draft.jsonl"))
+    rows = eval_rows(results / "evals") if (results / "evals").is_dir() else []
+    if not rows:
+        print(f"nothing is told of accuracy: no rows in {results / 'evals'}", file=sys.stderr)
     ratio = int(target["inside"].replace(" ", "")) / int(drafter["inside"].replace(" ", ""))
+    same = tokens_of(assets / "drafter.gguf") == tokens_of(assets / "target.gguf")
     fill = {f"drafter_{key}": value for key, value in drafter.items()}
     fill |= {f"target_{key}": value for key, value in target.items()}
     fill |= {
         "ratio": f"{ratio:.1f}",
+        "shared": "the drafter's" if same else "trained on another mix: the two differ",
         "training": training_table(results),
-        "full": full_table(rows),
-        "strategies": strategy_tables(rows, note_of_file(assets / "drafter.gguf")),
+        "full": full_table(rows) if rows else NOT_YET,
+        "strategies": strategy_tables(rows, note_of_file(assets / "drafter.gguf")) if rows else NOT_YET,
         "heads": heads_sentence(assets / "drafter_heads.json"),
-        "draft_layers": trained["shape"]["layers"],
-        "draft_ffn": trained["shape"]["ffn"],
-        "draft_heads": trained["shape"]["heads"],
-        "draft_fed": ", ".join(map(str, trained["shape"]["target_layers"])),
-        "draft_parameters": thousands(trained["parameters"]),
-        "draft_bytes": thousands((assets / "draft.gguf").stat().st_size),
-        "acceptance": acceptance_table(accepted),
-        "by_depth": depth_table([one for one in checked if one["right"]]),
-        "draft_cpu": accepted[0]["machine"]["cpu"],
-        "draft_gpu": checked[0]["gpu"],
-        "draft_date": accepted[0]["date"][:10],
+        "draft": draft_section(results, assets, cpu_results),
     }
-    template = (Path(__file__).parent / "model_card_template.md").read_text()
-    (assets / "MODEL_CARD.md").write_text(template.format(**fill))
+    (assets / "MODEL_CARD.md").write_text(template("model_card_template.md").format(**fill))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,9 @@ from sp.studies.sweep.store import Store, session_line
 
 ROOT = Path(__file__).parents[2]
 OURS = note_of_file(embedded("drafter"))
+measured = pytest.mark.skipif(
+    not (ROOT / "results" / "nvidia-h200" / "instrument" / "evals").is_dir(), reason="the embedded pair is not measured yet"
+)
 SAID = "no head was supervised; `tail` had no help."
 RANKED = {"strategy", "answer", "tail@0.05"}
 """A table with one of these columns ranks scorers by what they keep."""
@@ -159,7 +162,7 @@ def test_reports_of_rows_that_name_no_drafter(tmp_path: Path) -> None:
     ("page", "least", "notes"),
     [
         ("README.md", 2, {TRAINED_FOR, OURS}),
-        ("sp/assets/MODEL_CARD.md", 1, {OURS}),
+        pytest.param("sp/assets/MODEL_CARD.md", 1, {OURS}, marks=measured),
         ("results/nvidia-h200/study/report.md", 30, {TRAINED_FOR, OURS}),
     ],
 )

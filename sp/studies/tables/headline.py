@@ -192,7 +192,7 @@ def _server(records: Sequence[Record]) -> str:
     added = [
         f"{m['added_ms_median']:.1f} ms at {m['prompt_tokens']:,} tokens (p95 {m['added_ms_p95']:.1f})" for m in alone
     ]
-    said = [f"`sp serve` with the embedded pair on the same card adds {', '.join(added)}."] if added else []
+    said = [f"`sp serve` with a small pair on the same card adds {', '.join(added)}."] if added else []
     for crowd in crowds:
         config, metrics = crowd["config"], crowd["metrics"]
         alike = (
