@@ -11,9 +11,10 @@
 # %% [markdown]
 # # Anatomy of one run
 #
-# A prompt of about 2,000 tokens, a needle somewhere in it, and every step between them and the answer: what the
-# drafter sees, what it finds important, what is kept, and what the target makes of it. Everything runs on a CPU, with the
-# embedded pair of small models.
+# A prompt of about 2,000 tokens, one sentence in it that answers, and every step between them and the answer: what the
+# drafter sees, what it finds important, what is kept, and what the target makes of it. The question shares no word with that
+# sentence (the *needle* below), so one has to know what belongs together. Everything runs on a CPU, with the embedded pair of
+# small models.
 
 # %%
 # %matplotlib inline
@@ -28,7 +29,7 @@ from sp.studies.figures import importance_figure
 pipeline = sp.load(device="cpu")
 pipeline.warm_up()
 count = lambda text: len(pipeline.target.tokenizer.encode(text).ids)
-example = TASKS.build("needle", {"depth": 0.4}).example(7, 2048, count)
+example = TASKS.build("nolima").example(0, 2048, count)
 print(example.question)
 print(example.needles[0])
 
@@ -82,7 +83,7 @@ for name, answer in (("compressed", result.answer), ("full", result.full)):
 # %% [markdown]
 # ## 5. What if the drafter had not read it?
 #
-# The same budget with controls. `lexical` finds any needle whose question repeats its words; `oracle` is told.
+# The same budget with controls. `lexical` looks for the question's words, of which the needle has none; `oracle` is told.
 
 # %%
 for name in ("random", "head_tail", "lexical", "oracle"):

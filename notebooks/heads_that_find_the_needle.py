@@ -59,9 +59,9 @@ figure
 # %% [markdown]
 # ## Where those heads look
 #
-# Importance of one prompt head by head: the two heads of the last layer with a score near 1 look at the needle and at
-# nothing else. The others spread out, and the maximum over all heads, which `tail` takes, still finds the needle because
-# nothing competes with it.
+# Importance of one prompt head by head. Heads of the last two layers look at the needle, and nearly all heads at both ends of
+# the prompt. `tail` takes the maximum over all heads, so whatever one of them looks at competes with the needle;
+# `retrieval_heads` hears only those that were measured to retrieve.
 
 # %%
 pipeline = sp.load(device="cpu")

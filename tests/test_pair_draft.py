@@ -49,7 +49,7 @@ def test_answers_are_greedy_decodings_in_far_fewer_passes(pipeline: Pipeline) ->
     task, tokenizer, passes = known_task(), pipeline.target.tokenizer, {"dflash": 0, "ddtree": 0}
     tokens = 0
     for index in range(4):
-        example = task.example(index, 320, lambda text: len(tokenizer.encode(text).ids))
+        example = task.example(index, 480, lambda text: len(tokenizer.encode(text).ids))
         prompt = example.prompt(pipeline.target.template)
         found = {
             name: pipeline.run(

@@ -19,11 +19,15 @@ from sp.bench.request import without_ends
 from sp.bench.turns.transcripts import TranscriptMaker
 from sp.conversation import ConversationOptions
 from sp.models.cache.trail import Trail
-from sp.pipeline import Pipeline, RunOptions
+from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
 from sp.studies.sample import sample
 
 document, example = sample()
-pair = Pipeline.open(device="cuda")
+pair = Pipeline.assemble(
+    lambda at: synthetic("tiny-qwen35", "q8_0", device=at),
+    lambda at: load(embedded("drafter"), extrapolate=True, device=at),
+    device="cuda",
+)
 pair = replace(pair, target=without_ends(pair.target))
 weights = dry_memory.pool.used_bytes()
 maker = TranscriptMaker(document, example.question, pair.target)
