@@ -17,12 +17,13 @@ from sp.pipeline.sizes import parse_bytes
 DRY = str(Path(__file__).parents[1] / "models")
 WALK = """
 import hashlib, json, sys
+from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 from sp.errors import DeviceError
 from sp.models.device.parts import arrays_of
-from sp.pipeline import Pipeline, RunOptions
+from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
 from sp.prompt import Prompt
 from sp.studies.sample import sample
 
@@ -34,7 +35,16 @@ def digest(pair):
     return found.hexdigest()
 
 document, example = sample()
-pair = Pipeline.open(device="cuda")
+def other_words(loaded):
+    # a vocabulary of its own, or one pass makes the tokens of both
+    return replace(loaded, tokenizer=synthetic("tiny-qwen3", "q8_0", device="cpu").tokenizer)
+
+
+pair = Pipeline.assemble(
+    lambda at: other_words(load(embedded("target"), device=at)),
+    lambda at: load(embedded("drafter"), extrapolate=True, device=at),
+    device="cuda",
+)
 prompt = Prompt.from_document(document[:24000], example.question, pair.target.template)
 options = RunOptions(keep_ratio=0.1, compress="always", max_new_tokens=4)
 
