@@ -44,7 +44,7 @@ def reader() -> Loaded:
 def paragraphs() -> tuple[tuple[str, int], ...]:
     """The sample document without its needle, each paragraph with its tokens."""
     document, example = sample()
-    parts = [part.strip() for part in document.replace(example.needle, "").split("\n\n") if part.strip()]
+    parts = [part.strip() for part in document.replace(example.needle, "").split("\n") if part.strip()]
     return tuple((part, len(reader().tokenizer.encode(part).ids) + 1) for part in parts)
 
 

@@ -35,7 +35,7 @@ def test_graph_equals_eager(name, kv, rotate, path) -> None:
     np.testing.assert_array_equal(states[True], states[False])
 
 
-@pytest.mark.parametrize("name", ["target", "drafter"])
+@pytest.mark.parametrize("name", ["target", "drafter", "tiny-qwen35:q8_0"])
 def test_graph_equals_decode_steps_from_the_host(name) -> None:
     c = case(name)
     logits, cache = read(c.gpu, c.ids)
@@ -63,8 +63,9 @@ def test_decoding_stops_at_an_end_token_and_work_after_it_waits() -> None:
         assert cache.tokens in (START + first, START + first + 1)
 
 
-def test_two_sequences_decode_side_by_side() -> None:
-    c = case("target")
+@pytest.mark.parametrize("name", ["target", "tiny-qwen35:q8_0"])
+def test_two_sequences_decode_side_by_side(name) -> None:
+    c = case(name)
     alone = []
     for shift in (0, 50):
         logits, cache = read(c.gpu, c.ids[shift:])

@@ -159,6 +159,7 @@ def test_the_map_of_the_embedded_drafter_is_its_own() -> None:
     from sp.pipeline.load import embedded
     from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
 
-    found = HeadMap.load(EMBEDDED_MAP).chosen(load_model(embedded("drafter")), 0.1)
+    drafter = load_model(embedded("drafter"))
+    found = HeadMap.load(EMBEDDED_MAP).chosen(drafter, 0.1)
     assert found
-    assert sum(row.sum() for row in found.values()) < 6  # few heads retrieve
+    assert sum(row.sum() for row in found.values()) < drafter.config.layers * drafter.config.heads / 2
