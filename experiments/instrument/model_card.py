@@ -25,6 +25,11 @@ from sp.studies.tables.report_tables import grid_table, markdown, share
 from sp.trace import read_jsonl
 
 NOT_YET = "Not measured yet."
+CHECKED = """\
+In PyTorch on {gpu}, chains only and only prompts that the target answers rightly (*n*: so many of those drawn). The columns at
+the right tell how often the guess so many tokens ahead is right, counted from every token of the answers:
+
+{by_depth}"""
 RETRIEVES = 0.1
 """Least score of a head that the scorer `retrieval_heads` takes."""
 
@@ -136,14 +141,15 @@ def tokens_of(path: Path) -> list[str]:
 
 
 def draft_section(results: Path, assets: Path, cpu_results: Path) -> str:
-    """What is told of the draft; one sentence where a record of it is missing."""
-    files = results / "train_draft.jsonl", cpu_results / "draft.jsonl", results / "check_draft.jsonl"
-    missing = [path for path in (*files, assets / "draft.gguf") if not path.exists()]
+    """What is told of the draft, as far as there are records."""
+    log, cpu, gpu = results / "train_draft.jsonl", cpu_results / "draft.jsonl", results / "check_draft.jsonl"
+    missing = [path for path in (log, cpu, gpu, assets / "draft.gguf") if not path.exists()]
     if missing:
-        print(f"nothing is told of the draft: no {', '.join(map(str, missing))}", file=sys.stderr)
+        print(f"not all is told of the draft: no {', '.join(map(str, missing))}", file=sys.stderr)
+    if set(missing) - {gpu}:
         return f"## The draft of the target\n\n{NOT_YET}"
-    trained = next(read_jsonl(files[0]))
-    accepted, checked = list(read_jsonl(files[1])), list(read_jsonl(files[2]))
+    trained, accepted = next(read_jsonl(log)), list(read_jsonl(cpu))
+    checked = [] if missing else list(read_jsonl(gpu))
     shape = trained["shape"]
     fill = {
         "layers": shape["layers"],
@@ -153,11 +159,13 @@ def draft_section(results: Path, assets: Path, cpu_results: Path) -> str:
         "parameters": thousands(trained["parameters"]),
         "bytes": thousands((assets / "draft.gguf").stat().st_size),
         "acceptance": acceptance_table(accepted),
-        "by_depth": depth_table([one for one in checked if one["right"]]),
         "cpu": accepted[0]["machine"]["cpu"],
-        "gpu": checked[0]["gpu"],
         "date": accepted[0]["date"][:10],
+        "checked": "",
     }
+    if checked:
+        by_depth = depth_table([one for one in checked if one["right"]])
+        fill["checked"] = CHECKED.format(gpu=checked[0]["gpu"], by_depth=by_depth)
     return template("model_card_draft.md").format(**fill).rstrip()
 
 
