@@ -25,7 +25,8 @@ class ConversationOptions:
     ----------
     recall : {"auto", "append", "rewind", "off"}
         How spans come back that were left out and that a later question asks for: as an excerpt before the first new
-        message, or where they stood, everything behind them read again. `auto` takes what has the target read fewer tokens.
+        message, or where they stood, everything behind them read again. `auto` takes what has the target read fewer
+        tokens.
     recall_ratio : float
         Share of the tokens left out that a turn may bring back, at most; of a short transcript 128 tokens.
     recall_tokens : int
