@@ -54,7 +54,7 @@ def lay_out(
     if runs and recall in ("auto", "append"):
         starts = message_starts(prompt)
         later = starts[(starts >= planner.decided) & (starts < len(prompt))]
-        place = int(later[-1]) if len(later) else planner.decided
+        place = int(later[0]) if len(later) else planner.decided  # what was told before new text stands before it
         gap, end = (target.tokenizer.encode(text, begins=False).ids for text in GLUE)
         plans.append(planner.appended(runs, place, gap, end))
     if runs and recall in ("auto", "rewind"):

@@ -24,8 +24,9 @@ class ConversationOptions:
     Parameters
     ----------
     recall : {"auto", "append", "rewind", "off"}
-        How spans come back that were left out and that a later question asks for: as an excerpt before the question,
-        or where they stood, everything behind them read again. `auto` takes what has the target read fewer tokens.
+        How spans come back that were left out and that a later question asks for: as an excerpt before the first new
+        message, or where they stood, everything behind them read again. `auto` takes what has the target read fewer
+        tokens.
     recall_ratio : float
         Share of the tokens left out that a turn may bring back, at most; of a short transcript 128 tokens.
     recall_tokens : int

@@ -68,7 +68,7 @@ class Recalled:
     threshold : float
         What it had to reach: what the best share of `keep_ratio` of the transcript has.
     way : {"append", "rewind"}
-        As an excerpt before the question, or where it stood.
+        As an excerpt before the first new message, or where it stood.
     """
 
     text: str

@@ -96,3 +96,21 @@ def test_who_asks_again_is_answered_the_same(pair: Pipeline) -> None:
     check(talk, again)
     excerpts = talk.slots.place[talk.slots.excerpts]
     assert excerpts.max() <= message_starts(again.prompt)[-1]
+
+
+def test_what_was_told_before_a_message_comes_back_before_it(pair: Pipeline) -> None:
+    """An excerpt between new text and question would be newer than it, where the last of two values counts."""
+    first, second = KEYS
+    talk, asked = Conversation(pair, options(), ConversationOptions(recall="append", recall_tokens=120)), history(first)
+    asked += [
+        said("assistant", talk.ask(asked).answer.text),
+        said("user", document(2)[:200]),
+        said("assistant", "read"),
+    ]
+    found = talk.ask([*asked, said("user", f"now {second}")])
+    assert found.recalled
+    excerpt = np.flatnonzero(talk.slots.excerpts)
+    starts = message_starts(found.prompt)
+    new = starts[starts >= found.usage.cached]
+    assert len(new) >= 2
+    assert set(talk.slots.place[excerpt].tolist()) == {int(new[0])}
