@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from sp.evals import TASKS, Task
 from sp.gguf import GGUFFile
 from sp.pipeline import embedded
 from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
 
 ROOT = Path(__file__).parents[1]
-needs_draft = pytest.mark.skipif(not embedded("draft").exists(), reason="the target's draft is not trained yet")
 
 
 def recipe() -> str:

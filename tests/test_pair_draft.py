@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedded_pair import ROOT, known_task, needs_draft, recipe
+from embedded_pair import ROOT, known_task, recipe
 
 sys.path.insert(0, str(ROOT / "experiments" / "needle_pair"))
 
@@ -29,7 +29,6 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for path in RECORDS for line in path.read_text().splitlines()]
 
 
-@needs_draft
 def test_the_file_is_small_and_shares_embedding_and_head_with_the_target() -> None:
     with GGUFFile.open(embedded("draft")) as file:
         assert file.nbytes < 6_000_000
@@ -44,7 +43,6 @@ def pipeline() -> Pipeline:
 
 
 @measured
-@needs_draft
 def test_answers_are_greedy_decodings_in_far_fewer_passes(pipeline: Pipeline) -> None:
     """At least half as many tokens a pass as were measured on all tasks."""
     task, tokenizer, passes = known_task(), pipeline.target.tokenizer, {"dflash": 0, "ddtree": 0}

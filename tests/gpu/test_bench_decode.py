@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from embedded_pair import needs_draft
 from typer.testing import CliRunner
 
 from sp.bench.record import newest
@@ -49,7 +48,6 @@ def test_acceptance_is_what_was_simulated_and_rounds_are_timed(tmp_path: Path) -
     assert all(r["gpu"] for r in found)
 
 
-@needs_draft
 def test_answers_of_the_embedded_pair_are_the_greedy_ones(tmp_path: Path) -> None:
     found = records(tmp_path, "--tasks", "needle", "-n", 2, "-p", 700, "--budgets", "22", "--nodes", "")
     assert [r["config"]["method"] for r in found] == ["greedy", "dflash", "ddtree"]

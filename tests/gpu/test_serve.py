@@ -17,7 +17,6 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 import serving as tool  # noqa: E402
-from embedded_pair import needs_draft  # noqa: E402
 
 from sp.pipeline import Pipeline, embedded  # noqa: E402
 from sp.serve.messages import chat_prompt  # noqa: E402
@@ -82,7 +81,6 @@ def test_under_load_every_answer_is_the_pipelines_own_and_memory_comes_back(pair
         assert used[1] <= used[0]
 
 
-@needs_draft
 def test_answers_do_not_depend_on_how_they_are_decoded_nor_on_who_leaves(pair: Pipeline) -> None:
     expected = [own_answer(pair, number) for number in range(3)]
     with tool.serving(pair.with_draft(embedded("draft"))) as server, httpx.Client(base_url=server.url) as http:
