@@ -1,0 +1,53 @@
+"""The tables of answers in docs/conversations.md, made from rows of `sp eval turns`; run it to print them anew."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from models_page import table
+
+from sp.evals.turns.summary import ALL, summarise_turns
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "conversations.md"
+HEADS = "way", "selector", "keep ratio", "n", "right (%)", "against full (points)", "older value (%)", "tokens read"
+
+
+def files() -> list[Path]:
+    """Rows by machine."""
+    return sorted((ROOT / "results").glob("*/instrument/turns_*.jsonl.gz"))
+
+
+def tables() -> Iterator[tuple[str, list[str]]]:
+    """Path of the rows below the root, and the lines of their table: all kinds of questions together."""
+    for path in files():
+        with gzip.open(path, "rt") as file:
+            rows = [json.loads(line) for line in file]
+        lines = [line for line in summarise_turns(rows) if line["kind"] == ALL]
+        yield str(path.relative_to(ROOT)), table(HEADS, map(cells, lines))
+
+
+def cells(line: dict[str, Any]) -> list[str]:
+    """A line of the summary."""
+    whole = line["keep_ratio"] == 1
+    against = (line.get(name) for name in ("against_full", "against_full_low", "against_full_high"))
+    points = [f"{100 * value:+.1f}" for value in against if value is not None]
+    return [
+        line["way"],
+        "" if whole else line["selector"],
+        f"{line['keep_ratio']:g}",
+        str(line["n"]),
+        f"{100 * line['accuracy']:.1f} ({100 * line['low']:.1f} to {100 * line['high']:.1f})",
+        "" if line["way"] == "full" or not points else f"{points[0]} ({points[1]} to {points[2]})",
+        f"{100 * line['outdated']:.1f}",
+        f"{line['kept_tokens']:,.0f}",
+    ]
+
+
+if __name__ == "__main__":
+    for name, lines in tables():
+        print(name, "", *lines, "", sep="\n")
