@@ -26,8 +26,8 @@ from sp.trace import read_jsonl
 
 NOT_YET = "Not measured yet."
 CHECKED = """\
-In PyTorch on {gpu}, chains only and only prompts that the target answers rightly (*n*: so many of those drawn). The columns at
-the right tell how often the guess so many tokens ahead is right, counted from every token of the answers:
+In PyTorch on {gpu}, chains only and only prompts that the target answers rightly (*n*: so many of those drawn). The
+columns at the right tell how often the guess so many tokens ahead is right, counted from every token of the answers:
 
 {by_depth}"""
 RETRIEVES = 0.1
