@@ -195,9 +195,10 @@ def test_ctrl_c_twice_ends_the_program(session: Session, monkeypatch: pytest.Mon
         return False
 
     monkeypatch.setattr(Loop, "_show", pressed)
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         Loop(session).run(["now QUARTZ"])
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_lines_end_as_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,10 +51,10 @@ for path in ("sm_90a", "portable"):
 store = RandomStore(model.config, plan)
 trunk = Trunk.take(store)
 assert trunk.embed.format is Q8_0 and trunk.output.format is Q8_0
-assert [str(each) for each in store.repacked] == [str(each) for each in model.repacked]
+assert [each.tensors + 1 for each in store.repacked] == [each.tensors for each in model.repacked]  # a tied table, twice
 print(*model.repacked, sep="\\n")
 """
-TOLD = "95 tensors of Q1_0 are re-packed as Q8_0 for the GPU: 4.1 MB -> 31.3 MB"
+TOLD = "72 tensors of Q1_0 are re-packed as Q8_0 for the GPU: 5.8 MB -> 43.5 MB"
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_inspect_says_what_it_costs(signs: BlockFormat, tmp_path: Path) -> None:
     info = inspect_file(write_outside(tmp_path / "m.gguf"))
     assert info["warnings"] == []
     assert json.loads(json.dumps(info["repacked"])) == [
-        {"source": "Q1_0", "target": "Q8_0", "tensors": 95, "source_bytes": 4139136, "target_bytes": 31273472}
+        {"source": "Q1_0", "target": "Q8_0", "tensors": 71, "source_bytes": 5455872, "target_bytes": 41222144}
     ]
 
 

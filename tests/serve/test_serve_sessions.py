@@ -21,11 +21,12 @@ from typer.testing import CliRunner
 from sp.cli import app
 from sp.conversation import Conversations
 from sp.pipeline import Pipeline
+from sp.selection import SELECTORS
 
 openai: Any = pytest.importorskip("openai")
 
-OPTIONS = replace(tool.OPTIONS, compress="always")
-FACTS = {"quiet-coral": "2946153", "amber-lantern": "8301947", "cloudy-harbor": "4417290", "silver-meadow": "5150926"}
+OPTIONS = replace(tool.OPTIONS, compress="always", selector=SELECTORS.build("sentence"))
+FACTS = {"quiet-coral": "3254257", "amber-lantern": "2058756", "cloudy-harbor": "5279348", "silver-meadow": "2978347"}
 
 
 @contextmanager
