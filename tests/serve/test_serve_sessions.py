@@ -212,7 +212,7 @@ def test_requests_that_can_have_no_session_are_runs_by_themselves_and_told_why(
         said, usage = ask(warm, messages, extra_body={"sp": own})
         assert usage.sp["session"] == "none"
         assert reason in usage.sp["session_reason"]
-        want, told = ask(server, messages, extra_body={"sp": own | {"compress": "always"}})
+        want, told = ask(server, messages, extra_body={"sp": own | {"compress": "always", "selector": "sentence"}})
         assert (said, told.sp["kept"]) == (want, usage.sp["kept"])
         assert "--sessions 0" in told.sp["session_reason"]
     long = {"prompt": "The grass is green. " * 20, "sp": {"session": False}, "max_tokens": 2}
