@@ -31,7 +31,7 @@ from sp.evals import TASKS
 from sp.evals.heads import measure_heads
 from sp.evals.metrics import score_answer
 from sp.ops.attention.attention_rows import attention_rows
-from sp.pipeline.load import load
+from sp.pipeline.load import embedded, load
 from sp.scoring import ScoreRequest
 from sp.scoring.attention.lookahead import LookaheadScorer
 from sp.studies.style import tidy
@@ -106,7 +106,7 @@ figure
 # evidence stands in the first half of its document.
 
 # %%
-drafter = load(instrument / "start" / "drafter.gguf", device="cpu", extrapolate=True)
+drafter = load(embedded("drafter"), device="cpu", extrapolate=True)
 count = lambda text: len(drafter.tokenizer.encode(text).ids)
 
 
