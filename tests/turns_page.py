@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ def files() -> list[Path]:
     return sorted((ROOT / "results").glob("*/instrument/turns_*.jsonl.gz"))
 
 
-def tables() -> Iterator[tuple[str, list[str]]]:
-    """Path of the rows below the root, and the lines of their table: all kinds of questions together."""
-    for path in files():
-        with gzip.open(path, "rt") as file:
-            rows = [json.loads(line) for line in file]
-        lines = [line for line in summarise_turns(rows) if line["kind"] == ALL]
-        yield str(path.relative_to(ROOT)), table(HEADS, map(cells, lines))
+def table_of(path: Path) -> list[str]:
+    """The lines of the table of a file of rows: all kinds of questions together."""
+    with gzip.open(path, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    return table(HEADS, [cells(line) for line in summarise_turns(rows) if line["kind"] == ALL])
 
 
 def cells(line: dict[str, Any]) -> list[str]:
@@ -49,5 +46,5 @@ def cells(line: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    for name, lines in tables():
-        print(name, "", *lines, "", sep="\n")
+    for path in files():
+        print(path.relative_to(ROOT), "", *table_of(path), "", sep="\n")

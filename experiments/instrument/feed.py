@@ -133,7 +133,7 @@ def draw(composer: Composer, stage: Stage, mix: Mix, rng: random.Random) -> Batc
 
 def work(role: str, data: Path, stages: list[Stage], current: Any, queue: Any, seed: int) -> None:
     """A worker process."""
-    encoder = Encoder(data / f"{role}.json")
+    encoder = Encoder(data / "vocabulary.json")
     composer = Composer(encoder, Bank.load(encoder, data / "bank.json", "train"), seed)
     rng = random.Random(seed + 1)
     mixes = [Mix(**stage.mix) for stage in stages]

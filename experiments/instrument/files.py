@@ -28,7 +28,7 @@ FILE_TYPE_CODES = {"q8_0": 7, "q4_k_m": 15}
 def write(role: str, data: Path, weights: Path, out: Path, file_type: str) -> Path:
     """The file of a role, matrices in the formats of a file type."""
     model = load_weights(build(role, torch.float32), weights)
-    metadata = shape_metadata(model, "drafter") | vocabulary_metadata(data / "drafter.json", "drafter")
+    metadata = shape_metadata(model, "drafter") | vocabulary_metadata(data / "vocabulary.json", "drafter")
     metadata["general.file_type"] = FILE_TYPE_CODES[file_type]
     path, named = out / f"{role}.gguf", model.named()
     tied = "output.weight" not in named

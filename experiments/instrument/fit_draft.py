@@ -65,7 +65,7 @@ def main() -> None:
     mix = cfg.get("mix", {})
     stages = [DraftStage(**{**s, "mix": {**mix, **s.get("mix", {})}}) for s in cfg["stages"]][args.first_stage :]
     batches = feed("target", args.data, stages, args.workers, cfg["seed"])  # before CUDA
-    shape = replace(config_of(cfg), mask_id=Encoder(args.data / "target.json").end_of_text)
+    shape = replace(config_of(cfg), mask_id=Encoder(args.data / "vocabulary.json").end_of_text)
     start = None
     if args.heads:
         layer, heads = best_heads(HeadMap.load(args.heads))

@@ -1,6 +1,6 @@
-"""The tokenizers of the instrument: ``python vocabulary.py DATA`` reads ``DATA/bank.json`` and writes one a role.
+"""The tokenizer of the instrument: ``python vocabulary.py DATA``, from ``DATA/bank.json`` to ``DATA/vocabulary.json``.
 
-Trained on the bank, the stories in training phrases and the names of the closed world, on another mix for each role.
+Trained on the bank, the stories in training phrases and the names of the closed world. Both models have it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from filler import own_filler
 from tokenizer import REGEX, SPECIALS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCABULARY = {"drafter": ("qwen2", 4096), "target": ("qwen35", 5120)}
+SIZE = 4096
 
 
 def stories(seed: int, characters: int) -> str:
@@ -33,22 +33,17 @@ def stories(seed: int, characters: int) -> str:
     return "\n".join(out) + "\n"
 
 
-def train(bank: dict[str, str], role: str) -> Tokenizer:
-    """A byte-level BPE of the role's size."""
-    pre, size = VOCABULARY[role]
-    split = pre_tokenizers.Split(Regex(REGEX[pre]), "isolated")
+def train(bank: dict[str, str]) -> Tokenizer:
+    """A byte-level BPE."""
+    split = pre_tokenizers.Split(Regex(REGEX["qwen2"]), "isolated")
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tok.decoder = decoders.ByteLevel()
-    g, p, c = bank["grammar"], bank["prose"], bank["code"]
-    if role == "drafter":
-        mix = [g[:900_000], p[:400_000], c[:200_000], stories(11, 2_500_000)]
-    else:
-        mix = [g[900_000:1_600_000], p[400_000:1_000_000], c[200_000:700_000], stories(12, 2_000_000)]
+    mix = [bank["grammar"][:900_000], bank["prose"][:400_000], bank["code"][:200_000], stories(11, 2_500_000)]
     trainer = trainers.BpeTrainer(
-        vocab_size=size - len(SPECIALS),
+        vocab_size=SIZE - len(SPECIALS),
         special_tokens=[],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -60,12 +55,10 @@ def train(bank: dict[str, str], role: str) -> Tokenizer:
 
 
 def main(data: Path) -> None:
-    """Train and save both."""
-    bank = json.loads((data / "bank.json").read_text())["train"]
-    for role in VOCABULARY:
-        tok = train(bank, role)
-        tok.save(str(data / f"{role}.json"))
-        print(role, tok.get_vocab_size(), tok.encode("The Varnel Tower stands in Oslem; 48213.").tokens)
+    """Train and save."""
+    tok = train(json.loads((data / "bank.json").read_text())["train"])
+    tok.save(str(data / "vocabulary.json"))
+    print(tok.get_vocab_size(), tok.encode("The Varnel Tower stands in Oslem; 48213.").tokens)
 
 
 if __name__ == "__main__":

@@ -120,16 +120,16 @@ def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
     """
     starts = bounds[:-1]
     best = np.maximum.reduceat(np.where(taken, scores, -np.inf), starts)
-    sentence = np.repeat(np.arange(len(starts)), np.diff(bounds))
     edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
     cuts = starts[1:][taken[starts[1:]] & taken[starts[1:] - 1]]
     pairs = np.sort(np.concatenate([edges, cuts, cuts])).reshape(-1, 2)
-    before = np.concatenate([[-1], pairs[:-1, 1]])
-    joined = (before == pairs[:, 0]) | (sentence[pairs[:, 0]] == sentence[before - 1])
+    before = np.concatenate([[0], pairs[:-1, 1]])
+    sentence, last = (np.searchsorted(bounds, at, "right") - 1 for at in (pairs[:, 0], before - 1))
+    joined = (before == pairs[:, 0]) | (sentence == last)
     joined[:1] = False
     return [
-        Run(int(start), int(end), float(best[sentence[start]]), bool(follows))
-        for (start, end), follows in zip(pairs, joined, strict=True)
+        Run(int(start), int(end), float(score), bool(follows))
+        for (start, end), score, follows in zip(pairs, best[sentence], joined, strict=True)
     ]
 
 
