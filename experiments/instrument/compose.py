@@ -8,35 +8,24 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any
 
 import numpy as np
-from filler import Filler
+from filler import Filler, Told
 from numpy.typing import NDArray
-from phrases.crowd import SHARE, crowded
 from pieces import Bank
+from teller import NAMES, Teller
 from tokenizer import PRETOKEN, Encoder
 
-from sp.evals import TASKS
 from sp.evals.story import Question, Story
 
 Ints = NDArray[np.int64]
 Span = tuple[int, int]
 
-NAMES = ("world", "fact", "nolima", "updates", "multi_session", "mrcr", "babi", "code", "json")
-"""What is trained, in the order of the logs; all but the first are tasks."""
 LABELS = (*NAMES, "quote")
 """What accuracy is told of: the stories, and sentences to be quoted."""
 QUOTES = ("Quote the part with: {}", "Which passage says {}?", "Repeat what has the words {}", "{} ... say all of it.")
 """Asks for a passage by two neighbouring words of it: dense practice in finding and copying."""
-SIZES: dict[str, tuple[dict[str, int], ...]] = {
-    "mrcr": tuple({"body": words} for words in (6, 30, 70, 110, 130)),
-    "json": tuple({"words": words} for words in (2, 3, 4, 5, 5)),
-}
-"""Options of the tasks whose passages are too long for short documents as they are."""
 ROLES = ("user", "tool", "tool", "assistant")
 """Who says the further messages of a document, by their shares."""
 BREAKS = 16
@@ -98,21 +87,6 @@ class Sample:
     markup: list[Span] = field(default_factory=list)
 
 
-def drawer(name: str) -> Callable[[random.Random, int], Story]:
-    """Draws stories of a name in training phrases."""
-    module = import_module(f"phrases.{name}")
-    if name == "world":
-        draw: Callable[[random.Random, int], Story] = module.world_story
-        return draw
-    tasks: list[Any] = [TASKS.build(name, options) for options in SIZES.get(name, ({},))]
-
-    def told(rng: random.Random, facts: int) -> Story:
-        phrases = crowded(name, module.TRAIN, rng, facts) if rng.random() < SHARE else module.TRAIN
-        return rng.choice(tasks).story(rng, phrases, facts)  # type: ignore[no-any-return]
-
-    return told
-
-
 def answer_text(question: Question) -> str:
     """What the model is to say: the answers and a full stop, or the passage as it is."""
     return question.answers[0] if question.kind == "quote" else ", ".join(question.answers) + "."
@@ -130,9 +104,9 @@ class Composer:
 
     def __init__(self, encoder: Encoder, bank: Bank, seed: int) -> None:
         self.encoder, self.rng = encoder, random.Random(seed)
-        self.draw = {name: drawer(name) for name in NAMES}
+        self.tellers = {name: Teller(name, self.rng) for name in NAMES}
         self.cost = dict.fromkeys(NAMES, 30.0)  # tokens a passage, as seen so far
-        self.filler = Filler(encoder, bank, self.rng, NAMES, seed)
+        self.filler = Filler(encoder, bank, self.rng)
 
     def sample(self, length: int, mix: Mix) -> Sample | None:
         """A sample of at most `length` tokens; None if what was drawn has no room."""
@@ -140,24 +114,25 @@ class Composer:
         names = rng.choices(list(mix.tasks), list(mix.tasks.values()), k=rng.randint(*mix.stories))
         names = list(dict.fromkeys(names))
         room = (length - 120) * rng.uniform(*mix.share) / len(names)
+        told = [self.tellers[name].told() for name in names]
         stories = []
-        for name in names:
+        for name, one in zip(names, told, strict=True):
             facts = min(rng.randint(*mix.facts), max(3, int(room / self.cost[name])))
-            stories.append((name, self.draw[name](rng, facts)))
+            stories.append((name, one.story(rng, facts)))
         turns = self._turns(stories, mix)
         asked = [self.encoder(q.text) for _, q, _ in turns]
         said = [self.encoder(answer_text(q)) for _, q, _ in turns]
         tail = sum(len(one) + 12 for one in (*asked, *said))
         ids: list[int] = [self.encoder.start, *self.encoder("user\n")]
         begin = len(ids)
-        closing = self.filler.closing(names, length)
+        closing = self.filler.closing(told, length)
         asked[0] = self.encoder(f"{closing}\n\n{turns[0][1].text}")  # a full stop and what follows are one token
         breaks = rng.randint(1, BREAKS) if rng.random() < mix.chat else 0
         if breaks and rng.random() < 0.7:  # the question is a message of its own
             asked[0] = [*self.encoder(closing), *self._next("user"), *self.encoder(turns[0][1].text)]
         room = length - tail - len(asked[0]) - 16
         sample = Sample(np.zeros(0, np.int64), [], [], [], (begin, begin), [], [])
-        self._document(ids, sample, stories, [q for _, q, _ in turns], room, breaks)
+        self._document(ids, sample, told, stories, [q for _, q, _ in turns], room, breaks)
         sample.document = begin, len(ids)
         self._ask(ids, sample, turns, asked, said)
         if len(ids) > length:
@@ -207,6 +182,7 @@ class Composer:
         self,
         ids: list[int],
         s: Sample,
+        told: list[Told],
         stories: list[tuple[str, Story]],
         asked: list[Question],
         room: int,
@@ -224,7 +200,7 @@ class Composer:
         used = sum(len(self.encoder(text)) + 1 for _, text in parts) + sum(map(len, between))
         broken = set(rng.sample(range(len(parts)), len(between)))
         gaps = [
-            self.filler.run([name for name, _ in stories], size, plain) if size > 12 else None
+            self.filler.run(told, size, plain) if size > 12 else None
             for size in self._gaps(len(parts) + 1, room - used)
         ]
         inline = plain and rng.random() < 0.3

@@ -3,55 +3,61 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from pieces import Bank
 from tokenizer import Encoder
 
-from sp.evals import TASKS
-from sp.evals.story import StoryTask
+from sp.evals.story import Story
+from sp.evals.text.filler import Sentence
 
 POOL = 600
-"""Pieces of a task's own filler that a process keeps at hand."""
+"""Pieces of a set of phrases that a process keeps at hand."""
+OWN = 0.85
+"""Of the filler between stories whose task has some of its own."""
 
 
-def own_filler(name: str) -> Callable[[random.Random], Any] | None:
-    """Sentences of a task's own kind in training phrases, if it has such."""
-    cls = None if name == "world" else TASKS.class_of(name)
-    if cls is None or cls.filler is StoryTask.filler:  # type: ignore[attr-defined]
-        return None
-    task: Any = TASKS.build(name, {})
-    phrases = import_module(f"phrases.{name}").TRAIN
-    return lambda rng: task.filler(rng, phrases)
+class Told:
+    """A task's stories and its own filler in one set of phrases.
+
+    Attributes
+    ----------
+    story : callable
+        A story of about so many passages.
+    stream : iterator of sentences or None
+        Text of the task's own kind in the same phrases.
+    pool : list of token lists
+        What was drawn of it.
+    """
+
+    def __init__(self, story: Callable[[random.Random, int], Story], stream: Iterator[Sentence] | None) -> None:
+        self.story, self.stream = story, stream
+        self.pool: list[list[int]] = []
 
 
 class Filler:
     """Draws filler as tokens."""
 
-    def __init__(self, encoder: Encoder, bank: Bank, rng: random.Random, names: Sequence[str], seed: int) -> None:
+    def __init__(self, encoder: Encoder, bank: Bank, rng: random.Random) -> None:
         self.encoder, self.bank, self.rng = encoder, bank, rng
-        self.pools: dict[str, list[list[int]]] = {}
         ids = bank.kinds["grammar"][0]
         self.closings = encoder.decode(ids[:20_000].tolist()).splitlines()[1:-1]
-        fillers = {name: own_filler(name) for name in names}
-        self.streams = {name: make(random.Random(seed + 7)) for name, make in fillers.items() if make}
 
-    def closing(self, names: list[str], length: int) -> str:
+    def closing(self, told: Sequence[Told], length: int) -> str:
         """The last sentence of a document, as text."""
-        own = [name for name in names if name in self.streams]
-        if own and length > 1500:
-            return str(next(self.streams[self.rng.choice(own)]).text)
+        streams = [one.stream for one in told if one.stream]
+        if streams and length > 1500:
+            return next(self.rng.choice(streams)).text
         return self.rng.choice(self.closings)
 
-    def run(self, names: list[str], size: int, plain: bool) -> tuple[list[int], bool]:
-        """Filler of at most so many tokens for stories of these names, and whether it stands inside running text."""
-        kind = self._kind(names)
-        if kind in self.streams:
-            return self._own(kind, size), False
-        rng, (ids, lines, _, stops) = self.rng, self.bank.kinds[kind]
+    def run(self, told: Sequence[Told], size: int, plain: bool) -> tuple[list[int], bool]:
+        """Filler of at most so many tokens between such stories, and whether it stands inside running text."""
+        rng, own = self.rng, [one for one in told if one.stream]
+        if own and rng.random() < OWN:
+            return self._own(rng.choice(own), size), False
+        kind = rng.choices(("grammar", "prose", "code", "noise"), (0.45, 0.25, 0.2, 0.1))[0]
+        ids, lines, _, stops = self.bank.kinds[kind]
         inline = plain and kind in ("grammar", "prose") and rng.random() < 0.6
         cuts = stops if inline else lines
         out: list[int] = []
@@ -67,8 +73,9 @@ class Filler:
                 break
         return out, inline
 
-    def _own(self, name: str, size: int) -> list[int]:
-        pool, stream = self.pools.setdefault(name, []), self.streams[name]
+    def _own(self, told: Told, size: int) -> list[int]:
+        pool, stream = told.pool, told.stream
+        assert stream is not None
         if len(pool) < POOL:
             pool += [self.encoder(next(stream).text + "\n") for _ in range(POOL // 10)]
         else:
@@ -83,9 +90,3 @@ class Filler:
             else:
                 misses += 1
         return out
-
-    def _kind(self, names: list[str]) -> str:
-        own = [name for name in names if name in self.streams]
-        if own and self.rng.random() < 0.8:
-            return self.rng.choice(own)
-        return self.rng.choices(("grammar", "prose", "code", "noise"), (0.45, 0.25, 0.2, 0.1))[0]

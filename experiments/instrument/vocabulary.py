@@ -10,8 +10,7 @@ import random
 import sys
 from pathlib import Path
 
-from compose import NAMES, drawer
-from filler import own_filler
+from teller import NAMES, Teller
 from tokenizer import REGEX, SPECIALS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -22,12 +21,11 @@ def stories(seed: int, characters: int) -> str:
     """Passages, questions, answers and filler of every kind of story, in about equal parts."""
     rng, out = random.Random(seed), []
     for name in NAMES:
-        draw, filler, size = drawer(name), own_filler(name), 0
-        stream = filler(rng) if filler else None
+        told, size = Teller(name, rng).plain, 0
         while size < characters // len(NAMES):
-            story = draw(rng, 12)
+            story = told.story(rng, 12)
             lines = [*story.passages, *(f"{q.text}\n{', '.join(q.answers)}" for q in story.questions)]
-            lines += [next(stream).text for _ in range(4)] if stream else []
+            lines += [next(told.stream).text for _ in range(4)] if told.stream else []
             out += lines
             size += sum(map(len, lines))
     return "\n".join(out) + "\n"

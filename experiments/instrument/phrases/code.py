@@ -1,8 +1,11 @@
 """Training phrases of `code`: surfaces of many languages that do not exist, drawn from parts of those that do."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import random
+import re
 
 from sp.evals.tasks.code import HELD_OUT, CodePhrases
 
@@ -158,6 +161,87 @@ STATEMENTS = (
     "for {a} in range({n}): pass", "{a}.append({n})", "echo ${a}", "if not {a} then {b} = {n} end", "-- {n} is enough",
     "// {a} and {b}", "try: {a} = {n}",
 )  # fmt: skip
+OPERATORS = ("+", "-", "*", "/", "<<", "|", "&", "^", "//", "..", "or", "and", "<", ">", "<=", "==", "!=", "~", "**")
+CALLED = (
+    "abs", "len", "sum", "floor", "size", "ord", "hash", "sqrt", "round", "trim", "clamp", "next", "pick", "swap", "first",
+    "log.info", "sys.exit", "std::min", "Math.abs", "fmt.Print", "os.read", "this.next", "list.add", "self.next", "it",
+)  # fmt: skip
+STORES = ("=", "=", "=", "+=", "-=", "<-", "|=", "//=", "==", "<<", ":", "->", "/=", "=~", "<<=")
+DECLARES = (
+    "", "", "", "", "let ", "let mut ", "local ", "auto ", "val ", "my ", "long ", "double ", "float ", "final ", "Int ", "dim ",
+    "set ", "u8 ", "String ", "unsigned ", "global ",
+)  # fmt: skip
+LINES = (
+    "<declare>{a} <store> <value><end>", "<declare>{a} <store> <value><end>", "<declare>{a} <store> <value><end>",
+    "if <value>: <value>", "if (<value>) {{ {a} <store> <value>; }}", "<called>(<value>, <value>)<end>", "<called> <value>",
+    "while <value> do {a} <store> <value> end", "for {a} in <value>..{n}:", "for ({a} = {n}; {b} < {n}; {a}++) <called>({a});",
+    "unless <value>", "{a} <store> <value> if <value>", "{a} <store> <value> unless <value>", "case {a}: <value><end>",
+    "try {{ <called>({a}); }} catch ({b}) {{}}", "when {a} -> <value>", "{a}[{n}] <store> <value><end>", "{a}.{b} <store> <value><end>",
+    "assert <value>", "assert(<value>);", "defer <called>({a})", "with {a} as {b}: pass", "raise <value>", "del {a}, {b}",
+    "{a}, {b} = {b}, {a}", "{a}++<end>", "--{b}<end>", "yield <value>", "echo <value>", "<mark> <value>", "print <value>, {n}",
+    "{a}?.{b}()<end>", "const {a} = () => <value>;", "{a} |> <called>", "switch ({a}) {{ default: break; }}", "<called>! {a}",
+)  # fmt: skip
+
+
+def value(rng: random.Random, depth: int = 2) -> str:
+    """An expression of local names and small numbers."""
+    roll = rng.random()
+    if not depth or roll < 0.4:
+        return rng.choice(
+            ("{a}", "{b}", "{n}", "{n}", "'{a}'", '"{b}"', "-{n}", "{a}[{n}]", "{a}.{b}", "&{a}", "0.{n}")
+        )
+    if roll < 0.75:
+        return f"{value(rng, depth - 1)} {rng.choice(OPERATORS)} {value(rng, depth - 1)}"
+    if roll < 0.9:
+        return f"{rng.choice(CALLED)}({value(rng, depth - 1)})"
+    return f"({value(rng, depth - 1)})"
+
+
+def statement(rng: random.Random) -> str:
+    """A line that does not matter."""
+    choices = {"declare": DECLARES, "store": STORES, "called": CALLED, "end": ENDS, "mark": ("#", "//", "--", ";", "%")}
+    return re.sub(
+        "<([a-z]+)>",
+        lambda slot: value(rng) if slot[1] == "value" else rng.choice(choices[slot[1]]),
+        rng.choice(LINES),
+    ).strip()
+
+
+def remark(rng: random.Random) -> str:
+    """A line between definitions: a mark and words, two of them the story's."""
+    words = [rng.choice(("{a}", "{b}", coined(rng).lower(), *COMMON)) for _ in range(rng.randint(0, 4))]
+    for one in ("{a}", "{b}"):
+        if rng.random() < 0.8:
+            words.insert(rng.randint(0, len(words)), one)
+    begin, end = rng.choice(MARKS)
+    return f"{begin}{rng.choice((' ', ' ', '', '::', '.', '/', ', ')).join(words) or '{a}'}{end}"
+
+
+COMMON = (
+    "see",
+    "of",
+    "the",
+    "and",
+    "todo",
+    "old",
+    "for",
+    "with",
+    "part",
+    "new",
+    "by",
+    "note",
+    "in",
+    "v2",
+    "to",
+    "or",
+    "all",
+)
+MARKS = (
+    ("# ", ""), ("// ", ""), ("-- ", ""), ("/* ", " */"), ("; ", ""), ("% ", ""), ("import ", ""), ("import ", ";"), ("use ", ";"),
+    ("include <", ">"), ("load '", "'"), ("[", "]"), ("@", ""), ("class ", ":"), ("namespace ", " {{"), ("export {{ ", " }}"),
+    ("### ", " ###"), ("<!-- ", " -->"), ("\"\"\"", "\"\"\""), ("library ", "."), ("open ", ""), ("from ", ""), ("end of ", ""), ("", ":"),
+    ("(* ", " *)"), ("rem ", ""), ("unit ", ";"), ("pragma ", ""), ("region ", ""), ("=== ", " ==="), ("//! ", ""), ("#[", "]"),
+)  # fmt: skip
 REMARKS = (
     *spread(
         "<mark> <say>",
@@ -189,8 +273,8 @@ LOCALS = (
 TRAIN = CodePhrases(
     functions=kept(several(function, 4000, 42), HELD_OUT.functions),
     constants=kept(several(constant, 1500, 43), HELD_OUT.constants),
-    statements=kept(STATEMENTS, HELD_OUT.statements),
-    remarks=kept(REMARKS, HELD_OUT.remarks),
+    statements=kept((*STATEMENTS, *several(statement, 4000, 48)), HELD_OUT.statements),
+    remarks=kept((*REMARKS, *several(remark, 3000, 49)), HELD_OUT.remarks),
     calls=CALLS,
     function_names=FUNCTION_NAMES,
     constant_names=CONSTANT_NAMES,

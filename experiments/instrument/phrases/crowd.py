@@ -14,8 +14,6 @@ from typing import Any
 
 from .names_b import OTHERS, PLACES, QUALITIES, THINGS
 
-SHARE = 0.6
-"""Of stories whose names are crowded."""
 PARTS = {
     "fact": ("adjectives", "nouns"),
     "nolima": ("first", "last"),

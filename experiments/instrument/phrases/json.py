@@ -9,6 +9,7 @@ from sp.evals.text.records import HELD_OUT, JsonPhrases, Layout
 
 from .names_b import PLACES, QUALITIES, THINGS, coined
 from .weave import noise, several, spread, weave
+from .wide import PLAIN, WORK
 
 WORDS = (
     "address", "agent", "amount", "area", "batch", "bucket", "buffer", "channel", "city", "client", "cluster", "code",
@@ -24,6 +25,9 @@ WORDS = (
     "thread", "threshold", "ticket", "timeout", "token", "topic", "total", "type", "unit", "user", "vendor", "version",
     "width", "window", "worker", "zone",
 )  # fmt: skip
+HELD = {word for words in HELD_OUT.vocabularies for word in words}
+ENGLISH = tuple(word for word in dict.fromkeys((*WORDS, *WORK, *(one.lower() for one in PLAIN))) if word not in HELD)
+"""Ordinary words, less those that examples have for groups and fields."""
 NAMING = ("name", "record", "id", "key", "item", "title", "entry", "of", "object", "uid", "label", "called")
 PADS = (" ", "  ", "  ", "    ", "\t", "- ", "")
 QUOTES = ('"', '"', "'", "", "", "`")
@@ -144,7 +148,7 @@ def bracketed(rng: random.Random) -> Layout:
 def vocabulary(rng: random.Random) -> tuple[str, ...]:
     """Words of one sort, or of several."""
     invented = [coined(rng).lower() for _ in range(LARGEST)]
-    sort = rng.choice((WORDS, WORDS, WORDS, THINGS, PLACES, QUALITIES, invented))
+    sort = rng.choice((WORDS, WORDS, ENGLISH, ENGLISH, ENGLISH, THINGS, PLACES, QUALITIES, invented))
     words = (
         rng.sample(sort, LARGEST) if rng.random() < 0.8 else [rng.choice((rng.choice(WORDS), one)) for one in invented]
     )
