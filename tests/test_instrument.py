@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import sys
 from importlib import import_module
@@ -21,8 +22,11 @@ import model_card
 import parts
 from fit_curves import points
 from phrases.crowd import PARTS, crowded
+from phrases.dialect import FRAMES, SLOTS, dialect, spoken
+from phrases.expand import held
 from sample_document import readable
 from task_prompts import Reader
+from teller import Teller
 
 from sp.evals import TASKS, Example
 from sp.evals.trained_for import note_of_file
@@ -221,3 +225,39 @@ def test_crowded_names_share_their_parts_and_suffice_for_a_story(name: str, fact
         assert len({one[:3] for one in phrases.people}) < len(phrases.people) / 2
         heads = [place.split()[0] for place in phrases.places]
         assert len(set(heads)) < len(heads)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_dialect_has_few_frames_and_nothing_that_is_held_out(name: str) -> None:
+    plain, task = import_module(f"phrases.{name}").TRAIN, TASKS.build(name, {})
+    theirs = {one.lower() for one in held(task.held_out)}  # type: ignore[attr-defined]
+    common = held(plain)
+    for seed in range(10):
+        phrases, facts = dialect(name, plain, random.Random(seed))
+        assert not {one.lower() for one in held(phrases) - common} & theirs - {""}
+        for part in FRAMES[name]:
+            values = getattr(phrases, part)
+            for frames in values.values() if isinstance(values, dict) else [values]:
+                assert 1 <= len(frames) <= (60 if part in ("before", "after") else 12)
+        story = task.story(random.Random(seed), phrases, facts)  # type: ignore[attr-defined]
+        assert story.questions
+        assert len(story.passages) >= min(facts, 12)
+
+
+def test_words_are_exchanged_outside_of_slots_and_everywhere_alike() -> None:
+    frame, other = "def {name}({arg}) -> total {{\n{body}  return {value}\n}}", spoken(random.Random(3), 1.0)
+    said = other(frame)
+    assert SLOTS.findall(said) == SLOTS.findall(frame)
+    assert not {"def", "total", "return"} & set(said.replace("(", " ").split())
+    assert other("return {x}").split()[0] in said
+
+
+def test_filler_of_a_dialect_is_told_in_its_words() -> None:
+    teller = Teller("code", random.Random(0))
+    told = [one for one in (teller.told() for _ in range(8)) if one is not teller.plain]
+    assert told
+    for one in told:
+        passages = " ".join(one.story(random.Random(1), 40).passages)
+        filler = " ".join(next(one.stream).text for _ in range(60))  # type: ignore[arg-type]
+        words = [set(re.findall("[a-z]{3,}", text.lower())) for text in (passages, filler)]
+        assert len(words[0] & words[1]) > 0.2 * min(map(len, words))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sp.evals.tasks.code import HELD_OUT as CODE
 from sp.evals.tasks.json import LARGEST, TOPS
 from sp.evals.text import words
 from sp.evals.text.records import HELD_OUT
@@ -43,8 +44,10 @@ SPELT = {name: PARTS[name] for name in ("fact", "code")} | {"json": ("names", "v
 """By task, what is now and then made of words of the dialect's own, besides `LISTS`."""
 OWN_WORDS = 0.6
 """Of dialects, those with words of their own."""
-POOL = Spliced(ENGLISH, {*TAKEN, *words.ADJECTIVES, *words.VERBS, *held(HELD_OUT.vocabularies), *HELD_OUT.tops})
+APART = {*TAKEN, *words.ADJECTIVES, *words.VERBS, *held(HELD_OUT.vocabularies), *HELD_OUT.tops, *CODE.locals}
+POOL = Spliced([word for word in ENGLISH if word not in APART], APART)
 """Ordinary words and what they splice into: most of several tokens, as words are that no training drew."""
+ODD_ONES = [word for word in NOISE if word not in APART]
 MEANT = frozenset({"stated", "raised", "lowered", "links", "facts"})
 """Frames whose words mean something: fewer of them are exchanged."""
 
@@ -75,7 +78,7 @@ def spoken(rng: random.Random, share: float) -> Callable[[str], str]:
     def exchange(found: re.Match[str]) -> str:
         word = found.group()
         if word not in known:
-            other = rng.choice(NOISE) if rng.random() < 0.6 else coined(rng).lower()
+            other = rng.choice(ODD_ONES) if rng.random() < 0.6 else coined(rng).lower()
             known[word] = (other.capitalize() if word[0].isupper() else other) if rng.random() < share else word
         return known[word]
 
