@@ -4,23 +4,31 @@
 from __future__ import annotations
 
 from .expand import sprinkled
+from .names import NOUNS, PLACES
+
+THING = f"[a|a|a|the|some|one|no|this] [{'|'.join((*NOUNS, *PLACES))}]"
+"""What may end a sentence and is no answer."""
 
 _before = sprinkled(
     11,
-    400,
+    800,
     (
         "[as|like] [everyone|anyone|somebody|nobody|the neighbours|the twins] [knows|says|insists|remembers|heard], ",
         "[by|on|after|since|before] [noon|Friday|spring|lunch|winter|Sunday|all accounts|the war|the flood] ",
         "[oddly|strangely|luckily|sadly|sure|fair] enough, ", "[it seems|they say|we heard|I hear|word is] that ",
         "[these days|nowadays|lately|at present|for years|once more|as a rule|so far|of late] ",
+        f"[as|with|for|in|like|without|after] {THING}, ",
         "[perhaps|indeed|apparently|in fact|by the way|to be sure], ", "[no|small|little] wonder: ", "[note|news|fact]: ",
     ),
     lambda words: f"{words}, ",
 )  # fmt: skip
 _after = sprinkled(
     12,
-    400,
+    1200,
     (
+        f"[for|as|like|with|in|after|despite|without|over|to|against|from] {THING}",
+        f"[for|as|like|with|in|after] {THING}",
+        f", [for|as|like|with|quite|not] {THING}",
         "[again|as before|for now|at last|in the end|too|as well|for good|with care|in secret|every day|by and by]",
         "[, or so|, as|, and so] [it is said|they say|the twins insist|the neighbours think|I was told|we hear]",
         "[come|, come] [rain or shine|what may|summer or winter]", "[and|but] [makes no secret of it|tells nobody|that is all]",
