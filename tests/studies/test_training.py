@@ -243,8 +243,9 @@ def test_the_data_files_of_the_experiments_are_sound(path: Path) -> None:
     assert load_plan(path).learnt
 
 
-def test_every_file_that_the_leaderboard_opens_is_trained() -> None:
-    sweep = load_sweep(EXPERIMENTS / "leaderboard.yaml")
+@pytest.mark.parametrize("name", ["leaderboard.yaml", "leaderboard_more.yaml"])
+def test_every_file_that_the_leaderboard_opens_is_trained(name: str) -> None:
+    sweep = load_sweep(EXPERIMENTS / name)
     scorers = [cell.options.scorer for run in sweep.runs for cell in run.cells]
     wanted = {Path(one.weights).name for one in scorers if isinstance(one, TrainedScorer) and one.weights}
     trained = set()
