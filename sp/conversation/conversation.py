@@ -15,7 +15,7 @@ from sp.arrays import Floats, Ints
 from sp.chat import Thinking, Turn, split_reply
 from sp.conversation.choose import Chosen, Run, choose_new, choose_recalled
 from sp.conversation.drafter_memory import DrafterMemory
-from sp.conversation.layout import lay_out, told
+from sp.conversation.layout import lay_out, reopened, told
 from sp.conversation.options import ConversationOptions, check_run
 from sp.conversation.plan import Planner
 from sp.conversation.rendering import message_ends, message_starts, prompt_of
@@ -151,10 +151,9 @@ class Conversation:
         old = old.first(old.before(decided))
         present = old.present(decided)
         recalling = self.memory.recall != "off" and bool((~present).any())
-        if recalling and (starts := message_starts(tokenised)[-1:]).size and starts[0] < decided:
-            # Asked once more: the question is read again, so that what comes back can stand before it.
-            decided = int(starts[0])
-            old = old.first(old.before(decided))
+        parted = decided < len(self._target.transcript)
+        if recalling and (begin := reopened(old, message_starts(tokenised), decided, parted)) is not None:
+            decided, old = begin, old.first(old.before(begin))
             present = old.present(decided)
         decision = self._decide(tokenised, decided)
         scores, drafted, scored = None, 0, None

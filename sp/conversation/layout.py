@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from sp.arrays import Ints
 from sp.conversation.choose import Run
 from sp.conversation.options import Recall
 from sp.conversation.plan import Plan, Planner
 from sp.conversation.rendering import message_starts
+from sp.conversation.slots import Slots
 from sp.conversation.turn import Recalled, Way
 from sp.errors import PromptError
 from sp.pipeline import Loaded, RunOptions
@@ -70,6 +74,35 @@ def lay_out(
             f"{target.path.name} has a context of {context}; shorten the transcript, or use positions contiguous"
         )
     return plain
+
+
+def reopened(old: Slots, starts: Ints, decided: int, parted: bool) -> int | None:
+    """Where the message begins inside which new text does and that is read again as a whole; None if none is.
+
+    The question, where it is asked once more: what comes back for it stands before it. And one that was changed, if
+    something came back before it: that goes with it.
+
+    Parameters
+    ----------
+    old : Slots
+    starts : int64 (messages,)
+        Where messages begin, tokens.
+    decided : int
+        Tokens that new text has in common with the old.
+    parted : bool
+        Whether the old went on from there.
+
+    Examples
+    --------
+    >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 8, False)
+    7
+    >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 5, True)
+    """
+    at = int(np.searchsorted(starts, decided)) - 1
+    if at < 0:
+        return None
+    begin = int(starts[at])
+    return begin if at == len(starts) - 1 or (parted and begin in old.place[old.excerpts]) else None
 
 
 def told(run: Run, prompt: TokenisedPrompt, threshold: float, way: Way) -> Recalled:

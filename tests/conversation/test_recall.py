@@ -114,3 +114,23 @@ def test_what_was_told_before_a_message_comes_back_before_it(pair: Pipeline) -> 
     new = starts[starts >= found.usage.cached]
     assert len(new) >= 2
     assert set(talk.slots.place[excerpt].tolist()) == {int(new[0])}
+
+
+def test_what_came_back_for_a_message_goes_with_it(pair: Pipeline) -> None:
+    """Two messages that begin alike: the excerpt stood before the first of them, and was looked for on its account."""
+    first, second = KEYS
+    talk, asked = Conversation(pair, options(), ConversationOptions(recall="append", recall_tokens=120)), history(first)
+    asked += [said("assistant", talk.ask(asked).answer.text)]
+    base = len(message_starts(talk.ask([*asked, said("user", "x")]).prompt)) - 1
+    one, other = (
+        talk.ask([*asked, said("user", f"and also {text}"), said("assistant", "read"), said("user", f"now {second}")])
+        for text in ("a b c d", "e f g h")
+    )
+    assert one.recalled
+    assert other.recalled
+    assert other.answer.text == KEYS[second]
+    begin = int(message_starts(other.prompt)[base])
+    assert other.usage.cached == begin
+    assert set(talk.slots.place[talk.slots.excerpts].tolist()) <= {begin}
+    assert other.usage.held <= one.usage.held + 2
+    check(talk, other)
