@@ -13,7 +13,7 @@ from sp.evals.turns.summary import ALL, summarise_turns
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "conversations.md"
-HEADS = "way", "selector", "keep ratio", "n", "right (%)", "against full (points)", "older value (%)", "tokens read"
+HEADS = "way", "scorer", "keep ratio", "n", "right (%)", "against full (points)", "older value (%)", "tokens read"
 
 
 def files() -> list[Path]:
@@ -35,7 +35,7 @@ def cells(line: dict[str, Any]) -> list[str]:
     points = [f"{100 * value:+.1f}" for value in against if value is not None]
     return [
         line["way"],
-        "" if whole else line["selector"],
+        "" if whole else line["scorer"],
         f"{line['keep_ratio']:g}",
         str(line["n"]),
         f"{100 * line['accuracy']:.1f} ({100 * line['low']:.1f} to {100 * line['high']:.1f})",
