@@ -1,0 +1,47 @@
+"""The leaderboard's pages and its table in the README, made from the records; run it to print the table anew."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from models_page import table
+
+from sp.studies.board.entries import Board, Entry, read_board
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "results" / "nvidia-h200" / "instrument" / "evals"
+TASKS = "nolima", "updates", "code", "multi_session", "json", "fact"
+SCORERS = {
+    "full": "full prefill", "probe": "`probe`, task left out", "lines": "`lines`, task left out", "tail": "`tail`",
+    "tail queries=24": "`tail[queries=24]`", "snapkv": "`snapkv`", "anchored": "`anchored`",
+    "answer_attention": "`answer_attention` (oracle)", "oracle": "`oracle`", "random": "`random` (control)",
+    "lexical": "`lexical` (control)", "bm25": "`bm25` (control)",
+}  # fmt: skip
+
+
+@cache
+def board() -> Board:
+    """All records of the embedded pair."""
+    return read_board([RECORDS])
+
+
+def entries(tokens: int) -> dict[tuple[str, str], Entry]:
+    """By scorer, without its weights, and task."""
+    found = [entry for entry in board().entries if entry.tokens == tokens]
+    return {("full" if one.kind == "full" else one.scorer.split(" weights=")[0], one.task): one for one in found}
+
+
+def lines(tokens: int = 8192) -> list[str]:
+    """A row a scorer, a column a task, right answers in per cent."""
+    found = entries(tokens)
+    rows = [
+        [shown, *(f"{100 * one.accuracy:.0f}" if (one := found.get((name, task))) and one.accuracy is not None else ""
+         for task in TASKS)]
+        for name, shown in SCORERS.items()
+    ]  # fmt: skip
+    return table(["scorer", *(f"`{task}`" for task in TASKS)], rows)
+
+
+if __name__ == "__main__":
+    print(*lines(), sep="\n")
