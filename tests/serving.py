@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import sp
 from sp.conversation import Conversations
+from sp.evals.text.filler import filler
 from sp.pipeline import Pipeline, RunOptions
 from sp.serve.app import Limits, Service
 from sp.serve.metrics import Metrics
@@ -23,7 +25,6 @@ ALWAYS = {"sp": {"compress": "always"}}
 TASKS = [(f"{a}-{b}", 1372619 * n + 1358274) for n, (a, b) in enumerate((a, b) for a in ("quiet", "cloudy", "amber")
          for b in ("lantern", "coral"))]  # fmt: skip
 """Keys and values of needles, all different."""
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,14 @@ class Running:
 
 
 def document(key: str, value: int, repeats: int = 4) -> str:
-    """A text that holds one needle."""
-    return f"{FILLER * repeats}One of the special magic numbers for {key} is: {value}. {FILLER}"
+    """A text of the embedded pair's kind that holds one needle."""
+    stream = filler("grammar", random.Random(f"{key} {repeats}"))
+    before, after = (" ".join(next(stream).text for _ in range(n)) for n in (3 * repeats // 2, 2))
+    return f"{before} {key} was assigned the number {value}. {after} "
 
 
 def question(key: str) -> str:
-    return f"What is the special magic number for {key} mentioned in the provided text?"
+    return f"What is the number of {key}?"
 
 
 def chat(key: str, value: int) -> list[dict[str, Any]]:
