@@ -7,6 +7,7 @@ RESULTS: ``fit_*.jsonl`` and ``train_draft.jsonl`` of the training, ``check_draf
 
 from __future__ import annotations
 
+import re
 import sys
 from math import prod
 from pathlib import Path
@@ -30,6 +31,7 @@ In PyTorch on {gpu}, chains only and only prompts that the target answers rightl
 columns at the right tell how often the guess so many tokens ahead is right, counted from every token of the answers:
 
 {by_depth}"""
+LEFT_OUT = re.compile(r" weights=\S+-without-\S+")
 RETRIEVES = 0.1
 """Least score of a head that the scorer `retrieval_heads` takes."""
 
@@ -97,10 +99,18 @@ def training_table(results: Path) -> str:
 
 
 def eval_rows(folder: Path) -> list[dict[str, Any]]:
-    """Rows of every file of `sp eval` and `sp sweep` in a folder."""
+    """Rows of every file of `sp eval` and `sp sweep` in a folder, each example once a way to read it.
+
+    Trained scorers are named by what their weights never saw.
+    """
     sources = find_sources([folder])
     rows = [row for path in sources.evals for row in read_jsonl(path)]
-    return rows + list(read_results(sources.results).all_rows())
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in [*rows, *read_results(sources.results).all_rows()]:
+        scorer = LEFT_OUT.sub(" (this task left out)", str(row["scorer"]))
+        key = (row["task"], row["example"], scorer, row["selector"], row["keep_ratio"])
+        found.setdefault(key, row | {"scorer": scorer})
+    return list(found.values())
 
 
 def full_table(rows: list[dict[str, Any]]) -> str:
@@ -114,13 +124,16 @@ def full_table(rows: list[dict[str, Any]]) -> str:
 
 
 def strategy_tables(rows: list[dict[str, Any]], note: str) -> str:
-    """Right answers by strategy and task at each keep ratio; under each, what the drafter was trained for."""
-    table = Table.of(rows)
-    parts = [
-        f"Keep ratio {keep:g}:\n\n{grid_table(table, 'task', share, keep=keep)}\n\n{note}"
-        for keep in table.values("keep_ratio")
-        if keep < 1
-    ]
+    """Right answers by strategy and task, by length and keep ratio; under each, what the drafter was trained for."""
+    parts = []
+    for length in sorted({row["tokens_asked"] for row in rows}):
+        table = Table.of([row for row in rows if row["tokens_asked"] == length])
+        parts += [
+            f"{tokens_label(length)} tokens, keep ratio {keep:g}:\n\n"
+            f"{grid_table(table, 'task', share, keep=keep)}\n\n{note}"
+            for keep in table.values("keep_ratio")
+            if keep < 1
+        ]
     return "\n\n".join(parts)
 
 
