@@ -19,7 +19,7 @@ SWITCH = (
     "{% if add_generation_prompt %}{{ '<think>\n' if enable_thinking is not defined or enable_thinking else "
     "'<think>\n\n</think>\n\n' }}{% endif %}"
 )
-OPTIONS = RunOptions(keep_ratio=0.25)
+OPTIONS = RunOptions(keep_ratio=0.22)
 
 
 @pytest.fixture(scope="module")
