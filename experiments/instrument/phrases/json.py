@@ -1,11 +1,13 @@
 """Training phrases of `json`: layouts drawn from parts, vocabularies drawn from other words."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import random
 
 from sp.evals.tasks.json import LARGEST
-from sp.evals.text.records import HELD_OUT, JsonPhrases, Layout
+from sp.evals.text.records import FRESH, HELD_OUT, JsonPhrases, Layout
 
 from .names_b import PLACES, QUALITIES, THINGS, coined
 from .weave import noise, several, spread, weave
@@ -223,6 +225,18 @@ OUTWARD = (
         go=("then", "next", "and next", "after that", "and under it", "further down", "and from there", "in which"),
         at=("", "to", "the field", "one finds"),
     ),
+    *spread(
+        "<mark> <and> <inside> <that><colon> ",
+        mark=("", ","),
+        **{"and": ("and", "and there", "and then", "then", "but")},
+        inside=("inside", "within", "in", "under", "of", "from", "out of", "deeper in"),
+        that=("that", "this", "it", "that group", "this one", "the same"),
+        colon=("", ":", ", the"),
+    ),
+    *spread("<mark> <which> <has> ", mark=("", ","), which=("which", "that", "and it", "whose part"),
+    has=("has", "holds", "contains", "is given with", "is followed by", "begins a group with")),
+    " with its ", "'s ", " containing ", " holding ", ", open it, ", ", down to ", ", one step down ", ", in whose group ", " >> ", " \\ ",
+    ", and as its part ", ", and a level deeper ", ", in that very group ", " -- ", ", of which I want ", ", with the field ",
 )  # fmt: skip
 INWARD = (
     " of ", " in ", " inside ", " within ", " under ", " of the group ", " in the group ", " that is in ", " found in ",
@@ -234,6 +248,21 @@ INWARD = (
         lies=("lies", "stands", "sits", "belongs", "comes"),
         within=("under", "in", "within", "inside", "below", "with"),
     ),
+    *spread(
+        "<mark> <part> <of> <group>",
+        mark=("", ","),
+        part=("part", "a part", "a field", "one field", "a child", "the one", "an entry", "member", "itself a part"),
+        of=("of", "in", "inside", "within", "from"),
+        group=("", "the group ", "the part "),
+    ),
+    *spread(
+        "<mark> <seen> <in> ",
+        mark=("", ","),
+        seen=("kept", "held", "written", "placed", "nested", "stored", "given", "noted", "taken", "looked up", "as it stands"),
+        **{"in": ("in", "inside", "within", "under", "beneath")},
+    ),
+    " beneath ", " out of ", " belonging to ", " which belongs to ", " << ", " as part of ", " whose group is ", " (of ", ", that of ", " that is one of ",
+    ", a level above it ", ", one step up ", ", whose parent is ", ", with the parent ", ", in the hands of ", ", the group being ",
 )  # fmt: skip
 WAYS = OUTWARD, INWARD
 """Each of the two is drawn half of the time, or a comma would tell of the more frequent one."""
@@ -241,7 +270,7 @@ WAYS = OUTWARD, INWARD
 
 def paths() -> tuple[tuple[str, bool], ...]:
     """Ways to join a group and a field, as many that name the group first as others; none that examples have."""
-    held = {joiner for joiner, _ in HELD_OUT.paths}
+    held = {joiner for joiner, _ in (*HELD_OUT.paths, *FRESH.paths)}
     plain = (dict.fromkeys(joiner.replace("  ", " ") for joiner in many) for many in WAYS)
     out, into = ([joiner for joiner in many if joiner not in held] for many in plain)
     size = max(len(out), len(into))
