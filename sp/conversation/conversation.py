@@ -18,7 +18,7 @@ from sp.conversation.drafter_memory import DrafterMemory
 from sp.conversation.layout import lay_out, reopened, told
 from sp.conversation.options import ConversationOptions, check_run
 from sp.conversation.plan import Planner
-from sp.conversation.rendering import message_ends, message_starts, prompt_of
+from sp.conversation.rendering import message_ends, message_starts
 from sp.conversation.shown import Shown
 from sp.conversation.slots import Slots
 from sp.conversation.target_memory import TargetMemory
@@ -32,6 +32,7 @@ from sp.pipeline.plan import Decision, decide
 from sp.pipeline.result import Reporter, Scored, silent
 from sp.pipeline.told import told as told_of
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
+from sp.prompt.messages import prompt_of
 from sp.trace import Trace
 
 
@@ -84,6 +85,9 @@ class Conversation:
             self._drafter = DrafterMemory(pipeline.drafter, layers, self.memory.keys, self.memory.snapshots)
         self.used, self._at_work = 0.0, False
         pipeline.residency.guests.add(self)
+
+    def __repr__(self) -> str:
+        return f"Conversation({len(self.transcript):,} tokens, {len(self.slots):,} of them held, {self.pipeline!r})"
 
     def ask(
         self,

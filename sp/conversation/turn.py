@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sp.arrays import Bools, Floats
+from sp.gguf.metadata import plain
 from sp.pipeline import Answer
 from sp.pipeline.plan import Decision
+from sp.pipeline.result import SHOWN
 from sp.prompt import TokenisedPrompt
 from sp.trace import Trace
 
@@ -114,6 +116,12 @@ class TurnResult:
     decision: Decision
     drafted: tuple[float, ...] = ()
     found: Found | None = None
+
+    def __repr__(self) -> str:
+        used = self.usage
+        read = f"{used.kept:,} of {used.new:,} new tokens kept, {used.recalled:,} recalled"
+        said = plain(self.answer.text, SHOWN)
+        return f"TurnResult({said!r}, {read}, first token after {self.answer.ttft_s:.3g} s)"
 
     @property
     def reason(self) -> str:

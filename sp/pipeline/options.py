@@ -93,9 +93,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name, registry in BY_NAME.items():
             if isinstance(given := getattr(self, name), str):
-                object.__setattr__(
-                    self, name, read_strategy(given, registry, name)
-                )  # frozen
+                object.__setattr__(self, name, read_strategy(given, registry, name))  # frozen
         check_fields(self, "options")
         check_keep_ratio(self.keep_ratio)
         if self.max_new_tokens < 1:

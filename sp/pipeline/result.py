@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from sp.arrays import Floats
+from sp.gguf.metadata import plain
 from sp.pipeline.plan import Decision
 from sp.prompt import TokenisedPrompt
 from sp.scoring import Importance
@@ -15,6 +16,9 @@ from sp.trace import Trace
 
 Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 """Opens a progress bar: (what, total) -> context that yields a callback taking increments."""
+
+SHOWN = 60
+"""Characters of an answer that a short form shows."""
 
 
 def silent(what: str, total: int) -> AbstractContextManager[None]:
@@ -37,6 +41,9 @@ class Answer:
     passes: tuple[int, ...] = ()
     reasoning: str = ""
 
+    def __repr__(self) -> str:
+        return f"Answer({plain(self.text, SHOWN)!r}, {len(self.tokens):,} tokens, the first after {self.ttft_s:.3g} s)"
+
     @property
     def acceptance_length(self) -> float | None:
         """Tokens that a pass of the target gave, on average; None where no draft guessed."""
@@ -50,6 +57,9 @@ class Scored:
     drafted: TokenisedPrompt
     importance: Importance
     trace: Trace
+
+    def __repr__(self) -> str:
+        return f"Scored({len(self.drafted):,} tokens of the drafter in {self.trace.seconds:.3g} s)"
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,12 @@ class RunResult:
     selection: Selection | None
     peak_bytes: int
     drafted: TokenisedPrompt | None = None
+
+    def __repr__(self) -> str:
+        full = "" if self.full is None or self.full is self.answer else f" against {self.full.ttft_s:.3g} s in full"
+        kept = f"{self.kept_tokens:,} of {len(self.prompt):,} tokens kept"
+        said = plain(self.answer.text, SHOWN)
+        return f"RunResult({said!r}, {kept}, first token after {self.answer.ttft_s:.3g} s{full})"
 
     @property
     def kept_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,11 +20,12 @@ from sp.pipeline.result import Answer, Reporter, RunResult, Scored, silent
 from sp.pipeline.told import told
 from sp.pipeline.window import fit, may_be_over
 from sp.prompt import Prompt, Span, TokenisedPrompt
+from sp.prompt.messages import Message, as_prompt
 from sp.selection import Selection, check_budget, token_budget
 from sp.trace import Stage, Trace, peak_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline(Opened):
     """Opened models, and what is done with them.
 
@@ -54,8 +56,8 @@ class Pipeline(Opened):
 
     def run(
         self,
-        prompt: Prompt,
-        options: RunOptions,
+        prompt: Prompt | str | Sequence[Message],
+        options: RunOptions | None = None,
         *,
         full: bool = True,
         reporter: Reporter = silent,
@@ -63,6 +65,9 @@ class Pipeline(Opened):
         by_head: bool = False,
     ) -> RunResult:
         """Answer the prompt, compressed if that pays or nothing else fits, and with `full` also by a full prefill.
+
+        A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.messages.prompt_of` makes of
+        them, and no options for those of `RunOptions()`.
 
         `on_token` is called with each token of the answer as it is decoded, and ends it by returning True. `by_head`
         keeps the importance map of every head of the drafter.
@@ -74,6 +79,7 @@ class Pipeline(Opened):
         ConfigError
             Without the draft that the options' way of decoding needs.
         """
+        prompt, options = as_prompt(prompt, self.target), options or RunOptions()
         check_draft(options, self.draft)
         start, trace, scored = time.perf_counter(), Trace(), None
         if self._drafts_ahead(options):
