@@ -11,6 +11,7 @@ from sp.pipeline import Answer
 from sp.pipeline.plan import Decision
 from sp.pipeline.result import SHOWN
 from sp.prompt import TokenisedPrompt
+from sp.prompt.heat import as_heat
 from sp.trace import Trace
 
 Way = Literal["append", "rewind"]
@@ -122,6 +123,10 @@ class TurnResult:
         read = f"{used.kept:,} of {used.new:,} new tokens kept, {used.recalled:,} recalled"
         said = plain(self.answer.text, SHOWN)
         return f"TurnResult({said!r}, {read}, first token after {self.answer.ttft_s:.3g} s)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: this in words, and the heat of the transcript's tokens; see `as_heat`."""
+        return as_heat(self.prompt, self.present, self.scores, (repr(self), self.reason))
 
     @property
     def reason(self) -> str:

@@ -10,6 +10,7 @@ from sp.arrays import Floats
 from sp.gguf.metadata import plain
 from sp.pipeline.plan import Decision
 from sp.prompt import TokenisedPrompt
+from sp.prompt.heat import as_heat
 from sp.scoring import Importance
 from sp.selection import Selection
 from sp.trace import Trace
@@ -85,6 +86,11 @@ class RunResult:
         kept = f"{self.kept_tokens:,} of {len(self.prompt):,} tokens kept"
         said = plain(self.answer.text, SHOWN)
         return f"RunResult({said!r}, {kept}, first token after {self.answer.ttft_s:.3g} s{full})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: this in words, and the heat of the prompt's tokens; see `as_heat`."""
+        kept = None if self.selection is None else self.selection.kept
+        return as_heat(self.prompt, kept, self.scores, (repr(self), self.decision.reason))
 
     @property
     def kept_tokens(self) -> int:

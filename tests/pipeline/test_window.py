@@ -260,7 +260,7 @@ def test_a_conversation_that_cannot_fit_drafts_nothing(
         assert len(talk.transcript) == 0
     tight = replace(pair, residency=Residency(pair.target.model.nbytes))
     with pytest.raises(PromptError, match="and the budget is"):
-        Conversation(tight, replace(OPTIONS, compress="always")).ask([{"role": "user", "content": task.question}])
+        Conversation(tight, replace(OPTIONS, compress="always")).answer(Prompt("a b c d e f g h"))
 
 
 def test_a_prompt_that_does_not_fit_is_compressed_whatever_it_costs(pair: Pipeline) -> None:
