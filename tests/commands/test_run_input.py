@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from sp import cli
 
 TEXT = "The grass is green. The sky is blue, und es ist schön. " * 3
 ASKED = ["--question", "What is blue?", "--device", "cpu", "--no-full", "--max-new-tokens", "2", "--json"]
 
 
-def sp_run(*arguments: str, stdin: bytes) -> Any:
-    command = [sys.executable, "-m", "sp", "run", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, check=False)
+def sp_run(monkeypatch: pytest.MonkeyPatch, *arguments: object, stdin: bytes) -> int:
+    monkeypatch.setattr("sys.argv", ["sp", "run", *map(str, arguments)])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
 
 
-def test_standard_input_is_read_as_a_file_is(tmp_path: Path) -> None:
+def test_standard_input_is_read_as_a_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (file := tmp_path / "text.txt").write_text(TEXT)
-    piped = sp_run("--prompt-file", "-", *ASKED, "--out", str(tmp_path / "a"), stdin=TEXT.encode())
-    read = sp_run("--prompt-file", str(file), *ASKED, "--out", str(tmp_path / "b"), stdin=b"")
-    assert (piped.returncode, read.returncode) == (0, 0), piped.stderr
-    one, other = (json.loads(done.stdout) for done in (piped, read))
+    found = []
+    for given, stdin, out in (("-", TEXT.encode(), "a"), (file, b"", "b")):
+        assert sp_run(monkeypatch, "--prompt-file", given, *ASKED, "--out", tmp_path / out, stdin=stdin) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    one, other = found
     assert (one["prompt_tokens"], one["answer"]) == (other["prompt_tokens"], other["answer"])
     assert (tmp_path / "a" / "kept.html").read_text() == (tmp_path / "b" / "kept.html").read_text()
 
@@ -38,11 +44,16 @@ def test_standard_input_is_read_as_a_file_is(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_it_is_told_in_a_line(
-    tmp_path: Path, arguments: list[str], stdin: bytes, message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    stdin: bytes,
+    message: str,
 ) -> None:
-    done = sp_run("--prompt-file", "-", *arguments, "--out", str(tmp_path / "o"), stdin=stdin)
-    assert done.returncode == 2
-    lines = done.stderr.decode().splitlines()
+    out = tmp_path / "o"
+    assert sp_run(monkeypatch, "--prompt-file", "-", *arguments, "--out", out, stdin=stdin) == 2
+    lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith(f"sp: error: {message}")
-    assert not (tmp_path / "o").exists()
+    assert not out.exists()
