@@ -12,8 +12,10 @@ Examples
 ...     "What is the special magic number for quiet-lantern?",
 ...     pipeline.target.template,
 ... )
->>> pipeline.run(prompt, sp.RunOptions()).decision.activated
+>>> pipeline.run(prompt).decision.activated
 False
+>>> pipeline.run(prompt, sp.RunOptions(keep_ratio=0.8, scorer="lexical")).decision.activated
+True
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ def load(
     drafter: str | Path | None = None,
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    vram: str | int | None = None,
 ) -> Pipeline:
     """Open a target and a drafter; the embedded pair where a path is left out.
 
@@ -71,15 +74,28 @@ def load(
         GGUF files.
     device : {"auto", "cpu", "cuda"}
         Where both run; `auto` is the GPU where there is one.
+    vram : str or int, optional
+        GPU memory for both models, caches and work: a size such as ``"24g"``, or bytes; all there is if left out.
 
     Raises
     ------
     SpError
-        A file is missing, damaged, or no model `sp` can run; with ``cuda`` also without a usable device.
+        A file is missing, damaged, or no model `sp` can run; with ``cuda`` also without a usable device; `vram` is no
+        size, or the models run on the CPU.
+
+    Examples
+    --------
+    >>> load(device="cpu")
+    Pipeline(target='target.gguf', drafter='drafter.gguf', device='cpu')
+    >>> load(vram="24 apples")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: vram takes a size such as 24g or 900m, not '24 apples'
     """
     from sp.pipeline import Pipeline
+    from sp.pipeline.sizes import parse_bytes
 
-    return Pipeline.open(target, drafter, device=device)
+    budget = None if vram is None else parse_bytes(vram, "vram")
+    return Pipeline.open(target, drafter, device=device, vram=budget)
 
 
 def __getattr__(name: str) -> Any:

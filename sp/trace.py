@@ -18,6 +18,9 @@ import numpy.typing as npt
 
 from sp.errors import ConfigError
 
+SHOWN = 6
+"""Stages that the short form of a trace shows."""
+
 
 @dataclass
 class Stage:
@@ -51,6 +54,11 @@ class Trace:
     stages: list[Stage] = field(default_factory=list)
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        told = [f"{stage.name} {stage.seconds:.3g} s" for stage in self.stages[:SHOWN]]
+        told += [f"{len(self.stages) - SHOWN} more"] if len(self.stages) > SHOWN else []
+        return f"Trace({', '.join(told)}; {len(self.arrays)} arrays, {len(self.facts)} facts)"
 
     @contextmanager
     def stage(self, name: str, tokens: int = 0) -> Iterator[Stage]:

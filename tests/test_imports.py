@@ -18,6 +18,7 @@ ORDER = [
     {"__init__"},
     {"errors", "arrays"},
     {"config", "trace"},
+    {"named"},
     {"structure"},
     {"quant"},
     {"gguf"},

@@ -12,8 +12,8 @@ import typer
 from sp.commands.bench.bench import numbers
 from sp.commands.eval_options import Asked, asking
 from sp.commands.eval_run import run_tasks
-from sp.commands.strategies import read_options
 from sp.errors import ConfigError
+from sp.named import read_options
 
 if TYPE_CHECKING:
     from sp.evals.formats.file_task import FileTask

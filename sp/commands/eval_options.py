@@ -23,9 +23,10 @@ from sp.commands.options import (
     TargetRope,
     ThinkingMode,
 )
-from sp.commands.strategies import read_shares, read_strategies
+from sp.commands.strategies import read_shares
 from sp.commands.terminal import AsJson
 from sp.config import from_mapping
+from sp.named import read_strategies
 
 if TYPE_CHECKING:
     from sp.chat import Thinking

@@ -36,7 +36,9 @@ class Measure(Protocol):
 def run_tasks(
     tasks: Sequence[Task], lengths: Sequence[int], n: int, asked: Asked, name: Callable[[Task], str] | None = None
 ) -> None:
-    """Evaluate, write the rows and print the table; a length without room for a task is found before anything runs.
+    """Evaluate, write the rows and print the table.
+
+    A length without room for a task, or one that the target has no room for, is found before anything runs.
 
     Parameters
     ----------
@@ -52,6 +54,7 @@ def run_tasks(
         in a column of their own.
     """
     from sp.evals import TASKS, evaluate
+    from sp.evals.fits import check_example
     from sp.evals.formats.file_task import FileTask
     from sp.evals.formats.record_task import LongPromptError
     from sp.evals.run import counter, label
@@ -70,7 +73,9 @@ def run_tasks(
     kinds = [(task, tokens) for tokens in lengths for task in tasks]
     for task, tokens in kinds:
         with suppress(LongPromptError):
-            task.example(0, tokens, count)
+            first = task.example(0, tokens, count)
+            if not isinstance(task, FileTask):  # whose prompts that are too long are passed over
+                check_example(pipeline, first, asked.asked_thinking())
 
     def examples(task: Task, tokens: int) -> Iterator[Example]:
         passed = 0

@@ -138,6 +138,8 @@ def ppl(
     from sp.evals.ppl import generated_text, passages, perplexity
     from sp.evals.run import counter
     from sp.evals.summary import summarise_perplexity
+    from sp.pipeline.window import check_context
+    from sp.prompt import Prompt
 
     if asked.asked_thinking() != Thinking("off"):
         raise ConfigError("sp eval ppl reads plain text, and no chat that asks for thinking; leave it out")
@@ -148,6 +150,9 @@ def ppl(
     tokenizer, found = pipeline.target.tokenizer, []
     for tokens in sizes:
         source = written or generated_text(n * (tokens + continuation), counter(tokenizer), asked.seed)
-        found += passages(source, tokens, continuation, n, tokenizer)
+        made = passages(source, tokens, continuation, n, tokenizer)
+        if made:  # told before anything is read
+            check_context(pipeline.target, len(pipeline.tokenise(Prompt(made[0].context))), continuation)
+        found += made
     rows = gather(partial(perplexity, pipeline, found, cells), len(found) * (len(cells) + 1), asked.out)
     show(summarise_perplexity(rows), PERPLEXITY, asked.as_json, pipeline)

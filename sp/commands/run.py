@@ -28,14 +28,14 @@ from sp.commands.options import (
     ThinkingMode,
 )
 from sp.commands.strategies import read_settings
-from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar, read_text
+from sp.commands.terminal import STANDARD_INPUT, AsJson, check_folder, print_json, progress_bar, read_text
 from sp.config import from_mapping
 from sp.errors import ConfigError, PromptError
 
 
 def run(
     prompt_file: Annotated[
-        Path | None, typer.Option(help="Long text to read; the embedded sample if left out.")
+        Path | None, typer.Option(help="Long text to read, - for standard input; the embedded sample if left out.")
     ] = None,
     question: Annotated[str | None, typer.Option(help="What to ask about the text.")] = None,
     needle: Annotated[str | None, typer.Option(help="Piece of the text that holds the answer; report only.")] = None,
@@ -89,7 +89,9 @@ def run(
 
       sp run --prompt-file book.txt --question "What is the special magic number for quiet-lantern?"
 
-      sp run --decode ddtree --set decode.budget=22
+      git log -p | sp run --prompt-file - --question "Which commit renamed the parser?"
+
+      sp run --scorer 'tail\\[queries=16]' --decode ddtree --set decode.budget=22
 
       sp run --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off --prompt-file book.txt ...
 
@@ -128,14 +130,16 @@ def run(
         document, example = sample()
         if question is None:
             question, needle, expected = example.question, needle or example.needle, list(example.answers)
+    elif question is None:
+        about = "standard input" if prompt_file == STANDARD_INPUT else prompt_file
+        raise PromptError(f"the question is missing: say what to ask about {about} with --question")
     else:
-        document = read_text(prompt_file, "--prompt-file")
-    if question is None:
-        raise PromptError(f"the question is missing: say what to ask about {prompt_file} with --question")
+        document = read_text(prompt_file, "--prompt-file", piped=True)
     pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes)
     tell_thinking(asked, pipeline.target)
     told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": asked}
     prompt = Prompt.from_document(document, question, pipeline.target.template, **told)  # type: ignore[arg-type]
+    pipeline.check(prompt, options, full=full)
     if full:
         pipeline.warm_up(min(1024, len(prompt.text) // 32))  # about an eighth of the prompt
     result = pipeline.run(prompt, options, full=full, reporter=progress_bar, by_head=True)

@@ -1,90 +1,26 @@
-"""Strategies on the command line: lists of names with options in square brackets, and `--set GROUP.NAME=VALUE`."""
+"""Strategies on the command line: names with their options, `--set GROUP.NAME=VALUE`, and lists of shares."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import yaml
-
-from sp.config import Registry, from_mapping
+from sp.config import from_mapping
 from sp.errors import ConfigError
-
-T = TypeVar("T")
+from sp.named import read_name, read_strategy, read_value
 
 GROUPS = ("scorer", "selector", "target", "decode")
-ITEM = re.compile(r"(?P<name>[^,\[\]]+?)\s*(?:\[(?P<options>[^\]]*)\])?\s*(?:,|$)")
-NEXT_OPTION = re.compile(r",[a-z_]+=")
-"""A comma where a space should part options: YAML would read all behind it as one value."""
-
-
-def read_strategies(text: str, registry: Registry[T], option: str, common: Mapping[str, Any] | None = None) -> list[T]:
-    """Strategies such as ``tail,lookahead[queries=4 pool=5]``; values are read as YAML.
-
-    Parameters
-    ----------
-    text : str
-    registry : Registry
-        Where the names stand.
-    option : str
-        What the text was given to, for messages.
-    common : mapping, optional
-        Options of all that have them and are not given others.
-
-    Raises
-    ------
-    ConfigError
-        For a list that cannot be read, or an unknown name or option.
-
-    Examples
-    --------
-    >>> from sp.scoring import SCORERS
-    >>> [one.queries for one in read_strategies("tail[queries=16 pool=5], lookahead", SCORERS, "--scorer")]
-    [16, 8]
-    """
-    found, at, text = [], 0, text.strip()
-    while at < len(text):
-        match = ITEM.match(text, at)
-        if not match or not match["name"].strip():
-            raise ConfigError(
-                f"{option} takes names with commas between them, options as in tail[queries=16 pool=5], not {text!r}"
-            )
-        name, given = match["name"].strip(), read_options(match["options"] or "", option)
-        own = {field.name for field in dataclasses.fields(registry.class_of(name))}  # type: ignore[arg-type]
-        shared = {key: value for key, value in (common or {}).items() if key in own}
-        found.append(registry.build(name, shared | given))
-        at = match.end()
-        while at < len(text) and text[at] == " ":
-            at += 1
-    if not found:
-        raise ConfigError(f"{option} names nothing; known: {', '.join(registry)}")
-    return found
-
-
-def read_options(text: str, option: str) -> dict[str, Any]:
-    """Options such as ``queries=16 pool=5``."""
-    found = {}
-    for setting in text.split():
-        name, equals, value = setting.partition("=")
-        if not (equals and name and value) or NEXT_OPTION.search(value):
-            raise ConfigError(f"{option}: options are NAME=VALUE with spaces between them, not {setting!r}")
-        try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"{option}: {name}: {value!r} is not a YAML value") from None
-    return found
 
 
 def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[str]) -> dict[str, Any]:
-    """Strategies of a run by name, with their `--set` options, as fields of `RunOptions`.
+    """Strategies of a run, each as ``name`` or ``name[option=value]``, with `--set` options, as fields of `RunOptions`.
 
     A scorer's attention is left to device and prompt length unless it was set.
 
     Examples
     --------
-    >>> read_settings("recency", "top_chunks", "greedy", ["selector.sink=4"])["selector"].sink
+    >>> read_settings("recency", "top_chunks[tail=2]", "greedy", ["selector.sink=4"])["selector"].sink
     4
     """
     from sp.decode import DECODERS
@@ -94,12 +30,13 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     from sp.selection import SELECTORS
 
     scoring, selecting, sparse, decoding = (overrides(settings, group) for group in GROUPS)
-    chosen = SCORERS.build(scorer, scoring)
+    name, own = read_name(scorer, SCORERS, "--scorer")
+    chosen, asked = SCORERS.build(name, own | scoring), "attention" in own | scoring
     return {
-        "scorer": chosen if "attention" in scoring else by_length(chosen),
-        "selector": SELECTORS.build(selector, selecting),
+        "scorer": chosen if asked else by_length(chosen),
+        "selector": read_strategy(selector, SELECTORS, "--selector", selecting),
         "sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
-        "decode": DECODERS.build(decode, decoding),
+        "decode": read_strategy(decode, DECODERS, "--decode", decoding),
     }
 
 
@@ -121,10 +58,7 @@ def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
                 f"not {setting!r}"
             )
         if owner == group:
-            try:
-                options[name] = yaml.safe_load(value)
-            except yaml.YAMLError:
-                raise ConfigError(f"--set {key}: {value!r} is not a YAML value") from None
+            options[name] = read_value(value, f"--set {key}")
     return options
 
 

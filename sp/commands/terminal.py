@@ -39,14 +39,33 @@ def progress_bar(what: str, total: int) -> Iterator[Any]:
         yield lambda done: bar.advance(task, done)
 
 
-def read_text(path: Path, option: str) -> str:
-    """A UTF-8 text file named by an option, or PromptError."""
+STANDARD_INPUT = Path("-")
+
+
+def read_text(path: Path, option: str, *, piped: bool = False) -> str:
+    """A UTF-8 text file named by an option, with `piped` also standard input by the name ``-``; or PromptError."""
+    if piped and path == STANDARD_INPUT:
+        return read_input(option)
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}; check the path given to {option}") from None
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
+
+
+def read_input(option: str) -> str:
+    """Standard input to its end, as UTF-8 text; PromptError where there is none."""
+    if sys.stdin is None:
+        raise PromptError(f"standard input is closed; give {option} a file, or pipe a text in")
+    if sys.stdin.isatty():
+        print("sp: reading the text from the terminal; end it with Ctrl-D on a line of its own", file=sys.stderr)
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise PromptError(f"standard input is not UTF-8 text (byte {error.start}); convert it first") from None
+        raise PromptError(f"cannot read standard input: {error}; give {option} a file") from None
 
 
 def check_folder(folder: Path | None, option: str) -> None:

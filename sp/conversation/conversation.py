@@ -13,12 +13,13 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.chat import Thinking, Turn, split_reply
+from sp.conversation.before import check_turn, decide_new
 from sp.conversation.choose import Chosen, Run, choose_new, choose_recalled
 from sp.conversation.drafter_memory import DrafterMemory
 from sp.conversation.layout import lay_out, reopened, told
 from sp.conversation.options import ConversationOptions, check_run
 from sp.conversation.plan import Planner
-from sp.conversation.rendering import message_ends, message_starts, prompt_of
+from sp.conversation.rendering import message_ends, message_starts
 from sp.conversation.shown import Shown
 from sp.conversation.slots import Slots
 from sp.conversation.target_memory import TargetMemory
@@ -27,11 +28,10 @@ from sp.conversation.turn import TurnResult, Usage
 from sp.models import Trail
 from sp.pipeline import Answer, Pipeline, RunOptions, stages
 from sp.pipeline.beside import Waiting, awaited, timed
-from sp.pipeline.measured import find_break_even
-from sp.pipeline.plan import Decision, decide
 from sp.pipeline.result import Reporter, Scored, silent
 from sp.pipeline.told import told as told_of
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
+from sp.prompt.messages import prompt_of
 from sp.trace import Trace
 
 
@@ -85,6 +85,9 @@ class Conversation:
         self.used, self._at_work = 0.0, False
         pipeline.residency.guests.add(self)
 
+    def __repr__(self) -> str:
+        return f"Conversation({len(self.transcript):,} tokens, {len(self.slots):,} of them held, {self.pipeline!r})"
+
     def ask(
         self,
         messages: Sequence[Turn | Mapping[str, Any]],
@@ -124,7 +127,7 @@ class Conversation:
         Raises
         ------
         PromptError
-            The transcript does not fit the target's window.
+            The transcript does not fit the target's window, or a budget of memory.
         """
         options = self.options
         if max_new_tokens is not None:
@@ -155,7 +158,8 @@ class Conversation:
         if recalling and (begin := reopened(old, message_starts(tokenised), decided, parted)) is not None:
             decided, old = begin, old.first(old.before(begin))
             present = old.present(decided)
-        decision = self._decide(tokenised, decided)
+        decision = decide_new(pipeline, options, tokenised, decided)
+        check_turn(pipeline, options, tokenised, present, decision.activated)
         scores, drafted, scored = None, 0, None
         if pipeline.drafter is not None and options.keep_ratio < 1 and (decision.activated or recalling):
             scores, drafted, scored = self._score(tokenised, waiting, options, trace, reporter)
@@ -264,24 +268,6 @@ class Conversation:
     @property
     def _trails(self) -> tuple[Trail, ...]:
         return (self._target.trail, *([self._drafter.trail] if self._drafter is not None else []))
-
-    def _decide(self, prompt: TokenisedPrompt, decided: int) -> Decision:
-        """Whether new tokens are compressed."""
-        options, drafter, breaks = self.options, self.pipeline.drafter, self.pipeline.break_evens
-        scorer = options.scorer.settled(self.pipeline.target.model.device, len(prompt))
-        protected = prompt.mask("protected")[decided:]
-        return decide(
-            self.pipeline.target.model.config,
-            drafter.model.config if drafter else None,
-            tokens=len(protected),
-            protected=int(protected.sum()),
-            keep_ratio=options.keep_ratio,
-            compress=options.compress,
-            threshold=options.threshold,
-            measured=None if options.sparse else find_break_even(breaks, options.keep_ratio, scorer),
-            scorer=scorer,
-            sparse=options.sparse,
-        )
 
     def _score(
         self, prompt: TokenisedPrompt, waiting: Waiting | None, options: RunOptions, trace: Trace, reporter: Reporter

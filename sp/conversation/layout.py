@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sp.arrays import Ints
+from sp.conversation.before import over
 from sp.conversation.choose import Run
 from sp.conversation.options import Recall
 from sp.conversation.plan import Plan, Planner
 from sp.conversation.rendering import message_starts
 from sp.conversation.slots import Slots
 from sp.conversation.turn import Recalled, Way
-from sp.errors import PromptError
 from sp.pipeline import Loaded, RunOptions
 from sp.prompt import TokenisedPrompt
 
@@ -69,10 +69,7 @@ def lay_out(
     if not fits(plain) and planner.old.offset:
         plain = planner.rewound()  # without excerpts there may be room
     if not fits(plain):
-        raise PromptError(
-            f"the transcript ends at position {plain.slots.end} and the answer has up to {new} tokens, but "
-            f"{target.path.name} has a context of {context}; shorten the transcript, or use positions contiguous"
-        )
+        raise over(target, plain.slots.end, options)
     return plain
 
 

@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sp.arrays import Bools, Floats
+from sp.gguf.metadata import plain
 from sp.pipeline import Answer
 from sp.pipeline.plan import Decision
+from sp.pipeline.result import SHOWN
 from sp.prompt import TokenisedPrompt
+from sp.prompt.heat import as_heat
 from sp.trace import Trace
 
 Way = Literal["append", "rewind"]
@@ -114,6 +117,16 @@ class TurnResult:
     decision: Decision
     drafted: tuple[float, ...] = ()
     found: Found | None = None
+
+    def __repr__(self) -> str:
+        used = self.usage
+        read = f"{used.kept:,} of {used.new:,} new tokens kept, {used.recalled:,} recalled"
+        said = plain(self.answer.text, SHOWN)
+        return f"TurnResult({said!r}, {read}, first token after {self.answer.ttft_s:.3g} s)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: this in words, and the heat of the transcript's tokens; see `as_heat`."""
+        return as_heat(self.prompt, self.present, self.scores, (repr(self), self.reason))
 
     @property
     def reason(self) -> str:

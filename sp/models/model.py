@@ -48,6 +48,10 @@ class Model:
         self.nbytes = nbytes
         self.repacked = repacked
 
+    def __repr__(self) -> str:
+        of = self.config
+        return f"Model({of.architecture}: {of.layers} layers of {of.hidden:,}, context {of.context:,}, {self.device})"
+
     def new_cache(self, tokens: int, kv: str = "f16", *, rotate: bool = False, layers: int | None = None) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options."""
         return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from sp.errors import ConfigError, ModelError
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
+from sp.gguf.metadata import plain
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, load_model, read_config
 from sp.models.rope_keys import rope_facts
@@ -55,6 +56,10 @@ class Loaded:
     file: GGUFFile | None = None
     trained: int | None = None
     asked: AskedScaling | None = None
+
+    def __repr__(self) -> str:
+        vocabulary = f"vocabulary of {self.tokenizer.vocab_size:,}, {self.nbytes / 1e6:,.1f} MB"
+        return f"Loaded({plain(self.path.name)!r}, {self.model!r}, {vocabulary})"
 
     def describe(self) -> dict[str, object]:
         """Facts for the trace."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from sp.errors import ConfigError
+from sp.gguf.metadata import plain
 from sp.models import AskedScaling, Draft, load_draft
 from sp.models.model import Device
 from sp.pipeline.load import Loaded, Where, embedded, load
@@ -17,6 +18,7 @@ from sp.pipeline.measured import BreakEven, known_break_evens
 from sp.pipeline.options import RunOptions
 from sp.pipeline.pair import load_pair
 from sp.pipeline.residency import Residency
+from sp.pipeline.sizes import format_bytes
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,13 @@ class Opened:
         self.residency.add("target", self.target.model)
         if self.drafter is not None:
             self.residency.add("drafter", self.drafter.model)
+
+    def __repr__(self) -> str:
+        models = {"target": self.target, "drafter": self.drafter, "draft": self.draft}
+        told = {role: plain(one.path.name) for role, one in models.items() if one is not None}
+        told |= {"device": self.target.model.device}
+        told |= {"vram": size} if (size := format_bytes(self.residency.budget)) else {}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     @classmethod
     def open(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from sp.config import check_fields
-from sp.decode import Decoder, Greedy, Speculative
+from sp.config import Registry, check_fields
+from sp.decode import DECODERS, Decoder, Greedy, Speculative
 from sp.errors import ConfigError
 from sp.models import Gaps
 from sp.models.cache.pages import KVType
+from sp.named import read_strategy
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
 from sp.selection import SELECTORS, Selector, check_keep_ratio
@@ -17,6 +18,8 @@ from sp.selection import SELECTORS, Selector, check_keep_ratio
 Compress = Literal["auto", "always", "off"]
 Positions = Literal["original", "contiguous"]
 Mapping = Literal["byte_span", "text_rejoin"]
+BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "decode": DECODERS}
+"""Options that are strategies, and where their names stand."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,9 @@ class RunOptions:
     ----------
     keep_ratio : float
         Share of the prompt's tokens the target reads, in (0, 1].
-    scorer, selector : Scorer, Selector
-        Strategies; build them by name with `SCORERS.build` and `SELECTORS.build`.
+    scorer, selector : Scorer, Selector or str
+        Strategies, or their names with options as on the command line: ``"tail[queries=24]"``. By name a scorer is
+        what `SCORERS.build` makes of it.
     compress : {"auto", "always", "off"}
         `auto` compresses when the predicted cost is lower than that of the full prefill.
     threshold : int
@@ -51,13 +55,23 @@ class RunOptions:
         What the target's recurrent layers do where tokens were left out; see `sp.models.passes.gaps`.
     sparse : FlashPrefill, optional
         Lists the key blocks that the target's own attention layers read of a prompt; densely without it.
-    decode : Decoder
-        How the answer is decoded; build it by name with `DECODERS.build`. The speculative ways need a pipeline with a
-        draft, see `Pipeline.with_draft`.
+    decode : Decoder or str
+        How the answer is decoded; by name as scorers are. The speculative ways need a pipeline with a draft, see
+        `Pipeline.with_draft`.
     max_new_tokens : int
         Longest answer.
     seed : int
         For scorers that draw random numbers, and for sampled answers.
+
+    Raises
+    ------
+    ConfigError
+        For a value of the wrong type or out of range, an unknown name, or options that exclude each other.
+
+    Examples
+    --------
+    >>> RunOptions(scorer="tail[queries=24]", selector="top_chunks", decode="greedy").scorer.queries
+    24
     """
 
     keep_ratio: float = 0.05
@@ -77,6 +91,9 @@ class RunOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, registry in BY_NAME.items():
+            if isinstance(given := getattr(self, name), str):
+                object.__setattr__(self, name, read_strategy(given, registry, name))  # frozen
         check_fields(self, "options")
         check_keep_ratio(self.keep_ratio)
         if self.max_new_tokens < 1:

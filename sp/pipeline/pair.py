@@ -44,7 +44,7 @@ def load_pair(
     where = pick_device(device)
     if where == "cpu":
         if vram is not None:
-            raise ConfigError("--vram is a budget of GPU memory, but the models run on the CPU; leave it out")
+            raise ConfigError("vram is a budget of GPU memory, but the models run on the CPU; leave it out")
         return target(where), drafter(where), Residency()
     residency = Residency(vram)
     heavy = residency.load("target", lambda: target(where))

@@ -7,14 +7,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from sp.arrays import Floats
+from sp.gguf.metadata import plain
 from sp.pipeline.plan import Decision
 from sp.prompt import TokenisedPrompt
+from sp.prompt.heat import as_heat
 from sp.scoring import Importance
 from sp.selection import Selection
 from sp.trace import Trace
 
 Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 """Opens a progress bar: (what, total) -> context that yields a callback taking increments."""
+
+SHOWN = 60
+"""Characters of an answer that a short form shows."""
 
 
 def silent(what: str, total: int) -> AbstractContextManager[None]:
@@ -37,6 +42,9 @@ class Answer:
     passes: tuple[int, ...] = ()
     reasoning: str = ""
 
+    def __repr__(self) -> str:
+        return f"Answer({plain(self.text, SHOWN)!r}, {len(self.tokens):,} tokens, the first after {self.ttft_s:.3g} s)"
+
     @property
     def acceptance_length(self) -> float | None:
         """Tokens that a pass of the target gave, on average; None where no draft guessed."""
@@ -50,6 +58,9 @@ class Scored:
     drafted: TokenisedPrompt
     importance: Importance
     trace: Trace
+
+    def __repr__(self) -> str:
+        return f"Scored({len(self.drafted):,} tokens of the drafter in {self.trace.seconds:.3g} s)"
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,17 @@ class RunResult:
     selection: Selection | None
     peak_bytes: int
     drafted: TokenisedPrompt | None = None
+
+    def __repr__(self) -> str:
+        full = "" if self.full is None or self.full is self.answer else f" against {self.full.ttft_s:.3g} s in full"
+        kept = f"{self.kept_tokens:,} of {len(self.prompt):,} tokens kept"
+        said = plain(self.answer.text, SHOWN)
+        return f"RunResult({said!r}, {kept}, first token after {self.answer.ttft_s:.3g} s{full})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: this in words, and the heat of the prompt's tokens; see `as_heat`."""
+        kept = None if self.selection is None else self.selection.kept
+        return as_heat(self.prompt, kept, self.scores, (repr(self), self.decision.reason))
 
     @property
     def kept_tokens(self) -> int:

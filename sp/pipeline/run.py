@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,16 +15,17 @@ from sp.pipeline.beside import awaited, timed
 from sp.pipeline.measured import find_break_even
 from sp.pipeline.opened import Opened
 from sp.pipeline.options import Compress, RunOptions
-from sp.pipeline.plan import decide
+from sp.pipeline.plan import Decision, decide
 from sp.pipeline.result import Answer, Reporter, RunResult, Scored, silent
 from sp.pipeline.told import told
-from sp.pipeline.window import fit, may_be_over
+from sp.pipeline.window import Fit, check_memory, check_scoring, fit, may_be_over
 from sp.prompt import Prompt, Span, TokenisedPrompt
+from sp.prompt.messages import Message, as_prompt
 from sp.selection import Selection, check_budget, token_budget
 from sp.trace import Stage, Trace, peak_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline(Opened):
     """Opened models, and what is done with them.
 
@@ -54,8 +56,8 @@ class Pipeline(Opened):
 
     def run(
         self,
-        prompt: Prompt,
-        options: RunOptions,
+        prompt: Prompt | str | Sequence[Message],
+        options: RunOptions | None = None,
         *,
         full: bool = True,
         reporter: Reporter = silent,
@@ -63,6 +65,9 @@ class Pipeline(Opened):
         by_head: bool = False,
     ) -> RunResult:
         """Answer the prompt, compressed if that pays or nothing else fits, and with `full` also by a full prefill.
+
+        A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.messages.prompt_of` makes of
+        them, and no options for those of `RunOptions()`.
 
         `on_token` is called with each token of the answer as it is decoded, and ends it by returning True. `by_head`
         keeps the importance map of every head of the drafter.
@@ -74,6 +79,7 @@ class Pipeline(Opened):
         ConfigError
             Without the draft that the options' way of decoding needs.
         """
+        prompt, options = as_prompt(prompt, self.target), options or RunOptions()
         check_draft(options, self.draft)
         start, trace, scored = time.perf_counter(), Trace(), None
         if self._drafts_ahead(options):
@@ -81,9 +87,9 @@ class Pipeline(Opened):
             tokenizers = reader.tokenizer, self.target.tokenizer
             drafted = stages.tokenise_for_drafter(prompt, *tokenizers, trace)  # by itself: all wait for it
             waiting = self.beside.submit(timed, self.tokenise, prompt)
-            if early := may_be_over(self.target, len(drafted), options):
+            if early := may_be_over(self.target, drafted, options, self.residency.budget, full):
                 tokenised = awaited(waiting, trace)
-                fit(self.target, len(tokenised), options, True)
+                self._settle(tokenised, options, full)
             importance = stages.score(role, reader, self.residency, drafted, options, trace, reporter, by_head)
             scored = Scored(drafted, importance, trace)
             if not early:
@@ -91,28 +97,12 @@ class Pipeline(Opened):
         else:
             tokenised = stages.tokenise(prompt, self.target.tokenizer, trace)
         text = next(stage for stage in trace.stages if stage.name == "tokenise")
-        scorer = options.scorer.settled(self.target.model.device, len(tokenised))
-        window = fit(self.target, len(tokenised), replace(options, scorer=scorer), self.drafter is not None)
-        options = replace(options, positions=window.positions)
-        decision = decide(
-            self.target.model.config,
-            self.drafter.model.config if self.drafter else None,
-            tokens=len(tokenised),
-            protected=int(tokenised.mask("protected").sum()),
-            keep_ratio=options.keep_ratio,
-            compress=options.compress,
-            fits=window.whole,
-            threshold=options.threshold,
-            # Times were measured with a target that reads densely.
-            measured=None if options.sparse else find_break_even(self.break_evens, options.keep_ratio, scorer),
-            scorer=scorer,
-            sparse=options.sparse,
-        )
+        options, window, decision = self._settle(tokenised, options, full)
         scores, selection = None, None
         everything = np.ones(len(tokenised), bool)
         if decision.activated:
             if scored is None:
-                scored = self.score(tokenised, replace(options, scorer=scorer), reporter, by_head)
+                scored = self.score(tokenised, options, reporter, by_head)
                 trace.stages += scored.trace.stages
             ahead = time.perf_counter()  # copies run beside the selection
             if self.residency.prepare("target", token_budget(options.keep_ratio, len(tokenised))):
@@ -121,7 +111,7 @@ class Pipeline(Opened):
         kept = everything if selection is None else selection
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
         facts = {"window": window.note, "residency": self.residency.report(start)}
-        trace.facts |= told(self.target, self.drafter, self.draft, scorer, scored, facts)
+        trace.facts |= told(self.target, self.drafter, self.draft, options.scorer, scored, facts)
         baseline = answer if full and window.whole else None
         if baseline is not None and selection is not None:
             alone = Stage("tokenise", text.tokens, text.seconds + text.beside)
@@ -137,6 +127,59 @@ class Pipeline(Opened):
             peak_bytes(),
             scored.drafted if scored else None,
         )
+
+    def check(
+        self, prompt: Prompt | str | Sequence[Message], options: RunOptions | None = None, *, full: bool = True
+    ) -> None:
+        """Raise what `run` would raise before it lets a model read, and do nothing else; arguments as for `run`.
+
+        Examples
+        --------
+        >>> pair = Pipeline.open(device="cpu")
+        >>> pair.check("The sky is blue.", RunOptions(max_new_tokens=200_000))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        sp.errors.PromptError: the prompt has 6 tokens and the answer up to 200000, but target.gguf has a context of ...
+        """
+        prompt, options = as_prompt(prompt, self.target), options or RunOptions()
+        check_draft(options, self.draft)
+        tokenised = self.tokenise(prompt)
+        options, _, decision = self._settle(tokenised, options, full)
+        if decision.activated:
+            reader = self._reader(options)[1]
+            drafted = stages.tokenise_for_drafter(prompt, reader.tokenizer, self.target.tokenizer, Trace(), tokenised)
+            check_scoring(reader, len(drafted), options.scorer, self.residency.budget)
+
+    def _settle(self, tokenised: TokenisedPrompt, options: RunOptions, full: bool) -> tuple[RunOptions, Fit, Decision]:
+        """What the prompt's tokens settle before a model reads them; PromptError if they fit in no way.
+
+        Options with scorer and positions settled, how the prompt fits, and whether it is compressed.
+        """
+        n, budget, protected = len(tokenised), self.residency.budget, tokenised.mask("protected")
+        options = replace(options, scorer=options.scorer.settled(self.target.model.device, n))
+        window = fit(self.target, n, options, self.drafter is not None)
+        options = replace(options, positions=window.positions)
+        decision = decide(
+            self.target.model.config,
+            self.drafter.model.config if self.drafter else None,
+            tokens=n,
+            protected=int(protected.sum()),
+            keep_ratio=options.keep_ratio,
+            compress=options.compress,
+            fits=window.whole,
+            threshold=options.threshold,
+            # Times were measured with a target that reads densely.
+            measured=None if options.sparse else find_break_even(self.break_evens, options.keep_ratio, options.scorer),
+            scorer=options.scorer,
+            sparse=options.sparse,
+        )
+        beside, kept = self.draft.nbytes if self.draft else 0, n
+        if decision.activated:
+            kept = token_budget(options.keep_ratio, n)
+            check_budget(protected, kept)
+        check_memory(self.target, kept, options, budget, beside)
+        if full and window.whole:
+            check_memory(self.target, n, options, budget, beside, full=True)
+        return options, window, decision
 
     def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
         """The prompt in the target's vocabulary."""

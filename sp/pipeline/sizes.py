@@ -7,13 +7,16 @@ from sp.errors import ConfigError
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-def parse_bytes(text: str, option: str = "--vram") -> int:
+def parse_bytes(text: str | int, option: str = "--vram") -> int:
     """Bytes of a size such as ``24g`` (GiB), ``900m`` or ``17.5g``; ConfigError names the `option` it is for.
+
+    A number is bytes already.
 
     >>> parse_bytes("1.5g") // (1 << 20)
     1536
     """
-    number, unit = text.strip().lower().removesuffix("ib").removesuffix("b"), ""
+    written = text if isinstance(text, str) else repr(text)
+    number, unit = written.strip().lower().removesuffix("ib").removesuffix("b"), ""
     if number[-1:] in UNITS:
         number, unit = number[:-1], number[-1:]
     try:

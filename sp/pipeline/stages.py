@@ -20,6 +20,7 @@ from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, Scored, silent
+from sp.pipeline.window import check_scoring
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.scoring import Importance, KeptKeys, ScoreRequest
 from sp.selection import Selection, SelectionRequest
@@ -72,9 +73,15 @@ def score(
     trace, reporter, by_head
     keys : KeptKeys, optional
         What the reader holds of the prompt already.
+
+    Raises
+    ------
+    PromptError
+        The budget of device memory cannot hold what that takes; nothing has been read then.
     """
     n = len(drafted)
     new = n - (keys.trail.tokens if keys else 0)
+    check_scoring(reader, new, options.scorer, residency.budget)
     with (
         trace.stage("score", new),
         reporter("scoring", new * reader.model.config.layers) as progress,

@@ -1,7 +1,7 @@
-"""The target's window: whether a prompt and its answer fit it, whole or compressed, asked before anything is read.
+"""Whether a prompt and its answer fit: the target's window, whole or compressed, and a budget of device memory.
 
-A kept token that stands where it stood needs a window as long as the prompt. Where the prompt is longer, what is kept
-of it may still fit at contiguous positions, which are all that the target then sees.
+It is asked before anything is read. A kept token that stands where it stood needs a window as long as the prompt. Where
+the prompt is longer, what is kept of it may still fit at contiguous positions, which are all that the target then sees.
 """
 
 from __future__ import annotations
@@ -9,12 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.errors import PromptError
+from sp.models.inspect.memory import least_bytes
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Positions, RunOptions
+from sp.prompt import TokenisedPrompt
+from sp.scoring import Scorer
+from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget
 
 SPREAD = 2
-"""How many times as many tokens as in the drafter's vocabulary a prompt is reckoned with before they are counted."""
+"""How many times as many, or as few, tokens as in the drafter's vocabulary a prompt is reckoned with before they are
+counted, where no more is known than that."""
+FRAME = 8
+"""Tokens of a prompt, at most, that stand for no byte of it: BOS, EOS, and what SentencePiece writes in front."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +92,67 @@ def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool) -> Fit:
     return Fit(False, "contiguous", f"{over}: it reads what is kept alone{where}, and no full prefill is possible")
 
 
-def may_be_over(target: Loaded, drafted: int, options: RunOptions) -> bool:
-    """Whether a prompt of so many tokens in the drafter's vocabulary may have too many in the target's for any way.
+def may_be_over(
+    target: Loaded, drafted: TokenisedPrompt, options: RunOptions, budget: int | None = None, full: bool = False
+) -> bool:
+    """Whether a prompt may have too many tokens in the target's vocabulary for any way, as far as the drafter's tell.
 
-    It is reckoned with twice as many; where there are still more, the refusal comes after the drafter has read.
+    For the window a token is reckoned with for each byte, so that False is certain; for what must be kept and for a
+    `budget` of memory twice as many as the drafter's, or half. With `full` all of them are to be read besides.
     """
-    kept = token_budget(options.keep_ratio, SPREAD * drafted)
-    return kept + options.max_new_tokens > target.model.config.context
+    n, new = len(drafted), options.max_new_tokens
+    most = token_budget(options.keep_ratio, len(drafted.prompt.text.encode()) + FRAME)
+    if most + new > target.model.config.context:
+        return True
+    if SPREAD * int(drafted.mask("protected").sum()) > token_budget(options.keep_ratio, n // SPREAD):
+        return True
+    read = token_budget(1.0 if full else options.keep_ratio, SPREAD * n)
+    return budget is not None and _held(target, read + new, options) > budget
+
+
+def check_memory(
+    target: Loaded, tokens: int, options: RunOptions, budget: int | None, beside: int = 0, full: bool = False
+) -> None:
+    """PromptError if a budget of device memory cannot hold what the target needs to read so many tokens and answer.
+
+    Parameters
+    ----------
+    target : Loaded
+    tokens : int
+        That it reads.
+    options : RunOptions
+    budget : int or None
+        Bytes; None if it is not known.
+    beside : int
+        Bytes of what never leaves: a draft.
+    full : bool
+        So many tokens are read for the sake of a full prefill beside the answer.
+    """
+    new = options.max_new_tokens
+    if budget is None or (least := _held(target, tokens + new, options) + beside) <= budget:
+        return
+    what = f"{tokens} tokens read by {target.path.name} and an answer of up to {new} take {least / 2**30:.2f} GiB"
+    help_ = "leave the full prefill out (--no-full)" if full else "lower --keep-ratio"
+    raise PromptError(
+        f"{what} at least, and the budget is {budget / 2**30:.2f} GiB; {help_}, take --kv q4_0, a shorter prompt or "
+        "a larger --vram"
+    )
+
+
+def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | None) -> None:
+    """The same of who scores so many tokens, in its vocabulary: its weights, and their stream through its layers."""
+    if budget is None or scorer.oracle or isinstance(scorer, ModelFreeScorer):
+        return
+    least = reader.model.nbytes + 4 * reader.model.config.hidden * tokens
+    if least > budget:
+        raise PromptError(
+            f"{tokens} tokens scored by {reader.path.name} take {least / 2**30:.2f} GiB at least, and the budget is "
+            f"{budget / 2**30:.2f} GiB; take a shorter prompt, a smaller drafter or a larger --vram"
+        )
+
+
+def _held(target: Loaded, tokens: int, options: RunOptions) -> int:
+    return least_bytes(target.model.config, target.model.nbytes, tokens, options.kv)
 
 
 def _over(loaded: Loaded, tokens: int, new_tokens: int) -> str:

@@ -11,11 +11,14 @@ import numpy as np
 from sp.arrays import Bools, Ints
 from sp.chat import Located, Segment, Thinking, Thinks, Turn, segments_of, without
 from sp.errors import PromptError
+from sp.gguf.metadata import plain
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
 from sp.prompt.spans import Span, SpanKind, in_bytes
 
 DOCUMENT_MARK = "\n\n"
+SHOWN = 60
+"""Characters of a text that a short form of its prompt shows."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,26 @@ class Prompt:
     spans: tuple[Span, ...] = ()
     thinks: Thinks | None = None
     segments: tuple[Segment, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Prompt({plain(self.text[:SHOWN], SHOWN)!r}, {len(self.text):,} characters, {len(self.spans)} spans)"
+
+    @classmethod
+    def from_text(cls, text: str) -> Prompt:
+        """A text as it stands, for a model to go on with: special tokens are recognised.
+
+        What follows its last blank line is the question, and protected.
+
+        Examples
+        --------
+        >>> Prompt.from_text("The cat sat.\\n\\nWho sat?").spans
+        (Span(kind='protected', start=14, end=22), Span(kind='question', start=14, end=22))
+        """
+        document, mark, question = text.rpartition(DOCUMENT_MARK)
+        if not (document and question.strip()):
+            return cls(text)
+        start, end = len((document + mark).encode()), len(text.encode())
+        return cls(text, (Span("protected", start, end), Span("question", start, end)))
 
     @classmethod
     def from_document(
@@ -206,6 +229,9 @@ class TokenisedPrompt:
     prompt: Prompt
     ids: Ints
     bytes: Ints
+
+    def __repr__(self) -> str:
+        return f"TokenisedPrompt({len(self):,} tokens, {self.prompt!r})"
 
     def __len__(self) -> int:
         return len(self.ids)

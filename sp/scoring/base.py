@@ -123,6 +123,10 @@ class Importance:
     densities: tuple[float, ...] = ()
     weighing: float = 0.0
 
+    def __repr__(self) -> str:
+        maps = "" if self.by_layer is None else f", {len(self.by_layer)} layers"
+        return f"Importance({len(self.scores):,} tokens{maps})"
+
 
 class Scorer(ABC):
     """Base of all scorers; subclasses are frozen dataclasses, registered under a name.

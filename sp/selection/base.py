@@ -84,6 +84,10 @@ class Selection:
     told: tuple[str, ...] = ()
     read: Reading = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        forced = int(self.forced.sum())
+        return f"Selection({int(self.kept.sum()):,} of {len(self.kept):,} tokens, {forced:,} of them by constraint)"
+
     @property
     def indices(self) -> Ints:
         """Kept positions, ascending."""

@@ -23,7 +23,7 @@ from sp.serve.thinking import KWARGS, TemplateRequest
 def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> Prompt:
     """The prompt of a request, with the begin of a call that must be; RequestError if the template cannot show it."""
     if job.kind == "completion":
-        return completion_prompt(job.prompt)
+        return Prompt.from_text(job.prompt)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
     prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, job.protect, job.template)
@@ -39,15 +39,6 @@ def begun(prompt: Prompt, opening: str) -> Prompt:
     start, end = len(prompt.text.encode()), len((prompt.text + opening).encode())
     spans = (*prompt.spans, Span("protected", start, end), Span("answer", start, end))
     return replace(prompt, text=prompt.text + opening, spans=spans)
-
-
-def completion_prompt(text: str) -> Prompt:
-    """A prompt as it stands, special tokens recognised; what follows its last blank line is kept as the question."""
-    document, mark, question = text.rpartition(DOCUMENT_MARK)
-    if not (document and question.strip()):
-        return Prompt(text)
-    start, end = len((document + mark).encode()), len(text.encode())
-    return Prompt(text, (Span("protected", start, end), Span("question", start, end)))
 
 
 def chat_prompt(

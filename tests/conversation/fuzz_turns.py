@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from talks import check, first_logits, nmse, options, pair, replayed, said, text
 
 from sp.conversation import ConversationOptions, Conversations, TurnResult
-from sp.conversation.rendering import prompt_of
 from sp.pipeline import RunOptions
 from sp.prompt import transfer_scores
+from sp.prompt.messages import prompt_of
 from sp.scoring import SCORERS
 
 LONGEST = 900  # tokens of a transcript, about

@@ -11,12 +11,13 @@ from talks import ARCHS, check, first_logits, nmse, options, pair, replayed, sai
 
 from sp.conversation import Conversation, ConversationOptions
 from sp.conversation.choose import choose_new, share_of
-from sp.conversation.rendering import message_starts, prompt_of
+from sp.conversation.rendering import message_starts
 from sp.errors import ConfigError, PromptError
 from sp.gguf import ChatTemplate
 from sp.models import prefill
 from sp.pipeline import RunOptions
 from sp.prompt import transfer_scores
+from sp.prompt.messages import prompt_of
 from sp.scoring import SCORERS
 
 EXACT = 1e-10

@@ -14,7 +14,7 @@ import dry_device, dry_memory
 dry_device.install()
 import numpy as np
 from sp.conversation import Conversation, Conversations
-from sp.conversation.rendering import prompt_of
+from sp.prompt.messages import prompt_of
 from sp.pipeline import Pipeline, RunOptions
 from sp.studies.sample import sample
 

@@ -15,13 +15,14 @@ from sp.chat import Call, Turn
 from sp.conversation import Conversation, ConversationOptions
 from sp.conversation.choose import runs_of, whole_sentences
 from sp.conversation.plan import Planner
-from sp.conversation.rendering import message_ends, message_starts, prompt_of
+from sp.conversation.rendering import message_ends, message_starts
 from sp.conversation.shown import Shown
 from sp.conversation.slots import PART, Slots
 from sp.errors import ConfigError, PromptError
 from sp.gguf import ChatTemplate
 from sp.pipeline import Pipeline, RunOptions, embedded
 from sp.pipeline.compress import Cut, pieced
+from sp.prompt.messages import prompt_of
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS, Selection, SelectionRequest, Selector
 

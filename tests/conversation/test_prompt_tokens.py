@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from talks import loaded, said
 
-from sp.conversation.rendering import prompt_of
 from sp.conversation.tokens import PromptTokens
 from sp.gguf import Tokenizer
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.prompt import Prompt, Span
+from sp.prompt.messages import prompt_of
 
 PIECES = [
     "mora ",

@@ -24,8 +24,8 @@ from conversation_walks import (
 )
 
 from sp.conversation import Conversation, Conversations
-from sp.conversation.rendering import prompt_of
 from sp.models.cache.snapshots import NEAR
+from sp.prompt.messages import prompt_of
 
 pytestmark = pytest.mark.no_sanitizer
 BOUND = 2e-3

@@ -21,7 +21,7 @@ from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
-from sp.errors import DeviceError
+from sp.errors import DeviceError, PromptError
 from sp.models.device.parts import arrays_of
 from sp.pipeline import Pipeline, RunOptions, embedded, load, synthetic
 from sp.prompt import Prompt
@@ -65,11 +65,13 @@ for _ in range(3):
 for name, budget in json.loads(sys.argv[2]).items():
     if budget == "need":
         budget = out["free"]["peak_bytes"] - (8 << 20)
+    if budget == "bare":  # holds the target and its cache, and no work
+        budget = pair.target.model.nbytes + pair.target.model.new_cache(2000).nbytes
     dry_memory.pinned.clear()
     tight = pair.within(budget)
     try:
         out[name] = [run(tight) for _ in range(3)]
-    except DeviceError as error:
+    except (DeviceError, PromptError) as error:
         out[name] = str(error)
     out[name + " pinned"] = len(dry_memory.pinned)
     out[name + " used"] = dry_memory.pool.used_bytes()
@@ -104,7 +106,7 @@ print(json.dumps(out))
 
 @pytest.fixture(scope="module")
 def found() -> dict:  # type: ignore[type-arg]
-    budgets = {"tight": "need", "none": 1 << 20}
+    budgets = {"tight": "need", "bare": "bare", "none": 1 << 20}
     done = subprocess.run(
         [sys.executable, "-c", WALK, DRY, json.dumps(budgets)], capture_output=True, text=True, check=False
     )
@@ -164,10 +166,12 @@ def test_a_part_is_copied_to_the_host_once(found) -> None:  # type: ignore[no-un
 
 
 def test_what_cannot_fit_is_refused_in_one_line_and_leaves_nothing_behind(found) -> None:  # type: ignore[no-untyped-def]
-    assert "the GPU's memory is full" in found["none"]
-    assert "--vram" in found["none"]
-    assert "\n" not in found["none"]
-    assert found["none used"] <= found["weights"]
+    assert "the GPU's memory is full" in found["bare"]
+    assert " GiB at least, and the budget is 0.00 GiB" in found["none"]  # before anything is read
+    for name in ("bare", "none"):
+        assert "--vram" in found[name]
+        assert "\n" not in found[name]
+        assert found[f"{name} used"] <= found["weights"]
     assert found["after"]["peak_bytes"] > 0  # and the next request was served
 
 

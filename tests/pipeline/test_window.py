@@ -12,12 +12,14 @@ import pytest
 from retriever_files import TextTask, text_task
 
 from sp import cli
+from sp.conversation import Conversation
 from sp.errors import PromptError
 from sp.models.passes import forward
 from sp.pipeline import Pipeline, RunOptions, RunResult, load, stages
 from sp.pipeline.plan import decide
-from sp.pipeline.window import Fit, fit, may_be_over
-from sp.prompt import Prompt
+from sp.pipeline.residency import Residency
+from sp.pipeline.window import FRAME, Fit, fit, may_be_over
+from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
 from sp.serve.usage import usage
@@ -39,6 +41,12 @@ def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
     target = load(retriever_target, device="cpu")
     target.model.config = replace(target.model.config, context=WINDOW)
     return Pipeline(target, load(retriever_drafter, extrapolate=True, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def roomy(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
+    """The same without a bound."""
+    return Pipeline(load(retriever_target, device="cpu"), load(retriever_drafter, extrapolate=True, device="cpu"))
 
 
 def prompt_of(task: TextTask, pair: Pipeline) -> Prompt:
@@ -108,11 +116,8 @@ REFUSED = [
 def test_what_cannot_fit_is_refused_before_anything_is_read(
     pair: Pipeline, task: TextTask, changes: dict[str, Any], message: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a model was to read")
-
-    monkeypatch.setattr(stages, "score", read)
-    monkeypatch.setattr(stages, "read", read)
+    monkeypatch.setattr(stages, "score", unread)
+    monkeypatch.setattr(stages, "read", unread)
     if ahead:  # as on the device, where the drafter need not wait for the target's tokens
         monkeypatch.setattr(Pipeline, "_drafts_ahead", lambda self, options: options.compress != "off" and not (
             options.scorer.reads_target or options.state_gaps != "compact"))  # fmt: skip
@@ -121,6 +126,10 @@ def test_what_cannot_fit_is_refused_before_anything_is_read(
     assert str(caught.value).startswith("the prompt has ")
     assert f"target.gguf has a context of {WINDOW}" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def unread(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a model was to read")
 
 
 def test_without_a_drafter_the_whole_prompt_must_fit(pair: Pipeline, task: TextTask) -> None:
@@ -147,8 +156,111 @@ def test_the_edges(pair: Pipeline) -> None:
     assert fit(pair.target, most, options, True).positions == "contiguous"
     with pytest.raises(PromptError, match=f"leaves {WINDOW - 7} of them"):
         fit(pair.target, most + 1, options, True)
-    assert not may_be_over(pair.target, most // 2, options)
-    assert may_be_over(pair.target, most // 2 + 1, options)
+    for nbytes, over in ((most - FRAME, False), (most - FRAME + 1, True)):
+        drafted = Prompt("a" * nbytes).tokenise(pair.target.tokenizer)
+        assert may_be_over(pair.target, drafted, options) == over
+        assert not fit(pair.target, nbytes, options, True).whole  # a token a byte
+
+
+def test_what_must_be_kept_is_reckoned_with_too(pair: Pipeline) -> None:
+    text = "a b " * 200
+    for end, over in ((4, False), (len(text), True)):
+        drafted = Prompt(text, (Span("protected", 0, end),)).tokenise(pair.target.tokenizer)
+        assert may_be_over(pair.target, drafted, OPTIONS) == over
+
+
+def test_a_drafter_of_few_tokens_reads_nothing_of_what_cannot_fit(
+    pair: Pipeline, task: TextTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vocabulary with a quarter of the target's tokens, as one of long words: twice as many would fit."""
+    monkeypatch.setattr(Pipeline, "_drafts_ahead", lambda self, options: True)
+    monkeypatch.setattr(stages, "tokenise_for_drafter", lambda prompt, *_: coarse(prompt, pair))
+    monkeypatch.setattr(stages, "score", unread)
+    n = len(prompt_of(task, pair).tokenise(pair.target.tokenizer))
+    few = len(coarse(prompt_of(task, pair), pair))
+    keep = 1.1 * (WINDOW - 8) / n
+    assert 2 * few * keep < WINDOW - 8
+    with pytest.raises(PromptError, match="which do not fit either"):
+        run(pair, task, compress="always", keep_ratio=keep)
+
+
+def coarse(prompt: Prompt, pair: Pipeline) -> TokenisedPrompt:
+    """Four tokens of the target as one."""
+    fine = prompt.tokenise(pair.target.tokenizer)
+    return TokenisedPrompt(prompt, fine.ids[::4], np.stack([fine.bytes[::4, 0], np.append(fine.bytes[4::4, 0],
+                           fine.bytes[-1, 1])], axis=1))  # fmt: skip
+
+
+def cache_bytes(pair: Pipeline, tokens: int, kv: str) -> int:
+    return pair.target.model.new_cache(tokens, kv).nbytes
+
+
+@pytest.mark.parametrize("kv", ["f16", "q4_0"])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_budget_holds_weights_and_the_very_cache(
+    roomy: Pipeline, task: TextTask, kv: Any, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "score", unread)
+    monkeypatch.setattr(stages, "read", unread)
+    options = replace(OPTIONS, compress="always", kv=kv)
+    prompt = prompt_of(task, roomy)
+    n = len(prompt.tokenise(roomy.target.tokenizer))
+    tokens = n if full else int(np.ceil(0.15 * n))
+    least = roomy.target.model.nbytes + cache_bytes(roomy, tokens + 8, kv)
+    assert roomy.drafter is not None
+    assert (
+        least > roomy.drafter.model.nbytes + 4 * roomy.drafter.model.config.hidden * n
+    )  # it is the target's that counts
+    enough, less = (replace(roomy, residency=Residency(budget)) for budget in (least, least - 1))
+    enough.check(prompt, options, full=full)
+    for ask in (less.check, less.run):
+        with pytest.raises(
+            PromptError, match=f"{tokens} tokens read by target.gguf .* at least, and the budget is"
+        ) as it:
+            ask(prompt, options, full=full)
+        assert ("--no-full" in str(it.value)) == full
+        assert "\n" not in str(it.value)
+
+
+def test_a_drafter_that_no_budget_holds_scores_nothing(
+    roomy: Pipeline, task: TextTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert roomy.drafter is not None
+    drafter, prompt = roomy.drafter.model, prompt_of(task, roomy)
+    options = replace(OPTIONS, compress="always")
+    monkeypatch.setattr(drafter, "nbytes", 1 << 40)
+    small = replace(roomy, residency=Residency(1 << 39))
+    tokenised = small.tokenise(prompt)
+    for ask in (small.check, small.run, lambda *_, **__: small.score(tokenised, options)):
+        with pytest.raises(PromptError, match=r"scored by drafter.gguf take 1024\.\d\d GiB at least, and the"):
+            ask(prompt, options, full=False)
+    small.check(prompt, replace(options, scorer="lexical"), full=False)  # which reads with no model
+
+
+def test_check_says_what_run_says(pair: Pipeline, task: TextTask) -> None:
+    prompt = prompt_of(task, pair)
+    pair.check(prompt, OPTIONS)
+    for changes, message in REFUSED:
+        with pytest.raises(PromptError, match=message):
+            pair.check(prompt, replace(OPTIONS, **changes))
+    with pytest.raises(PromptError, match="protected text"):
+        pair.check(prompt, replace(OPTIONS, compress="always", keep_ratio=0.001))
+
+
+def test_a_conversation_that_cannot_fit_drafts_nothing(
+    pair: Pipeline, task: TextTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "score", unread)
+    cases: list[tuple[Any, float, str]] = [("original", 0.05, "positions contig"), ("contiguous", 0.5, "lower --keep")]
+    for positions, keep, advice in cases:
+        talk = Conversation(pair, replace(OPTIONS, compress="always", keep_ratio=keep, positions=positions))
+        with pytest.raises(PromptError, match=f"context of {WINDOW}; shorten the transcript, or .*{advice}") as caught:
+            talk.answer(prompt_of(task, pair))
+        assert "\n" not in str(caught.value)
+        assert len(talk.transcript) == 0
+    tight = replace(pair, residency=Residency(pair.target.model.nbytes))
+    with pytest.raises(PromptError, match="and the budget is"):
+        Conversation(tight, replace(OPTIONS, compress="always")).answer(Prompt("a b c d e f g h"))
 
 
 def test_a_prompt_that_does_not_fit_is_compressed_whatever_it_costs(pair: Pipeline) -> None:
@@ -186,3 +298,20 @@ def test_the_command_says_so(
     error = capsys.readouterr().err
     assert error.startswith("sp: error: the prompt has ")
     assert error.count("\n") == 1
+
+
+def test_the_command_reads_nothing_of_what_cannot_fit(
+    pair: Pipeline, task: TextTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not for a warm-up either, which drafts an eighth of the prompt."""
+    monkeypatch.setattr("sp.commands.run.open_pair", lambda *_, **__: pair)
+    monkeypatch.setattr(stages, "score", unread)
+    monkeypatch.setattr(stages, "read", unread)
+    (text := tmp_path / "text.txt").write_text(task.document)
+    given = ["run", "--prompt-file", text, "--question", task.question, "--out", tmp_path / "o", "--device", "cpu"]
+    for options in (["--compress", "off"], ["--keep-ratio", 0.9], ["--compress", "always", "--keep-ratio", 0.001]):
+        assert call(monkeypatch, *given, *options) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("sp: error: the pro")
+        assert error.count("\n") == 1
+    assert not (tmp_path / "o").exists()

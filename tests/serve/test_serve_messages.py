@@ -14,8 +14,9 @@ from sp.chat.calls import CALLS
 from sp.gguf import Tokenizer
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.pipeline import Pipeline
+from sp.prompt import Prompt
 from sp.serve.errors import RequestError
-from sp.serve.messages import chat_prompt, completion_prompt
+from sp.serve.messages import chat_prompt
 from sp.serve.text import ReplyText
 
 TEMPLATE = (
@@ -80,8 +81,8 @@ def test_a_message_or_tools_the_template_drops_are_refused(pair: Pipeline) -> No
 
 
 def test_the_last_paragraph_of_a_completion_is_its_question() -> None:
-    assert spans(completion_prompt("a\n\nb\n\nc?"), "question") == ["c?"]
-    assert completion_prompt("no paragraphs").spans == ()
+    assert spans(Prompt.from_text("a\n\nb\n\nc?"), "question") == ["c?"]
+    assert Prompt.from_text("no paragraphs").spans == ()
 
 
 def test_text_comes_in_whole_characters_and_stops_before_a_stop(pair: Pipeline) -> None:

@@ -13,9 +13,9 @@ from sp.commands.bench.bench import numbers
 from sp.commands.bench.bench_drafter import parts
 from sp.commands.open_pair import draft_of
 from sp.commands.options import Cache, Draft, OnDevice, Output, RecordBelow, Rotate, Target
-from sp.commands.strategies import read_strategies
 from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
 from sp.errors import ConfigError, unknown_name
+from sp.named import read_strategies
 
 if TYPE_CHECKING:
     from sp.bench.decode import Question

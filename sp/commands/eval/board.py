@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.strategies import read_strategies
 from sp.commands.terminal import check_folder
 from sp.errors import ConfigError
+from sp.named import read_strategies
 
 USUAL = "tail[queries=24]"
 """Held against where records have it."""

@@ -16,10 +16,11 @@ from rich.table import Table
 from sp.commands.bench.bench import numbers
 from sp.commands.eval_run import check_writable
 from sp.commands.options import Devices, Drafter, OnDevice, Target
-from sp.commands.strategies import read_shares, read_strategies
+from sp.commands.strategies import read_shares
 from sp.commands.sweep import carry_on, expected
 from sp.commands.terminal import AsJson, print_json
 from sp.errors import ConfigError, unknown_name
+from sp.named import read_strategies
 
 if TYPE_CHECKING:
     from sp.studies.board.entries import Entry

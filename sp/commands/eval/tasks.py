@@ -10,9 +10,9 @@ import typer
 from sp.commands.bench.bench import numbers
 from sp.commands.eval_options import Amount, Asked, Lengths, asking
 from sp.commands.eval_run import run_tasks
-from sp.commands.strategies import read_strategies
 from sp.commands.terminal import print_json, print_table
 from sp.errors import ConfigError
+from sp.named import read_strategies
 
 
 @asking(keep_ratio="0.05,0.1")

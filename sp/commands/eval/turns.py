@@ -62,6 +62,7 @@ def turns(
 
       sp eval turns -t 128k --turns 20 -n 10 --scorer 'tail\\[queries=24]' --keep-ratio 0.1,0.2 --out turns.jsonl
     """
+    from sp.evals.fits import check_example
     from sp.evals.run import counter
     from sp.evals.transcripts.turns import Turns
     from sp.evals.turns.rows import Work, known_rows, rounds
@@ -93,6 +94,8 @@ def turns(
         shown.prompt(pipeline.target.template, asked.asked_thinking(), pipeline.target.tokenizer)
     except PromptError as error:  # no template, or one that shows no results of tools
         raise PromptError(f"{error}; or take --layout plain") from None
+    for first in firsts:
+        check_example(pipeline, first.example(first.asked[-1], count, layout), asked.asked_thinking())
     before: list[Row] = []
     wanted = 0
 

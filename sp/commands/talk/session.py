@@ -9,8 +9,8 @@ from typing import Any
 from sp.chat import Thinking, Turn
 from sp.conversation import Conversation, TurnResult, turn_row
 from sp.conversation.options import Recall
-from sp.conversation.rendering import prompt_of
 from sp.pipeline.result import Reporter, silent
+from sp.prompt.messages import prompt_of
 from sp.serve.text import ReplyText
 
 OnPart = Callable[[str, str], bool | None]

@@ -64,6 +64,9 @@ class Draft:
     nbytes: int
     repacked: tuple[Repacked, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Draft({self.path.name!r}, {len(self.blocks)} layers, blocks of {self.block_size}, {self.device})"
+
     @property
     def block_size(self) -> int:
         """Tokens of a block: one known and the rest guessed."""

@@ -126,6 +126,16 @@ def state_bytes(config: ModelConfig) -> int:
     return 4 * len(config.delta_layers) * ((d.conv_kernel - 1) * d.conv_dim + d.value_heads * d.head_dim**2)
 
 
+def least_bytes(config: ModelConfig, weights: int, tokens: int, kv: str) -> int:
+    """Bytes that a model cannot do without to hold so many tokens: its weights as they are held, states, keys, values.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> round(least_bytes(find_shape("qwen3.6-27b").config, 16_540_829_696, 131072, "q4_0") / 2**30, 1)
+    17.8
+    """
+    return weights + state_bytes(config) + kv_bytes(config, tokens, kv)
+
+
 def reading_bytes(config: ModelConfig, tokens: int) -> int:
     """Bound of what a target's prefill of so many tokens takes beside weights, cache and states.
 

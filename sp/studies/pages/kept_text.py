@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-import numpy as np
 from rich.text import Text
 
 from sp.pipeline import RunResult
+from sp.prompt.pieces import KINDS, edges, kinds, text_of
 
 STYLES = {"kept": "", "question": "cyan", "needle": "bold green", "lost needle": "bold red"}
 
@@ -34,20 +34,14 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospa
 
 def runs(result: RunResult) -> Iterator[tuple[str, int, int]]:
     """Consecutive tokens of one kind as (kind, first token, end token)."""
-    n = len(result.prompt)
-    kept = np.ones(n, bool) if result.selection is None else result.selection.kept
-    needle, question = result.prompt.mask("needle"), result.prompt.mask("question")
-    kinds = np.where(kept, np.where(needle, 3, np.where(question, 2, 1)), np.where(needle, 4, 0))
-    names = ["dropped", "kept", "question", "needle", "lost needle"]
-    edges = np.flatnonzero(np.diff(kinds)) + 1
-    for start, end in zip(np.append(0, edges), np.append(edges, n), strict=True):
-        yield names[kinds[start]], int(start), int(end)
+    found = kinds(result.prompt, None if result.selection is None else result.selection.kept)
+    for start, end in edges(found):
+        yield KINDS[found[start]], start, end
 
 
 def piece(result: RunResult, start: int, end: int) -> str:
     """Text of tokens [start, end); bytes cut off from their character are shown as U+FFFD."""
-    raw = result.prompt.prompt.text.encode()
-    return raw[result.prompt.bytes[start, 0] : result.prompt.bytes[end - 1, 1]].decode(errors="replace")
+    return text_of(result.prompt.prompt.text.encode(), result.prompt.bytes, start, end)
 
 
 def as_text(result: RunResult, limit: int | None = 1600) -> Text:
@@ -73,11 +67,10 @@ def as_text(result: RunResult, limit: int | None = 1600) -> Text:
 
 def as_html(result: RunResult) -> str:
     """The whole prompt as a page, dropped text in grey."""
-    classes = {"kept": "kept", "question": "question", "needle": "needle", "lost needle": "lost"}
     body = "".join(
         escape(piece(result, start, end))
         if kind == "dropped"
-        else f'<span class="{classes[kind]}">{escape(piece(result, start, end))}</span>'
+        else f'<span class="{kind.split()[0]}">{escape(piece(result, start, end))}</span>'
         for kind, start, end in runs(result)
     )
     total = len(result.prompt)

@@ -1,0 +1,99 @@
+"""The heat of a prompt's tokens as HTML for a notebook: importance behind them, what was left out in grey, bounded."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+
+from sp.arrays import Bools, Floats, Ints
+from sp.prompt.pieces import KINDS, edges, kinds, text_of
+from sp.prompt.prompt import TokenisedPrompt
+
+LEVELS = (0.5, 0.8, 0.95, 0.99)
+"""Shares of the tokens that each level of heat lies above: only their order has a meaning."""
+ROOM = 32_768
+"""Bytes of text, and `MARKUP` for each token, that are shown of a prompt."""
+MARKUP = 6
+BESIDE = 12
+"""Tokens left out that are shown first: those so near to what was kept."""
+
+STYLE = """<style>
+.sp-heat { font: 13px/1.6 ui-monospace, monospace; max-width: 60rem; }
+.sp-heat pre { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 30rem; overflow: auto; font: inherit;
+  color: #111; background: #fff; padding: .5rem; margin: .3rem 0; }
+.sp-heat .dropped { color: #525252; } .sp-heat .gap { color: #525252; font-style: italic; }
+.sp-heat .question { border-bottom: 2px solid #1098ad; }
+.sp-heat .needle { border-bottom: 2px solid #2f9e44; font-weight: bold; }
+.sp-heat .lost { border-bottom: 2px solid #c92a2a; font-weight: bold; }
+.sp-heat .h1 { background: #fff9db; } .sp-heat .h2 { background: #fff3bf; }
+.sp-heat .h3 { background: #ffe066; } .sp-heat .h4 { background: #ffc078; }
+</style>"""
+
+
+def heat_levels(scores: Floats | None, tokens: int) -> Ints:
+    """Level of each token's importance, (n,): how many of `LEVELS` of the tokens lie below it; 0 without scores.
+
+    Examples
+    --------
+    >>> heat_levels(np.arange(100.0), 100)[[0, 49, 50, 80, 95, 99]].tolist()
+    [0, 0, 1, 2, 3, 4]
+    """
+    if scores is None:
+        return np.zeros(tokens, np.int64)
+    known = np.where(np.isnan(scores), -np.inf, scores)  # equal ones are equally hot, however many
+    below = np.searchsorted(np.sort(known), known) / max(1, tokens)
+    return np.searchsorted(np.array(LEVELS), below, side="right")
+
+
+def as_heat(prompt: TokenisedPrompt, kept: Bools | None, scores: Floats | None, lines: tuple[str, ...]) -> str:
+    """A fragment of HTML, at most some 300 KB whatever the prompt holds.
+
+    Parameters
+    ----------
+    prompt : TokenisedPrompt
+    kept : boolean array (n,) or None
+        None where all of it was.
+    scores : float32 (n,) or None
+        Importance, if it was scored.
+    lines : tuple of str
+        What stands above, as text.
+
+    Returns
+    -------
+    str
+        Needle, question, what was kept and what is near to that come first where there is no room for all.
+
+    Examples
+    --------
+    >>> from sp.prompt import Prompt
+    >>> prompt = TokenisedPrompt(Prompt("a<b>"), np.arange(2), np.array([[0, 1], [1, 4]]))
+    >>> as_heat(prompt, np.array([True, False]), np.array([1.0, 0.0]), ()).removeprefix(STYLE)
+    '<div class="sp-heat"><pre><span class="kept h1">a</span><span class="dropped h0">&lt;b&gt;</span></pre></div>'
+    """
+    kind, level = kinds(prompt, kept), heat_levels(scores, len(prompt))
+    shown, body, raw = fitting(prompt, kind), list[str](), prompt.prompt.text.encode()
+    for start, end in edges(np.where(shown, kind * (len(LEVELS) + 1) + level, -1)):
+        if shown[start]:
+            name = KINDS[kind[start]].split()[0]
+            body.append(f'<span class="{name} h{level[start]}">{escape(text_of(raw, prompt.bytes, start, end))}</span>')
+        else:
+            body.append(f'<span class="gap"> [{end - start:,} tokens not shown] </span>')
+    above = "".join(f"<div>{escape(line)}</div>" for line in lines)
+    return f'{STYLE}<div class="sp-heat">{above}<pre>{"".join(body)}</pre></div>'
+
+
+def fitting(prompt: TokenisedPrompt, kind: Ints) -> Bools:
+    """Which tokens are shown, (n,): as many as there is room for, those of the kinds that matter most first."""
+    names = {name: number for number, name in enumerate(KINDS)}
+    near = np.convolve(kind != names["dropped"], np.ones(2 * BESIDE + 1), "same")[: len(kind)] > 0
+    order = np.select(
+        [kind == names["needle"], kind == names["lost needle"], kind == names["question"], kind == names["kept"], near],
+        [0, 0, 1, 2, 3],
+        4,
+    )
+    turn = np.argsort(order, kind="stable")
+    cost = np.cumsum((prompt.bytes[:, 1] - prompt.bytes[:, 0] + MARKUP)[turn])
+    shown = np.zeros(len(kind), bool)
+    shown[turn[cost <= ROOM]] = True
+    return shown
