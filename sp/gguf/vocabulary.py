@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from sp.errors import GGUFError
+from sp.gguf.metadata import plain
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.value_types import Value
+from sp.gguf.values import shown
 
 SENTENCEPIECE = "llama"
 """What ``tokenizer.ggml.model`` says of SentencePiece files. They name no pre-tokenizer, so it stands for one."""
@@ -22,6 +24,7 @@ ADDED = (UNKNOWN, CONTROL, USER_DEFINED)
 _FOREIGN = {"bert": "WordPiece", "t5": "unigrams", "rwkv": "RWKV's longest words", "none": "no vocabulary at all"}
 MAX_VOCAB = 1 << 20
 MAX_ADDED_BYTES = 1 << 20  # text of all special tokens; bounds the automaton that finds them
+SHOWN = 40  # characters of a stranger's text in a message
 LONGEST_PIECE = 1024  # characters of a SentencePiece token; bounds what each merge costs
 
 
@@ -130,11 +133,13 @@ class _Checker:
         if model != "gpt2":
             what = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
             kinds = "byte pairs ('gpt2') or SentencePiece ('llama')"
-            raise self._fail(f"tokenizer model {model[:40]!r}{what} is not supported", f"use a model with {kinds}")
+            raise self._fail(
+                f"tokenizer model {shown(model, SHOWN)}{what} is not supported", f"use a model with {kinds}"
+            )
         pre: str = self._get("pre", str, "a string")
         if pre not in PRE_TOKENIZERS:
-            known = ", ".join(PRE_TOKENIZERS)
-            raise self._fail(f"pre-tokenizer {pre[:40]!r} is not supported", f"use a model with one of: {known}")
+            known = plain(", ".join(PRE_TOKENIZERS), 150)
+            raise self._fail(f"pre-tokenizer {shown(pre, SHOWN)} is not supported", f"use a model with one of: {known}")
         return pre
 
     def tokens(self) -> list[str]:
@@ -145,7 +150,7 @@ class _Checker:
         if len(set(named)) != len(named):
             seen: set[str] = set()
             twice = next(token for token in named if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-            raise self._fail(f"token {twice[:40]!r} is in the vocabulary twice")
+            raise self._fail(f"token {shown(twice, SHOWN)} is in the vocabulary twice")
         return tokens
 
     def token_types(self, tokens: list[str], *, required: bool) -> list[int]:
@@ -169,7 +174,7 @@ class _Checker:
             at = merge.find(" ", 1)
             left, right = merge[:at], merge[at + 1 :]
             if at < 0 or left not in known or right not in known or left + right not in known:
-                raise self._fail(f"merge {index}, {merge[:40]!r}, does not join two tokens into a third")
+                raise self._fail(f"merge {index}, {shown(merge, SHOWN)}, does not join two tokens into a third")
             merges.append((left, right))
         return merges
 
