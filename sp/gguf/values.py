@@ -22,7 +22,7 @@ def shown(value: object, limit: int = 60) -> str:
     Examples
     --------
     >>> shown("yarn"), shown(np.arange(3)), shown(["a"] * 100_000, 24), shown(10**5000)
-    ("'yarn'", '[0, 1, 2]', "['a', 'a', 'a', 'a', ...", 'a whole number of some 5001 digits')
+    ("'yarn'", '[0, 1, 2]', "['a', 'a', 'a', 'a', ...", 'a whole number of some 5000 digits')
     >>> shown({"a": [[[[1]]]], "b\n": None})
     "{'a': [[[...]]], 'b\\n': None}"
     """
@@ -35,7 +35,7 @@ def _written(value: object, limit: int, depth: int) -> str:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and abs(value) >= 10**24:
-        return f"a whole number of some {math.ceil(value.bit_length() * math.log10(2))} digits"
+        return f"a whole number of some {round(value.bit_length() * math.log10(2))} digits"
     if isinstance(value, str):
         return repr(value[: limit + 1])
     if isinstance(value, np.ndarray):

@@ -98,10 +98,8 @@ def _plain(value: Any) -> Any:
 def _changes_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
     """Whether a value, or every one of a list by layers, is one of those that change nothing."""
     items = values.listed(value)
-    if items is not None:
-        return all(_changes_nothing(one, neutral) for one in items)
-    plain = _plain(value)
-    return any(type(plain) in (int, float, bool, str) and plain == one for one in neutral)
+    found = [value] if items is None else items
+    return all(type(plain := _plain(one)) in (int, float, bool, str) and plain in neutral for one in found)
 
 
 def _is_default(keys: Keys, key: str, value: Any) -> bool:

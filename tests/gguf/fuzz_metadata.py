@@ -37,10 +37,10 @@ from sp.models.architectures.llama import FACTORS
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_shapes import find_draft_shape
 from sp.models.inspect import inspect_file
+from sp.models.inspect.tables import render
 from sp.models.synthetic.shapes import Plan, find_shape, list_shapes
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.pipeline.load import load
-
 
 TEXT = "The quiet harbour</s> é狐🦙<|im_end|>\n <0x41> <s>12345" + "a" * 50
 NAME = "m-00001-of-00001.gguf"
@@ -210,7 +210,7 @@ def cases() -> tuple[Case, ...]:
 def model_steps(path: Path) -> Iterator[Step]:
     """All that is made of a model file, each step tried whatever became of those before."""
     yield lambda: [one_short_line(warning) for warning in inspect_file(path)["warnings"]]
-    yield lambda: json.dumps(inspect_file(path))
+    yield lambda: render(facts := inspect_file(path)) and json.dumps(facts)
     yield lambda: file_facts(path)
     yield lambda: one_short_line(note_of_file(path), LONGEST)
     yield lambda: tokenize(Tokenizer.from_gguf(GGUFFile.open(path)))
@@ -240,18 +240,19 @@ def draft_steps(path: Path, target: Model) -> Iterator[Step]:
 
 
 def reader(case: Case, path: Path) -> Callable[[], Iterator[Step]]:
-    """What reads a case, once its target is there."""
-    if not case.name.startswith("dflash"):
-        return lambda: model_steps(path)
-    target = path.with_name("target.gguf")
-    if not target.exists():
-        next(one for one in cases() if one.name == "tiny-qwen35").write(target, {})
-    return lambda: draft_steps(path, _target(target))
+    """What reads a case."""
+    if case.name.startswith("dflash"):
+        return lambda: draft_steps(path, tiny_target())
+    return lambda: model_steps(path)
 
 
 @cache
-def _target(path: Path) -> Model:
-    return load_model(path, decode_budget=0)
+def tiny_target() -> Model:
+    """The model of zeros that the tiny draft is for."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "target.gguf"
+        next(one for one in cases() if one.name == "tiny-qwen35").write(path, {})
+        return load_model(path, decode_budget=0)
 
 
 def try_many(count: int, seed: int) -> Outcomes:
@@ -268,7 +269,7 @@ def try_many(count: int, seed: int) -> Outcomes:
         case = rng.choice(cases())
         changes = case.mutated(rng, path)
         with watched(case.keys):
-            outcomes.meet(readers[case.name](), lambda: f"{case.name}: {changes}"[:2000])
+            outcomes.meet(readers[case.name](), lambda case=case, changes=changes: f"{case.name}: {changes}")
     return outcomes
 
 

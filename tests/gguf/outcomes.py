@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import time
 import traceback
@@ -66,8 +67,9 @@ class Outcomes:
             self._fault(str(error)[:160], told)
 
     def _fault(self, what: str, told: Callable[[], str]) -> None:
+        what = re.sub(r"\d+", "#", what)[:100]  # alike faults are one
         self.faults[what] += 1
-        self.examples.setdefault(what, told())
+        self.examples.setdefault(what, told()[:2000])
 
     def __str__(self) -> str:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

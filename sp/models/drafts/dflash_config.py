@@ -16,7 +16,7 @@ from typing import Any
 from sp.errors import ModelError
 from sp.gguf import GGUFFile, values
 from sp.models.config import LayerKind, ModelConfig
-from sp.models.metadata_keys import MAX_SIZE, Keys
+from sp.models.metadata_keys import Keys
 from sp.models.refusals import refuse_prediction
 from sp.models.rope_keys import read_rope
 from sp.ops.attention.tree_attention import MOST_QUERIES
@@ -47,6 +47,8 @@ PUBLISHED = {
 """What config.json calls a key, where it is not the same name."""
 DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
 """Names of GGUF files that hold a draft."""
+MOST_SCALE = 1e6
+"""Of factors of embeddings and logits, which lie between some thousandths and some hundred."""
 MOST_JSON = 1 << 20
 """Bytes of a config.json; published ones have some 2,000."""
 USE = "use the draft that was made for this target"
@@ -124,13 +126,18 @@ class DraftKeys(Keys):
 
     def scale(self, key: str) -> float:
         """A factor; 1 where there is none, and where it is 0, which stands for none."""
-        return self.real(key, above=0.0) if self.told(key) else 1.0
+        if not self.told(key):
+            return 1.0
+        found = self.real(key, above=0.0)
+        if found > MOST_SCALE:
+            raise self.error(key, f"is {found:g}; a factor of at most {MOST_SCALE:g} is needed")
+        return found
 
     def rope_dim(self, head_dim: int) -> int:
         """Values of a head that are turned."""
         if self._published:
             key = "partial_rotary_factor"
-            found = round(min(head_dim * self.scale(key), MAX_SIZE))
+            found = round(head_dim * self.scale(key))
         else:
             key = "rope.dimension_count"
             found = self.count(key, default=head_dim)
