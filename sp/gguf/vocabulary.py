@@ -12,8 +12,8 @@ import numpy as np
 from sp.errors import GGUFError
 from sp.gguf.metadata import plain
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
-from sp.gguf.value_types import Value
-from sp.gguf.values import shown
+from sp.gguf.value_types import Array, Value
+from sp.gguf.values import is_number, listed, shown
 
 SENTENCEPIECE = "llama"
 """What ``tokenizer.ggml.model`` says of SentencePiece files. They name no pre-tokenizer, so it stands for one."""
@@ -158,10 +158,7 @@ class _Checker:
         count = len(tokens)
         if "tokenizer.ggml.token_type" not in self._metadata and not required:
             return [NORMAL] * count
-        value = np.asarray(self._metadata.get("tokenizer.ggml.token_type"))
-        if value.ndim != 1 or value.dtype.kind not in "iu" or len(value) != count:
-            raise self._fail(f"key 'tokenizer.ggml.token_type' is not {count} integers")
-        types: list[int] = value.tolist()
+        types: list[int] = self._numbers("token_type", count, "iu", "integers").tolist()
         added = sum(len(t) for t, kind in zip(tokens, types, strict=True) if kind in ADDED)
         if added > MAX_ADDED_BYTES:
             raise self._fail(f"special tokens take {added} characters, more than {MAX_ADDED_BYTES}")
@@ -180,9 +177,7 @@ class _Checker:
 
     def scores(self, tokens: list[str], types: list[int]) -> list[float]:
         """Score of each token of a SentencePiece vocabulary."""
-        value = np.asarray(self._metadata.get("tokenizer.ggml.scores"))
-        if value.ndim != 1 or value.dtype.kind not in "iuf" or len(value) != len(tokens):
-            raise self._fail(f"key 'tokenizer.ggml.scores' is not {len(tokens)} numbers")
+        value = self._numbers("scores", len(tokens), "iuf", "numbers")
         if not np.isfinite(value).all():
             raise self._fail("key 'tokenizer.ggml.scores' holds a number that is not finite")
         long = (i for i, t in enumerate(tokens) if len(t) > LONGEST_PIECE and types[i] not in ADDED)
@@ -210,6 +205,16 @@ class _Checker:
         if wanted and name not in ids:
             raise self._fail(f"prompts are to have a token {name}, but key 'tokenizer.ggml.{name}_token_id' is missing")
         return wanted
+
+    def _numbers(self, name: str, count: int, kinds: str, expected: str) -> Array:
+        """One number a token, of one of the kinds of NumPy's types."""
+        found = listed(self._metadata.get(f"tokenizer.ggml.{name}"))
+        # looked at one by one first: of texts NumPy makes an array as wide as the longest
+        if found is not None and len(found) == count and (isinstance(found, np.ndarray) or all(map(is_number, found))):
+            numbers = np.asarray(found)
+            if numbers.dtype.kind in kinds:
+                return numbers
+        raise self._fail(f"key 'tokenizer.ggml.{name}' is not {count} {expected}")
 
     def _strings(self, name: str) -> list[str]:
         value: list[Any] = self._get(name, list, "an array of strings")

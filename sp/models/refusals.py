@@ -13,7 +13,7 @@ import numpy as np
 
 from sp.errors import ModelError
 from sp.gguf import values
-from sp.models.metadata_keys import MAX_SIZE, Keys
+from sp.models.metadata_keys import MAX_BLOCKS, MAX_SIZE, Keys
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (0, 1),
@@ -99,7 +99,9 @@ def _changes_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
     """Whether a value, or every one of a list by layers, is one of those that change nothing."""
     items = values.listed(value)
     found = [value] if items is None else items
-    return all(type(plain := _plain(one)) in (int, float, bool, str) and plain in neutral for one in found)
+    return len(found) <= MAX_BLOCKS and all(
+        type(plain := _plain(one)) in (int, float, bool, str) and plain in neutral for one in found
+    )
 
 
 def _is_default(keys: Keys, key: str, value: Any) -> bool:

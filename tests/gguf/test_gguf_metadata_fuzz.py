@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,7 @@ from sp.evals.trained_for import note_of_file
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_shapes import find_draft_shape
+from sp.models.refusals import NEUTRAL
 from sp.models.safetensors_file import MOST_HEADER, SafetensorsFile
 from sp.pipeline.load import load
 
@@ -93,6 +96,26 @@ def test_a_vocabulary_is_neither_printed_nor_half_decoded(tmp_path: Path) -> Non
         with pytest.raises(SpError) as caught:
             load(path, device="cpu")
         assert len(str(caught.value)) <= MOST_CHARACTERS
+
+
+def test_a_value_costs_no_more_than_its_bytes(tmp_path: Path) -> None:
+    """NumPy gives every text of a list the room of the longest, 2 GB here; and millions of zeros take long to see."""
+    texts = raw.array("", raw.STRING, 450, raw.text("x" * (1 << 20)) + raw.text("") * 449)[12:]
+    zeros = raw.array("", raw.U8, 1 << 22, bytes(1 << 22))[12:]
+    many = {f"qwen2.{key}": (raw.ARRAY, zeros) for key in list(NEUTRAL)[:8]}
+    path, start = tmp_path / "m.gguf", time.process_time()
+    for changes, told in (
+        ({"tokenizer.ggml.token_type": (raw.ARRAY, texts)}, "token_type' is not 450 integers"),
+        (many, "sp does not compute"),
+    ):
+        hostile(path, "tiny-qwen2", **changes)
+        tracemalloc.start()
+        with pytest.raises(SpError, match=told):
+            load(path, device="cpu")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 8 * path.stat().st_size
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(
