@@ -201,11 +201,11 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
         yield str(error).removeprefix(f"{file.path}: ")
         return
     if values.whole(file.metadata.get(f"{architecture}.context_length")) is None:
-        yield f"key '{architecture}.context_length' is absent, so the longest prompt is unknown"
+        yield f"key '{architecture}.context_length' is absent or no whole number, so the longest prompt is unknown"
         return
     blocks = values.whole(file.metadata.get(f"{architecture}.block_count"))
     if blocks is None:
-        yield f"key '{architecture}.block_count' is absent, so this is no complete model"
+        yield f"key '{architecture}.block_count' is absent or no whole number, so this is no complete model"
         return
     extra = values.whole(file.metadata.get(f"{architecture}.nextn_predict_layers")) or 0
     if extra > 0:
