@@ -157,7 +157,7 @@ class SketchKeys(Keys):
     def layers(self, tensors: int) -> int:
         """As far as a file says, and no more than any model has."""
         blocks, extra = (values.whole(self.get(key)) or 0 for key in ("block_count", "nextn_predict_layers"))
-        return max(min(blocks, MAX_BLOCKS) - extra, 0)
+        return max(min(blocks, MAX_BLOCKS) - max(extra, 0), 0)
 
     def rows(self, tensors: Mapping[str, TensorShape], name: str) -> int:
         return 1

@@ -22,6 +22,7 @@ from sp.evals.trained_for import note_of_file
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_shapes import find_draft_shape
+from sp.models.metadata_keys import SketchKeys
 from sp.models.refusals import NEUTRAL
 from sp.models.safetensors_file import MOST_HEADER, SafetensorsFile
 from sp.pipeline.load import load
@@ -80,6 +81,12 @@ def test_layers_are_told_by_flags_and_by_nothing_else(tmp_path: Path) -> None:
     path = hostile(tmp_path / "m.gguf", "tiny-qwen35", qwen35__attention__recurrent_layers=words)
     with pytest.raises(ModelError, match=r"recurrent_layers is \['x', 'x', 'x', 'x'\]; flags are true or false"):
         load(path, device="cpu")
+
+
+def test_blocks_below_zero_add_none() -> None:
+    """Found by the fuzz: a sketch of 32,772 layers took five seconds."""
+    metadata = {"llama.block_count": 4, "llama.nextn_predict_layers": -(1 << 15)}
+    assert SketchKeys("llama", metadata, "m.gguf").layers(0) == 4
 
 
 def test_a_vocabulary_is_neither_printed_nor_half_decoded(tmp_path: Path) -> None:
