@@ -16,6 +16,9 @@ from sp.errors import ConfigError, known_names, unknown_name
 
 T = TypeVar("T")
 
+MOST_WHOLE = 1 << 1023
+"""Whole numbers below it are within what a float can hold."""
+
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # working them out takes longer than all checks
 
 
@@ -41,7 +44,7 @@ def check_type(value: object, expected: Any, where: str) -> Any:
     elif origin is tuple:
         if isinstance(value, (list, tuple)):
             return tuple(check_type(item, get_args(expected)[0], where) for item in value)
-    elif expected is float and isinstance(value, int) and not isinstance(value, bool):
+    elif expected is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE:
         return float(value)
     elif expected is None or expected is type(None):
         if value is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import SpError
-from sp.gguf import GGUFFile
+from sp.gguf import GGUFFile, values
 from sp.models import ModelConfig
 from sp.models.architectures.base import read_config
 from sp.models.file_type import FILE_TYPES
@@ -45,7 +45,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def file_type_name(file: GGUFFile) -> str | None:
     """Name of the file type that a file says it has; None for those without a name here."""
-    number = file.metadata.get("general.file_type")
+    number = values.whole(file.metadata.get("general.file_type"))
     return next((name for name, known in FILE_TYPES.items() if known == number), None)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import GGUFError
-from sp.gguf import GGUFFile
+from sp.gguf import GGUFFile, values
 from sp.gguf.metadata import plain
 from sp.pipeline import embedded
 
@@ -48,10 +48,10 @@ def note_of_metadata(metadata: Mapping[str, Any]) -> str:
     >>> note_of_metadata({"general.name": "Qwen3 0.6B"})
     ''
     """
-    said = metadata.get(KEY)
-    if isinstance(said, str) and said.strip():
+    said = values.text(metadata.get(KEY))
+    if said is not None and said.strip():
         return one_line(f"{BEGINS}{said}")
-    return TRAINED_FOR if metadata.get("general.name") == NEEDLE_PAIR else ""
+    return TRAINED_FOR if values.text(metadata.get("general.name")) == NEEDLE_PAIR else ""
 
 
 def note_of_file(drafter: Path) -> str:

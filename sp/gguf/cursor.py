@@ -11,14 +11,12 @@ import struct
 
 from sp.errors import GGUFError
 from sp.gguf.value_types import DAMAGED, MAX_HEADER, MAX_STRING
+from sp.gguf.values import shown
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _READ_STEP = 1 << 20  # bytes
-
-
-def short(name: str) -> str:
-    return repr(name if len(name) <= 80 else name[:77] + "...")
+NAME = 80  # characters of a name that messages show
 
 
 class Cursor:
@@ -90,7 +88,7 @@ class Cursor:
         """A string that names something: not empty, no control characters."""
         name = self.text(limit, what)
         if not name or not name.isprintable():
-            raise self.fail(f"{what} {short(name)} is empty or holds unprintable characters")
+            raise self.fail(f"{what} {shown(name, NAME)} is empty or holds unprintable characters")
         return name
 
     def skip_strings(self, count: int, what: str) -> None:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sp.gguf import value_types as k
-from sp.gguf.cursor import Cursor, short
+from sp.gguf.cursor import NAME, Cursor
 from sp.gguf.metadata import ArrayRef, Metadata
 from sp.gguf.value_types import Value, ValueType
+from sp.gguf.values import shown
 
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # length, name, type, value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # length, name, n_dims, one dim, type, offset
@@ -115,7 +116,7 @@ def _key_values(cursor: Cursor, n_keys: int) -> tuple[dict[str, Value | ArrayRef
     strings_left = k.MAX_STRINGS
     for index in range(n_keys):
         key = cursor.name(k.MAX_KEY, f"name of key {index}")
-        what = f"key {short(key)}"
+        what = f"key {shown(key, NAME)}"
         if key in entries:
             raise cursor.fail(f"{what} appears twice")
         kind = cursor.u32(what)

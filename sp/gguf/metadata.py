@@ -13,6 +13,7 @@ import numpy as np
 
 from sp.errors import GGUFError
 from sp.gguf.value_types import DAMAGED, DTYPES, Value, ValueType
+from sp.gguf.values import shown
 
 _U64 = struct.Struct("<Q")
 
@@ -64,7 +65,7 @@ class Metadata(Mapping[str, Value]):
         if ref.kind == ValueType.BOOL:
             raw = np.frombuffer(self._header, np.uint8, ref.count, ref.start)
             if raw.max(initial=0) > 1:
-                raise GGUFError(f"{self._path}: key {key!r} holds bools that are not 0 or 1; {DAMAGED}")
+                raise GGUFError(f"{self._path}: key {shown(key)} holds bools that are not 0 or 1; {DAMAGED}")
             return raw.astype(np.bool_)
         return np.frombuffer(self._header, DTYPES[ref.kind], ref.count, ref.start).copy()
 
@@ -77,6 +78,6 @@ class Metadata(Mapping[str, Value]):
                 texts.append(header[pos + 8 : end].decode())
                 pos = end
         except UnicodeDecodeError as error:
-            where = f"string {len(texts)} of key {key!r}"
+            where = f"string {len(texts)} of key {shown(key)}"
             raise GGUFError(f"{self._path}: {where} is not UTF-8 ({error.reason}); {DAMAGED}") from None
         return texts

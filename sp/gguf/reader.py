@@ -19,6 +19,7 @@ from sp.arrays import Bytes
 from sp.errors import GGUFError
 from sp.gguf.header import Header, TensorInfo, parse_header
 from sp.gguf.value_types import MAX_SHARDS, MAX_TENSORS, Value
+from sp.gguf.values import text, whole
 from sp.quant import FORMATS, Weight
 
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -104,9 +105,9 @@ class GGUFFile:
     @property
     def architecture(self) -> str:
         """The architecture's name, e.g. ``"qwen3"``; GGUFError when the file does not say."""
-        name = self.metadata.get("general.architecture")
-        if not isinstance(name, str) or not name:
-            raise GGUFError(f"{self.path}: key 'general.architecture' is missing; this is no model file")
+        name = text(self.metadata.get("general.architecture"))
+        if name is None:
+            raise GGUFError(f"{self.path}: key 'general.architecture' is missing or no text; this is no model file")
         return name
 
     def weight(self, name: str) -> Weight:
@@ -201,8 +202,8 @@ def _shard_paths(path: Path) -> list[Path]:
 
 
 def _split(part: _Part, key: str) -> int:
-    value = part.header.metadata.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int):
+    value = whole(part.header.metadata.get(key, 0))
+    if value is None:
         raise GGUFError(f"{part.path}: key {key!r} is not an integer; make the shards again")
     return value
 

@@ -159,7 +159,7 @@ def _checked(template: str) -> Compiled:
 
 def _failure(error: Exception) -> GGUFError:
     line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
-    reason = plain(f"{type(error).__name__}: {error}", 300)
+    reason = plain(f"{type(error).__name__}: {error}", 150)
     return GGUFError(f"chat template fails{line}: {reason}; use another file, or give the prompt as plain text")
 
 

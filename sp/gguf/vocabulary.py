@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from sp.errors import GGUFError
+from sp.gguf.metadata import plain
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
-from sp.gguf.value_types import Value
+from sp.gguf.value_types import Array, Value
+from sp.gguf.values import is_number, listed, shown
 
 SENTENCEPIECE = "llama"
 """What ``tokenizer.ggml.model`` says of SentencePiece files. They name no pre-tokenizer, so it stands for one."""
@@ -22,6 +24,7 @@ ADDED = (UNKNOWN, CONTROL, USER_DEFINED)
 _FOREIGN = {"bert": "WordPiece", "t5": "unigrams", "rwkv": "RWKV's longest words", "none": "no vocabulary at all"}
 MAX_VOCAB = 1 << 20
 MAX_ADDED_BYTES = 1 << 20  # text of all special tokens; bounds the automaton that finds them
+SHOWN = 40  # characters of a stranger's text in a message
 LONGEST_PIECE = 1024  # characters of a SentencePiece token; bounds what each merge costs
 
 
@@ -130,11 +133,13 @@ class _Checker:
         if model != "gpt2":
             what = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
             kinds = "byte pairs ('gpt2') or SentencePiece ('llama')"
-            raise self._fail(f"tokenizer model {model[:40]!r}{what} is not supported", f"use a model with {kinds}")
+            raise self._fail(
+                f"tokenizer model {shown(model, SHOWN)}{what} is not supported", f"use a model with {kinds}"
+            )
         pre: str = self._get("pre", str, "a string")
         if pre not in PRE_TOKENIZERS:
-            known = ", ".join(PRE_TOKENIZERS)
-            raise self._fail(f"pre-tokenizer {pre[:40]!r} is not supported", f"use a model with one of: {known}")
+            known = plain(", ".join(PRE_TOKENIZERS), 150)
+            raise self._fail(f"pre-tokenizer {shown(pre, SHOWN)} is not supported", f"use a model with one of: {known}")
         return pre
 
     def tokens(self) -> list[str]:
@@ -145,7 +150,7 @@ class _Checker:
         if len(set(named)) != len(named):
             seen: set[str] = set()
             twice = next(token for token in named if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-            raise self._fail(f"token {twice[:40]!r} is in the vocabulary twice")
+            raise self._fail(f"token {shown(twice, SHOWN)} is in the vocabulary twice")
         return tokens
 
     def token_types(self, tokens: list[str], *, required: bool) -> list[int]:
@@ -153,10 +158,7 @@ class _Checker:
         count = len(tokens)
         if "tokenizer.ggml.token_type" not in self._metadata and not required:
             return [NORMAL] * count
-        value = np.asarray(self._metadata.get("tokenizer.ggml.token_type"))
-        if value.ndim != 1 or value.dtype.kind not in "iu" or len(value) != count:
-            raise self._fail(f"key 'tokenizer.ggml.token_type' is not {count} integers")
-        types: list[int] = value.tolist()
+        types: list[int] = self._numbers("token_type", count, "iu", "integers").tolist()
         added = sum(len(t) for t, kind in zip(tokens, types, strict=True) if kind in ADDED)
         if added > MAX_ADDED_BYTES:
             raise self._fail(f"special tokens take {added} characters, more than {MAX_ADDED_BYTES}")
@@ -169,15 +171,13 @@ class _Checker:
             at = merge.find(" ", 1)
             left, right = merge[:at], merge[at + 1 :]
             if at < 0 or left not in known or right not in known or left + right not in known:
-                raise self._fail(f"merge {index}, {merge[:40]!r}, does not join two tokens into a third")
+                raise self._fail(f"merge {index}, {shown(merge, SHOWN)}, does not join two tokens into a third")
             merges.append((left, right))
         return merges
 
     def scores(self, tokens: list[str], types: list[int]) -> list[float]:
         """Score of each token of a SentencePiece vocabulary."""
-        value = np.asarray(self._metadata.get("tokenizer.ggml.scores"))
-        if value.ndim != 1 or value.dtype.kind not in "iuf" or len(value) != len(tokens):
-            raise self._fail(f"key 'tokenizer.ggml.scores' is not {len(tokens)} numbers")
+        value = self._numbers("scores", len(tokens), "iuf", "numbers")
         if not np.isfinite(value).all():
             raise self._fail("key 'tokenizer.ggml.scores' holds a number that is not finite")
         long = (i for i, t in enumerate(tokens) if len(t) > LONGEST_PIECE and types[i] not in ADDED)
@@ -205,6 +205,16 @@ class _Checker:
         if wanted and name not in ids:
             raise self._fail(f"prompts are to have a token {name}, but key 'tokenizer.ggml.{name}_token_id' is missing")
         return wanted
+
+    def _numbers(self, name: str, count: int, kinds: str, expected: str) -> Array:
+        """One number a token, of one of the kinds of NumPy's types."""
+        found = listed(self._metadata.get(f"tokenizer.ggml.{name}"))
+        # looked at one by one first: of texts NumPy makes an array as wide as the longest
+        if found is not None and len(found) == count and (isinstance(found, np.ndarray) or all(map(is_number, found))):
+            numbers = np.asarray(found)
+            if numbers.dtype.kind in kinds:
+                return numbers
+        raise self._fail(f"key 'tokenizer.ggml.{name}' is not {count} {expected}")
 
     def _strings(self, name: str) -> list[str]:
         value: list[Any] = self._get(name, list, "an array of strings")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import numpy as np
-
 from sp.errors import ModelError
+from sp.gguf import values
 
 MAX_SIZE = 1 << 24
 """No width, count or head size of a real model comes near; a larger one is a damaged file."""
@@ -85,11 +83,12 @@ class Keys:
     def _whole(self, key: str, value: Any, least: int, most: int) -> int:
         if value is None:
             raise self.error(key, "is missing; the file does not describe a complete model")
-        if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-            raise self.error(key, f"is {short(value)}; a whole number is needed")
-        if not least <= int(value) <= most:
-            raise self.error(key, f"is {value}; it must lie in {least}..{most}")
-        return int(value)
+        found = values.whole(value)
+        if found is None:
+            raise self.error(key, f"is {values.shown(value)}; a whole number is needed")
+        if not least <= found <= most:
+            raise self.error(key, f"is {values.shown(found)}; it must lie in {least}..{most}")
+        return found
 
     def real(self, key: str, *, above: float, default: float | None = None) -> float:
         """A finite number greater than `above`."""
@@ -98,27 +97,47 @@ class Keys:
             return default
         if value is None:
             raise self.error(key, "is missing; the file does not describe a complete model")
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise self.error(key, f"is {short(value)}; a number is needed")
-        if not (math.isfinite(value) and value > above):
-            raise self.error(key, f"is {value}; it must be finite and greater than {above:g}")
-        return float(value)
+        found = values.real(value)
+        if found is None or found <= above:
+            what = f"it must be finite and greater than {above:g}" if values.is_number(value) else "a number is needed"
+            raise self.error(key, f"is {values.shown(value)}; {what}")
+        return found
+
+    def told(self, key: str) -> bool:
+        """Whether a key says anything: it is there, and neither 0 nor false nor empty."""
+        value = self.get(key)
+        items = values.listed(value)
+        return bool(value) if items is None else len(items) > 0
+
+    def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
+        """One flag a layer, from a list (which may cover blocks past the trunk); None where there is none."""
+        value = self.get(key)
+        if value is None:
+            return None
+        items = values.listed(value)
+        if items is None or len(items) < layers:
+            raise self.error(key, f"is {values.shown(value)}, no list of at least {layers} flags")
+        found = [values.flag(one) for one in items[:layers]]
+        if None in found:
+            raise self.error(key, f"is {values.shown(value)}; flags are true or false")
+        return tuple(map(bool, found))
 
     def per_layer(self, key: str, layers: int, *, default: int | None = None, least: int = 1) -> list[int]:
         """One whole number a layer, from a scalar or from a list (which may cover blocks past the trunk)."""
-        value = self.get(key)
-        if isinstance(value, list | tuple | np.ndarray):
-            if len(value) < layers:
-                raise self.error(key, f"lists {len(value)} values for {layers} layers")
-            return [self._whole(key, item, least, MAX_SIZE) for item in list(value)[:layers]]
+        items = values.listed(self.get(key))
+        if items is not None:
+            if len(items) < layers:
+                raise self.error(key, f"lists {len(items)} values for {layers} layers")
+            return [self._whole(key, item, least, MAX_SIZE) for item in items[:layers]]
         return [self.count(key, default=default, least=least)] * layers
 
     def uniform(self, key: str, layers: int, where: list[int], *, default: int | None = None) -> int:
         """A number that all layers of `where` share; a list may hold 0 in the other layers."""
-        values = self.per_layer(key, layers, default=default, least=0)
-        chosen = {values[i] for i in where}
+        found = self.per_layer(key, layers, default=default, least=0)
+        chosen = {found[i] for i in where}
         if len(chosen) != 1 or 0 in chosen:
-            raise self.error(key, f"is {sorted(chosen)} over the attention layers; sp needs one positive value")
+            told = values.shown(sorted(chosen))
+            raise self.error(key, f"is {told} over the attention layers; sp needs one positive value")
         return chosen.pop()
 
 
@@ -137,8 +156,8 @@ class SketchKeys(Keys):
 
     def layers(self, tensors: int) -> int:
         """As far as a file says, and no more than any model has."""
-        blocks, extra = (whole_or_none(self.get(key)) or 0 for key in ("block_count", "nextn_predict_layers"))
-        return max(min(blocks, MAX_BLOCKS) - extra, 0)
+        blocks, extra = (values.whole(self.get(key)) or 0 for key in ("block_count", "nextn_predict_layers"))
+        return max(min(blocks, MAX_BLOCKS) - max(extra, 0), 0)
 
     def rows(self, tensors: Mapping[str, TensorShape], name: str) -> int:
         return 1
@@ -155,6 +174,12 @@ class SketchKeys(Keys):
         except ModelError:
             return above + 1
 
+    def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
+        try:
+            return super().flags(key, layers)
+        except ModelError:
+            return None
+
     def per_layer(self, key: str, layers: int, *, default: int | None = None, least: int = 1) -> list[int]:
         try:
             return super().per_layer(key, layers, default=default, least=least)
@@ -166,14 +191,3 @@ class SketchKeys(Keys):
             return super().uniform(key, layers, where, default=default)
         except ModelError:
             return default or 1
-
-
-def whole_or_none(value: object) -> int | None:
-    """An integer of a file's metadata; None when it is absent or something else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def short(value: Any) -> str:
-    """A value for a message, cut to fit one line."""
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from sp.errors import ModelError
-from sp.models.metadata_keys import Keys, short
+from sp.gguf import values
+from sp.models.metadata_keys import MAX_BLOCKS, MAX_SIZE, Keys
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (0, 1),
@@ -84,7 +85,7 @@ def refuse_changed(keys: Keys, honoured: Collection[str] = ()) -> None:
             continue
         what = f", {EXPERTS}; take a dense model" if key == "expert_count" else _UNREAD
         plain = _plain(value)
-        keys.refuse(key, f"is {f'{plain:g}' if isinstance(plain, float) else short(plain)}{what}")
+        keys.refuse(key, f"is {f'{plain:g}' if isinstance(plain, float) else values.shown(plain)}{what}")
 
 
 _UNREAD = ", which sp does not compute; take a model without it"
@@ -96,28 +97,29 @@ def _plain(value: Any) -> Any:
 
 def _changes_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
     """Whether a value, or every one of a list by layers, is one of those that change nothing."""
-    if isinstance(value, list | tuple | np.ndarray):
-        return all(_changes_nothing(one, neutral) for one in value)
-    plain = _plain(value)
-    return any(type(plain) in (int, float, bool, str) and plain == one for one in neutral)
+    items = values.listed(value)
+    found = [value] if items is None else items
+    return len(found) <= MAX_BLOCKS and all(
+        type(plain := _plain(one)) in (int, float, bool, str) and plain in neutral for one in found
+    )
 
 
 def _is_default(keys: Keys, key: str, value: Any) -> bool:
     """Whether a number says only what holds without it: the usual scale of scores, or a window that hides nothing."""
-    number = _plain(value)
-    if isinstance(number, bool) or not isinstance(number, int | float):
+    number = values.real(value)
+    if number is None:
         return False
     if key == "attention.sliding_window":
-        context = keys.get("context_length")
-        return isinstance(context, int) and number >= context
+        context = values.whole(keys.get("context_length"))
+        return context is not None and number >= context
     if key != "attention.scale":
         return False
     heads, hidden, head_dim = (
-        keys.get(k) for k in ("attention.head_count", "embedding_length", "attention.key_length")
+        values.whole(keys.get(k)) for k in ("attention.head_count", "embedding_length", "attention.key_length")
     )
-    if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+    if head_dim is None and heads is not None and hidden is not None and heads > 0:
         head_dim = hidden // heads
-    return isinstance(head_dim, int) and head_dim > 0 and math.isclose(number, head_dim**-0.5, rel_tol=1e-5)
+    return head_dim is not None and 0 < head_dim <= MAX_SIZE and math.isclose(number, head_dim**-0.5, rel_tol=1e-5)
 
 
 def unsupported(architecture: object, known: Iterable[str]) -> str:
@@ -128,13 +130,13 @@ def unsupported(architecture: object, known: Iterable[str]) -> str:
     >>> unsupported("qwen3moe", ["qwen3"])
     "architecture 'qwen3moe' (a mixture of experts) is not supported; sp runs qwen3: take a model of one of them"
     """
-    name = architecture.lower() if isinstance(architecture, str) else ""
+    name = (values.text(architecture) or "").lower()
     what = next((told for piece, told in KINDS.items() if piece in name), None)
     if what is not None and ":" in what:
-        return f"architecture {short(architecture)} is {what}"
+        return f"architecture {values.shown(architecture)} is {what}"
     kind = f" ({what})" if what else ""
     return (
-        f"architecture {short(architecture)}{kind} is not supported; sp runs {', '.join(known)}: "
+        f"architecture {values.shown(architecture)}{kind} is not supported; sp runs {', '.join(known)}: "
         "take a model of one of them"
     )
 

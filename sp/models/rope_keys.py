@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from sp.gguf import Value
-from sp.models.metadata_keys import Keys, short
+from sp.gguf import Value, values
+from sp.models.metadata_keys import Keys
 from sp.ops.rope import Pairing, Rope, Scaling
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 
@@ -118,22 +118,21 @@ def _scaling(keys: Keys, context: int) -> LinearScaling | YarnScaling | None:
     """What the keys ask for."""
     named = "rope.scaling.factor" if keys.get("rope.scaling.factor") is not None else "rope.scale_linear"
     kind = keys.get("rope.scaling.type")
-    if kind is not None and not (isinstance(kind, str) and kind in ("none", "linear", "yarn")):
-        keys.refuse("rope.scaling.type", f"is {short(kind)}; sp reads none, linear and yarn")
+    if kind is not None and values.text(kind) not in ("none", "linear", "yarn"):
+        keys.refuse("rope.scaling.type", f"is {values.shown(kind)}; sp reads none, linear and yarn")
         return None
     if kind == "none":
         return None
     if kind == "yarn" and keys.get(named) is None:
         keys.refuse("rope.scaling.factor", "is missing; YaRN needs it")
-    value = keys.get(named)
-    zero = isinstance(value, int | float) and value == 0  # as much as none, to llama.cpp
+    zero = values.real(keys.get(named)) == 0  # as much as none, to llama.cpp
     factor = 1.0 if zero else _number(keys, named, 1.0, least=1.0, most=MOST_FACTOR)
     if factor == 1:
         return None
     if kind != "yarn":
         return LinearScaling(factor)
-    ext = keys.get("rope.scaling.yarn_ext_factor")
-    unset = isinstance(ext, float) and ext < 0  # as llama.cpp writes one that it was not told
+    ext = values.real(keys.get("rope.scaling.yarn_ext_factor"))
+    unset = ext is not None and ext < 0  # as llama.cpp writes one that it was not told
     _number(keys, "rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=0.0)  # of families that sp does not know
     return YarnScaling(
         factor,

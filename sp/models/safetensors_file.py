@@ -10,9 +10,17 @@ import numpy as np
 
 from sp.arrays import Bytes
 from sp.errors import ModelError
+from sp.gguf.metadata import plain
+from sp.gguf.values import shown
 from sp.quant import BF16, F16, F32, Weight
 
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
+
+
+MOST_HEADER = 8 << 20
+"""Bytes; the header of a checkpoint with ten thousand tensors takes one million."""
+LONGEST_NAME = 128
+"""Characters of a tensor's name; the longest of published checkpoints have some 80."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,14 @@ class SafetensorsFile:
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
+        _check_header_size(path)
         try:
             with safe_open(path, framework="numpy"):
                 pass  # checks sizes, offsets and the length of the file
             mapped = np.memmap(path, np.uint8, "r")
         except SafetensorError as error:
-            raise ModelError(f"{path}: is no sound safetensors file ({error}); get it again") from None
+            reason = plain(str(error), 120)
+            raise ModelError(f"{path}: is no sound safetensors file ({reason}); get it again") from None
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror or error}); check the path") from None
         end = 8 + int(mapped[:8].view("<u8")[0])
@@ -75,6 +85,9 @@ class SafetensorsFile:
             name: StoredTensor(tuple(entry["shape"]), entry["dtype"], entry["data_offsets"][0])
             for name, entry in header.items()
         }
+        odd = next((name for name in tensors if len(name) > LONGEST_NAME or not name.isprintable()), None)
+        if odd is not None:
+            raise ModelError(f"{path}: no model has a tensor {shown(odd)}; get the file again")
         return cls(path, tensors, mapped[end:], end)
 
     def weight(self, name: str) -> Weight:
@@ -98,3 +111,15 @@ class SafetensorsFile:
         offset = data.ctypes.data - self._data.ctypes.data
         assert 0 <= offset <= len(self._data) - data.nbytes, "no view of this file"
         return self.path, self._start + offset
+
+
+def _check_header_size(path: Path) -> None:
+    """ModelError where a file says that its header takes more than any checkpoint's, before anybody reads that."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            whole = path.stat().st_size
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error}); check the path") from None
+    if MOST_HEADER < size < whole:
+        raise ModelError(f"{path}: is no sound safetensors file (a header of {size:,} bytes); get it again")

@@ -254,7 +254,7 @@ BAD = [
     ("safetensors", {"rope_scaling": {"rope_type": "yarn"}}, "key rope_scaling.factor is missing"),
     ("safetensors", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "key rope_type is 'llama3'; sp reads"),
     ("safetensors", {"rope_scaling": {"rope_type": "yarn", "mscale": 0.7}}, "key rope_scaling.mscale is 0.7; sp"),
-    ("dflash", {"rope__scaling__type": np.array([1, 1], np.int32)}, "key dflash.rope.scaling.type is array"),
+    ("dflash", {"rope__scaling__type": np.array([1, 1], np.int32)}, r"key dflash.rope.scaling.type is \[1, 1\]"),
 ]
 
 

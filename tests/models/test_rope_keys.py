@@ -161,7 +161,7 @@ def test_keys_by_llama_cpps_rules(told, want, context) -> None:
         ({"scaling.factor": 0.5}, "rope.scaling.factor is 0.5; it must lie in 1..4096"),
         ({"scaling.factor": 1e9}, "rope.scaling.factor is"),
         ({"scaling.factor": float("nan")}, "rope.scaling.factor is nan"),
-        ({"scaling.factor": np.ones(3, np.float32)}, "rope.scaling.factor is array"),
+        ({"scaling.factor": np.ones(3, np.float32)}, r"rope.scaling.factor is \[1.0, 1.0, 1.0\]; a number is needed"),
         ({"scale_linear": "2"}, "rope.scale_linear is '2'; a number is needed"),
         ({"scaling.attn_factor": 0.0}, "rope.scaling.attn_factor is"),
         ({"scaling.attn_factor": 1e30}, "rope.scaling.attn_factor is 1e\\+30"),

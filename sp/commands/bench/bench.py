@@ -178,7 +178,8 @@ def open_model(
     file: Path | None, shape: str | None, file_type: str, device: Any
 ) -> tuple[Any, str, tuple[float, int] | None]:
     """The model, its name in the results, and seconds and bytes of loading if it came from a file."""
-    from sp.gguf import GGUFFile
+    from sp.gguf import GGUFFile, values
+    from sp.gguf.metadata import plain
     from sp.models import load_model
 
     if shape is not None:
@@ -192,8 +193,8 @@ def open_model(
     opened = GGUFFile.open(file)
     with progress_bar("loading", opened.nbytes) as progress:
         model = load_model(opened, device=device, progress=progress)
-    name = opened.metadata.get("general.name")
-    return model, name if isinstance(name, str) and name else file.stem, (time.perf_counter() - start, opened.nbytes)
+    name = values.text(opened.metadata.get("general.name"))
+    return model, plain(name, 80) if name else file.stem, (time.perf_counter() - start, opened.nbytes)
 
 
 def _kernels(model: Any, test: Any, kv: str, rotate: bool, chunk: int | None) -> Any:

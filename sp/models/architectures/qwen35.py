@@ -61,11 +61,9 @@ def qwen35_metadata(config: ModelConfig) -> dict[str, Value]:
 
 def _kinds(keys: Keys, layers: int) -> list[LayerKind]:
     """Which trunk layers are recurrent; the explicit list of newer files wins over the interval."""
-    flags = keys.get("attention.recurrent_layers")
+    flags = keys.flags("attention.recurrent_layers", layers)
     if flags is not None:
-        if isinstance(flags, list | tuple | np.ndarray) and len(flags) >= layers:
-            return ["delta" if flag else "attention" for flag in list(flags)[:layers]]
-        keys.refuse("attention.recurrent_layers", f"is no list of at least {layers} flags")
+        return ["delta" if flag else "attention" for flag in flags]
     return _every(keys.count("full_attention_interval", default=4), layers)
 
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sp.errors import ModelError
-from sp.gguf import GGUFFile
+from sp.gguf import GGUFFile, values
 from sp.models.config import LayerKind, ModelConfig
-from sp.models.metadata_keys import Keys, short
+from sp.models.metadata_keys import Keys
 from sp.models.refusals import refuse_prediction
 from sp.models.rope_keys import read_rope
 from sp.ops.attention.tree_attention import MOST_QUERIES
@@ -49,6 +47,10 @@ PUBLISHED = {
 """What config.json calls a key, where it is not the same name."""
 DRAFT_ARCHITECTURES = ("dflash", "dflash-draft", "qwen35-dflash-draft")
 """Names of GGUF files that hold a draft."""
+MOST_SCALE = 1e6
+"""Of factors of embeddings and logits, which lie between some thousandths and some hundred."""
+MOST_JSON = 1 << 20
+"""Bytes of a config.json; published ones have some 2,000."""
 USE = "use the draft that was made for this target"
 MOST_PADDING = 1023
 """Rows that an embedding may have beyond the tokens: models round them up, by less than this many."""
@@ -113,19 +115,23 @@ class DraftKeys(Keys):
         value = self.get(key)
         if value is None:
             return None
-        if self._published and isinstance(value, list):
-            kinds = {"full_attention": False, "sliding_attention": True}
-            value = [kinds.get(item, item) if isinstance(item, str) else item for item in value]
-        flags = [value] * layers if isinstance(value, bool) else value
-        if not isinstance(flags, list | tuple | np.ndarray) or len(flags) != layers:
-            raise self.error(key, f"is {short(value)}; one flag for each of {layers} layers is needed")
-        if not all(isinstance(flag, bool | np.bool_) for flag in flags):
-            raise self.error(key, f"is {short(value)}; sp knows layers with full and with sliding attention")
-        return tuple(bool(flag) for flag in flags)
+        items = [value] * layers if isinstance(value, bool) else values.listed(value)
+        if items is None or len(items) != layers:
+            raise self.error(key, f"is {values.shown(value)}; one flag for each of {layers} layers is needed")
+        kinds = {"full_attention": False, "sliding_attention": True} if self._published else {}
+        found = [kinds[one] if isinstance(one, str) and one in kinds else values.flag(one) for one in items]
+        if None in found:
+            raise self.error(key, f"is {values.shown(value)}; sp knows layers with full and with sliding attention")
+        return tuple(map(bool, found))
 
     def scale(self, key: str) -> float:
         """A factor; 1 where there is none, and where it is 0, which stands for none."""
-        return self.real(key, above=0.0) if self.get(key) else 1.0
+        if not self.told(key):
+            return 1.0
+        found = self.real(key, above=0.0)
+        if found > MOST_SCALE:
+            raise self.error(key, f"is {found:g}; a factor of at most {MOST_SCALE:g} is needed")
+        return found
 
     def rope_dim(self, head_dim: int) -> int:
         """Values of a head that are turned."""
@@ -136,19 +142,21 @@ class DraftKeys(Keys):
             key = "rope.dimension_count"
             found = self.count(key, default=head_dim)
         if not 2 <= found <= head_dim or found % 2:
-            told = short(self.get(key))
+            told = values.shown(self.get(key))
             raise self.error(key, f"is {told}, {found} values of a head; it must be even and at most {head_dim}")
         return found
 
 
 def gguf_keys(file: GGUFFile) -> DraftKeys:
     """The keys of a GGUF file; ModelError if it holds no draft."""
-    arch = file.metadata.get("general.architecture")
+    told = file.metadata.get("general.architecture")
+    arch = values.text(told)
     refuse_prediction(str(file.path), file.tensors)
-    if not isinstance(arch, str) or arch not in DRAFT_ARCHITECTURES:
+    if arch not in DRAFT_ARCHITECTURES:
         known = ", ".join(DRAFT_ARCHITECTURES)
         raise ModelError(
-            f"{file.path}: architecture {short(arch)} is no DFlash draft of a kind that sp reads ({known}); {USE}"
+            f"{file.path}: architecture {values.shown(told)} is no DFlash draft of a kind that sp reads ({known}); "
+            f"{USE}"
         )
     return DraftKeys(file.metadata, str(file.path), arch)
 
@@ -156,23 +164,27 @@ def gguf_keys(file: GGUFFile) -> DraftKeys:
 def published_keys(path: Path) -> DraftKeys:
     """The keys of a checkpoint's config.json; ModelError if it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(MOST_JSON + 1)
+        found = json.loads(raw[:MOST_JSON].decode()) if len(raw) <= MOST_JSON else None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}); it belongs beside the draft's tensors") from None
     except (ValueError, RecursionError):
         raise ModelError(f"{path}: is no JSON; get the draft's own config.json") from None
-    draft = found.get("dflash_config", {}) if isinstance(found, dict) else None
-    if not isinstance(draft, dict):
+    if not isinstance(found, dict) or not isinstance(draft := found.get("dflash_config", {}), dict):
         raise ModelError(f"{path}: describes no DFlash draft; get the draft's own config.json")
-    turning = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    if isinstance(turning, dict):
-        found = {f"rope_scaling.{name}": value for name, value in turning.items()} | found
-        for name in ("attention_factor", "mscale", "mscale_all_dim", "truncate"):
-            if turning.get(name) is not None and turning[name] is not True:
-                raise ModelError(f"{path}: key rope_scaling.{name} is {short(turning[name])}; sp knows YaRN without it")
-        kind = turning.get("rope_type", turning.get("type"))
-        inner = {key: turning.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-        found = inner | found | {"rope_type": None if kind == "default" else kind}
+    named = "rope_parameters" if found.get("rope_parameters") else "rope_scaling"
+    turning = found.get(named) or {}
+    if not isinstance(turning, dict):
+        raise ModelError(f"{path}: key {named} is {values.shown(turning)}; an object is needed, or null")
+    found = {f"rope_scaling.{name}": value for name, value in turning.items()} | found
+    for name in ("attention_factor", "mscale", "mscale_all_dim", "truncate"):
+        if turning.get(name) is not None and turning[name] is not True:
+            told = values.shown(turning[name])
+            raise ModelError(f"{path}: key rope_scaling.{name} is {told}; sp knows YaRN without it")
+    kind = turning.get("rope_type", turning.get("type"))
+    inner = {key: turning.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    found = inner | found | {"rope_type": None if kind == "default" else kind}
     return DraftKeys({**found, **draft}, str(path), None)
 
 
@@ -190,8 +202,8 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     told = keys.get("vocab_size")
     if told is not None and keys.count("vocab_size") != target.vocab:
         raise keys.error("vocab_size", f"is {told}, but the target's embedding has {target.vocab} rows; {USE}")
-    listed = keys.metadata.get("tokenizer.ggml.tokens")
-    words = len(listed) if isinstance(listed, list | tuple | np.ndarray) else 0
+    listed = values.listed(keys.metadata.get("tokenizer.ggml.tokens"))
+    words = 0 if listed is None else len(listed)
     if words and not words <= target.vocab <= words + MOST_PADDING:
         raise ModelError(f"{keys.path}: has {words} tokens, but the target's embedding has {target.vocab} rows; {USE}")
     mask_id = keys.count("mask_token_id", least=0)
@@ -238,15 +250,15 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
 def _target_layers(keys: DraftKeys, layers: int) -> tuple[int, ...]:
     """Layers of the target whose outputs are wanted, counted from 0."""
     key, shift = ("target_layers", 1) if keys.get("target_layers") is not None else ("target_layer_ids", 0)
-    listed = keys.get(key)
-    if listed is None and keys.get("n_target_layers") is not None:
-        count = keys.count("n_target_layers", least=2)  # spread from the second layer to nearly the last
-        listed = [1 + i * ((layers - 2) // (count - 1)) for i in range(count)]
-    if not isinstance(listed, list | tuple | np.ndarray) or not len(listed):
-        raise keys.error(key, f"is {short(listed)}; the target's layers that feed the draft are needed")
-    listed = listed.tolist() if isinstance(listed, np.ndarray) else list(listed)
-    whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in listed)
-    found = tuple(int(one) - shift for one in listed) if whole else ()
-    if len(set(found)) != len(listed) or min(found) < 0 or max(found) >= layers:
-        raise keys.error(key, f"is {short(listed)}, no {len(listed)} layers of a target that has {layers}; {USE}")
+    told = keys.get(key)
+    if told is None and keys.get("n_target_layers") is not None:
+        count = keys.count("n_target_layers", least=2, most=layers)  # spread from the second layer to nearly the last
+        told = [1 + i * ((layers - 2) // (count - 1)) for i in range(count)]
+    listed = values.listed(told)
+    if listed is None or not len(listed):
+        raise keys.error(key, f"is {values.shown(told)}; the target's layers that feed the draft are needed")
+    numbers = [values.whole(one) for one in listed[: layers + 1]]
+    found = tuple(one - shift for one in numbers if one is not None and 0 <= one - shift < layers)
+    if len(set(found)) != len(listed):
+        raise keys.error(key, f"is {values.shown(told)}, no {len(listed)} layers of a target that has {layers}; {USE}")
     return found

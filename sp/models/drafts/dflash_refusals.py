@@ -46,7 +46,7 @@ DFlash; use such a draft of this target, or leave --draft and --decode out
     """
     listed = list(names)
     for kind, (wanted, parts) in LATER.items():
-        found = [f"key {key}" for key in wanted if keys.get(key)]
+        found = [f"key {key}" for key in wanted if keys.told(key)]
         found += [f"tensor {name}" for name in listed if any(part.startswith(parts) for part in name.split("."))]
         if found:
             raise ModelError(

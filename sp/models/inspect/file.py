@@ -11,6 +11,7 @@ import numpy as np
 from gguf.constants import LlamaFileType
 
 from sp.errors import GGUFError, ModelError
+from sp.gguf import values
 from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.template import chat_template, check_template
@@ -20,7 +21,7 @@ from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
 from sp.models.drafts.dflash_refusals import refuse_later
 from sp.models.expected import missing_tensors
 from sp.models.inspect.family import describe_model
-from sp.models.metadata_keys import MAX_BLOCKS, Keys, whole_or_none
+from sp.models.metadata_keys import MAX_BLOCKS, Keys
 from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
 from sp.quant import FORMATS, repacked_tensors
 
@@ -70,7 +71,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
 
 def _model(file: GGUFFile) -> dict[str, Any]:
     architecture = _text(file, "general.architecture")
-    file_type = whole_or_none(file.metadata.get("general.file_type"))
+    file_type = values.whole(file.metadata.get("general.file_type"))
     keys = {
         "layers": "block_count",
         "hidden": "embedding_length",
@@ -99,7 +100,7 @@ def _count(file: GGUFFile, key: str) -> int | list[int] | None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value) <= MAX_BLOCKS:
         numbers: list[int] = value.tolist()
         return numbers if len(set(numbers)) > 1 else (numbers[0] if numbers else None)
-    return whole_or_none(file.metadata.get(key))
+    return values.whole(file.metadata.get(key))
 
 
 def _by_type(file: GGUFFile) -> list[dict[str, Any]]:
@@ -135,7 +136,7 @@ def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] 
         "vocab": _length(file, "tokenizer.ggml.tokens"),
         "merges": _length(file, "tokenizer.ggml.merges"),
         "specials": None,
-        "eos": whole_or_none(file.metadata.get("tokenizer.ggml.eos_token_id")),
+        "eos": values.whole(file.metadata.get("tokenizer.ggml.eos_token_id")),
         "add_bos": None,
         "sha256": None,
     }
@@ -199,14 +200,14 @@ def _warnings(file: GGUFFile) -> Iterator[str]:
     except ModelError as error:
         yield str(error).removeprefix(f"{file.path}: ")
         return
-    if whole_or_none(file.metadata.get(f"{architecture}.context_length")) is None:
-        yield f"key '{architecture}.context_length' is absent, so the longest prompt is unknown"
+    if values.whole(file.metadata.get(f"{architecture}.context_length")) is None:
+        yield f"key '{architecture}.context_length' is absent or no whole number, so the longest prompt is unknown"
         return
-    blocks = whole_or_none(file.metadata.get(f"{architecture}.block_count"))
+    blocks = values.whole(file.metadata.get(f"{architecture}.block_count"))
     if blocks is None:
-        yield f"key '{architecture}.block_count' is absent, so this is no complete model"
+        yield f"key '{architecture}.block_count' is absent or no whole number, so this is no complete model"
         return
-    extra = whole_or_none(file.metadata.get(f"{architecture}.nextn_predict_layers")) or 0
+    extra = values.whole(file.metadata.get(f"{architecture}.nextn_predict_layers")) or 0
     if extra > 0:
         first = f"blk.{blocks - extra}"
         yield f"{extra} multi-token-prediction block(s) from {first} on will be skipped"

@@ -13,6 +13,8 @@ import numpy as np
 from sp.arrays import Doubles, Floats, Ints
 from sp.config import from_mapping
 from sp.errors import ConfigError
+from sp.gguf.metadata import plain
+from sp.gguf.values import shown
 from sp.models import Model
 from sp.ops.array_module import on_host
 from sp.scoring.attention.tail import padded, without_markup
@@ -98,13 +100,18 @@ class TrainedScorer(ReadingScorer):
         wanted = self.shapes(model, self.options(found.options, str(path)))
         shapes = {name: array.shape for name, array in found.arrays.items()}
         if shapes != wanted:
-            raise ConfigError(f"{path}: weights of shapes {shapes}, where its options ask for {wanted}; train it anew")
+            raise ConfigError(
+                f"{path}: weights of shapes {shown(shapes)}, where its options ask for {shown(wanted)}; train it anew"
+            )
         return found
 
     @classmethod
     def options(cls, given: Mapping[str, Any], where: str) -> Any:
-        """Options of learning from a mapping, checked; `where` is for messages."""
-        return from_mapping(cls.learning, given, where)
+        """Options of learning from a mapping, checked; `where` is for messages, which are short whatever is given."""
+        try:
+            return from_mapping(cls.learning, given, where)
+        except ConfigError as error:
+            raise ConfigError(plain(str(error), len(where) + 240)) from None
 
 
 def prepared(request: ScoreRequest) -> ScoreRequest:

@@ -14,6 +14,8 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.errors import ConfigError, ModelError
+from sp.gguf.metadata import plain
+from sp.gguf.values import shown
 from sp.models import Model
 from sp.models.safetensors_file import SafetensorsFile
 from sp.scoring.attention.head_map import model_key
@@ -80,7 +82,7 @@ class ScorerFile:
             with safe_open(path, framework="numpy") as opened:
                 told = opened.metadata() or {}
             if told.get("schema") != SCHEMA:
-                found = f"schema {told['schema']!r}" if "schema" in told else "no schema"
+                found = f"schema {shown(told['schema'])}" if "schema" in told else "no schema"
                 raise ConfigError(f"{path}: no trained scorer ({found}, not {SCHEMA!r}); make one with sp train scorer")
             stored = SafetensorsFile.open(path)
             arrays = {name: stored.weight(name).dense().copy() for name in sorted(stored.tensors)}
@@ -100,12 +102,12 @@ class ScorerFile:
     def check(self, path: Path, kind: str, model: Model) -> None:
         """ConfigError unless the file is of a kind and belongs to a model."""
         if self.kind != kind:
+            own = plain(self.kind, 40)
             raise ConfigError(
-                f"{path}: weights of scorer {self.kind}, not {kind}; use --scorer {self.kind}, or train one with "
-                f"kind: {kind}"
+                f"{path}: weights of scorer {own}, not {kind}; use --scorer {own}, or train one with kind: {kind}"
             )
         if self.model != model_key(model):
             raise ConfigError(
-                f"{path}: trained for another drafter ({self.model}, not {model_key(model)}); "
+                f"{path}: trained for another drafter ({plain(self.model, 60)}, not {model_key(model)}); "
                 "train one for this drafter with sp train scorer and name it: scorer.weights=FILE"
             )
