@@ -22,7 +22,7 @@ from sp.studies.style import tokens_label
 from sp.studies.sweep.cells import Table
 from sp.studies.sweep.store import read_results
 from sp.studies.tables.report_tables import grid_table, markdown, share
-from sp.trace import read_jsonl
+from sp.json_lines import read_jsonl
 
 NOT_YET = "Not measured yet."
 CHECKED = """\

@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import yaml
-
 from sp.config import Registry, from_mapping
-from sp.errors import ConfigError
+from sp.errors import ConfigError, short
+from sp.plain_yaml import read_value
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ def read_strategies(text: str, registry: Registry[T], option: str, common: Mappi
         match = ITEM.match(text, at)
         if not match or not match["name"].strip():
             raise ConfigError(
-                f"{option} takes names with commas between them, options as in tail[queries=16 pool=5], not {text!r}"
+                f"{option} takes names with commas between them, options as in tail[queries=16 pool=5], not {short(text)!r}"
             )
         name, given = match["name"].strip(), read_options(match["options"] or "", option)
         own = {field.name for field in dataclasses.fields(registry.class_of(name))}  # type: ignore[arg-type]
@@ -69,11 +68,8 @@ def read_options(text: str, option: str) -> dict[str, Any]:
     for setting in text.split():
         name, equals, value = setting.partition("=")
         if not (equals and name and value) or NEXT_OPTION.search(value):
-            raise ConfigError(f"{option}: options are NAME=VALUE with spaces between them, not {setting!r}")
-        try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"{option}: {name}: {value!r} is not a YAML value") from None
+            raise ConfigError(f"{option}: options are NAME=VALUE with spaces between them, not {short(setting)!r}")
+        found[name] = read_value(value, f"{option}: {short(name)}")
     return found
 
 
@@ -118,13 +114,10 @@ def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
         if not (equals and dot and name) or owner not in GROUPS:
             raise ConfigError(
                 "--set takes scorer.NAME=VALUE, selector.NAME=VALUE, target.NAME=VALUE or decode.NAME=VALUE, "
-                f"not {setting!r}"
+                f"not {short(setting)!r}"
             )
         if owner == group:
-            try:
-                options[name] = yaml.safe_load(value)
-            except yaml.YAMLError:
-                raise ConfigError(f"--set {key}: {value!r} is not a YAML value") from None
+            options[name] = read_value(value, f"--set {short(key)}")
     return options
 
 
@@ -136,7 +129,7 @@ def read_shares(text: str, option: str) -> list[float]:
     >>> read_shares("0..1/5", "--depths"), read_shares("0.05,0.1", "--keep-ratio")
     ([0.0, 0.25, 0.5, 0.75, 1.0], [0.05, 0.1])
     """
-    wanted = f"{option} takes numbers from 0 to 1 such as 0.05,0.1, or 0..1/11 for eleven of them, not {text!r}"
+    wanted = f"{option} takes numbers from 0 to 1 such as 0.05,0.1, or 0..1/11 for eleven of them, not {short(text)!r}"
     spread = re.fullmatch(r"\s*([\d.]+?)\.\.([\d.]+)/(\d+)\s*", text)
     try:
         if spread:

@@ -20,7 +20,8 @@ from typing import Any
 from sp.errors import ConfigError
 from sp.evals.base import MARKUP, Count, Example, answer_room
 from sp.evals.formats.file_task import FileTask, register_format
-from sp.evals.formats.records import Record, checked_text, decoded, shown
+from sp.evals.formats.records import Record, checked_text, shown
+from sp.json_lines import decoded
 from sp.evals.text.filler import Sentence
 from sp.evals.text.haystack import haystack
 
