@@ -51,13 +51,8 @@ def is_number(value: object) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is one line of text, and not too long for a table."""
-    return isinstance(value, str) and len(value) <= LONGEST and value.isprintable()
-
-
-def among(*known: object) -> Wanted:
-    """One of some values."""
-    return Wanted(f"one of {', '.join(map(str, known))}", lambda value: any(value is one or value == one for one in known))
+    """Whether a value is a text that is not too long for a table; what shows it must still escape it."""
+    return isinstance(value, str) and len(value) <= LONGEST
 
 
 def number(low: float = -BIGGEST, high: float = BIGGEST) -> Wanted:
@@ -71,11 +66,12 @@ def whole(low: int = 0) -> Wanted:
     return Wanted(f"a whole number of at least {low}", lambda value: is_whole(value) and value >= low)
 
 
-TEXT = Wanted(f"one line of text of at most {LONGEST} characters", is_text)
-FLAG = Wanted("true or false", lambda value: isinstance(value, bool))
+TEXT = Wanted(f"a text of at most {LONGEST} characters", is_text)
 LIST = Wanted("a list", lambda value: isinstance(value, list))
 OBJECT = Wanted("an object", lambda value: isinstance(value, dict))
-ATOM = Wanted("a text, a number, true or false", lambda value: isinstance(value, bool) or is_number(value) or is_text(value))
+ATOM = Wanted(
+    "a text, a number, true or false", lambda value: isinstance(value, bool) or is_number(value) or is_text(value)
+)
 
 
 def shown(value: object) -> str:
@@ -121,5 +117,5 @@ def check_each(given: Mapping[str, Any], want: Wanted, where: str) -> None:
     """
     for name in given:
         if not is_text(name):
-            raise ConfigError(f"{where}: a name that is not {TEXT.words}")
-        check(given, {name: want}, f"{where}")
+            raise ConfigError(f"{where}: a name must be {TEXT.words}")
+        check(given, {name: want}, where)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-
 SHOWN = 80
 """Characters of a stranger's text in a message."""
 

@@ -43,7 +43,7 @@ def parse_json(raw: bytes, where: str) -> Any:
     [1, None]
     >>> parse_json(b'{"a": 1' + b'0' * 20 + b'}', "x.jsonl, line 1")
     Traceback (most recent call last):
-    sp.errors.ConfigError: x.jsonl, line 1: not JSON that can be read (a number is too long)
+    sp.errors.ConfigError: x.jsonl, line 1: not a JSON object that can be read (a number is too long)
     """
     text = decoded(raw, where)
     try:
@@ -56,7 +56,7 @@ def parse_json(raw: bytes, where: str) -> Any:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not a JSON object ({error.msg} at character {error.pos})") from None
     except ValueError:
-        raise ConfigError(f"{where}: not JSON that can be read (a number is too long)") from None
+        raise ConfigError(f"{where}: not a JSON object that can be read (a number is too long)") from None
     if raw.count(b"[") + raw.count(b"{") > DEEPEST:
         _check_depth(value, where)
     return value
@@ -135,12 +135,16 @@ def _finite(text: str) -> float:
 def _check_depth(value: Any, where: str) -> None:
     level = [value]
     for _ in range(DEEPEST + 1):
-        level = [
-            each
-            for one in level
-            for each in (one.values() if isinstance(one, dict) else one)
-            if isinstance(each, dict | list)
-        ] if level and all(isinstance(one, dict | list) for one in level) else []
+        level = (
+            [
+                each
+                for one in level
+                for each in (one.values() if isinstance(one, dict) else one)
+                if isinstance(each, dict | list)
+            ]
+            if level and all(isinstance(one, dict | list) for one in level)
+            else []
+        )
         if not level:
             return
     raise ConfigError(f"{where}: nested more than {DEEPEST} deep; write plain records")

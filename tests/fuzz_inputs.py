@@ -28,7 +28,7 @@ from input_cases import CASES, Case
 
 from sp.errors import SpError
 
-LONGEST_MESSAGE = 500
+LONGEST_MESSAGE = 600
 """Characters, without the path; some list all known names."""
 SLOWEST = 5.0
 """Seconds; on a machine that does other work, too."""
@@ -45,7 +45,8 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 YAML_TOKENS = (
     "!!timestamp 2001-01-01", "2001-01-01", "2001-01-01 10:00:00 +99:99", "!!int abc", "1:30", "190:20:30.15",
-    "9" * 6000, "!!binary x", "!!set {a}", "!!python/object:os.system x", "&r [*r]", "&r {a: *r}", "*none", "<<: {a: 1}",
+    "9" * 6000, "!!binary x", "!!set {a}", "!!python/object:os.system x", "&r [*r]", "&r {a: *r}", "*none",
+    "<<: {a: 1}",
     "!!float abc", "0x" + "f" * 200, "0b", "0o", "1e9", "1000000000", "99999999999", ".inf", "-.nan", "1.0e+400",
     '"\\ud800"', '"\\U00110000"', '"\\UFFFFFFFF"', "[" * 200, "{" * 200, "- - - - x", "? [a]\n: b", "%YAML 9.9", "---",
     "%YAML 1." + "9" * 6000, "\t", "\x01", "~", "null", "true", "[]", "{}", "''", "!", "!!null x", "!!bool 7", "|\n x",
@@ -111,7 +112,11 @@ def changed_bytes(data: bytes, rng: random.Random) -> bytes:
         elif how == 1:
             data = data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
         elif how == 2:
-            data = data[:at] + rng.choice((b"\xff", b"\x00", b"\xed\xa0\x80", b"\n", b'"', b"{", b"]", b"9" * 30)) + data[at:]
+            data = (
+                data[:at]
+                + rng.choice((b"\xff", b"\x00", b"\xed\xa0\x80", b"\n", b'"', b"{", b"]", b"9" * 30))
+                + data[at:]
+            )
         else:
             data = data[:at] + data[max(0, at - rng.randrange(80)) :]
     return data
@@ -239,7 +244,10 @@ def main() -> None:
         start = time.perf_counter()
         told = fuzz(count, seed, folder, lambda each: wanted in each)
     print(f"{count} mutations in {time.perf_counter() - start:.0f} s: {told.read} read, {told.refused} refused")
-    print(f"slowest {told.slowest[0]:.2f} s ({told.slowest[1]}); longest message {told.longest[0]} ({told.longest[1][:150]!a})")
+    print(
+        f"slowest {told.slowest[0]:.2f} s ({told.slowest[1]}); "
+        f"longest message {told.longest[0]} ({told.longest[1][:150]!a})"
+    )
     for what, times in told.faults.most_common():
         data, more = told.samples[what]
         print(f"{times:5} {what}: {ascii(more)[:160]}\n      {data[:200]!r}")

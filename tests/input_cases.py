@@ -17,7 +17,6 @@ from test_formats import CHOICES, MRCR, NEEDLES, OWN, count
 
 from sp.bench.simulate import read_trace
 from sp.commands.strategies import overrides, read_settings, read_strategies
-from sp.evals import TASKS
 from sp.evals.formats.file_task import FORMATS, recognise
 from sp.evals.turns.rows import KEY, known_rows
 from sp.pipeline.measured import read_break_evens
@@ -27,9 +26,8 @@ from sp.scoring.attention.head_map import EMBEDDED_MAP, HeadMap
 from sp.studies.board.entries import read_board
 from sp.studies.board.html import as_html
 from sp.studies.board.markdown import as_markdown
-from sp.studies.pages.report import find_sources, write_report
+from sp.studies.pages.report import write_report
 from sp.studies.plots.conversation_map import read_turns
-from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import load_sweep
 from sp.studies.training.plan import load_plan
 
@@ -133,7 +131,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 SWEPT = _lines(write_sweep(SCRATCH / "rows.jsonl", [_sweep_rows(), [row("tail", 9, 1) | {"ttft_s": 1.0}]]))
 ASKED = [{key: value for key, value in each.items() if key not in ("schema", "kind")} for each in _sweep_rows()]
 RULER = {"index": 3, "input": "A code is 12.\nIt rained. What is the code?", "outputs": ["12"], "length": 40}
-TURN = {name: 1 for name in KEY} | {"models": {}}
+TURN = dict.fromkeys(KEY, 1) | {"models": {}}
 BENCH = [
     json.loads(line)
     for name in ("ttft", "decode", "verify")
@@ -194,4 +192,3 @@ CASES = [
     Case("rows to go on from", "x.jsonl", "lines", [[TURN, TURN | {"example": "b"}]], _turns),
     Case("accepted lengths", "x.json", "json", [TRACE], read_trace),
 ]
-assert TASKS and find_sources and read_results

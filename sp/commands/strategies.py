@@ -48,7 +48,8 @@ def read_strategies(text: str, registry: Registry[T], option: str, common: Mappi
         match = ITEM.match(text, at)
         if not match or not match["name"].strip():
             raise ConfigError(
-                f"{option} takes names with commas between them, options as in tail[queries=16 pool=5], not {short(text)!r}"
+                f"{option} takes names with commas between them, options as in tail[queries=16 pool=5], "
+                f"not {short(text)!r}"
             )
         name, given = match["name"].strip(), read_options(match["options"] or "", option)
         own = {field.name for field in dataclasses.fields(registry.class_of(name))}  # type: ignore[arg-type]

@@ -11,18 +11,18 @@ from typing import Any
 
 from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
 from sp.errors import ConfigError
+from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Loaded
 from sp.pipeline.sizes import format_bytes
 from sp.scoring import Scorer
 from sp.scoring.reading import DRAFTING, drafting
-from sp.json_lines import read_jsonl
 
 POSITIVE = number(1e-9)
 TIMED: Mapping[str, Wanted] = {
     "prompt_tokens": whole(1),
     "keep_ratio": number(0, 1),
-    **{name: ATOM.optional for name in (*DRAFTING, "vram")},
+    **dict.fromkeys((*DRAFTING, "vram"), ATOM.optional),
 }
 """What the configuration of a `ttft` record must have."""
 TIMES: Mapping[str, Wanted] = {

@@ -158,8 +158,9 @@ def known_rows(path: Path, models: Mapping[str, Any]) -> dict[Key, Row]:
             try:
                 row = parse_object(line, where)
             except ConfigError as error:
-                raise ConfigError(f"{error}; name another file with --out") from None
+                told = str(error).removeprefix(where).lstrip(": ")
+                raise ConfigError(f"{where}: no row of results ({told}); name another file with --out") from None
             if row.get("models") == models and all(name in row for name in KEY):
-                check(row, {name: ATOM.optional for name in (*KEY, *THOUGHT)}, where)
+                check(row, dict.fromkeys((*KEY, *THOUGHT), ATOM.optional), where)
                 found[key_of(row)] = row
     return found

@@ -22,7 +22,9 @@ from sp.ops.array_module import on_host
 
 SCHEMA = "sp-head-map/1"
 MAP = {"schema": TEXT, "model": TEXT, "scores": OBJECT, "made": OBJECT}
-SCORES = Wanted("a list of numbers from 0 to 1", lambda row: isinstance(row, list) and row != [] and all(map(_share, row)))
+SCORES = Wanted(
+    "a list of numbers from 0 to 1", lambda row: isinstance(row, list) and row != [] and all(map(_share, row))
+)
 LAYER = re.compile(r"[0-9]{1,4}")
 EMBEDDED_MAP = Path(str(files("sp") / "assets" / "drafter_heads.json"))
 
@@ -64,8 +66,8 @@ class HeadMap:
         ConfigError
             If it is missing, no map, or of another schema.
         """
-        found = read_object(path, "a map of heads, which sp heads makes")
         try:
+            found = read_object(path, "a map of heads")
             check(found, MAP, str(path))
             if found["schema"] != SCHEMA:
                 raise ConfigError(

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from matplotlib import rc_context
+
 from sp.errors import ConfigError
+from sp.json_lines import parse_object
 from sp.kernels.machine import machine_slug
 from sp.studies.figures import save_png
 from sp.studies.pages.quality import Comparable, comparable, provenance, quality
@@ -15,7 +18,6 @@ from sp.studies.plots.importance_map import SavedRun, importance_map
 from sp.studies.sweep.store import SUFFIXES, Row, raw_lines, read_results, read_rows
 from sp.studies.tables.record_fields import newest_checked
 from sp.studies.tables.report_tables import markdown
-from sp.json_lines import parse_object
 from sp.trace import write_atomic
 
 
@@ -88,6 +90,7 @@ def first_object(path: Path) -> Row:
         return {}
 
 
+@rc_context({"text.parse_math": False})  # a name with dollars in it is no formula
 def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
     """Write ``report.md``, ``cells.csv`` and pictures into `out`; the path of the page.
 

@@ -39,7 +39,8 @@ def expand(section: Located, keys: Iterable[str], what: str) -> list[Combination
     Raises
     ------
     ConfigError
-        For more than `MOST` combinations, an unknown key, a key set twice in one part, lists of unequal length under `zip`, or nothing at all.
+        For more than `MOST` combinations, before any is made; for an unknown key, a key set twice in one part, lists
+        of unequal length under `zip`, or nothing at all.
 
     Examples
     --------

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sp.checked import ATOM, OBJECT, TEXT, Wanted, check, check_each, number, whole
+from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.errors import ConfigError
 from sp.evals.run import COLUMNS, RESULTS
 
 Row = dict[str, Any]
+
+
+def is_int(value: object) -> bool:
+    """Whether a value is a whole number of 64 bits, as seeds are."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
 
 ROW: Mapping[str, Wanted] = {
     "task": TEXT,
@@ -22,12 +28,13 @@ ROW: Mapping[str, Wanted] = {
     "keep_ratio": number(0, 1),
 }
 OPTIONAL: Mapping[str, Wanted] = {
-    **{name: ATOM.optional for name in (*COLUMNS, "options", "thinking", "reasoning_effort", "decode")},
+    **dict.fromkeys((*COLUMNS, "options", "thinking", "reasoning_effort", "decode"), ATOM.optional),
     **{name: number().optional for name in (*RESULTS, "prompt_tokens") if name != "answer"},
     **{name: number(0, 1).optional for name in ("depth", "asked_depth", "needle_recall", "realised_keep")},
     "keep_ratio": number(0, 1),
+    "seed": Wanted("a whole number", is_int, required=False),
     "decode": TEXT.optional,
-    "pair": Wanted(TEXT.words, lambda value: isinstance(value, str) and value.isprintable(), required=False),
+    "pair": Wanted(TEXT.words, lambda value: isinstance(value, str), required=False),
     "given_kept": Wanted("true or false", lambda value: value in (True, False), required=False),
     "ttft_s": number(0).optional,
     "models": OBJECT.optional,
@@ -39,7 +46,8 @@ SESSION: Mapping[str, Wanted] = {
     "session": TEXT,
     "sweep": TEXT,
     "date": TEXT,
-    **{name: ATOM.optional for name in ("commit", "gpu", "cpu", "cores", "driver")},
+    **dict.fromkeys(("commit", "gpu", "cpu", "driver"), TEXT.optional),
+    "cores": ATOM.optional,
 }
 RUN: Mapping[str, Wanted] = {
     "run": TEXT,
@@ -49,6 +57,7 @@ RUN: Mapping[str, Wanted] = {
     "part": TEXT.optional,
     "seconds": number(0),
 }
+CONFIG: Mapping[str, Wanted] = {"tokens": whole(1), "count": whole(1), "cells": LIST}
 FAILED: Mapping[str, Wanted] = {"run": TEXT}
 
 
@@ -59,7 +68,7 @@ def check_row(row: Row, where: str) -> Row:
     --------
     >>> check_row({"task": "needle", "example": 3}, "rows.jsonl, line 4")
     Traceback (most recent call last):
-    sp.errors.ConfigError: rows.jsonl, line 4: example must be one line of text of at most 1000 characters, not a number
+    sp.errors.ConfigError: rows.jsonl, line 4: example must be a text of at most 1000 characters, not a number
     """
     check(row, ROW, where)
     check(row, OPTIONAL, where)
@@ -69,13 +78,20 @@ def check_row(row: Row, where: str) -> Row:
     return row
 
 
+def check_cells(config: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless a stored configuration tells what work its run was."""
+    check(config, CONFIG, where)
+    for cell in config["cells"]:
+        check({"cell": cell}, {"cell": OBJECT}, where)
+        check(cell, {"scorer": OBJECT, "keep_ratio": number(0, 1)}, f"{where}: cell")
+        check(cell["scorer"], {"name": TEXT}, f"{where}: cell: scorer")
+
+
 def check_run(line: Mapping[str, Any], sessions: Mapping[str, Any], where: str) -> None:
     """ConfigError unless a line closes a run of a known session."""
     check(line, RUN, where)
     if line["session"] not in sessions:
         raise ConfigError(f"{where}: a run of a session that no line before it tells of")
-    if not isinstance(line["config"].get("cells"), list):
-        raise ConfigError(f"{where}: config has no list of cells")
     files = line["config"].get("files", {})
     check({"files": files}, {"files": OBJECT}, f"{where}: config")
     check_each(files, TEXT, f"{where}: config: files")
@@ -87,5 +103,3 @@ def check_models(models: Mapping[str, Any], where: str) -> None:
     check_each(models, OBJECT, where)
     for role, facts in models.items():
         check(facts, MODEL, f"{where}: {role}")
-
-

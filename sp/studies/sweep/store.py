@@ -12,12 +12,14 @@ run        Closes the rows of a run: `run` (hash of `config`), `session`, `part`
 failed     A run that ended in an error, which its next start tries again: `run`, `session`, `label`, `error`.
 ========== ==================================================================================================
 
-Rows without their closing `run` line belong to a run that was cut off, and are ignored. DuckDB reads the files as
-they are:
+Rows without their closing `run` line belong to a run that was cut off, and are ignored; of a run that two files hold,
+one counts. DuckDB reads the files as they are, and must be told both, and to pass over a line that was torn:
 
-    duckdb -c "SELECT task, scorer, keep_ratio, count(*) AS n, avg(correct) AS accuracy
-               FROM read_json_auto('sp-sweep/quickstart/*.jsonl', union_by_name = true)
-               WHERE kind = 'row' GROUP BY ALL ORDER BY ALL"
+    duckdb -c "WITH lines AS (
+                   FROM read_json_auto('sp-sweep/quickstart/*.jsonl', union_by_name = true, ignore_errors = true))
+               SELECT task, scorer, keep_ratio, count(correct) AS n, avg(correct) AS accuracy
+               FROM (SELECT DISTINCT ON (run, cell, example) * FROM lines WHERE kind = 'row')
+               WHERE run IN (SELECT run FROM lines WHERE kind = 'run') GROUP BY ALL ORDER BY ALL"
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ from uuid import uuid4
 import numpy as np
 
 from sp import __version__
-from sp.checked import check
+from sp.checked import LIST, check
 from sp.errors import ConfigError, short
-from sp.json_lines import LONGEST, parse_object, read_jsonl
+from sp.json_lines import LONGEST, parse_object
 from sp.kernels.machine import machine_facts
 from sp.studies.sweep.row_fields import FAILED, SESSION, Row, check_row, check_run
 
@@ -66,7 +68,7 @@ class Results:
     failed : dict
         Failure lines of runs that have not finished since.
     places : dict
-        File and line of each row, by hash.
+        File and line of each row of a run and of its closing line, by hash.
     """
 
     sessions: dict[str, Row] = field(default_factory=dict)
@@ -76,10 +78,11 @@ class Results:
     places: dict[str, list[str]] = field(default_factory=dict)
 
     def checked(self) -> Results:
-        """The same; ConfigError, with file and line, if a row is not fit for a report."""
+        """The same; ConfigError, with file and line, if a row or its run is not fit for a report."""
         for run, rows in self.rows.items():
-            for row, where in zip(rows, self.places[run], strict=True):
+            for row, where in zip(rows, self.places[run], strict=False):
                 check_row(row, where)
+            check(self.runs[run]["config"], {"cells": LIST}, f"{self.places[run][-1]}: config")
         return self
 
     def all_rows(self) -> Iterator[Row]:
@@ -214,7 +217,10 @@ def finished_bytes(path: Path) -> int:
 def parse_line(raw: bytes, path: Path, number: int) -> Row:
     """A line of results; ConfigError if it is something else, or of another schema."""
     where = f"{path}, line {number}"
-    line = parse_object(raw, where)
+    try:
+        line = parse_object(raw, where)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; name a file that sp sweep wrote") from None
     if line.get("kind") not in KINDS:
         raise ConfigError(f"{where}: no result of sp sweep; name a file that sp sweep wrote")
     if line.get("schema") != SCHEMA:
@@ -261,16 +267,18 @@ def read_results(paths: Iterable[Path]) -> Results:
                 run = line["run"]
                 results.runs[run] = line
                 results.rows[run] = [row for _, row in pending if row.get("run") == run]
-                results.places[run] = [place for place, row in pending if row.get("run") == run]
+                results.places[run] = [*(place for place, row in pending if row.get("run") == run), where]
                 results.failed.pop(run, None)
                 pending = []
     return results
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Rows that `sp eval` wrote, fit for a report; ConfigError for the first line that is none."""
-    for number, row in enumerate(read_jsonl(path), 1):
-        yield check_row(row, f"{path}, line {number}")
+    """Rows that `sp eval` wrote, packed or not, fit for a report; ConfigError for the first line that is none."""
+    for number, raw in enumerate(raw_lines(path), 1):
+        where = f"{path}, line {number}"
+        if raw.strip():
+            yield check_row(parse_object(raw, where), where)
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 TTFT_CONFIG: Mapping[str, Wanted] = {
     "target": TEXT,
     "kv": TEXT,
-    **{name: TEXT.optional for name in ("drafter", "scorer", "attention", "vram", "path", "engine", "selector")},
+    **dict.fromkeys(("drafter", "scorer", "attention", "vram", "path", "engine", "selector"), TEXT.optional),
     **{name: number().optional for name in ("alpha", "density")},
     "new_tokens": whole().optional,
 }
@@ -36,7 +36,7 @@ DECODE_CONFIG: Mapping[str, Wanted] = {
 }
 LENGTHS = ("acceptance_length", "acceptance_low", "acceptance_high")
 DECODE: Mapping[str, Wanted] = {
-    **dict.fromkeys((*LENGTHS, "tok_s", "tok_s_low", "tok_s_high", "speedup", "pass_ms"), number(0)),
+    **dict.fromkeys((*LENGTHS, "tok_s", "tok_s_low", "tok_s_high", "speedup", "pass_ms", "greedy_tok_s"), number(0)),
     "passes": whole(),
 }
 REAL: Mapping[str, Wanted] = {"equal": whole(), "answers": whole(), "by_task": OBJECT}
