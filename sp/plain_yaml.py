@@ -35,7 +35,7 @@ FLOAT = re.compile(
 class PlainLoader(yaml.SafeLoader):
     """Composes nodes, so many and so deep at most; use `compose`."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         first: [(tag, pattern) for tag, pattern in known if tag in (TAG + "bool", TAG + "null")]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -47,7 +47,7 @@ class PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """See `yaml.composer.Composer`; refuses before it goes on."""
         self.depth, self.values = self.depth + 1, self.values + 1
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self.depth > DEEPEST:
             raise yaml.MarkedYAMLError(problem=f"nested more than {DEEPEST} deep", problem_mark=mark)
         if self.values > MOST_VALUES:
@@ -118,7 +118,7 @@ def scalar(loader: PlainLoader, node: yaml.Node, where: str) -> Any:
         raise ConfigError(f"{where}: half a surrogate pair; write whole characters")
     if node.tag == PLAIN[0]:
         return text
-    meant = loader.resolve(yaml.ScalarNode, text, (True, False))
+    meant = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
     try:
         if meant != node.tag or len(text) > 100:
             raise ValueError

@@ -1,6 +1,6 @@
 """Mutations of files that users write, and what reads each kind: run with a count, e.g.
 
-    PYTHONPATH=tests:tests/evals:tests/studies python tests/fuzz_inputs.py 20000
+    PYTHONPATH=tests python tests/fuzz_inputs.py 20000
 
 A mutated file is read, or refused with one short line by an `SpError`; anything else, and what takes long, is a fault.
 """

@@ -10,11 +10,6 @@ from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
-from board_records import row, rows, write_sweep
-from test_break_even import record as ttft_record
-from test_conversation_map import ROWS as TURNS
-from test_formats import CHOICES, MRCR, NEEDLES, OWN, count
-
 from sp.bench.simulate import read_trace
 from sp.commands.strategies import overrides, read_settings, read_strategies
 from sp.evals.formats.file_task import FORMATS, recognise
@@ -100,7 +95,7 @@ MADE = HeadMap.load(EMBEDDED_MAP)
 
 
 def _break_even(path: Path) -> None:
-    for even in read_break_evens(path, "t.gguf", "d.gguf", "nvidia-h200", None):
+    for even in read_break_evens(path, "t", "d", "nvidia-h200", None):
         even.describe()
 
 
@@ -118,18 +113,62 @@ def _turns(path: Path) -> None:
     known_rows(path, {})
 
 
-def _sweep_rows(**more: Any) -> list[dict[str, Any]]:
-    made = [*rows("full", "1101", **more), *rows("tail", "0-11", **more), *rows("oracle", "1101", **more)]
-    made += rows("random", "0010", tokens=4096, **more)
-    return [each | {"ttft_s": 0.25, "kept_tokens": 12, "depth": 0.5, "realised_keep": 0.1} for each in made]
+def count(text: str) -> int:
+    """Tokens of a text, as many as words."""
+    return len(text.split())
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def _row(scorer: str, example: int, correct: int, keep: float) -> dict[str, Any]:
+    full = scorer == "full"
+    return {
+        "task": "needle", "example": f"needle-{example}", "tokens_asked": 1024 << example % 2,
+        "cell": -1 if full else 0,
+        "scorer": scorer, "selector": "full" if full else "top_chunks", "decode": "greedy", "keep_ratio": keep,
+        "positions": "original", "kv": "f16", "rotate": False, "seed": 3, "status": "ok", "correct": correct,
+        "score": 0.5, "given_kept": bool(correct), "ttft_s": 0.25, "kept_tokens": 12, "depth": 0.5,
+        "realised_keep": 0.1, "needle_rank": 1, "needle_margin": 0.5,
+    }  # fmt: skip
 
 
-SWEPT = _lines(write_sweep(SCRATCH / "rows.jsonl", [_sweep_rows(), [row("tail", 9, 1) | {"ttft_s": 1.0}]]))
-ASKED = [{key: value for key, value in each.items() if key not in ("schema", "kind")} for each in _sweep_rows()]
+def _timed(tokens: int) -> dict[str, Any]:
+    config = {"target": "t", "drafter": "d", "vram": None, "prompt_tokens": tokens, "keep_ratio": 0.1, "kv": "f16"}
+    config |= {"scorer": "tail", "attention": "dense", "alpha": None, "density": None}
+    metrics = {"ttft_s": tokens**0.5, "full_ttft_s": tokens / 50, "full_runs": 3, "stages": {"score": 0.1}}
+    return {"bench": "ttft", "config": config, "metrics": metrics, "samples": [1.0] * 5, "gpu": "NVIDIA H200"}
+
+
+def _turn(turn: int, prompt: int, cached: list[list[int]]) -> dict[str, Any]:
+    spans = {"cached": cached, "kept": [[500, 640]], "needle": [[510, 520]]}
+    recall = [{"start": 690, "end": 722}]
+    return {"conversation": 1, "turn": turn, "prompt": prompt, "read": 7, "spans": spans, "recall": recall}
+
+
+WAYS = (("full", 1.0), ("tail", 0.1), ("oracle", 0.1))
+ASKED = [_row(scorer, n, int(n % 3 > 0), keep) for n in range(4) for scorer, keep in WAYS]
+MODELS = {role: {"file": f"{role}.gguf", "sha256": "ab" * 32} for role in ("target", "drafter")}
+HEAD = {"schema": 1, "kind": "session", "session": "s", "sweep": "made-up", "sp": "0", "commit": "1234567"}
+HEAD |= {"date": "2026-11-22T10:00:00+00:00", "device": "cpu", "cpu": "a <fast> one", "cores": 2}
+CLOSING = {"schema": 1, "kind": "run", "run": "a", "session": "s", "part": "", "seconds": 1.0, "rows": len(ASKED)}
+CLOSING |= {"config": {"cells": [], "files": {"w": "ab"}}, "models": MODELS}
+SWEPT = [HEAD, *({"schema": 1, "kind": "row", "run": "a"} | each for each in ASKED), CLOSING]
+OWN = {"context": "Tea is hot. Ice is cold.", "question": "How is ice?", "answers": ["cold", "frosty"]}
+CHOICES = {
+    "_id": "66f1", "domain": "Tales", "difficulty": "easy", "length": "short", "question": "Who steers?",
+    "choice_A": "Ada", "choice_B": "Bo", "choice_C": "Cy", "choice_D": "Di", "answer": "C", "context": "Cy steers.",
+}  # fmt: skip
+SAID = [
+    {"role": "user", "content": "write a poem about owls"},
+    {"role": "assistant", "content": "Owls hunt."},
+    {"role": "user", "content": "Prepend q7W to the 1st poem about owls."},
+]
+MRCR = {"prompt": json.dumps(SAID), "answer": "q7WOwls hunt.", "random_string_to_prepend": "q7W", "n_needles": 1}
+NEEDLES = [
+    {
+        "id": "0701", "system_prompt": "A word.", "task_template": "Read.\n{haystack}\nAnd now: {question}",
+        "needle": "{CHAR} sleeps beside the {1}.", "character_set": ["Ivo"], "questions": {"onehop": "Who was in {2}?"},
+        "tests": {"T1": {"input_args": ["Tower", "Ghent"]}},
+    },
+]  # fmt: skip
 RULER = {"index": 3, "input": "A code is 12.\nIt rained. What is the code?", "outputs": ["12"], "length": 40}
 TURN = dict.fromkeys(KEY, 1) | {"models": {}}
 BENCH = [
@@ -182,13 +221,13 @@ CASES = [
     Case("mrcr file", "x.jsonl", "lines", [[MRCR]], _task),
     Case("needle set", "x.json", "json", [NEEDLES], _task),
     Case("head map", "x.json", "json", [json.loads(EMBEDDED_MAP.read_text())], _heads),
-    Case("break-even", "x.jsonl", "lines", [[ttft_record(n, n / 4e3, n / 3e3) for n in (1000, 4000)]], _break_even),
+    Case("break-even", "x.jsonl", "lines", [[_timed(1000), _timed(4000)]], _break_even),
     Case("sweep rows, report", "x.jsonl", "lines", [SWEPT], _report),
     Case("eval rows, report", "x.jsonl", "lines", [ASKED], _report),
     Case("records, report", "x.jsonl", "lines", [BENCH], _report),
     Case("sweep rows, board", "x.jsonl", "lines", [SWEPT], _board),
     Case("eval rows, board", "x.jsonl", "lines", [ASKED], _board),
-    Case("conversation", "x.jsonl", "lines", [TURNS], read_turns),
+    Case("conversation", "x.jsonl", "lines", [[_turn(1, 1000, []), _turn(2, 1075, [[0, 30]])]], read_turns),
     Case("rows to go on from", "x.jsonl", "lines", [[TURN, TURN | {"example": "b"}]], _turns),
     Case("accepted lengths", "x.json", "json", [TRACE], read_trace),
 ]

@@ -32,8 +32,8 @@ Way = tuple[str, int]
 """Method and budget: guesses in a pass, 0 for greedy decoding."""
 
 
-def _length(value: object) -> bool:
-    return is_whole(value) and value >= 1  # type: ignore[operator]
+def _length(value: Any) -> bool:
+    return is_whole(value) and value >= 1
 
 
 @dataclass(frozen=True)

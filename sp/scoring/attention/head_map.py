@@ -29,7 +29,7 @@ LAYER = re.compile(r"[0-9]{1,4}")
 EMBEDDED_MAP = Path(str(files("sp") / "assets" / "drafter_heads.json"))
 
 
-def _share(value: object) -> bool:
+def _share(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 

@@ -7,9 +7,7 @@ from typing import Any
 
 from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.errors import ConfigError
-from sp.evals.run import COLUMNS, RESULTS
-
-Row = dict[str, Any]
+from sp.evals.run import COLUMNS, RESULTS, Row
 
 
 def is_int(value: object) -> bool:
@@ -29,7 +27,7 @@ ROW: Mapping[str, Wanted] = {
 }
 OPTIONAL: Mapping[str, Wanted] = {
     **dict.fromkeys((*COLUMNS, "options", "thinking", "reasoning_effort", "decode"), ATOM.optional),
-    **{name: number().optional for name in (*RESULTS, "prompt_tokens") if name != "answer"},
+    **{name: number().optional for name in (*RESULTS, "prompt_tokens") if name not in ("answer", "correct")},
     **{name: number(0, 1).optional for name in ("depth", "asked_depth", "needle_recall", "realised_keep")},
     "keep_ratio": number(0, 1),
     "seed": Wanted("a whole number", is_int, required=False),

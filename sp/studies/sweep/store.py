@@ -44,13 +44,15 @@ from sp.checked import LIST, check
 from sp.errors import ConfigError, short
 from sp.json_lines import LONGEST, parse_object
 from sp.kernels.machine import machine_facts
-from sp.studies.sweep.row_fields import FAILED, SESSION, Row, check_row, check_run
+from sp.studies.sweep.row_fields import FAILED, SESSION, check_row, check_run
 
 SCHEMA = 1
 KINDS = ("session", "row", "run", "failed")
 SUFFIXES = (".jsonl", ".jsonl.gz")
 MOST_UNPACKED = 200
 """Times its size that a packed file may hold; rows have some twenty times."""
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
