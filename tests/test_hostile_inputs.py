@@ -67,7 +67,7 @@ WRONG = [
     ("examples: 20", "examples: 1000000000", r"line 7: examples must be at most 1,000,000, not 1000000000"),
     ("examples: 20", "examples: 1e9", r"line 7: examples must be int, not '1e9'"),
     ("examples: 20\n    per_run: 5", "examples: 900000\n    per_run: 1", r"more than 100,000 runs"),
-    ("grid: {scorer: [tail, {name: tail, queries: 24}, random], keep_ratio: [0.1, 0.25]", FOUR[:-1], "10,000 cells"),
+    ("grid: {scorer: [tail, {name: tail, queries: 24}, random], keep_ratio: [0.1, 0.25]", FOUR[:-1], "more than 2,000 cells"),
 ]
 
 

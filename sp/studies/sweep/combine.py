@@ -18,7 +18,7 @@ from sp.evals.base import TASK_SLOT
 from sp.studies.sweep.located import Located, parse_yaml
 
 COMBINATORS = ("grid", "zip", "list")
-MOST = 10_000
+MOST = 2_000
 """Combinations of a section."""
 
 Combination = dict[str, Located]
