@@ -220,7 +220,10 @@ def try_one(case: Case, data: bytes, folder: Path, told: Told) -> None:
 def fuzz(count: int, seed: int, folder: Path, names: Callable[[str], bool] = lambda name: True) -> Told:
     """So many mutations, the kinds of file in turn; pictures are not drawn."""
     told, cases = Told(), [case for case in CASES if names(case.name)]
-    with patch("sp.studies.figures.FigureCanvasAgg"), patch.multiple("sp.studies.pages.quality", **NO_PICTURES):
+    with (
+        patch("sp.studies.figures.FigureCanvasAgg", _nothing),
+        patch.multiple("sp.studies.pages.quality", **NO_PICTURES),
+    ):
         for number in range(count):
             rng = random.Random(f"{seed}-{number}")
             case = cases[number % len(cases)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fuzz_inputs import fuzz
-from input_cases import ASKED, CLOSING, HEAD, PLAN, RULER, SWEEP, SWEPT
+from input_cases import ASKED, CASES, CLOSING, HEAD, PLAN, RULER, SWEEP, SWEPT, Case
 
 from sp import cli
 from sp.errors import ConfigError
@@ -31,6 +31,15 @@ def test_mutations_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
     assert not told.faults, [(what, *told.samples[what]) for what in told.faults]
     assert told.read > 10
     assert told.refused > 50
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_mutated_is_read_when_it_is_whole(tmp_path: Path, case: Case) -> None:
+    path = tmp_path / case.file
+    for seed in case.seeds:
+        lines = [json.dumps(each) for each in seed] if case.kind == "lines" else [json.dumps(seed)]
+        path.write_text(seed if case.kind == "yaml" else "".join(f"{line}\n" for line in lines))
+        case.read(path)
 
 
 def put(path: Path, *values: Any) -> Path:
@@ -67,7 +76,11 @@ WRONG = [
     ("examples: 20", "examples: 1000000000", r"line 7: examples must be at most 1,000,000, not 1000000000"),
     ("examples: 20", "examples: 1e9", r"line 7: examples must be int, not '1e9'"),
     ("examples: 20\n    per_run: 5", "examples: 900000\n    per_run: 1", r"more than 100,000 runs"),
-    ("grid: {scorer: [tail, {name: tail, queries: 24}, random], keep_ratio: [0.1, 0.25]", FOUR[:-1], "more than 2,000 cells"),
+    (
+        "grid: {scorer: [tail, {name: tail, queries: 24}, random], keep_ratio: [0.1, 0.25]",
+        FOUR[:-1],
+        "more than 2,000 cells",
+    ),
 ]
 
 
