@@ -217,13 +217,17 @@ def try_one(case: Case, data: bytes, folder: Path, told: Told) -> None:
     told.slowest = max(told.slowest, (seconds, case.name))
 
 
+@contextmanager
+def without_pictures() -> Iterator[None]:
+    """Those of rows are not drawn: they take seconds, and show what tables say."""
+    with patch.multiple("sp.studies.pages.quality", **NO_PICTURES):
+        yield
+
+
 def fuzz(count: int, seed: int, folder: Path, names: Callable[[str], bool] = lambda name: True) -> Told:
     """So many mutations, the kinds of file in turn; pictures are not drawn."""
     told, cases = Told(), [case for case in CASES if names(case.name)]
-    with (
-        patch("sp.studies.figures.FigureCanvasAgg", _nothing),
-        patch.multiple("sp.studies.pages.quality", **NO_PICTURES),
-    ):
+    with without_pictures():
         for number in range(count):
             rng = random.Random(f"{seed}-{number}")
             case = cases[number % len(cases)]
@@ -232,7 +236,7 @@ def fuzz(count: int, seed: int, folder: Path, names: Callable[[str], bool] = lam
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In place of what draws: pictures take seconds, and draw what tables show."""
+    """In place of what draws."""
 
 
 NO_PICTURES = dict.fromkeys(("save_png", "pareto_figure", "stage_figure", "needle_figure"), _nothing)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_inputs import fuzz
+from fuzz_inputs import fuzz, without_pictures
 from input_cases import ASKED, CASES, CLOSING, HEAD, PLAN, RULER, SWEEP, SWEPT, Case
 
 from sp import cli
@@ -39,7 +39,8 @@ def test_what_is_mutated_is_read_when_it_is_whole(tmp_path: Path, case: Case) ->
     for seed in case.seeds:
         lines = [json.dumps(each) for each in seed] if case.kind == "lines" else [json.dumps(seed)]
         path.write_text(seed if case.kind == "yaml" else "".join(f"{line}\n" for line in lines))
-        case.read(path)
+        with without_pictures():
+            case.read(path)
 
 
 def put(path: Path, *values: Any) -> Path:
@@ -79,7 +80,7 @@ WRONG = [
     (
         "grid: {scorer: [tail, {name: tail, queries: 24}, random], keep_ratio: [0.1, 0.25]",
         FOUR[:-1],
-        "more than 2,000 cells",
+        "than 2,000 cells",
     ),
 ]
 
