@@ -133,18 +133,10 @@ def _finite(text: str) -> float:
 
 
 def _check_depth(value: Any, where: str) -> None:
-    level = [value]
+    """ConfigError if lists and objects stand in each other deeper than `DEEPEST`, found without recursion."""
+    level: list[Any] = [[value]]
     for _ in range(DEEPEST + 1):
-        level = (
-            [
-                each
-                for one in level
-                for each in (one.values() if isinstance(one, dict) else one)
-                if isinstance(each, dict | list)
-            ]
-            if level and all(isinstance(one, dict | list) for one in level)
-            else []
-        )
-        if not level:
-            return
-    raise ConfigError(f"{where}: nested more than {DEEPEST} deep; write plain records")
+        inside = (each for one in level for each in (one.values() if isinstance(one, dict) else one))
+        level = [each for each in inside if isinstance(each, dict | list)]
+    if level:
+        raise ConfigError(f"{where}: nested more than {DEEPEST} deep; write plain records")

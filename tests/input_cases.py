@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +27,8 @@ from sp.studies.sweep.sweep import load_sweep
 from sp.studies.training.plan import load_plan
 
 ROOT = Path(__file__).parents[1]
-SCRATCH = Path(mkdtemp(prefix="sp-inputs-"))
+KEPT = TemporaryDirectory(prefix="sp-inputs-")
+SCRATCH = Path(KEPT.name)
 
 
 @dataclass(frozen=True)

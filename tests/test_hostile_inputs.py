@@ -185,8 +185,10 @@ def test_json_is_read_as_python_reads_it_but_for_what_is_refused(tmp_path: Path)
     value = {"a": [1, -2.5, 1 << 62, "\U0001f600\u2028", None, True, {}], "b": {"": 1e300}}
     assert parse_object(json.dumps(value).encode(), "x") == value
     assert parse_json(b"[NaN, -Infinity]", "x") == [None, None]
-    nested = json.loads("[" * 63 + "]" * 63)
+    nested = json.loads("[" * 64 + "]" * 64)
     assert parse_json(json.dumps(nested).encode(), "x") == nested
+    with pytest.raises(ConfigError, match="x: nested more than 64 deep"):
+        parse_json(json.dumps([nested]).encode(), "x")
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": "\xe2\x80\xa8"}\n\n')
     assert list(read_jsonl(path)) == [{"a": 1}, {"a": "\u2028"}]
