@@ -118,10 +118,15 @@ def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEve
     found = []
     for (vram, keep, *how), by_length in sorted(groups.items(), key=repr):
         points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
-        samples = min(min(len(r["samples"]), r["metrics"].get("full_runs", 1)) for r in by_length.values())
+        samples = min(min(len(r["samples"]), _full_runs(r)) for r in by_length.values())
         drafted = dict(zip(DRAFTING, how, strict=True))
         found.append(BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram))
     return tuple(found)
+
+
+def _full_runs(record: Mapping[str, Any]) -> int:
+    told = record["metrics"].get("full_runs")
+    return 1 if told is None else int(told)
 
 
 def read_break_evens(path: Path, target: str, drafter: str, machine: str, vram: str | None) -> tuple[BreakEven, ...]:

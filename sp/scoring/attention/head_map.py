@@ -91,7 +91,7 @@ class HeadMap:
         """
         if self.model != model_key(model):
             raise ConfigError(
-                f"the map of heads is of another model ({self.model}, not {model_key(model)}); "
+                f"the map of heads is of another model ({short(self.model)}, not {model_key(model)}); "
                 "measure this one with sp heads and name the file: scorer.map=FILE"
             )
         heads, layers = model.config.heads, model.config.layers

@@ -169,7 +169,7 @@ def facts_of(sessions: Sequence[Row]) -> dict[str, str]:
     facts = {
         "sweep": {str(line["sweep"]) for line in sessions},
         "machine": {str(line.get("gpu") or f"{line.get('cpu')}, {line.get('cores')} cores") for line in sessions},
-        "commit": {str(line["commit"]) for line in sessions},
+        "commit": {str(line.get("commit")) for line in sessions},
         "date": {str(line["date"])[:10] for line in sessions},
     }
     return {name: ", ".join(sorted(values)) for name, values in facts.items() if values}

@@ -63,7 +63,7 @@ def provenance(results: Results) -> str:
         "sweep": sorted({s["sweep"] for s in sessions}),
         "machine": machines,
         "driver": sorted({str(s["driver"]) for s in sessions if s.get("driver")}),
-        "commit": sorted({str(s["commit"]) for s in sessions}),
+        "commit": sorted({str(s.get("commit")) for s in sessions}),
         "date": sorted({s["date"][:10] for s in sessions}),
     }
     models = {
