@@ -224,3 +224,17 @@ def test_commands_end_with_one_line_and_status_2(
     assert told.err.startswith("sp: ")
     assert told.err.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {name}
+
+
+def test_what_may_be_missing_or_null_is_no_fault(tmp_path: Path) -> None:
+    head = {name: value for name, value in HEAD.items() if name != "commit"}
+    path = put(tmp_path / "x.jsonl", head, *SWEPT[1:])
+    assert read_board([path]).facts["commit"] == "None"
+    config = {"target": "t", "drafter": "d", "vram": None, "prompt_tokens": 1000, "keep_ratio": 0.1}
+    times = {"ttft_s": 1.0, "full_ttft_s": 2.0, "full_runs": None}
+    path = put(
+        path,
+        {"bench": "ttft", "config": config, "metrics": times, "samples": [1, 2], "gpu": None, "cpu": "m", "cores": 2},
+    )
+    (even,) = read_break_evens(path, "t", "d", "m-2core", None)
+    assert (even.tokens, even.samples) == (1000, 1)
