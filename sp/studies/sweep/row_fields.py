@@ -72,6 +72,8 @@ def check_row(row: Row, where: str) -> Row:
     check(row, OPTIONAL, where)
     if row["status"] == "ok":
         check(row, READ, where)
+    if row["cell"] < 0 and row["keep_ratio"] != 1:
+        raise ConfigError(f"{where}: keep_ratio of a full prefill, which cell -1 is, must be 1")
     check_models(row.get("models") or {}, f"{where}: models")
     return row
 
