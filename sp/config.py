@@ -12,7 +12,7 @@ from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from sp.errors import ConfigError, known_names, unknown_name
+from sp.errors import ConfigError, known_names, short, unknown_name
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def check_type(value: object, expected: Any, where: str) -> Any:
         if value in get_args(expected):
             return value
         choices = [str(choice) for choice in get_args(expected)]
-        raise ConfigError(f"{where} is {value!r}{known_names(str(value), choices)}")
+        raise ConfigError(f"{where} is {short(repr(value))}{known_names(str(value), choices)}")
     if origin in (typing.Union, types.UnionType):
         choices = [each for each in get_args(expected) if each is not type(None)]
         if len(choices) == 1 and value is not None:
@@ -52,7 +52,7 @@ def check_type(value: object, expected: Any, where: str) -> Any:
     elif isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
         return value
     shown = getattr(expected, "__name__", str(expected))
-    raise ConfigError(f"{where} must be {shown}, not {value!r}")
+    raise ConfigError(f"{where} must be {shown}, not {short(repr(value))}")
 
 
 def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+SHOWN = 80
+"""Characters of a stranger's text in a message."""
+
 
 class SpError(Exception):
     """Base of every error the command line prints as one line before it exits with status 2."""
@@ -47,7 +50,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     >>> print(unknown_name("scorer", "tial", ["tail", "lookahead"]))
     unknown scorer 'tial'; did you mean 'tail'? Known: lookahead, tail
     """
-    return ConfigError(f"unknown {kind} {name!r}{known_names(name, known)}")
+    return ConfigError(f"unknown {kind} {short(name)!r}{known_names(name, known)}")
 
 
 def known_names(name: str, known: Iterable[str]) -> str:
@@ -63,6 +66,19 @@ def known_names(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if not names:
         return "; there are none"
-    near = get_close_matches(name, names, n=2, cutoff=0.5)
+    near = get_close_matches(name[:SHOWN], names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
     return f"{hint} Known: {', '.join(names)}"
+
+
+def short(text: object, most: int = SHOWN) -> str:
+    """A stranger's text for a message: one line, cut, without what a terminal would obey.
+
+    Examples
+    --------
+    >>> short("two\\nlines, " + "9" * 6000, 20)
+    'two lines, 999999...'
+    """
+    said = " ".join(str(text)[: 4 * most].split())
+    said = "".join(letter if letter.isprintable() else "?" for letter in said)
+    return said if len(said) <= most else f"{said[: most - 3]}..."

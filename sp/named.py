@@ -7,18 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import yaml
-
 from sp.config import Registry
-from sp.errors import ConfigError
+from sp.errors import ConfigError, short
+from sp.plain_yaml import read_value
 
 T = TypeVar("T")
 
 ITEM = re.compile(r"(?P<name>[^,\[\]]+?)\s*(?:\[(?P<options>[^\]]*)\])?\s*(?:,|$)")
 NEXT_OPTION = re.compile(r",[a-z_]+=")
 """A comma where a space should part options: YAML would read all behind it as one value."""
-SHOWN = 80
-"""Characters of a text that a message shows."""
 
 
 def read_strategies(text: str, registry: Registry[T], option: str, common: Mapping[str, Any] | None = None) -> list[T]:
@@ -76,7 +73,7 @@ def read_name(text: str, registry: Registry[T], option: str) -> tuple[str, dict[
     if not found:
         raise _nothing(registry, option)
     if len(found) > 1:
-        raise ConfigError(f"{option} takes one {registry.kind} here, not {_shown(text)}")
+        raise ConfigError(f"{option} takes one {registry.kind} here, not {short(text)!r}")
     return found[0]
 
 
@@ -93,7 +90,7 @@ def read_names(text: str, option: str) -> list[tuple[str, dict[str, Any]]]:
         match = ITEM.match(text, at)
         if not match or not match["name"].strip():
             wanted = "takes names with commas between them, options as in tail[queries=16 pool=5]"
-            raise ConfigError(f"{option} {wanted}, not {_shown(text)}")
+            raise ConfigError(f"{option} {wanted}, not {short(text)!r}")
         found.append((match["name"].strip(), read_options(match["options"] or "", option)))
         at = match.end()
         while at < len(text) and text[at] == " ":
@@ -107,28 +104,10 @@ def read_options(text: str, option: str) -> dict[str, Any]:
     for setting in text.split():
         name, equals, value = setting.partition("=")
         if not (equals and name and value) or NEXT_OPTION.search(value):
-            raise ConfigError(f"{option}: options are NAME=VALUE with spaces between them, not {_shown(setting)}")
-        found[name] = read_value(value, f"{option}: {name}")
+            raise ConfigError(f"{option}: options are NAME=VALUE with spaces between them, not {short(setting)!r}")
+        found[name] = read_value(value, f"{option}: {short(name)}")
     return found
-
-
-def read_value(text: str, where: str) -> Any:
-    """A value as YAML has it; ConfigError, which begins with `where`, for a text that is none.
-
-    Examples
-    --------
-    >>> read_value("[1, 2]", "--set"), read_value("max", "--set")
-    ([1, 2], 'max')
-    """
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):  # the last two: tags that do not fit, and what is nested deep
-        raise ConfigError(f"{where}: {_shown(text)} is not a YAML value") from None
 
 
 def _nothing(registry: Registry[Any], option: str) -> ConfigError:
     return ConfigError(f"{option} names nothing; known: {', '.join(registry)}")
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…")

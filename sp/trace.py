@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sp.errors import ConfigError
-
 SHOWN = 6
 """Stages that the short form of a trace shows."""
 
@@ -110,28 +108,6 @@ def write_atomic(path: Path, data: bytes) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return path
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSON-lines file, first line first.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or a line is no JSON object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8").rstrip("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; name a file of records") from None
-    for number, line in enumerate(text.split("\n") if text else [], 1):  # splitlines would also cut inside strings
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}, line {number}: not a JSON object ({error})") from None
-        if not isinstance(record, dict):
-            raise ConfigError(f"{path}, line {number}: not a JSON object")
-        yield record
 
 
 def peak_bytes() -> int:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
     {"errors", "arrays"},
-    {"config", "trace"},
+    {"checked", "config", "json_lines", "plain_yaml", "trace"},
     {"named"},
     {"structure"},
     {"quant"},

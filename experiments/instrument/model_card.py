@@ -17,13 +17,13 @@ from draft_figures import acceptance_table, depth_table
 
 from sp.evals.trained_for import note_of_file
 from sp.gguf import GGUFFile
+from sp.json_lines import read_jsonl
 from sp.scoring.attention.head_map import HeadMap
 from sp.studies.pages.report import find_sources
 from sp.studies.style import tokens_label
 from sp.studies.sweep.cells import Table
 from sp.studies.sweep.store import read_results
 from sp.studies.tables.report_tables import grid_table, markdown, share
-from sp.trace import read_jsonl
 
 NOT_YET = "Not measured yet."
 CHECKED = """\

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sp.json_lines import read_jsonl as read
 from sp.kernels.hashing import kernel_hash
 from sp.kernels.host_code import forget_host_code
 from sp.kernels.launch import launched_sources
 from sp.kernels.machine import cpu_facts, machine_slug
 from sp.kernels.machine import gpu_facts as environment
-from sp.trace import read_jsonl as read
 
 MATH = {"sm_90a": "bf16", "portable": "bf16", "numpy": "f32"}
 """What matrix products multiply, by the path of a model's kernels."""

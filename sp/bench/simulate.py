@@ -17,15 +17,23 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
+from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, is_whole, whole
 from sp.decode.base import Speculative, Tree
 from sp.errors import ConfigError
+from sp.json_lines import read_object
 from sp.trace import write_atomic
 
 SIMULATED = "simulated acceptance"
 """Stands in every table, record and plot that rests on it."""
 
+LENGTHS = Wanted("a list of whole numbers of at least 1", lambda row: isinstance(row, list) and all(map(_length, row)))
+
 Way = tuple[str, int]
 """Method and budget: guesses in a pass, 0 for greedy decoding."""
+
+
+def _length(value: Any) -> bool:
+    return is_whole(value) and value >= 1
 
 
 @dataclass(frozen=True)
@@ -78,13 +86,16 @@ def read_trace(path: Path) -> Acceptance:
         The file cannot be read or holds something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        lengths = {(str(o["method"]), int(o["budget"])): tuple(map(int, o["lengths"])) for o in found["accepted"]}
-        origin = ", ".join(f"{name} {value}" for name, value in found["origin"].items())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; name a trace of sp bench decode --trace") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{path} is no trace of accepted lengths; make one with sp bench decode --trace") from None
+        found = read_object(path, "a trace of sp bench decode --trace")
+        check(found, {"origin": OBJECT, "accepted": LIST}, str(path))
+        check_each(found["origin"], ATOM.optional, f"{path}: origin")
+        for way in found["accepted"]:
+            check({"way": way}, {"way": OBJECT}, f"{path}: accepted")
+            check(way, {"method": TEXT, "budget": whole(), "lengths": LENGTHS}, f"{path}: accepted")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; make a trace of accepted lengths with sp bench decode --trace") from None
+    lengths = {(way["method"], way["budget"]): tuple(way["lengths"]) for way in found["accepted"]}
+    origin = ", ".join(f"{name} {value}" for name, value in found["origin"].items())
     if not lengths or min(min(one, default=0) for one in lengths.values()) < 1:
         raise ConfigError(f"{path}: every method and budget of a trace needs lengths of at least 1; record it anew")
     return Acceptance(f"as in {path.name}", origin, lengths)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sp.config import from_mapping
-from sp.errors import ConfigError
-from sp.named import read_name, read_strategy, read_value
+from sp.errors import ConfigError, short
+from sp.named import read_name, read_strategy
+from sp.plain_yaml import read_value
 
 GROUPS = ("scorer", "selector", "target", "decode")
 
@@ -55,10 +56,10 @@ def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
         if not (equals and dot and name) or owner not in GROUPS:
             raise ConfigError(
                 "--set takes scorer.NAME=VALUE, selector.NAME=VALUE, target.NAME=VALUE or decode.NAME=VALUE, "
-                f"not {setting!r}"
+                f"not {short(setting)!r}"
             )
         if owner == group:
-            options[name] = read_value(value, f"--set {key}")
+            options[name] = read_value(value, f"--set {short(key)}")
     return options
 
 
@@ -70,7 +71,7 @@ def read_shares(text: str, option: str) -> list[float]:
     >>> read_shares("0..1/5", "--depths"), read_shares("0.05,0.1", "--keep-ratio")
     ([0.0, 0.25, 0.5, 0.75, 1.0], [0.05, 0.1])
     """
-    wanted = f"{option} takes numbers from 0 to 1 such as 0.05,0.1, or 0..1/11 for eleven of them, not {text!r}"
+    wanted = f"{option} takes numbers from 0 to 1 such as 0.05,0.1, or 0..1/11 for eleven of them, not {short(text)!r}"
     spread = re.fullmatch(r"\s*([\d.]+?)\.\.([\d.]+)/(\d+)\s*", text)
     try:
         if spread:

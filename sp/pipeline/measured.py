@@ -9,13 +9,27 @@ from math import exp, isclose, log
 from pathlib import Path
 from typing import Any
 
+from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
 from sp.errors import ConfigError
+from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Loaded
 from sp.pipeline.sizes import format_bytes
 from sp.scoring import Scorer
 from sp.scoring.reading import DRAFTING, drafting
-from sp.trace import read_jsonl
+
+POSITIVE = number(1e-9)
+TIMED: Mapping[str, Wanted] = {
+    "prompt_tokens": whole(1),
+    "keep_ratio": number(0, 1),
+    **dict.fromkeys((*DRAFTING, "vram"), ATOM.optional),
+}
+"""What the configuration of a `ttft` record must have."""
+TIMES: Mapping[str, Wanted] = {
+    "ttft_s": POSITIVE.optional,
+    "full_ttft_s": POSITIVE.optional,
+    "full_runs": whole().optional,
+}
 
 
 @dataclass(frozen=True)
@@ -104,10 +118,15 @@ def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEve
     found = []
     for (vram, keep, *how), by_length in sorted(groups.items(), key=repr):
         points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
-        samples = min(min(len(r["samples"]), r["metrics"].get("full_runs", 1)) for r in by_length.values())
+        samples = min(min(len(r["samples"]), _full_runs(r)) for r in by_length.values())
         drafted = dict(zip(DRAFTING, how, strict=True))
         found.append(BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram))
     return tuple(found)
+
+
+def _full_runs(record: Mapping[str, Any]) -> int:
+    told = record["metrics"].get("full_runs")
+    return 1 if told is None else int(told)
 
 
 def read_break_evens(path: Path, target: str, drafter: str, machine: str, vram: str | None) -> tuple[BreakEven, ...]:
@@ -119,9 +138,26 @@ def read_break_evens(path: Path, target: str, drafter: str, machine: str, vram: 
         The file cannot be read or is no file of records.
     """
     want = {"target": target, "drafter": drafter, "vram": vram}
-    records = [r for r in read_jsonl(path) if isinstance(r.get("config"), dict) and r.get("bench") == "ttft"]
-    mine = [r for r in records if all(r["config"].get(name) == value for name, value in want.items())]
+    mine = []
+    for line, record in enumerate(read_jsonl(path), 1):
+        if record.get("bench") == "ttft":
+            check_timed(record, f"{path}, line {line}")
+            if all(record["config"].get(name) == value for name, value in want.items()):
+                mine.append(record)
     return measured_break_evens(r for r in mine if machine_slug(r) == machine)
+
+
+def check_timed(record: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless a `ttft` record tells of what it timed, how long, and where."""
+    check(record, {"config": OBJECT, "metrics": OBJECT, "samples": LIST}, where)
+    check_machine(record, where)
+    check(record["config"], TIMED, f"{where}: config")
+    check(record["metrics"], TIMES, f"{where}: metrics")
+
+
+def check_machine(record: Mapping[str, Any], where: str) -> None:
+    """ConfigError unless a record names its card, or else its processor and cores."""
+    check(record, {"gpu": TEXT} if record.get("gpu") else {"cpu": TEXT, "cores": whole()}, where)
 
 
 def known_break_evens(

@@ -220,9 +220,9 @@ def test_retrieval_heads_are_those_of_the_map(request_, drafter, tmp_path) -> No
     ("change", "message"),
     [
         (None, "make a map of heads"),
-        ("not json", "no map of heads"),
+        ("not json", "not a JSON object .* make a map of heads"),
         ({"schema": "sp-head-map/0"}, "of schema 'sp-head-map/0'"),
-        ({"scores": [1]}, "no map of heads"),
+        ({"scores": [1]}, "scores must be an object, not a list; make a map of heads"),
         ({"model": "qwen3-28-16-000000000000"}, "of another model"),
         ({"scores": {"0": [0.01] * 4}}, "no head has a retrieval score above 0.1"),
     ],

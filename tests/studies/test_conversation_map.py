@@ -121,7 +121,7 @@ def test_the_last_conversation_of_a_file_is_read_and_reported(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "change",
     [
-        {"prompt": 600}, {"prompt": 0}, {"prompt": True}, {"prompt": 10**400}, {"read": "7"}, {"recall": 1},
+        {"prompt": 600}, {"prompt": 0}, {"prompt": True}, {"prompt": 10**18}, {"read": "7"}, {"recall": 1},
         {"recall": [[1, 2]]}, {"recall": [{"start": 5}]}, {"spans": {"cached": []}},
         {"spans": {"cached": [], "kept": [[5, 9], [0, 6]], "needle": []}},
         {"spans": {"cached": [], "kept": [[5, 5]], "needle": []}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sp.errors import ConfigError
+from sp.studies.sweep import store
 from sp.studies.sweep.conduct import make_plan
 from sp.studies.sweep.store import Store, read_results, result_files, session_line
 from sp.studies.sweep.sweep import load_sweep
@@ -81,8 +83,8 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     [
         ('{"schema":2,"kind":"row"}\n', "line 1: schema 2, but this version of sp reads schema 1"),
         ('{"bench":"ttft"}\n', "line 1: no result of sp sweep"),
-        ("[]\n", "line 1: no result of sp sweep"),
-        ("hello\n", "line 1: not JSON"),
+        ("[]\n", "line 1: not a JSON object; name a file that sp sweep wrote"),
+        ("hello\n", "line 1: not a JSON object"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -128,11 +130,52 @@ def test_kill_9_in_the_middle_loses_nothing_finished(sweep_file: Path, tmp_path:
     assert not make_plan(load_sweep(sweep_file)).left
 
 
-def test_duckdb_reads_the_files_as_the_docstring_says(tmp_path: Path) -> None:
+def documented_query(folder: Path) -> str:
+    """What the module's docstring tells people to ask, of the files in a folder."""
+    assert store.__doc__ is not None
+    (found,) = re.findall(r'duckdb -c "(.*?)"', store.__doc__, re.DOTALL)
+    return str(found).replace("sp-sweep/quickstart", str(folder))
+
+
+def measured(path: Path, *runs: str) -> None:
+    """Runs of three examples in two cells; of keep ratio 0.1 one in three is right, of 0.2 all."""
+    with Store(path, session_line("s", "abc", "cpu")) as file:
+        for run in runs:
+            rows = [
+                {
+                    "task": "needle", "example": f"{run}-{i}", "cell": cell, "scorer": "tail", "keep_ratio": keep,
+                    "status": "ok", "correct": int(i == 0 or cell == 1),
+                }
+                for i in range(3)
+                for cell, keep in enumerate((0.1, 0.2))
+            ]  # fmt: skip
+            file.add(run, rows, seconds=1.0, config={}, models=MODELS)
+
+
+def test_duckdb_counts_a_run_of_two_shards_once_and_none_that_was_cut_off(tmp_path: Path) -> None:
+    """By hand: runs a, b, c of three examples each; b is in both files, d was cut off, and its last line torn."""
     duckdb = pytest.importorskip("duckdb")
-    fill(tmp_path / "rows-1of2.jsonl", "a")
-    fill(tmp_path / "rows-2of2.jsonl", "b")
-    query = f"""SELECT cell, count(*) AS n, avg(correct) AS accuracy
-                FROM read_json_auto('{tmp_path}/*.jsonl', union_by_name = true)
-                WHERE kind = 'row' GROUP BY ALL ORDER BY ALL"""
-    assert duckdb.sql(query).fetchall() == [(0, 2, 1.0), (1, 2, 1.0), (2, 2, 1.0)]
+    measured(tmp_path / "rows-1of2.jsonl", "a", "b")
+    measured(tmp_path / "rows-2of2.jsonl", "b", "c", "d")
+    path = tmp_path / "rows-2of2.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rindex(b'"correct"', 0, whole.rindex(b'"kind":"run"'))])
+    found = duckdb.sql(documented_query(tmp_path)).fetchall()
+    assert found == [("needle", "tail", 0.1, 9, 3 / 9), ("needle", "tail", 0.2, 9, 1.0)]
+    ours = read_results(result_files(tmp_path))
+    assert sorted(ours.runs) == ["a", "b", "c"]
+    assert sum(row["cell"] == 0 for row in ours.all_rows()) == 9
+
+
+def test_a_packed_file_cannot_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LONGEST", 1 << 16)
+    path = tmp_path / "rows.jsonl.gz"
+    fill(tmp_path / "rows.jsonl", "a")
+    session = (tmp_path / "rows.jsonl").read_bytes().partition(b"\n")[0] + b"\n"
+    for raw in (session + (session * 3000) * 3, b" " * (1 << 20)):
+        path.write_bytes(gzip.compress(raw, 9))
+        with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz: a line of more than"):
+            read_results([path])
+    path.write_bytes(gzip.compress(session)[:10] + b"\xff" * 50)
+    with pytest.raises(ConfigError, match=r"cannot read .*rows\.jsonl\.gz"):
+        read_results([path])

@@ -14,7 +14,8 @@ from sp.errors import ConfigError
 from sp.evals.base import Example
 from sp.evals.formats.file_task import register_format
 from sp.evals.formats.record_task import RecordTask
-from sp.evals.formats.records import Record, checked_text, parse, shown
+from sp.evals.formats.records import Record, checked_text, shown
+from sp.json_lines import parse_json
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MOST_TURNS = 1 << 14
@@ -72,7 +73,7 @@ def turns_of(given: Any, where: str) -> tuple[Turn, ...]:
     >>> [(one.role, one.content) for one in turns_of('[{"role": "user", "content": "Hi."}]', "line 1: prompt")]
     [('user', 'Hi.')]
     """
-    listed = parse(checked_text(given, where).encode(), where) if isinstance(given, str) else given
+    listed = parse_json(checked_text(given, where).encode(), where) if isinstance(given, str) else given
     if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_TURNS:
         raise ConfigError(f"{where} must be a list of 1 to {MOST_TURNS} messages, or JSON of one")
     turns = []

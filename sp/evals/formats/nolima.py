@@ -20,9 +20,10 @@ from typing import Any
 from sp.errors import ConfigError
 from sp.evals.base import MARKUP, Count, Example, answer_room
 from sp.evals.formats.file_task import FileTask, register_format
-from sp.evals.formats.records import Record, checked_text, decoded, shown
+from sp.evals.formats.records import Record, checked_text, shown
 from sp.evals.text.filler import Sentence
 from sp.evals.text.haystack import haystack
+from sp.json_lines import decoded
 
 LONGEST, LONGEST_VALUE = 4096, 512
 """Characters of a template, and of what is filled into it; theirs have some hundreds, and some tens."""

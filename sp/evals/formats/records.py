@@ -5,7 +5,6 @@ Lines are found first and parsed when they are asked for, so a file of gigabytes
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sp.errors import ConfigError
-
-LONGEST = 1 << 27
-"""Bytes of a line; the longest prompts of MRCR v2, of 8M tokens, have some 40 MB."""
+from sp.json_lines import LONGEST, decoded, parse_json
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ class Records:
             raw = self._one(file, line)
         where = f"{self.path}, line {line}"
         if not self._csv:
-            return self._record(parse(raw, where), where)
+            return self._record(parse_json(raw, where), where)
         cells = split_csv(decoded(raw, where).rstrip("\r\n"), where)
         if len(cells) != len(self._columns):
             raise ConfigError(f"{where}: {len(cells)} cells under {len(self._columns)} headings")
@@ -135,7 +132,7 @@ class Records:
 
     @cached_property
     def _all(self) -> list[Any]:
-        value = parse(self.path.read_bytes(), str(self.path))
+        value = parse_json(self.path.read_bytes(), str(self.path))
         if not isinstance(value, list):
             raise ConfigError(f"{self.path}: not a list of records")
         return value
@@ -168,26 +165,6 @@ class Records:
         if self._csv and quotes % 2:
             raise ConfigError(f"{self.path}, line {line}: a quote is never closed")
         return b"".join(parts)
-
-
-def decoded(raw: bytes, where: str) -> str:
-    """Text of UTF-8 bytes, without a mark of byte order; ConfigError if they are none."""
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not UTF-8 text (byte {error.start}); convert it first") from None
-
-
-def parse(raw: bytes, where: str) -> Any:
-    """The JSON value of some bytes; ConfigError for anything else."""
-    try:
-        return json.loads(decoded(raw, where))
-    except RecursionError:
-        raise ConfigError(f"{where}: nested too deeply; write plain records") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not a JSON object ({error.msg} at character {error.pos})") from None
-    except ValueError:  # an integer of thousands of digits
-        raise ConfigError(f"{where}: not a JSON object that can be read (a number is too long)") from None
 
 
 def split_csv(text: str, where: str) -> list[str]:

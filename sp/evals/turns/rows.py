@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sp.chat import Thinking
+from sp.checked import ATOM, check
 from sp.errors import ConfigError
 from sp.evals.base import WITHOUT, Count
 from sp.evals.run import Row, cell_columns
 from sp.evals.transcripts.transcript import Transcript
 from sp.evals.turns.session import TOKENS, Progress, Session
 from sp.evals.turns.ways import WAYS
+from sp.json_lines import parse_object
 from sp.pipeline import Pipeline, RunOptions
 from sp.scoring.base import ModelFreeScorer
 
@@ -153,12 +154,13 @@ def known_rows(path: Path, models: Mapping[str, Any]) -> dict[Key, Row]:
                 file.truncate(whole)
                 break
             whole, number = whole + len(line), number + 1
+            where = f"{path}, line {number}"
             try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
-                raise ConfigError(f"{path}, line {number}: no row of results; name another file with --out")
+                row = parse_object(line, where)
+            except ConfigError as error:
+                told = str(error).removeprefix(where).lstrip(": ")
+                raise ConfigError(f"{where}: no row of results ({told}); name another file with --out") from None
             if row.get("models") == models and all(name in row for name in KEY):
+                check(row, dict.fromkeys((*KEY, *THOUGHT), ATOM.optional), where)
                 found[key_of(row)] = row
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -13,12 +14,23 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats
-from sp.errors import ConfigError
+from sp.checked import OBJECT, TEXT, Wanted, check, check_each, is_number
+from sp.errors import ConfigError, short
+from sp.json_lines import read_object
 from sp.models import Model
 from sp.ops.array_module import on_host
 
 SCHEMA = "sp-head-map/1"
+MAP = {"schema": TEXT, "model": TEXT, "scores": OBJECT, "made": OBJECT}
+SCORES = Wanted(
+    "a list of numbers from 0 to 1", lambda row: isinstance(row, list) and row != [] and all(map(_share, row))
+)
+LAYER = re.compile(r"[0-9]{1,4}")
 EMBEDDED_MAP = Path(str(files("sp") / "assets" / "drafter_heads.json"))
+
+
+def _share(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
 
 
 @dataclass(frozen=True)
@@ -55,17 +67,19 @@ class HeadMap:
             If it is missing, no map, or of another schema.
         """
         try:
-            found = json.loads(path.read_text())
+            found = read_object(path, "a map of heads")
+            check(found, MAP, str(path))
             if found["schema"] != SCHEMA:
                 raise ConfigError(
-                    f"{path}: a map of heads of schema {found['schema']!r}; this version reads {SCHEMA!r}"
+                    f"{path}: a map of heads of schema {short(found['schema'])!r}; this version reads {SCHEMA!r}"
                 )
-            scores = {int(layer): tuple(float(s) for s in row) for layer, row in found["scores"].items()}
-            return cls(str(found["model"]), scores, dict(found["made"]))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; make a map of heads with sp heads") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: no map of heads ({type(error).__name__}); make one with sp heads") from None
+            check_each(found["scores"], SCORES, f"{path}: scores")
+            if not found["scores"] or not all(LAYER.fullmatch(layer) for layer in found["scores"]):
+                raise ConfigError(f"{path}: scores must have a list for each of some layers, by their numbers")
+        except ConfigError as error:
+            raise ConfigError(f"{error}; make a map of heads with sp heads") from None
+        scores = {int(layer): tuple(map(float, row)) for layer, row in found["scores"].items()}
+        return cls(found["model"], scores, found["made"])
 
     def chosen(self, model: Model, threshold: float) -> dict[int, Floats]:
         """One for a head that scores above the threshold and zero for others, by layer that has such a head.
@@ -77,9 +91,12 @@ class HeadMap:
         """
         if self.model != model_key(model):
             raise ConfigError(
-                f"the map of heads is of another model ({self.model}, not {model_key(model)}); "
+                f"the map of heads is of another model ({short(self.model)}, not {model_key(model)}); "
                 "measure this one with sp heads and name the file: scorer.map=FILE"
             )
+        heads, layers = model.config.heads, model.config.layers
+        if any(len(row) != heads or not layer < layers for layer, row in self.scores.items()):
+            raise ConfigError(f"the map of heads must have {heads} scores of each of some layers below {layers}")
         most = max(max(row) for row in self.scores.values())
         if most <= threshold:
             raise ConfigError(f"no head has a retrieval score above {threshold}; the best has {most:.3f}")

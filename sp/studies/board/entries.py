@@ -15,8 +15,7 @@ from sp.studies.board.command import command_of
 from sp.studies.board.naming import KINDS, Kind, kind_of, shown_name, task_label, trained_of, weights_of
 from sp.studies.pages.report import find_sources
 from sp.studies.sweep.cells import strategy_order
-from sp.studies.sweep.store import Row, read_results
-from sp.trace import read_jsonl
+from sp.studies.sweep.store import Row, read_results, read_rows
 
 UNKNOWN = "models unknown"
 Interval = tuple[float, float, float]
@@ -152,13 +151,13 @@ def read_board(paths: Sequence[Path]) -> Board:
         A path is missing or holds something else, or there is no row; also when SciPy is missing.
     """
     sources = find_sources(paths)
-    results = read_results(sources.results)
+    results = read_results(sources.results).checked()
     told = []
     for run, closing in results.runs.items():
         config, sweep = closing["config"], str(results.sessions[closing["session"]]["sweep"])
         told += [Told(row, closing["models"], config.get("files", {}), sweep) for row in results.rows[run]]
     for path in sources.evals:
-        told += [Told(row, row.get("models", {}), origin=str(path)) for row in read_jsonl(path)]
+        told += [Told(row, row.get("models") or {}, origin=str(path)) for row in read_rows(path)]
     if not told:
         raise ConfigError(f"{', '.join(map(str, paths))}: no finished run in it; run sp sweep or sp eval first")
     used = {closing["session"] for closing in results.runs.values()}
@@ -170,7 +169,7 @@ def facts_of(sessions: Sequence[Row]) -> dict[str, str]:
     facts = {
         "sweep": {str(line["sweep"]) for line in sessions},
         "machine": {str(line.get("gpu") or f"{line.get('cpu')}, {line.get('cores')} cores") for line in sessions},
-        "commit": {str(line["commit"]) for line in sessions},
+        "commit": {str(line.get("commit")) for line in sessions},
         "date": {str(line["date"])[:10] for line in sessions},
     }
     return {name: ", ".join(sorted(values)) for name, values in facts.items() if values}

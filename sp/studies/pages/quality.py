@@ -63,7 +63,7 @@ def provenance(results: Results) -> str:
         "sweep": sorted({s["sweep"] for s in sessions}),
         "machine": machines,
         "driver": sorted({str(s["driver"]) for s in sessions if s.get("driver")}),
-        "commit": sorted({str(s["commit"]) for s in sessions}),
+        "commit": sorted({str(s.get("commit")) for s in sessions}),
         "date": sorted({s["date"][:10] for s in sessions}),
     }
     models = {
@@ -149,7 +149,7 @@ def needle_maps(table: Table, keep: float, out: Path, prefix: str) -> list[str]:
         there = {row["strategy"] for row in table.rows if row["task"] == task}
         names = [name for name in table.strategies() if name in there]
         for page, start in enumerate(range(0, len(names), MAPS_A_PAGE), 1):
-            slug = "".join(letter if letter.isalnum() else "_" for letter in task)
+            slug = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in task)[:80]
             file = f"{prefix}map_{slug}_{keep:g}_{page}.png"
             save_png(needle_figure(table, task, keep, names[start : start + MAPS_A_PAGE]), out / file)
             parts.append(f"![{task}, depth over length, keep ratio {keep:g}]({file})")

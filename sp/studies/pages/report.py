@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sp.bench.record import newest
+from matplotlib import rc_context
+
 from sp.errors import ConfigError
+from sp.json_lines import parse_object
 from sp.kernels.machine import machine_slug
 from sp.studies.figures import save_png
 from sp.studies.pages.quality import Comparable, comparable, provenance, quality
 from sp.studies.plots.conversation_map import DPI, conversation_figure, read_turns
 from sp.studies.plots.importance_map import SavedRun, importance_map
-from sp.studies.sweep.store import SUFFIXES, Row, read_results
+from sp.studies.sweep.store import SUFFIXES, Row, raw_lines, read_results, read_rows
+from sp.studies.tables.record_fields import newest_checked
 from sp.studies.tables.report_tables import markdown
-from sp.trace import read_jsonl, write_atomic
+from sp.trace import write_atomic
 
 
 @dataclass
@@ -84,15 +85,12 @@ def find_sources(paths: Iterable[Path]) -> Sources:
 def first_object(path: Path) -> Row:
     """The first line of a JSON-lines file; empty if it is no JSON object."""
     try:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
-            value = json.loads(file.readline())
-    except (OSError, EOFError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except ValueError:
+        return parse_object(next(raw_lines(path), b""), str(path))
+    except ConfigError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
+@rc_context({"text.parse_math": False})  # a name with dollars in it is no formula
 def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
     """Write ``report.md``, ``cells.csv`` and pictures into `out`; the path of the page.
 
@@ -106,8 +104,8 @@ def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
     sources = find_sources(paths)
     parts = []
     if sources.results or sources.evals:
-        results = read_results(sources.results)
-        asked = [row for path in sources.evals for row in read_jsonl(path)]
+        results = read_results(sources.results).checked()
+        asked = [row for path in sources.evals for row in read_rows(path)]
         groups = comparable(results)
         if asked:
             groups["Rows of sp eval"] = Comparable(asked)
@@ -130,9 +128,9 @@ def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
         name = f"conversation_{number}.png" if len(sources.talks) > 1 else "conversation.png"
         save_png(conversation_figure(read_turns(path)), out / name, DPI)
         parts.append(f"## A conversation\n\n`{path}`\n\n![What each turn had of the transcript]({name})")
-    if timed := [record for path in sources.records for record in newest(path) if record["bench"] == "ttft"]:
+    if timed := [record for path in sources.records for record in newest_checked(path) if record["bench"] == "ttft"]:
         parts += times_section(timed, out)
-    parts += decoding_section([record for path in sources.records for record in newest(path)], out)
+    parts += decoding_section([record for path in sources.records for record in newest_checked(path)], out)
     if not parts:
         raise ConfigError(f"{', '.join(map(str, paths))}: nothing here that a report shows")
     return write_atomic(out / "report.md", ("# Report\n\n" + "\n\n".join(parts) + "\n").encode())
@@ -179,7 +177,7 @@ def write_page(paths: Sequence[Path], page: Path) -> Path:
     """
     from sp.studies.tables.page import fill
 
-    records = [record for path in find_sources(paths).records for record in newest(path)]
+    records = [record for path in find_sources(paths).records for record in newest_checked(path)]
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:

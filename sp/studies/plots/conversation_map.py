@@ -19,10 +19,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sp.errors import ConfigError
+from sp.json_lines import read_jsonl
 from sp.studies.figures import INK, KEPT
 from sp.studies.style import tokens_label
 from sp.studies.sweep.store import Row
-from sp.trace import read_jsonl
 
 STATES = {"cached": "#1c7ed6", "kept": KEPT, "recalled": "#3b0a45", "dropped": "#dee2e6"}
 """What can have become of a token: before the target since an earlier turn, new, brought back, left out. Each is

@@ -5,7 +5,6 @@ Drawn from the trace that `sp run` writes (``trace.json`` and ``trace.safetensor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sp.arrays import Floats, Ints
-from sp.errors import ConfigError
+from sp.checked import LIST, OBJECT, TEXT, check, whole
+from sp.errors import ConfigError, short
+from sp.json_lines import read_object
 from sp.scoring.base import HEATMAP_CHUNK
 from sp.studies.figures import NEEDLE, QUESTION
 
+MAPS: Mapping[str, tuple[int, type[np.generic]]] = {
+    "by_layer": (2, np.floating),
+    "by_head": (3, np.floating),
+    "drafter_bytes": (2, np.integer),
+}
+"""Dimensions and kind of the arrays that are drawn."""
 MARKS = {"needle": NEEDLE, "question": QUESTION}
 
 
@@ -44,17 +51,33 @@ class SavedRun:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
+        facts = read_object(folder / "trace.json", "a folder of sp run")
         try:
-            facts = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
             arrays = load_file(folder / "trace.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ConfigError(f"{folder}: no trace of sp run ({error})") from None
-        return cls(facts, arrays)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise ConfigError(f"{folder}: no trace of sp run ({short(error)})") from None
+        run = cls(facts, arrays)
+        if run.has_maps:
+            run.check(str(folder))
+        return run
+
+    def check(self, where: str) -> None:
+        """ConfigError unless spans and arrays are such as can be drawn."""
+        check(self.facts, {"spans": LIST}, f"{where}/trace.json")
+        for span in self.facts["spans"]:
+            check({"span": span}, {"span": OBJECT}, f"{where}/trace.json: spans")
+            check(span, {"kind": TEXT, "start_byte": whole(), "end_byte": whole()}, f"{where}/trace.json: spans")
+        for name, (dimensions, kind) in MAPS.items():
+            found = self.arrays[name]
+            if found.ndim != dimensions or not found.size or not np.issubdtype(found.dtype, kind):
+                raise ConfigError(f"{where}/trace.safetensors: {name} is not such as sp run writes it")
+        if self.arrays["drafter_bytes"].shape[1] != 2:
+            raise ConfigError(f"{where}/trace.safetensors: drafter_bytes must be pairs")
 
     @property
     def has_maps(self) -> bool:
         """Whether the drafter's attention was recorded."""
-        return {"by_layer", "by_head", "drafter_bytes"} <= set(self.arrays)
+        return MAPS.keys() <= set(self.arrays)
 
     def chunks_of(self, kind: str) -> list[tuple[float, float]]:
         """Chunks, as fractional ranges, that the spans of a kind cover."""

@@ -88,8 +88,9 @@ class Group:
 
     def speedup(self) -> float | None:
         """Median ratio of the full prefill's time to first token to this one's, example by example."""
-        pairs = [(full["ttft_s"], row["ttft_s"]) for full, row in zip(self.baseline, self.rows, strict=False)]
-        return float(np.median([full / own for full, own in pairs])) if pairs else None
+        pairs = [(full.get("ttft_s"), row.get("ttft_s")) for full, row in zip(self.baseline, self.rows, strict=False)]
+        gains = [full / own for full, own in pairs if full and own]
+        return float(np.median(gains)) if gains else None
 
     def _values(self, name: str) -> list[float]:
         return [row[name] for row in self.rows if row.get(name) is not None]

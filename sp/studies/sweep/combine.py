@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, product
+from math import prod
 
 from sp.errors import ConfigError, unknown_name
 from sp.evals.base import TASK_SLOT
 from sp.studies.sweep.located import Located, parse_yaml
 
 COMBINATORS = ("grid", "zip", "list")
+MOST = 2_000
+"""Combinations of a section."""
 
 Combination = dict[str, Located]
 
@@ -36,7 +39,8 @@ def expand(section: Located, keys: Iterable[str], what: str) -> list[Combination
     Raises
     ------
     ConfigError
-        For an unknown key, a key set twice in one part, lists of unequal length under `zip`, or nothing at all.
+        For more than `MOST` combinations, before any is made; for an unknown key, a key set twice in one part, lists
+        of unequal length under `zip`, or nothing at all.
 
     Examples
     --------
@@ -45,8 +49,22 @@ def expand(section: Located, keys: Iterable[str], what: str) -> list[Combination
     [{'b': 3, 'a': 1}, {'b': 3, 'a': 2}]
     """
     parts = section.items() if isinstance(section.value, list) else [section]
-    known = [*keys]
+    known, left = [*keys], MOST
+    for part in parts:
+        left -= _count(part)
+        if left < 0:
+            raise part.error(f"these are more than {MOST:,} {what}s, the most of one section; take some away")
     return [each for part in parts for each in _expand_part(part, known, what)]
+
+
+def _count(part: Located) -> int:
+    """How many combinations a part says, before any is made; what is wrong with it is told when they are."""
+    entries, count = part.mapping(), 1
+    if "grid" in entries:
+        count *= prod(len(values) for values in _axes(entries["grid"]).values())
+    if "zip" in entries:
+        count *= min(len(values) for values in _axes(entries["zip"]).values())
+    return count * len(entries["list"].items()) if "list" in entries else count
 
 
 def _expand_part(part: Located, known: list[str], what: str) -> Iterator[Combination]:

@@ -14,11 +14,13 @@ from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Where
+from sp.pipeline.measured import check_machine
 from sp.studies.sweep.cards import CardPool, run_on_cards
 from sp.studies.sweep.estimate import TYPICAL, Estimate, Work, deal, fit, work_of
 from sp.studies.sweep.executor import Outcome, RayPool, run_here, run_on
 from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.provenance import PairFacts, pair_facts, scorer_files
+from sp.studies.sweep.row_fields import check_cells
 from sp.studies.sweep.runs import Run, Sweep, config_hash
 from sp.studies.sweep.store import Results, Store, read_results, result_files, session_line
 from sp.studies.sweep.worker import Worker
@@ -141,8 +143,13 @@ def from_earlier(plan: Plan) -> Estimate | None:
     here = machine_slug(machine_facts(plan.device))
     works, seconds = [], []
     for run in plan.earlier.runs.values():
-        pair = next((pair for pair in plan.facts.values() if pair.hashes == run["config"]["models"]), None)
-        if pair is not None and machine_slug(plan.earlier.sessions[run["session"]]) == here:
+        pair = next((pair for pair in plan.facts.values() if pair.hashes == run["config"].get("models")), None)
+        if pair is None:
+            continue
+        session, where = plan.earlier.sessions[run["session"]], plan.earlier.places[run["run"]][-1]
+        check_machine(session, f"{where}: its session")
+        check_cells(run["config"], f"{where}: config")
+        if machine_slug(session) == here:
             works.append(work_of(run["config"], pair.target, pair.drafter))
             seconds.append(run["seconds"])
     return fit(works, seconds, f"{len(works)} earlier run{'s' * (len(works) != 1)} on this machine") if works else None

@@ -59,9 +59,9 @@ def work_of(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig
     tokens, count = config["tokens"], config["count"]
     scorers = {repr(cell["scorer"]): cell["scorer"] for cell in config["cells"]}
     flop = sum(_scoring(each, target, drafter, tokens) for each in scorers.values())
-    flop += flops(target, tokens) if config["full"] else 0.0
+    flop += flops(target, tokens) if config.get("full") else 0.0
     flop += sum(flops(target, token_budget(cell["keep_ratio"], tokens)) for cell in config["cells"])
-    return Work(count * flop, count * (len(config["cells"]) + bool(config["full"])))
+    return Work(count * flop, count * (len(config["cells"]) + bool(config.get("full"))))
 
 
 def _scoring(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig, tokens: int) -> float:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import yaml
 
 from sp.config import check_type
-from sp.errors import ConfigError
+from sp.errors import ConfigError, short
+from sp.plain_yaml import DEEPEST, MAPPING, MOST_BYTES, MOST_VALUES, SEQUENCE, compose, scalar
 
 T = TypeVar("T")
 
@@ -33,13 +34,13 @@ class Located:
     def mapping(self) -> dict[str, Located]:
         """The value as a mapping; ConfigError if it is none."""
         if not isinstance(self.value, dict):
-            raise self.error(f"a mapping is wanted here, not {self.plain()!r}")
+            raise self.error(f"a mapping is wanted here, not {short(repr(self.plain()))}")
         return self.value
 
     def items(self) -> list[Located]:
         """The value as a list; ConfigError if it is none, or empty."""
         if not isinstance(self.value, list):
-            raise self.error(f"a list is wanted here, not {self.plain()!r}")
+            raise self.error(f"a list is wanted here, not {short(repr(self.plain()))}")
         if not self.value:
             raise self.error("this list is empty, so there is nothing to run")
         return self.value
@@ -70,46 +71,48 @@ def read_yaml(path: Path) -> Located:
     'x.yaml, line 3'
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return parse_yaml(raw.decode("utf-8-sig"), path.name)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    return parse_yaml(text, path.name)
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path.name}, line {line}: not UTF-8 text (byte {error.start})") from None
 
 
 def parse_yaml(text: str, name: str, numbered: bool = True) -> Located:
-    """Parse YAML text; places are called ``name, line N``, or only ``name`` unless `numbered`."""
+    """Parse YAML text; places are called ``name, line N``, or only ``name`` unless `numbered`.
+
+    What aliases stand for counts as often as it is named, so that a few lines cannot say millions of values.
+    """
+    left = MOST_VALUES
 
     def place(node: yaml.Node) -> str:
         return f"{name}, line {node.start_mark.line + 1}" if numbered else name
 
-    def build(node: yaml.Node, where: str) -> Located:
-        if isinstance(node, yaml.MappingNode):
+    def build(node: yaml.Node, where: str, depth: int) -> Located:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ConfigError(f"{where}: aliases stand for more than {MOST_VALUES:,} values; write less, or a grid")
+        if depth > DEEPEST:
+            raise ConfigError(f"{where}: an alias stands for itself, or more than {DEEPEST} deep; write it out")
+        if isinstance(node, yaml.MappingNode) and node.tag == MAPPING:
             entries: dict[str, Located] = {}
             for key, value in node.value:
-                label = str(loader.construct_object(key))
+                label = str(scalar(loader, key, place(key)))
                 if label in entries:
-                    raise ConfigError(f"{place(key)}: {label!r} stands here a second time")
-                entries[label] = build(value, place(key))
+                    raise ConfigError(f"{place(key)}: {short(label)!r} stands here a second time")
+                entries[label] = build(value, place(key), depth + 1)
             return Located(entries, where)
-        if isinstance(node, yaml.SequenceNode):
-            return Located([build(item, place(item)) for item in node.value], where)
-        return Located(loader.construct_object(node), where)
+        if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE:
+            return Located([build(item, place(item), depth + 1) for item in node.value], where)
+        return Located(scalar(loader, node, where), where)
 
-    loader = yaml.SafeLoader(text)
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            raise ConfigError(f"{name} is empty")
-        return build(root, place(root))
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark and numbered else ""
-        raise ConfigError(f"{name}{line}: not YAML ({error.problem})") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not YAML ({' '.join(str(error).split())})") from None
-    finally:
-        loader.dispose()
+    loader, root = compose(text, name, numbered)
+    return build(root, place(root), 0)
 
 
 def build_located(build: Callable[[Mapping[str, Any]], T], values: Mapping[str, Located], fallback: Located) -> T:

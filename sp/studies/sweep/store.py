@@ -12,12 +12,14 @@ run        Closes the rows of a run: `run` (hash of `config`), `session`, `part`
 failed     A run that ended in an error, which its next start tries again: `run`, `session`, `label`, `error`.
 ========== ==================================================================================================
 
-Rows without their closing `run` line belong to a run that was cut off, and are ignored. DuckDB reads the files as
-they are:
+Rows without their closing `run` line belong to a run that was cut off, and are ignored; of a run that two files hold,
+one counts. DuckDB reads the files as they are, and must be told both, and to pass over a line that was torn:
 
-    duckdb -c "SELECT task, scorer, keep_ratio, count(*) AS n, avg(correct) AS accuracy
-               FROM read_json_auto('sp-sweep/quickstart/*.jsonl', union_by_name = true)
-               WHERE kind = 'row' GROUP BY ALL ORDER BY ALL"
+    duckdb -c "WITH lines AS (
+                   FROM read_json_auto('sp-sweep/quickstart/*.jsonl', union_by_name = true, ignore_errors = true))
+               SELECT task, scorer, keep_ratio, count(correct) AS n, avg(correct) AS accuracy
+               FROM (SELECT DISTINCT ON (run, cell, example) * FROM lines WHERE kind = 'row')
+               WHERE run IN (SELECT run FROM lines WHERE kind = 'run') GROUP BY ALL ORDER BY ALL"
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import fcntl
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -37,12 +40,17 @@ from uuid import uuid4
 import numpy as np
 
 from sp import __version__
-from sp.errors import ConfigError
+from sp.checked import LIST, check
+from sp.errors import ConfigError, short
+from sp.json_lines import LONGEST, parse_object
 from sp.kernels.machine import machine_facts
+from sp.studies.sweep.row_fields import FAILED, SESSION, check_row, check_run
 
 SCHEMA = 1
 KINDS = ("session", "row", "run", "failed")
 SUFFIXES = (".jsonl", ".jsonl.gz")
+MOST_UNPACKED = 200
+"""Times its size that a packed file may hold; rows have some twenty times."""
 
 Row = dict[str, Any]
 
@@ -61,12 +69,23 @@ class Results:
         Rows of those runs by hash.
     failed : dict
         Failure lines of runs that have not finished since.
+    places : dict
+        File and line of each row of a run and of its closing line, by hash.
     """
 
     sessions: dict[str, Row] = field(default_factory=dict)
     runs: dict[str, Row] = field(default_factory=dict)
     rows: dict[str, list[Row]] = field(default_factory=dict)
     failed: dict[str, Row] = field(default_factory=dict)
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def checked(self) -> Results:
+        """The same; ConfigError, with file and line, if a row or its run is not fit for a report."""
+        for run, rows in self.rows.items():
+            for row, where in zip(rows, self.places[run], strict=False):
+                check_row(row, where)
+            check(self.runs[run]["config"], {"cells": LIST}, f"{self.places[run][-1]}: config")
+        return self
 
     def all_rows(self) -> Iterator[Row]:
         """Rows of every finished run."""
@@ -199,15 +218,16 @@ def finished_bytes(path: Path) -> int:
 
 def parse_line(raw: bytes, path: Path, number: int) -> Row:
     """A line of results; ConfigError if it is something else, or of another schema."""
+    where = f"{path}, line {number}"
     try:
-        line = json.loads(raw)
-    except ValueError as error:
-        raise ConfigError(f"{path}, line {number}: not JSON ({error}); name a file that sp sweep wrote") from None
-    if not isinstance(line, dict) or line.get("kind") not in KINDS:
-        raise ConfigError(f"{path}, line {number}: no result of sp sweep; name a file that sp sweep wrote")
+        line = parse_object(raw, where)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; name a file that sp sweep wrote") from None
+    if line.get("kind") not in KINDS:
+        raise ConfigError(f"{where}: no result of sp sweep; name a file that sp sweep wrote")
     if line.get("schema") != SCHEMA:
         raise ConfigError(
-            f"{path}, line {number}: schema {line.get('schema')}, but this version of sp reads schema {SCHEMA}; "
+            f"{where}: schema {short(line.get('schema'))}, but this version of sp reads schema {SCHEMA}; "
             "use the version that wrote it, or another folder"
         )
     return line
@@ -228,31 +248,51 @@ def read_results(paths: Iterable[Path]) -> Results:
     """
     results = Results()
     for path in paths:
-        pending: list[Row] = []
-        for number, raw in enumerate(_lines(path), 1):
+        pending: list[tuple[str, Row]] = []
+        for number, raw in enumerate(raw_lines(path), 1):
             if not raw.endswith(b"\n"):
                 break  # torn: its run did not finish
             line = parse_line(raw, path, number)
-            kind, run = line["kind"], line.get("run", "")
+            kind, where = line["kind"], f"{path}, line {number}"
             if kind == "row":
-                pending.append(line)
+                pending.append((where, line))
             elif kind == "session":
+                check(line, SESSION, where)
                 results.sessions[line["session"]] = line
                 pending = []
             elif kind == "failed":
-                if run not in results.runs:
-                    results.failed[run] = line
+                check(line, FAILED, where)
+                if line["run"] not in results.runs:
+                    results.failed[line["run"]] = line
             else:
+                check_run(line, results.sessions, where)
+                run = line["run"]
                 results.runs[run] = line
-                results.rows[run] = [row for row in pending if row["run"] == run]
+                results.rows[run] = [row for _, row in pending if row.get("run") == run]
+                results.places[run] = [*(place for place, row in pending if row.get("run") == run), where]
                 results.failed.pop(run, None)
                 pending = []
     return results
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def read_rows(path: Path) -> Iterator[Row]:
+    """Rows that `sp eval` wrote, packed or not, fit for a report; ConfigError for the first line that is none."""
+    for number, raw in enumerate(raw_lines(path), 1):
+        where = f"{path}, line {number}"
+        if raw.strip():
+            yield check_row(parse_object(raw, where), where)
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file, unpacked; ConfigError if it cannot be read, or is packed so as to fill the memory."""
     try:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
-            yield from file
-    except (OSError, EOFError) as error:
+        packed, size = path.name.endswith(".gz"), 0
+        most = MOST_UNPACKED * path.stat().st_size + LONGEST
+        with gzip.open(path) if packed else path.open("rb") as file:
+            while raw := file.readline(LONGEST + 1):
+                size += len(raw)
+                if len(raw) > LONGEST or (packed and size > most):
+                    raise ConfigError(f"{path}: a line of more than {LONGEST >> 20} MiB, or more packed than rows are")
+                yield raw
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None

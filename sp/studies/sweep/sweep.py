@@ -36,6 +36,10 @@ STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
     "decode": (DECODERS, "greedy"),
 }
 CELL_KEYS = (*OPTIONS, *(f"{name}." for name in STRATEGIES))
+LIMITS = {"tokens": (1, 1 << 24), "examples": (1, 1_000_000), "first": (0, 1_000_000_000), "per_run": (1, 1_000_000)}
+MOST_RUNS = 100_000
+MOST_CELLS = 1_000_000
+"""Of all runs together, as each is checked and hashed with its cells."""
 TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run", "thinking", "reasoning_effort")
 
 
@@ -60,10 +64,25 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
     given = {key: value.plain() for key, value in entries.items() if key in top}
     shared = {key: value for key, value in entries.items() if key in SECTIONS}
     parts = [{**shared, **part.mapping()} for part in entries["parts"].items()] if "parts" in entries else [shared]
-    runs = tuple(run for part in parts for run in part_runs(part, path.name, given.get("full", True)))
+    runs = bounded((run for part in parts for run in part_runs(part, path.name, given.get("full", True))), path.name)
     name = given.get("name", path.stem)
     out = Path(given.get("out", f"sp-sweep/{name}"))
     return Sweep(name, runs, out, given.get("device", "auto"), given.get("report", False))
+
+
+def bounded(runs: Iterable[Run], file: str) -> tuple[Run, ...]:
+    """The runs; ConfigError as soon as they are more than can be kept account of."""
+    found: list[Run] = []
+    cells = 0
+    for run in runs:
+        found.append(run)
+        cells += len(run.cells)
+        if len(found) > MOST_RUNS or cells > MOST_CELLS:
+            raise ConfigError(
+                f"{file}: more than {MOST_RUNS:,} runs, or {MOST_CELLS:,} cells of all runs together, the most of a "
+                "sweep; raise per_run, or write several sweeps"
+            )
+    return tuple(found)
 
 
 def apply_setting(root: Located, setting: str) -> Located:
@@ -188,11 +207,12 @@ def make_runs(
     if "task" not in each:
         raise section.error("a task needs its name: task: NAME")
     numbers = {"tokens": 0, "examples": 0, "first": 0, "per_run": 10}
-    for key, least in (("tokens", 1), ("examples", 1), ("first", 0), ("per_run", 1)):
+    for key, (least, most) in LIMITS.items():
         if key in each:
             numbers[key] = check_located(each[key], int, key)
-            if numbers[key] < least:
-                raise each[key].error(f"{key} must be at least {least}, not {numbers[key]}")
+            if not least <= numbers[key] <= most:
+                bounds = f"at least {least}" if numbers[key] < least else f"at most {most:,}"
+                raise each[key].error(f"{key} must be {bounds}, not {numbers[key]}")
         elif key in ("tokens", "examples"):
             raise each["task"].error(f"the task needs {key}: a number")
     task, config = make_strategy(each, "task", TASKS, "")

@@ -67,7 +67,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         _number(row["speedup"], ".2f", "x") if not full else "",
         *_grouped(row),
         _number(row.get("cold_ttft_s"), ".2f"),
-        _number(row.get("peak_bytes", 0) / GIB, ".2f"),
+        _number((row.get("peak_bytes") or 0) / GIB, ".2f"),
         _number(row.get("decode_tok_s"), ".1f"),
         str(row["runs"]),
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sp.errors import ConfigError, unknown_name
+from sp.errors import ConfigError, short, unknown_name
 from sp.evals import TASKS, Task
 from sp.evals.run import label
 from sp.scoring import SCORERS, Scorer
@@ -215,7 +215,9 @@ def _labels(section: Located) -> Labels:
     if section.value == EVIDENCE:
         return Labels()
     if not isinstance(section.value, dict):
-        raise section.error(f"labels are {EVIDENCE}, or {{scorer: NAME, top: SHARE}}, not {section.plain()!r}")
+        raise section.error(
+            f"labels are {EVIDENCE}, or {{scorer: NAME, top: SHARE}}, not {short(repr(section.plain()))}"
+        )
     for key, value in section.value.items():
         if key != "top" and key.partition(".")[0] != "scorer":
             raise value.error(unknown_name("key of labels", key, ["scorer", "scorer.OPTION", "top"]))

@@ -1,0 +1,142 @@
+"""JSON that nobody vouches for: one value, or one object a line, each error with file and line.
+
+What Python's own reader lets through and later code would trip over is refused here: half surrogate pairs, numbers of
+hundreds of digits, nesting without end. NaN and the infinities, which are no JSON, are read as null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sp.errors import ConfigError
+
+LONGEST = 1 << 27
+"""Bytes of a line; the longest prompts of MRCR v2, of 8M tokens, have some 40 MB."""
+DEEPEST = 64
+BIGGEST = 1 << 63
+"""Of a whole number."""
+
+LONG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
+HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+HALVES = re.compile("[\ud800-\udfff]")
+
+
+def decoded(raw: bytes, where: str) -> str:
+    """Text of UTF-8 bytes, without a mark of byte order; ConfigError if they are none."""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 text (byte {error.start}); convert it first") from None
+
+
+def parse_json(raw: bytes, where: str) -> Any:
+    """The JSON value of some bytes; ConfigError for anything else. Texts may have half surrogate pairs.
+
+    Examples
+    --------
+    >>> parse_json(b'[1, NaN]', "x.jsonl, line 1")
+    [1, None]
+    >>> parse_json(b'{"a": 1' + b'0' * 20 + b'}', "x.jsonl, line 1")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: x.jsonl, line 1: not a JSON object that can be read (a number is too long)
+    """
+    text = decoded(raw, where)
+    try:
+        if LONG_NUMBER.search(raw):
+            value = json.loads(text, parse_constant=_unknown, parse_int=_whole, parse_float=_finite)
+        else:
+            value = json.loads(text, parse_constant=_unknown)
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply; write plain records") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not a JSON object ({error.msg} at character {error.pos})") from None
+    except ValueError:
+        raise ConfigError(f"{where}: not a JSON object that can be read (a number is too long)") from None
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST:
+        _check_depth(value, where)
+    return value
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    """The JSON object of some bytes, all its texts whole; ConfigError for anything else."""
+    value = parse_json(raw, where)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: not a JSON object")
+    if HALF.search(raw) and HALVES.search(json.dumps(value, ensure_ascii=False)):
+        raise ConfigError(f"{where}: half a surrogate pair; write whole characters")
+    return value
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """The one JSON object of a file.
+
+    Parameters
+    ----------
+    path : Path
+    what : str
+        What to name instead of a file that cannot be read (``"a map of heads"``).
+    """
+    return parse_object(b"".join(_raw_lines(path, what)), str(path))
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects of a JSON-lines file, first line first.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or a line is no JSON object.
+    """
+    for number, raw in enumerate(_raw_lines(path, "a file of records"), 1):
+        yield parse_object(raw, f"{path}, line {number}")
+
+
+def _raw_lines(path: Path, what: str) -> Iterator[bytes]:
+    """Lines without their ends, those that are empty at the end left out."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot read {path}: not a file; name {what}")
+    try:
+        with path.open("rb") as file:
+            blank = 0
+            while raw := file.readline(LONGEST + 1):
+                if len(raw) > LONGEST:
+                    raise ConfigError(f"{path}: a line is longer than {LONGEST >> 20} MiB; name {what}")
+                if raw == b"\n":
+                    blank += 1
+                    continue
+                yield from [b""] * blank
+                blank = 0
+                yield raw.removesuffix(b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; name {what}") from None
+
+
+def _unknown(name: str) -> None:
+    """NaN and the infinities."""
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or abs(value := int(text)) > BIGGEST:
+        raise ValueError
+    return value
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value
+
+
+def _check_depth(value: Any, where: str) -> None:
+    """ConfigError if lists and objects stand in each other deeper than `DEEPEST`, found without recursion."""
+    level: list[Any] = [[value]]
+    for _ in range(DEEPEST + 1):
+        inside = (each for one in level for each in (one.values() if isinstance(one, dict) else one))
+        level = [each for each in inside if isinstance(each, dict | list)]
+    if level:
+        raise ConfigError(f"{where}: nested more than {DEEPEST} deep; write plain records")
