@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from sp.bench.simulate import read_trace
-from sp.commands.strategies import overrides, read_settings, read_strategies
+from sp.commands.strategies import overrides, read_settings
 from sp.evals.formats.file_task import FORMATS, recognise
 from sp.evals.turns.rows import KEY, known_rows
+from sp.named import read_strategies
 from sp.pipeline.measured import read_break_evens
 from sp.scoring import SCORERS
 from sp.scoring.attention import head_map

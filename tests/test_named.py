@@ -44,7 +44,7 @@ WRONG = [
     ({"scorer": "tail,lexical"}, "scorer takes one scorer here, not 'tail,lexical'"),
     ({"scorer": ""}, "scorer names nothing; known: .*lexical"),
     ({"scorer": "tail["}, "scorer takes names with commas"),
-    ({"scorer": "tail[queries=!!int,abc]"}, "'!!int,abc' is not a YAML value"),
+    ({"scorer": "tail[queries=!!int,abc]"}, "!!int,abc is not for such files; write a plain value"),
     ({"scorer": "x" * 10_000}, "unknown scorer"),
     ({"scorer": 5}, "options: scorer must be Scorer, not 5"),
 ]
