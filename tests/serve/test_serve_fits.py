@@ -16,7 +16,7 @@ from sp.pipeline.residency import Residency
 WINDOW = 300
 PARTS = [{"type": "text", "text": part} for part in (tool.document("quiet-coral", 3254257, 40), "What is green?")]
 CHAT = {"messages": [{"role": "user", "content": PARTS}], "max_tokens": 8}
-TEXT = {"prompt": f"{tool.FILLER * 40}\n\nWhat is green?", "max_tokens": 8}
+TEXT = {"prompt": f"{tool.document('quiet-coral', 3254257, 40)}\n\nWhat is green?", "max_tokens": 8}
 
 
 @pytest.fixture(scope="module")
