@@ -33,8 +33,8 @@ options = sp.RunOptions(keep_ratio=0.1, selector=SELECTORS.build("sentence"), co
 # The first text holds two facts, of which the first question asks for one. The other is what a compressor drops.
 
 # %%
-one, other, third = (TASKS.build("needle", {"depth": depth}).example(seed, 2000, count)
-                     for seed, depth in ((1, 0.3), (2, 0.6), (6, 0.5)))
+fact = TASKS.build("fact", {"form": 0, "facts": 1})  # one plain fact among prose
+one, other, third = (fact.example(index, 2000, count) for index in (1, 2, 3))
 cut = one.document.find(". ", 2 * len(one.document) // 3) + 2
 first_text = f"{one.document[:cut]}{other.needles[0]} {one.document[cut:]}"
 asked = [(first_text, one), ("", other), (third.document, third), ("", other), ("", one)]

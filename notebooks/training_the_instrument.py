@@ -15,7 +15,7 @@
 # trained with next-token loss alone, on stories whose answers need a fact, an association, the latest of several
 # versions. No head is told anything. Do heads that retrieve appear all the same, and when did the reading come?
 #
-# Read here: the committed logs of the training (`experiments/instrument`, one H200 a part) and the drafter of its third part.
+# Read here: the committed logs of the training (`experiments/instrument`, one H200 a part) and the embedded drafter.
 
 # %%
 # %matplotlib inline
