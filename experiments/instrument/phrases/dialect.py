@@ -40,8 +40,12 @@ FRAMES = {
 """By task, what a dialect has few of; questions stay as many as they are."""
 LISTS = {"code": ("others", "locals")}
 """By task, words that story and filler share besides the parts of names."""
-SPELT = {name: PARTS[name] for name in ("fact", "code")} | {"json": ("names", "vocabularies", "tops")}
-"""By task, what is now and then made of words of the dialect's own, besides `LISTS`."""
+SPELT = {
+    "fact": PARTS["fact"],
+    "code": (*PARTS["code"], "others"),
+    "json": ("names", "vocabularies", "tops"),
+}
+"""By task, what is now and then made of words of the dialect's own."""
 OWN_WORDS = 0.6
 """Of dialects, those with words of their own."""
 APART = {*TAKEN, *words.ADJECTIVES, *words.VERBS, *held(HELD_OUT.vocabularies), *HELD_OUT.tops, *CODE.locals}
@@ -116,8 +120,7 @@ def dialect(name: str, phrases: Any, rng: random.Random) -> tuple[Any, int]:
     share = rng.choice((0.0, rng.random() ** 2))
     said, meant = spoken(rng, share), spoken(rng, min(share, 0.15))
     if name in SPELT and rng.random() < OWN_WORDS:
-        others = [part for part in LISTS.get(name, ()) if part == "others"]
-        phrases = replace(phrases, **own(name, [*SPELT[name], *others], rng))
+        phrases = replace(phrases, **own(name, SPELT[name], rng))
 
     def drawn(part: str, values: Any) -> Any:
         if isinstance(values, dict):
