@@ -236,6 +236,15 @@ OUTWARD = (
     *spread("<mark> <which> <has> ", mark=("", ","), which=("which", "that", "and it", "whose part"),
     has=("has", "holds", "contains", "is given with", "is followed by", "begins a group with")),
     " with its ", "'s ", " containing ", " holding ", ", open it, ", ", down to ", ", one step down ", ", in whose group ", " >> ", " \\ ",
+    *spread(
+        "<mark> <and> <look> <there><the> ",
+        mark=("", ","),
+        **{"and": ("and", "then", "and then")},
+        look=("right", "look", "see", "take"),
+        there=("there", "in there", "therein"),
+        the=("", ",", " the"),
+    ),
+    *spread("<mark> <there> <the> ", mark=(",", ";", " -"), there=("there", "in there", "therein", "in there at"), the=("", "the", "field")),
     ", and as its part ", ", and a level deeper ", ", in that very group ", " -- ", ", of which I want ", ", with the field ",
 )  # fmt: skip
 INWARD = (
@@ -260,6 +269,13 @@ INWARD = (
         mark=("", ","),
         seen=("kept", "held", "written", "placed", "nested", "stored", "given", "noted", "taken", "looked up", "as it stands"),
         **{"in": ("in", "inside", "within", "under", "beneath")},
+    ),
+    *spread(
+        "<mark> <which> <is> <in> <group>",
+        mark=("", ","),
+        which=("which", "that", "this"),
+        **{"is": ("is", "is found"), "in": ("in", "inside", "under", "beneath", "part of", "below")},
+        group=("", "", "the group ", "the section "),
     ),
     " beneath ", " out of ", " belonging to ", " which belongs to ", " << ", " as part of ", " whose group is ", " (of ", ", that of ", " that is one of ",
     ", a level above it ", ", one step up ", ", whose parent is ", ", with the parent ", ", in the hands of ", ", the group being ",
