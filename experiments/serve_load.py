@@ -161,6 +161,7 @@ def main() -> None:
     given = parser.parse_args()
     device, lengths = pick_device(given.device), [int(item) for item in given.characters.split(",")]
     command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--queue", str(4 * given.clients)]
+    command.append("--no-access-log")  # nobody reads the pipe
     server = subprocess.Popen([*command, "--device", device], stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None

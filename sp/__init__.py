@@ -28,13 +28,20 @@ if TYPE_CHECKING:
     from sp.conversation import Conversation as Conversation
     from sp.conversation import ConversationOptions as ConversationOptions
     from sp.conversation import Conversations as Conversations
+    from sp.evals import Example as Example
+    from sp.evals import Task as Task
+    from sp.evals import register_task as register_task
     from sp.pipeline import Pipeline as Pipeline
     from sp.pipeline import RunOptions as RunOptions
+    from sp.plugins import load_plugin as load_plugin
     from sp.prompt import Prompt as Prompt
     from sp.scoring import Importance as Importance
+    from sp.scoring import ModelFreeScorer as ModelFreeScorer
     from sp.scoring import Scorer as Scorer
+    from sp.scoring import ScoreRequest as ScoreRequest
     from sp.scoring import register_scorer as register_scorer
     from sp.selection import Selection as Selection
+    from sp.selection import SelectionRequest as SelectionRequest
     from sp.selection import Selector as Selector
     from sp.selection import register_selector as register_selector
 
@@ -44,15 +51,22 @@ HOMES = {
     "Conversation": "sp.conversation",
     "ConversationOptions": "sp.conversation",
     "Conversations": "sp.conversation",
+    "Example": "sp.evals",
     "Importance": "sp.scoring",
+    "ModelFreeScorer": "sp.scoring",
     "Pipeline": "sp.pipeline",
     "Prompt": "sp.prompt",
     "RunOptions": "sp.pipeline",
+    "ScoreRequest": "sp.scoring",
     "Scorer": "sp.scoring",
     "Selection": "sp.selection",
+    "SelectionRequest": "sp.selection",
     "Selector": "sp.selection",
+    "Task": "sp.evals",
+    "load_plugin": "sp.plugins",
     "register_scorer": "sp.scoring",
     "register_selector": "sp.selection",
+    "register_task": "sp.evals",
 }
 """Public names and where they are imported from when they are first used."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sp import values
 from sp.errors import ConfigError, short
 
 LONGEST = 1000
@@ -41,13 +42,13 @@ class Wanted:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an int of use; true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= BIGGEST
+    """Whether a value is a whole number of use; true and false are none."""
+    return (found := values.whole(value)) is not None and abs(found) <= BIGGEST
 
 
 def is_number(value: object) -> bool:
     """Whether a value is a finite number of use."""
-    return is_whole(value) or (isinstance(value, float) and abs(value) <= BIGGEST)
+    return (found := values.real(value)) is not None and abs(found) <= BIGGEST
 
 
 def is_text(value: object) -> bool:
@@ -74,12 +75,12 @@ ATOM = Wanted(
 )
 
 
-def shown(value: object) -> str:
-    """What a value is, for an error.
+def kind_of(value: object) -> str:
+    """What a value is, for an error; the value itself is for `sp.values.shown`.
 
     Examples
     --------
-    >>> shown([3]), shown(""), shown(None)
+    >>> kind_of([3]), kind_of(""), kind_of(None)
     ('a list', 'an empty one', 'missing')
     """
     kinds = {bool: "true or false", list: "a list", dict: "an object", type(None): "missing"}
@@ -102,7 +103,8 @@ def check(given: Mapping[str, Any], wanted: Mapping[str, Wanted], where: str) ->
         if value is None and not want.required:
             continue
         if not want.fits(value):
-            told = "another number" if shown(value) == "a number" and "number" in want.words else shown(value)
+            kind = kind_of(value)
+            told = "another number" if kind == "a number" and "number" in want.words else kind
             raise ConfigError(f"{where}: {short(name)} must be {want.words}, not {told}")
 
 

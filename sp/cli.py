@@ -17,9 +17,12 @@ from sp.commands.bench.bench_turn import bench_turn
 from sp.commands.chat import chat
 from sp.commands.doctor import doctor
 from sp.commands.evals import eval_app
+from sp.commands.every.options import complete
 from sp.commands.heads import heads
 from sp.commands.inspect import inspect
 from sp.commands.kernels import kernels_app
+from sp.commands.list import list_
+from sp.commands.plan import plan
 from sp.commands.report import report
 from sp.commands.run import run
 from sp.commands.serve import serve
@@ -50,7 +53,9 @@ app.command()(sweep)
 app.command()(report)
 app.command()(run)
 app.command()(chat)
+app.command("list")(list_)
 app.command()(inspect)
+app.command()(plan)
 app.command()(synth)
 app.add_typer(kernels_app, name="kernels")
 bench_app.command("decode")(bench_decode)
@@ -61,6 +66,7 @@ bench_app.command("llama-cpp")(bench_llama_cpp)
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(train_app, name="train")
+complete(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from decimal import Decimal
+from functools import cache, partial
 from importlib import import_module
 from pkgutil import walk_packages
 from types import ModuleType
-from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from sp.errors import ConfigError, known_names, short, unknown_name
+from sp.values import whole
 
 T = TypeVar("T")
 
 MOST_WHOLE = 1 << 1023
 """Whole numbers below it are within what a float can hold."""
 
-_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # working them out takes longer than all checks
+TOKENS = "tokens"
+Tokens = Annotated[int, TOKENS]
+"""Type of options that are numbers of tokens, which may be written as in ``8k``; see `token_count`."""
+COUNT = re.compile(r"(\d{1,12})|(\d{1,9}(?:\.\d{1,6})?)([kKmM])", re.ASCII)
+UNITS = {"k": 1 << 10, "m": 1 << 20}
+
+# Working them out takes longer than all checks.
+_hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+
+
+def token_count(text: str, where: str) -> int:
+    """A number of tokens as people write it: ``k`` stands for 1,024 and ``m`` for 1,048,576.
+
+    Raises
+    ------
+    ConfigError
+        It is none.
+
+    Examples
+    --------
+    >>> [token_count(text, "-p") for text in ("512", "8k", "1.5K", "1m")]
+    [512, 8192, 1536, 1048576]
+    >>> token_count("8 kB", "-p")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: -p is a number of tokens such as 512, 8k or 1m, not '8 kB'
+    """
+    found = COUNT.fullmatch(text.strip())
+    count = Decimal(found[1] or found[2]) * UNITS.get((found[3] or "").lower(), 1) if found else Decimal("0.5")
+    if count != int(count):
+        raise ConfigError(f"{where} is a number of tokens such as 512, 8k or 1m, not {short(repr(text))}")
+    return int(count)
 
 
 def check_type(value: object, expected: Any, where: str) -> Any:
@@ -27,6 +60,11 @@ def check_type(value: object, expected: Any, where: str) -> Any:
     origin = get_origin(expected)
     if expected is Any:
         return value
+    if origin is Annotated:
+        kind, *marks = get_args(expected)
+        if isinstance(value, str) and TOKENS in marks:
+            value = token_count(value, where)
+        return check_type(value, kind, where)
     if origin is typing.Literal:
         if value in get_args(expected):
             return value
@@ -44,8 +82,8 @@ def check_type(value: object, expected: Any, where: str) -> Any:
     elif origin is tuple:
         if isinstance(value, (list, tuple)):
             return tuple(check_type(item, get_args(expected)[0], where) for item in value)
-    elif expected is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE:
-        return float(value)
+    elif expected is float and (number := whole(value)) is not None and abs(number) < MOST_WHOLE:
+        return float(number)
     elif expected is None or expected is type(None):
         if value is None:
             return value
@@ -97,6 +135,8 @@ def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
 def check_fields(instance: object, where: str) -> None:
     """ConfigError unless every field of a dataclass instance has its annotated type; for use in `__post_init__`.
 
+    A number of tokens that is written as a text becomes that number.
+
     Examples
     --------
     >>> @dataclasses.dataclass(frozen=True)
@@ -110,7 +150,10 @@ def check_fields(instance: object, where: str) -> None:
     """
     hints = _hints(type(instance))
     for each in dataclasses.fields(instance):  # type: ignore[arg-type]
-        check_type(getattr(instance, each.name), hints[each.name], f"{where}: {each.name}")
+        value = getattr(instance, each.name)
+        checked = check_type(value, hints[each.name], f"{where}: {each.name}")
+        if isinstance(value, str) and isinstance(checked, int):
+            object.__setattr__(instance, each.name, checked)  # frozen
 
 
 def import_modules(package: str) -> tuple[ModuleType, ...]:
@@ -135,6 +178,10 @@ def import_modules(package: str) -> tuple[ModuleType, ...]:
     return tuple(import_module(name) for name in sorted(each.name for each in found if not each.ispkg))
 
 
+def _place(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
 class Registry(Generic[T]):
     """Names of strategies, each bound to a class that is built fresh for every run.
 
@@ -157,8 +204,12 @@ class Registry(Generic[T]):
         """Class decorator that files a dataclass under `name`."""
 
         def add(cls: type[T]) -> type[T]:
+            known = self._classes.get(name, cls)
+            if known is not cls and _place(known) == _place(cls):  # a cell of a notebook, or a file mended, run anew
+                del self._classes[name]
             if name in self._classes:
-                raise ConfigError(f"{self.kind} {name!r} is registered twice")
+                where = known.__module__
+                raise ConfigError(f"{self.kind} {name!r} is registered twice, first by {where}; take another name")
             self._classes[name] = cls
             return cls
 

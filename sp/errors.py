@@ -7,6 +7,8 @@ from difflib import get_close_matches
 
 SHOWN = 80
 """Characters of a stranger's text in a message."""
+LISTED = 200
+"""Characters of a wrong name and a list of those that exist in a message, which with all else has 300 at most."""
 
 
 class SpError(Exception):
@@ -54,7 +56,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
 
 
 def known_names(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a wrong name: the nearest ones and all of them.
+    """The end of a message about a wrong name: the nearest ones, and all of them if they are few.
 
     Examples
     --------
@@ -68,17 +70,41 @@ def known_names(name: str, known: Iterable[str]) -> str:
         return "; there are none"
     near = get_close_matches(name[:SHOWN], names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
-    return f"{hint} Known: {', '.join(names)}"
+    return f"{hint} Known: {listed(names, LISTED - len(short(name)) - len(hint))}"
+
+
+def listed(names: Iterable[str], most: int = LISTED // 2) -> str:
+    """Names with commas between them, as many as `most` characters hold; of more than that how many there are.
+
+    Examples
+    --------
+    >>> listed(["max", "mean"]), listed(["max", "mean", "median"], 9)
+    ('max, mean', 'max, mean, ... (3 in all)')
+    """
+    names = [short(name) for name in names]
+    told = names[:]
+    while len(told) > 1 and len(", ".join(told)) > most:
+        told.pop()
+    return ", ".join(told) + (f", ... ({len(names)} in all)" if len(told) < len(names) else "")
+
+
+def plain(text: str, limit: int = 200) -> str:
+    r"""`text` fit for one line of a terminal: a file must not get its escape sequences there.
+
+    >>> plain("a\x1b[2Jb\nc")
+    'a�[2Jb c'
+    """
+    text = " ".join(text.split())
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(c if c.isprintable() else "\ufffd" for c in cut)
 
 
 def short(text: object, most: int = SHOWN) -> str:
-    """A stranger's text for a message: one line, cut, without what a terminal would obey.
+    """A stranger's text for a message: `plain` of its beginning, so that its length costs nothing.
 
     Examples
     --------
     >>> short("two\\nlines, " + "9" * 6000, 20)
-    'two lines, 999999...'
+    'two lines, 99999999…'
     """
-    said = " ".join(str(text)[: 4 * most].split())
-    said = "".join(letter if letter.isprintable() else "?" for letter in said)
-    return said if len(said) <= most else f"{said[: most - 3]}..."
+    return plain(str(text)[: 4 * most], most)

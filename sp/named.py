@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from sp.config import Registry
-from sp.errors import ConfigError, short
+from sp.errors import ConfigError, listed, short
 from sp.plain_yaml import read_value
 
 T = TypeVar("T")
@@ -110,4 +110,4 @@ def read_options(text: str, option: str) -> dict[str, Any]:
 
 
 def _nothing(registry: Registry[Any], option: str) -> ConfigError:
-    return ConfigError(f"{option} names nothing; known: {', '.join(registry)}")
+    return ConfigError(f"{option} names nothing; known: {listed(registry)}")

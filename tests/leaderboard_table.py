@@ -1,4 +1,4 @@
-"""The leaderboard's pages and its table in the README, made from the records; run it to print the table anew."""
+"""The leaderboard, and the tables of scorers in docs and README, from the records; run it to print them anew."""
 
 from __future__ import annotations
 
@@ -43,5 +43,16 @@ def lines(tokens: int = 8192) -> list[str]:
     return table(["scorer", *(f"`{task}`" for task in TASKS)], rows)
 
 
+def lengths(task: str = "nolima facts=1") -> list[str]:
+    """A row a scorer, a column a length: one fact, asked for in other words."""
+    found = {tokens: entries(tokens) for tokens in (8192, 32768, 131072)}
+    rows = [
+        [shown, *(f"{100 * one.accuracy:.0f}" if (one := of.get((name, task))) and one.accuracy is not None else ""
+         for of in found.values())]
+        for name, shown in SCORERS.items()
+    ]  # fmt: skip
+    return table(["scorer", *(f"{tokens // 1024}K" for tokens in found)], [row for row in rows if all(row)])
+
+
 if __name__ == "__main__":
-    print(*lines(), sep="\n")
+    print(*lines(), "", *lengths(), sep="\n")

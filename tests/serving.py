@@ -14,7 +14,8 @@ import sp
 from sp.conversation import Conversations
 from sp.evals.text.filler import filler
 from sp.pipeline import Pipeline, RunOptions
-from sp.serve.app import Limits, Service
+from sp.serve.app import Service
+from sp.serve.http.bodies import Limits
 from sp.serve.metrics import Metrics
 from sp.serve.options import Defaults
 from sp.serve.server import Server, listen
@@ -69,11 +70,12 @@ def serving(
     answer: int = 64,
     talks: Conversations | None = None,
     options: RunOptions = OPTIONS,
+    cors: tuple[str, ...] = (),
 ) -> Iterator[Running]:
     """Start, yield, stop; the end of the thread is asserted."""
     worker = Worker(pipeline, Metrics(), queue, talks)
     defaults = Defaults(options, answer, pipeline.draft is not None)
-    service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20))
+    service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20), cors)
     server, listener = Server(service, grace=5), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.serve_on, args=[listener])

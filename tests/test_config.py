@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 import sp
-from sp.config import Registry, from_mapping, import_modules
+from sp.config import Registry, from_mapping, import_modules, token_count
 from sp.errors import ConfigError
 
 
@@ -81,3 +81,24 @@ def test_modules_of_a_package_are_found_rooms_inside_it_included(
     (tmp_path / "rooms" / "d.py").write_text("raise ValueError('broken')")
     with pytest.raises(ValueError, match="broken"):
         import_modules("rooms")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1k", 1024), ("128k", 131072), ("0", 0), ("1.5K", 1536), ("2m", 1 << 21), (" 8k ", 8192)]
+)
+def test_numbers_of_tokens_as_people_write_them(text: str, count: int) -> None:
+    assert token_count(text, "it") == count
+    assert from_mapping(sp.RunOptions, {"threshold": text}, "x").threshold == count
+    assert sp.RunOptions(threshold=text).threshold == count  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "1.2345k", "1e3", "8kB", "1_000", "9" * 5000, "\u0663k", "1.5"])
+def test_what_is_no_number_of_tokens_is_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match="is a number of tokens such as 512, 8k or 1m") as caught:
+        from_mapping(sp.RunOptions, {"threshold": text}, "x")
+    assert len(str(caught.value)) < 300
+
+
+def test_a_text_is_no_number_where_no_tokens_are_meant() -> None:
+    with pytest.raises(ConfigError, match="seed must be int, not '1k'"):
+        from_mapping(sp.RunOptions, {"seed": "1k"}, "x")

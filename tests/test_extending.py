@@ -51,14 +51,15 @@ def carry_out(page: str, house: Path, folder: Path) -> str:
             place = (house if named[1].startswith("sp/") else folder) / named[1]
             assert not place.exists(), f"{place} is part of the house already"
             place.write_text(text)
-        else:
+        elif kind != "toml":
             assert kind in ("python", "console"), f"{page}: a block of {kind} that is no file"
             steps.append((kind, text))
     done = subprocess.run(
         [sys.executable, "-c", DRIVER],
         input=json.dumps(steps),
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (house, folder))), "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(map(str, (house, folder))), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,

@@ -16,8 +16,8 @@ from sp.kernels import packings
 ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
-    {"errors", "arrays"},
-    {"checked", "config", "json_lines", "plain_yaml", "trace"},
+    {"errors", "arrays", "values"},
+    {"checked", "config", "json_lines", "plain_yaml", "plugins", "trace"},
     {"named"},
     {"structure"},
     {"quant"},
@@ -32,6 +32,7 @@ ORDER = [
     {"decode"},
     {"pipeline"},
     {"conversation"},
+    {"page"},
     {"evals", "bench", "serve"},
     {"studies"},
     {"commands"},
@@ -46,6 +47,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),
     "selection": ("structured",),
+    "serve": ("choices", "http"),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -7,8 +7,9 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from sp import values
 from sp.errors import SpError
-from sp.gguf import GGUFFile, values
+from sp.gguf import GGUFFile
 from sp.models import ModelConfig
 from sp.models.architectures.base import read_config
 from sp.models.file_type import FILE_TYPES

@@ -68,6 +68,11 @@ class Splitter:
         """Whether what came last is thinking."""
         return self._state == "thinking"
 
+    @property
+    def answering(self) -> bool:
+        """Whether what comes next may be answer: neither thinking nor the name of a channel."""
+        return self._state not in ("thinking", "header")
+
     def push(self, text: str) -> Split:
         """What is certain after so much more text."""
         self._held += text

@@ -25,6 +25,7 @@ from sp.commands.options import (
     Target,
     TargetRope,
     ThinkingMode,
+    tokens_option,
 )
 from sp.commands.strategies import read_settings
 from sp.commands.talk.lines import piped_lines, typed_lines
@@ -49,7 +50,7 @@ def chat(
         str, typer.Option(help="How what was left out comes back when it matters: auto, append, rewind or off.")
     ] = "auto",
     recall_ratio: Annotated[float, typer.Option(help="Share of what was left out that a turn may bring back.")] = 0.05,
-    recall_tokens: Annotated[int, typer.Option(help="Most tokens that a turn may bring back.")] = 384,
+    recall_tokens: Annotated[int, tokens_option(least=1, help="Most tokens that a turn may bring back.")] = 384,
     scorer: Scorer = "tail",
     selector: Selector = "top_chunks",
     settings: Annotated[
@@ -64,7 +65,7 @@ def chat(
     rotate: Rotate = False,
     thinking: ThinkingMode = "auto",
     reasoning_effort: ReasoningEffort = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, thinking included, in tokens.")] = 256,
+    max_new_tokens: Annotated[int, tokens_option(least=1, help="Longest answer, thinking included, in tokens.")] = 256,
     device: OnDevice = "auto",
     vram: VRAM = None,
     seed: Annotated[int, typer.Option(help="For scorers that draw random numbers.")] = 0,

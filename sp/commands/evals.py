@@ -12,11 +12,12 @@ import typer
 from sp.commands.bench.bench import numbers
 from sp.commands.eval.board import board
 from sp.commands.eval.discriminates import discriminates
+from sp.commands.eval.file import file
+from sp.commands.eval.options import Amount, Asked, Lengths, asking
+from sp.commands.eval.run import PERPLEXITY, check_writable, gather, run_tasks, show, trained_for, write_page
 from sp.commands.eval.tasks import tasks as tasks_by_name
 from sp.commands.eval.turns import turns
-from sp.commands.eval_file import file
-from sp.commands.eval_options import Amount, Asked, Lengths, asking
-from sp.commands.eval_run import PERPLEXITY, check_writable, gather, run_tasks, show
+from sp.commands.options import tokens_option
 from sp.commands.strategies import read_shares
 from sp.commands.terminal import read_text
 from sp.errors import ConfigError, unknown_name
@@ -122,7 +123,7 @@ def ppl(
     text: Annotated[Path | None, typer.Option(help="UTF-8 text to read; generated prose if left out.")] = None,
     lengths: Lengths = "2k",
     n: Amount = 4,
-    continuation: Annotated[int, typer.Option(min=1, help="Tokens predicted after each passage.")] = 64,
+    continuation: Annotated[int, tokens_option(least=1, help="Tokens predicted after each passage.")] = 64,
     *,
     asked: Asked,
 ) -> None:
@@ -135,11 +136,13 @@ def ppl(
       sp eval ppl --text book.txt -p 8k,32k -n 8 --keep-ratio 0.05,0.1,0.3 --target target.gguf --drafter drafter.gguf
     """
     from sp.chat import Thinking
+    from sp.evals.fits import check_lengths
     from sp.evals.ppl import generated_text, passages, perplexity
     from sp.evals.run import counter
     from sp.evals.summary import summarise_perplexity
     from sp.pipeline.window import check_context
     from sp.prompt import Prompt
+    from sp.studies.pages.lines_page import PREDICTED, lines_page
 
     if asked.asked_thinking() != Thinking("off"):
         raise ConfigError("sp eval ppl reads plain text, and no chat that asks for thinking; leave it out")
@@ -147,6 +150,7 @@ def ppl(
     check_writable(asked.out)
     written = read_text(text, "--text") if text else None
     pipeline = asked.open()
+    check_lengths(pipeline, sizes)
     tokenizer, found = pipeline.target.tokenizer, []
     for tokens in sizes:
         source = written or generated_text(n * (tokens + continuation), counter(tokenizer), asked.seed)
@@ -155,4 +159,7 @@ def ppl(
             check_context(pipeline.target, len(pipeline.tokenise(Prompt(made[0].context))), continuation)
         found += made
     rows = gather(partial(perplexity, pipeline, found, cells), len(found) * (len(cells) + 1), asked.out)
-    show(summarise_perplexity(rows), PERPLEXITY, asked.as_json, pipeline)
+    lines = summarise_perplexity(rows)
+    if asked.out:
+        write_page(asked.out, lines_page(f"sp eval ppl: {asked.out.name}", lines, PREDICTED, trained_for(pipeline)))
+    show(lines, PERPLEXITY, asked, pipeline)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.terminal import AsJson, print_json, print_table, progress_bar
+from sp.commands.tables import print_table
+from sp.commands.terminal import AsJson, print_json, progress_bar, text_width
 from sp.errors import ConfigError
 
 
@@ -49,6 +50,8 @@ def heads(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent} to write it in")
     loaded = load(file or embedded("drafter"), extrapolate=True, device=device)  # type: ignore[arg-type]
+    if max(lengths) > (longest := loaded.model.config.context):
+        raise ConfigError(f"-t {max(lengths)}: {loaded.path.name} reads {longest} tokens at most; ask for fewer")
     drawn_from = TASKS.build(task)
 
     def count(text: str) -> int:
@@ -69,6 +72,6 @@ def heads(
     print(f"{loaded.path.name}: {right} of {prompts} prompts answered right, {len(rows)} heads")
     print_table(["layer", "head", "score"], [[str(la), str(h), f"{s:.3f}"] for s, la, h in rows[:top]], "table", 0)
     if note := note_of_file(loaded.path):
-        print(fill(note, 120))
+        print(fill(note, text_width()))
     if out is not None:
         print(f"written to {out}")

@@ -16,10 +16,11 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A GGUF file, or the first of its shards.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what a GGUF file holds and what it takes to run it.
+    """Show what a GGUF file holds, whether it runs, and what that takes.
 
-    Family, formats with native kernels or re-packed ones, bytes on the device, KV bytes by length, the cards that hold
-    it up to which prompt, alone and with a drafter, the command to run it; or what keeps it from running.
+    A verdict as of `sp plan`; family, formats with native kernels or re-packed ones, bytes on the device, KV bytes by
+    length, the cards that hold it up to which prompt, alone and with a drafter, the command to run it; or what keeps it
+    from running, and which file to take instead.
 
     [bold]Example[/bold]
 
@@ -34,5 +35,5 @@ def inspect(
     else:
         console = Console()
         console.print(render(info))
-        if info["command"] is not None and not info["warnings"]:
+        if info["command"] is not None:
             console.print(f"\n{escape(info['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from sp.commands.options import RecordBelow
-from sp.commands.terminal import AsJson, print_json, progress_bar, wide_console
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, print_json, progress_bar, text_width
+
+if TYPE_CHECKING:
+    from sp.kernels.tools.check import Report
+
+SHOWN_CARDS = ("sm_80", "sm_90a", "sm_120")
+"""Of the table of needs, where a line has no room for all."""
 
 kernels_app = typer.Typer(
     help="Check, list, build and time the CUDA kernels.", no_args_is_help=True, rich_markup_mode="rich"
@@ -28,6 +37,7 @@ def list_kernels(
         bool, typer.Option("--dispatch", help="Instead, which kernel takes a matrix product, by rows.")
     ] = False,
     path: Annotated[str, typer.Option(help="With --dispatch: sm_90a or portable.")] = "sm_90a",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Show every declared kernel: source, cards, number of variants; with --json also arguments and defines.
@@ -41,7 +51,7 @@ def list_kernels(
     from sp.kernels.manifest import family_of, kernels
 
     if dispatch:
-        _list_dispatch(path, as_json)
+        _list_dispatch(path, wide, as_json)
         return
 
     found = kernels(family).values()
@@ -50,14 +60,15 @@ def list_kernels(
         rows = [{k: getattr(x, k) for k in keys} | {"variants": [dict(v) for v in x.variants]} for x in found]
         print_json({"kernels": [row | {"family": family_of(x)} for row, x in zip(rows, found, strict=True)]})
         return
-    table = Table("family", "kernel", "source", "cards", "variants", box=None)
+    cells = []
     for kernel in found:
         cards = "sm_90a" if kernel.arches == "90a" else "sm_80+"
-        table.add_row(family_of(kernel), kernel.entry, kernel.source, cards, str(len(kernel.variants)))
-    wide_console().print(table)
+        cells.append([family_of(kernel), kernel.entry, kernel.source, cards, str(len(kernel.variants))])
+    main = ("family", "kernel", "cards", "variants")
+    print_table(["family", "kernel", "source", "cards", "variants"], cells, "table", 4, main=main, wide=wide)
 
 
-def _list_dispatch(path: str, as_json: bool) -> None:
+def _list_dispatch(path: str, wide: bool, as_json: bool) -> None:
     """The measured table of matrix products."""
     from sp.errors import unknown_name
     from sp.kernels.path import PATHS
@@ -69,18 +80,17 @@ def _list_dispatch(path: str, as_json: bool) -> None:
     if as_json:
         print_json({"gpu": table()["gpu"], "date": table()["date"], "path": path, "rows": found})
         return
-    shown = Table("shape", "format", "rows", "kernel", "us", "others, us", box=None)
+    cells = []
     for row in found:
         others = ", ".join(f"{name} {us:.1f}" for name, us in row["others"].items())
         rule = "rule: beyond the table" if row["rows"].endswith("..") else "rule: not timed"
         us = f"{row['us']:.1f}" if row["us"] else rule
-        shown.add_row(row["shape"], row["format"], row["rows"], row["kernel"], us, others)
-    console = wide_console()
-    console.print(shown)
+        cells.append([row["shape"], row["format"], row["rows"], row["kernel"], us, others])
+    heads = ["shape", "format", "rows", "kernel", "us", "others, us"]
+    print_table(heads, cells, "table", 6, main=heads[:5], wide=wide)
     sizes = ", ".join(f"{name} {out} x {width}" for name, (out, width) in SHAPES.items())
-    console.print(
-        f"{table()['gpu']}, {table()['date']}; us: one launch of a chain, at the last rows of a range; {sizes}"
-    )
+    told = f"{table()['gpu']}, {table()['date']}; us: one launch of a chain, at the last rows of a range; {sizes}"
+    print(fill(told, text_width()))
 
 
 @kernels_app.command()
@@ -89,6 +99,7 @@ def check(
     family: Family = None,
     update: Annotated[bool, typer.Option("--update", help="Write the needs found as the new baseline.")] = False,
     baseline: Annotated[Path | None, typer.Option(help="Baseline file; the repository's if left out.")] = None,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Compile every kernel for every architecture, with no GPU; exit status 1 if one got worse.
@@ -125,8 +136,9 @@ def check(
         facts = {"nvrtc": compiler(), "seconds": seconds, "baseline": str(file)}
         print_json(facts | {"rows": rows, "problems": report.problems, "remarks": report.remarks})
     else:
-        console = wide_console()
-        console.print(_needs(report))
+        console = Console(highlight=False, soft_wrap=True)
+        print("registers a thread (+ bytes of spills)")
+        print_needs(report, wide)
         for text in report.remarks:
             console.print(f"[yellow]note[/] {escape(text)}")
         for text in report.problems:
@@ -137,23 +149,19 @@ def check(
         raise typer.Exit(1)
 
 
-def _needs(report: object) -> Table:
+def print_needs(report: Report, wide: bool) -> None:
     """Registers by card, a variant a row."""
-    from sp.kernels.tools.check import Report
     from sp.kernels.tools.resources import ARCHES
 
-    assert isinstance(report, Report)
-    columns = (f"sm_{arch}" for arch in ARCHES)
-    table = Table("kernel", "shared", *columns, title="registers a thread (+ bytes of spills)", box=None)
     cells: dict[str, dict[str, str]] = {}
     shared: dict[str, int] = {}
     for name, need in report.rows.items():
         variant, _, arch = name.rpartition(" sm_")
-        cells.setdefault(variant, {})[arch] = f"{need.registers}" + (f" [red]+{need.spill}[/]" if need.spill else "")
+        cells.setdefault(variant, {})[arch] = f"{need.registers}" + (f" +{need.spill}" if need.spill else "")
         shared[variant] = max(shared.get(variant, 0), need.shared + report.dynamic[name])
-    for variant, row in cells.items():
-        table.add_row(variant, f"{shared[variant]:,}", *(row.get(arch, "") for arch in ARCHES))
-    return table
+    cards = [f"sm_{arch}" for arch in ARCHES]
+    lines = [[name, f"{shared[name]:,}", *(row.get(arch, "") for arch in ARCHES)] for name, row in cells.items()]
+    print_table(["kernel", "shared", *cards], lines, "table", 1, main=("kernel", "shared", *SHOWN_CARDS), wide=wide)
 
 
 @kernels_app.command()
@@ -183,6 +191,7 @@ def bench(
     family: Annotated[str | None, typer.Option(help="Only this family of cases.")] = None,
     repeats: Annotated[int, typer.Option(min=5, help="Samples a case.")] = 20,
     record: RecordBelow = None,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time the kernels on the present GPU: median and quartiles, bandwidth, arithmetic rate.
@@ -196,21 +205,28 @@ def bench(
     from sp.kernels.device import require_device
 
     require_device()
-    table = Table("bench", "case", "path", "ms", "quartiles", "GB/s", "TFLOP/s", box=None)
     rows = []
     for row in run_cases(family, repeats):
         rows.append(row)
         if record:
             append(row, record)
+    if as_json:
+        print_json({"records": rows})
+    else:
+        print_times(rows, wide)
+
+
+def print_times(rows: Sequence[Mapping[str, Any]], wide: bool) -> None:
+    """Records of cases, one a row."""
+    cells = []
+    for row in rows:
         config, numbers = row["config"], row["metrics"]
         spread = f"{numbers['ms_low']:.4f} .. {numbers['ms_high']:.4f}"
         rates = [f"{numbers[key]:.0f}" if numbers[key] else "" for key in ("gb_s", "tflops")]
         case = " ".join(f"{name}={value}" for name, value in config.items() if name != "path")
-        table.add_row(row["bench"], case, config["path"], f"{numbers['ms']:.4f}", spread, *rates)
-    if as_json:
-        print_json({"records": rows})
-    else:
-        wide_console().print(table)
+        cells.append([row["bench"], case, config["path"], f"{numbers['ms']:.4f}", spread, *rates])
+    heads = ["bench", "case", "path", "ms", "quartiles", "GB/s", "TFLOP/s"]
+    print_table(heads, cells, "table", 3, main=("bench", "case", "path", "ms", "GB/s", "TFLOP/s"), wide=wide)
 
 
 @kernels_app.command()

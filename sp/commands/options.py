@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from sp.config import token_count
+from sp.errors import ConfigError
+
+
+def tokens_option(*names: str, least: int, **told: Any) -> Any:
+    """An option that is a number of tokens, at least so many, which may be written as in 8k; the rest as Typer has it.
+
+    Examples
+    --------
+    >>> tokens_option("--new", least=1).parser("8k")
+    8192
+    """
+
+    def read(text: str | int) -> int:
+        try:
+            count = token_count(str(text), "it")
+        except ConfigError as error:
+            raise typer.BadParameter(str(error)) from None
+        if count < least:
+            raise typer.BadParameter(f"it must be at least {least}, not {count}")
+        return count
+
+    return typer.Option(*names, parser=read, metavar="<tokens>", **told)
+
 
 Target = Annotated[Path | None, typer.Option(help="GGUF of the heavy model; the embedded one if left out.")]
 Drafter = Annotated[Path | None, typer.Option(help="GGUF of the small model; the embedded one if left out.")]

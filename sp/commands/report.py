@@ -15,13 +15,13 @@ def report(
         list[Path], typer.Argument(help="Files or folders of sp sweep, sp bench --record, sp run and sp chat --out.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
-    readme: Annotated[
-        Path | None,
-        typer.Option(help="Put the tables made from records between their marks in this page; no report."),
+    pages: Annotated[
+        list[Path] | None,
+        typer.Option(help="A page, or a folder of pages: put tables made from records between marks; no report."),
     ] = None,
     times: Annotated[bool, typer.Option(help="Show times of sweeps; leave them out if runs shared a device.")] = True,
 ) -> None:
-    """Write report.md with tables, cells.csv, and pictures fit for a paper.
+    """Write report.md with tables, report.html to look at and sort, cells.csv, and pictures fit for a paper.
 
     [bold]Examples[/bold]
 
@@ -29,12 +29,13 @@ def report(
 
       sp report results/nvidia-h200/study sp-run -o report
 
-      sp report results/nvidia-h200 --readme README.md
+      sp report results/nvidia-h200 --pages README.md --pages docs
     """
-    from sp.studies.pages.report import write_page, write_report
+    from sp.studies.pages.marked_pages import write_pages
+    from sp.studies.pages.report import write_report
 
-    check_folder(out if readme is None else None, "--out")
-    if readme is not None:
-        print(f"tables in {write_page(paths, readme)}")
+    check_folder(None if pages else out, "--out")
+    if pages:
+        print(f"tables in {', '.join(map(str, write_pages(paths, pages)))}")
         return
     print(f"report in {write_report(paths, out, times)}")

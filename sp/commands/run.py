@@ -26,6 +26,7 @@ from sp.commands.options import (
     Target,
     TargetRope,
     ThinkingMode,
+    tokens_option,
 )
 from sp.commands.strategies import read_settings
 from sp.commands.terminal import STANDARD_INPUT, AsJson, check_folder, print_json, progress_bar, read_text
@@ -68,13 +69,16 @@ def run(
     draft: Draft = None,
     thinking: ThinkingMode = "auto",
     reasoning_effort: ReasoningEffort = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, thinking included, in tokens.")] = 64,
+    max_new_tokens: Annotated[int, tokens_option(least=1, help="Longest answer, thinking included, in tokens.")] = 64,
     device: OnDevice = "auto",
     vram: VRAM = None,
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
     show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
     seed: Annotated[int, typer.Option(help="For scorers that draw random numbers, and for sampled answers.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for trace, arrays, picture and highlighted text.")] = Path("sp-run"),
+    out: Annotated[Path, typer.Option(help="Folder for report.html, trace, arrays and picture.")] = Path("sp-run"),
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Also tell what every stage took, what attention read, and memory.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read a long text speculatively and answer a question about it.
@@ -144,7 +148,7 @@ def run(
         pipeline.warm_up(min(1024, len(prompt.text) // 32))  # about an eighth of the prompt
     result = pipeline.run(prompt, options, full=full, reporter=progress_bar, by_head=True)
     facts = {"sp": __version__, "question": question, "answer": result.answer.text}
-    files = run_report.write_files(result, pipeline, options, out, facts)
+    files = run_report.write_files(result, pipeline, options, out, facts, expected)
     report = run_report.summary(result, files, expected)
     if as_json:
         print_json(report)
@@ -152,5 +156,4 @@ def run(
     console = Console()
     console.print(as_text(result, None if show_kept else 1600))
     console.print()
-    console.print(run_report.stage_table(result))
-    run_report.print_outcome(console, report, result)
+    run_report.print_outcome(console, report, result, verbose)

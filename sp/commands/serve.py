@@ -26,6 +26,7 @@ from sp.commands.options import (
     Target,
     TargetRope,
     ThinkingMode,
+    tokens_option,
 )
 from sp.commands.strategies import read_settings
 from sp.config import from_mapping
@@ -47,7 +48,7 @@ def serve(
         typer.Option("--set", help="Option of a strategy, e.g. scorer.queries=16 or decode.budget=22; repeatable."),
     ] = None,
     compress: Compress = "auto",
-    threshold: Annotated[int, typer.Option(min=0, help="With auto: shortest prompt to compress, in tokens.")] = 0,
+    threshold: Annotated[int, tokens_option(least=0, help="With auto: shortest prompt to compress, in tokens.")] = 0,
     break_even: BreakEven = None,
     positions: Positions = "original",
     kv: Cache = "f16",
@@ -56,8 +57,8 @@ def serve(
     draft: Draft = None,
     thinking: ThinkingMode = "auto",
     reasoning_effort: ReasoningEffort = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Answer length where a request names none.")] = 256,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer a request may ask for.")] = 4096,
+    max_new_tokens: Annotated[int, tokens_option(least=1, help="Answer length where a request names none.")] = 256,
+    max_tokens: Annotated[int, tokens_option(least=1, help="Longest answer a request may ask for.")] = 4096,
     device: OnDevice = "auto",
     vram: VRAM = None,
     sessions: Annotated[int, typer.Option(min=0, help="Conversations to remember; 0 for none.")] = 8,
@@ -74,6 +75,13 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 32,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request body, in MiB.")] = 16,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin whose web pages may use the server, e.g. http://localhost:3000; '*' for all; repeatable."
+        ),
+    ] = None,
+    access_log: Annotated[bool, typer.Option(help="A line on standard error for every request.")] = True,
     grace: Annotated[int, typer.Option(min=0, help="Seconds the request at work has to end on shutdown.")] = 30,
 ) -> None:
     """Serve chat and text completions of one resident pair, compressed request by request.
@@ -81,6 +89,12 @@ def serve(
     A request may say otherwise of thinking: 'reasoning_effort', and 'chat_template_kwargs' such as
     {"enable_thinking": false}. Replies have what was thought as 'reasoning_content', and calls of the tools that a
     request describes as 'tool_calls'.
+
+    Answers are greedy unless a request has a 'temperature'; 'top_p', 'top_k', 'min_p' and 'seed' go with it.
+    'response_format' holds answers to JSON, of a schema if wanted.
+
+    A long message of one string is a document and its question, which is the last paragraph, or sentence that asks.
+    'usage' tells what was taken for it.
 
     Requests that begin like an earlier one go on with its session: only what is new is read, and what was left out
     comes back when a question needs it. Clients send all messages each time, as ever; 'usage' tells what was cached.
@@ -91,6 +105,8 @@ def serve(
 
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
 
+      sp serve --cors http://localhost:3000
+
       sp serve --decode ddtree --set decode.budget=22
 
       sp serve --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off
@@ -98,14 +114,16 @@ def serve(
       sp serve --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --compress always
     """
     try:
-        from sp.serve.app import Limits, Service
+        from sp.serve.app import Service
+        from sp.serve.http.access import log_requests, origins_of
+        from sp.serve.http.bodies import Limits
         from sp.serve.metrics import Metrics
         from sp.serve.server import Server, listen
         from sp.serve.worker import Worker
     except ModuleNotFoundError as error:
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
-        raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp[serve]'") from None
+        raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp-prefill[serve]'") from None
     from sp.conversation import ConversationOptions, Conversations
     from sp.conversation.options import check_run
     from sp.decode import Speculative
@@ -143,9 +161,11 @@ def serve(
             check_run(options, pipeline.drafter)
         except ConfigError as error:
             print(f"sp: no sessions, but for requests that say otherwise: {error}", file=sys.stderr)
+    if access_log:
+        log_requests()
     worker = Worker(pipeline, Metrics(), queue, talks)
     defaults = Defaults(options, max_tokens, pipeline.draft is not None, asked)
-    service = Service(worker, defaults, Limits(body_bytes=max_body << 20))
+    service = Service(worker, defaults, Limits(body_bytes=max_body << 20), origins_of(cors or []))
     if host not in LOOPBACK:
         print(f"sp: warning: anyone who reaches {host} can use this server", file=sys.stderr)
     where = f"[{host}]" if ":" in host else host

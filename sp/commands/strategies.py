@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sp.config import from_mapping
-from sp.errors import ConfigError, short
+from sp.errors import ConfigError, short, unknown_name
 from sp.named import read_name, read_strategy
 from sp.plain_yaml import read_value
 
@@ -53,7 +53,9 @@ def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         owner, dot, name = key.partition(".")
-        if not (equals and dot and name) or owner not in GROUPS:
+        if equals and dot and owner not in GROUPS:
+            raise unknown_name("group of --set", owner, GROUPS)
+        if not (equals and dot and name):
             raise ConfigError(
                 "--set takes scorer.NAME=VALUE, selector.NAME=VALUE, target.NAME=VALUE or decode.NAME=VALUE, "
                 f"not {short(setting)!r}"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from sp.commands.options import Devices
-from sp.commands.terminal import AsJson, print_json, wide_console
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, check_folder, print_json
 from sp.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ def sweep(
     shard: Annotated[str | None, typer.Option(help="Part i of n equal parts, e.g. 2/16.")] = None,
     executor: Annotated[str, typer.Option(help="local, or ray: one run a GPU, over a cluster.")] = "local",
     devices: Devices = "",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for rows and report; what the file says if left out.")
+    ] = None,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Run tasks in many cells; what is finished is on the disk, and the next start does what is left.
@@ -45,7 +49,7 @@ def sweep(
 
       sp sweep experiments/quickstart.yaml --dry-run --set cells.keep_ratio=[0.02,0.1]
 
-      sp sweep experiments/study.yaml --shard 3/16
+      sp sweep experiments/study.yaml --shard 3/16 -o study
 
       sp sweep experiments/study.yaml --devices 0,1,2,3
     """
@@ -58,12 +62,13 @@ def sweep(
     cards = read_cards(devices) if devices else ()
     if cards and executor != "local":
         raise ConfigError("--devices shares runs among the GPUs of this machine; leave it out with --executor ray")
-    asked = load_sweep(file, settings or [])
+    check_folder(out, "--out")
+    asked = load_sweep(file, settings or [], out)
     if asked.report and not dry_run and shard is None:
         check_report()
     plan = make_plan(asked, only, None if shard is None else read_shard(shard))
     if dry_run:
-        show_plan(plan, as_json, max(len(cards), 1))
+        show_plan(plan, as_json, max(len(cards), 1), wide)
         return
     console = Console(stderr=True)
     if others := plan.other_commits():
@@ -173,7 +178,7 @@ def progress(console: Console) -> Progress:
     )
 
 
-def show_plan(plan: Plan, as_json: bool, workers: int = 1) -> None:
+def show_plan(plan: Plan, as_json: bool, workers: int = 1, wide: bool = False) -> None:
     """Runs by task and length, and what they will take, shared among so many workers."""
     from sp.studies.sweep.conduct import calibrate, from_earlier
 
@@ -192,21 +197,24 @@ def show_plan(plan: Plan, as_json: bool, workers: int = 1) -> None:
         total = {"runs": len(plan.jobs), "left": len(left), "answers": answers, "seconds": seconds, "source": source}
         print_json({"sweep": plan.sweep.name, **total, "tasks": listed})
         return
-    table = Table(title=f"{plan.sweep.name}: {len(plan.sweep.runs[0].cells)} cells", title_justify="left")
-    for column in ("task", "tokens", "runs", "left", "examples left", "answers left", "estimate"):
-        table.add_column(column, justify="left" if column == "task" else "right")
+    print(f"{plan.sweep.name}: {len(plan.sweep.runs[0].cells)} cells")
+    cells = []
     for name, tokens in rows:
         mine = [job for job in left if (job.run.spec.name, job.run.tokens) == (name, tokens)]
-        table.add_row(
-            name,
-            f"{tokens:,}",
-            f"{rows[name, tokens]:,}",
-            f"{len(mine):,}",
-            f"{sum(job.run.count for job in mine):,}",
-            f"{sum(job.work.answers for job in mine):,}",
-            clock(sum(estimate.seconds(job.work) for job in mine)) if estimate else "",
+        cells.append(
+            [
+                name,
+                f"{tokens:,}",
+                f"{rows[name, tokens]:,}",
+                f"{len(mine):,}",
+                f"{sum(job.run.count for job in mine):,}",
+                f"{sum(job.work.answers for job in mine):,}",
+                clock(sum(estimate.seconds(job.work) for job in mine)) if estimate else "",
+            ]
         )
-    wide_console().print(table)
+    heads = ["task", "tokens", "runs", "left", "examples left", "answers left", "estimate"]
+    main = ("task", "tokens", "runs", "left", "answers left", "estimate")
+    print_table(heads, cells, "table", 1, main=main, wide=wide)
     shared = f" ({clock(seconds / workers)} on {workers} devices)" if workers > 1 else ""
     print(f"{len(left):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}{shared}, by {source}")
 

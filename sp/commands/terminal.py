@@ -5,28 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from sp.errors import ConfigError, PromptError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-
-PADDING = 2
-"""Characters beside a cell."""
-INTERVAL = "95 %"
-"""Head of a column that holds the interval of the column before it."""
-TEXT = 12
-"""Characters to which a column of text is folded rather than that a column of numbers leave the table."""
 
 
 @contextmanager
@@ -90,10 +82,9 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=1, ensure_ascii=False))
 
 
-def wide_console() -> Console:
-    """For tables on stdout: a pipe or a log has no width to keep to."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)
+def text_width() -> int:
+    """Characters of a line of the terminal; 80 where there is none, unless ``COLUMNS`` says otherwise."""
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -101,64 +92,3 @@ def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)
-
-
-def print_table(heads: Sequence[str], cells: Sequence[Sequence[str]], output: str, left: int) -> None:
-    """A table for people, or with `output` "md" for a page; the first `left` columns are text, the others numbers."""
-    if output == "md":
-        rule = ["---"] * left + ["---:"] * (len(heads) - left)
-        print("\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells)))
-        return
-    console = wide_console()
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    bounds = {number for number, head in enumerate(heads) if head == INTERVAL}
-    for place, numbers in enumerate(column_groups(widths, left, console.width, bounds)):
-        table = Table(box=None)
-        for number in (*range(left), *numbers):
-            figure = number >= left
-            table.add_column(
-                escape(heads[number]), justify="right" if figure else "left", no_wrap=figure, overflow="fold"
-            )
-        for line in cells:  # names of files and models may have brackets, which Rich takes for markup
-            table.add_row(*(escape(line[number]) for number in (*range(left), *numbers)))
-        if place:
-            console.print()
-        console.print(table)
-
-
-def column_groups(widths: Sequence[int], left: int, room: int, bounds: Collection[int] = ()) -> list[list[int]]:
-    """Columns of numbers that stand side by side; those that a terminal has no room for make a further table.
-
-    Parameters
-    ----------
-    widths : sequence of int
-        Characters of the widest cell of each column.
-    left : int
-        First columns that are text: they stand in every table, and fold where they are longer than `TEXT`.
-    room : int
-        Characters of a line.
-    bounds : collection of int
-        Columns of intervals, each of the column before it, which it does not leave.
-
-    Examples
-    --------
-    >>> column_groups([6, 10, 10, 10], 1, 80), column_groups([6, 10, 10, 10], 1, 32), column_groups([6], 1, 32)
-    ([[1, 2, 3]], [[1, 2], [3]], [[]])
-    >>> column_groups([6, 10, 10, 10], 1, 32, {3})
-    [[1], [2, 3]]
-    """
-    parts: list[list[int]] = []
-    for number in range(left, len(widths)):
-        if number in bounds and parts:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    whole = sum(widths) + PADDING * len(widths) <= room
-    free = room - sum(min(width, TEXT) + PADDING for width in widths[:left])
-    groups: list[list[int]] = [[]]
-    for part in parts:
-        taken = sum(widths[one] + PADDING for one in (*groups[-1], *part))
-        if groups[-1] and taken > free and not whole:
-            groups.append([])
-        groups[-1] += part
-    return groups

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sp.commands.terminal import AsJson, check_folder, print_json, print_table, progress_bar
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, check_folder, print_json, progress_bar, text_width
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def train_scorer(
         typer.Option(help="Also train one file a task that never saw it: KIND-without-TASK.safetensors, here."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a scorer to the evidence of tasks, or to an oracle, and show what it finds in examples it has not seen.
@@ -96,14 +98,14 @@ def train_scorer(
         files = [{"file": str(path), "kind": file.kind, "made": dict(file.made)} for path, file in written]
         print_json({"model": written[0][1].model, "beside": beside_name(), "files": files, "held_out": rows})
         return
-    show(rows, beside_name())
+    show(rows, beside_name(), wide)
     for path, file in written:
         tasks, prompts = len(file.made["tasks"]), file.made["prompts"]
         told = f"{tasks} task{'s' * (tasks != 1)}, {prompts} prompts, labels: {file.made['labels']}"
         print(f"written to {path} ({path.stat().st_size:,} bytes; {told})")
 
 
-def show(rows: list[dict[str, Any]], beside: str) -> None:
+def show(rows: list[dict[str, Any]], beside: str, wide: bool = False) -> None:
     """The table of what was found in held-out examples."""
     if not rows:
         return
@@ -114,8 +116,8 @@ def show(rows: list[dict[str, Any]], beside: str) -> None:
         + ["-" if row[name] is None else f"{row[name]:.3f}" for name in names]
         for row in rows
     ]
-    print_table(heads, cells, "table", left=1)
-    print(fill(LEGEND, 80))
+    print_table(heads, cells, "table", 1, wide=wide)
+    print(fill(LEGEND, text_width()))
 
 
 LEGEND = (

@@ -25,6 +25,7 @@ from sp.conversation.slots import Slots
 from sp.conversation.target_memory import TargetMemory
 from sp.conversation.tokens import Vocabularies
 from sp.conversation.turn import TurnResult, Usage
+from sp.decode import Decoder
 from sp.models import Trail
 from sp.pipeline import Answer, Pipeline, RunOptions, stages
 from sp.pipeline.beside import Waiting, awaited, timed
@@ -108,6 +109,7 @@ class Conversation:
         on_token: stages.OnToken | None = None,
         *,
         max_new_tokens: int | None = None,
+        decode: Decoder | None = None,
         reporter: Reporter = silent,
     ) -> TurnResult:
         """Answer a prompt, which begins as far as may be like the one before and its answer.
@@ -122,6 +124,8 @@ class Conversation:
             As for `greedy`.
         max_new_tokens : int, optional
             In place of that of the options.
+        decode : Decoder, optional
+            In place of that of the options; none that guesses ahead.
         reporter : Reporter
 
         Raises
@@ -132,6 +136,8 @@ class Conversation:
         options = self.options
         if max_new_tokens is not None:
             options = replace(options, max_new_tokens=max_new_tokens)
+        if decode is not None:
+            options = replace(options, decode=decode)
         self._at_work = True
         try:
             return self._answer(prompt, options, on_token, reporter)
@@ -144,7 +150,7 @@ class Conversation:
         """See `answer`."""
         pipeline, trace, start = self.pipeline, Trace(), time.perf_counter()
         waiting = None
-        if pipeline.drafter is not None and options.keep_ratio < 1 and self._tokens.drafter is not self._tokens.target:
+        if self._drafter is not None and options.keep_ratio < 1 and self._tokens.drafter is not self._tokens.target:
             waiting = pipeline.beside.submit(timed, self._tokens.drafter, prompt)
         with trace.stage("tokenise") as stage:
             tokenised = self._tokens.target(prompt)
@@ -273,7 +279,7 @@ class Conversation:
         self, prompt: TokenisedPrompt, waiting: Waiting | None, options: RunOptions, trace: Trace, reporter: Reporter
     ) -> tuple[Floats, int, Scored]:
         """Importance of the target's tokens (n,), how many the drafter read, and what it found."""
-        drafter = self.pipeline.drafter
+        drafter = self.pipeline.drafter if options.scorer.drafts else self.pipeline.target
         assert drafter is not None
         drafted = awaited(waiting, trace, "tokenise for drafter") if waiting else prompt
         keys = self._drafter.keys(drafted.ids, message_ends(drafted)) if self._drafter is not None else None

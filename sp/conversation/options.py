@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sp.config import check_fields
+from sp.config import Tokens, check_fields
 from sp.decode import Speculative
 from sp.errors import ConfigError
 from sp.models import ModelConfig
@@ -45,7 +45,7 @@ class ConversationOptions:
 
     recall: Recall = "auto"
     recall_ratio: float = 0.05
-    recall_tokens: int = 384
+    recall_tokens: Tokens = 384
     keys: KVType = "f16"
     snapshots: int = 8
 

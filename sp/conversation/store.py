@@ -131,7 +131,8 @@ class Conversations:
         self._entries.append(entry)
         looked = time.perf_counter() - start
         try:
-            result = entry.talk.answer(prompt, on_token, max_new_tokens=options.max_new_tokens, reporter=reporter)
+            most, decode = options.max_new_tokens, options.decode
+            result = entry.talk.answer(prompt, on_token, max_new_tokens=most, decode=decode, reporter=reporter)
             result.trace.stages.insert(0, Stage("find conversation", seconds=looked))
             answer = replace(result.answer, ttft_s=looked + result.answer.ttft_s)
             return replace(result, answer=answer, found=found)

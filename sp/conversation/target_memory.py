@@ -106,7 +106,10 @@ class TargetMemory:
         before, position = self.trail.tokens, int(self.slots.positions[-1]) + 1
         with self.trail.reading(limit) as cache:
             stream = generate(
-                self._loaded.model, logits, position, cache, limit=limit, decoder=self._graphs(cache, limit)
+                *(self._loaded.model, logits, position, cache),
+                limit=limit,
+                decoder=self._graphs(cache, limit),
+                chooser=options.decode.chooser(options.seed),
             )
             tokens = gather(_noted(stream, seen), self._loaded.tokenizer.eos_ids, on_token)
         fed = np.array(seen[: self.trail.tokens - before], np.int64)

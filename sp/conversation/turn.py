@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sp.arrays import Bools, Floats
-from sp.gguf.metadata import plain
+from sp.errors import plain
 from sp.pipeline import Answer
 from sp.pipeline.plan import Decision
 from sp.pipeline.result import SHOWN

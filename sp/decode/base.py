@@ -5,16 +5,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.config import Registry
+from sp.decode.choose import Chooser
 from sp.models.passes.tree import TreePass
 
 
 class Decoder:
     """A way to decode; those that guess ahead are `Speculative`."""
+
+    def chooser(self, seed: int, **watched: Any) -> Chooser | None:
+        """What chooses the tokens of one answer, where no draft guesses ahead; None for the likeliest of all.
+
+        Parameters
+        ----------
+        seed : int
+            Of the run.
+        watched
+            What else a `Chooser` takes: a constraint, or who is told of the tokens. A draft then guesses nothing.
+        """
+        return Chooser(None, seed, **watched) if watched else None
 
 
 DECODERS: Registry[Decoder] = Registry("decoder")

@@ -1,4 +1,4 @@
-"""Greedy decoding: the likeliest token, one at a time."""
+"""Decoding one token at a time: the likeliest, or what a chooser takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from sp.arrays import Floats
+from sp.decode.choose import Chooser
 from sp.kernels import is_device
 from sp.models import Cache, Model, decode_step
 
@@ -71,9 +72,16 @@ def gather(
 
 
 def generate(
-    model: Model, logits: Floats, position: int, cache: Cache, *, limit: int, decoder: GraphDecoder | None = None
+    model: Model,
+    logits: Floats,
+    position: int,
+    cache: Cache,
+    *,
+    limit: int,
+    decoder: GraphDecoder | None = None,
+    chooser: Chooser | None = None,
 ) -> Generator[int]:
-    """Greedy tokens one by one, up to `limit`; parameters as those of `greedy`.
+    """Tokens one by one, up to `limit`, the likeliest or those of a `chooser`; other parameters as those of `greedy`.
 
     On the device `decoder` is one of the same model and cache that goes on living; by default it is made for this.
     """
@@ -82,13 +90,13 @@ def generate(
 
         mine = decoder or GraphDecoder(model, cache, limit)
         try:
-            yield from mine.tokens(logits, position, limit)
+            yield from mine.tokens(logits, position, limit, chooser)
         finally:
             if decoder is None:
                 mine.end()
         return
     for number in range(limit):
-        token = int(logits.argmax())
+        token = int(logits.argmax() if chooser is None else chooser.choose(logits.reshape(1, -1))[0])
         yield token
         if number + 1 < limit:
             logits = decode_step(model, token, position + number, cache)

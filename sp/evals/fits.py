@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sp.chat import Thinking
+from sp.errors import PromptError
 from sp.evals.base import Example
 from sp.evals.run import named, with_thinking
 from sp.pipeline import Pipeline
 from sp.pipeline.window import check_context
+
+SLACK = 1024
+"""Tokens by which a prompt may be shorter than was asked for."""
+
+
+def check_lengths(pipeline: Pipeline, lengths: Iterable[int]) -> None:
+    """PromptError if prompts of a length are beyond the target's context: before they are made, which takes long.
+
+    Examples
+    --------
+    >>> check_lengths(Pipeline.open(device="cpu"), [1024, 1 << 30])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    sp.errors.PromptError: prompts of 1073741824 tokens are asked for, but target.gguf has a context of ...
+    """
+    context = pipeline.target.model.config.context
+    if (longest := max(lengths, default=0)) > context + SLACK:
+        name = pipeline.target.path.name
+        raise PromptError(
+            f"prompts of {longest} tokens are asked for, but {name} has a context of {context}; ask for shorter ones"
+        )
 
 
 def check_example(pipeline: Pipeline, given: Example, thinking: Thinking) -> None:

@@ -18,7 +18,7 @@ from sp.errors import PromptError
 from sp.evals.base import WITHOUT, Count, Example
 from sp.evals.metrics import Caught, Evidence, caught, score_answer
 from sp.gguf import Tokenizer
-from sp.pipeline import Answer, Pipeline, RunOptions, Scored
+from sp.pipeline import Answer, Pipeline, RunOptions, Scored, stages
 from sp.pipeline.window import check_context
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, Scorer
@@ -117,9 +117,8 @@ def evaluate(
             if status:
                 yield seen.row(index, cells[index]) | {"status": status} | dict.fromkeys(RESULTS)
             else:
-                reader = options.scorer.reads_target
-                scored = scored or score_again(pipeline, prompt, options, drafts.get(reader))
-                drafts.setdefault(reader, scored)
+                scored = scored or score_again(pipeline, prompt, options, drafts.get(options.scorer.drafts))
+                drafts.setdefault(options.scorer.drafts, scored)
                 yield seen.cell(index, cells[index], options, scored)
             report(1)
 
@@ -138,7 +137,8 @@ def score_again(pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions
     if first is None:
         return pipeline.score(prompt, options)
     scored = pipeline.score(prompt, options, drafted=first.drafted)
-    return replace(scored, trace=Trace([first.trace.stages[0], *scored.trace.stages]))
+    before = [stage for stage in first.trace.stages if stage.name == stages.DRAFTED]
+    return replace(scored, trace=Trace([*before, *scored.trace.stages]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,6 +72,6 @@ def _stats() -> ModuleType:
     try:
         from scipy import stats
     except ModuleNotFoundError:
-        raise ConfigError("intervals need SciPy; pip install 'sp[study]'") from None
+        raise ConfigError("intervals need SciPy; pip install 'sp-prefill[study]'") from None
     module: Any = stats
     return module  # type: ignore[no-any-return]

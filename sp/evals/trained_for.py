@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sp.errors import GGUFError
-from sp.gguf import GGUFFile, values
-from sp.gguf.metadata import plain
+from sp import values
+from sp.errors import GGUFError, plain
+from sp.gguf import GGUFFile
 from sp.pipeline import embedded
 
 KEY = "sp.trained_for"

@@ -11,7 +11,7 @@ import struct
 
 from sp.errors import GGUFError
 from sp.gguf.value_types import DAMAGED, MAX_HEADER, MAX_STRING
-from sp.gguf.values import shown
+from sp.values import shown
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")

@@ -16,7 +16,7 @@ from sp.gguf import value_types as k
 from sp.gguf.cursor import NAME, Cursor
 from sp.gguf.metadata import ArrayRef, Metadata
 from sp.gguf.value_types import Value, ValueType
-from sp.gguf.values import shown
+from sp.values import shown
 
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # length, name, type, value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # length, name, n_dims, one dim, type, offset

@@ -13,20 +13,9 @@ import numpy as np
 
 from sp.errors import GGUFError
 from sp.gguf.value_types import DAMAGED, DTYPES, Value, ValueType
-from sp.gguf.values import shown
+from sp.values import shown
 
 _U64 = struct.Struct("<Q")
-
-
-def plain(text: str, limit: int = 200) -> str:
-    r"""`text` fit for one line of a terminal: a file must not get its escape sequences there.
-
-    >>> plain("a\x1b[2Jb\nc")
-    'a�[2Jb c'
-    """
-    text = " ".join(text.split())
-    cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(c if c.isprintable() else "\ufffd" for c in cut)
 
 
 @dataclass(frozen=True, slots=True)

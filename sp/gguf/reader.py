@@ -19,8 +19,8 @@ from sp.arrays import Bytes
 from sp.errors import GGUFError
 from sp.gguf.header import Header, TensorInfo, parse_header
 from sp.gguf.value_types import MAX_SHARDS, MAX_TENSORS, Value
-from sp.gguf.values import text, whole
 from sp.quant import FORMATS, Weight
+from sp.values import text, whole
 
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 

@@ -10,9 +10,8 @@ from typing import Any
 from jinja2 import Template
 from jinja2.exceptions import TemplateSyntaxError
 
-from sp.errors import GGUFError
+from sp.errors import GGUFError, plain
 from sp.gguf.budget import Budget
-from sp.gguf.metadata import plain
 from sp.gguf.reader import GGUFFile
 from sp.gguf.sandbox import BoundedEnvironment
 from sp.gguf.tokenizer import Tokenizer

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sp.errors import GGUFError
-from sp.gguf.metadata import plain
+from sp.errors import GGUFError, plain
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
 from sp.gguf.value_types import Array, Value
-from sp.gguf.values import is_number, listed, shown
+from sp.values import is_number, listed, shown, whole
 
 SENTENCEPIECE = "llama"
 """What ``tokenizer.ggml.model`` says of SentencePiece files. They name no pre-tokenizer, so it stands for one."""
@@ -121,7 +120,7 @@ class _Checker:
         value = self._metadata.get(key)
         if value is None:
             raise self._fail(f"key {key!r} is missing, so there is no tokenizer")
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if not (whole(value) is not None if kind is int else isinstance(value, kind)):
             raise self._fail(f"key {key!r} is not {expected}")
         return value
 

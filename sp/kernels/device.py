@@ -14,7 +14,7 @@ import numpy as np
 
 from sp.errors import DeviceError, unknown_name
 
-INSTALL = "install it with `pip install 'sp[cuda13]'` (driver 580 or newer) or `pip install 'sp[cuda12]'`"
+INSTALL = "`pip install 'sp-prefill[cuda13]'` (driver 580 or newer) or `pip install 'sp-prefill[cuda12]'` installs it"
 
 
 def is_device(array: object) -> bool:
@@ -163,7 +163,7 @@ def explain(error: BaseException) -> str | None:
     if name not in ("CUDARuntimeError", "CUDADriverError", "NVRTCError"):
         return None
     if "InsufficientDriver" in text:
-        return "no NVIDIA driver, or one too old for this CuPy; install a newer one, or sp[cuda12] for sp[cuda13]"
+        return "no NVIDIA driver, or one too old for this CuPy; install a newer one, or the extra cuda12"
     if "NoDevice" in text or "NO_DEVICE" in text:
         return "no CUDA device is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"
     if "MemoryAllocation" in text or "OUT_OF_MEMORY" in text:

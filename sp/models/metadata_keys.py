@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from sp import values
 from sp.errors import ModelError
-from sp.gguf import values
 
 MAX_SIZE = 1 << 24
 """No width, count or head size of a real model comes near; a larger one is a damaged file."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from sp import values
 from sp.errors import ModelError
-from sp.gguf import values
 from sp.models.metadata_keys import MAX_BLOCKS, MAX_SIZE, Keys
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {

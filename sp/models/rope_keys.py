@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from sp.gguf import Value, values
+from sp import values
+from sp.gguf import Value
 from sp.models.metadata_keys import Keys
 from sp.ops.rope import Pairing, Rope, Scaling
 from sp.ops.rope_scaling import LinearScaling, YarnScaling

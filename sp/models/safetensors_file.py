@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from sp.arrays import Bytes
-from sp.errors import ModelError
-from sp.gguf.metadata import plain
-from sp.gguf.values import shown
+from sp.errors import ModelError, plain
 from sp.quant import BF16, F16, F32, Weight
+from sp.values import shown
 
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from sp.arrays import Floats
 from sp.errors import ModelError
 from sp.models.config import ModelConfig
 from sp.models.metadata_keys import TensorShape
-from sp.quant import Weight
+from sp.models.recording import Tensor
+from sp.quant import FORMATS, Weight
 
 SCALED = "NVFP4"
 """The format whose tensors may have a scale each, ``X.scale`` beside ``X.weight``, as llama.cpp writes and reads them:
@@ -120,22 +121,25 @@ class WeightStore:
         self.nbytes += values.nbytes
         return values
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Weight:
+    def _claim(self, name: str, shape: tuple[int, ...]) -> None:
+        """Note that a tensor is asked for, which must be of that shape."""
         if self.shape(name) != shape:
             raise ModelError(
                 f"{self.file.path}: tensor {name} has shape {self.shape(name)}; the metadata asks for {shape}"
             )
         self._taken.add(name)
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Weight:
+        self._claim(name, shape)
         weight = self.file.weight(name)
         return self._scaled(weight) if weight.format.name == SCALED else weight
 
     def _scaled(self, weight: Weight) -> Weight:
         """A weight with the scale of its own that its file may have; that of activations changes nothing."""
         name = weight.name.removesuffix("weight")
-        self._taken.add(f"{name}input_scale")
+        self._taken |= {f"{name}input_scale", f"{name}scale"}
         if f"{name}scale" not in self.file.tensors:
             return weight
-        self._taken.add(f"{name}scale")
         numbers = self.file.weight(f"{name}scale").dense()
         if numbers.shape != (1,) or not np.isfinite(numbers[0]):
             raise ModelError(f"{self.file.path}: tensor {name}scale is not one finite number; get the file again")
@@ -153,6 +157,37 @@ class WeightStore:
                 f"{self.file.path}: {len(unused)} tensors have no place in {self.config.architecture}, "
                 f"the first is {unused[0]}; this variant of the architecture is not supported"
             )
+
+
+class HeaderStore(WeightStore):
+    """Takes no weights: checks by a file's header alone that all a model asks for is there, of the right shapes.
+
+    Its methods raise what loading would; nothing of the data is read, scales of formats that have some among it.
+    """
+
+    def __init__(self, file: TensorFile, config: ModelConfig) -> None:
+        super().__init__(file, config, 0)
+
+    def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Any:
+        """See `Store`; a record of the tensor instead of it."""
+        self._claim(name, shape)
+        part = name.removesuffix("weight")
+        self._taken |= {f"{part}input_scale", f"{part}scale"} if self._is_scaled(name) else set()
+        return Tensor(name, shape, "matrix")
+
+    def vector(self, name: str, size: int) -> Any:
+        """See `Store`."""
+        self._claim(name, (size,))
+        return Tensor(name, (size,), "vector")
+
+    def table(self, name: str, shape: tuple[int, int]) -> Any:
+        """See `Store`."""
+        self._claim(name, shape)
+        return Tensor(name, shape, "table")
+
+    def _is_scaled(self, name: str) -> bool:
+        info: Any = self.file.tensors[name]
+        return FORMATS[info.ggml_type].name == SCALED if info.ggml_type in FORMATS else False
 
 
 def _size(shape: tuple[int, ...]) -> int:

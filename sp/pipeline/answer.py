@@ -138,7 +138,13 @@ def _begin_alone(
     else:
         logits, densities = prefill_sparse(*what, options.sparse, progress=progress)
     how = target.model, logits, given.next_position, pooled.cache
-    return Begun(-1, generate(*how, limit=options.max_new_tokens, decoder=pooled.greedy()), densities)
+    rest = generate(
+        *how,
+        limit=options.max_new_tokens,
+        decoder=pooled.greedy(),
+        chooser=options.decode.chooser(options.seed),
+    )
+    return Begun(-1, rest, densities)
 
 
 def _begin_with_draft(

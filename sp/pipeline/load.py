@@ -9,9 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from sp.errors import ConfigError, ModelError
+from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
-from sp.gguf.metadata import plain
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, load_model, read_config
 from sp.models.rope_keys import rope_facts

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from sp.errors import ConfigError
-from sp.gguf.metadata import plain
+from sp.errors import ConfigError, plain
 from sp.models import AskedScaling, Draft, load_draft
 from sp.models.model import Device
 from sp.pipeline.load import Loaded, Where, embedded, load
@@ -121,8 +120,11 @@ class Opened:
         return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))
 
     def _reader(self, options: RunOptions) -> tuple[str, Loaded]:
-        """Who scores, by role: the drafter, or whom the scorer asks for."""
-        if options.scorer.reads_target:
+        """Who scores, by role: the drafter, or whom the scorer asks for; for one that runs no model, whose tokens.
+
+        Those of the target are there already.
+        """
+        if not options.scorer.drafts:
             return "target", self.target
         assert self.drafter is not None, "score needs a drafter"
         return "drafter", self.drafter
@@ -133,6 +135,6 @@ class Opened:
         On the device it leaves the host free for them. What they decide, `compress` must have settled.
         """
         drafter, target = self.drafter, self.target.tokenizer
-        if drafter is None or drafter.model.device == "cpu" or options.scorer.reads_target:
+        if drafter is None or drafter.model.device == "cpu" or not options.scorer.drafts:
             return False
         return options.compress == "always" and not drafter.tokenizer.same_as(target)

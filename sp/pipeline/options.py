@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sp.config import Registry, check_fields
+from sp.config import Registry, Tokens, check_fields
 from sp.decode import DECODERS, Decoder, Greedy, Speculative
 from sp.errors import ConfigError
 from sp.models import Gaps
@@ -72,13 +72,15 @@ class RunOptions:
     --------
     >>> RunOptions(scorer="tail[queries=24]", selector="top_chunks", decode="greedy").scorer.queries
     24
+    >>> RunOptions(max_new_tokens="2k").max_new_tokens
+    2048
     """
 
     keep_ratio: float = 0.05
     scorer: Scorer = field(default_factory=lambda: SCORERS.build("tail"))
     selector: Selector = field(default_factory=lambda: SELECTORS.build("top_chunks"))
     compress: Compress = "auto"
-    threshold: int = 0
+    threshold: Tokens = 0
     positions: Positions = "original"
     mapping: Mapping = "byte_span"
     mark_omitted: bool = False
@@ -87,7 +89,7 @@ class RunOptions:
     state_gaps: Gaps = "compact"
     sparse: FlashPrefill | None = None
     decode: Decoder = field(default_factory=Greedy)
-    max_new_tokens: int = 64
+    max_new_tokens: Tokens = 64
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from sp.arrays import Floats
-from sp.gguf.metadata import plain
+from sp.errors import plain
+from sp.pipeline.options import RunOptions
 from sp.pipeline.plan import Decision
 from sp.prompt import TokenisedPrompt
 from sp.prompt.heat import as_heat
@@ -68,7 +69,8 @@ class RunResult:
     """Everything one run found; `full` is None when the full prefill was not asked for, or not possible.
 
     `drafted` (the prompt as the drafter read it), `selection`, `scores` and `importance` are None when compression
-    was not active. `peak_bytes` is memory of the host; what the device held is in the trace of the answer.
+    was not active, and `drafted` also where the scorer runs no model. `options` are those of the run as this prompt
+    settled them. `peak_bytes` is memory of the host; what the device held is in the trace of the answer.
     """
 
     prompt: TokenisedPrompt
@@ -80,6 +82,7 @@ class RunResult:
     selection: Selection | None
     peak_bytes: int
     drafted: TokenisedPrompt | None = None
+    options: RunOptions | None = None
 
     def __repr__(self) -> str:
         full = "" if self.full is None or self.full is self.answer else f" against {self.full.ttft_s:.3g} s in full"

@@ -21,6 +21,7 @@ from sp.pipeline.told import told
 from sp.pipeline.window import Fit, check_memory, check_scoring, fit, may_be_over
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.prompt.messages import Message, as_prompt
+from sp.scoring.base import ModelFreeScorer
 from sp.selection import Selection, check_budget, token_budget
 from sp.trace import Stage, Trace, peak_bytes
 
@@ -125,7 +126,8 @@ class Pipeline(Opened):
             scores,
             selection,
             peak_bytes(),
-            scored.drafted if scored else None,
+            None if scored is None or isinstance(options.scorer, ModelFreeScorer) else scored.drafted,
+            options,
         )
 
     def check(

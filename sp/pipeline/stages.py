@@ -23,10 +23,13 @@ from sp.pipeline.result import Answer, Reporter, Scored, silent
 from sp.pipeline.window import check_scoring
 from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
 from sp.scoring import Importance, KeptKeys, ScoreRequest
+from sp.scoring.base import ModelFreeScorer
 from sp.selection import Selection, SelectionRequest
 from sp.trace import Stage, Trace
 
 OnToken = Callable[[int], bool | None]
+DRAFTED = "tokenise for drafter"
+"""Stage in which a prompt gets its tokens in the drafter's vocabulary."""
 
 
 def tokenise(prompt: Prompt, tokenizer: Tokenizer, trace: Trace) -> TokenisedPrompt:
@@ -40,8 +43,13 @@ def tokenise(prompt: Prompt, tokenizer: Tokenizer, trace: Trace) -> TokenisedPro
 def tokenise_for_drafter(
     prompt: Prompt, reader: Tokenizer, target: Tokenizer, trace: Trace, known: TokenisedPrompt | None = None
 ) -> TokenisedPrompt:
-    """The prompt in the vocabulary of who scores it; that of the target serves if it is the same and `known`."""
-    with trace.stage("tokenise for drafter") as stage:
+    """The prompt in the vocabulary of who scores it; that of the target serves if it is the same and `known`.
+
+    Where the target itself scores, or no model does, there is nothing to do, and no stage.
+    """
+    if known is not None and reader is target:
+        return known
+    with trace.stage(DRAFTED) as stage:
         same = known is not None and reader.same_as(target)
         drafted = known if known is not None and same else prompt.tokenise(reader)
         stage.tokens = len(drafted)
@@ -88,6 +96,8 @@ def score(
         ExitStack() as stack,
     ):
         request = replace(score_request(reader, drafted, options.seed, progress, by_head), keys=keys)
+        if isinstance(options.scorer, ModelFreeScorer):
+            return options.scorer.score(request)
         return residency.attempt(stack, role, new, partial(options.scorer.score, request))
 
 

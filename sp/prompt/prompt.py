@@ -10,8 +10,7 @@ import numpy as np
 
 from sp.arrays import Bools, Ints
 from sp.chat import Located, Segment, Thinking, Thinks, Turn, segments_of, without
-from sp.errors import PromptError
-from sp.gguf.metadata import plain
+from sp.errors import PromptError, plain
 from sp.gguf.template import ChatTemplate, render_chat
 from sp.gguf.tokenizer import Tokenizer
 from sp.prompt.spans import Span, SpanKind, in_bytes
@@ -153,6 +152,7 @@ class Prompt:
         thinking: Thinking = Thinking(),  # noqa: B008
         *,
         kept_from: int = 0,
+        kept_to: int = 0,
         needle: Sequence[str] = (),
     ) -> Prompt:
         """A conversation; protected are the markup, system messages and the last turn of the user, or its end.
@@ -170,6 +170,8 @@ class Prompt:
             What the template was told of thinking.
         kept_from : int
             Character of the user's last turn with which what is protected of it begins.
+        kept_to : int
+            Characters of that turn's beginning that are protected as well.
         needle : sequence of str
             The pieces of the text that hold the answer, for reports only.
 
@@ -195,7 +197,9 @@ class Prompt:
             whole = start if turns[index].role == "system" else end
             kept = found.place(index, kept_from, end) if index == question else whole
             spans += [Span("protected", at, start), Span("plain", start, end), Span("protected", kept, end)]
-            spans += [Span("question", kept, end)] if index == question else []
+            if index == question:
+                opening = min(found.place(index, kept_to, end), kept)
+                spans += [Span("protected", start, opening), Span("question", kept, end)]
             at = end
         spans.append(Span("protected", at, len(text)))
         spans += [Span("plain", copy.at, copy.stop) for copy in found.arguments]

@@ -143,6 +143,11 @@ class Scorer(ABC):
     reads_target = False
     oracle: ClassVar[bool] = False
 
+    @property
+    def drafts(self) -> bool:
+        """Whether the drafter reads the prompt for it."""
+        return not self.reads_target
+
     @abstractmethod
     def score(self, request: ScoreRequest) -> Importance:
         """Importance of every prompt token."""
@@ -170,6 +175,11 @@ class ModelFreeScorer(Scorer):
     """
 
     place: ClassVar[int] = 6
+
+    @property
+    def drafts(self) -> bool:
+        """See `Scorer`."""
+        return False
 
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """None worth counting."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sp.config import Tokens
 from sp.errors import PromptError
 from sp.selection.base import Selection, SelectionRequest, register_selector
 from sp.selection.constraints import check_least
@@ -26,7 +27,7 @@ class TokenBudget(TopChunks):
         Tokens to keep, forced ones among them.
     """
 
-    tokens: int = 1024
+    tokens: Tokens = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()

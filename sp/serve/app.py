@@ -8,21 +8,29 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from sp.errors import short
+from sp.serve.choices.speaker import Ended, Piece
 from sp.serve.errors import RequestError, as_request_error
+from sp.serve.http.access import AccessLog
+from sp.serve.http.bodies import Bodies, Limits
+from sp.serve.http.page import HEADERS, chat_page
 from sp.serve.lanes import Lane, lane_of
 from sp.serve.options import Defaults
-from sp.serve.protocol import parse_json, parse_request
+from sp.serve.protocol import Job, Kind, parse_json, parse_request
 from sp.serve.replies import Reply, event
-from sp.serve.worker import Done, Event, Failed, Piece, Ticket, Worker
+from sp.serve.worker import Done, Event, Failed, Ticket, Worker
 
 log = logging.getLogger("sp.serve")
 
@@ -30,32 +38,34 @@ HANDOVER_SECONDS = 0.005
 """How long the worker waits at most for the first piece of a stream to be sent."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one client may take.
-
-    Parameters
-    ----------
-    body_bytes : int
-        Largest body.
-    body_seconds : float
-        For a body to arrive.
-    stall_seconds : float
-        A reader of a stream that takes nothing for so long is dropped.
-    """
-
-    body_bytes: int = 16 << 20
-    body_seconds: float = 30.0
-    stall_seconds: float = 60.0
+EXPOSED = ("x-request-id", "retry-after")
+"""Headers of an answer that a web page of another origin may read."""
+SMALL = 1 << 14
+"""Bytes of a body that the event loop parses itself."""
 
 
 @dataclass
 class Service:
-    """The endpoints over one worker."""
+    """The endpoints over one worker.
+
+    Parameters
+    ----------
+    worker : Worker
+    defaults : Defaults
+    limits : Limits
+    cors : tuple of str
+        Origins whose web pages may use the server; ``"*"`` for all.
+    """
 
     worker: Worker
     defaults: Defaults = field(default_factory=Defaults)
     limits: Limits = field(default_factory=Limits)
+    cors: tuple[str, ...] = ()
+
+    @cached_property
+    def bodies(self) -> Bodies:
+        """What reads them."""
+        return Bodies(self.limits)
 
     @property
     def model(self) -> str:
@@ -78,19 +88,28 @@ class Service:
             return await self.answer(request, "completion")
 
         routes = [
+            Route("/", self.page),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
             Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.one_model),
             Route("/health", self.health),
             Route("/metrics", self.show_metrics),
         ]
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+        middleware = [Middleware(AccessLog)]
+        if self.cors:
+            middleware.append(Middleware(CORSMiddleware, self.cors, ("GET", "POST"), ("*",), expose_headers=EXPOSED))
+        errors = {HTTPException: _http_error}
+        return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=errors)
 
-    async def answer(self, request: Request, kind: Literal["chat", "completion"]) -> Response:
+    async def answer(self, request: Request, kind: Kind) -> Response:
         """Serve one request; whatever goes wrong becomes one JSON error."""
         try:
-            body = parse_json(await read_body(request, self.limits))
-            return await self.respond(request, kind, body)
+            self.worker.check_room()
+            async with self.bodies.read(request) as raw:
+                parse = partial(self._parse, request, kind, raw)
+                job, lane = parse() if len(raw) <= SMALL else await asyncio.to_thread(parse)
+            return await self.respond(request, job, lane)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
@@ -98,31 +117,56 @@ class Service:
             self.worker.metrics.refused(told)
             if told.status == 500:
                 log.exception("a request failed")
-            return JSONResponse(told.body(), told.status, {"Retry-After": "1"} if told.status == 503 else None)
+            return JSONResponse(told.body(), told.status, {"Retry-After": "1"} if told.status in (429, 503) else None)
 
-    async def respond(self, request: Request, kind: Literal["chat", "completion"], body: dict[str, Any]) -> Response:
-        """Queue a body and wait for its first event, so that refusals still have a status of their own."""
+    def _parse(self, request: Request, kind: Kind, raw: bytes) -> tuple[Job, Lane]:
+        """A body, checked, and whose request it is; on any thread."""
+        body = parse_json(raw)
         job = parse_request(kind, body, self.defaults)
+        if job.format is not None:
+            self.worker.grammars.check(job.format)
+        address = request.client.host if request.client else ""
+        return job, lane_of(body, address, request.headers.get("authorization", ""))
+
+    async def respond(self, request: Request, job: Job, lane: Lane) -> Response:
+        """Queue a job and wait for its first event, so that refusals still have a status of their own."""
         answer, streaming = Answer(self.worker, request, job.stream), False
         try:
-            answer.ticket = self.worker.submit(job, answer.emit, _lane(request, body))
+            answer.ticket = self.worker.submit(job, answer.emit, lane)
             reply = Reply(job, self.model)
             first = await answer.next()
             if job.stream:
                 streaming = True
                 return EventStream(_chunks(answer, first, reply), answer, self.limits.stall_seconds)
-            pieces, item = [], first
-            while isinstance(item, Piece):
-                pieces.append(item)
+            events, item = [], first
+            while isinstance(item, Piece | Ended):
+                events.append(item)
                 item = await answer.next()
             assert isinstance(item, Done), item
-            return JSONResponse(reply.whole(pieces, item))
+            return JSONResponse(reply.whole(events, item))
         finally:
             if not streaming:
                 answer.leave()
 
+    async def page(self, _: Request) -> Response:
+        return HTMLResponse(chat_page(), headers=HEADERS)
+
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "local"}]})
+        return JSONResponse({"object": "list", "data": [self._model]})
+
+    async def one_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name == self.model:
+            return JSONResponse(self._model)
+        told = RequestError(
+            f"there is no model {short(name)!r}; this server has {self.model}",
+            "model", status=404, code="model_not_found",
+        )  # fmt: skip
+        return JSONResponse(told.body(), told.status)
+
+    @property
+    def _model(self) -> dict[str, Any]:
+        return {"id": self.model, "object": "model", "created": self.worker.started, "owned_by": "local"}
 
     async def health(self, _: Request) -> Response:
         state = {**self.worker.state, "model": self.model}
@@ -203,49 +247,15 @@ class EventStream(Response):
 
 async def _chunks(answer: Answer, item: Event, reply: Reply) -> AsyncIterator[bytes]:
     """Events of the stream from the first one on; an error late in the answer is its last event."""
-    head = reply.first()
     try:
-        while isinstance(item, Piece):
-            yield head + reply.piece(item)
-            head = b""
+        while isinstance(item, Piece | Ended):
+            yield reply.piece(item) if isinstance(item, Piece) else reply.ended(item)
             item = await answer.next()
         assert isinstance(item, Done), item
-        yield head + reply.last(item)
+        yield reply.last(item)
     except RequestError as error:
         answer.worker.metrics.refused(error)
         yield event(error.body())
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body, if it is JSON, not too long and not too slow."""
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media != "application/json":
-        # Also keeps out requests that a web page can make a browser send without asking.
-        raise RequestError("the content type must be application/json; set the header", status=415)
-    too_long = RequestError(
-        f"the body has more than {limits.body_bytes} bytes; shorten the prompt or raise --max-body",
-        status=413, code="body_too_large",
-    )  # fmt: skip
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > limits.body_bytes:
-        raise too_long
-    chunks, total = [], 0
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
-                total += len(chunk)
-                if total > limits.body_bytes:
-                    raise too_long
-                chunks.append(chunk)
-    except TimeoutError:
-        raise RequestError(f"the body took over {limits.body_seconds:g} s; send it faster", status=408) from None
-    return b"".join(chunks)
-
-
-def _lane(request: Request, body: dict[str, Any]) -> Lane:
-    """Whose request it is."""
-    address = request.client.host if request.client else ""
-    return lane_of(body, address, request.headers.get("authorization", ""))
 
 
 async def _disconnect(request: Request) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sp.errors import DeviceError, SpError
-from sp.gguf.metadata import plain
+from sp.errors import DeviceError, SpError, plain
 
-LONGEST_MESSAGE = 600
+LONGEST_MESSAGE = 300
 IN_A_REQUEST = {
     "--keep-ratio": "sp.keep_ratio",
     "--max-new-tokens": "max_tokens",

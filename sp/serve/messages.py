@@ -14,21 +14,45 @@ from sp.chat import HiddenMessageError, Turn, render_located, spells_markup
 from sp.chat.turn import keys
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import DOCUMENT_MARK, Prompt, Span
+from sp.prompt.spans import SpanKind, in_bytes
 from sp.serve.errors import RequestError
-from sp.serve.options import Protect
 from sp.serve.protocol import Job
+from sp.serve.question import LONGEST, Question, question_of
 from sp.serve.thinking import KWARGS, TemplateRequest
 
 
-def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> Prompt:
-    """The prompt of a request, with the begin of a call that must be; RequestError if the template cannot show it."""
+def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
+    """The prompt of a request, with the begin of a call that must be, and what of a chat is taken for its question.
+
+    Raises
+    ------
+    RequestError
+        If the template cannot show it.
+    """
     if job.kind == "completion":
-        return Prompt.from_text(job.prompt)
+        return completion_prompt(job, tokenizer)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
-    prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, job.protect, job.template)
+    asked = question_of(last_turn(job.messages), job.protect, tokenizer, job.options.keep_ratio)
+    prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template)
     calling = job.tools.calling(template)
-    return begun(prompt, calling.opening) if calling and calling.opening else prompt
+    return (begun(prompt, calling.opening) if calling and calling.opening else prompt), asked
+
+
+def completion_prompt(job: Job, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
+    """A text as it stands, for the model to go on with; its question is its last paragraph, if that is short.
+
+    Otherwise it is found as in a chat: a short text is kept whole, unless compression was asked for whatever it costs.
+    """
+    prompt = Prompt.from_text(job.prompt)
+    if job.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
+        asked = question_of([job.prompt], "auto", tokenizer, job.options.keep_ratio)
+        if asked.start or job.options.compress != "always":
+            kinds: tuple[SpanKind, ...] = ("protected", "question")
+            spans = [Span(kind, asked.start, len(job.prompt)) for kind in kinds]
+            spans += [Span("protected", 0, asked.opening)] if asked.opening else []
+            return replace(prompt, spans=tuple(in_bytes(job.prompt, spans))), asked
+    return prompt, None
 
 
 def begun(prompt: Prompt, opening: str) -> Prompt:
@@ -46,14 +70,13 @@ def chat_prompt(
     tools: tuple[dict[str, Any], ...],
     template: str | ChatTemplate,
     tokenizer: Tokenizer,
-    protect: Protect = "turn",
+    question: Question | None = None,
     asked: TemplateRequest | None = None,
 ) -> Prompt:
     """Render messages of role and text parts.
 
-    Protected are the markup, the tools, system messages and the last user turn: the only part of it, or its last
-    part if it has several, so that a client can send documents and then the question. With `protect` "paragraph"
-    it is what follows the last blank line of that part. Parts are joined by a blank line.
+    Protected are the markup, the tools, system messages and of the last user turn its `question`: the last part of
+    it, if none is given, so that a client can send documents and then the question. Parts are joined by a blank line.
     """
     template, asked = ChatTemplate.of(template), asked or TemplateRequest()
     is_markup, told = spells_markup(tokenizer), asked.told(template)
@@ -71,19 +94,17 @@ def chat_prompt(
         raise RequestError(str(error), f"messages[{error.index}]") from None
     if tools and not found.tools:
         raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
-    parts = next((each["parts"] for each in reversed(messages) if each["role"] == "user"), [""])
-    return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=_question_start(parts, protect))
+    question = question or question_of(last_turn(messages), "turn", tokenizer)
+    kept_from, kept_to = question.start, question.opening
+    return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=kept_from, kept_to=kept_to)
+
+
+def last_turn(messages: tuple[dict[str, Any], ...]) -> list[str]:
+    """Parts of the user's last message; an empty one if there is none."""
+    return next((each["parts"] for each in reversed(messages) if each["role"] == "user"), [""])
 
 
 def _turn(message: dict[str, Any]) -> Turn:
     """A message as templates know it."""
     rest = {name: value for name, value in message.items() if name not in ("role", "parts")}
     return Turn(message["role"], DOCUMENT_MARK.join(message["parts"]), **rest)
-
-
-def _question_start(parts: list[str], protect: Protect) -> int:
-    """The character of a turn with which what is kept of it begins."""
-    last = parts[-1]
-    if protect == "paragraph":
-        last = last.rstrip().rpartition(DOCUMENT_MARK)[2] + last[len(last.rstrip()) :]
-    return len(DOCUMENT_MARK.join(parts)) - len(last)

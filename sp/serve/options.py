@@ -9,16 +9,17 @@ from typing import Any, Literal
 from sp.chat import Thinking
 from sp.config import from_mapping
 from sp.conversation.options import Recall
-from sp.decode import DECODERS, Decoder, Speculative
+from sp.decode import DECODERS, Decoder, Sample, Speculative
 from sp.errors import ConfigError
 from sp.pipeline import RunOptions
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.reading import by_length
 from sp.selection import SELECTORS
+from sp.serve.choices.sampling import decoder_of
 from sp.serve.errors import RequestError
 from sp.serve.fields import BIGGEST, MAX_NAME, number, shown
 
-Protect = Literal["turn", "paragraph"]
+Protect = Literal["auto", "turn", "paragraph"]
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,17 @@ class Overrides:
         As `--compress`.
     threshold : int
         As `--threshold`.
-    protect : {"turn", "paragraph"}
-        Whether all of the last user turn is kept, or of its last part what follows the last blank line.
+    protect : {"auto", "turn", "paragraph"}
+        Whether the last part of the last user turn is kept, or of that what follows the last blank line; or, of one
+        that is long, its question; see `sp.serve.question`.
     decode : str
         How the answer is decoded, by name; the server needs a draft for all but `greedy`.
     session : bool
         Whether the request goes on with a session, and leaves one.
     recall : {"auto", "append", "rewind", "off"}
         As `--recall`.
+    return_kept : bool
+        Whether the usage block says which text was kept, see `sp.serve.kept`.
     """
 
     keep_ratio: float | None = None
@@ -68,10 +72,11 @@ class Overrides:
     off: bool = False
     compress: Literal["auto", "always", "off"] | None = None
     threshold: int | None = None
-    protect: Protect = "turn"
+    protect: Protect = "auto"
     decode: str | None = None
     session: bool = True
     recall: Recall | None = None
+    return_kept: bool = False
 
 
 def overrides_of(given: Any) -> Overrides:
@@ -93,10 +98,8 @@ def options_of(body: Mapping[str, Any], given: Overrides, defaults: Defaults) ->
     """The server's options with what the request changes."""
     asked = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     changes: dict[str, Any] = {}
-    for name, value in (("max_new_tokens", number(body, asked, 1, defaults.max_new_tokens, whole=True)),
-                        ("seed", number(body, "seed", 0, BIGGEST, whole=True))):  # fmt: skip
-        if value is not None:
-            changes[name] = value
+    if (most := number(body, asked, 1, defaults.max_new_tokens, whole=True)) is not None:
+        changes["max_new_tokens"] = most
     if given.threshold is not None:
         changes["threshold"] = number({"sp.threshold": given.threshold}, "sp.threshold", 0, BIGGEST, whole=True)
     if given.keep_ratio is not None:
@@ -110,8 +113,11 @@ def options_of(body: Mapping[str, Any], given: Overrides, defaults: Defaults) ->
             changes["scorer"] = _scorer(given.scorer)
         if given.selector is not None:
             changes["selector"] = SELECTORS.build(given.selector)
-        if given.decode is not None:
-            changes["decode"] = _decoder(given.decode, defaults)
+        decode = defaults.options.decode if given.decode is None else _decoder(given.decode, defaults)
+        changes["decode"] = decoder_of(body, decode, given.decode)
+        if not isinstance(changes["decode"], Sample):  # whose seed is its own: a conversation is the same with any
+            seed = number(body, "seed", 0, BIGGEST, whole=True)
+            changes |= {} if seed is None else {"seed": seed}
         options = replace(defaults.options, **changes)
         return options if given.alpha is None else _with_alpha(options, given.alpha)
     except ConfigError as error:

@@ -14,45 +14,48 @@ from typing import Any, Literal
 
 from sp.chat.thinking import EFFORT
 from sp.conversation.options import Recall
+from sp.decode import Speculative
 from sp.errors import unknown_name
 from sp.pipeline import RunOptions
+from sp.serve.choices.format import PARAM, Format, format_of
+from sp.serve.choices.sampling import FIELDS as CHOOSING
+from sp.serve.choices.sampling import choices_of, logprobs_of
 from sp.serve.content import messages_of
 from sp.serve.errors import RequestError
-from sp.serve.fields import BIGGEST, MAX_NAME, like, number, shown, text_of, typed
+from sp.serve.fields import BIGGEST, MAX_NAME, like, shown, text_of, typed
+from sp.serve.http.shape import check_shape
 from sp.serve.options import Defaults, Protect, options_of, overrides_of
 from sp.serve.thinking import KWARGS, TemplateRequest, template_request
 from sp.serve.tools import ToolUse, tool_use
 
 MAX_STOPS = 16
 
-COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", "seed", "temperature", "top_p", "n", "sp")
+COMMON = ("model", "max_tokens", "stream", "stream_options", "stop", *CHOOSING, PARAM, "sp")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FIELDS = {
-    "chat": (*COMMON, "messages", "max_completion_tokens", *TOOLS, KWARGS, EFFORT),
+    "chat": (*COMMON, "messages", "max_completion_tokens", "top_logprobs", *TOOLS, KWARGS, EFFORT),
     "completion": (*COMMON, "prompt"),
 }
-WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "top_k")
+WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1, None),
-    "temperature": (0, None),
     "best_of": (1, None),
-    "logprobs": (False, None),
-    "top_logprobs": (0, None),
     "logit_bias": ({}, None),
     "frequency_penalty": (0, None),
     "presence_penalty": (0, None),
     "echo": (False, None),
     "suffix": ("", None),
-    "response_format": ({"type": "text"}, None),
 }
 """Fields that are not supported, and the values with which they ask for nothing."""
+
+
+Kind = Literal["chat", "completion"]
 
 
 @dataclass(frozen=True)
 class Job:
     """A checked request: `messages` of a chat, or the `prompt` of a completion."""
 
-    kind: Literal["chat", "completion"]
+    kind: Kind
     options: RunOptions
     messages: tuple[dict[str, Any], ...] = ()
     tools: ToolUse = field(default_factory=ToolUse)
@@ -60,10 +63,14 @@ class Job:
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
-    protect: Protect = "turn"
+    protect: Protect = "auto"
     template: TemplateRequest = field(default_factory=TemplateRequest)
     session: bool = True
     recall: Recall | None = None
+    return_kept: bool = False
+    choices: int = 1
+    logprobs: int | None = None
+    format: Format | None = None
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -82,6 +89,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     def constant(name: str) -> float:
         raise RequestError(f"the body has {name}, which is no JSON; leave the field out")
 
+    check_shape(raw)
     try:
         body = json.loads(raw, parse_int=integer, parse_float=real, parse_constant=constant)
     except RecursionError:
@@ -95,13 +103,13 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def parse_request(kind: Literal["chat", "completion"], body: Mapping[str, Any], defaults: Defaults) -> Job:
+def parse_request(kind: Kind, body: Mapping[str, Any], defaults: Defaults) -> Job:
     """Check a body against what the server can do; RequestError names the first field at fault."""
     for name, value in body.items():
         if name in NEUTRAL:
             if not any(value == neutral and type(value) in like(neutral) for neutral in NEUTRAL[name]):
-                said = "decodes greedily" if name == "temperature" else "does not support this"
-                raise RequestError(f"{name} is {shown(value)}, but the server {said}; leave {name} out", name)
+                said = "but the server does not support this"
+                raise RequestError(f"{name} is {shown(value)}, {said}; leave {name} out", name)
         elif name not in FIELDS[kind] and name not in WITHOUT_EFFECT:
             raise RequestError(str(unknown_name("field", name[:MAX_NAME], FIELDS[kind])), name[:MAX_NAME])
     overrides = overrides_of(body.get("sp"))
@@ -109,9 +117,11 @@ def parse_request(kind: Literal["chat", "completion"], body: Mapping[str, Any], 
     stream, include_usage = _stream_options(body)
     stop = _stop(body.get("stop"))
     job = Job(kind, options, stop=stop, protect=overrides.protect, stream=stream, include_usage=include_usage,
-              session=overrides.session, recall=overrides.recall)  # fmt: skip
+              session=overrides.session, recall=overrides.recall, return_kept=overrides.return_kept,
+              choices=choices_of(body), logprobs=logprobs_of(body, kind), format=format_of(body))  # fmt: skip
+    if isinstance(options.decode, Speculative) and overrides.decode and (job.format or job.logprobs is not None):
+        raise RequestError(f"sp.decode {overrides.decode} takes neither {PARAM} nor logprobs; leave it out", "sp")
     typed(body, "model", (str, type(None)), "a string")
-    number(body, "top_p", 0, 1)
     if kind == "completion":
         return replace(job, prompt=text_of(body.get("prompt"), "prompt"))
     template = template_request(body, defaults.thinking)

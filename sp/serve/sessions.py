@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
+
 from sp.conversation import Conversations, TurnResult
-from sp.pipeline import Pipeline, RunResult
+from sp.pipeline import Answer, Pipeline, RunOptions, RunResult
 from sp.pipeline.result import Reporter
 from sp.pipeline.stages import OnToken
 from sp.prompt import Prompt
@@ -15,6 +17,7 @@ from sp.serve.metrics import Metrics
 from sp.serve.protocol import Job
 
 OFF = "the server keeps no sessions (--sessions 0)"
+SEVERAL = "the request wants several answers (n)"
 NOT_ASKED = "the request wants none (sp.session false)"
 
 
@@ -50,6 +53,12 @@ class Sessions:
         with self._counted(self.talks):
             return self.talks.answer(prompt, job.options, on_token, memory=memory, reporter=reporter)
 
+    def again(self, found: RunResult, options: RunOptions, reporter: Reporter, on_token: OnToken) -> Answer:
+        """Another answer to a prompt that a run by itself has read, from the same kept tokens."""
+        kept = np.ones(len(found.prompt), bool) if found.selection is None else found.selection
+        options = replace(found.options or options, decode=options.decode)
+        return self.pipeline.read(found.prompt, kept, options, reporter=reporter, on_token=on_token)
+
     def clear(self) -> None:
         """Forget everything."""
         if self.talks is not None:
@@ -58,6 +67,8 @@ class Sessions:
 
     def refusal(self, prompt: Prompt, job: Job) -> str | None:
         """Why a request is no turn of a conversation; None if it is one."""
+        if job.choices > 1:
+            return SEVERAL
         if self.talks is None:
             return OFF
         return self.talks.refusal(prompt, job.options) if job.session else NOT_ASKED

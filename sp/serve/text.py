@@ -62,6 +62,16 @@ class ReplyText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what came last is thinking."""
+        return self._splitter.thinking
+
+    @property
+    def answering(self) -> bool:
+        """Whether what comes next may be answer."""
+        return self._splitter.answering
+
     def push(self, token: int) -> Part:
         """Text that is certain after one more token; no answer after a stop."""
         raw = self._bytes.push(token)

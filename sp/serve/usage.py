@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sp.conversation import TurnResult
-from sp.pipeline import RunResult
+from sp.decode import Sample
+from sp.pipeline import RunOptions, RunResult
+from sp.serve.question import Question
 
 
 @dataclass(frozen=True)
@@ -56,31 +58,52 @@ class PromptTokens:
         return self.kept < self.total
 
 
-def usage(
-    result: RunResult | TurnResult, queued: float, render: float, reasoning: int = 0, apart: str | None = None
-) -> dict[str, Any]:
+@dataclass
+class Told:
+    """What else a request comes to.
+
+    Parameters
+    ----------
+    asked : Question or None
+        What was taken for the question of a chat.
+    apart : str or None
+        Why the request had no session.
+    queued, render : float
+        Seconds in the queue, and until the prompt was rendered.
+    generated, reasoning : int
+        Tokens of all answers, and of them those of thinking.
+    """
+
+    asked: Question | None = None
+    apart: str | None = None
+    queued: float = 0.0
+    render: float = 0.0
+    generated: int = 0
+    reasoning: int = 0
+
+
+def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> dict[str, Any]:
     """OpenAI's usage block; under `sp` what compression did, what each stage cost and what a draft's guesses gave.
 
     Parameters
     ----------
     result : RunResult or TurnResult
-    queued, render : float
-        Seconds in the queue, and until the prompt was rendered.
-    reasoning : int
-        Tokens of thinking.
-    apart : str, optional
-        Why the request had no session.
+        Of the first answer.
+    told : Told
+    options : RunOptions
+        As the request asked for them.
     """
-    prompt, generated = PromptTokens.of(result), len(result.answer.tokens)
+    prompt, generated = PromptTokens.of(result), told.generated
+    question = {"found": told.asked.found, "tokens": int(result.prompt.mask("question").sum())} if told.asked else None
     found, recalls = (result.found, result.recalled) if isinstance(result, TurnResult) else (None, ())
-    stages = [{"name": "render", "tokens": 0, "ms": 1e3 * render}]
+    stages = [{"name": "render", "tokens": 0, "ms": 1e3 * told.render}]
     stages += [{"name": s.name, "tokens": s.tokens, "ms": 1e3 * s.seconds} for s in result.answer.trace.stages]
     return {
         "prompt_tokens": prompt.total,
         "completion_tokens": generated,
         "total_tokens": prompt.total + generated,
         "prompt_tokens_details": {"cached_tokens": prompt.cached},
-        **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
+        **({"completion_tokens_details": {"reasoning_tokens": told.reasoning}} if told.reasoning else {}),
         "sp": {
             "compressed": prompt.compressed,
             "reason": result.decision.reason,
@@ -88,15 +111,17 @@ def usage(
             **asdict(prompt),
             "kept_tokens": prompt.kept,
             "session": found or "none",
-            "session_reason": apart,
+            "session_reason": told.apart,
+            "question": question,
+            "sampling": asdict(options.decode) if isinstance(options.decode, Sample) else None,
             "recalls": [{name: value for name, value in asdict(span).items() if name != "text"} for span in recalls],
             "positions": result.answer.trace.facts.get("positions", []),
             "break_even_tokens": result.decision.break_even_tokens,
             "break_even_source": result.decision.break_even_source,
             "acceptance_length": result.answer.acceptance_length,
             "tokens_by_pass": list(result.answer.passes),
-            "queue_ms": 1e3 * queued,
-            "ttft_ms": 1e3 * (render + result.answer.ttft_s),
+            "queue_ms": 1e3 * told.queued,
+            "ttft_ms": 1e3 * (told.render + result.answer.ttft_s),
             "stages": stages,
         },
     }

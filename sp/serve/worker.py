@@ -7,22 +7,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sp.chat import Call
 from sp.conversation import Conversations, TurnResult
 from sp.errors import SpError
 from sp.kernels import device_errors
-from sp.pipeline import Pipeline, RunResult
+from sp.pipeline import Answer, Pipeline, RunResult
+from sp.prompt import Prompt
+from sp.serve.choices.grammar import Grammars
+from sp.serve.choices.sampling import nth
+from sp.serve.choices.speaker import Ended, Piece, Speaker
 from sp.serve.errors import RequestError, as_request_error
+from sp.serve.http.bodies import busy
+from sp.serve.kept import kept_text
 from sp.serve.lanes import Lane, Lanes
 from sp.serve.messages import to_prompt
 from sp.serve.metrics import Metrics
 from sp.serve.protocol import Job
 from sp.serve.sessions import Sessions
-from sp.serve.text import Part, ReplyText
-from sp.serve.usage import PromptTokens, usage
+from sp.serve.text import ReplyText
+from sp.serve.usage import PromptTokens, Told, usage
 
 log = logging.getLogger("sp.serve")
 
@@ -32,19 +37,9 @@ class CancelledError(Exception):
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A part of the reply: answer, thinking before it, and calls of tools behind it."""
-
-    text: str
-    reasoning: str = ""
-    calls: tuple[Call, ...] = ()
-
-
-@dataclass(frozen=True)
 class Done:
-    """The end of an answer: why it ended, and the usage block."""
+    """The end of all answers: the usage block."""
 
-    finish_reason: str
     usage: dict[str, Any]
 
 
@@ -55,7 +50,8 @@ class Failed:
     error: RequestError
 
 
-Event = Piece | Done | Failed
+Result = RunResult | TurnResult
+Event = Piece | Ended | Done | Failed
 
 
 @dataclass(eq=False)
@@ -99,6 +95,7 @@ class Worker:
     ) -> None:
         self.pipeline, self.metrics, self.limit = pipeline, metrics, limit
         self._sessions = Sessions(pipeline, talks, metrics)
+        self.grammars, self.started = Grammars(pipeline.target.tokenizer), int(time.time())
         self._waiting: Lanes[Ticket] = Lanes()
         self._current: Ticket | None = None
         self._changed = threading.Condition()
@@ -117,22 +114,30 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
+    def check_room(self) -> None:
+        """RequestError when nobody's request would be queued, however few they have."""
+        with self._changed:
+            if self._closed:
+                raise _stopping()
+            if len(self._waiting) >= self.limit and self._waiting.greediest(beside="") is None:
+                raise busy(f"{self.limit} requests wait already")
+
     def submit(self, job: Job, emit: Callable[[Event], None], lane: Lane = ("", "")) -> Ticket:
         """Queue a job; RequestError when there is no room or no more work is taken."""
         ticket, displaced = Ticket(job, emit, lane), None
-        busy = RequestError(f"{self.limit} requests wait already; try again later", status=503, code="busy")
+        full = busy(f"{self.limit} requests wait already")
         with self._changed:
             if self._closed:
                 raise _stopping()
             if len(self._waiting) >= self.limit:
                 displaced = self._waiting.greediest(beside=lane[0])
                 if displaced is None:
-                    raise busy
+                    raise full
                 self._waiting.remove(displaced.lane, displaced)
             self._waiting.add(lane, ticket)
             self._changed.notify()
         if displaced is not None:
-            self._fail(displaced, busy)
+            self._fail(displaced, full)
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -187,37 +192,58 @@ class Worker:
         start = time.perf_counter()
         job, target = ticket.job, self.pipeline.target
         ticket.check()
-        prompt = to_prompt(job, target.template, target.tokenizer)
+        prompt, asked = to_prompt(job, target.template, target.tokenizer)
         apart = self._sessions.refusal(prompt, job)
         rendered = time.perf_counter()
+        speakers = [self._speaker(ticket, prompt, index) for index in range(job.choices)]
+        result, told = None, Told(asked=asked, apart=apart, queued=start - ticket.submitted, render=rendered - start)
+        for speaker in speakers:
+            answer, result = self._answer(ticket, prompt, apart, speaker, result)
+            speaker.end(len(answer.tokens), job.options.max_new_tokens)
+            told.generated += len(answer.tokens)
+            told.reasoning += speaker.text.reasoning_tokens
+        assert result is not None, "a request wants one answer at least"
+        self._count(result, told)
+        used = usage(result, told, job.options)
+        if job.return_kept:
+            used["sp"]["kept_text"] = kept_text(result)
+        ticket.emit(Done(used))
+
+    def _speaker(self, ticket: Ticket, prompt: Prompt, index: int) -> Speaker:
+        job, target = ticket.job, self.pipeline.target
         calling = job.tools.calling(target.template)
         text = ReplyText(target.tokenizer, job.stop, prompt.thinks, begins=job.kind == "chat", calling=calling)
+        return Speaker(target.tokenizer, text, ticket.emit, index, job.logprobs)
 
-        def emit(part: Part) -> None:
-            if any(part):
-                ticket.emit(Piece(part.content, part.reasoning, part.calls))
+    def _answer(
+        self, ticket: Ticket, prompt: Prompt, apart: str | None, speaker: Speaker, first: Result | None
+    ) -> tuple[Answer, Result]:
+        """One answer, and what was found for the first of them: it is read as often as there are answers to it."""
+        wanted, text = ticket.job.format, speaker.text
+        constraint = self.grammars.constraint(wanted, lambda: not text.answering) if wanted else None
+        options = ticket.job.options
+        options = replace(options, decode=speaker.decoder(nth(options.decode, speaker.index), constraint))
 
         def on_token(token: int) -> bool:
             ticket.check()
-            emit(text.push(token))
-            return text.stopped
+            return speaker.hear(token)
 
+        if isinstance(first, RunResult):
+            return self._sessions.again(first, options, ticket.reporter, on_token), first
+        job = replace(ticket.job, options=options)
         result = self._sessions.answer(prompt, job, apart, ticket.reporter, on_token)
-        emit(text.finish())
-        long = len(result.answer.tokens) == job.options.max_new_tokens and not text.stopped
-        queued, render = start - ticket.submitted, rendered - start
-        self._count(result, queued, render)
-        why = "length" if long else "tool_calls" if text.called else "stop"
-        ticket.emit(Done(why, usage(result, queued, render, text.reasoning_tokens, apart)))
+        return result.answer, result
 
-    def _count(self, result: RunResult | TurnResult, queued: float, render: float) -> None:
+    def _count(self, result: Result, told: Told) -> None:
         metrics, prompt = self.metrics, PromptTokens.of(result)
         metrics.requests.labels("ok").inc()
         metrics.compressed.inc(prompt.compressed)
-        metrics.waited.observe(queued)
-        metrics.ttft.observe(render + result.answer.ttft_s)
+        metrics.waited.observe(told.queued)
+        metrics.ttft.observe(told.render + result.answer.ttft_s)
+        if told.asked is not None:
+            metrics.questions.labels(told.asked.found).inc()
         counts = {"prompt": prompt.total, "cached": prompt.cached, "kept": prompt.kept, "recalled": prompt.recalled}
-        for kind, count in {**counts, "generated": len(result.answer.tokens)}.items():
+        for kind, count in {**counts, "generated": told.generated}.items():
             metrics.tokens.labels(kind).inc(count)
 
 

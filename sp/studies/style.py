@@ -49,6 +49,17 @@ def looks(strategies: Sequence[str]) -> dict[str, Look]:
     return found
 
 
+def apart(place: int, count: int, step: float = 0.025) -> float:
+    """What a value on a logarithmic axis is drawn times, so that series at one value are all seen.
+
+    Examples
+    --------
+    >>> apart(0, 1), apart(0, 3) < apart(1, 3) == 1.0 < apart(2, 3)
+    (1.0, True)
+    """
+    return float((1 + step) ** (place - (count - 1) / 2))
+
+
 def tokens_label(tokens: float) -> str:
     """A number of tokens as it stands on an axis.
 

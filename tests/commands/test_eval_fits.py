@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sp import cli
-from sp.commands.eval_options import Asked
+from sp.commands.eval.options import Asked
 from sp.pipeline import Pipeline, stages
 
 WINDOW = 1500
@@ -22,8 +22,10 @@ WINDOW = 1500
         ["ruler", "-t", "niah_single_1", "-p", "600,2500"],
         ["turns", "-t", "1200,9000", "--layout", "plain"],
         ["ppl", "-p", "400,2500"],
+        ["needle", "-p", "600,9000000"],  # of which not one is made first
+        ["ppl", "-p", "400,9000000"],
     ],
-    ids=lambda command: command[0],
+    ids=" ".join,
 )
 def test_what_cannot_fit_is_refused_unread(
     retriever_target: Path,

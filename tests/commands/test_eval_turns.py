@@ -39,6 +39,9 @@ def test_rows_are_made_once_and_the_table_is_narrow(
     assert "5 of 8 rows were" in found.err
     assert "transcripts of 1,800 tokens" in found.out
     assert "cold random" in found.out
+    page = out.with_suffix(".report.html").read_text()
+    assert "cold: random + top_chunks" in page
+    assert page.count('class="forest"') > 1
     assert max(map(len, found.out.splitlines())) <= 80
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == len({(row["example"], row["way"], row["scorer"]) for row in rows}) == 8

@@ -209,7 +209,10 @@ def test_every_format_is_known_by_its_fields_and_is_a_task(tmp_path: Path) -> No
         known = TASKS.class_of(f"{name}_file")
         assert issubclass(known, FileTask)
         assert hasattr(known, "read") == issubclass(known, RecordTask) == (name != "nolima")
-    with pytest.raises(ConfigError, match=r"is of no known format; .*own: context, question, answers"):
+    with pytest.raises(
+        ConfigError,
+        match=r"\(.*own, ruler\); the nearest is own, .* lacks context, question, answers",
+    ):
         recognise(put(tmp_path / "other.jsonl", {"a": 1}))
 
 

@@ -101,6 +101,7 @@ def test_the_command_writes_a_map(
     [
         (["-t", "4x"], "whole numbers"),
         (["-t", "0"], "no prompt length"),
+        (["-t", "1k,9000k"], "reads 1048576 tokens at most"),
         (["-t", "40"], "tokens"),
         (["--task", "nothing"], "nothing"),
         (["--task", "needle_multiquery", "-t", "400"], "one answer is copied from one needle"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from sp.commands.eval_run import ANSWERS, PERPLEXITY, show
+from sp.commands.eval.run import ANSWERS, PERPLEXITY, show
 from sp.evals.trained_for import (
     BEGINS,
     KEY,
@@ -160,7 +160,8 @@ def test_reports_of_rows_that_name_no_drafter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "least", "notes"),
     [
-        ("README.md", 2, {TRAINED_FOR, OURS}),
+        ("docs/quickstart.md", 1, {OURS}),
+        ("docs/results/study.md", 1, {TRAINED_FOR}),
         pytest.param("sp/assets/MODEL_CARD.md", 1, {OURS}, marks=measured),
         ("results/nvidia-h200/study/report.md", 30, {TRAINED_FOR, OURS}),
     ],

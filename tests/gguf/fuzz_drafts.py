@@ -1,9 +1,7 @@
 """Drafts and trained scorers whose config.json or safetensors header is hostile: refused in one short line, or read.
 
 Keys of config.json are drawn from those that the reader asks for, values from all that JSON can spell. A share runs as
-`test_gguf_metadata_fuzz.py`. By hand, from the root of the repository, for as many as asked:
-
-    PYTHONPATH=tests/gguf python tests/gguf/fuzz_drafts.py 20000
+`test_gguf_metadata_fuzz.py`; many more with `fuzz_inputs.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ import json
 import os
 import random
 import struct
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -231,10 +227,3 @@ def try_many(count: int, seed: int) -> Outcomes:
         with subject.watched():
             outcomes.meet([subject.read], lambda name=subject.name, change=change: f"{name}: {change}")
     return outcomes
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        print(try_many(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
-        print(len(subjects()[0].asked), "keys of config.json")

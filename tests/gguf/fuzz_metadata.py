@@ -1,10 +1,8 @@
 """Values of a wrong kind under every metadata key that is read: refused in one short line, or read and used.
 
 Which keys are read is found by watching the reader, so a new one is drawn from the day it is read. Files are hollow:
-headers of the tiny shapes, and tensors of zeros. A share runs as `test_gguf_metadata_fuzz.py`. By hand, from the root
-of the repository, for as many as asked:
-
-    PYTHONPATH=tests/gguf python tests/gguf/fuzz_metadata.py 20000
+headers of the tiny shapes, and tensors of zeros. A share runs as `test_gguf_metadata_fuzz.py`; many more with
+`fuzz_inputs.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import json
 import os
 import random
 import struct
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +24,7 @@ import raw_gguf as raw
 from outcomes import Outcomes, Step, one_short_line
 
 from sp.bench.names import file_facts
+from sp.errors import SpError
 from sp.evals.trained_for import LONGEST, note_of_file
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template, render_chat
 from sp.gguf.encode import encode_key_value
@@ -37,6 +35,8 @@ from sp.models.architectures.llama import FACTORS
 from sp.models.drafts.dflash import load_draft
 from sp.models.drafts.dflash_shapes import find_draft_shape
 from sp.models.inspect import inspect_file
+from sp.models.inspect.plan import plan_file
+from sp.models.inspect.plan_tables import render_plan
 from sp.models.inspect.tables import render
 from sp.models.synthetic.shapes import Plan, find_shape, list_shapes
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
@@ -209,13 +209,35 @@ def cases() -> tuple[Case, ...]:
 
 def model_steps(path: Path) -> Iterator[Step]:
     """All that is made of a model file, each step tried whatever became of those before."""
-    yield lambda: [one_short_line(warning) for warning in inspect_file(path)["warnings"]]
-    yield lambda: render(facts := inspect_file(path)) and json.dumps(facts)
+    yield lambda: told(path)
     yield lambda: file_facts(path)
     yield lambda: one_short_line(note_of_file(path), LONGEST)
     yield lambda: tokenize(Tokenizer.from_gguf(GGUFFile.open(path)))
-    yield lambda: converse(path)
-    yield lambda: load(path, device="cpu")
+    yield lambda: foretold(path)
+
+
+def told(path: Path) -> None:
+    """What is shown of a file."""
+    facts = inspect_file(path)
+    render(facts)
+    json.dumps(facts)
+    for line in (*facts["warnings"], facts["verdict"]["line"]):
+        one_short_line(line)
+
+
+def foretold(path: Path) -> None:
+    """What is said to run loads and takes a conversation, and nothing else does."""
+    plan = plan_file(path).as_dict()
+    render_plan(plan)
+    refusal: SpError | None = None
+    try:
+        load(path, device="cpu")
+        converse(path)
+    except SpError as error:
+        refusal = error
+    assert (plan["verdict"]["runs"] == "no") == (refusal is not None), (plan["verdict"]["line"], refusal)
+    if refusal is not None:
+        raise refusal
 
 
 def tokenize(tokenizer: Tokenizer) -> None:
@@ -235,7 +257,7 @@ def converse(path: Path) -> None:
 
 def draft_steps(path: Path, target: Model) -> Iterator[Step]:
     """All that is made of a draft file."""
-    yield lambda: [one_short_line(warning) for warning in inspect_file(path)["warnings"]]
+    yield lambda: told(path)
     yield lambda: load_draft(path, target, decode_budget=0)
 
 
@@ -271,11 +293,3 @@ def try_many(count: int, seed: int) -> Outcomes:
         with watched(case.keys):
             outcomes.meet(readers[case.name](), lambda case=case, changes=changes: f"{case.name}: {changes}")
     return outcomes
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        print(try_many(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
-        for each in cases():
-            print(each.name, len(each.keys), "keys")

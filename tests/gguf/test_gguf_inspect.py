@@ -63,7 +63,8 @@ def qwen35_tensors(blocks: int) -> dict[str, tuple[int, ...]]:
         norms = {"attn_norm": (HIDDEN,), "post_attention_norm": (HIDDEN,)}
         heads = {"attn_q_norm": (32,), "attn_k_norm": (32,)}
         attends = i % 4 == 3 or i >= 8
-        mixer = {**ATTENTION, **heads} if attends else DELTA
+        gated = {**ATTENTION, "attn_q": (256, HIDDEN)}
+        mixer = {**gated, **heads} if attends else DELTA
         tensors |= {f"blk.{i}.{name}.weight": shape for name, shape in {**norms, **FEED_FORWARD, **mixer}.items()}
         if not attends:
             tensors |= {f"blk.{i}.ssm_dt.bias": (1,), f"blk.{i}.ssm_a": (1,)}
@@ -218,6 +219,7 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
         ({**KEYS, "tokenizer.chat_template": 5}, (), "'tokenizer.chat_template' is not a string"),
         ({**KEYS, "tokenizer.chat_template": "{% include 'x' %}"}, (), "may not use Include"),
         ({**KEYS, "tokenizer.chat_template": "{{ 1 | nosuch }}"}, (), "No filter named 'nosuch'"),
+        ({**KEYS, "tokenizer.chat_template": "{{ 'x' * 9**9 }}"}, (), "chat template fails"),
         (without(KEYS, "tokenizer.ggml.model"), (), "no usable tokenizer: key 'tokenizer.ggml.model' is missing"),
         ({**KEYS, "tokenizer.ggml.pre": "kimi-k2"}, (), "no usable tokenizer: pre-tokenizer 'kimi-k2'"),
         (without(KEYS, "tokenizer.ggml.eos_token_id"), (), "no end-of-sequence token id"),

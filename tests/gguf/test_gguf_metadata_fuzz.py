@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import tracemalloc
 import warnings
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import fuzz_drafts
 import fuzz_metadata
+import outcomes
 import pytest
 import raw_gguf as raw
 from fuzz_metadata import cases, tiny_target
@@ -47,6 +49,20 @@ def test_outcomes_tell_faults() -> None:
     found = Outcomes()
     found.meet([lambda: refuse("short"), lambda: 1 / 0, lambda: refuse("x" * 301), lambda: refuse("two\nlines")], str)
     assert (found.refused, found.read, found.faults.total()) == (1, 0, 3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+def test_outcomes_tell_what_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "SECONDS", 0.02)
+    monkeypatch.setattr(outcomes, "GIVEN_UP", 0.3)
+    found = Outcomes()
+    found.meet([lambda: sum(range(3_000_000))], str)
+    found.meet([lambda: bytearray(b"x") * (300 << 20)], str)
+    found.meet([lambda: time.sleep(5)], str)
+    told = " ".join(found.faults)
+    assert "took more than" in told
+    assert "more memory than a file may" in told
+    assert "SlowError" in told
 
 
 def hostile(path: Path, name: str, **changes: tuple[int, bytes]) -> Path:

@@ -91,7 +91,7 @@ def test_no_driver_ends_the_examination(machine):
 def test_an_old_driver(machine):
     machine.driver = 12080
     assert found("driver").state == "fail"
-    assert "sp[cuda12]" in found("driver").mend
+    assert "sp-prefill[cuda12]" in found("driver").mend
 
 
 def test_a_full_card_is_a_warning(machine):

@@ -16,6 +16,7 @@ from sp.prompt import Prompt
 from sp.scoring import Importance, ScoreRequest
 from sp.scoring.controls import RecencyScorer
 from sp.selection import SELECTORS
+from sp.serve.usage import PromptTokens
 from sp.trace import Trace
 
 OPTIONS = RunOptions(keep_ratio=0.2, compress="always", max_new_tokens=6)
@@ -61,8 +62,23 @@ def test_a_scorer_is_few_calls_below_the_run(pair: Pipeline, prompt: Prompt) -> 
     options = replace(OPTIONS, scorer=Watching())
     pair.run(prompt, options, full=False)
     pair.score(pair.tokenise(prompt), options)
-    assert seen[0][:4] == ["attempt", "score", "score", "run"]
-    assert seen[1][:4] == ["attempt", "score", "score", "test_a_scorer_is_few_calls_below_the_run"]
+    assert seen[0][:3] == ["score", "score", "run"]
+    assert seen[1][:3] == ["score", "score", "test_a_scorer_is_few_calls_below_the_run"]
+
+
+def test_a_scorer_that_runs_no_model_is_charged_for_none(pair: Pipeline, prompt: Prompt) -> None:
+    """Their vocabularies differ, so that reading for the drafter would be a stage of its own."""
+    free = pair.run(prompt, replace(OPTIONS, scorer="recency"), full=False)
+    assert [stage.name for stage in free.answer.trace.stages] == [
+        "tokenise", "score", "select", "compress", "target prefill", "decode",
+    ]  # fmt: skip
+    assert free.drafted is None
+    assert free.importance is not None
+    assert len(free.importance.scores) == len(free.prompt), "its scores are of the target's tokens"
+    assert PromptTokens.of(free).drafted == 0
+    read = pair.run(prompt, OPTIONS, full=False)
+    assert read.drafted is not None
+    assert PromptTokens.of(read).drafted == len(read.drafted) != len(read.prompt)
 
 
 def test_one_vocabulary_is_tokenised_once(pair: Pipeline, prompt: Prompt) -> None:

@@ -18,7 +18,7 @@ import serving as tool
 from serving import ALWAYS, TASKS, chat, client
 
 from sp.pipeline import Pipeline
-from sp.serve.app import Limits
+from sp.serve.http.bodies import Limits
 
 openai = pytest.importorskip("openai")
 
@@ -119,9 +119,9 @@ def test_a_full_queue_says_so_and_a_stalled_body_is_dropped(pair: Pipeline) -> N
         tool.until(lambda: small.worker.state["running"])
         held += [raw_request(small, body), raw_request(small, body)]
         tool.until(lambda: small.worker.state["waiting"] == 2)
-        with pytest.raises(openai.InternalServerError, match="try again later") as caught:
+        with pytest.raises(openai.RateLimitError, match="try again later") as caught:
             client(small).chat.completions.create(model="any", messages=chat(*TASKS[0]), user="me")
-        assert caught.value.status_code == 503
+        assert caught.value.status_code == 429
         slow = socket.create_connection(("127.0.0.1", small.port))
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                      b"Content-Length: 100\r\n\r\n{")  # fmt: skip

@@ -17,6 +17,7 @@ from sp.pipeline import Pipeline
 from sp.prompt import Prompt
 from sp.serve.errors import RequestError
 from sp.serve.messages import chat_prompt
+from sp.serve.question import question_of
 from sp.serve.text import ReplyText
 
 TEMPLATE = (
@@ -50,7 +51,8 @@ def test_earlier_parts_of_the_last_turn_are_documents(pair: Pipeline) -> None:
     assert "doc one\n\ndoc two\n\nask?" in prompt.text
     assert spans(prompt, "question") == ["ask?"]
     assert "doc" not in "".join(spans(prompt, "protected"))
-    one = chat_prompt((say("user", "doc\n\nask?\n"),), (), TEMPLATE, pair.target.tokenizer, "paragraph")
+    asked = question_of(["doc\n\nask?\n"], "paragraph", pair.target.tokenizer)
+    one = chat_prompt((say("user", "doc\n\nask?\n"),), (), TEMPLATE, pair.target.tokenizer, asked)
     assert spans(one, "question") == ["ask?\n"]
 
 

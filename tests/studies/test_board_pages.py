@@ -177,7 +177,8 @@ const heads = [head(), head()];
 const body = { rows: [row("b", "=9"), row("a", "="), row("c", "=10")], append(...rows) { this.rows = rows; } };
 const select = { name: "task", value: "", addEventListener: (_, act) => { select.change = act; } };
 const told = {};
-const found = { table: [{ tHead: { rows: [{ cells: heads }] }, tBodies: [body] }], select: [select], output: [told] };
+const table = { tHead: { rows: [{ cells: heads }] }, tBodies: [body] };
+const found = { "table.sorts": [table], select: [select], output: [told] };
 globalThis.document = { querySelectorAll: what => what === "#all tbody tr" ? body.rows : found[what] };
 """
 CLICKS = """

@@ -76,7 +76,7 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(executor, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'sp\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'sp-prefill\[ray\]'"):
         RayPool(lambda: None)  # type: ignore[arg-type, return-value]
 
 

@@ -230,3 +230,20 @@ def test_parts_are_sweeps_of_their_own_in_one(tmp_path: Path) -> None:
         load(tmp_path, parts.replace("    cells: {scorer: oracle}\n", ""))
     with pytest.raises(ConfigError, match="unknown section 'sells'"):
         load(tmp_path, parts, "sells.keep_ratio=1")
+
+
+def test_numbers_of_tokens_and_the_folder_are_as_on_the_command_line(tmp_path: Path) -> None:
+    text = GOOD.replace("[512, 1024]", "[512, 1k, 128k]").replace(
+        "cells:\n  - grid:", "cells:\n  - threshold: 2k\n    grid:"
+    )
+    sweep = load(tmp_path, text, "tasks.examples=1")
+    assert [run.tokens for run in sweep.runs] == [512, 1024, 131072] * 2
+    assert sweep.runs[0].cells[0].options.threshold == 2048
+    assert [run.tokens for run in load(tmp_path, text, "tasks.tokens=[2k]").runs[:1]] == [2048]
+    with pytest.raises(ConfigError, match=r"line 3: tokens is a number of tokens such as 512, 8k or 1m, not '1kb'"):
+        load(tmp_path, GOOD.replace("[512, 1024]", "[1kb]"))
+    with pytest.raises(ConfigError, match="examples must be int, not '1k'"):
+        load(tmp_path, GOOD.replace("examples: 25", "examples: 1k"))
+    path = tmp_path / "small.yaml"
+    path.write_text(GOOD + "out: somewhere\n")
+    assert [load_sweep(path, [], out).out for out in (None, tmp_path)] == [Path("somewhere"), tmp_path]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from sp.commands.bench.asked import asked_output, kernels_of
-from sp.commands.options import KernelPath, Output, RecordBelow, Rotate
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar, wide_console
-from sp.errors import ConfigError
+from sp.commands.options import KernelPath, Output, RecordBelow, Rotate, tokens_option
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, print_csv, print_json, progress_bar
+from sp.config import token_count
+from sp.errors import ConfigError, short
 
 bench_app = typer.Typer(
     help="Measure whole models, and draw what was measured.", no_args_is_help=True, rich_markup_mode="rich"
@@ -35,7 +36,7 @@ def bench_model(
     path: KernelPath = "auto",
     kv: Annotated[str, typer.Option(help="Cached keys and values: f16, q4_0, or on the CPU f32.")] = "f16",
     rotate: Rotate = False,
-    chunk: Annotated[int | None, typer.Option(min=1, help="Tokens that go through a layer together.")] = None,
+    chunk: Annotated[int | None, tokens_option(least=1, help="Tokens that go through a layer together.")] = None,
     density: Annotated[
         float | None, typer.Option(help="Prefill sparsely: share of the key blocks that attention reads.")
     ] = None,
@@ -44,6 +45,7 @@ def bench_model(
     ] = False,
     record: RecordBelow = None,
     output: Output = "table",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time prefill and decoding of a model with random tokens, after a warm-up.
@@ -101,11 +103,11 @@ def bench_model(
             loading | {"tests": [r | {"samples": s} for r, s in zip(rows, samples, strict=True)], "kernels": tables}
         )
         return
-    _print(rows, output)
+    print_rows(rows, output, wide)
     if load is not None and output == "table":
         print(f"loaded {load[1] / 1e9:.2f} GB in {load[0]:.2f} s ({load[1] / load[0] / 1e9:.1f} GB/s)")
     for test, found in profiles:
-        _print_kernels(test, found)
+        print_kernels(test, found, wide)
 
 
 @bench_app.command()
@@ -154,16 +156,12 @@ def _row(timing: Any, name: str, nbytes: int, kv: str, path: str) -> dict[str, A
 
 
 def numbers(text: str, option: str) -> list[int]:
-    """Whole numbers from a comma-separated list; ``8k`` is 8192."""
+    """Numbers of tokens from a comma-separated list; ``8k`` is 8192."""
     try:
-        found = [int(part[:-1]) * 1024 if part[-1:] in "kK" else int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"{option} takes whole numbers with commas between them, such as 512,8k, not {text!r}"
-        ) from None
-    if min(found) < 0:
-        raise ConfigError(f"{option} {text}: a number of tokens is not negative")
-    return found
+        return [token_count(part, option) for part in text.split(",")]
+    except ConfigError:
+        wanted = f"{option} takes whole numbers with commas between them, such as 512,8k"
+        raise ConfigError(f"{wanted}, not {short(repr(text))}") from None
 
 
 def lengths_of(text: str, option: str) -> list[int]:
@@ -178,8 +176,9 @@ def open_model(
     file: Path | None, shape: str | None, file_type: str, device: Any
 ) -> tuple[Any, str, tuple[float, int] | None]:
     """The model, its name in the results, and seconds and bytes of loading if it came from a file."""
-    from sp.gguf import GGUFFile, values
-    from sp.gguf.metadata import plain
+    from sp import values
+    from sp.errors import plain
+    from sp.gguf import GGUFFile
     from sp.models import load_model
 
     if shape is not None:
@@ -214,7 +213,8 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool, chunk: int | None) ->
     return kernel_times(lambda: decode_step(model, 0, len(ids) + 1, cache), hold_ms=60.0)
 
 
-def _print(rows: list[dict[str, Any]], output: str) -> None:
+def print_rows(rows: Sequence[Mapping[str, Any]], output: str, wide: bool = False) -> None:
+    """Tests of `sp bench model`, one a row."""
     if output == "csv":
         print_csv(rows)
         return
@@ -232,13 +232,12 @@ def _print(rows: list[dict[str, Any]], output: str) -> None:
         )
         for row in rows
     ]
-    print_table(heads, cells, output, 5)
+    print_table(heads, cells, output, 5, main=("model", "test", "tok/s", "median", "peak memory"), wide=wide)
 
 
-def _print_kernels(test: str, found: Any) -> None:
+def print_kernels(test: str, found: Any, wide: bool) -> None:
+    """Kernels of a test, and what they take of its time."""
     total = sum(item.ms for item in found)
-    table = Table("kernel", "variant and grid", "launches", "ms", "share", box=None, title=f"{test}: {total:.3f} ms")
-    for item in found:
-        table.add_row(item.entry, item.variant, str(item.launches), f"{item.ms:.3f}", f"{item.ms / total:.1%}")
-    console: Console = wide_console()
-    console.print(table)
+    print(f"{test}: {total:.3f} ms")
+    cells = [[x.entry, x.variant, str(x.launches), f"{x.ms:.3f}", f"{x.ms / total:.1%}"] for x in found]
+    print_table(["kernel", "variant and grid", "launches", "ms", "share"], cells, "table", 2, wide=wide)

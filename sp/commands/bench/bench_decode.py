@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +13,9 @@ from sp.commands.bench.asked import asked_output
 from sp.commands.bench.bench import numbers
 from sp.commands.bench.bench_drafter import parts
 from sp.commands.open_pair import draft_of
-from sp.commands.options import Cache, Draft, OnDevice, Output, RecordBelow, Rotate, Target
-from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
+from sp.commands.options import Cache, Draft, OnDevice, Output, RecordBelow, Rotate, Target, tokens_option
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, progress_bar, text_width
 from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
 
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
     from sp.bench.simulate import Acceptance
 
 TASKS = "needle,needle_multikey,needle_multivalue,needle_multiquery,needle[value=uuid],needle[value=word],vt"
+
+
+MAIN = (
+    "method", "guesses", "simulated acceptance", "tokens a pass", "tok/s", "against greedy",
+    "pass", "nodes", "pass (ms)", "in greedy steps", "draft step (ms)",
+)  # fmt: skip
 
 
 def bench_decode(
@@ -43,10 +51,12 @@ def bench_decode(
         "greedy,dflash,ddtree"
     ),
     budgets: Annotated[str, typer.Option(help="Guesses a pass, comma-separated.")] = "1,4,8,15,22,32,48,63",
-    tasks: Annotated[str, typer.Option(help="Tasks of sp eval to answer, with options.")] = TASKS,
+    tasks: Annotated[
+        str, typer.Option(help="Tasks of sp eval to answer, with options.", show_default="six of needles, and vt")
+    ] = TASKS,
     prompt: Annotated[str, typer.Option("-p", "--prompt", help="Tokens read before, e.g. 1k.")] = "1k",
     examples: Annotated[int, typer.Option("-n", "--examples", min=1, help="Prompts a task.")] = 4,
-    new: Annotated[int, typer.Option(min=1, help="Tokens decoded a repetition, where acceptance is simulated.")] = 256,
+    new: Annotated[int, tokens_option(least=1, help="Tokens a repetition, where acceptance is simulated.")] = 256,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Repetitions, and samples of a pass.")] = 5,
     nodes: Annotated[
         str, typer.Option(help="Also time rounds of so many tokens a pass, or all a draft can fill; comma-separated.")
@@ -58,6 +68,7 @@ def bench_decode(
     trace: Annotated[Path | None, typer.Option(help="Write the accepted lengths of every way, for --simulate.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw acceptance and speed over budget into this folder.")] = None,
     output: Output = "table",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time decoding with a draft by budget, beside plain greedy decoding of the same prompts in the same run.
@@ -141,7 +152,7 @@ def bench_decode(
             part = time_round(loaded, guesser, size, greedy_ms, options, context=lengths[0], repeats=4 * repeats)
             found.append(kept(describe_round(part, loaded, guesser, common), record))
             advance(1)
-    show(found, pictures(found, plots), output)
+    show(found, pictures(found, plots), output, wide)
 
 
 def methods_of(text: str) -> list[str]:
@@ -256,7 +267,7 @@ def pictures(records: Sequence[dict[str, Any]], folder: Path | None) -> list[Pat
     return list(draw_decoding(records, folder)) if folder is not None else []
 
 
-def show(records: Sequence[dict[str, Any]], drawn: Sequence[Path], output: str) -> None:
+def show(records: Sequence[dict[str, Any]], drawn: Sequence[Path], output: str, wide: bool = False) -> None:
     """The tables, or all of it as JSON or CSV."""
     from sp.studies.tables.decode_table import decode_tables, row_of
 
@@ -268,8 +279,9 @@ def show(records: Sequence[dict[str, Any]], drawn: Sequence[Path], output: str) 
         print_csv(rows)
     else:
         for title, heads, cells, left in decode_tables(records):
-            print(title + "\n")
-            print_table(heads, cells, output, left)
+            print((fill(title, text_width()) if output == "table" else title) + "\n")
+            main = MAIN if {*MAIN} & {*heads[left:]} else ()  # all tasks are, in a table of tasks
+            print_table(heads, cells, output, left, main=main, wide=wide)
             print()
         for path in drawn:
             print(path)

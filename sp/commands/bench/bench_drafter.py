@@ -12,8 +12,11 @@ import typer
 from sp.commands.bench.asked import asked_output, kernels_of
 from sp.commands.bench.bench import lengths_of, open_model
 from sp.commands.options import KernelPath, Output, RecordBelow
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, print_csv, print_json, progress_bar
 from sp.errors import ConfigError
+
+MAIN = ("model", "tokens", "attention", "density", "score (s)", "limit (s)")
 
 
 def bench_drafter(
@@ -37,6 +40,7 @@ def bench_drafter(
     path: KernelPath = "auto",
     record: RecordBelow = None,
     output: Output = "table",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time the tail scorer: seconds from ids to scores, stages, density, memory, and the limit.
@@ -83,7 +87,7 @@ def bench_drafter(
     if output == "json":
         print_json({"tests": [row | {"samples": t.seconds} for row, t in zip(rows, timings, strict=True)]})
     else:
-        _print(rows, output)
+        print_rows(rows, output, wide)
 
 
 def parts(text: str) -> list[str]:
@@ -114,7 +118,8 @@ def _row(timing: Any, name: str, path: str) -> dict[str, Any]:
     }
 
 
-def _print(rows: list[dict[str, Any]], output: str) -> None:
+def print_rows(rows: list[dict[str, Any]], output: str, wide: bool = False) -> None:
+    """Readings, one a row; rates of a GPU have their stages besides."""
     if output == "csv":
         print_csv(rows)
         return
@@ -146,4 +151,4 @@ def _print(rows: list[dict[str, Any]], output: str) -> None:
         ]
         for row in rows
     ]
-    print_table(heads, cells, output, 2)
+    print_table(heads, cells, output, 2, main=MAIN, wide=wide)

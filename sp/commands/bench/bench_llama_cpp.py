@@ -10,8 +10,11 @@ import typer
 from sp.commands.bench.asked import asked_output
 from sp.commands.bench.bench import numbers
 from sp.commands.options import Output, RecordBelow
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, print_csv, print_json
 from sp.errors import ConfigError
+
+MAIN = ("engine", "kv", "batch", "test", "seconds", "tok/s", "best")
 
 
 def bench_llama_cpp(
@@ -32,6 +35,7 @@ def bench_llama_cpp(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds all tests together may take.")] = 3600,
     record: RecordBelow = None,
     output: Output = "table",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time full prefill and decoding of a GGUF file by llama.cpp, on this machine.
@@ -72,7 +76,7 @@ def bench_llama_cpp(
         heads = ["engine", "build", "backend", "kv", "batch", "ubatch", "test", "seconds", "tok/s", "runs", "best"]
         cells = [[*("" if row[name] is None else str(row[name]) for name in heads[:7]), f"{row['seconds']:.3f}",
                   f"{row['tok_s']:.1f}", str(row["runs"]), "*" if row["best"] else ""] for row in rows]  # fmt: skip
-        print_table(heads, cells, output, 7)
+        print_table(heads, cells, output, 7, main=MAIN, wide=wide)
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,8 +32,10 @@ from sp.commands.options import (
     Target,
     TargetRope,
     TargetType,
+    tokens_option,
 )
-from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, print_table, progress_bar
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, check_folder, print_csv, print_json, progress_bar, text_width
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 MOST_TIMELINES = 4
 Asked = tuple[Path | None, str | None, str]
 """A model as it was named: a file, or a shape; and the file type of random weights."""
+
+
+MAIN = ("target reads", "scorer", "within", "tokens", "first token (s)", "against full")
 
 
 def bench_ttft(
@@ -69,7 +75,7 @@ def bench_ttft(
     ] = "none",
     kv: Cache = "f16",
     rotate: Rotate = False,
-    new: Annotated[int, typer.Option("-n", "--new", min=1, help="Tokens decoded after the first is timed.")] = 32,
+    new: Annotated[int, tokens_option("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 32,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Requests a cell, after a warm-up.")] = 5,
     full_repeats: Annotated[int, typer.Option(min=1, help="Full prefills a length, after a shorter one.")] = 1,
     full_seconds: Annotated[
@@ -81,6 +87,7 @@ def bench_ttft(
     resume: Annotated[bool, typer.Option(help="Leave out what the records below --record hold already.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Draw stages and memory into this folder.")] = None,
     output: Output = "table",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time whole requests, from text to the first token, compressed and by full prefill of the same prompt.
@@ -151,7 +158,7 @@ def bench_ttft(
         pictures.append(draw_stages(records, plots / "ttft_stages.png"))
         shown = [m for m in memory if m["config"]["prompt_tokens"] == lengths[-1]]
         pictures += [draw_memory(shown[:MOST_TIMELINES], plots / "ttft_memory.png")] if shown else []
-    show(records, [str(picture) for picture in pictures], output)
+    show(records, [str(picture) for picture in pictures], output, wide)
 
 
 def settings_of(
@@ -238,7 +245,7 @@ def stored(folder: Path, device: str) -> dict[str, dict[str, Any]]:
     return {config_key(r["config"]): r for r in records if r["samples"] and is_current(r)}
 
 
-def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str) -> None:
+def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str, wide: bool = False) -> None:
     """The table and the break-evens, or all of it as JSON."""
     from sp.pipeline.measured import measured_break_evens
     from sp.studies.tables.ttft_table import cells_of, row_of, title_of
@@ -251,12 +258,13 @@ def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str)
         print_csv(rows)
     else:
         heads, cells, left = cells_of(rows)
-        print(title_of(rows) + "\n")
-        print_table(heads, cells, output, left)
+        print((fill(title_of(rows), text_width()) if output == "table" else title_of(rows)) + "\n")
+        print_table(heads, cells, output, left, main=MAIN, wide=wide)
         print()
         for even in evens:
             how = " ".join(f"{name} {value}" for name, value in even.drafting.items() if value is not None)
             where = f" within {even.vram}" if even.vram else ""
-            print(f"{'- ' if output == 'md' else ''}keep {even.keep_ratio:g}{where} ({how}): {even.describe()}")
+            line = f"keep {even.keep_ratio:g}{where} ({how}): {even.describe()}"
+            print(f"- {line}" if output == "md" else fill(line, text_width()))
         for picture in pictures:
             print(picture)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Annotated, Any
 
 import typer
@@ -28,9 +29,13 @@ from sp.commands.options import (
     Target,
     TargetRope,
     TargetType,
+    tokens_option,
 )
-from sp.commands.terminal import AsJson, print_csv, print_json, print_table, progress_bar
+from sp.commands.tables import Wide, print_table
+from sp.commands.terminal import AsJson, print_csv, print_json, progress_bar, text_width
 from sp.errors import ConfigError, unknown_name
+
+MAIN = ("policy", "recall", "within", "transcript", "new", "p50 (s)", "p95 (s)", "read")
 
 
 def bench_turn(
@@ -61,12 +66,13 @@ def bench_turn(
     vram: Annotated[str, typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g.")] = "none",
     kv: Cache = "f16",
     rotate: Rotate = False,
-    new: Annotated[int, typer.Option("-n", "--new", min=1, help="Tokens decoded after the first is timed.")] = 8,
+    new: Annotated[int, tokens_option("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 8,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Turns a policy, after a warm-up.")] = 20,
     device: OnDevice = "auto",
     path: KernelPath = "auto",
     record: RecordBelow = None,
     output: Output = "table",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time turns of a long chat, from its messages to the first token, by three policies that take turns.
@@ -122,10 +128,10 @@ def bench_turn(
             records.append(make_record(**describe_turn(timing, pair, taken)))
             if record is not None:
                 append(records[-1], record)
-    show(records, output)
+    show(records, output, wide)
 
 
-def show(records: Sequence[Mapping[str, Any]], output: str) -> None:
+def show(records: Sequence[Mapping[str, Any]], output: str, wide: bool = False) -> None:
     """The table, or all of it as JSON."""
     from sp.studies.tables.turn_table import cells_of, row_of, title_of
 
@@ -136,5 +142,5 @@ def show(records: Sequence[Mapping[str, Any]], output: str) -> None:
         print_csv(rows)
     else:
         heads, cells, left = cells_of(rows)
-        print(title_of(rows) + "\n")
-        print_table(heads, cells, output, left)
+        print((fill(title_of(rows), text_width()) if output == "table" else title_of(rows)) + "\n")
+        print_table(heads, cells, output, left, main=MAIN, wide=wide)

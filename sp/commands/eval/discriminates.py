@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sp.commands.bench.bench import numbers
-from sp.commands.eval_run import check_writable
+from sp.commands.eval.run import check_writable
 from sp.commands.options import Devices, Drafter, OnDevice, Target
 from sp.commands.strategies import read_shares
 from sp.commands.sweep import carry_on, expected
@@ -148,13 +149,13 @@ def show(verdicts: list[Verdict], n: int, keep: float) -> None:
         cells = [cell(one.entries.get(bar.scorer)) for bar in bars(keep)]
         table.add_row(escape(one.task), f"{one.tokens:,}", *cells, told)
     Console(highlight=False, width=WIDTH).print(table)
-    print(LEGEND.format(n=n, chance=100 * (keep + ABOVE_CHANCE)))
+    print(fill(LEGEND.format(n=n, chance=100 * (keep + ABOVE_CHANCE)), WIDTH))
     most: dict[int, int] = {}
     for one in verdicts:
         if one.measured and one.crowded:
             most[one.tokens] = max(one.forced, most.get(one.tokens, 0))
     for tokens, forced in most.items():
-        print(CROWDED.format(tokens=tokens, forced=forced, budget=round(keep * tokens)))
+        print(fill(CROWDED.format(tokens=tokens, forced=forced, budget=round(keep * tokens)), WIDTH))
 
 
 def cell(entry: Entry | None) -> str:

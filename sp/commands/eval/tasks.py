@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from sp.commands.bench.bench import numbers
-from sp.commands.eval_options import Amount, Asked, Lengths, asking
-from sp.commands.eval_run import run_tasks
-from sp.commands.terminal import print_json, print_table
+from sp.commands.eval.options import Amount, Asked, Lengths, asking
+from sp.commands.eval.run import run_tasks
+from sp.commands.tables import print_table
+from sp.commands.terminal import print_json
 from sp.errors import ConfigError
 from sp.named import read_strategies
 
@@ -42,7 +43,7 @@ def tasks(
     from sp.evals.run import label
 
     if listed:
-        show_list(asked.as_json)
+        show_list(asked.as_json, asked.wide)
         return
     if not names:
         raise ConfigError("name tasks in --tasks, such as -t needle,vt; sp eval tasks --list shows all")
@@ -50,7 +51,7 @@ def tasks(
     run_tasks(chosen, numbers(lengths, "--lengths"), n, asked, name=lambda task: label(TASKS, task))
 
 
-def show_list(as_json: bool) -> None:
+def show_list(as_json: bool, wide: bool = False) -> None:
     """Every task with its suite and the first sentence of its description."""
     from sp.evals import TASKS
 
@@ -62,4 +63,4 @@ def show_list(as_json: bool) -> None:
     if as_json:
         print_json({"tasks": lines})
     else:
-        print_table(("task", "suite", ""), [list(line.values()) for line in lines], "table", left=3)
+        print_table(("task", "suite", ""), [list(line.values()) for line in lines], "table", 3, wide=wide)

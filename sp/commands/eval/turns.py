@@ -9,20 +9,17 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from sp.commands.bench.bench import numbers
-from sp.commands.eval_options import Asked, asking
-from sp.commands.eval_run import check_writable, gather
-from sp.commands.terminal import print_json
+from sp.commands.eval.options import Asked, asking
+from sp.commands.eval.run import check_writable, gather, trained_for, write_page
+from sp.commands.tables import print_table
+from sp.commands.terminal import print_json, text_width
 from sp.errors import ConfigError, PromptError, unknown_name
 
 if TYPE_CHECKING:
     from sp.evals.run import Row
 
-WIDTH = 80
 MATCHED = "*"
 LEGEND = """\
 kept: tokens the target read, median; ttft: seconds to the first token, median;
@@ -68,6 +65,7 @@ def turns(
     from sp.evals.turns.rows import Work, known_rows, rounds
     from sp.evals.turns.summary import summarise_turns
     from sp.evals.turns.ways import WAYS
+    from sp.studies.pages.lines_page import TURNS, lines_page
 
     chosen = [one.strip() for one in ways.split(",")] if ways else list(WAYS)
     for way in chosen:
@@ -112,34 +110,32 @@ def turns(
     if before:
         print(f"sp: {len(before)} of {wanted} rows were in {asked.out} already", file=sys.stderr)
     lines = summarise_turns([*before, *fresh])
+    if asked.out:
+        write_page(asked.out, lines_page(f"sp eval turns: {asked.out.name}", lines, TURNS, trained_for(pipeline)))
     if asked.as_json:
         print_json({"results": lines})
     else:
-        show(lines, pipeline.drafter.path if pipeline.drafter else None)
+        show(lines, pipeline.drafter.path if pipeline.drafter else None, asked.wide)
 
 
-def show(lines: list[dict[str, Any]], drafter: Any) -> None:
-    """A table of `WIDTH` columns for each length."""
+def show(lines: list[dict[str, Any]], drafter: Any, wide: bool = False) -> None:
+    """A table for each length."""
     from sp.evals.trained_for import note_of_file
 
-    console = Console(highlight=False, width=WIDTH)
     for tokens in dict.fromkeys(line["tokens_asked"] for line in lines):
-        table = Table(title=f"transcripts of {tokens:,} tokens", title_justify="left", box=None, pad_edge=False)
-        for head in ("way", "kind"):
-            table.add_column(head, overflow="fold", max_width=20)
-        for head in ("keep", "n", "right", "95 %", "kept", "ttft", "x"):
-            table.add_column(head, justify="right", no_wrap=True)
+        cells: list[tuple[str, ...]] = []
         last = None
         for line in (one for one in lines if one["tokens_asked"] == tokens):
             name = called(line)
-            table.add_row(*map(escape, (name if name != last else "", *figures(line))))
+            cells.append((name if name != last else "", *figures(line)))
             last = name
-        console.print(table)
+        print(f"transcripts of {tokens:,} tokens")
+        print_table(["way", "kind", "keep", "n", "right", "95 %", "kept", "ttft", "x"], cells, "table", 2, wide=wide)
     print(LEGEND)
     if any(line["not_run"] for line in lines):
         print(NOT_RUN)
     if drafter and (note := note_of_file(drafter)):
-        print(fill(note, WIDTH))
+        print(fill(note, text_width()))
 
 
 def called(line: dict[str, Any]) -> str:

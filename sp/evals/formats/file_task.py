@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from sp.config import Registry, check_fields
+from sp.config import Registry, Tokens, check_fields
 from sp.errors import ConfigError
 from sp.evals.base import Task, register_task
 from sp.evals.formats.records import Records
@@ -42,7 +42,7 @@ class FileTask(Task):
     """
 
     path: str
-    max_new_tokens: int = 0
+    max_new_tokens: Tokens = 0
 
     keys: ClassVar[tuple[str, ...]]
     licence: ClassVar[str] = ""
@@ -100,6 +100,11 @@ def recognise(path: Path) -> str:
     fields, known = set(Records(path)[0].fields), {name: FORMATS.class_of(name).keys for name in FORMATS}
     found = [name for name, keys in known.items() if fields.issuperset(keys)]
     if not found:
-        listed = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in known.items())
-        raise ConfigError(f"{path} is of no known format; the first record of each has these fields: {listed}")
+        own_first = sorted(known, key=lambda name: name != "own")  # what files of one's own are written in
+        near = max(own_first, key=lambda name: len(fields & set(known[name])) / len(known[name]))
+        lacks = ", ".join(key for key in known[near] if key not in fields)
+        raise ConfigError(
+            f"{path} is of no known format ({', '.join(known)}); the nearest is {near}, of which its first record "
+            f"lacks {lacks}"
+        )
     return max(found, key=lambda name: len(known[name]))

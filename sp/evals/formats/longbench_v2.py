@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.evals.base import Example
 from sp.evals.formats.file_task import register_format
@@ -33,7 +34,7 @@ class LongBenchV2File(RecordTask):
         128, as theirs.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: Tokens = 128
 
     def read(self, record: Record, index: int) -> Example:
         """See `RecordTask.read`."""

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sp.checked import is_number
 from sp.errors import ConfigError
 from sp.json_lines import LONGEST, decoded, parse_json
 
@@ -43,7 +44,7 @@ class Record:
 def _is_fact(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= 256 and value.isprintable()
-    return isinstance(value, int | float) and abs(value) <= 1 << 53
+    return isinstance(value, bool) or is_number(value)
 
 
 def checked_text(value: object, where: str) -> str:

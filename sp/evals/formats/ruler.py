@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sp.config import Tokens
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import Example, Match
 from sp.evals.formats.file_task import register_format
@@ -35,7 +36,7 @@ class RulerFile(RecordTask):
         How answers are judged; `auto` asks for any of them in files of `qa` tasks and for all elsewhere.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: Tokens = 128
     match: Literal["auto", "all", "any"] = "auto"
 
     def read(self, record: Record, index: int) -> Example:

@@ -71,12 +71,13 @@ def _wheels() -> Iterator[Finding]:
     names = [f"{name} {text}" for name, text in found.items() if text]
     if len(names) > 1:
         remove = " ".join(name for name, text in found.items() if text)
-        mend = f"pip uninstall -y {remove}, then install one of sp[cuda12], sp[cuda13]"
+        mend = f"pip uninstall -y {remove}, then install one of sp-prefill[cuda12], sp-prefill[cuda13]"
         yield Finding("wheels", "fail", f"{' and '.join(names)} overwrite each other", mend)
     elif names:
         yield Finding("wheels", "ok", names[0])
     else:
-        yield Finding("wheels", "warn", "no CuPy wheel is installed", "pip install 'sp[cuda13]' or 'sp[cuda12]'")
+        mend = "pip install 'sp-prefill[cuda13]' or 'sp-prefill[cuda12]'"
+        yield Finding("wheels", "warn", "no CuPy wheel is installed", mend)
 
 
 def _cupy() -> Finding:
@@ -92,7 +93,7 @@ def _compiler() -> Finding:
     major, minor = nvrtc.version()
     detail = f"NVRTC {major}.{minor}"
     if major != _built_for():
-        mend = f"pip install 'nvidia-cuda-nvrtc=={_built_for()}.*', or the other of sp[cuda12], sp[cuda13]"
+        mend = f"pip install 'nvidia-cuda-nvrtc=={_built_for()}.*', or the other of the extras cuda12, cuda13"
         return Finding("compiler", "fail", f"{detail}, but CuPy is built for CUDA {_built_for()}", mend)
     return Finding("compiler", "ok", detail)
 
@@ -126,7 +127,7 @@ def _driver() -> Finding:
         return Finding("driver", "fail", "no NVIDIA driver", mend)
     detail = f"{nvml.driver_version() or 'version unknown'}, CUDA {supported // 1000}.{supported % 1000 // 10}"
     if supported // 1000 < _built_for():
-        mend = "install a newer driver, or sp[cuda12] in place of sp[cuda13]"
+        mend = "install a newer driver, or sp-prefill[cuda12] in place of sp-prefill[cuda13]"
         return Finding("driver", "fail", f"{detail} is too old for a CuPy of CUDA {_built_for()}", mend)
     return Finding("driver", "ok", detail)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sp import values
 from sp.errors import ModelError
-from sp.gguf import GGUFFile, values
+from sp.gguf import GGUFFile
 from sp.models.config import LayerKind, ModelConfig
 from sp.models.metadata_keys import Keys
 from sp.models.refusals import refuse_prediction

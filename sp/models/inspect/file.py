@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf.constants import LlamaFileType
 
-from sp.errors import GGUFError, ModelError
-from sp.gguf import values
-from sp.gguf.metadata import plain
+from sp import values
+from sp.errors import GGUFError, plain
 from sp.gguf.reader import GGUFFile
-from sp.gguf.template import chat_template, check_template
-from sp.gguf.vocabulary import CONTROL, Vocabulary, read_vocabulary
-from sp.models.architectures.base import ARCHITECTURES, find_architecture, read_config
-from sp.models.drafts.dflash_config import DRAFT_ARCHITECTURES, gguf_keys
-from sp.models.drafts.dflash_refusals import refuse_later
-from sp.models.expected import missing_tensors
+from sp.gguf.template import chat_template
+from sp.gguf.vocabulary import CONTROL, Vocabulary
 from sp.models.inspect.family import describe_model
-from sp.models.metadata_keys import MAX_BLOCKS, Keys
-from sp.models.refusals import refuse_changed, refuse_prediction, unsupported
+from sp.models.inspect.plan import make_plan
+from sp.models.inspect.subject import read_subject
+from sp.models.inspect.ways import SPOKEN
+from sp.models.metadata_keys import MAX_BLOCKS
 from sp.quant import FORMATS, repacked_tensors
 
 _HASH_STEP = 1 << 22
@@ -42,7 +38,8 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
     -------
     dict
         JSON-able. Sizes are in bytes; what the file does not say is None. ``warnings`` is a list of one-line
-        strings, empty for a file that `sp` can run. What `describe_model` tells is in it.
+        strings, empty for a file that `sp` can run. What `describe_model` tells is in it, and the
+        ``verdict`` and ``command`` of a `Plan` for the longest of `SPOKEN`.
 
     Raises
     ------
@@ -50,8 +47,8 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
         When the file is not a sound GGUF file.
     """
     with GGUFFile.open(path) as file:
-        template, warnings = _template(file)
-        vocabulary, problem = _vocabulary(file)
+        subject = read_subject(file)
+        plan = make_plan(subject, None, None, SPOKEN[-1])
         return {
             "path": str(file.path),
             "bytes": file.nbytes,
@@ -62,10 +59,12 @@ def inspect_file(path: str | Path, *, sha256: bool = False) -> dict[str, Any]:
             "tensors": len(file.tensors),
             "tensors_by_type": _by_type(file),
             "repacked": [vars(each) for each in repacked_tensors(file.tensors)],
-            "tokenizer": _tokenizer(file, vocabulary),
-            "chat_template": template,
-            **describe_model(file),
-            "warnings": [*_warnings(file), *_vocabulary_warnings(file, vocabulary, problem), *warnings],
+            "tokenizer": _tokenizer(file, subject.vocabulary),
+            "chat_template": _template(file),
+            **describe_model(file, subject.config),
+            "verdict": plan.told_verdict(),
+            "command": plan.command,
+            "warnings": [each.line for each in subject.hindrances],
         }
 
 
@@ -114,18 +113,6 @@ def _by_type(file: GGUFFile) -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda row: -row["bytes"])
 
 
-def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
-    """The vocabulary, or why there is none."""
-    try:
-        return read_vocabulary(file.metadata, str(file.path)), None
-    except GGUFError as error:
-        return None, str(error).removeprefix(f"{file.path}: ")
-
-
-def _is_draft(file: GGUFFile) -> bool:
-    return _text(file, "general.architecture") in DRAFT_ARCHITECTURES
-
-
 def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] | None:
     model = _text(file, "tokenizer.ggml.model")
     if model is None:
@@ -155,88 +142,21 @@ def _length(file: GGUFFile, key: str) -> int | None:
     return len(value) if isinstance(value, list | np.ndarray) else None
 
 
-def _template(file: GGUFFile) -> tuple[dict[str, Any], list[str]]:
-    """Facts of the chat template, and warnings."""
-    missed = [] if _is_draft(file) else ["no chat template: give one, or a prompt as plain text"]
+def _template(file: GGUFFile) -> dict[str, Any]:
+    """Facts of the chat template."""
     absent = {"present": False, "sha256": None, "chars": None, "first_line": None}
     try:
         template = chat_template(file)
-        if template is None:
-            return absent, missed
-    except GGUFError as error:
-        return absent, [str(error).removeprefix(f"{file.path}: ")]
-    first_line = template.lstrip().split("\n", 1)[0]
-    facts = {
+    except GGUFError:
+        return absent
+    if template is None:
+        return absent
+    return {
         "present": True,
         "sha256": hashlib.sha256(template.encode()).hexdigest(),
         "chars": len(template),
-        "first_line": plain(first_line, 100),
+        "first_line": plain(template.lstrip().split("\n", 1)[0], 100),
     }
-    try:
-        check_template(template)
-    except GGUFError as error:
-        return facts, [str(error)]
-    return facts, []
-
-
-def _warnings(file: GGUFFile) -> Iterator[str]:
-    """What keeps the model from running, or may surprise."""
-    architecture = _text(file, "general.architecture")
-    for row in (row for row in _by_type(file) if not row["supported"]):
-        example = next(name for name, info in file.tensors.items() if info.type_name == row["type"])
-        yield f"{row['count']} tensor(s) of type {row['type']}, which sp cannot decode, e.g. {example}"
-    if not file.tensors:
-        yield "no tensors: a vocabulary only, or metadata only"
-        return
-    try:
-        refuse_prediction(str(file.path), file.tensors)
-        if architecture in DRAFT_ARCHITECTURES:
-            refuse_later(gguf_keys(file), file.tensors)
-        if architecture is None or architecture not in ARCHITECTURES:
-            yield unsupported(architecture, ARCHITECTURES)
-            return
-        record = find_architecture(architecture)
-        refuse_changed(Keys(architecture, file.metadata, str(file.path)), record.honours)
-    except ModelError as error:
-        yield str(error).removeprefix(f"{file.path}: ")
-        return
-    if values.whole(file.metadata.get(f"{architecture}.context_length")) is None:
-        yield f"key '{architecture}.context_length' is absent or no whole number, so the longest prompt is unknown"
-        return
-    blocks = values.whole(file.metadata.get(f"{architecture}.block_count"))
-    if blocks is None:
-        yield f"key '{architecture}.block_count' is absent or no whole number, so this is no complete model"
-        return
-    extra = values.whole(file.metadata.get(f"{architecture}.nextn_predict_layers")) or 0
-    if extra > 0:
-        first = f"blk.{blocks - extra}"
-        yield f"{extra} multi-token-prediction block(s) from {first} on will be skipped"
-    try:
-        missing = missing_tensors(architecture, file)
-    except ModelError as error:
-        yield str(error).removeprefix(f"{file.path}: ")
-        return
-    if missing:
-        shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        yield f"{len(missing)} expected tensors are missing: {shown}"
-        return
-    try:
-        read_config(file)
-    except (GGUFError, ModelError) as error:
-        yield str(error).removeprefix(f"{file.path}: ")
-
-
-def _vocabulary_warnings(file: GGUFFile, vocabulary: Vocabulary | None, problem: str | None) -> Iterator[str]:
-    if _is_draft(file):  # words and template are its target's
-        return
-    if vocabulary is None:
-        yield f"no usable tokenizer: {problem}"
-        return
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is not None and embedding.shape[0] != len(vocabulary.tokens):
-        yield f"vocabulary of {len(vocabulary.tokens)} tokens but {embedding.shape[0]} embedding rows"
-    if "eos" not in vocabulary.ids:
-        yield "no end-of-sequence token id: an answer may not know where to stop"
 
 
 def _digest(path: Path) -> str:

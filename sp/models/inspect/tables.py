@@ -23,22 +23,29 @@ def render(info: dict[str, Any]) -> RenderableType:
     facts.add_column(overflow="fold")
     for name, value in _facts(info):
         facts.add_row(name, Text(value))
-    parts: list[RenderableType] = [facts]
+    parts: list[RenderableType] = [Text(f"runs: {info['verdict']['line']}", style=style_of(info["verdict"])), facts]
     if info["tensors_by_type"]:
         parts += ["", _types(info), *(Text(str(Repacked(**each))) for each in info["repacked"])]
     if info["device"] is not None:
         parts += ["", _kv(info["device"])]
     if info["cards"] is not None:
         parts += ["", *_cards(info["cards"])]
+    if info["verdict"]["instead"]:
+        parts += ["", Text(f"take instead: {info['verdict']['instead']}", style="bold")]
     if info["warnings"]:
         parts += ["", *(Text(f"warning: {warning}", style="yellow") for warning in info["warnings"])]
     return Group(*parts)
 
 
+def style_of(verdict: dict[str, Any]) -> str:
+    """Of the line that tells it."""
+    return {"yes": "bold green", "with": "bold green", "no": "bold red"}[verdict["runs"]]
+
+
 def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Rows of the first table."""
     yield "file", info["path"] + (f" and {info['shards'] - 1} more shards" if info["shards"] > 1 else "")
-    yield "size", f"{_size(info['bytes'])} ({info['bytes']:,} bytes), GGUF v{info['version']}"
+    yield "size", f"{size_of(info['bytes'])} ({info['bytes']:,} bytes), GGUF v{info['version']}"
     for digest in info["sha256"] or ():
         yield "sha256", digest
     yield "model", " · ".join(filter(None, (info["architecture"], info["name"], info["file_type"]))) or "unknown"
@@ -92,13 +99,13 @@ def _types(info: dict[str, Any]) -> Table:
     total = sum(row["bytes"] for row in info["tensors_by_type"])
     for row in info["tensors_by_type"]:
         on = held.get(row["type"])
-        device = (on["kernels"], _size(on["nbytes"])) if on else ("", "")
+        device = (on["kernels"], size_of(on["nbytes"])) if on else ("", "")
         decoded = "yes" if row["supported"] else "NO"
         types.add_row(
-            row["type"], str(row["count"]), _size(row["bytes"]), f"{row['bytes'] / total:.1%}", decoded, *device
+            row["type"], str(row["count"]), size_of(row["bytes"]), f"{row['bytes'] / total:.1%}", decoded, *device
         )
     if held:
-        types.add_row("all", str(info["tensors"]), _size(total), "", "", "", _size(info["device"]["bytes"]))
+        types.add_row("all", str(info["tensors"]), size_of(total), "", "", "", size_of(info["device"]["bytes"]))
     return types
 
 
@@ -111,9 +118,9 @@ def _kv(device: dict[str, Any]) -> Table:
     for length in lengths:
         table.add_column(_tokens(int(length)), justify="right")
     for kv, sizes in device["kv_bytes"].items():
-        table.add_row(kv, *(_size(sizes[length]) for length in lengths))
+        table.add_row(kv, *(size_of(sizes[length]) for length in lengths))
     if device["state_bytes"]:
-        table.add_row("states", *[_size(device["state_bytes"])] * len(lengths))
+        table.add_row("states", *[size_of(device["state_bytes"])] * len(lengths))
     return table
 
 
@@ -153,10 +160,10 @@ def _tokens(count: int | None) -> str:
     return "no" if count is None else f"{count // 1024}K"
 
 
-def _size(count: int) -> str:
+def size_of(count: int) -> str:
     """Bytes in binary units.
 
-    >>> _size(16_536_406_016)
+    >>> size_of(16_536_406_016)
     '15.40 GiB'
     """
     if count < 1024:

@@ -24,7 +24,7 @@ def top_logprobs(logits: Floats, k: int) -> tuple[Any, Any]:
     logits : float32 (n, vocab)
         At most 64 rows on the device.
     k : int
-        1 to 16, at most `vocab`.
+        1 to 16 on the device, at most `vocab`.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def top_logprobs(logits: Floats, k: int) -> tuple[Any, Any]:
     >>> tokens.tolist(), np.exp(log_probs.astype(float)).round(3).tolist()
     ([[1, 3, 0]], [[0.3, 0.3, 0.2]])
     """
-    assert 1 <= k <= min(MOST, logits.shape[1]), f"the {k} best of {logits.shape}"
+    assert 1 <= k <= (min(MOST, logits.shape[1]) if is_device(logits) else logits.shape[1]), f"{k} of {logits.shape}"
     if is_device(logits):
         return _on_device(logits, k)
     tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :k]

@@ -12,9 +12,7 @@ import numpy as np
 
 from sp.arrays import Doubles, Floats, Ints
 from sp.config import from_mapping
-from sp.errors import ConfigError
-from sp.gguf.metadata import plain
-from sp.gguf.values import shown
+from sp.errors import ConfigError, plain
 from sp.models import Model
 from sp.ops.array_module import on_host
 from sp.scoring.attention.tail import padded, without_markup
@@ -24,6 +22,7 @@ from sp.scoring.trained.attention_features import Asking, document_units
 from sp.scoring.trained.choice import softmax
 from sp.scoring.trained.units import unit_of_token
 from sp.scoring.trained.weights_file import EMBEDDED_SCORER, ScorerFile
+from sp.values import shown
 
 Progress = Callable[[int], None]
 

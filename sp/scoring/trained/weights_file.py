@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Floats
-from sp.errors import ConfigError, ModelError
-from sp.gguf.metadata import plain
-from sp.gguf.values import shown
+from sp.errors import ConfigError, ModelError, plain
 from sp.models import Model
 from sp.models.safetensors_file import SafetensorsFile
 from sp.scoring.attention.head_map import model_key
+from sp.values import shown
 
 SCHEMA = "sp-scorer/1"
 EMBEDDED_SCORER = Path(str(files("sp") / "assets" / "scorer.safetensors"))

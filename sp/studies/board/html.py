@@ -111,7 +111,8 @@ def _table(heads: Sequence[str], rows: Sequence[str], name: str = "", words: Set
         f'<th scope="col"{kind}><button>{escape(head)}</button></th>' for kind, head in zip(classes, heads, strict=True)
     )
     body = "\n".join(rows)
-    return f'<div class="scroll"><table{named}><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    table = f'<table{named} class="sorts"><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def _row(kind: str, cells: Sequence[str], data: str = "") -> str:

@@ -1,4 +1,7 @@
-"""What frames the leaderboard's HTML: a style for light and dark and narrow screens, and the script that sorts."""
+"""What frames the leaderboard's HTML: a style for light and dark and narrow screens, and the scripts that sort and
+filter."""
+
+from sp.page.tables import sort_script
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1e23; --soft: #5f6773; --paper: #ffffff; --line: #dfe3e8;
@@ -21,7 +24,7 @@ th:first-child, td:first-child { text-align: left; position: sticky; left: 0; ba
 thead th:first-child { background: var(--band); z-index: 2; font-weight: 600; }
 td.text, th.text { text-align: left; }
 td.share { background: rgba(var(--good), calc(var(--share) * .35)); }
-small { color: var(--soft); display: block; } td.share small { white-space: normal; }
+small { color: var(--soft); display: block; } td.share small { white-space: normal; color: inherit; }
 td.share span { white-space: nowrap; }
 tr.oracle td:first-child, tr.control td:first-child { font-weight: 400; font-style: italic; }
 tr.full td { border-bottom: 2px solid var(--soft); }
@@ -40,25 +43,7 @@ td code { display: block; white-space: normal; width: max-content; max-width: 60
 @media print { .filters { display: none; } .scroll { overflow: visible; } th, td:first-child { position: static; } }
 """
 
-SCRIPT = """
-for (const table of document.querySelectorAll("table")) {
-  const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
-    const value = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
-    const was = head.getAttribute("aria-sort");
-    const words = [...table.tBodies[0].rows].some(row => isNaN(value(row)));
-    const down = was ? was === "ascending" : !words;
-    heads.forEach(other => other.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const order = (a, b) => {
-      if (a === "" || b === "") return (a === "") - (b === "");
-      const found = isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b;
-      return down ? -found : found;
-    };
-    const body = table.tBodies[0];
-    body.append(...[...body.rows].sort((a, b) => order(value(a), value(b))));
-  }));
-}
+FILTER = """
 const filters = [...document.querySelectorAll("select")];
 const show = () => {
   const rows = [...document.querySelectorAll("#all tbody tr")];
@@ -70,6 +55,7 @@ const show = () => {
 filters.forEach(one => one.addEventListener("change", show));
 show();
 """
+SCRIPT = sort_script() + FILTER
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -80,7 +66,9 @@ PAGE = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
+<main>
 {body}
+</main>
 <script>{script}</script>
 </body>
 </html>

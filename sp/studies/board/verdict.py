@@ -12,9 +12,10 @@ from sp.evals.run import label
 from sp.selection import SELECTORS, Selector
 from sp.studies.board.entries import Entry, Told, make_board
 from sp.studies.sweep.conduct import Plan
+from sp.studies.sweep.keys import Device
 from sp.studies.sweep.located import Located
 from sp.studies.sweep.pairs import Pair
-from sp.studies.sweep.runs import Device, Run, Sweep, TaskSpec
+from sp.studies.sweep.runs import Run, Sweep, TaskSpec
 from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import make_cell
 

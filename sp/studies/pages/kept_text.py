@@ -1,9 +1,8 @@
-"""The prompt with what was kept made visible: an excerpt for the terminal, the whole of it as HTML."""
+"""The prompt with what was kept made visible: an excerpt for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 
 from rich.text import Text
 
@@ -11,25 +10,6 @@ from sp.pipeline import RunResult
 from sp.prompt.pieces import KINDS, edges, kinds, text_of
 
 STYLES = {"kept": "", "question": "cyan", "needle": "bold green", "lost needle": "bold red"}
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Kept text</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>
-:root {{ color-scheme: light dark; --ink: #1b1e23; --paper: #ffffff; --dropped: #767676; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6e9ed; --paper: #14171b; --dropped: #868e96; }} }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 1.5rem auto; padding: 0 1rem; color: var(--ink);
-  background: var(--paper); }}
-h1 {{ font-size: 1.5rem; }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, monospace; color: var(--dropped); }}
-.kept {{ color: #111; background: #fff3bf; }} .question {{ color: #111; background: #c5f6fa; }}
-.needle {{ color: #111; background: #b2f2bb; font-weight: bold; }}
-.lost {{ color: #111; background: #ffc9c9; font-weight: bold; }}
-</style></head><body>
-<h1>Kept {kept:,} of {total:,} tokens ({share:.1f} %)</h1>
-<p><span class="kept">kept</span> <span class="question">question</span> <span class="needle">needle, kept</span>
-<span class="lost">needle, dropped</span> and dropped text in grey.</p>
-<pre>{body}</pre></body></html>
-"""
 
 
 def runs(result: RunResult) -> Iterator[tuple[str, int, int]]:
@@ -63,15 +43,3 @@ def as_text(result: RunResult, limit: int | None = 1600) -> Text:
         else:
             shown.append(f" [{end - start:,} kept tokens not shown] ", style="dim")
     return shown
-
-
-def as_html(result: RunResult) -> str:
-    """The whole prompt as a page, dropped text in grey."""
-    body = "".join(
-        escape(piece(result, start, end))
-        if kind == "dropped"
-        else f'<span class="{kind.split()[0]}">{escape(piece(result, start, end))}</span>'
-        for kind, start, end in runs(result)
-    )
-    total = len(result.prompt)
-    return PAGE.format(kept=result.kept_tokens, total=total, share=100 * result.kept_tokens / total, body=body)

@@ -9,6 +9,7 @@ from typing import Any
 
 from sp.evals.trained_for import note_of_records
 from sp.studies.figures import save_png
+from sp.studies.plots.forest_plot import forest_figure
 from sp.studies.plots.needle_map import needle_figure
 from sp.studies.plots.pareto import pareto_figure
 from sp.studies.plots.stage_bars import stage_figure
@@ -20,7 +21,6 @@ from sp.studies.tables.report_tables import (
     decode_table,
     grid_table,
     kept_table,
-    markdown,
     oracle_points,
     points,
     share,
@@ -54,8 +54,8 @@ def comparable(results: Results) -> dict[str, Comparable]:
     return groups
 
 
-def provenance(results: Results) -> str:
-    """Where the rows come from: machines, commits, models."""
+def provenance(results: Results) -> list[tuple[str, str]]:
+    """Where the rows come from: machines, commits, models, as names and values."""
     used = {run["session"] for run in results.runs.values()}
     sessions = [session for name, session in results.sessions.items() if name in used]
     machines = sorted({str(s.get("gpu") or f"{s.get('cpu')}, {s.get('cores')} cores") for s in sessions})
@@ -72,13 +72,13 @@ def provenance(results: Results) -> str:
         for role, each in run["models"].items()
     }
     facts |= {"model": [f"{role} {file} (sha256 {digest})" for role, file, digest in sorted(models, reverse=True)]}
-    rows = [[name, ", ".join(values)] for name, values in facts.items() if values]
-    rows.append(["runs", f"{len(results.runs):,} finished, {len(results.failed):,} failed"])
+    rows = [(name, ", ".join(values)) for name, values in facts.items() if values]
+    rows.append(("runs", f"{len(results.runs):,} finished, {len(results.failed):,} failed"))
     skipped = [row for row in results.all_rows() if row["status"] != "ok"]
     if skipped:
         reasons = {status: sum(row["status"] == status for row in skipped) for status in {r["status"] for r in skipped}}
-        rows.append(["rows not run", ", ".join(f"{count:,} {status}" for status, count in sorted(reasons.items()))])
-    return markdown(["", ""], rows).replace("---:", "---")
+        rows.append(("rows not run", ", ".join(f"{count:,} {status}" for status, count in sorted(reasons.items()))))
+    return rows
 
 
 def quality(group: Comparable, out: Path, prefix: str, times: bool) -> list[str]:
@@ -109,8 +109,12 @@ def quality(group: Comparable, out: Path, prefix: str, times: bool) -> list[str]
             + grid_table(table, "keep_ratio", oracle_points, name=lambda r: f"keep {r:g}")
             + told
         )
-    save_png(pareto_figure(table, "kept_tokens"), out / f"{prefix}pareto_kept.png")
-    parts.append(f"![Right answers over kept tokens]({prefix}pareto_kept.png)")
+    if len(ratios) > 1:
+        save_png(pareto_figure(table, "kept_tokens"), out / f"{prefix}pareto_kept.png")
+        parts.append(f"![Right answers over kept tokens]({prefix}pareto_kept.png)")
+    else:
+        save_png(forest_figure(table, ratios[0]), out / f"{prefix}forest.png")
+        parts.append(f"![Right answers by strategy]({prefix}forest.png)")
     if times:
         save_png(pareto_figure(table, "ttft_s"), out / f"{prefix}pareto_ttft.png")
         parts.append(f"![Right answers over time]({prefix}pareto_ttft.png)")

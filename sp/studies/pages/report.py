@@ -9,16 +9,21 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from sp.errors import ConfigError
+from sp.evals.trained_for import note_of_records
 from sp.json_lines import parse_object
 from sp.kernels.machine import machine_slug
 from sp.studies.figures import save_png
 from sp.studies.pages.quality import Comparable, comparable, provenance, quality
+from sp.studies.pages.study_page import Section, study_page
 from sp.studies.plots.conversation_map import DPI, conversation_figure, read_turns
 from sp.studies.plots.importance_map import SavedRun, importance_map
 from sp.studies.sweep.store import SUFFIXES, Row, raw_lines, read_results, read_rows
 from sp.studies.tables.record_fields import newest_checked
 from sp.studies.tables.report_tables import markdown
+from sp.studies.written import staged
 from sp.trace import write_atomic
+
+SHARED = "Times are left out: the runs shared their devices."
 
 
 @dataclass
@@ -94,6 +99,7 @@ def first_object(path: Path) -> Row:
 def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
     """Write ``report.md``, ``cells.csv`` and pictures into `out`; the path of the page.
 
+    Answers and selections are also in ``report.html``, to look at and to sort. No file of an earlier report stays.
     Without `times`, those of sweeps are left out: runs side by side on one device wait for each other.
 
     Raises
@@ -101,6 +107,12 @@ def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
     ConfigError
         See `find_sources` and `read_results`; also when SciPy is missing.
     """
+    with staged(out) as stage:
+        page = _write_report(paths, stage, times)
+    return out / page.name
+
+
+def _write_report(paths: Sequence[Path], out: Path, times: bool) -> Path:
     sources = find_sources(paths)
     parts = []
     if sources.results or sources.evals:
@@ -112,8 +124,15 @@ def write_report(paths: Sequence[Path], out: Path, times: bool = True) -> Path:
         if not groups:
             names = ", ".join(map(str, sources.results + sources.evals))
             raise ConfigError(f"{names}: no finished run in it; run sp sweep first")
-        parts += [provenance(results)] if results.runs else []
-        parts += [] if times else ["Times are left out: the runs shared their devices."]
+        told = provenance(results) if results.runs else []
+        parts += [markdown(["", ""], told).replace("---:", "---")] if told else []
+        parts += [] if times else [SHARED]
+        sections = [
+            Section(title, group.rows, note_of_records(group.drafters.values())) for title, group in groups.items()
+        ]
+        html = study_page("Report", sections, [*told, *([] if times else [("times", SHARED)])], times)
+        write_atomic(out / "report.html", html.encode())
+        parts.append("Every strategy on one scale, and every cell to sort: [report.html](report.html).")
         for number, (title, group) in enumerate(groups.items(), 1):
             several = len(groups) > 1
             parts += [f"# {title}"] if several else []
@@ -165,21 +184,3 @@ def decoding_section(records: Sequence[Row], out: Path) -> list[str]:
     parts = [f"{title}\n\n{markdown(heads, cells)}" for title, heads, cells, _ in decode_tables(records)]
     parts += [f"![Decoding by budget]({path.name})" for path in draw_decoding(records, out)] if parts else []
     return ["## Decoding with a draft", *parts] if parts else []
-
-
-def write_page(paths: Sequence[Path], page: Path) -> Path:
-    """Put what the records below `paths` say between the marks of `page`, see `sp.studies.tables.page`.
-
-    Raises
-    ------
-    ConfigError
-        See `find_sources` and `fill`; also when the page cannot be read.
-    """
-    from sp.studies.tables.page import fill
-
-    records = [record for path in find_sources(paths).records for record in newest_checked(path)]
-    try:
-        text = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {page}: {error.strerror}; name a page in --readme") from None
-    return write_atomic(page, fill(text, records).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,18 +165,30 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
 
 
 def write_files(
-    result: RunResult, pipeline: Pipeline, options: RunOptions, folder: Path, facts: dict[str, Any]
+    result: RunResult,
+    pipeline: Pipeline,
+    options: RunOptions,
+    folder: Path,
+    facts: dict[str, Any],
+    expected: list[str] | None = None,
 ) -> dict[str, Path]:
-    """Save trace, arrays, the highlighted text and, if compression was active, the picture."""
-    from sp.studies.figures import importance_figure, save_png
-    from sp.studies.pages.kept_text import as_html
+    """Save the page, trace, arrays and, if compression was active, the picture; no file of an earlier run stays.
 
-    json_path, arrays_path = run_trace(result, pipeline, options, facts).save(folder)
-    files = {"trace": json_path, "arrays": arrays_path}
-    files["kept_text"] = write_atomic(folder / "kept.html", as_html(result).encode())
-    if result.selection is not None:
-        files["plot"] = save_png(importance_figure(result), folder / "importance.png")
-    return files
+    `expected` are values that a right answer holds, where they are known.
+    """
+    from sp.studies.figures import importance_figure, save_png
+    from sp.studies.pages.run_page import run_page
+    from sp.studies.written import staged
+
+    trace = run_trace(result, pipeline, options, facts)
+    page = run_page(result, summary(result, {}, expected), trace.facts, why(result))
+    with staged(folder) as stage:
+        json_path, arrays_path = trace.save(stage)
+        files = {"report": write_atomic(stage / "report.html", page.encode())}
+        files |= {"trace": json_path, "arrays": arrays_path}
+        if result.selection is not None:
+            files["plot"] = save_png(importance_figure(result), stage / "importance.png")
+    return {name: folder / path.name for name, path in files.items()}
 
 
 def memory_lines(residency: dict[str, Any] | None) -> list[str]:
@@ -190,46 +203,57 @@ def memory_lines(residency: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def print_outcome(console: Console, report: dict[str, Any], result: RunResult) -> None:
-    """Answer, speed-up, why-not report and files, a line each."""
-    verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
-    if report["reasoning"]:
-        console.print(f"[b]Thinking[/b]  [dim]{escape(report['reasoning'])}[/dim]")
-    console.print(f"[b]Answer[/b]  {escape(report['answer'])}{verdict}")
-    if report["reasoning"] and not report["answer"]:
-        console.print("All tokens went into thinking; raise --max-new-tokens, or ask with --thinking off.")
-    if result.full is not None and result.full is not result.answer:
-        if result.full.reasoning:
-            console.print(f"[b]Full prefill thinks[/b]  [dim]{escape(result.full.reasoning)}[/dim]")
-        console.print(f"[b]Full prefill answers[/b]  {escape(result.full.text)}")
-        console.print(
-            f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s against {report['full_ttft_s']:.2f} s: "
-            f"{report['speedup']:.1f}x"
-        )
+def print_outcome(console: Console, report: dict[str, Any], result: RunResult, verbose: bool = False) -> None:
+    """What was kept and why, and the files; last the answers and what compression gained.
+
+    With `verbose` also what every stage took, what attention read, and memory.
+    """
+    if verbose:
+        console.print(stage_table(result))
+        for line in _details(report):
+            console.print(line)
+    if report["acceptance_length"] is not None:
+        console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
+    for name in ("repacked", "positions", "selection"):
+        for line in report[name]:
+            console.print(f"[b]{NOTES[name]}[/b]  {escape(line)}")
+    if report["window"]:
+        console.print(f"[b]Window[/b]  {escape(report['window'])}")
+    console.print(why(result))
+    paths = [Path(path) for path in report["files"].values()]
+    names = ", ".join(path.name for path in paths)
+    console.print(f"[b]Written to[/b] {escape(str(paths[0].parent))}: {escape(names)}", soft_wrap=True)
+    if report["needle_recall"] is not None:
+        console.print(f"[b]Needle kept[/b]  {100 * report['needle_recall']:.0f} % of its tokens")
     console.print(
         f"[b]Kept[/b]  {report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens, realised keep ratio "
         f"{report['keep_ratio']:.4f}; {report['forced_tokens']:,} of them by constraint"
     )
-    if report["needle_recall"] is not None:
-        console.print(f"[b]Needle kept[/b]  {100 * report['needle_recall']:.0f} % of its tokens")
+    if report["reasoning"]:
+        console.print(f"[b]Thinking[/b]  [dim]{escape(report['reasoning'])}[/dim]")
+    if report["reasoning"] and not report["answer"]:
+        console.print("All tokens went into thinking; raise --max-new-tokens, or ask with --thinking off.")
+    both = result.full is not None and result.full is not result.answer
+    if both and result.full.reasoning:  # type: ignore[union-attr]
+        console.print(f"[b]Full prefill thinks[/b]  [dim]{escape(report['full_reasoning'])}[/dim]")
+    if both:
+        console.print(f"[b]Full prefill answers[/b]  {escape(report['full_answer'])}")
+    verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
+    console.print(f"[b]Answer[/b]  {escape(report['answer'])}{verdict}")
+    against = f" against {report['full_ttft_s']:.2f} s: {report['speedup']:.1f}x" if both else ""
+    console.print(f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s{against}")
+
+
+NOTES = {"repacked": "Re-packed", "positions": "Positions", "selection": "Selection"}
+"""Lists of a report that say what should not go unsaid."""
+
+
+def _details(report: dict[str, Any]) -> Iterator[str]:
+    """What attention read, and memory, a line each."""
     for who in ("drafter", "target"):
         density = report[f"{who}_density"]
         if density is not None:
             how = "dense" if density == 1 else f"sparse, {100 * density:.1f} % of the causal blocks read"
-            console.print(f"[b]Attention of the {who}[/b]  {how}")
-    if report["acceptance_length"] is not None:
-        console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
-    console.print(why(result))
-    if report["window"]:
-        console.print(f"[b]Window[/b]  {escape(report['window'])}")
-    console.print(f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB")
-    for line in report["repacked"]:
-        console.print(f"[b]Re-packed[/b]  {escape(line)}")
-    for line in report["positions"]:
-        console.print(f"[b]Positions[/b]  {escape(line)}")
-    for line in report["selection"]:
-        console.print(f"[b]Selection[/b]  {escape(line)}")
-    for line in memory_lines(report["residency"]):
-        console.print(line)
-    for name, path in report["files"].items():
-        console.print(f"[b]{name}[/b]  {escape(path)}", soft_wrap=True)
+            yield f"[b]Attention of the {who}[/b]  {how}"
+    yield f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB"
+    yield from memory_lines(report["residency"])

@@ -23,6 +23,7 @@ from sp.json_lines import read_jsonl
 from sp.studies.figures import INK, KEPT
 from sp.studies.style import tokens_label
 from sp.studies.sweep.store import Row
+from sp.values import whole
 
 STATES = {"cached": "#1c7ed6", "kept": KEPT, "recalled": "#3b0a45", "dropped": "#dee2e6"}
 """What can have become of a token: before the target since an earlier turn, new, brought back, left out. Each is
@@ -158,10 +159,11 @@ def _handles(rows: Sequence[Row]) -> list[Patch | Line2D]:
 
 def _is_turn(row: Row) -> bool:
     """Whether a row of a file can be drawn."""
-    spans, back, end = row.get("spans"), row.get("recall"), row.get("prompt")
+    spans, back = row.get("spans"), row.get("recall")
+    end: Any = row.get("prompt")
     if not (isinstance(spans, dict) and isinstance(back, list) and all(isinstance(each, dict) for each in back)):
         return False
-    if not (isinstance(end, int) and 0 < end < MOST and _whole(row.get("read"), row.get("turn"))):
+    if not (_whole(end, row.get("read"), row.get("turn")) and 0 < end < MOST):
         return False
     lists = [spans.get(name) for name in ("cached", "kept", "needle")]
     lists.append([[each.get("start"), each.get("end")] for each in back])
@@ -176,4 +178,4 @@ def _are_runs(runs: Any, end: int, apart: bool) -> bool:
 
 
 def _whole(*values: Any) -> bool:
-    return all(isinstance(each, int) and not isinstance(each, bool) for each in values)
+    return all(whole(each) is not None for each in values)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from sp.bench.simulate import SIMULATED
 from sp.kernels.machine import machine_slug
 from sp.studies.figures import INK, save_png
-from sp.studies.style import COLOURS, MARKERS, plain_log, tidy
+from sp.studies.style import COLOURS, MARKERS, apart, plain_log, tidy
 from sp.studies.tables.decode_table import SETTING, of_decoding
 
 Record = Mapping[str, Any]
@@ -61,19 +61,21 @@ def figure_of(records: Sequence[Record]) -> Figure:
         label = NAMES.get(method, method) + (f", {told}" if told else "")
         look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "label": label}
         look |= {"linestyle": "--", "markerfacecolor": "none"} if told else {}
-        _line(axes[0], line, "acceptance_length", "acceptance_low", "acceptance_high", look)
-        _line(axes[1], line, "tok_s", "tok_s_low", "tok_s_high", look)
+        aside = apart(number, len(lines))
+        _line(axes[0], line, "acceptance_length", "acceptance_low", "acceptance_high", look, aside)
+        _line(axes[1], line, "tok_s", "tok_s_low", "tok_s_high", look, aside)
     axes[0].axhline(1, color=INK, linewidth=0.9, linestyle=":")
     greedy = records[0]["metrics"]["greedy_tok_s"]
     axes[1].axhline(greedy, color=INK, linewidth=0.9, linestyle=":", label=f"greedy, {greedy:.0f} tok/s")
     for number, task in enumerate(tasks):
         line = [_of_task(r, task) for r in records if r["config"]["method"] == "ddtree" and task in _tasks(r)]
         look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "label": task}
-        _line(axes[2], line, "acceptance_length", "acceptance_low", "acceptance_high", look)
+        aside = apart(number, len(tasks))
+        _line(axes[2], line, "acceptance_length", "acceptance_low", "acceptance_high", look, aside)
     titles = ["tokens a pass", "tokens a second", "tokens a pass by task, tree"]
     for each, title in zip(axes, titles, strict=False):
         each.set_title(f"{title} ({SIMULATED})" if simulated else title, fontsize=9, loc="left", color=INK)
-        each.set_xlabel("guesses a pass (budget)", fontsize=8)
+        each.set_xlabel("guesses a pass (budget; drawn a little apart)", fontsize=8)
         each.set_ylim(bottom=0)
         plain_log(each, sorted({r["config"]["budget"] for r in records}))
         tidy(each)
@@ -100,10 +102,12 @@ def _of_task(record: Record, task: str) -> Record:
     return {**record, "metrics": _tasks(record)[task]}
 
 
-def _line(axes: Axes, records: Sequence[Record], name: str, low: str, high: str, look: Mapping[str, Any]) -> None:
-    """One line with intervals, by budget."""
+def _line(
+    axes: Axes, records: Sequence[Record], name: str, low: str, high: str, look: Mapping[str, Any], aside: float
+) -> None:
+    """One line with intervals, by budget, drawn aside so that equal ones are all seen."""
     ordered = sorted(records, key=lambda r: r["config"]["budget"])
-    x = [r["config"]["budget"] for r in ordered]
+    x = [aside * r["config"]["budget"] for r in ordered]
     y = [r["metrics"][name] for r in ordered]
     below = [max(0.0, r["metrics"][name] - r["metrics"][low]) for r in ordered]
     above = [max(0.0, r["metrics"][high] - r["metrics"][name]) for r in ordered]

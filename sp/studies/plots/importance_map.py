@@ -5,6 +5,7 @@ Drawn from the trace that `sp run` writes (``trace.json`` and ``trace.safetensor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ MAPS: Mapping[str, tuple[int, type[np.generic]]] = {
     "drafter_bytes": (2, np.integer),
 }
 """Dimensions and kind of the arrays that are drawn."""
+MOST_ROWS, MOST_CHUNKS = 1 << 13, 1 << 17
+"""Layers times heads, and chunks, beyond those of any drafter and prompt."""
+TALLEST, LABELS = 60.0, 256
+"""Inches of the map of heads, and rows of a map that have a name."""
 MARKS = {"needle": NEEDLE, "question": QUESTION}
 
 
@@ -69,6 +74,9 @@ class SavedRun:
             check(span, {"kind": TEXT, "start_byte": whole(), "end_byte": whole()}, f"{where}/trace.json: spans")
         for name, (dimensions, kind) in MAPS.items():
             found = self.arrays[name]
+            *rows, last = found.shape or (0,)
+            if name != "drafter_bytes" and (math.prod(rows) > MOST_ROWS or last > MOST_CHUNKS):
+                raise ConfigError(f"{where}/trace.safetensors: {name} is larger than any map of sp run")
             if found.ndim != dimensions or not found.size or not np.issubdtype(found.dtype, kind):
                 raise ConfigError(f"{where}/trace.safetensors: {name} is not such as sp run writes it")
         if self.arrays["drafter_bytes"].shape[1] != 2:
@@ -96,15 +104,16 @@ def importance_map(run: SavedRun) -> Figure:
     layers: Floats = run.arrays["by_layer"]
     heads: Floats = run.arrays["by_head"]
     count, per_layer, chunks = heads.shape
-    figure = Figure(figsize=(10, 1.9 + 0.28 * len(layers) + 0.17 * count * per_layer), layout="constrained")
-    grid = figure.subplots(2, 1, height_ratios=[0.5 + 0.28 * len(layers), 0.5 + 0.17 * count * per_layer])
+    tall = [0.5 + min(0.28 * len(layers), TALLEST), 0.5 + min(0.17 * count * per_layer, TALLEST)]
+    figure = Figure(figsize=(10, 0.9 + sum(tall)), layout="constrained")
+    grid = figure.subplots(2, 1, height_ratios=tall)
     _draw(figure, grid[0], layers, [f"{i}" for i in range(len(layers))], "max over heads")
     names = [f"{layer}.{head}" for layer in range(count) for head in range(per_layer)]
     _draw(figure, grid[1], heads.reshape(-1, chunks), names, "each head")
     grid[0].set_ylabel("scored layer", fontsize=9)
     grid[1].set_ylabel("layer.head", fontsize=9)
     grid[1].set_xlabel(f"chunk of {HEATMAP_CHUNK} drafter tokens", fontsize=9)
-    for line in range(1, count):
+    for line in range(1, count if count <= LABELS else 0):
         grid[1].axhline(line * per_layer - 0.5, color="white", linewidth=0.8)
     for axes in grid:
         _mark(axes, run)
@@ -117,7 +126,8 @@ def importance_map(run: SavedRun) -> Figure:
 def _draw(figure: Figure, axes: Axes, values: Floats, names: list[str], title: str) -> None:
     shown = np.log10(np.maximum(values, 1e-6))
     image = axes.imshow(shown, aspect="auto", cmap="magma", interpolation="nearest")
-    axes.set_yticks(range(len(names)), names, fontsize=7)
+    named = range(0, len(names), -(-len(names) // LABELS))
+    axes.set_yticks(named, [names[row] for row in named], fontsize=7)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_title(title, fontsize=9, loc="left", pad=12)
     figure.colorbar(image, ax=axes, label="log10 importance", pad=0.01)

@@ -23,6 +23,8 @@ MEASURES = {
     "needle_margin": ("margin of the needle's chunk", (-1.0, 1.0)),
 }
 BINS = 10
+SINGLE = "*"
+"""Behind the value of a cell of one example, where others have more."""
 
 Doubles = npt.NDArray[np.float64]
 
@@ -67,27 +69,30 @@ def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str
                 axes.axis("off")
                 continue
             values, count = heat(mine, measure, lengths, edges)
-            draw_map(axes, values, limits)
+            draw_map(axes, values, limits, count)
             axes.set_xticks(range(len(lengths)), [tokens_label(n) for n in lengths], rotation=45, fontsize=7)
             axes.set_yticks(range(len(names)), names if axes is line[0] else [], fontsize=6)
-            axes.set_title(f"{name} (n = {span(count)} a cell)" if axes is line[0] else "", fontsize=8, loc="left")
+            axes.set_title(f"{name} ({span(count)})" if axes is line[0] else "", fontsize=8, loc="left")
         line[0].set_ylabel("depth (%)", fontsize=8)
     for column, (title, limits) in enumerate(MEASURES.values()):
         scale = ScalarMappable(Normalize(*limits), NEEDLE_COLOURS)
         bar = figure.colorbar(scale, ax=list(grid[:, column]), location="bottom", fraction=0.04, pad=0.02, aspect=30)
+        bar.set_ticks(np.linspace(*limits, 5).tolist())
         bar.set_label(title, fontsize=8)
         bar.ax.tick_params(labelsize=7)
     figure.suptitle(f"{task}: depth over prompt tokens, keep ratio {keep:g}", fontsize=10)
     return figure
 
 
-def draw_map(axes: Axes, values: Doubles, limits: tuple[float, float]) -> None:
-    """A heat map with its values written in where there is room; grey where nothing was measured."""
+def draw_map(axes: Axes, values: Doubles, limits: tuple[float, float], count: Doubles) -> None:
+    """A heat map with its values written in; grey where nothing was measured, marked where one example was."""
+    mixed = count.max() > 1
     axes.set_facecolor("#e9ecef")
     axes.imshow(values, cmap=NEEDLE_COLOURS, vmin=limits[0], vmax=limits[1], aspect="auto", interpolation="nearest")
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             text = f"{100 * value:.0f}" if limits[0] == 0 else f"{value:.1f}"
+            text += SINGLE if mixed and count[row, column] == 1 else ""
             axes.text(column, row, text, ha="center", va="center", fontsize=6, color=INK)
     axes.set_xticks(np.arange(values.shape[1]) - 0.5, minor=True)
     axes.set_yticks(np.arange(values.shape[0]) - 0.5, minor=True)
@@ -96,6 +101,17 @@ def draw_map(axes: Axes, values: Doubles, limits: tuple[float, float]) -> None:
 
 
 def span(count: Doubles) -> str:
-    """Smallest and largest number of examples of a cell."""
+    """Smallest and largest number of examples of a cell, and what that says where it is one.
+
+    Examples
+    --------
+    >>> span(np.array([5.0, 9.0])), span(np.ones(2))
+    ('n = 5 to 9 a cell', 'one example a cell')
+    >>> span(np.array([1.0, 9.0]))
+    'n = 1 to 9 a cell; * one example'
+    """
     low, high = int(count.min()), int(count.max())
-    return str(low) if low == high else f"{low} to {high}"
+    if high == 1:
+        return "one example a cell" if low else "at most one example a cell"
+    told = f"n = {low} a cell" if low == high else f"n = {low} to {high} a cell"
+    return told + (f"; {SINGLE} one example" if (count == 1).any() else "")

@@ -9,11 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sp.studies.style import Look, looks, plain_log, tidy, tokens_label
+from sp.studies.plots.forest_plot import sizes_told
+from sp.studies.style import Look, apart, looks, plain_log, tidy, tokens_label
 from sp.studies.sweep.cells import FULL, Group, Table
 
 Cost = Literal["kept_tokens", "ttft_s"]
-LABELS = {"kept_tokens": "kept tokens (mean)", "ttft_s": "time to first token (s, median)"}
+LABELS = {"kept_tokens": "kept tokens (mean; drawn a little apart)", "ttft_s": "time to first token (s, median)"}
 
 
 def pareto_figure(table: Table, cost: Cost) -> Figure:
@@ -23,6 +24,7 @@ def pareto_figure(table: Table, cost: Cost) -> Figure:
     """
     lengths = table.values("tokens_asked")
     names = table.strategies()
+    others = [name for name in names if not name.startswith(FULL)]
     styles = looks(names)
     columns = min(3, len(lengths))
     rows = -(-len(lengths) // columns)
@@ -34,10 +36,11 @@ def pareto_figure(table: Table, cost: Cost) -> Figure:
         for name in names:
             mine = {key[2]: group for key, group in groups.items() if key[0] == name and key[1] == tokens}
             if mine:
-                _line(axes, [mine[keep] for keep in sorted(mine)], styles[name], cost, full=name.startswith(FULL))
+                full = name.startswith(FULL)
+                aside = 1.0 if full or cost != "kept_tokens" else apart(others.index(name), len(others))
+                _line(axes, [mine[keep] for keep in sorted(mine)], styles[name], cost, aside, full=full)
         sizes = [group.n for key, group in groups.items() if key[1] == tokens]
-        counts = f"n = {min(sizes)}" if min(sizes) == max(sizes) else f"n = {min(sizes)} to {max(sizes)}"
-        axes.set_title(f"{tokens_label(tokens)} tokens, {counts}", fontsize=9)
+        axes.set_title(f"{tokens_label(tokens)} tokens, {sizes_told(sizes)}", fontsize=9)
         axes.set_ylim(-3, 103)
         tidy(axes)
         low, high = axes.get_xlim()
@@ -57,9 +60,9 @@ def pareto_figure(table: Table, cost: Cost) -> Figure:
     return figure
 
 
-def _line(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, *, full: bool) -> None:
+def _line(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, aside: float, *, full: bool) -> None:
     found = [group.mean(cost) if cost == "kept_tokens" else group.median(cost) for group in groups]
-    x = np.array([value or np.nan for value in found])
+    x = aside * np.array([value or np.nan for value in found])
     y = 100 * np.array([group.accuracy for group in groups])
     bounds = 100 * np.array([group.interval for group in groups])
     if full:

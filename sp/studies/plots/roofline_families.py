@@ -162,8 +162,8 @@ def _bars(axes: Axes, mine: Sequence[Point], view: View, bandwidth: float) -> No
     axes.invert_yaxis()
     for place, point in zip(places, mine, strict=True):
         axes.annotate(
-            f"{point.gb_s:,.0f}", (point.gb_s, place), xytext=(3, 0), textcoords="offset points", va="center",
-            fontsize=7.5, color=INK,
+            f"{point.gb_s:,.0f}", (0, place), xytext=(4, 0), textcoords="offset points", va="center",
+            fontsize=7.5, color="white",
         )  # fmt: skip
     axes.axvline(bandwidth, color=QUIET, linewidth=1.0, linestyle="--")
     axes.set_xlim(0, bandwidth * 1.15)

@@ -27,14 +27,16 @@ COLOURS = {
 MOVES = {"offload": "#e03131", "onload": "#9c36b5"}
 """Colours of what a residency does beside the stages."""
 SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
-CUT = 2.5  # a full prefill longer than so many times the longest other bar is cut there
+LONG = 2.5
+"""A full prefill longer than so many times the longest other bar gives those a panel of their own, enlarged."""
 GIB = float(1 << 30)
 
 
 def draw_stages(records: Sequence[Record], path: Path) -> Path:
     """Draw `ttft` records as bars of stages: one panel a prompt length, a full prefill beside what was compressed.
 
-    Where the full prefill is far longer, its bar is cut, and says so; all numbers are written out.
+    All bars of a panel are on one scale, and none is cut; where the full prefill is far longer, a panel beside has the
+    others enlarged.
 
     Raises
     ------
@@ -47,13 +49,23 @@ def draw_stages(records: Sequence[Record], path: Path) -> Path:
     lengths = sorted({record["config"]["prompt_tokens"] for record in timed})
     panels = [[r for r in timed if r["config"]["prompt_tokens"] == n] for n in lengths]
     heights = [0.55 + 0.3 * len(panel) for panel in panels]
-    figure = Figure(figsize=(9.0, 0.9 + sum(heights)), layout="constrained")
-    grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    columns = 2 if any(enlarged(panel) for panel in panels) else 1
+    figure = Figure(figsize=(9.0 + 2.0 * (columns - 1), 0.9 + sum(heights)), layout="constrained")
+    grid = figure.subplots(len(panels), columns, squeeze=False, height_ratios=heights)
     colours = stage_colours(timed)
-    for axes, panel, tokens in zip(grid, panels, lengths, strict=True):
-        _bars(axes, sorted(panel, key=lambda r: -r["config"]["keep_ratio"]), colours)
-        axes.set_title(f"{tokens:,} tokens", fontsize=9, loc="left", color=INK)
-    grid[-1].set_xlabel("seconds to the first token (median)")
+    for line, panel, tokens in zip(grid, panels, lengths, strict=True):
+        ordered = sorted(panel, key=lambda r: -r["config"]["keep_ratio"])
+        _bars(line[0], ordered, colours)
+        line[0].set_title(f"{tokens:,} tokens", fontsize=9, loc="left", color=INK)
+        if columns > 1:
+            large = enlarged(ordered)
+            line[1].set_visible(bool(large))
+            if large:
+                _bars(line[1], large, colours)
+                line[1].set_title("those that were compressed, enlarged", fontsize=9, loc="left", color=INK)
+    for column in range(columns):
+        last = [axes for axes in grid[:, column] if axes.get_visible()][-1]
+        last.set_xlabel("seconds to the first token (median)")
     handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=min(6, len(handles)), loc="outside lower center")
     return save_png(figure, path, dpi=180)
@@ -106,24 +118,27 @@ def label_of(config: Mapping[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def enlarged(panel: Sequence[Record]) -> list[Record]:
+    """Compressed requests that a far longer full prefill beside them would leave no room; none where it is not."""
+    others = [record for record in panel if record["config"]["keep_ratio"] < 1]
+    most = max(record["metrics"]["ttft_s"] for record in panel)
+    return others if others and most > LONG * max(record["metrics"]["ttft_s"] for record in others) else []
+
+
 def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str]) -> None:
-    times = [record["metrics"]["ttft_s"] for record in panel]
-    others = [t for t, record in zip(times, panel, strict=True) if record["config"]["keep_ratio"] < 1]
-    end = min(max(times), CUT * max(others, default=max(times)))
     for row, record in enumerate(panel):
         left, total = 0.0, record["metrics"]["ttft_s"]
         for name, colour in colours.items():
             seconds = record["metrics"]["stages"].get(name, 0.0)
-            width = max(0.0, min(seconds, end - left))
-            axes.barh(row, width, left=left, color=colour, height=0.72)
-            left += width
+            axes.barh(row, seconds, left=left, color=colour, height=0.72)
+            left += seconds
         full = record["metrics"].get("full_ttft_s")
-        told = f" {total:.3g} s" + (" (bar cut)" if total > end else "")
+        told = f" {total:.3g} s"
         if full and record["config"]["keep_ratio"] < 1:
             told += f", {full / total:.1f}x"
-        axes.text(min(total, end), row, told, va="center", fontsize=8, color=INK)
+        axes.text(max(total, left), row, told, va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(panel)), [label_of(record["config"]) for record in panel], fontsize=8)
-    axes.set_xlim(0, 1.22 * end)
+    axes.set_xlim(0, 1.3 * max(record["metrics"]["ttft_s"] for record in panel))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
 

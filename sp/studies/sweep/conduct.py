@@ -15,11 +15,12 @@ from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Where
 from sp.pipeline.measured import check_machine
+from sp.plugins import loaded_plugins
 from sp.studies.sweep.cards import CardPool, run_on_cards
 from sp.studies.sweep.estimate import TYPICAL, Estimate, Work, deal, fit, work_of
 from sp.studies.sweep.executor import Outcome, RayPool, run_here, run_on
 from sp.studies.sweep.pairs import Pair
-from sp.studies.sweep.provenance import PairFacts, pair_facts, scorer_files
+from sp.studies.sweep.provenance import PairFacts, outside_files, pair_facts, scorer_files
 from sp.studies.sweep.row_fields import check_cells
 from sp.studies.sweep.runs import Run, Sweep, config_hash
 from sp.studies.sweep.store import Results, Store, read_results, result_files, session_line
@@ -118,7 +119,7 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None,
                 f"{run.label}: {run.tokens} tokens do not fit {pair.models['target']['file']}, whose context is "
                 f"{pair.target.context}"
             )
-        config = run.config(pair.hashes, scorer_files(run.config({}), run.label))
+        config = run.config(pair.hashes, scorer_files(run.config({}), run.label) | outside_files(run))
         job = Job(run, config_hash(config), config, work_of(config, pair.target, pair.drafter))
         by_hash.setdefault(job.hash, job)
     jobs = list(by_hash.values())
@@ -222,8 +223,8 @@ def outcomes(
     if not runs:
         return iter(())
     if cards:
-        return run_on_cards(CardPool(cards, partial(Worker, plan.device)), runs)
+        return run_on_cards(CardPool(cards, partial(Worker, plan.device, plugins=loaded_plugins())), runs)
     if executor == "local":
         return run_here(Worker(plan.device, progress), runs)
-    device = plan.device
-    return run_on(RayPool(lambda: Worker(device)), runs)
+    device, plugins = plan.device, loaded_plugins()
+    return run_on(RayPool(lambda: Worker(device, plugins=plugins)), runs)

@@ -109,7 +109,7 @@ class RayPool:
         try:
             ray: Any = import_module("ray")
         except ModuleNotFoundError:
-            raise ConfigError("--executor ray needs the package ray; pip install 'sp[ray]'") from None
+            raise ConfigError("--executor ray needs the package ray; pip install 'sp-prefill[ray]'") from None
         self._ray = ray
         if not ray.is_initialized():
             ray.init(log_to_driver=False, include_dashboard=False)

@@ -10,17 +10,24 @@ from sp.errors import ConfigError
 from sp.models import AskedScaling
 from sp.pipeline import embedded
 from sp.studies.sweep.combine import Combination
+from sp.studies.sweep.keys import names_of
 from sp.studies.sweep.located import Located, check_located
 
 ROPES = ("target_rope", "drafter_rope")
-PAIR_KEYS = ("target", "drafter", "draft", *ROPES)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Files of the models; None for the embedded one, and for a draft where no cell guesses ahead.
+    """Files of the models.
 
-    A scaling of RoPE stands in place of the file's own.
+    Parameters
+    ----------
+    target, drafter : Path, optional
+        GGUF files; the embedded ones if left out.
+    draft : Path, optional
+        DFlash draft of the target, where cells guess ahead; the embedded target has its own.
+    target_rope, drafter_rope : AskedScaling, optional
+        Scaling of RoPE in place of the file's own: none, linear:2 or yarn:4.
     """
 
     target: Path | None = None
@@ -33,6 +40,9 @@ class Pair:
     def ropes(self) -> dict[str, AskedScaling]:
         """Scalings that are asked for, as `Pipeline.open` takes them."""
         return {name: asked for name in ROPES if (asked := getattr(self, name)) is not None}
+
+
+PAIR_KEYS = names_of(Pair)
 
 
 def make_pair(each: Combination) -> Pair:

@@ -18,7 +18,9 @@ from sp.gguf import GGUFFile, chat_template
 from sp.kernels.device import cache_folder
 from sp.models import ModelConfig, read_config
 from sp.pipeline import embedded
+from sp.plugins import file_of
 from sp.studies.sweep.pairs import Pair
+from sp.studies.sweep.runs import Run
 from sp.trace import write_atomic
 
 EMBEDDED_SCORER = Path(str(files("sp") / "assets" / "scorer.safetensors"))
@@ -115,6 +117,17 @@ def scorer_files(config: Mapping[str, Any], label: str) -> dict[str, str]:
                 )
             found[value] = files_sha256([Path(value)])
     return found
+
+
+def outside_files(run: Run) -> dict[str, str]:
+    """SHA-256 by name of the files from outside that define a run's task and strategies, what they import aside."""
+    cells = (cell.options for cell in run.cells)
+    used = [run.spec.task, *(one for cell in cells for one in (cell.scorer, cell.selector, cell.decode))]
+    found: dict[str, set[Path]] = {}
+    for kind in {type(one) for one in used}:
+        if file := file_of(kind):
+            found.setdefault(file.name, set()).add(file)
+    return {name: files_sha256(sorted(paths)) for name, paths in sorted(found.items())}
 
 
 def files_sha256(paths: Sequence[Path]) -> str:

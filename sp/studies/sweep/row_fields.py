@@ -8,11 +8,12 @@ from typing import Any
 from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, whole
 from sp.errors import ConfigError
 from sp.evals.run import COLUMNS, RESULTS, Row
+from sp.values import whole as whole_of
 
 
 def is_int(value: object) -> bool:
     """Whether a value is a whole number of 64 bits, as seeds are."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return (found := whole_of(value)) is not None and abs(found) < 1 << 63
 
 
 ROW: Mapping[str, Wanted] = {

@@ -7,15 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sp.chat import Thinking
 from sp.evals import Task
 from sp.evals.base import WITHOUT
 from sp.pipeline import RunOptions
+from sp.studies.sweep.keys import Device
 from sp.studies.sweep.pairs import Pair
-
-Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)

@@ -21,30 +21,37 @@ from sp.errors import ConfigError, unknown_name
 from sp.evals import TASKS
 from sp.evals.run import label as strategy_label
 from sp.pipeline import RunOptions
+from sp.plugins import find_plugin
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
 from sp.studies.sweep.combine import Combination, expand, for_task, override
+from sp.studies.sweep.keys import TaskKeys, TopKeys, names_of, types_of
 from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
 from sp.studies.sweep.pairs import PAIR_KEYS, Pair, make_pair, with_draft
-from sp.studies.sweep.runs import Cell, Device, Run, Sweep, TaskSpec, config_hash
+from sp.studies.sweep.runs import Cell, Run, Sweep, TaskSpec, config_hash
 
 SECTIONS = ("pairs", "tasks", "cells")
-OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
+TOP, OF_TASKS = types_of(TopKeys), types_of(TaskKeys)
+OPTIONS = names_of(RunOptions)
 STRATEGIES: dict[str, tuple[Registry[Any], str]] = {
     "scorer": (SCORERS, "tail"),
     "selector": (SELECTORS, "top_chunks"),
     "decode": (DECODERS, "greedy"),
 }
-CELL_KEYS = (*OPTIONS, *(f"{name}." for name in STRATEGIES))
+COMPRESS = "always"
+"""What cells do unless the file says otherwise."""
+UNWRITTEN = ("sparse",)
+"""Options of cells that no plain value says."""
+CELL_KEYS = (*(name for name in OPTIONS if name not in UNWRITTEN), *(f"{name}." for name in STRATEGIES))
 LIMITS = {"tokens": (1, 1 << 24), "examples": (1, 1_000_000), "first": (0, 1_000_000_000), "per_run": (1, 1_000_000)}
 MOST_RUNS = 100_000
 MOST_CELLS = 1_000_000
 """Of all runs together, as each is checked and hashed with its cells."""
-TASK_KEYS = ("task", "task.", "tokens", "examples", "first", "per_run", "thinking", "reasoning_effort")
+TASK_KEYS = (*OF_TASKS, "task.")
 
 
-def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
-    """Read a sweep file with ``--set`` overrides.
+def load_sweep(path: Path, settings: Sequence[str] = (), out: Path | None = None) -> Sweep:
+    """Read a sweep file with ``--set`` overrides, and perhaps another folder for what it finds.
 
     Raises
     ------
@@ -55,19 +62,30 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
     for setting in settings:
         root = apply_setting(root, setting)
     entries = root.mapping()
-    top = {"name": str, "out": str, "device": Device, "full": bool, "report": bool}
+    if "plugins" in entries:  # first, as all else may name what they register
+        load_plugins(entries["plugins"], path.parent)
     for key, value in entries.items():
-        if key not in top and key not in (*SECTIONS, "parts"):
-            raise value.error(unknown_name("key of a sweep", key, [*top, *SECTIONS, "parts"]))
-        if key in top:
-            check_located(value, top[key], key)
-    given = {key: value.plain() for key, value in entries.items() if key in top}
+        if key not in TOP and key not in (*SECTIONS, "parts"):
+            raise value.error(unknown_name("key of a sweep", key, [*TOP, *SECTIONS, "parts"]))
+        if key in TOP:
+            check_located(value, TOP[key], key)
+    given = {key: value.plain() for key, value in entries.items() if key in TOP}
     shared = {key: value for key, value in entries.items() if key in SECTIONS}
     parts = [{**shared, **part.mapping()} for part in entries["parts"].items()] if "parts" in entries else [shared]
     runs = bounded((run for part in parts for run in part_runs(part, path.name, given.get("full", True))), path.name)
-    name = given.get("name", path.stem)
-    out = Path(given.get("out", f"sp-sweep/{name}"))
-    return Sweep(name, runs, out, given.get("device", "auto"), given.get("report", False))
+    name = given.get("name") or path.stem
+    where = Path(out or given.get("out") or f"sp-sweep/{name}")
+    return Sweep(name, runs, where, given.get("device", "auto"), given.get("report", False))
+
+
+def load_plugins(listed: Located, beside: Path) -> None:
+    """Load the plugins of a sweep file, from where it is started or from beside it; an error has the file's line."""
+    for each in listed.value if isinstance(listed.value, list) else [listed]:
+        named = check_located(each, str, "plugins")
+        try:
+            find_plugin(named, beside).load()
+        except ConfigError as error:
+            raise each.error(error) from None
 
 
 def bounded(runs: Iterable[Run], file: str) -> tuple[Run, ...]:
@@ -162,7 +180,7 @@ def make_cell(each: Combination, section: Located) -> Cell:
         built[kind], config[kind] = make_strategy(each, kind, registry, default)
     rest = {key: value for key, value in each.items() if key.partition(".")[0] not in STRATEGIES}
     hints = {key: value for key, value in rest.items() if key in OPTIONS}
-    base = {"compress": "always", **built}
+    base = {"compress": COMPRESS, **built}
     options = build_located(lambda values: RunOptions(**base | check_options(values)), hints, section)
     config |= {name: getattr(options, name) for name in OPTIONS if name not in STRATEGIES}
     if isinstance(options.decode, Greedy):  # as all runs were before there was a choice, whose hashes stand
@@ -206,10 +224,10 @@ def make_runs(
     """Blocks of at most `per_run` examples of one task and length, in the cells of the task of that name."""
     if "task" not in each:
         raise section.error("a task needs its name: task: NAME")
-    numbers = {"tokens": 0, "examples": 0, "first": 0, "per_run": 10}
+    numbers = {name: getattr(TaskKeys, name, 0) for name in LIMITS}
     for key, (least, most) in LIMITS.items():
         if key in each:
-            numbers[key] = check_located(each[key], int, key)
+            numbers[key] = check_located(each[key], OF_TASKS[key], key)
             if not least <= numbers[key] <= most:
                 bounds = f"at least {least}" if numbers[key] < least else f"at most {most:,}"
                 raise each[key].error(f"{key} must be {bounds}, not {numbers[key]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sp.errors import SpError
 from sp.evals.base import Example
@@ -11,6 +11,7 @@ from sp.evals.run import COLUMNS as OPTION_COLUMNS
 from sp.evals.run import RESULTS, Row, evaluate
 from sp.pipeline import Pipeline
 from sp.pipeline.load import Where
+from sp.plugins import Plugin
 from sp.studies.sweep.executor import Outcome
 from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.provenance import pair_paths
@@ -32,9 +33,18 @@ class Worker:
     device : {"auto", "cpu", "cuda"}
     progress : callable, optional
         Called with the run and 1 after every row.
+    plugins : sequence of Plugin
+        To load first, where the worker has a process of its own.
     """
 
-    def __init__(self, device: Where = "auto", progress: Callable[[Run, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        device: Where = "auto",
+        progress: Callable[[Run, int], None] | None = None,
+        plugins: Sequence[Plugin] = (),
+    ) -> None:
+        for plugin in plugins:
+            plugin.load()
         self.device = device
         self.progress = progress or (lambda job, done: None)
         self._loaded: tuple[Pair, Pipeline] | None = None

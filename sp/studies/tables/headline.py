@@ -73,17 +73,17 @@ def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
         "|---:|---|---|---:|---:|---:|---:|---:|",
     ]
     for tokens in sorted({r["config"]["prompt_tokens"] for r in shown}):
-        peer, here = best_peer(peers, tokens), sorted((r for r in shown if _tokens(r) == tokens), key=_order)
+        peer, here = best_peer(peers, tokens), sorted((r for r in shown if _tokens(r) == tokens), key=row_order)
         full = next((r["metrics"]["full_ttft_s"] for r in here if r["metrics"].get("full_ttft_s")), None)
         llama = tokens / peer["metrics"]["tok_s"] if peer else None
         rows = [] if peer is None else [(_setting(peer["config"]), "", llama, None, None)]
         for r in here:
             limit, metrics = r["config"]["vram"] or "none", r["metrics"]
             first, peak = metrics.get("first_ttft_s"), metrics.get("peak_bytes")
-            rows.append((_what(r["config"]), limit, metrics["ttft_s"], first, peak))
+            rows.append((describe(r["config"]), limit, metrics["ttft_s"], first, peak))
         for what, limit, seconds, first, peak in rows:
             gains = [f"{other / seconds:.1f}x" if other and seconds else "" for other in (llama, full)]
-            cells = [f"{tokens:,}", what, limit, _seconds(seconds), _seconds(first), *gains]
+            cells = [f"{tokens:,}", what, limit, show_seconds(seconds), show_seconds(first), *gains]
             lines.append(f"| {' | '.join([*cells, f'{peak / GIB:.1f}' if peak else ''])} |")
     return "\n".join([*lines, "", _notes(shown)])
 
@@ -98,7 +98,7 @@ def _setting(config: Mapping[str, Any]) -> str:
     return f"llama.cpp, full prefill (build {config['build']}{batches})"
 
 
-def _order(record: Record) -> tuple[bool, bool, str, float, float]:
+def row_order(record: Record) -> tuple[bool, bool, str, float, float]:
     """Full prefill, then the drafter's rows by density, with no limit and with ever smaller ones, then controls."""
     config = record["config"]
     limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
@@ -106,7 +106,8 @@ def _order(record: Record) -> tuple[bool, bool, str, float, float]:
     return config["keep_ratio"] < 1, is_control(scorer), scorer, density, limit
 
 
-def _what(config: Mapping[str, Any]) -> str:
+def describe(config: Mapping[str, Any]) -> str:
+    """What a row was: full prefill, a control, or a scorer and how sparsely it read."""
     if config["keep_ratio"] == 1:
         return "`sp`, full prefill"
     if is_control(config["scorer"]):
@@ -119,7 +120,8 @@ def _attending(config: Mapping[str, Any]) -> str:
     return next((f", {name} {config[name]:g}" for name in ("density", "alpha") if config[name] is not None), "")
 
 
-def _seconds(value: float | None) -> str:
+def show_seconds(value: float | None) -> str:
+    """Three digits below ten seconds, one behind the point above; nothing for None."""
     return "" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from sp.errors import ConfigError
 from sp.studies.tables.decode_table import decoding
+from sp.studies.tables.first_result import first_result
 from sp.studies.tables.headline import headline
 from sp.studies.tables.sparse_table import drafters, sparse_layers
 from sp.studies.tables.speed_table import kernels, whole_models
@@ -26,6 +27,7 @@ def _part(name: str, make: Callable[[Sequence[Any]], str]) -> Part:
 
 
 PARTS = (
+    _part("result", first_result),
     _part("speed", whole_models),
     _part("kernels", kernels),
     _part("sparse layers", sparse_layers),
@@ -50,12 +52,23 @@ def fill(page: str, records: Sequence[Any]) -> str:
     >>> "No record" in fill(f"{part.begin}\\nold\\n{part.end}", [])
     True
     """
-    wanted = [part for part in PARTS if part.begin in page or part.end in page]
+    wanted = marked(page)
     if not wanted:
         raise ConfigError(f"the page has no marks of a part made from records, such as {PARTS[0].begin}")
     for part in wanted:
         page = insert_between(page, part.begin, part.end, part.make(records))
     return page
+
+
+def marked(page: str) -> list[Part]:
+    """The parts that a page has a mark of.
+
+    Examples
+    --------
+    >>> [part.begin for part in marked(f"text {PARTS[-1].begin}")] == [PARTS[-1].begin]
+    True
+    """
+    return [part for part in PARTS if part.begin in page or part.end in page]
 
 
 def insert_between(text: str, first: str, last: str, table: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sp.config import Tokens
 from sp.errors import ConfigError, short, unknown_name
 from sp.evals import TASKS, Task
 from sp.evals.run import label
@@ -162,7 +163,7 @@ def _lengths(given: Mapping[str, Located]) -> tuple[int, ...]:
         return tuple(DEFAULTS["lengths"])
     found = []
     for item in given["lengths"].items():
-        value = check_located(item, int, "length")
+        value = check_located(item, Tokens, "length")
         if not 1 <= value <= LONGEST:
             raise item.error(f"a length must be from 1 to {LONGEST:,} tokens, not {value}")
         found.append(value)

@@ -1,0 +1,161 @@
+"""The options that all commands of `sp eval` share, declared once: models, cells, and where rows go."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from sp.commands.open_pair import asked_ropes, tell_thinking, thinking_of
+from sp.commands.options import (
+    Cache,
+    Drafter,
+    DrafterRope,
+    OnDevice,
+    Positions,
+    ReasoningEffort,
+    Target,
+    TargetRope,
+    ThinkingMode,
+)
+from sp.commands.strategies import read_shares
+from sp.commands.tables import Wide
+from sp.commands.terminal import AsJson
+from sp.config import from_mapping
+from sp.named import read_strategies
+
+if TYPE_CHECKING:
+    from sp.chat import Thinking
+    from sp.pipeline import Pipeline, RunOptions
+    from sp.studies.sweep.pairs import Pair
+
+CONTROLS = ("random", "lexical", "head_tail", "oracle")
+
+Lengths = Annotated[str, typer.Option("-p", "--lengths", help="Prompt lengths in tokens, comma-separated.")]
+Amount = Annotated[int, typer.Option("-n", "--n", min=1, help="Examples a length (and depth).")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command was asked for, besides its own options; fields stand in the order of the help."""
+
+    scorer: Annotated[
+        str,
+        typer.Option("--scorer", help="Scorers, comma-separated; options as in 'tail\\[queries=16 pool=5],lookahead'."),
+    ] = "tail"
+    selector: Annotated[
+        str, typer.Option("--selector", help="Selectors, likewise, such as 'sentence\\[neighbours=0],lines'.")
+    ] = "top_chunks"
+    keep_ratio: Annotated[str, typer.Option("--keep-ratio", help="Shares of the prompt the target reads.")] = "0.1"
+    controls: Annotated[bool, typer.Option(help=f"Also run the controls: {', '.join(CONTROLS)}.")] = True
+    target: Target = None
+    drafter: Drafter = None
+    target_rope: TargetRope = None
+    drafter_rope: DrafterRope = None
+    device: OnDevice = "auto"
+    positions: Positions = "original"
+    kv: Cache = "f16"
+    thinking: ThinkingMode = "off"
+    reasoning_effort: ReasoningEffort = None
+    seed: Annotated[int, typer.Option(help="Of the examples and of scorers that draw random numbers.")] = 0
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Append one JSON line an example and cell to this file; a page to look at comes beside it."),
+    ] = None
+    wide: Wide = False
+    as_json: AsJson = False
+
+    def cells(self, task: str = "") -> list[RunOptions]:
+        """Every scorer with every selector and keep ratio; controls with the first selector.
+
+        Parameters
+        ----------
+        task : str
+            Stands in place of ``{task}`` in options of the scorers, where weights are another task's every time.
+        """
+        from sp.evals.base import TASK_SLOT
+        from sp.pipeline import RunOptions
+        from sp.scoring import SCORERS
+        from sp.selection import SELECTORS
+
+        common = {"positions": self.positions, "kv": self.kv, "seed": self.seed}
+        scorers = read_strategies(self.scorer.replace(TASK_SLOT, task), SCORERS, "--scorer")
+        selectors = read_strategies(self.selector, SELECTORS, "--selector")
+        pairs = [(one, other) for one in scorers for other in selectors]
+        extra = [SCORERS.build(name) for name in CONTROLS if self.controls]
+        pairs += [(one, selectors[0]) for one in extra if one not in scorers]
+        return [
+            from_mapping(RunOptions, {"keep_ratio": keep, "scorer": one, "selector": other, **common}, "sp eval")
+            for keep in read_shares(self.keep_ratio, "--keep-ratio")
+            for one, other in pairs
+        ]
+
+    def pair(self) -> Pair:
+        """Both models as a sweep names them."""
+        from sp.studies.sweep.pairs import Pair
+
+        ropes = asked_ropes(self.target_rope, self.drafter_rope)
+        return Pair(
+            self.target,
+            self.drafter,
+            target_rope=ropes.get("target_rope"),
+            drafter_rope=ropes.get("drafter_rope"),
+        )
+
+    def models(self) -> dict[str, Any]:
+        """What rows say of the models they are of, by role: file, SHA-256 and RoPE scalings that were asked for."""
+        from sp.studies.sweep.provenance import pair_facts
+
+        return pair_facts(self.pair()).models
+
+    def asked_thinking(self) -> Thinking:
+        """What the target is asked of thinking."""
+        return thinking_of(self.thinking, self.reasoning_effort)
+
+    def open(self) -> Pipeline:
+        """Load both models; say where the target cannot be asked of thinking."""
+        from sp.pipeline import Pipeline
+
+        asked, ropes = self.asked_thinking(), asked_ropes(self.target_rope, self.drafter_rope)
+        pipeline = Pipeline.open(self.target, self.drafter, device=self.device, **ropes)  # type: ignore[arg-type]
+        tell_thinking(asked, pipeline.target)
+        return pipeline
+
+
+def asking(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of `Asked` as options, after its own; it gets them as its parameter `asked`.
+
+    Parameters
+    ----------
+    **defaults
+        Fields with another default.
+    """
+    hints = get_type_hints(Asked, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(field.name, field.default),
+            annotation=hints[field.name],
+        )
+        for field in fields(Asked)
+    ]
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.name != "asked"]
+
+        @wraps(command)
+        def call(**given: Any) -> None:
+            asked = Asked(**{each.name: given.pop(each.name) for each in shared})
+            command(asked=asked, **given)
+
+        call.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+        return call
+
+    return wrap

@@ -1,0 +1,1 @@
+"""What every command has: plugins, and options in groups."""

@@ -1,0 +1,86 @@
+"""The kinds of things that are chosen by name, and what there is of each."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sp.commands.known.fields import Field, fields_of, summary_of
+from sp.commands.known.keys import sections
+from sp.plugins import BUILT_IN, loaded_plugins, source_of
+
+MODELS, PLUGINS, KEYS = "models", "plugins", "keys"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that can be named.
+
+    Parameters
+    ----------
+    name, told : str
+    fields : tuple of Field
+        Its options.
+    source : str
+        ``built in``, or the plugin it comes from.
+    """
+
+    name: str
+    told: str
+    fields: tuple[Field, ...] = ()
+    source: str = BUILT_IN
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values; the default of an option that must be given is null, of others a text."""
+        return asdict(self)
+
+
+def registries() -> dict[str, Any]:
+    """The registries of strategies by the name of their kind."""
+    import sp.evals  # noqa: F401  # registers tasks and formats
+    from sp.decode import DECODERS
+    from sp.evals import TASKS
+    from sp.evals.formats.file_task import FORMATS
+    from sp.scoring import SCORERS
+    from sp.selection import SELECTORS
+
+    return {f"{one.kind}s": one for one in (SCORERS, SELECTORS, DECODERS, TASKS, FORMATS)}
+
+
+def kinds() -> list[str]:
+    """What can be listed.
+
+    Examples
+    --------
+    >>> kinds()
+    ['scorers', 'selectors', 'decoders', 'tasks', 'formats', 'models', 'plugins', 'keys']
+    """
+    return [*registries(), MODELS, PLUGINS, KEYS]
+
+
+def items(kind: str) -> list[Item]:
+    """All of a kind: strategies, tasks and families by name, parts of a sweep file in their order."""
+    if kind == MODELS:
+        return _models()
+    if kind == PLUGINS:
+        return [Item(one.module, one.file or "A module.", source=one.named) for one in loaded_plugins()]
+    if kind == KEYS:
+        return [Item(part, told, tuple(keys)) for part, (told, keys) in sections().items()]
+    registry, found = registries()[kind], []
+    for name in registry:
+        cls = registry.class_of(name)
+        found.append(Item(name, summary_of(cls), tuple(fields_of(cls)), source_of(cls)))
+    return found
+
+
+def _models() -> list[Item]:
+    """Families of models that run, and the tokenizers that their files come with."""
+    from sp.models.architectures.base import ARCHITECTURES
+
+    found = []
+    for name, record in sorted(ARCHITECTURES.items()):
+        about = (inspect.getdoc(inspect.getmodule(record.block)) or "").partition("\n")[0].removeprefix(f"{name}: ")
+        told = f"{about.rstrip('.')}; tokenizers: {', '.join(record.tokenizers)}."
+        found.append(Item(name, told, source=source_of(record.block)))
+    return found

@@ -1,0 +1,217 @@
+"""plan_file: whether a model file runs on which card, what it takes at which length, with which drafter, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from sp.errors import ModelError
+from sp.gguf import GGUFFile
+from sp.models.config import ModelConfig
+from sp.models.inspect.cards import ANSWER, CARDS, KEEP, Drafter, need
+from sp.models.inspect.subject import Subject, read_subject
+from sp.models.inspect.verdict import Verdict, judge, proposed_drafter
+from sp.models.inspect.ways import SPOKEN, Way, best, caches, longest, room, scoring_way, ways
+from sp.models.synthetic.shapes import find_shape
+
+ASK = '--prompt-file TEXT.txt --question "..."'
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A verdict and what it rests on.
+
+    Attributes
+    ----------
+    target : Subject
+    drafter : Drafter or None
+    scorer : Subject or None
+        The drafter's file, if one was given; else the drafter is a published shape.
+    card : int or None
+        GiB, as asked for.
+    tokens : int
+        Of prompt and answer, as asked for.
+    verdict : Verdict
+    """
+
+    target: Subject
+    drafter: Drafter | None
+    scorer: Subject | None
+    card: int | None
+    tokens: int
+    verdict: Verdict
+
+    @property
+    def sizes(self) -> tuple[ModelConfig, int] | None:
+        """The target's configuration and bytes on the device; None where no card runs it."""
+        held = self.target.config, self.target.weights
+        if self.target.stopped or not self.target.on_device or held[0] is None or held[1] is None:
+            return None
+        return held[0], held[1]
+
+    @property
+    def vocabulary(self) -> str | None:
+        """How the drafter's words are to the target's: ``same``, ``as large`` (of a shape, which names none) or
+        ``other``, which only means that scores are carried over by bytes of the text."""
+        if self.drafter is None or self.target.vocabulary is None:
+            return None
+        if self.scorer is not None:
+            own = self.scorer.vocabulary
+            return "same" if own is not None and own.sha256 == self.target.vocabulary.sha256 else "other"
+        return "as large" if find_shape(self.drafter.name).text_tokens == self.target.text_tokens else "other"
+
+    @property
+    def command(self) -> str | None:
+        """How to run it; None where it does not run."""
+        if self.target.draft:
+            return f"sp run --target MODEL.gguf --decode ddtree --draft {_name(self.target)}"
+        if self.verdict.runs == "no":
+            return None
+        options = "".join(f" {one}" for one in (*self.verdict.options, *self._uncompared()))
+        if self.verdict.role == "drafter":
+            return f"sp run --target MODEL.gguf --drafter {_name(self.target)}{options} {ASK}"
+        other = "DRAFTER.gguf" if self.scorer is None else _name(self.scorer)
+        return f"sp run --target {_name(self.target)} --drafter {other}{options} {ASK}"
+
+    def _uncompared(self) -> tuple[str, ...]:
+        """The option that leaves out the full prefill beside the answer, where the card has no room for that."""
+        card = self.verdict.card
+        if self.drafter is None or self.sizes is None or card is None or self.tokens > self.sizes[0].context:
+            return ()
+        kv = next((one.kv for one in ways(*self.sizes, self.drafter, self.tokens) if one.nbytes <= room(card)), None)
+        full = next((one for one in ways(*self.sizes, None, self.tokens) if one.kv == kv), None)
+        return ("--no-full",) if full is None or full.nbytes > room(card) else ()
+
+    def memory(self) -> Iterator[dict[str, Any]]:
+        """Bytes on the card by type of cache and length: in full, and with the drafter, both there or by turns.
+
+        Of a small model also what it takes to score a prompt for another.
+        """
+        if self.sizes is None:
+            return
+        config, weights = self.sizes
+        for kv in caches(config):
+            for tokens in sorted({*SPOKEN, self.tokens}):
+                read = tokens - ANSWER
+                whole = need(config, weights, None, read, kv).together if tokens <= config.context else None
+                pair = None if self.drafter is None else need(config, weights, self.drafter, read, kv)
+                yield {
+                    "kv": kv,
+                    "tokens": tokens,
+                    "full": whole,
+                    "together": pair and pair.together,
+                    "by_turns": pair and pair.by_turns,
+                }
+        if self.verdict.role == "drafter":
+            alone = Drafter(self.target.path, config, weights)
+            for tokens in sorted({*SPOKEN, self.tokens}):
+                yield {"kv": None, "tokens": tokens, "scoring": scoring_way(alone, tokens).nbytes}
+
+    def cards(self) -> Iterator[dict[str, Any]]:
+        """For every card the way of what was asked for, and the longest of `SPOKEN` that it has a way for.
+
+        None of drafters, which take as much of any card as their target leaves.
+        """
+        if self.sizes is None or self.verdict.role == "drafter":
+            return
+        found = list(ways(*self.sizes, self.drafter, self.tokens))
+        for card in sorted({*CARDS, *((self.card,) if self.card else ())}):
+            most = longest(*self.sizes, self.drafter, card)
+            yield {
+                "card": card,
+                "way": _told(best(found, card), card),
+                "longest": most and {"tokens": most[0], **(_told(most[1], card) or {})},
+            }
+
+    def told_verdict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self.verdict) | {"options": list(self.verdict.options), "line": self.verdict.line}
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; sizes in bytes."""
+        drafter = None if self.drafter is None else {
+            "name": self.drafter.name,
+            "file": None if self.scorer is None else self.scorer.path,
+            "bytes": self.drafter.weights,
+            "vocabulary": self.vocabulary,
+        }  # fmt: skip
+        return {
+            "path": self.target.path,
+            "verdict": self.told_verdict(),
+            "tokens": self.tokens,
+            "answer_tokens": ANSWER,
+            "keep_ratio": KEEP,
+            "window": self.target.config and self.target.config.context,
+            "weights_bytes": self.target.weights,
+            "drafter": drafter,
+            "memory": list(self.memory()),
+            "cards": list(self.cards()),
+            "notes": [one.line for one in self.target.hindrances if not one.stops],
+            "command": self.command,
+        }
+
+
+def make_plan(target: Subject, scorer: Subject | None, card: int | None, tokens: int) -> Plan:
+    """A plan for a target and the drafter that was given, or one that is published."""
+    drafter = proposed_drafter(target) if scorer is None else _given(scorer)
+    return Plan(target, drafter, scorer, card, tokens, judge(target, drafter, card, tokens))
+
+
+def plan_file(
+    path: str | Path, drafter: str | Path | None = None, *, card: int | None = None, tokens: int = SPOKEN[-1]
+) -> Plan:
+    """Plan by the headers of files alone.
+
+    Parameters
+    ----------
+    path : str or Path
+        The target, or any shard of it.
+    drafter : str or Path, optional
+        What scores prompts for it; a small published model is reckoned with if left out.
+    card : int, optional
+        GiB of the card; the smallest that does, if left out.
+    tokens : int
+        Of prompt and answer, of which the answer takes `ANSWER`.
+
+    Raises
+    ------
+    GGUFError
+        A file is no sound GGUF file.
+    ModelError
+        The drafter is none that could score.
+
+    Examples
+    --------
+    >>> from sp.pipeline import embedded
+    >>> plan_file(embedded("target"), embedded("drafter"), card=12, tokens=8192).verdict.line
+    'yes: 8K tokens on a card of 12 GB'
+    """
+    with GGUFFile.open(path) as file:
+        target = read_subject(file)
+    if drafter is None:
+        return make_plan(target, None, card, tokens)
+    with GGUFFile.open(drafter) as file:
+        scorer = read_subject(file)
+    return make_plan(target, scorer, card, tokens)
+
+
+def _given(scorer: Subject) -> Drafter:
+    """A file as a drafter; ModelError if it is none that a card runs."""
+    if scorer.stopped is not None:
+        raise ModelError(f"{scorer.path}: {scorer.stopped.line}")
+    if not scorer.on_device or scorer.config is None or scorer.weights is None:
+        raise ModelError(f"{scorer.path}: runs on the CPU alone, so no card has to hold it; leave it out")
+    return Drafter(Path(scorer.path).name, scorer.config, scorer.weights)
+
+
+def _told(way: Way | None, card: int) -> dict[str, Any] | None:
+    if way is None:
+        return None
+    return {"kv": way.kv, "by_turns": way.by_turns, "bytes": way.nbytes, "options": list(way.options(card))}
+
+
+def _name(subject: Subject) -> str:
+    return quote(subject.path)

@@ -1,0 +1,136 @@
+"""What the header of a model file tells of whether and how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from sp.errors import GGUFError, ModelError
+from sp.gguf import ChatTemplate, GGUFFile, render_chat
+from sp.gguf.template import chat_template, check_template
+from sp.gguf.vocabulary import NORMAL, Vocabulary, read_vocabulary
+from sp.kernels.specs.attention.attention_rows import HEAD_DIMS
+from sp.models.architectures.base import read_config
+from sp.models.config import ModelConfig
+from sp.models.file_type import tensor_format
+from sp.models.inspect.cards import weights_bytes
+from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
+from sp.models.trunk import trunk_tensors
+from sp.quant import FORMATS
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model file as far as its header goes.
+
+    Attributes
+    ----------
+    path : str
+    nbytes, parameters : int
+        Of all shards.
+    draft : bool
+        Whether it guesses answers ahead, and is no model by itself.
+    hindrances : tuple of Hindrance
+    vocabulary : Vocabulary or None
+        If it has one that can be used.
+    config : ModelConfig or None
+        If its metadata describe a model.
+    weights : int or None
+        Bytes on the device; None where the device has no form of a matrix, or a tensor is missing.
+    names : tuple of str
+        Of all tensors.
+    """
+
+    path: str
+    nbytes: int
+    parameters: int
+    draft: bool
+    hindrances: tuple[Hindrance, ...]
+    vocabulary: Vocabulary | None
+    config: ModelConfig | None
+    weights: int | None
+    names: tuple[str, ...]
+
+    @property
+    def stopped(self) -> Hindrance | None:
+        """The first thing that keeps it from running anywhere."""
+        return next((one for one in self.hindrances if one.stops), None)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a GPU runs it, given enough memory."""
+        return self.weights is not None and self.config is not None and self.config.head_dim in HEAD_DIMS
+
+    @cached_property
+    def text_tokens(self) -> int | None:
+        """Ordinary tokens before the first special one: what shapes of one vocabulary have in common."""
+        if self.vocabulary is None:
+            return None
+        types = self.vocabulary.types
+        return next((i for i, kind in enumerate(types) if kind != NORMAL), len(types))
+
+    def weights_as(self, file_type: str) -> int | None:
+        """Bytes on the device of the same model in another file type; None where there is no such form."""
+        if self.config is None:
+            return None
+        layers, tied = self.config.layers, "output.weight" not in self.names
+        try:
+            tensors = trunk_tensors(self.config, self.names)
+            formats = {t.name: tensor_format(file_type, t.name, t.shape, layers=layers, tied=tied) for t in tensors}
+            return weights_bytes(self.config, formats)
+        except ModelError:
+            return None
+
+
+def read_subject(file: GGUFFile) -> Subject:
+    """What the header of an open file tells; what is wrong with it is among the hindrances."""
+    vocabulary, problem = _vocabulary(file)
+    config, weights = _sizes(file)
+    return Subject(
+        str(file.path),
+        file.nbytes,
+        sum(info.elements for info in file.tensors.values()),
+        is_draft(file),
+        (*find_hindrances(file), *of_vocabulary(file, vocabulary, problem), *_of_template(file, vocabulary)),
+        vocabulary,
+        config,
+        weights,
+        tuple(file.tensors),
+    )
+
+
+def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
+    """The vocabulary, or why there is none."""
+    try:
+        return read_vocabulary(file.metadata, str(file.path)), None
+    except GGUFError as error:
+        return None, without_path(error, file)
+
+
+def _sizes(file: GGUFFile) -> tuple[ModelConfig | None, int | None]:
+    """Configuration and bytes on the device, as far as there are any."""
+    try:
+        config = read_config(file)
+    except (GGUFError, ModelError):
+        return None, None
+    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
+    try:
+        return config, weights_bytes(config, formats)
+    except (ModelError, KeyError):  # too narrow for the device, or not all there
+        return config, None
+
+
+def _of_template(file: GGUFFile, vocabulary: Vocabulary | None) -> Iterable[Hindrance]:
+    """What of the chat template stands in the way: it is compiled, and asked for a conversation of one word."""
+    try:
+        template = chat_template(file)
+        if template is not None:
+            check_template(template)
+            named = {} if vocabulary is None else {key: vocabulary.tokens[i] for key, i in vocabulary.ids.items()}
+            asked = ChatTemplate(template, named.get("bos", ""), named.get("eos", ""))
+            render_chat(asked, [{"role": "user", "content": "hi"}])
+        elif not is_draft(file):
+            yield Hindrance("no chat template: give one, or a prompt as plain text", stops=False)
+    except GGUFError as error:
+        yield Hindrance(without_path(error, file))

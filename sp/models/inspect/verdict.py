@@ -1,0 +1,179 @@
+"""Will it run? A verdict on a model file, for a card or for the smallest that does, and what to take instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from sp.models.inspect.cards import CARDS, LARGEST_DRAFTER, Drafter, drafters_for, weights_bytes
+from sp.models.inspect.subject import Subject
+from sp.models.inspect.ways import best, longest, room, scoring_way, smallest_card, ways
+from sp.models.synthetic.shapes import find_shape, list_shapes
+
+COMMON = ("q8_0", "q6_k", "q5_k", "q4_k_m", "iq4_xs", "q3_k")
+"""File types that publishers of most models offer; those of fewer bits are held as Q8_0."""
+USUAL = "q4_k_m"
+NEAR = 1.25
+"""How much larger than a file that cannot run the one may be that is proposed in its place."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model file runs.
+
+    Attributes
+    ----------
+    runs : {"yes", "with", "no"}
+    card : int or None
+        GiB of the card that it is about; None where no card matters.
+    tokens : int or None
+        Of prompt and answer.
+    options : tuple of str
+        Of `sp run`, with which it runs.
+    why : str or None
+        Why it does not.
+    instead : str or None
+        What to take in its place.
+    role : {"target", "drafter"}
+        What it is judged as: a small model is one that scores prompts for a larger one.
+    """
+
+    runs: Literal["yes", "with", "no"]
+    card: int | None = None
+    tokens: int | None = None
+    options: tuple[str, ...] = ()
+    why: str | None = None
+    instead: str | None = None
+    role: Literal["target", "drafter"] = "target"
+
+    @property
+    def line(self) -> str:
+        """In words.
+
+        >>> Verdict("with", 24, 131072, ("--kv q4_0",)).line
+        'yes, with --kv q4_0: 128K tokens on a card of 24 GB'
+        """
+        if self.runs == "no":
+            return f"no: {self.why}"
+        where = "" if self.card is None else f": {spoken(self.tokens or 0)} tokens on a card of {self.card} GB"
+        said = ", as a drafter" if self.role == "drafter" else ""
+        said += f", with {' '.join(self.options)}" if self.options else ""
+        return f"yes{said}{where}"
+
+
+def spoken(tokens: int) -> str:
+    """A length in binary thousands, or as it is.
+
+    >>> spoken(131072), spoken(1000)
+    ('128K', '1000')
+    """
+    return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
+
+
+def is_small(model: Subject) -> bool:
+    """Whether a model is of the size of drafters."""
+    return model.parameters <= LARGEST_DRAFTER
+
+
+def proposed_drafter(target: Subject) -> Drafter | None:
+    """The published model to score for a target; None where none is small enough, or it is of that size itself."""
+    if target.config is None or is_small(target):
+        return None
+    return next(iter(drafters_for(target.config, target.parameters)), None)
+
+
+def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: int) -> Verdict:
+    """The verdict.
+
+    Parameters
+    ----------
+    target : Subject
+    drafter : Drafter or None
+        Who scores prompts for it; None if they are read in full.
+    card : int or None
+        GiB; the smallest of `CARDS` that does, if left out.
+    tokens : int
+        Of prompt and answer.
+    """
+    if target.stopped is not None:
+        return Verdict("no", why=target.stopped.line, instead=_replacement(target, card, tokens))
+    config, weights = target.config, target.weights
+    if not target.on_device or config is None or weights is None:
+        return Verdict("with", options=("--device cpu",))
+    role: Literal["target", "drafter"] = "drafter" if drafter is None and is_small(target) else "target"
+    if role == "drafter":
+        found = [scoring_way(Drafter(target.path, config, weights), tokens)]
+    else:
+        found = list(ways(config, weights, drafter, tokens))
+    if not found:
+        why = f"{spoken(tokens)} tokens are more than the window of {config.context}, and no drafter compresses them"
+        return Verdict("no", card, tokens, why=why)
+    where = card or smallest_card(found)
+    way = best(found, where) if where else None
+    if where is None or way is None:
+        least, most = min(one.nbytes for one in found), card or CARDS[-1]
+        why = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB, and a card of {most} GB has {room(most) >> 30}"
+        instead = _instead_of(target, drafter, most, tokens) if role == "target" else None
+        return Verdict("no", most, tokens, why=why, instead=instead, role=role)
+    options = way.options(where)
+    return Verdict("with" if options else "yes", where, tokens, options, role=role)
+
+
+def _instead_of(target: Subject, drafter: Drafter | None, card: int, tokens: int) -> str | None:
+    """What to take where memory does not suffice: a shorter prompt, the same model in fewer bits, or a smaller one."""
+    assert target.config is not None
+    assert target.weights is not None
+    found = longest(target.config, target.weights, drafter, card)
+    shorter = [f"a prompt of up to {spoken(found[0])}"] if found and found[0] < tokens else []
+    return ", or ".join([*shorter, *_narrower(target, drafter, card, tokens)] or _published_for(card, tokens)) or None
+
+
+def _replacement(target: Subject, card: int | None, tokens: int) -> str | None:
+    """What to take in place of a file that does not run; None where its own line says that."""
+    if target.draft or not target.names:
+        return None
+    if target.config is None:
+        smallest = min(size for *_, size in _published())
+        return next(iter(_published_for(card, tokens, max(int(NEAR * target.nbytes), smallest))), None)
+    undecoded = any(one.stops and one.of_format for one in target.hindrances)
+    return f"the same model as {USUAL.upper()}" if undecoded else None
+
+
+def _narrower(target: Subject, drafter: Drafter | None, card: int, tokens: int) -> list[str]:
+    """The same model in the common file type of the most bits that fits."""
+    sizes = {name: target.weights_as(name) for name in COMMON}
+    assert target.config is not None
+    for name, nbytes in sorted(sizes.items(), key=lambda one: -(one[1] or 0)):
+        if nbytes is not None and best(list(ways(target.config, nbytes, drafter, tokens)), card):
+            return [f"the same model as {name.upper()} ({nbytes / 2**30:.1f} GiB on the card)"]
+    return []
+
+
+def _published_for(card: int | None, tokens: int, most: int | None = None) -> list[str]:
+    """The largest published model that runs on a card, of a file of at most so many bytes."""
+    for name, held, size in _published():
+        config = find_shape(name).config
+        fits = card is None or best(list(ways(config, held, _drafter_of(name), tokens)), card)
+        if fits and (most is None or size <= most):
+            return [f"a file of {name} as {USUAL.upper()} ({size / 1e9:.1f} GB)"]
+    return []
+
+
+def _drafter_of(name: str) -> Drafter | None:
+    shape = find_shape(name)
+    size = sum(tensor.size for tensor in shape.tensors())
+    return next(iter(drafters_for(shape.config, size)), None) if size > LARGEST_DRAFTER else None
+
+
+@cache
+def _published() -> tuple[tuple[str, int, int], ...]:
+    """Name, bytes on the device and bytes of the file of every published shape, the largest first."""
+    found = []
+    for name in list_shapes():
+        if not name.startswith("tiny-"):
+            shape = find_shape(name)
+            plan = shape.plan(USUAL)
+            held = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
+            found.append((name, held, sum(fmt.nbytes(size) for _, size, fmt in plan)))
+    return tuple(sorted(found, key=lambda one: -one[1]))

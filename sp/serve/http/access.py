@@ -1,0 +1,101 @@
+"""AccessLog: an id for every request, in and out, and a line of log once it is answered."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sp.errors import ConfigError, plain, short
+
+log = logging.getLogger("sp.serve.access")
+
+HEADER = b"x-request-id"
+ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+LONGEST_PATH = 80
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+")
+
+
+class AccessLog:
+    """ASGI middleware.
+
+    The id is the one that the client sent as ``x-request-id``, if it is 1 to 64 letters, digits, ``. _ : -``, or else a
+    new one; the answer has it in the same header. The line tells the client's address, what was asked for, the status,
+    the seconds until the last byte was sent and the id; of bodies it tells nothing.
+
+    Parameters
+    ----------
+    app : ASGIApp
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 0
+        given = next((value for name, value in scope["headers"] if name == HEADER), b"")
+        own = given if ID.fullmatch(given) else f"req-{secrets.token_hex(8)}".encode()
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (HEADER, own)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tell)
+        finally:
+            log.info(line(scope, status, time.perf_counter() - start, own.decode()))
+
+
+def line(scope: MutableMapping[str, Any], status: int, seconds: float, own: str) -> str:
+    """What is logged of a request; status 0 says that it had no answer.
+
+    Examples
+    --------
+    >>> line({"client": ("::1", 5), "method": "GET", "path": "/a", "raw_path": b"/%61"}, 200, 0.1234, "req-1")
+    '::1 GET /%61 200 0.123 s req-1'
+    """
+    address = scope["client"][0] if scope.get("client") else "-"
+    path = scope.get("raw_path") or scope["path"].encode()  # as it was sent: nothing in it can look like a line of ours
+    method, path = plain(scope["method"], 16), plain(path.decode("latin-1"), LONGEST_PATH)
+    return f"{address} {method} {path} {status} {seconds:.3f} s {own}"
+
+
+def log_requests() -> None:
+    """Have the lines go to standard error, with the time."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def origins_of(given: Sequence[str]) -> tuple[str, ...]:
+    """Origins for CORS, checked: ``"*"``, or a scheme and a host, with a port if need be.
+
+    Raises
+    ------
+    ConfigError
+        For what no browser would send as an origin.
+
+    Examples
+    --------
+    >>> origins_of(["http://localhost:3000", "*"])
+    ('http://localhost:3000', '*')
+    """
+    for each in given:
+        if each != "*" and not ORIGIN.fullmatch(each):
+            said = "give '*', or an origin such as http://localhost:3000, without a path"
+            raise ConfigError(f"--cors is {short(each)!r}; {said}")
+    return tuple(given)

@@ -1,0 +1,44 @@
+"""The first screen: short, with its commands, a picture and a result whose caveat stands beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+from pages import ROOT
+
+from sp.studies.tables.page import PARTS
+
+README = (ROOT / "README.md").read_text()
+SAMPLE = ROOT / "results" / "intel-r-xeon-r-processor-2core" / "sample_ttft.jsonl"
+
+
+def test_it_is_a_screen_and_not_a_book() -> None:
+    assert len(README.splitlines()) <= 150
+    assert len(README.encode()) <= 9 * 1024
+
+
+def test_it_has_two_commands_and_a_picture() -> None:
+    assert len(re.findall(r"^python3 -m venv .*", README, re.M)) == 2
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert len(pictures) == 1
+    assert (ROOT / pictures[0]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_caveat_follows_the_result() -> None:
+    [part] = [part for part in PARTS if part.begin in README]
+    below = README.split(part.end)[1].strip().split("\n\n")[0]
+    for word in ("Speed only", "random weights", "our own full prefill", "density"):
+        assert word in below, word
+
+
+def test_the_quickstart_shows_the_newest_run_of_its_document() -> None:
+    """As `python experiments/sample_ttft.py` prints it."""
+    sys.path.insert(0, str(ROOT / "experiments"))
+    try:
+        from sample_ttft import ROWS, table
+    finally:
+        sys.path.pop(0)
+    records = [json.loads(line) for line in SAMPLE.read_text().splitlines()][-len(ROWS) :]
+    assert table(records) in (ROOT / "docs" / "quickstart.md").read_text()

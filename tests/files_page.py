@@ -1,0 +1,113 @@
+"""The tables of docs/files-and-cards.md, made from shapes, plans and records; run it to print them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from models_page import table
+
+from sp.bench.record import newest
+from sp.models.config import ModelConfig
+from sp.models.inspect.cards import CARDS, KEEP, LARGEST_DRAFTER, Drafter, drafters_for, weights_bytes
+from sp.models.inspect.verdict import spoken
+from sp.models.inspect.ways import SPOKEN, longest, room
+from sp.models.synthetic.shapes import find_shape, list_shapes
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "files-and-cards.md"
+RECORDS = ROOT / "results" / "nvidia-h200" / "ttft.jsonl"
+TYPES = ("q4_k_m", "ud-q4_k_xl", "q8_0")
+"""File types that the page tells of."""
+
+
+def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Drafter]]:
+    """Shape, file type, configuration, bytes of file and on the device, and drafter of every file of the page."""
+    for name in list_shapes():
+        shape = find_shape(name)
+        size = sum(tensor.size for tensor in shape.tensors())
+        if size <= LARGEST_DRAFTER or name.startswith("tiny-"):
+            continue
+        for file_type in TYPES:
+            plan = shape.plan(file_type)
+            held = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
+            nbytes = sum(fmt.nbytes(dims) for _, dims, fmt in plan)
+            yield name, file_type, shape.config, nbytes, held, drafters_for(shape.config, size)[0]
+
+
+@cache
+def measured() -> list[dict[str, Any]]:
+    """The newest records of compressed requests that some card has room for."""
+    found = []
+    for record in newest(RECORDS):
+        config, peak = record["config"], record["metrics"].get("peak_bytes")
+        pair = config["drafter"] and config["keep_ratio"] >= KEEP and config["scorer"] == "tail"
+        if pair and config["path"] == "sm_90a" and peak and peak <= room(CARDS[-1]):
+            found.append(record)
+    return found
+
+
+def proof(name: str, file_type: str, drafter: str, tokens: int, card: int) -> dict[str, Any] | None:
+    """A record of a request as long that took no more than a card has, of the fewest options."""
+    fitting = [
+        record
+        for record in measured()
+        if record["config"]["target"] == f"{name}-{file_type}.synthetic"
+        and record["config"]["drafter"] == f"{drafter}-bf16.synthetic"
+        and record["config"]["prompt_tokens"] >= tokens
+        and record["metrics"]["peak_bytes"] <= room(card)
+    ]
+    return min(fitting, key=lambda one: (one["config"]["vram"] is not None, one["config"]["keep_ratio"]), default=None)
+
+
+@cache
+def cells() -> list[str]:
+    """Files by cards: the longest prompt and how, predicted, and whether it was measured."""
+    rows = []
+    for name, file_type, config, nbytes, held, drafter in files():
+        row = [f"{name} {file_type.upper()}", f"{nbytes / 1e9:.1f}", drafter.name]
+        for card in CARDS:
+            found = longest(config, held, drafter, card)
+            if found is None:
+                row.append("no, *predicted*")
+                continue
+            tokens, way = found
+            options = "".join(f" `{one}`" for one in way.options(card))
+            seen = proof(name, file_type, drafter.name, tokens, card)
+            kv = "" if seen is None else seen["config"]["kv"].split()[0]
+            said = "*predicted*" if seen is None else "measured" if kv == way.kv else f"*predicted*, {kv} measured"
+            row.append(f"{spoken(tokens)}{options}, {said}")
+        rows.append(row)
+    return table(["file", "GB", "drafter (BF16)", *(f"{card} GB" for card in CARDS)], rows)
+
+
+def records() -> list[str]:
+    """The records that cells call measured."""
+    rows = {}
+    for record in sorted(measured(), key=lambda one: one["metrics"]["peak_bytes"]):  # of two alike the larger
+        config, peak = record["config"], record["metrics"]["peak_bytes"]
+        if config["prompt_tokens"] in SPOKEN and config["keep_ratio"] == KEEP:
+            cards = ", ".join(str(card) for card in CARDS if peak <= room(card))
+            budget = f"`--vram {config['vram']}`" if config["vram"] else "none"
+            sizes = [spoken(config["prompt_tokens"]), config["kv"], budget, f"{peak / 2**30:.1f}", cards]
+            names = [config["target"].removesuffix(".synthetic"), config["drafter"].removesuffix(".synthetic")]
+            asked = config["prompt_tokens"], config["vram"] or ""
+            rows[*names, *asked] = [*names, *sizes, f"{record['date'][:10]}, {record['commit']}"]
+    found = [rows[key] for key in sorted(rows)]
+    return table(["target", "drafter", "prompt", "KV", "budget", "peak GiB", "fits cards of", "record of"], found)
+
+
+def tables() -> dict[str, list[str]]:
+    """Every table of the page by its name there."""
+    return {"cells": cells(), "records": records()}
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    for name, lines in tables().items():
+        start, end = f"<!-- {name}: made by tests/files_page.py -->\n", f"<!-- end of {name} -->"
+        before, _, rest = page.partition(start)
+        page = before + start + "\n".join(["", *lines, ""]) + "\n" + end + rest.partition(end)[2]
+    PAGE.write_text(page)

@@ -1,0 +1,94 @@
+"""Pictures hide nothing: no series under another, no bar shorter than its time, one example told, limits named."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from study_rows import N, rows
+
+from sp.studies.plots import ttft_plots
+from sp.studies.plots.forest_plot import forest_figure
+from sp.studies.plots.needle_map import SINGLE, needle_figure
+from sp.studies.plots.pareto import pareto_figure
+from sp.studies.plots.roofline import Point, roofline_figure
+from sp.studies.sweep.cells import Table
+
+
+def words(figure: Figure) -> str:
+    """All text of a figure."""
+    import matplotlib.text
+
+    return " | ".join(each.get_text() for each in figure.findobj(matplotlib.text.Text))
+
+
+def equal_rows() -> list[dict[str, Any]]:
+    """Every strategy right on the same examples."""
+    return [{**row, "correct": int(row["example"].endswith(("1", "2", "3")))} for row in rows()]
+
+
+def test_strategies_that_are_equal_are_all_seen() -> None:
+    axes = pareto_figure(Table.of(equal_rows()), "kept_tokens").axes[0]
+    lines = [line for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_linestyle() != "None"]
+    drawn = [line.get_xydata() for line in lines]
+    assert len(drawn) == 3
+    for one, other in combinations(drawn, 2):
+        assert (np.abs(one[:, 0] / other[:, 0] - 1) > 0.01).all()  # type: ignore[index]
+    axes = forest_figure(Table.of(equal_rows()), 0.05).axes[0]
+    heights = [line.get_ydata()[0] for line in axes.get_lines() if len(line.get_ydata()) == 1]  # type: ignore[index]
+    assert sorted(heights) == [0, 1, 2, 3]
+
+
+def test_a_forest_has_shares_and_intervals() -> None:
+    axes = forest_figure(Table.of(rows()), 0.05).axes[0]
+    [share] = [line for line in axes.get_lines() if len(line.get_xdata()) == 1 and line.get_ydata()[0] == 1]  # type: ignore[index]
+    assert share.get_xdata()[0] == pytest.approx(75)  # type: ignore[index]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["full prefill", "tail", "random", "oracle"]
+
+
+def test_one_example_is_told() -> None:
+    single = [row for row in rows() if row["example"].endswith("-0")]
+    for figure in (forest_figure(Table.of(single), 0.05), pareto_figure(Table.of(single), "kept_tokens")):
+        assert "n = 1: one example a point" in words(figure)
+    axes = forest_figure(Table.of(single), 0.05).axes[0]
+    assert all(len(line.get_xdata()) == 1 for line in axes.get_lines())
+    names = ["tail"]
+    assert "one example a cell" in words(needle_figure(Table.of(single), "needle", 0.05, names))
+    more = [row for row in rows() if row["tokens_asked"] == 1024 or row["example"].endswith("-0")]
+    told = words(needle_figure(Table.of([{**row, "depth": 0.5} for row in more]), "needle", 0.05, names))
+    assert f"n = 1 to {N} a cell; {SINGLE} one example" in told
+    assert f"100{SINGLE}" in told
+
+
+def test_no_bar_is_cut() -> None:
+    def record(keep: float, seconds: float) -> dict[str, Any]:
+        config = {"prompt_tokens": 4096, "keep_ratio": keep, "scorer": "tail"}
+        return {"config": config, "metrics": {"ttft_s": seconds, "stages": {"score": seconds / 4,
+                "target prefill": 3 * seconds / 4}, "full_ttft_s": 20.0}}  # fmt: skip
+
+    panel = [record(1, 20.0), record(0.1, 2.0), record(0.05, 1.0)]
+    axes = Figure().subplots()
+    ttft_plots._bars(axes, panel, ttft_plots.stage_colours(panel))
+    ends = {}
+    for box in axes.findobj(Rectangle):
+        if box is not axes.patch:
+            ends[round(box.get_y())] = max(ends.get(round(box.get_y()), 0), box.get_x() + box.get_width())
+    assert ends == {0: 20.0, 1: 2.0, 2: 1.0}
+    assert axes.get_xlim()[1] > 20
+    assert ttft_plots.enlarged(panel) == panel[1:]
+    assert ttft_plots.enlarged(panel[1:]) == []
+    assert ttft_plots.enlarged([record(1, 2.0), record(0.1, 1.0)]) == []
+
+
+def test_limits_of_a_card_say_that_they_were_reached() -> None:
+    found = [
+        Point("project", "portable", 100.0, 50.0, 500.0, "a card", {}),
+        Point("memory", "", 0, 0, 900.0, "a card", {}),
+    ]
+    told = words(roofline_figure(found))
+    assert "50 TFLOP/s, the most reached" in told
+    assert "900 GB/s, the most reached" in told
