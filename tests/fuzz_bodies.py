@@ -1,6 +1,6 @@
 """Mutations of request bodies: a request whose prompt can be rendered, or refused with a 4xx and one short line.
 
-A share runs as `serve/test_serve_door.py`; many more with `fuzz_inputs.py`.
+A share runs as `serve/test_serve_door.py`; many more with `gguf/fuzz_inputs.py`.
 """
 
 from __future__ import annotations

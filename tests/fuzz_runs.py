@@ -1,6 +1,6 @@
 """Folders of `sp run` with damaged traces: a report is drawn of each, or refuses it in one short line.
 
-A share runs as `test_hostile_inputs.py`; many more with `fuzz_inputs.py`.
+A share runs as `test_hostile_inputs.py`; many more with `gguf/fuzz_inputs.py`.
 """
 
 from __future__ import annotations

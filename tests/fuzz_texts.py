@@ -1,6 +1,6 @@
 """Mutations of YAML, JSON and lines that users write: each is refused in one short line, or read.
 
-A share runs as `test_hostile_inputs.py`; many more with `fuzz_inputs.py`.
+A share runs as `test_hostile_inputs.py`; many more with `gguf/fuzz_inputs.py`.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_the_command_prints_each_form() -> None:
         (("model",), "either a GGUF file or --synthetic"),
         (("model", "x.gguf", "--synthetic", "tiny-qwen3"), "either"),
         (("model", "x.gguf", "-p", "12,x"), "whole numbers"),
-        (("model", "x.gguf", "-p", "-4"), "not negative"),
+        (("model", "x.gguf", "-p", "-4"), "such as 512,8k, not '-4'"),
         (("model", "x.gguf", "-p", "0", "-n", "0"), "nothing to time"),
         (("model", "x.gguf", "--path", "fast"), "unknown path"),
         (("model", "x.gguf", "-o", "xml"), "unknown output"),

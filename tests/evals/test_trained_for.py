@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from sp.commands.eval.options import Asked
 from sp.commands.eval.run import ANSWERS, PERPLEXITY, show
 from sp.evals.trained_for import (
     BEGINS,
@@ -128,7 +129,7 @@ def test_sp_eval(columns, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     silent = written(tmp_path / "silent.gguf", {})
     for path, told in ((embedded("drafter"), True), (silent, False)):
         pair = SimpleNamespace(drafter=SimpleNamespace(path=path))
-        show([{"n": 1, "not_run": 0}], columns, False, pair)  # type: ignore[arg-type]
+        show([{"n": 1, "not_run": 0, "scorer": "tail", "selector": "top_chunks"}], columns, Asked(), pair)  # type: ignore[arg-type]
         out = " ".join(capsys.readouterr().out.split())
         assert (OURS in out, "trained" in out) == (told, told)
 

@@ -22,7 +22,7 @@ from sp.pipeline.window import FRAME, Fit, fit, may_be_over
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
-from sp.serve.usage import usage
+from sp.serve.usage import Told, usage
 from sp.studies.pages import run_report
 
 SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})
@@ -81,7 +81,7 @@ def test_what_is_kept_of_a_long_prompt_is_answered(
         f"the prompt has {len(result.prompt)} tokens and the answer up to 8, but target.gguf has a context of "
         f"{WINDOW}: it reads what is kept alone, at contiguous positions, and no full prefill is possible"
     )
-    assert usage(result, 0, 0)["sp"]["window"] == result.answer.trace.facts["window"]
+    assert usage(result, Told(), RunOptions())["sp"]["window"] == result.answer.trace.facts["window"]
     if compress == "auto":
         assert result.decision.reason == "the whole prompt does not fit the target's window"
 

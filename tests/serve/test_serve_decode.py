@@ -68,7 +68,7 @@ def test_a_server_without_a_draft_says_so(server: tool.Running) -> None:
         (["--decode", "ddtree", "--set", "decode.budget=0"], "budget is 0"),
         (["--decode", "dflash", "--set", "decode.temperature=0.7"], "decodes greedily"),
         (["--decode", "ddtree", "--target", "some.gguf"], "needs a draft of some.gguf"),
-        (["--set", "draft.budget=4"], "--set takes"),
+        (["--set", "draft.budget=4"], "unknown group of --set 'draft'"),
     ],
 )
 def test_what_the_command_refuses(arguments: list[str], said: str) -> None:

@@ -177,7 +177,7 @@ def test_values_are_counted_as_a_parser_would() -> None:
 
 
 def test_mutated_bodies_are_requests_or_get_a_4xx_and_one_short_line(pair: Pipeline) -> None:
-    """Many more of them: `python tests/fuzz_inputs.py 20000 1 bodies`."""
+    """Many more of them: `python tests/gguf/fuzz_inputs.py 20000 1 bodies`."""
     found, statuses = fuzz(400, 11, pair)
     assert not found.faults, str(found)
     assert statuses[200] > 20

@@ -48,8 +48,9 @@ def fill(page: str, records: Sequence[Any]) -> str:
 
     Examples
     --------
+    >>> from sp.studies.tables.first_result import NOTHING
     >>> part = PARTS[0]
-    >>> "No record" in fill(f"{part.begin}\\nold\\n{part.end}", [])
+    >>> NOTHING in fill(f"{part.begin}\\nold\\n{part.end}", [])
     True
     """
     wanted = marked(page)

@@ -1,7 +1,7 @@
 """Damage every kind of file that users and strangers write, and read it: so many mutations, from one seed, e.g.
 
-    PYTHONPATH=tests:tests/gguf python tests/fuzz_inputs.py 20000 7
-    PYTHONPATH=tests:tests/gguf python tests/fuzz_inputs.py 20000 7 metadata
+    PYTHONPATH=tests python tests/gguf/fuzz_inputs.py 20000 7
+    PYTHONPATH=tests python tests/gguf/fuzz_inputs.py 20000 7 metadata
 
 Each must be read, or be refused by an `SpError` of one printable line of at most 300 characters, within a second of
 processor time and 256 MB of memory; see `outcomes`. Exit status 1 if one is not.
