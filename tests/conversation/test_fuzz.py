@@ -9,7 +9,7 @@ from talks import ARCHS
 
 @pytest.mark.parametrize("target", ARCHS)
 @pytest.mark.parametrize("drafter", ARCHS)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_random_turns(target: str, drafter: str, seed: int) -> None:
     told = walk(30, seed, target, drafter)
     assert told["hits"]

@@ -169,8 +169,10 @@ def test_digests_tell_scores_and_flags_apart() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["the needle isn't hidden. ", "a", " ", "\n", "狐", "🦙", "qx7"])
-@pytest.mark.parametrize("hostile", [False, True])
+@pytest.mark.parametrize(
+    ("text", "hostile"),
+    [("the needle isn't hidden. ", False), ("🦙", False), ("a", True), (" ", True), ("狐", True), ("qx7", True)],
+)
 def test_a_megabyte_of_text_takes_seconds(text: str, hostile: bool) -> None:
     """Also where every run of a letter or of spaces is a token, the longer the better."""
     metadata = SYNTHETIC

@@ -67,7 +67,7 @@ def test_the_page_names_every_selector_with_its_fields() -> None:
 
 
 @every
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(request=REQUESTS)
 def test_sorted_unique_within_budget_and_protected(
     name: str, options: dict[str, Any], request: SelectionRequest
@@ -85,7 +85,7 @@ def test_sorted_unique_within_budget_and_protected(
 
 
 @every
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(request=REQUESTS, more=st.floats(1.0, 4.0))
 def test_a_larger_keep_ratio_keeps_all_that_a_smaller_one_keeps(
     name: str, options: dict[str, Any], request: SelectionRequest, more: float
@@ -99,7 +99,7 @@ def test_a_larger_keep_ratio_keeps_all_that_a_smaller_one_keeps(
 
 
 @every
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(request=REQUESTS)
 def test_equals_the_slow_reference(name: str, options: dict[str, Any], request: SelectionRequest) -> None:
     if fits(name, options, request):
