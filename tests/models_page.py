@@ -100,9 +100,11 @@ def families() -> list[str]:
     fixtures, rows = parity_fixtures(), []
     for name in ARCHITECTURES:
         shapes = [find_shape(shape) for shape in list_shapes() if find_shape(shape).config.architecture == name]
-        kind = "hybrid" if any(shape.config.delta_layers for shape in shapes) else "dense"
+        kind = "hybrid" if any(shape.config.delta_layers for shape in shapes) else "attention"
+        kind += " with experts" if any(shape.config.experts for shape in shapes) else ", dense"
         known = ", ".join(shape.name for shape in shapes if not shape.name.startswith("tiny-"))
         types = ", ".join(sorted(t for shape, t in gpu_cases() if find_shape(shape).config.architecture == name))
+        types = types or "CPU only"
         whole = "every file type but f32" if any(s.name == EVERY_TYPE[0] for s in shapes) else types
         rows.append([f"`{name}`", kind, shapes[0].config.rope.pairing, known, ", ".join(fixtures[name]), whole])
     return table(["family", "kind", "RoPE pairs", "shapes of", "CPU: transformers' logits", "GPU: whole models"], rows)

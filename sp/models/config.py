@@ -46,6 +46,34 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True)
+class ExpertConfig:
+    """Sizes of a mixture of experts, the same in every layer.
+
+    Attributes
+    ----------
+    count, used : int
+        Experts that there are, and that a token goes to.
+    width : int
+        Feed-forward width of one.
+    shared : int
+        Width of the expert that all tokens pass; 0 where there is none.
+    normalised : bool
+        Whether the weights of a token's experts add up to 1.
+    """
+
+    count: int
+    used: int
+    width: int
+    shared: int = 0
+    normalised: bool = True
+
+    @property
+    def active(self) -> int:
+        """Width that a token passes."""
+        return self.used * self.width + self.shared
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a model.
 
@@ -56,7 +84,7 @@ class ModelConfig:
     hidden, vocab, context : int
         Width of the residual stream, rows of the embedding, longest position + 1.
     ffn : tuple of int
-        Feed-forward width of every layer.
+        Feed-forward width of every layer; of a mixture of experts what a token passes of it.
     kinds : tuple of {"attention", "delta"}
         What mixes tokens in every layer. Multi-token-prediction blocks past the trunk are not counted.
     heads, kv_heads, head_dim : int
@@ -66,6 +94,8 @@ class ModelConfig:
     gated : bool
         Whether attention outputs pass a sigmoid gate (its rows lie beside the query rows).
     delta : DeltaConfig or None
+    experts : ExpertConfig or None
+        Of mixtures of experts.
 
     Examples
     --------
@@ -88,6 +118,7 @@ class ModelConfig:
     eps: float
     gated: bool = False
     delta: DeltaConfig | None = None
+    experts: ExpertConfig | None = None
 
     @property
     def layers(self) -> int:

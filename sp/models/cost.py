@@ -40,7 +40,7 @@ class Cost:
 
 
 def matmul_params(config: ModelConfig, layer: int) -> int:
-    """Weights of a layer that every token is multiplied by.
+    """Weights of a layer that a token is multiplied by; of experts those it goes to.
 
     Examples
     --------
@@ -51,7 +51,9 @@ def matmul_params(config: ModelConfig, layer: int) -> int:
     """
     store = RecordingStore(config)
     find_architecture(config.architecture).block(store, layer)
-    return sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "matrix")
+    every = sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "matrix")
+    experts = sum(tensor.size for tensor in store.tensors.values() if tensor.kind == "stack")
+    return every + (experts * config.experts.used // config.experts.count if config.experts else 0)
 
 
 def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost:

@@ -47,7 +47,15 @@ _NARROW = {
 }
 """Formats of 32 values for rows that are no whole blocks of 256, and what each stands in for, as llama.cpp has it."""
 
-_MORE_BITS = ("ffn_down.weight", "attn_v.weight", "attn_qkv.weight")
+_MORE_BITS = (
+    "ffn_down.weight",
+    "ffn_down_exps.weight",
+    "ffn_down_shexp.weight",
+    "attn_v.weight",
+    "attn_qkv.weight",
+)
+_PLAIN = ("ssm_conv1d.weight", "ffn_gate_inp.weight")
+"""Matrices that no file type packs: convolution taps and routers."""
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 _TURN = 16
@@ -66,6 +74,12 @@ _DYNAMIC: Mapping[str, tuple[str, Mapping[str, tuple[int, ...]]]] = {
     "ffn_gate.weight": ("Q4_K", {"IQ3_S": (3, 11), "IQ4_XS": (1, 5, 9, 13), "Q5_K": (6, 7, 14, 15)}),
     "ffn_up.weight": ("Q4_K", {"Q3_K": (0, 5, 10), "IQ4_XS": (2, 4, 8, 12, 14), "Q5_K": (7, 15)}),
     "ffn_down.weight": ("Q5_K", {"IQ4_XS": (0, 4, 8, 12), "IQ4_NL": (3, 11), "Q6_K": (1, 5, 6, 9, 13, 14)}),
+    "ffn_gate_exps.weight": ("Q4_K", {}),
+    "ffn_up_exps.weight": ("Q4_K", {}),
+    "ffn_down_exps.weight": ("Q5_K", {"Q6_K": (0, 15)}),
+    "ffn_gate_shexp.weight": ("Q6_K", {}),
+    "ffn_up_shexp.weight": ("Q6_K", {}),
+    "ffn_down_shexp.weight": ("Q8_0", {}),
 }
 """Of ``ud-q4_k_xl``: the format of a tensor, and others for layers whose number modulo 16 is listed."""
 
@@ -100,9 +114,9 @@ def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: 
     Returns
     -------
     BlockFormat
-        F32 for vectors and convolution taps. Where a row is not whole blocks of the chosen format, that of 32 values
-        which llama.cpp takes instead (Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL for formats of fewer bits),
-        or F16 when it is not a multiple of 32 either.
+        F32 for vectors, convolution taps and routers. Where a row is not whole blocks of the chosen format, that of 32
+        values which llama.cpp takes instead (Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL for formats of fewer
+        bits), or F16 when it is not a multiple of 32 either.
 
     Raises
     ------
@@ -119,7 +133,7 @@ def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: 
     'IQ3_S'
     """
     file_type_id(file_type)
-    if len(shape) < 2 or name.endswith("ssm_conv1d.weight"):
+    if len(shape) < 2 or name.endswith(_PLAIN):
         return F32
     if file_type == "q4_k_m":
         fmt = _mixed(name, layers, tied)

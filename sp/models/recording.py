@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from sp.models.config import ModelConfig
 
+Kind = Literal["matrix", "stack", "vector", "table"]
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -21,7 +23,7 @@ class Tensor:
     name : str
     shape : tuple of int
         Fastest axis last.
-    kind : {"matrix", "vector", "table"}
+    kind : {"matrix", "stack", "vector", "table"}
         What it was asked for as, see `Store`.
     optional : bool
         Whether it was asked for only because it is there.
@@ -29,7 +31,7 @@ class Tensor:
 
     name: str
     shape: tuple[int, ...]
-    kind: Literal["matrix", "vector", "table"]
+    kind: Kind
     optional: bool = False
     data: tuple[()] = ()
     nbytes = 0
@@ -84,6 +86,10 @@ class RecordingStore:
         """See `Store`."""
         return self._note(name, shape, "matrix")
 
+    def stack(self, name: str, shape: tuple[int, int, int]) -> Any:
+        """See `Store`."""
+        return self._note(name, shape, "stack")
+
     def vector(self, name: str, size: int) -> Any:
         """See `Store`."""
         return self._note(name, (size,), "vector")
@@ -92,5 +98,5 @@ class RecordingStore:
         """See `Store`."""
         return self._note(name, shape, "table")
 
-    def _note(self, name: str, shape: tuple[int, ...], kind: Literal["matrix", "vector", "table"]) -> Tensor:
+    def _note(self, name: str, shape: tuple[int, ...], kind: Kind) -> Tensor:
         return self.tensors.setdefault(name, Tensor(name, shape, kind, name in self._chosen))

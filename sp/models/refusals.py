@@ -37,6 +37,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": ("silu", "swish"),
     "embedding_length_per_layer_input": (0,),
     "expert_count": (0,),
+    "expert_gating_func": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "leading_dense_block_count": (0,),
+    "moe_every_n_layers": (0, 1),
+    "interleave_moe_layer_step": (0, 1),
 }
 """Keys that change what a model computes, each with the values that change nothing; 0 stands for absent in GGUF files.
 

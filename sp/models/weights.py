@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -43,6 +43,10 @@ class Store(Protocol):
 
     def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Weight:
         """A weight matrix (out, in)."""
+        ...
+
+    def stack(self, name: str, shape: tuple[int, int, int]) -> Weight:
+        """Matrices (out, in) of so many experts, one under the other as one matrix (experts * out, in)."""
         ...
 
     def vector(self, name: str, size: int) -> Floats:
@@ -102,7 +106,15 @@ class WeightStore:
 
     def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Weight:
         """A weight matrix (out, in), decoded when the budget allows and `keep_packed` does not forbid."""
+        return self._held(self._take(name, shape), keep_packed)
+
+    def stack(self, name: str, shape: tuple[int, int, int]) -> Weight:
+        """Matrices of experts one under the other, decoded when the budget allows."""
         weight = self._take(name, shape)
+        under = shape[0] * shape[1]
+        return self._held(replace(weight, shape=(under, shape[2]), data=weight.data.reshape(under, -1)))
+
+    def _held(self, weight: Weight, keep_packed: bool = False) -> Weight:
         if self.decode and not keep_packed:
             weight = weight.decoded()
         self.nbytes += weight.nbytes
@@ -170,10 +182,17 @@ class HeaderStore(WeightStore):
 
     def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Any:
         """See `Store`; a record of the tensor instead of it."""
+        return self._noted(name, shape, "matrix")
+
+    def stack(self, name: str, shape: tuple[int, int, int]) -> Any:
+        """See `Store`."""
+        return self._noted(name, shape, "stack")
+
+    def _noted(self, name: str, shape: tuple[int, ...], kind: Literal["matrix", "stack"]) -> Tensor:
         self._claim(name, shape)
         part = name.removesuffix("weight")
         self._taken |= {f"{part}input_scale", f"{part}scale"} if self._is_scaled(name) else set()
-        return Tensor(name, shape, "matrix")
+        return Tensor(name, shape, kind)
 
     def vector(self, name: str, size: int) -> Any:
         """See `Store`."""

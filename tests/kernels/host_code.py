@@ -27,7 +27,7 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path)
         pytest.skip("no g++ to compile device code for the host")
     text = flatten(source)
     text = CONVERSION.sub("low = low_f16(word_of(q.low[s], j)), high = high_f16(word_of(q.low[s], j));", text)
-    text = "".join(_without_ptx(text[: text.index('extern "C" __global__')]))
+    text = "".join(without_ptx(text[: text.index('extern "C" __global__')]))
     types, rest = text.split("#define SP_DEVICE", 1)
     line, rest = rest.split("\n", 1)
     text = f"{types}#define SP_DEVICE{line}\n{(HERE / 'host_asm.h').read_text(encoding='utf-8')}{rest}"
@@ -44,7 +44,7 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path)
     return ctypes.CDLL(str(folder / "host.so"))
 
 
-def _without_ptx(text: str) -> Iterator[str]:
+def without_ptx(text: str) -> Iterator[str]:
     """`text` but for its functions that hold PTX."""
     at = 0
     for match in FUNCTION.finditer(text):

@@ -12,7 +12,19 @@ from sp.gguf import GGUFFile
 from sp.models import decode_step, load_model, prefill, prefill_by_layer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-CASES = ["qwen3", "qwen35", "llama", "llama-3", "llama-linear", "llama-yarn", "qwen2", "qwen2-yarn"]
+CASES = [
+    "qwen3",
+    "qwen35",
+    "llama",
+    "llama-3",
+    "llama-linear",
+    "llama-yarn",
+    "qwen2",
+    "qwen2-yarn",
+    "qwen3moe",
+    "qwen3moe-plain",
+    "qwen35moe",
+]
 TOLERANCE = 1e-4  # of the largest logit in the row
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sp.gguf import Value
 from sp.models.architectures.base import Architecture, register_architecture
 from sp.models.architectures.shared import shared_config, shared_metadata
-from sp.models.config import DeltaConfig, LayerKind, ModelConfig
+from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.layers.attention import Attention
-from sp.models.layers.block import Block
+from sp.models.layers.block import Block, FeedForward
 from sp.models.layers.delta import GatedDelta
 from sp.models.layers.feed_forward import SwiGLU
 from sp.models.metadata_keys import Keys
 from sp.models.weights import Store, TensorFile
 
 
-def qwen35_block(store: Store, index: int) -> Block:
+def qwen35_block(store: Store, index: int, ffn: Callable[[Store, int], FeedForward] = SwiGLU.take) -> Block:
     """Build block `index` of a `qwen35` file: attention or Gated DeltaNet, as the configuration says.
 
     The feed-forward norm is called post_attention_norm in these files.
@@ -26,17 +28,17 @@ def qwen35_block(store: Store, index: int) -> Block:
     Qwen Team, Qwen3-Next and Qwen3.5; Yang et al., "Gated Delta Networks", 2024.
     """
     mixer = Attention.take if store.config.kinds[index] == "attention" else GatedDelta.take
-    return Block.take(store, index, mixer, SwiGLU.take, ffn_norm="post_attention_norm")
+    return Block.take(store, index, mixer, ffn, ffn_norm="post_attention_norm")
 
 
-def qwen35_config(keys: Keys, file: TensorFile) -> ModelConfig:
+def qwen35_config(keys: Keys, file: TensorFile, experts: ExpertConfig | None = None) -> ModelConfig:
     """See `Architecture`."""
     layers = keys.layers(len(file.tensors))
     kinds = _kinds(keys, layers)
     delta = _delta(keys) if "delta" in kinds else None
     if "attention" not in kinds:
         keys.refuse("full_attention_interval", f"leaves none of {layers} layers with attention")
-    return shared_config(keys, file, kinds=kinds, gated=True, delta=delta)
+    return shared_config(keys, file, kinds=kinds, gated=True, delta=delta, experts=experts)
 
 
 def qwen35_metadata(config: ModelConfig) -> dict[str, Value]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sp.gguf import Value
-from sp.models.config import DeltaConfig, LayerKind, ModelConfig
+from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
+from sp.models.expert_keys import expert_metadata
 from sp.models.metadata_keys import Keys
 from sp.models.rope_keys import read_rope, rope_metadata
 from sp.models.weights import TensorFile
@@ -19,6 +20,7 @@ def shared_config(
     kinds: Sequence[LayerKind] = (),
     gated: bool = False,
     delta: DeltaConfig | None = None,
+    experts: ExpertConfig | None = None,
     pairing: Pairing = "halves",
     scaling: Scaling | None = None,
     base: float | None = None,
@@ -32,8 +34,8 @@ def shared_config(
         Its embedding tells the size of the vocabulary.
     kinds : sequence of {"attention", "delta"}
         What mixes tokens in every layer of the trunk; attention in all by default.
-    gated, delta
-        See `ModelConfig`.
+    gated, delta, experts
+        See `ModelConfig`; with experts in every layer files need not tell ``feed_forward_length``.
     pairing, scaling
         See `Rope`; a scaling that the keys do not tell.
     base : float, optional
@@ -66,7 +68,7 @@ def shared_config(
         hidden=hidden,
         vocab=keys.rows(file.tensors, "token_embd.weight"),
         context=context,
-        ffn=tuple(keys.per_layer("feed_forward_length", layers)),
+        ffn=tuple(keys.per_layer("feed_forward_length", layers)) if experts is None else (experts.active,) * layers,
         kinds=tuple(mixers),
         heads=heads,
         kv_heads=kv_heads,
@@ -75,6 +77,7 @@ def shared_config(
         eps=keys.real("attention.layer_norm_rms_epsilon", above=0.0),
         gated=gated,
         delta=delta,
+        experts=experts,
     )
 
 
@@ -89,11 +92,12 @@ def shared_metadata(config: ModelConfig) -> dict[str, Value]:
     24
     """
     c = config
+    width: dict[str, Value] = {"feed_forward_length": c.ffn[0] if len(set(c.ffn)) == 1 else list(c.ffn)}
     return {
         "block_count": c.layers,
         "context_length": c.context,
         "embedding_length": c.hidden,
-        "feed_forward_length": c.ffn[0] if len(set(c.ffn)) == 1 else list(c.ffn),
+        **(width if c.experts is None else expert_metadata(c.experts)),
         "attention.head_count": c.heads,
         "attention.head_count_kv": c.kv_heads,
         "attention.key_length": c.head_dim,

@@ -87,16 +87,17 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> lis
 
 def _places(tensor: Tensor, fmt: BlockFormat, tied: bool) -> list[tuple[str, int]]:
     """Format and bytes of each copy on the device."""
-    if tensor.kind != "matrix":
+    if tensor.kind not in ("matrix", "stack"):
         return [(F32.name, 4 * tensor.size)]
-    found, (rows, width) = [], tensor.shape
+    found, width = [], tensor.shape[-1]
+    rows = tensor.size // width  # of a stack one matrix under the other
     if tensor.name == EMBEDDING:
         table = device_format(fmt, width, table=True)
         found.append((table.name, rows * table.row_bytes(width)))
     if tensor.name != EMBEDDING or tied:
         packed = device_format(fmt, width)
-        nbytes, terms = plane_offsets(tensor.name, packed, tensor.shape).end, EXACT_TERMS
-        split = is_split(fmt, tensor.shape)
+        nbytes, terms = plane_offsets(tensor.name, packed, (rows, width)).end, EXACT_TERMS
+        split = is_split(fmt, (rows, width))
         found.append((f"{terms} x {packed.name}", terms * nbytes) if split else (packed.name, nbytes))
     return found
 

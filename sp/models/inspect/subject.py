@@ -60,7 +60,8 @@ class Subject:
     @property
     def on_device(self) -> bool:
         """Whether a GPU runs it, given enough memory."""
-        return self.weights is not None and self.config is not None and self.config.head_dim in HEAD_DIMS
+        config = self.config
+        return self.weights is not None and config is not None and config.head_dim in HEAD_DIMS and not config.experts
 
     @cached_property
     def text_tokens(self) -> int | None:

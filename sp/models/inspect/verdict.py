@@ -168,11 +168,11 @@ def _drafter_of(name: str) -> Drafter | None:
 
 @cache
 def _published() -> tuple[tuple[str, int, int], ...]:
-    """Name, bytes on the device and bytes of the file of every published shape, the largest first."""
+    """Name, bytes on the device and bytes of the file of every published shape a GPU runs, the largest first."""
     found = []
     for name in list_shapes():
-        if not name.startswith("tiny-"):
-            shape = find_shape(name)
+        shape = find_shape(name)
+        if not name.startswith("tiny-") and not shape.config.experts:
             plan = shape.plan(USUAL)
             held = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
             found.append((name, held, sum(fmt.nbytes(size) for _, size, fmt in plan)))

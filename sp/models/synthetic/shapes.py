@@ -9,14 +9,14 @@ head) at a size that a test can run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sp.arrays import Floats
 from sp.errors import unknown_name
 from sp.gguf import Value
 from sp.models.architectures.base import find_architecture
 from sp.models.architectures.llama import llama3_factors
-from sp.models.config import DeltaConfig, LayerKind, ModelConfig
+from sp.models.config import DeltaConfig, ExpertConfig, LayerKind, ModelConfig
 from sp.models.file_type import tensor_format
 from sp.models.recording import Tensor
 from sp.models.trunk import trunk_tensors
@@ -177,6 +177,11 @@ def _qwen35(
     )
 
 
+def _mixture(name: str, dense: ModelConfig, experts: ExpertConfig) -> ModelConfig:
+    """The same with experts in every layer."""
+    return replace(dense, architecture=name, ffn=(experts.active,) * dense.layers, experts=experts)
+
+
 _LLAMA = {"text_tokens": 128000}
 _QWEN = {"text_tokens": 151643}
 _TINY = {"text_tokens": 2000}
@@ -197,9 +202,41 @@ _SHAPES: Mapping[str, Shape] = {
             tied=False,
             text_tokens=248044,
         ),
+        Shape(
+            "qwen3.6-35b-a3b",
+            _mixture(
+                "qwen35moe",
+                _qwen35(2048, 248320, 0, 40, 16, 2, 256, 64, DeltaConfig(16, 32, 128, 4)),
+                ExpertConfig(256, 8, 512, 512),
+            ),
+            tied=False,
+            text_tokens=248044,
+        ),
+        Shape(
+            "qwen3-30b-a3b",
+            _mixture("qwen3moe", _qwen3(2048, 151936, 0, 48, 32, 4, 128), ExpertConfig(128, 8, 768)),
+            tied=False,
+            **_QWEN,
+        ),
         Shape("tiny-llama", _llama3(256, 2048, 768, 4, 8, 2, 64, 8.0), tied=False, **_TINY),
         Shape("tiny-qwen2", _qwen2(448, 2048, 768, 4, 7, 1), tied=True, **_TINY),
         Shape("tiny-qwen3", _qwen3(256, 2048, 768, 4, 4, 2, 128), tied=True, **_TINY),
+        Shape(
+            "tiny-qwen3moe",
+            _mixture("qwen3moe", _qwen3(256, 2048, 0, 4, 4, 2, 128), ExpertConfig(8, 2, 256)),
+            tied=False,
+            **_TINY,
+        ),
+        Shape(
+            "tiny-qwen35moe",
+            _mixture(
+                "qwen35moe",
+                _qwen35(256, 2048, 0, 4, 4, 2, 256, 64, DeltaConfig(2, 4, 128, 4)),
+                ExpertConfig(16, 4, 256, 256),
+            ),
+            tied=False,
+            **_TINY,
+        ),
         Shape("tiny-qwen35", _qwen35(256, 2048, 768, 4, 4, 2, 256, 64, DeltaConfig(2, 6, 128, 4)), tied=False, **_TINY),
     )
 }

@@ -140,6 +140,8 @@ def random_vector(name: str, size: int, rng: np.random.Generator) -> Floats:
     elif name.endswith("ssm_dt.bias"):
         step = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), size))
         values = np.log(np.expm1(step))  # softplus of it gives the step back
+    elif name.endswith("ffn_gate_inp_shexp.weight"):
+        values = rng.standard_normal(size) * size**-0.5
     elif name.endswith(".bias"):
         values = 0.1 * rng.standard_normal(size)
     else:

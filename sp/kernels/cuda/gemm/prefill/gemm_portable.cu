@@ -7,6 +7,8 @@
 //   launch  grid (ceil(rows / BLOCK_ROWS) * ceil(tokens / BLOCK_TOKENS), parts of k <= k / 64), blocks of 32 * WARPS_M * WARPS_N
 //           threads, STAGES * BLOCK_TOKENS * 128 bytes of dynamic shared memory
 //   partial, arrived  with more than one part (split-K): f32 [tile][part][BLOCK_ROWS * BLOCK_TOKENS], and u32 [tile], zero before and after
+//   EXPERTS = 1  blocks of BLOCK_TOKENS tokens belong to experts, see expert_blocks.cuh; rows are those of one expert's matrix,
+//           tokens are sorted and padded, and the grid is for the most blocks there may be; STORE and SWIGLU, one part of k
 //   arches  80+ (cp.async, ldmatrix, mma.m16n8k16)
 //
 // A warp owns 16 * SLICES rows x 8 * COLUMNS tokens. W is the A operand: its quants go from global memory straight into
@@ -19,6 +21,7 @@
 // Chen, Hoefler, Alistarh, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
 #include "activations.cuh"
 #include "epilogue.cuh"
+#include "expert_blocks.cuh"
 #include "mbarrier.cuh"
 #include "quant_source.cuh"
 
@@ -45,7 +48,13 @@ using Format = Packing<FORMAT>;
 
 }  // namespace
 
-#if EPILOGUE == EPILOGUE_STORE
+#if EXPERTS && EPILOGUE == EPILOGUE_STORE
+#define ENTRY gemm_portable_experts
+typedef u16 Out;
+#elif EXPERTS
+#define ENTRY gemm_portable_experts_gated
+typedef u16 Out;
+#elif EPILOGUE == EPILOGUE_STORE
 #define ENTRY gemm_portable_bf16
 typedef u16 Out;
 #elif EPILOGUE == EPILOGUE_STORE_F32
@@ -65,7 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
 #if EPILOGUE == EPILOGUE_STORE_F32
     , int add
 #endif
+    EXPERT_PARAMETERS
 ) {
+    const ExpertBlocks blocks = EXPERT_BLOCKS;
     extern __shared__ __align__(128) u8 ring[];
     __shared__ __align__(8) u64 barriers[2][STAGES];
     const u32 full = shared_address(barriers[0]), empty = shared_address(barriers[1]);
@@ -81,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     const int k_tiles = i64(all_k_tiles) * (blockIdx.y + 1) / gridDim.y - first_k;  // of this block
 
     // Bands of BAND token tiles; within one, all token tiles of a block of rows, then the next rows.
-    const int row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, token_blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    const int row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, token_blocks = EXPERTS ? int(*blocks.count) : (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    if (EXPERTS && blockIdx.x >= row_blocks * token_blocks) return;  // the grid has room for the most there may be
     const int band = blockIdx.x / (BAND * row_blocks), within = blockIdx.x % (BAND * row_blocks);
     const int width = min(BAND, token_blocks - band * BAND);
     const int token0 = (band * BAND + within % width) * BLOCK_TOKENS;
@@ -115,11 +127,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     constexpr int SHARE = SLICES / SOURCES;  // slices from each source
     QuantSource<FORMAT> source[SOURCES];
     {
-        const i64 tile = i64(min(row0 / TILE_ROWS, row_tiles - 1)) * all_k_tiles + first_k;
-        const int slice = row0 % TILE_ROWS / 16;
+        const int row_tile = min(row0 / TILE_ROWS, row_tiles - 1), slice = row0 % TILE_ROWS / 16;
+        const u32 block = token0 / BLOCK_TOKENS;
+        const i64 tile = i64(i32(blocks.base(block, false)) + row_tile) * all_k_tiles + first_k;
         source[0].start(low, high, scales, tile, slice, lane);
 #if EPILOGUE == EPILOGUE_SWIGLU
-        source[1].start(low2, high2, scales2, tile, slice, lane);
+        const i64 other = i64(i32(blocks.base(block, true)) + row_tile) * all_k_tiles + first_k;
+        source[1].start(low2, high2, scales2, other, slice, lane);
 #endif
     }
     Quants<FORMAT> quants[SLICES], later[SLICES];  // `later` only for formats whose tile is one 16-byte word a thread

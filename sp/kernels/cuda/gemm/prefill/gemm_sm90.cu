@@ -21,17 +21,29 @@
 // the last ones: who has the first k of a tile adds what the others left in `partials` (128 x TOKENS float32 a block),
 // in their order, so that a run repeats to the bit. `flags` (two a block) are 0 before and after a launch. Launches
 // that stream must not overlap, and all their blocks must run at once.
+// EXPERTS = 1 (gemm_sm90_experts): blocks of tokens belong to experts, see expert_blocks.cuh; row_tiles are those of one
+// expert's matrix, token_blocks is read from the device, and the tokens of x and y are sorted and padded. STREAM = 0.
 // Any tokens >= 1; out a multiple of 8; k = 64 k_tiles; planes 256-byte aligned. Arch 90a.
 // Sources: the warp-specialised persistent kernels of CUTLASS (Thakkar et al.), dequantisation in registers as in
 // Marlin (Frantar et al., 2024), cutting along k as in Stream-K (Osama et al., 2023).
+#include "expert_blocks.cuh"
 #include "gemm_sm90_finish.cuh"
 #include "gemm_sm90_scales.cuh"
 #include "wgmma_bf16.cuh"
 
+#if EXPERTS
+#define ENTRY gemm_sm90_experts
+#else
+#define ENTRY gemm_sm90
+#endif
+
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
-    gemm_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const u8* weight,
+    ENTRY(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const u8* weight,
               const u8* second, u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles, u32 streamed,
-              float4* partials, u32* flags) {
+              float4* partials, u32* flags EXPERT_PARAMETERS) {
+    const ExpertBlocks blocks = EXPERT_BLOCKS;
+    const u32 held_tiles = EXPERTS ? blocks.held : row_tiles;
+    if constexpr (EXPERTS) token_blocks = *blocks.count;
     extern __shared__ __align__(1024) u8 shared[];
     u64* full = reinterpret_cast<u64*>(shared + BARRIER_OFFSET);
     u64* empty = full + STAGES;
@@ -52,8 +64,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         Ring ring{0, 1};  // so that the first round waits for nobody
         Work work = work_of(cluster, clusters, streamed, k_tiles);
         if (threadIdx.x == 0) {
-            const Planes first = planes_of<FORMAT>(weight, row_tiles, k_tiles);
-            const Planes other = GATED ? planes_of<FORMAT>(second, row_tiles, k_tiles) : first;
+            const Planes first = planes_of<FORMAT>(weight, held_tiles, k_tiles);
+            const Planes other = GATED ? planes_of<FORMAT>(second, held_tiles, k_tiles) : first;
             while (work.next(tiles, clusters, k_tiles)) {
                 Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
                 for (u32 k = work.first; k < work.last; ++k, ring.advance()) {
@@ -71,7 +83,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                     }
 #pragma unroll
                     for (u32 g = 0; g < WARPGROUPS; ++g, w += W_BYTES) {
-                        const i64 at = i64(row_tile_of(tile, g, row_tiles)) * k_tiles + k;
+                        const u32 base = blocks.base(tile.token / TOKENS, GATED && g == 1);
+                        const i64 at = i64(base + row_tile_of(tile, g, row_tiles)) * k_tiles + k;
                         const Planes& from = g == 0 ? first : other;
                         bulk_load(w, from.low + at * F::low_bytes, F::low_bytes, barrier);
                         if constexpr (F::high_bytes > 0)
@@ -81,14 +94,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
         } else if (!F::plain && threadIdx.x / 32 - 1 < WARPGROUPS) {
             const u32 group = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
-            const Planes planes = planes_of<FORMAT>(GATED && group == 1 ? second : weight, row_tiles, k_tiles);
+            const Planes planes = planes_of<FORMAT>(GATED && group == 1 ? second : weight, held_tiles, k_tiles);
             u8* words = shared + W_OFFSET + group * W_BYTES + F::low_bytes + F::high_bytes;
             TileScales<FORMAT> scales;
             while (work.next(tiles, clusters, k_tiles)) {
                 Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
                 const u32 spans = k_tiles / scales.steps;
                 u32 k = work.first / scales.steps * scales.steps;
-                scales.start(row_tile_of(tile, group, row_tiles) * spans + k / scales.steps, lane);
+                const u32 base = blocks.base(tile.token / TOKENS, GATED && group == 1);
+                scales.start((base + row_tile_of(tile, group, row_tiles)) * spans + k / scales.steps, lane);
                 for (; k < work.last; k += scales.steps) {
                     scales.load(planes);
 #pragma unroll

@@ -1,0 +1,59 @@
+"""The prefill matmuls over tokens that are sorted by expert: the sources of the plain ones with the define EXPERTS."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.specs.matmul import gemm_portable as portable
+from sp.kernels.specs.matmul import gemm_sm90 as sm90
+from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
+from sp.quant import Q4_K, Q6_K
+
+TOKENS_SM90 = 128
+"""Of a tile, and so of a block that belongs to one expert."""
+OWNERS = ("const i32* experts", "const u32* count", "u32 held", "u32 pitch", "u32 first", "u32 second_first")
+COMMON = (Q4_K, Q6_K)
+"""Formats that ship."""
+
+
+def variant_sm90(kind: int, epilogue: Epilogue) -> Defines:
+    """Defines for a ggml type id, STORE or SWIGLU."""
+    return sm90.variant(kind, epilogue, TOKENS_SM90) | {"EXPERTS": 1}
+
+
+def variant_portable(kind: int, epilogue: Epilogue, shape: portable.Shape) -> Defines:
+    """The same, of a shape of tiles."""
+    return portable.variant(kind, epilogue, shape) | {"EXPERTS": 1}
+
+
+def _shipped(epilogue: Epilogue) -> tuple[Defines, ...]:
+    shapes = (portable.SMALL, portable.THIN)
+    return tuple(variant_portable(fmt.ggml_type, epilogue, shape) for fmt in COMMON for shape in shapes)
+
+
+SM90 = KernelSpec(
+    source="gemm_sm90.cu",
+    entry="gemm_sm90_experts",
+    args=(*sm90.GEMM_SM90.args, *OWNERS),
+    threads=384,
+    variants=tuple(variant_sm90(fmt.ggml_type, epilogue) for fmt in COMMON for epilogue in (STORE, SWIGLU)),
+    arches="90a",
+    smem=sm90.smem,
+)
+
+PORTABLE = KernelSpec(
+    source="gemm_portable.cu",
+    entry="gemm_portable_experts",
+    args=(*portable.BF16.args, *OWNERS),
+    threads=portable.threads,
+    variants=_shipped(STORE),
+    smem=portable.smem,
+)
+
+PORTABLE_GATED = KernelSpec(
+    source="gemm_portable.cu",
+    entry="gemm_portable_experts_gated",
+    args=(*portable.GATED.args, *OWNERS),
+    threads=portable.threads,
+    variants=_shipped(SWIGLU),
+    smem=portable.smem,
+)

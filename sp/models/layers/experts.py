@@ -1,0 +1,98 @@
+"""Experts: the feed-forward of mixtures, and the expert that all tokens share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sp.arrays import Floats
+from sp.models.config import ExpertConfig
+from sp.models.weights import Store
+from sp.ops.experts.expert_mlp import add_experts
+from sp.ops.experts.routing import route
+from sp.ops.experts.stack import Stack
+from sp.ops.matmul.project import gated_project, project
+from sp.ops.norms import Norm, Ready, rms_norm
+from sp.quant import Weight
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """``sigmoid(g · h) * down(silu(gate(h)) * up(h))`` of a normed token h."""
+
+    mix: Floats
+    gate: Weight
+    up: Weight
+    down: Weight
+
+    @classmethod
+    def take(cls, store: Store, index: int, width: int) -> SharedExpert:
+        """Build that of block `index`."""
+        hidden, blk = store.config.hidden, f"blk.{index}."
+        return cls(
+            mix=store.vector(f"{blk}ffn_gate_inp_shexp.weight", hidden),
+            gate=store.matrix(f"{blk}ffn_gate_shexp.weight", (width, hidden)),
+            up=store.matrix(f"{blk}ffn_up_shexp.weight", (width, hidden)),
+            down=store.matrix(f"{blk}ffn_down_shexp.weight", (hidden, width)),
+        )
+
+    def __call__(self, x: Floats, norm: Norm) -> Floats:
+        """Residual stream (n, hidden) -> the feed-forward of the normed tokens, without its share."""
+        (y,) = project(gated_project(x, self.gate, self.up, norm), (self.down,))
+        return y
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A router, the experts it chooses from, and perhaps one that is always asked; see `FeedForward`.
+
+    Files hold gate and up either in tensors of their own or in one, of every expert the gate's rows first.
+
+    References
+    ----------
+    Shazeer et al., "Outrageously Large Neural Networks", 2017; the shared expert after Dai et al., "DeepSeekMoE", 2024.
+    """
+
+    sizes: ExpertConfig
+    router: Weight
+    into: tuple[Weight, ...]
+    down: Weight
+    shared: SharedExpert | None
+
+    @classmethod
+    def take(cls, store: Store, index: int) -> Experts:
+        """Build those of block `index`."""
+        c, hidden, blk = store.config.experts, store.config.hidden, f"blk.{index}."
+        assert c is not None, "a layer of experts without their sizes"
+        fused = f"{blk}ffn_gate_up_exps.weight"
+        names = (fused,) if fused in store else (f"{blk}ffn_gate_exps.weight", f"{blk}ffn_up_exps.weight")
+        rows = 2 * c.width // len(names)
+        return cls(
+            sizes=c,
+            router=store.matrix(f"{blk}ffn_gate_inp.weight", (c.count, hidden)),
+            into=tuple(store.stack(name, (c.count, rows, hidden)) for name in names),
+            down=store.stack(f"{blk}ffn_down_exps.weight", (c.count, hidden, c.width)),
+            shared=SharedExpert.take(store, index, c.shared) if c.shared else None,
+        )
+
+    @property
+    def gate(self) -> Stack:
+        """The gate of every expert."""
+        return Stack(self.into[0], self.sizes.width * 2 // len(self.into), 0, self.sizes.width)
+
+    @property
+    def up(self) -> Stack:
+        """The matrix that is gated, of every expert."""
+        width, fused = self.sizes.width, len(self.into) == 1
+        return Stack(self.into[-1], 2 * width if fused else width, width if fused else 0, width)
+
+    def __call__(self, x: Floats, norm: Norm) -> Floats:
+        """See `FeedForward`."""
+        h, hidden = rms_norm(x, *norm), x.shape[1]
+        (logits,) = project(x, (self.router,), norm, f32=(True,))
+        routing = route(logits, self.sizes.used, normalised=self.sizes.normalised)
+        shared = None if self.shared is None else (self.shared.mix, self.shared(x, norm))
+        return add_experts(x, h, self.gate, self.up, Stack(self.down, hidden, 0, hidden), routing, shared)
+
+    def add_before(self, x: Floats, norm: Norm | Ready, then: Norm) -> tuple[Floats, Norm | Ready]:
+        """See `FeedForward`."""
+        return self(x, norm.norm if isinstance(norm, Ready) else norm), then

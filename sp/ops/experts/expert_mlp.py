@@ -1,0 +1,89 @@
+"""add_experts: gated feed-forwards, of which every token passes the few that it was sent to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.experts import COMBINE_ROWS, SCATTER_ROWS
+from sp.ops.activations import sigmoid, swiglu
+from sp.ops.experts import grouped
+from sp.ops.experts.routing import Routing, by_expert
+from sp.ops.experts.stack import Stack
+from sp.ops.matmul.linear import linear
+
+Shared = tuple[Floats, Floats]
+"""Of an expert that all tokens pass: what its share is read with, float32 (in,), and what it gives, (tokens, out)."""
+
+
+def add_experts(
+    x: Floats, h: Floats, gate: Stack, up: Stack, down: Stack, routing: Routing, shared: Shared | None = None
+) -> Floats:
+    """``x[t] + sum_j w[t, j] * D_e (silu(G_e h[t]) * U_e h[t]) + sigmoid(m . h[t]) * shared[t]``, e = experts[t, j].
+
+    Parameters
+    ----------
+    x : float32 (tokens, out)
+        The residual stream; on the device added to in place.
+    h : float32 (tokens, in)
+        Normed tokens; on the device bf16 (uint16), as all that is not x or a weight of `routing`.
+    gate, up : Stack of matrices (ffn, in)
+    down : Stack of matrices (out, ffn)
+    routing : Routing
+        Of those tokens.
+    shared : (float32 (in,), float32 (tokens, out)), optional
+
+    Returns
+    -------
+    float32 (tokens, out)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import F32, Weight
+    >>> ones = Weight.from_floats("w", np.array([[1.0], [10.0]], np.float32), F32)
+    >>> stack = Stack(ones, 1, 0, 1)
+    >>> routing = Routing(np.array([[1, 0]], np.int32), np.array([[0.5, 0.5]], np.float32))
+    >>> x, h = np.zeros((1, 1), np.float32), np.full((1, 1), 2.0, np.float32)
+    >>> add_experts(x, h, stack, stack, stack, routing).round().tolist()
+    [[2002.0]]
+    """
+    if is_device(x):
+        _on_device(x, h, gate, up, down, routing, shared)
+        return x
+    used = routing.experts.shape[1]
+    order = by_expert(routing.experts, gate.count)
+    weights = routing.weights.ravel()
+    out = x.copy()
+    for expert in np.flatnonzero(np.diff(order.starts)):
+        slots = order.slots[order.starts[expert] : order.starts[expert + 1]]
+        tokens = slots // used
+        mine = h[tokens]
+        y = linear(swiglu(linear(mine, gate[expert]), linear(mine, up[expert])), down[expert])
+        out[tokens] += y * weights[slots, None]
+    if shared is not None:
+        mix, y = shared
+        out += sigmoid(h @ mix)[:, None] * y
+    return out
+
+
+def _on_device(
+    x: Any, h: Any, gate: Stack, up: Stack, down: Stack, routing: Routing, shared: tuple[Any, Any] | None
+) -> None:
+    tokens, used = routing.experts.shape
+    if not tokens:
+        return
+    placed = grouped.place(routing.experts, gate.count)
+    rows = import_cupy().empty((placed.rows, h.shape[1]), np.uint16)
+    SCATTER_ROWS.launch((tokens,), h, placed.places, rows, used, h.shape[1] // 8)
+    if gate.weight.format == up.weight.format:
+        mid = grouped.gated(rows, gate, up, placed)
+    else:
+        mid = swiglu(grouped.multiply(rows, gate, placed), grouped.multiply(rows, up, placed))
+    y = grouped.multiply(mid, down, placed)
+    mix, common = (None, None) if shared is None else shared
+    given = None if shared is None else h
+    COMBINE_ROWS.launch((tokens,), y, placed.places, routing.weights, given, mix, common, x, used, x.shape[1] // 8)

@@ -1,0 +1,123 @@
+"""route: the experts that every token goes to and how much each of them counts; and tokens sorted by expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.errors import DeviceError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED, ROUTE, ROUTE_TOKENS
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where tokens go.
+
+    Attributes
+    ----------
+    experts : int32 (tokens, used)
+        Of every token, the most probable first; no expert twice.
+    weights : float32 (tokens, used)
+        What each of them counts.
+    """
+
+    experts: Ints
+    weights: Floats
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Slots, of which a token has `used`, in the order of their experts.
+
+    Attributes
+    ----------
+    slots : int32 (tokens * used,)
+        Slot ``t * used + j`` is the j-th expert of token t; slots of one expert stand in the order of their tokens.
+    starts : int32 (count + 1,)
+        Those of expert e are ``slots[starts[e]:starts[e + 1]]``.
+    """
+
+    slots: Ints
+    starts: Ints
+
+
+def route(logits: Floats, used: int, *, normalised: bool = True) -> Routing:
+    """Choose the `used` most probable experts of every token, by the softmax over all of them.
+
+    ``p = softmax(logits)``; experts are the `used` largest p, of equals the one of the smaller index; weights are
+    their p, divided by their sum where `normalised`.
+
+    Parameters
+    ----------
+    logits : float32 (tokens, count)
+        What the router makes of a normed token.
+    used : int
+        At least 1 and at most `count`.
+    normalised : bool
+        Whether the weights of a token add up to 1.
+
+    Returns
+    -------
+    Routing
+
+    References
+    ----------
+    Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017. Ties go by
+    index as in llama.cpp, whose sort is one of (p, index).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> routing = route(np.log(np.array([[1.0, 2.0, 1.0, 4.0]], np.float32)), 3)
+    >>> routing.experts.tolist(), (7 * routing.weights).round(3).tolist()
+    ([[3, 1, 0]], [[4.0, 2.0, 1.0]])
+    """
+    assert 1 <= used <= logits.shape[-1], f"{used} of {logits.shape[-1]} experts"
+    if is_device(logits):
+        return _on_device(logits, used, normalised)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    experts = np.argsort(-p, axis=-1, kind="stable")[:, :used].astype(np.int32)
+    weights = np.take_along_axis(p, experts, -1)
+    if normalised:
+        weights /= weights.sum(-1, keepdims=True)
+    return Routing(experts, weights)
+
+
+def _on_device(logits: Any, used: int, normalised: bool) -> Routing:
+    tokens, count = logits.shape
+    if count > MOST_EXPERTS or used > MOST_USED:
+        raise DeviceError(f"a router of {used} of {count} experts; kernels take up to {MOST_USED} of {MOST_EXPERTS}")
+    cupy = import_cupy()
+    experts, weights = cupy.empty((tokens, used), np.int32), cupy.empty((tokens, used), np.float32)
+    each = next(int(v["EACH"]) for v in ROUTE.variants if 32 * int(v["EACH"]) >= count)
+    grid = (-(-tokens // ROUTE_TOKENS),)
+    ROUTE.launch(grid, logits, experts, weights, tokens, count, used, int(normalised), defines={"EACH": each})
+    return Routing(experts, weights)
+
+
+def by_expert(experts: Ints, count: int) -> Sorted:
+    """Sort slots by expert.
+
+    Parameters
+    ----------
+    experts : int32 (tokens, used)
+        As of `Routing`.
+    count : int
+        Experts that there are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> found = by_expert(np.array([[2, 0], [2, 3]], np.int32), 4)
+    >>> found.slots.tolist(), found.starts.tolist()
+    ([1, 0, 2, 3], [0, 1, 1, 3, 4])
+    """
+    flat = experts.ravel()
+    starts = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(flat, minlength=count), out=starts[1:])
+    return Sorted(np.argsort(flat, kind="stable").astype(np.int32), starts)

@@ -1,0 +1,146 @@
+"""Kernels round the products of experts, on the host: routing, sorting, rows there and back, against NumPy.
+
+A thread of the host stands for each of a block (host_block.h), so a wrong lane, place or order shows without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from host_code import pointer, without_ptx
+
+from sp.kernels.flatten import flatten
+from sp.ops.experts.routing import route
+
+HERE = Path(__file__).parent
+COLS8 = 20
+"""Rows of 160 values: more than a block's threads in one walk of `combine_rows` would need, and no power of two."""
+
+
+ROUTE = """
+extern "C" void run(const f32* logits, i32* experts, f32* weights, i32 tokens, i32 count, i32 used, i32 normalised) {
+    run_blocks((tokens + 3) / 4, 128, [=] { route(logits, experts, weights, tokens, count, used, normalised); });
+}"""
+SORT = """
+extern "C" void run(const i32* experts, i32* places, i32* owners, u32* blocks, i32 slots, i32 count, i32 block) {
+    run_blocks(1, 1024, [=] { sort_slots(experts, places, owners, blocks, slots, count, block); });
+}"""
+ROWS = """
+extern "C" void there(const u16* h, const i32* places, u16* sorted, i32 tokens, i32 used, i32 cols8) {
+    run_blocks(tokens, 128, [=] { scatter_rows(h, places, sorted, used, cols8); });
+}
+extern "C" void back(const u16* y, const i32* places, const f32* weights, const u16* h, const f32* mix,
+                     const u16* shared, f32* x, i32 tokens, i32 used, i32 cols8) {
+    run_blocks(tokens, 128, [=] { combine_rows(y, places, weights, h, mix, shared, x, used, cols8); });
+}"""
+
+
+@cache
+def compiled(source: str, driver: str, **defines: int) -> ctypes.CDLL:
+    """A library of a whole source and of `driver`; skips without a compiler."""
+    folder = Path(mkdtemp())
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile device code for the host")
+    text = re.sub(r"#pragma (once|unroll.*)|^#line.*$", "", "".join(without_ptx(flatten(source))), flags=re.MULTILINE)
+    file = folder / "host.cpp"
+    file.write_text((HERE / "host_block.h").read_text(encoding="utf-8") + text + driver, encoding="utf-8")
+    named = [f"-D{name}={value}" for name, value in defines.items()]
+    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-pthread"]
+    done = subprocess.run(
+        [compiler, *options, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(folder / "host.so"))
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    """BF16 bits, cut."""
+    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def wide(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize(("count", "used", "each"), [(7, 3, 4), (128, 8, 4), (256, 8, 8), (300, 32, 16), (1, 1, 4)])
+@pytest.mark.parametrize("normalised", [0, 1])
+def test_route(count, used, each, normalised) -> None:
+    tokens = 9
+    logits = np.random.default_rng(count).standard_normal((tokens, count)).astype(np.float32)
+    logits[3] = 0  # all alike: by index
+    logits[4, : count // 2] = 50
+    logits[5] = np.float32(1e30) * (np.arange(count) % 3)
+    library = compiled("route.cu", ROUTE, EACH=each)
+    experts, weights = np.full((tokens + 1, used), -7, np.int32), np.full((tokens + 1, used), np.nan, np.float32)
+    library.run(pointer(logits), pointer(experts), pointer(weights), tokens, count, used, normalised)
+    want = route(logits, used, normalised=bool(normalised))
+    assert (experts[:tokens] == want.experts).all()
+    np.testing.assert_allclose(weights[:tokens], want.weights, rtol=2e-6)
+    assert (experts[tokens] == -7).all(), "past the end nothing is written"
+    assert np.isnan(weights[tokens]).all()
+
+
+def test_a_router_that_gives_no_numbers_stays_within_bounds() -> None:
+    experts, weights = np.full((1, 4), -7, np.int32), np.empty((1, 4), np.float32)
+    logits = np.full((1, 16), np.nan, np.float32)
+    compiled("route.cu", ROUTE, EACH=4).run(pointer(logits), pointer(experts), pointer(weights), 1, 16, 4, 1)
+    assert set(experts.ravel().tolist()) <= set(range(16))
+
+
+@pytest.mark.parametrize("block", [32, 128])
+@pytest.mark.parametrize(
+    ("slots", "count", "kind"), [(1, 256, "spread"), (3000, 256, "spread"), (777, 128, "one"), (50, 512, "last")]
+)
+def test_sort_slots(slots, count, kind, block) -> None:
+    rng = np.random.default_rng(slots)
+    chosen = {"spread": rng.integers(0, count, slots), "one": np.full(slots, 5), "last": np.full(slots, count - 1)}
+    experts = chosen[kind].astype(np.int32)
+    most = max(min(slots, -(-slots // block) + count), 1)
+    places, owners, blocks = np.full(slots, -1, np.int32), np.full(most + 1, -7, np.int32), np.zeros(1, np.uint32)
+    library = compiled("sort_slots.cu", SORT)
+    library.run(pointer(experts), pointer(places), pointer(owners), pointer(blocks), slots, count, block)
+    needed = -(-np.bincount(experts, minlength=count) // block)
+    assert blocks[0] == needed.sum() <= most
+    assert owners[: blocks[0]].tolist() == np.repeat(np.arange(count), needed).tolist()
+    assert (owners[blocks[0] :] == -7).all()
+    assert len(set(places.tolist())) == slots
+    assert (owners[places // block] == experts).all()
+    starts = np.concatenate([[0], np.cumsum(needed)[:-1]]) * block
+    for e in np.unique(experts):  # close together from the beginning of their blocks on
+        mine = np.sort(places[experts == e])
+        assert mine.tolist() == list(range(starts[e], starts[e] + len(mine)))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_there_and_back(shared) -> None:
+    library, rng = compiled("expert_rows.cu", ROWS), np.random.default_rng(2)
+    tokens, used, cols, rows = 5, 3, 8 * COLS8, 40
+    places = rng.permutation(rows)[: tokens * used].reshape(tokens, used).astype(np.int32)
+    h, common = (bf16(rng.standard_normal((tokens, cols))) for _ in range(2))
+    found = np.full((rows, cols), 0x7FC1, np.uint16)
+    library.there(pointer(h), pointer(places), pointer(found), tokens, used, COLS8)
+    want = np.full((rows, cols), 0x7FC1, np.uint16)
+    want[places] = h[:, None]
+    assert (found == want).all()
+
+    y = np.full((rows, cols), 0x7FC1, np.uint16)  # NaN where no slot is
+    y[places] = bf16(rng.standard_normal((tokens, used, cols)))
+    weights, x = rng.random((tokens, used), np.float32), rng.standard_normal((tokens, cols)).astype(np.float32)
+    mix = (rng.standard_normal(cols) / 10).astype(np.float32)
+    exact = x + (weights[..., None].astype(np.float64) * wide(y[places])).sum(1)
+    if shared:
+        exact += wide(common) / (1 + np.exp(-(wide(h).astype(np.float64) @ mix)))[:, None]
+    given = [pointer(h), pointer(mix), pointer(common)] if shared else [None, None, None]
+    guarded = np.concatenate([x, np.full((1, cols), 3, np.float32)])
+    library.back(pointer(y), pointer(places), pointer(weights), *given, pointer(guarded), tokens, used, COLS8)
+    assert np.abs(guarded[:tokens] - exact).max() < 2e-6 * np.abs(exact).max()
+    assert (guarded[tokens] == 3).all()
