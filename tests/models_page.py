@@ -120,18 +120,21 @@ def wider(fmt: BlockFormat) -> str:
 def formats() -> list[str]:
     """Formats: bits, how the GPU holds them, and every family's evidence as `CPU · GPU`."""
     from sp.models import ARCHITECTURES
+    from sp.models.synthetic.shapes import find_shape, list_shapes
     from sp.quant import FORMATS
     from sp.quant.repack import device_format
 
     cpu, gpu = formats_of(cpu_cases()), formats_of(gpu_cases()) | embedded_formats()
     cpu |= {(name, "F32") for name in parity_fixtures()}
+    shapes = [find_shape(name).config for name in list_shapes()]
+    on_cpu = {config.architecture for config in shapes if config.experts}
     rows = []
     for fmt in sorted(FORMATS.values(), key=lambda one: (-one.bits_per_value, one.name)):
         held = device_format(fmt, 4096)
         native = held is fmt
         marks = []
         for name in ARCHITECTURES:
-            on_gpu = "L" if (name, fmt.name) in gpu else "K" if native else "R"
+            on_gpu = "-" if name in on_cpu else "L" if (name, fmt.name) in gpu else "K" if native else "R"
             marks.append(f"{'L' if (name, fmt.name) in cpu else 'V'} · {on_gpu}")
         rows.append(
             [fmt.name, f"{fmt.bits_per_value:g}", "kernels" + wider(fmt) if native else f"as {held.name}", *marks]

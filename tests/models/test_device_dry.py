@@ -12,7 +12,10 @@ from sp.models import read_config
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.pipeline.load import embedded
 
-FAMILIES = ("tiny-llama:q4_k_m", "tiny-llama:bf16", "tiny-qwen2:q4_k_m", "tiny-qwen2:q8_0")
+FAMILIES = (
+    *("tiny-llama:q4_k_m", "tiny-llama:bf16", "tiny-qwen2:q4_k_m", "tiny-qwen2:q8_0"),
+    *("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:ud-q4_k_xl"),
+)
 WALK = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -42,8 +42,16 @@ ASKS: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "embedding_length_per_layer_input": 256,
     "expert_count": 8,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 2.5,
+    "expert_group_count": 8,
+    "expert_group_used_count": 4,
+    "leading_dense_block_count": 3,
+    "moe_every_n_layers": 2,
+    "interleave_moe_layer_step": 2,
 }
-"""Each key with a value that published models have: Granite, Gemma, Grok, MiMo, Mistral, DBRX, Falcon, gpt-oss."""
+"""Each key with a value that published models have: Granite, Gemma, Grok, MiMo, Mistral, DBRX, Falcon, gpt-oss,
+DeepSeek, Llama 4."""
 
 
 def test_every_key_that_changes_results_is_tried() -> None:

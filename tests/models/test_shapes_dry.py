@@ -46,6 +46,9 @@ class Unfilled:
         make = empty_table if name == "token_embd.weight" else empty_matrix
         return make(name, self.formats[name], size)
 
+    def stack(self, name, size):
+        return empty_matrix(name, self.formats[name], (size[0] * size[1], size[2]))
+
     def vector(self, name, size):
         return dry_device.empty(size)
 
