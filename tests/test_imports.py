@@ -42,7 +42,7 @@ ORDER = [
 INSIDE = {  # rooms inside a room, each of which imports only from those before it
     "gguf": ("tokens",),
     "kernels": ("specs", "tools"),
-    "ops": ("matmul", "attention", "sparse", "delta", "sampling"),
+    "ops": ("matmul", "attention", "sparse", "delta", "experts", "sampling"),
     "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect"),
     "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),
@@ -149,7 +149,18 @@ def test_a_room_holds_few_files_of_one_idea(folder: Path) -> None:
         assert lines <= MOST_LINES, f"{path} has {lines} lines"
 
 
-CUDA_ORDER = ("common", "quant", "gemm", "attention", "sparse", "delta", "sampling", "elementwise", "selftest")
+CUDA_ORDER = (
+    "common",
+    "quant",
+    "gemm",
+    "attention",
+    "sparse",
+    "delta",
+    "experts",
+    "sampling",
+    "elementwise",
+    "selftest",
+)
 
 
 def test_cuda_rooms_include_only_from_common_and_from_the_left() -> None:

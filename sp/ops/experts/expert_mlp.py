@@ -58,7 +58,7 @@ def add_experts(
     order = by_expert(routing.experts, gate.count)
     weights = routing.weights.ravel()
     out = x.copy()
-    for expert in np.flatnonzero(np.diff(order.starts)):
+    for expert in np.flatnonzero(np.diff(order.starts)).tolist():
         slots = order.slots[order.starts[expert] : order.starts[expert + 1]]
         tokens = slots // used
         mine = h[tokens]

@@ -25,8 +25,8 @@ class Routing:
         What each of them counts.
     """
 
-    experts: Ints
-    weights: Floats
+    experts: Any
+    weights: Any
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Sorted:
         Those of expert e are ``slots[starts[e]:starts[e + 1]]``.
     """
 
-    slots: Ints
-    starts: Ints
+    slots: Any
+    starts: Any
 
 
 def route(logits: Floats, used: int, *, normalised: bool = True) -> Routing:

@@ -17,12 +17,12 @@ COMMON = (Q4_K, Q6_K)
 
 def variant_sm90(kind: int, epilogue: Epilogue) -> Defines:
     """Defines for a ggml type id, STORE or SWIGLU."""
-    return sm90.variant(kind, epilogue, TOKENS_SM90) | {"EXPERTS": 1}
+    return {**sm90.variant(kind, epilogue, TOKENS_SM90), "EXPERTS": 1}
 
 
 def variant_portable(kind: int, epilogue: Epilogue, shape: portable.Shape) -> Defines:
     """The same, of a shape of tiles."""
-    return portable.variant(kind, epilogue, shape) | {"EXPERTS": 1}
+    return {**portable.variant(kind, epilogue, shape), "EXPERTS": 1}
 
 
 def _shipped(epilogue: Epilogue) -> tuple[Defines, ...]:
