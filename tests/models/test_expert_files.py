@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_models import rewritten
 
+from sp import cli
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import ExpertConfig, load_model, prefill, read_config
 from sp.models.cost import matmul_params, prefill_cost
+from sp.models.device.to_device import refuse_experts
 from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.models.synthetic.synthetic import write_synthetic
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -52,6 +56,24 @@ def test_configurations() -> None:
     with GGUFFile.open(fixture("qwen3moe-plain")) as file:
         assert read_config(file).experts == ExpertConfig(7, 3, 16, normalised=False)
         assert read_config(file).ffn == (48, 48)
+
+
+def test_inspect_tells_of_experts(tmp_path, capsys, monkeypatch) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "tiny-qwen35moe", "q4_k_m")
+    monkeypatch.setattr("sys.argv", ["sp", "inspect", str(path)])
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("runs: yes, with --device cpu")
+    assert "experts 4 of 16 for a token, 256 wide and a shared one of 256; 6.6 M parameters" in shown
+
+
+def test_a_gpu_refuses_them_in_one_line() -> None:
+    with pytest.raises(
+        ModelError, match="a mixture of experts runs on the CPU alone as yet; give --device cpu"
+    ):
+        refuse_experts("m.gguf", find_shape("tiny-qwen3moe").config)
+    refuse_experts("m.gguf", find_shape("tiny-qwen3").config)
 
 
 @pytest.mark.parametrize("part", ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ffn_down_shexp.weight"])

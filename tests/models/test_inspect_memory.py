@@ -179,6 +179,7 @@ def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
     assert info["family"] | {"rope": None} == {
         "architecture": "qwen35",
         "kind": "hybrid",
+        "experts": None,
         "layers": 64,
         "attention_layers": 16,
         "delta_layers": 48,

@@ -8,6 +8,7 @@ from typing import Any
 from sp.errors import ModelError
 from sp.gguf.reader import GGUFFile
 from sp.models.config import ModelConfig
+from sp.models.cost import matmul_params
 from sp.models.inspect.cards import ANSWER, KEEP, LENGTHS, card_rows, drafters_for
 from sp.models.inspect.memory import Held, held_weights, kv_bytes, state_bytes
 from sp.models.inspect.ways import caches
@@ -58,7 +59,7 @@ def family(config: ModelConfig) -> dict[str, Any]:
     rope = config.rope
     return {
         "architecture": config.architecture,
-        "kind": "hybrid" if config.delta_layers else "dense",
+        "kind": "hybrid" if config.delta_layers else "attention" if config.experts else "dense",
         "layers": config.layers,
         "attention_layers": len(config.attention_layers),
         "delta_layers": len(config.delta_layers),
@@ -66,8 +67,22 @@ def family(config: ModelConfig) -> dict[str, Any]:
         "kv_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "context": config.context,
+        "experts": experts(config),
         "rope": rope_facts(rope) | {"pairing": rope.pairing},
     }
+
+
+def experts(config: ModelConfig) -> dict[str, Any] | None:
+    """Sizes of a mixture of experts, and the parameters of all layers that a token is multiplied by.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> found = experts(find_shape("qwen3.6-35b-a3b").config)
+    >>> found["used"], found["count"], round(found["active_parameters"] / 1e9, 2)
+    (8, 256, 2.44)
+    """
+    if config.experts is None:
+        return None
+    return asdict(config.experts) | {"active_parameters": sum(matmul_params(config, i) for i in range(config.layers))}
 
 
 def kernels(row: Held) -> str:

@@ -71,6 +71,15 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if family["delta_layers"]:
         mixers += f", {family['delta_layers']} of Gated DeltaNet"
     yield "family", f"{family['architecture']}, {family['kind']}: {mixers}"
+    if experts := family["experts"]:
+        shared = f" and a shared one of {experts['shared']}" if experts["shared"] else ""
+        yield (
+            "experts",
+            (
+                f"{experts['used']} of {experts['count']} for a token, {experts['width']} wide{shared}; "
+                f"{experts['active_parameters'] / 1e6:,.1f} M parameters of the layers are read for one"
+            ),
+        )
     rope = family["rope"]
     yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}"
     yield "rope scaling", _scaling(rope)
