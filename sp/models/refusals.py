@@ -134,8 +134,8 @@ def unsupported(architecture: object, known: Iterable[str]) -> str:
 
     Examples
     --------
-    >>> unsupported("qwen3moe", ["qwen3"])
-    "architecture 'qwen3moe' (a mixture of experts) is not supported; sp runs qwen3: take a model of one of them"
+    >>> unsupported("glm4moe", ["qwen3"])
+    "architecture 'glm4moe' (a mixture of experts) is not supported; sp runs qwen3: take a model of one of them"
     """
     name = (values.text(architecture) or "").lower()
     what = next((told for piece, told in KINDS.items() if piece in name), None)

@@ -45,7 +45,10 @@ from sp.pipeline.load import load
 TEXT = "The quiet harbour</s> é狐🦙<|im_end|>\n <0x41> <s>12345" + "a" * 50
 NAME = "m-00001-of-00001.gguf"
 """As of one shard, so that keys of shards are read."""
-PRE = {"tiny-llama": "llama-bpe", "tiny-qwen2": "qwen2", "tiny-qwen3": "llama", "tiny-qwen35": "deepseek-v3"}
+PRE = {"tiny-llama": "llama-bpe", "tiny-qwen2": "qwen2", "tiny-qwen3": "llama", "tiny-qwen35": "deepseek-v3"} | {
+    "tiny-qwen3moe": "qwen2",
+    "tiny-qwen35moe": "qwen35",
+}
 YARN = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,

@@ -69,9 +69,7 @@ def test_inspect_tells_of_experts(tmp_path, capsys, monkeypatch) -> None:
 
 
 def test_a_gpu_refuses_them_in_one_line() -> None:
-    with pytest.raises(
-        ModelError, match="a mixture of experts runs on the CPU alone as yet; give --device cpu"
-    ):
+    with pytest.raises(ModelError, match="a mixture of experts runs on the CPU alone as yet; give --device cpu"):
         refuse_experts("m.gguf", find_shape("tiny-qwen3moe").config)
     refuse_experts("m.gguf", find_shape("tiny-qwen3").config)
 

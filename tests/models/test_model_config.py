@@ -120,11 +120,11 @@ def test_a_senseless_value_is_named(arch, key, value, files, tmp_path) -> None:
     assert f"{arch}.{key}" in complaint(path)
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "qwen3moe", None])
+@pytest.mark.parametrize("arch", ["gemma3", "glm4moe", None])
 def test_an_unsupported_architecture_names_the_supported_ones(arch, files, tmp_path) -> None:
     path = rewritten(files["qwen3"], tmp_path / "other.gguf", {}, **{"general.architecture": arch})
     message = complaint(path)
-    assert "llama, qwen2, qwen3, qwen35" in message
+    assert all(name in message for name in ("llama", "qwen2", "qwen3", "qwen35"))
 
 
 TENSORS = [
