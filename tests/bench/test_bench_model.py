@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sp import cli
 from sp.bench.model import SKIPPED, Timing, Trial, describe, run_tests
 from sp.errors import ConfigError
 from sp.models import load_model
@@ -125,11 +126,14 @@ def test_the_command_prints_each_form() -> None:
         (("roofline", "nowhere"), "no record"),
     ],
 )
-def test_mistakes_are_one_line(arguments, message) -> None:
-    done = sp(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_mistakes_are_one_line(arguments, message, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["sp", "bench", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
 
 
 def record(bench: str, path: str, tflops: float, gb_s: float, **config: object) -> dict:

@@ -44,7 +44,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device
 dry_device.install()
 from sp.models import load_model
-print(load_model(sys.argv[2], device="cuda").nbytes)
+print(*(load_model(path, device="cuda").nbytes for path in sys.argv[2:]))
 """
 TINY = [name for name in list_shapes() if name.startswith("tiny-")]
 
@@ -54,16 +54,17 @@ def file_formats(path: Path) -> dict[str, Any]:
         return {name: FORMATS[info.ggml_type] for name, info in file.tensors.items()}
 
 
-@pytest.mark.parametrize("file_type", ["q4_k_m", "ud-q4_k_xl", "f32"])
-@pytest.mark.parametrize("name", ["target", *TINY])
-def test_weights_are_as_large_as_those_on_the_device(name: str, file_type: str, tmp_path: Path) -> None:
-    path = embedded(name) if name == "target" else write_synthetic(tmp_path / "m.gguf", name, file_type)
-    given = [sys.executable, "-c", LOADED, str(Path(__file__).parent), str(path)]
+def test_weights_are_as_large_as_those_on_the_device(tmp_path: Path) -> None:
+    cases = [(name, file_type) for name in TINY for file_type in ("q4_k_m", "ud-q4_k_xl", "f32")]
+    paths = [write_synthetic(tmp_path / f"{'-'.join(case)}.gguf", *case) for case in cases]
+    paths.append(embedded("target"))
+    given = [sys.executable, "-c", LOADED, str(Path(__file__).parent), *map(str, paths)]
     done = subprocess.run(given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    with GGUFFile.open(path) as file:
-        config = read_config(file)
-    assert weights_bytes(config, file_formats(path)) == int(done.stdout)
+    for path, held in zip(paths, done.stdout.split(), strict=True):
+        with GGUFFile.open(path) as file:
+            config = read_config(file)
+        assert weights_bytes(config, file_formats(path)) == int(held), path.name
 
 
 def test_what_the_device_holds_wider_than_the_file_is_counted_so(tmp_path: Path) -> None:
