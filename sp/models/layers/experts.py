@@ -88,7 +88,7 @@ class Experts:
     def __call__(self, x: Floats, norm: Norm) -> Floats:
         """See `FeedForward`."""
         h, hidden = rms_norm(x, *norm), x.shape[1]
-        (logits,) = project(x, (self.router,), norm, f32=(True,))
+        (logits,) = project(h, (self.router,), f32=(True,))
         routing = route(logits, self.sizes.used, normalised=self.sizes.normalised)
         shared = None if self.shared is None else (self.shared.mix, self.shared(x, norm))
         return add_experts(x, h, self.gate, self.up, Stack(self.down, hidden, 0, hidden), routing, shared)
