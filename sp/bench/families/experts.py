@@ -1,0 +1,85 @@
+"""Experts of the 35B-A3B shape: a whole feed-forward, its grouped products, and a dense product of as many weights.
+
+A trained router sends more tokens to some experts than to others. Here every expert has a popularity, normal with a
+standard deviation of `SPREAD` logits, beside what a token prefers; `imbalance` is the most loaded expert's share over
+the mean. Simulated: no trained router was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sp.bench.cases import Case, family, paths
+from sp.bench.families.inputs import bf16, normal
+from sp.kernels import import_cupy
+from sp.kernels.path import forced_path
+from sp.models.synthetic.random_blocks import random_blocks
+from sp.ops.experts import grouped
+from sp.ops.experts.expert_mlp import add_experts
+from sp.ops.experts.routing import Routing, route
+from sp.ops.experts.stack import Stack
+from sp.ops.matmul.packed import pack
+from sp.ops.matmul.project import project
+from sp.quant import Q4_K
+
+HIDDEN, WIDTH, COUNT, USED = 2048, 512, 256, 8
+TOKENS = (1, 8, 64, 512, 8192)
+SPREAD = 0.25
+
+
+@family("experts")
+def cases() -> Iterator[Case]:
+    """FLOP: of the slots that there are, not of rows between experts; bytes: of the experts that have any."""
+    gate, up, down = stack(WIDTH, HIDDEN), stack(WIDTH, HIDDEN), stack(HIDDEN, WIDTH)
+    for tokens in TOKENS:
+        routing, imbalance, chosen = draw_routing(tokens)
+        size = {"type": "Q4_K", "tokens": tokens, "experts": COUNT, "used": USED, "hidden": HIDDEN, "width": WIDTH}
+        size |= {"imbalance": round(imbalance, 2)}
+        slots, share = tokens * USED, chosen / COUNT
+        x, h = normal(tokens, HIDDEN), bf16(tokens, HIDDEN)
+        moved = share * sum(s.weight.data.nbytes for s in (gate, up, down)) + 2 * x.nbytes + h.nbytes
+        for path in paths():
+            whole = partial(add_experts, x, h, gate, up, down, routing)
+            yield Case(size | {"part": "feed_forward"}, path, whole, moved, 6 * slots * HIDDEN * WIDTH, graph=True)
+            with forced_path(path):
+                placed = grouped.place(routing.experts, COUNT)
+            rows, mid = bf16(placed.rows, HIDDEN), bf16(placed.rows, WIDTH)
+            read = share * gate.weight.data.nbytes
+            out = slots * (HIDDEN + WIDTH) * 2
+            wide = partial(grouped.gated, rows, gate, up, placed)
+            yield Case(size | {"part": "gated"}, path, wide, 2 * read + out, 4 * slots * HIDDEN * WIDTH, graph=True)
+            narrow = partial(grouped.multiply, mid, down, placed)
+            yield Case(size | {"part": "down"}, path, narrow, read + out, 2 * slots * HIDDEN * WIDTH, graph=True)
+            choice = partial(route, normal(tokens, COUNT), USED)
+            yield Case(size | {"part": "route"}, path, choice, 4 * tokens * COUNT, graph=True)
+    mean = max(TOKENS) * USED // COUNT
+    x, config = bf16(mean, HIDDEN), {"type": "Q4_K", "tokens": mean, "n": COUNT * WIDTH, "k": HIDDEN, "part": "dense"}
+    for path in paths():
+        dense = partial(project, x, (gate.weight,))
+        flops = 2 * mean * COUNT * WIDTH * HIDDEN
+        yield Case(config, path, dense, bytes=gate.weight.data.nbytes + x.nbytes, flops=flops, graph=True)
+
+
+def stack(rows: int, width: int) -> Stack:
+    """Random matrices of all experts on the device; 256 distinct rows, repeated."""
+    blocks = random_blocks(np.random.default_rng(0), Q4_K, 256 * width // Q4_K.block_size, 0.02)
+    data = import_cupy().tile(import_cupy().asarray(blocks.reshape(256, -1)), (COUNT * rows // 256, 1))
+    return Stack(pack("bench", Q4_K, (COUNT * rows, width), data), rows, 0, rows)
+
+
+def draw_routing(tokens: int) -> tuple[Routing, float, int]:
+    """Where a router that has favourites sends tokens: on the device, with its imbalance and how many experts it uses.
+
+    Both follow from the seed alone.
+    """
+    rng = np.random.default_rng(tokens)
+    logits = rng.standard_normal((tokens, COUNT)) + SPREAD * rng.standard_normal(COUNT)
+    found = route(logits.astype(np.float32), USED)
+    loads = np.bincount(found.experts.ravel(), minlength=COUNT)
+    cupy: Any = import_cupy()
+    there = Routing(cupy.asarray(found.experts), cupy.asarray(found.weights))
+    return there, float(loads.max() / loads.mean()), int((loads > 0).sum())
