@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -163,12 +164,12 @@ class Tensor(Protocol):
 def repacked_tensors(tensors: Mapping[str, Tensor]) -> tuple[Repacked, ...]:
     """What the device would hold in another format of a GGUF file: its matrices, but for taps of convolutions.
 
-    A head that is tied to the embedding is not counted.
+    A head that is tied to the embedding is not counted. Matrices of experts lie one under the other.
     """
     matrices = (
-        (FORMATS[info.ggml_type], info.shape, name == "token_embd.weight")
+        (FORMATS[info.ggml_type], (prod(info.shape[:-1]), info.shape[-1]), name == "token_embd.weight")
         for name, info in tensors.items()
-        if info.ggml_type in FORMATS and len(info.shape) == 2 and info.shape[1] % TILE == 0
+        if info.ggml_type in FORMATS and len(info.shape) in (2, 3) and info.shape[-1] % TILE == 0
     )
     return count_repacked(matrices)
 

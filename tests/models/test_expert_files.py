@@ -15,6 +15,7 @@ from sp.gguf import GGUFFile
 from sp.models import ExpertConfig, load_model, prefill, read_config
 from sp.models.cost import matmul_params, prefill_cost
 from sp.models.device.to_device import refuse_experts
+from sp.models.inspect import inspect_file
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.synthetic.synthetic import write_synthetic
 
@@ -66,6 +67,16 @@ def test_inspect_tells_of_experts(tmp_path, capsys, monkeypatch) -> None:
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith("runs: yes, with --device cpu")
     assert "experts 4 of 16 for a token, 256 wide and a shared one of 256; 6.6 M parameters" in shown
+
+
+def test_what_a_gpu_would_hold_otherwise_is_told_of_experts_too(tmp_path) -> None:
+    """Stacks are tall: only the router, of a row an expert, is narrow enough to keep every bit as three matrices."""
+    info = inspect_file(write_synthetic(tmp_path / "m.gguf", "tiny-qwen3moe", "f32"))
+    [split] = [one for one in info["repacked"] if one["target"] == "3 x BF16"]
+    [plain] = [one for one in info["repacked"] if one["target"] == "BF16"]
+    assert plain["tensors"] >= 12
+    assert plain["source_bytes"] > 12 * 4 * 8 * 256 * 256
+    assert split["tensors"] >= 4
 
 
 def test_a_gpu_refuses_them_in_one_line() -> None:
