@@ -7,31 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parity import fixture, last_logits
 from tiny_models import rewritten
 
 from sp import cli
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
-from sp.models import ExpertConfig, load_model, prefill, read_config
+from sp.models import ExpertConfig, load_model, read_config
 from sp.models.cost import matmul_params, prefill_cost
 from sp.models.device.to_device import refuse_experts
 from sp.models.inspect import inspect_file
 from sp.models.synthetic.shapes import find_shape, tensor_plan
 from sp.models.synthetic.synthetic import write_synthetic
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
-def fixture(name: str) -> Path:
-    return FIXTURES / f"parity-{name}.gguf"
-
-
-def distance(path: Path, name: str) -> float:
-    """Of the last logits from those of transformers, of the largest."""
-    expected = np.load(fixture(name).with_suffix(".npz"))
-    n, model = int(expected["prompt"]), load_model(path)
-    found = prefill(model, expected["ids"][:n], np.arange(n), model.new_cache(n, "f32"))
-    return float(np.abs(found - expected["logits"][-1]).max() / np.abs(expected["logits"][-1]).max())
 
 
 def changed(name: str, folder: Path, change: str, by: float = 0.0) -> Path:
@@ -87,14 +74,14 @@ def test_a_gpu_refuses_them_in_one_line() -> None:
 
 @pytest.mark.parametrize("part", ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ffn_down_shexp.weight"])
 def test_every_part_matters(part, tmp_path) -> None:
-    assert distance(fixture("qwen35moe"), "qwen35moe") < 1e-4
-    assert distance(changed("qwen35moe", tmp_path, part), "qwen35moe") > 1e-2
+    assert last_logits(fixture("qwen35moe"), "qwen35moe") < 1e-4
+    assert last_logits(changed("qwen35moe", tmp_path, part), "qwen35moe") > 1e-2
 
 
 def test_whether_weights_add_up_to_one_is_as_the_file_says(tmp_path) -> None:
     said = {"qwen3moe.expert_weights_norm": True}
-    assert distance(rewritten(fixture("qwen3moe"), tmp_path / "a.gguf", {}, **said), "qwen3moe") < 1e-4
-    assert distance(rewritten(fixture("qwen3moe-plain"), tmp_path / "b.gguf", {}, **said), "qwen3moe-plain") > 1e-2
+    assert last_logits(rewritten(fixture("qwen3moe"), tmp_path / "a.gguf", {}, **said), "qwen3moe") < 1e-4
+    assert last_logits(rewritten(fixture("qwen3moe-plain"), tmp_path / "b.gguf", {}, **said), "qwen3moe-plain") > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -124,7 +111,7 @@ def test_what_makes_no_sense_is_refused(key, value, words, tmp_path) -> None:
 def test_files_of_today_and_those_that_say_nothing_more_than_usual(tmp_path) -> None:
     said = {"expert_gating_func": 1, "expert_weights_scale": 1.0, "expert_group_count": 1, "expert_weights_norm": True}
     path = rewritten(fixture("qwen35moe"), tmp_path / "m.gguf", {}, **{f"qwen35moe.{key}": said[key] for key in said})
-    assert distance(path, "qwen35moe") < 1e-4
+    assert last_logits(path, "qwen35moe") < 1e-4
 
 
 def test_a_missing_tensor_of_experts_is_named(tmp_path) -> None:

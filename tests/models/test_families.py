@@ -7,27 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parity import fixture, last_logits
 from tiny_models import rewritten
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
-from sp.models import load_model, prefill, read_config
+from sp.models import load_model, read_config
 from sp.models.architectures.llama import FACTORS, FrequencyFactors, llama3_factors
 from sp.models.inspect import inspect_file
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
-def fixture(name: str) -> Path:
-    return FIXTURES / f"parity-{name}.gguf"
-
-
-def last_logits(path: Path, name: str) -> float:
-    """Distance of the last logits from those of transformers, of the largest."""
-    expected = np.load(fixture(name).with_suffix(".npz"))
-    n, model = int(expected["prompt"]), load_model(path)
-    found = prefill(model, expected["ids"][:n], np.arange(n), model.new_cache(n, "f32"))
-    return float(np.abs(found - expected["logits"][-1]).max() / np.abs(expected["logits"][-1]).max())
 
 
 def complaint(path: Path) -> str:
