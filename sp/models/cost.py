@@ -56,6 +56,11 @@ def matmul_params(config: ModelConfig, layer: int) -> int:
     return every + (experts * config.experts.used // config.experts.count if config.experts else 0)
 
 
+def active_params(config: ModelConfig) -> int:
+    """`matmul_params` of all layers."""
+    return sum(matmul_params(config, i) for i in range(config.layers))
+
+
 def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost:
     """Cost of reading `tokens` tokens, every layer in full.
 
@@ -123,7 +128,7 @@ def _rates(config: ModelConfig) -> tuple[float, float, float]:
 
     Kept, for a break-even is looked for among a thousand lengths while a request waits.
     """
-    params = sum(matmul_params(config, i) for i in range(config.layers))
+    params = active_params(config)
     attention = 4.0 * config.heads * config.head_dim * len(config.attention_layers)
     return 2.0 * params, attention, len(config.delta_layers) * _delta_per_token(config)
 

@@ -22,9 +22,6 @@ CONVERSION = re.compile(r'asm\("\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %2; cvt\.
 
 def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path) -> ctypes.CDLL:
     """A library of the functions that lie before the entry of `source`, and of `driver`; skips without a compiler."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to compile device code for the host")
     text = flatten(source)
     text = CONVERSION.sub("low = low_f16(word_of(q.low[s], j)), high = high_f16(word_of(q.low[s], j));", text)
     text = "".join(without_ptx(text[: text.index('extern "C" __global__')]))
@@ -33,12 +30,22 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path)
     text = f"{types}#define SP_DEVICE{line}\n{(HERE / 'host_asm.h').read_text(encoding='utf-8')}{rest}"
     text = text.replace("extern __shared__ __align__(128) u8 shared[];", "alignas(128) u8 shared[1 << 20];")
     text = re.sub(r"#pragma (once|unroll.*)|^#line.*$|^SP_DEVICE u32 shared_address.*$", "", text, flags=re.MULTILINE)
+    return library("host_warp.h", text + driver, defines, folder, "-std=c++17", "-O0")
+
+
+def library(
+    header: str, text: str, defines: Mapping[str, int], folder: Path, standard: str, *options: str
+) -> ctypes.CDLL:
+    """What g++ makes of a header of this folder and of `text`; skips without a compiler."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile device code for the host")
     file = folder / "host.cpp"
-    file.write_text((HERE / "host_warp.h").read_text(encoding="utf-8") + text + driver, encoding="utf-8")
-    options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
+    file.write_text((HERE / header).read_text(encoding="utf-8") + text, encoding="utf-8")
+    given = [standard, *options, "-w", "-shared", "-fPIC", "-ffp-contract=off"]
     named = [f"-D{name}={int(value)}" for name, value in defines.items()]
     done = subprocess.run(
-        [compiler, *options, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False
+        [compiler, *given, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(folder / "host.so"))

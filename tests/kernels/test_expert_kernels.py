@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from host_code import pointer, without_ptx
+from host_code import library, pointer, without_ptx
 
 from sp.kernels.flatten import flatten
 from sp.ops.experts.routing import route
 
-HERE = Path(__file__).parent
 COLS8 = 20
 """Rows of 160 values: more than a block's threads in one walk of `combine_rows` would need, and no power of two."""
 
@@ -46,20 +43,8 @@ extern "C" void back(const u16* y, const i32* places, const f32* weights, const 
 @cache
 def compiled(source: str, driver: str, **defines: int) -> ctypes.CDLL:
     """A library of a whole source and of `driver`; skips without a compiler."""
-    folder = Path(mkdtemp())
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to compile device code for the host")
     text = re.sub(r"#pragma (once|unroll.*)|^#line.*$", "", "".join(without_ptx(flatten(source))), flags=re.MULTILINE)
-    file = folder / "host.cpp"
-    file.write_text((HERE / "host_block.h").read_text(encoding="utf-8") + text + driver, encoding="utf-8")
-    named = [f"-D{name}={value}" for name, value in defines.items()]
-    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-pthread"]
-    done = subprocess.run(
-        [compiler, *options, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(str(folder / "host.so"))
+    return library("host_block.h", text + driver, defines, Path(mkdtemp()), "-std=c++20", "-O1", "-pthread")
 
 
 def bf16(values: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from sp import cli
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models import ExpertConfig, load_model, read_config
-from sp.models.cost import matmul_params, prefill_cost
+from sp.models.cost import active_params, prefill_cost
 from sp.models.device.to_device import refuse_experts
 from sp.models.inspect import inspect_file
 from sp.models.synthetic.shapes import find_shape, tensor_plan
@@ -130,7 +130,7 @@ def test_published_sizes(name, total, active, file_gb) -> None:
     """About 3 B of 35 and of 30 are active, the head among them; a Q4_K_M file is as large as those people have."""
     shape = find_shape(name)
     assert sum(tensor.size for tensor in shape.tensors()) == pytest.approx(total, rel=0.01)
-    params = sum(matmul_params(shape.config, i) for i in range(shape.config.layers))
+    params = active_params(shape.config)
     assert params + shape.config.vocab * shape.config.hidden == pytest.approx(active, rel=0.03)
     assert prefill_cost(shape.config, 1000).weights == pytest.approx(2000 * params)
     plan = tensor_plan(name, "q4_k_m")

@@ -15,14 +15,13 @@ import numpy as np
 
 from sp.bench.cases import Case, family, paths
 from sp.bench.families.inputs import bf16, normal
+from sp.bench.families.matmul import random_weight
 from sp.kernels import import_cupy
 from sp.kernels.path import forced_path
-from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.experts import grouped
 from sp.ops.experts.expert_mlp import add_experts
 from sp.ops.experts.routing import Routing, route
 from sp.ops.experts.stack import Stack
-from sp.ops.matmul.packed import pack
 from sp.ops.matmul.project import project
 from sp.quant import Q4_K
 
@@ -54,8 +53,8 @@ def cases() -> Iterator[Case]:
             yield Case(size | {"part": "gated"}, path, wide, 2 * read + out, 4 * slots * HIDDEN * WIDTH, graph=True)
             narrow = partial(grouped.multiply, mid, down, placed)
             yield Case(size | {"part": "down"}, path, narrow, read + out, 2 * slots * HIDDEN * WIDTH, graph=True)
-            choice = partial(route, normal(tokens, COUNT), USED)
-            yield Case(size | {"part": "route"}, path, choice, 4 * tokens * COUNT, graph=True)
+        choice = partial(route, normal(tokens, COUNT), USED)
+        yield Case(size | {"part": "route"}, "portable", choice, 4 * tokens * COUNT, graph=True)
     mean = max(TOKENS) * USED // COUNT
     x, config = bf16(mean, HIDDEN), {"type": "Q4_K", "tokens": mean, "n": COUNT * WIDTH, "k": HIDDEN, "part": "dense"}
     for path in paths():
@@ -65,10 +64,8 @@ def cases() -> Iterator[Case]:
 
 
 def stack(rows: int, width: int) -> Stack:
-    """Random matrices of all experts on the device; 256 distinct rows, repeated."""
-    blocks = random_blocks(np.random.default_rng(0), Q4_K, 256 * width // Q4_K.block_size, 0.02)
-    data = import_cupy().tile(import_cupy().asarray(blocks.reshape(256, -1)), (COUNT * rows // 256, 1))
-    return Stack(pack("bench", Q4_K, (COUNT * rows, width), data), rows, 0, rows)
+    """Random matrices of all experts on the device."""
+    return Stack(random_weight(Q4_K, COUNT * rows, width), rows, 0, rows)
 
 
 def draw_routing(tokens: int) -> tuple[Routing, float, int]:

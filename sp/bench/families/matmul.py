@@ -25,7 +25,7 @@ def cases() -> Iterator[Case]:
     """The widest product of the 27B shape, from one token to a prefill chunk."""
     cupy = import_cupy()
     for fmt in (Q4_K, Q6_K, BF16):
-        weight = random_weight(fmt)
+        weight = random_weight(fmt, OUT, IN)
         for tokens in TOKENS:
             x = bf16(tokens, IN)
             config = {"type": fmt.name, "m": tokens, "n": OUT, "k": IN}
@@ -40,8 +40,8 @@ def cases() -> Iterator[Case]:
         yield Case(config, "cublas", partial(cupy.matmul, a, b), bytes=b.nbytes, flops=2 * tokens * OUT * IN)
 
 
-def random_weight(fmt: BlockFormat) -> Any:
-    """A packed weight of random blocks on the device; 256 distinct rows, repeated."""
-    blocks = random_blocks(np.random.default_rng(0), fmt, 256 * IN // fmt.block_size, 0.02)
+def random_weight(fmt: BlockFormat, out: int, width: int) -> Any:
+    """A packed weight (out, width) of random blocks on the device; 256 distinct rows, repeated."""
+    blocks = random_blocks(np.random.default_rng(0), fmt, 256 * width // fmt.block_size, 0.02)
     rows = import_cupy().asarray(blocks.reshape(256, -1))
-    return pack("bench", fmt, (OUT, IN), import_cupy().tile(rows, (OUT // 256, 1)))
+    return pack("bench", fmt, (out, width), import_cupy().tile(rows, (out // 256, 1)))

@@ -8,7 +8,7 @@ from typing import Any
 from sp.errors import ModelError
 from sp.gguf.reader import GGUFFile
 from sp.models.config import ModelConfig
-from sp.models.cost import matmul_params
+from sp.models.cost import active_params
 from sp.models.inspect.cards import ANSWER, KEEP, LENGTHS, card_rows, drafters_for
 from sp.models.inspect.memory import Held, held_weights, kv_bytes, state_bytes
 from sp.models.inspect.ways import caches
@@ -82,7 +82,7 @@ def experts(config: ModelConfig) -> dict[str, Any] | None:
     """
     if config.experts is None:
         return None
-    return asdict(config.experts) | {"active_parameters": sum(matmul_params(config, i) for i in range(config.layers))}
+    return asdict(config.experts) | {"active_parameters": active_params(config)}
 
 
 def kernels(row: Held) -> str:

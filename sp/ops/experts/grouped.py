@@ -71,11 +71,7 @@ def block_rows(slots: int, count: int) -> int:
     """Tokens of a tile of the kernel that the products will take."""
     if current_path() == "sm_90a":
         return declared.TOKENS_SM90
-    return portable.tile(declared.variant_portable(0, STORE, _shape(slots, count)))[1]
-
-
-def _shape(slots: int, count: int) -> portable.Shape:
-    return portable.SMALL if slots >= WIDE_FROM * count else portable.THIN
+    return _tokens(portable.SMALL if slots >= WIDE_FROM * count else portable.THIN)
 
 
 def multiply(x: Any, w: Stack, placed: Placed) -> Any:

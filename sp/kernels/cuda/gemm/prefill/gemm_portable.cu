@@ -92,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     const int k_tiles = i64(all_k_tiles) * (blockIdx.y + 1) / gridDim.y - first_k;  // of this block
 
     // Bands of BAND token tiles; within one, all token tiles of a block of rows, then the next rows.
-    const int row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, token_blocks = EXPERTS ? int(*blocks.count) : (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    const int row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int token_blocks = EXPERTS ? int(*blocks.count) : (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     if (EXPERTS && blockIdx.x >= row_blocks * token_blocks) return;  // the grid has room for the most there may be
     const int band = blockIdx.x / (BAND * row_blocks), within = blockIdx.x % (BAND * row_blocks);
     const int width = min(BAND, token_blocks - band * BAND);
