@@ -10,7 +10,7 @@ from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.models.architectures.base import find_architecture, read_config
 from sp.models.asked_scaling import AskedScaling
-from sp.models.device.to_device import refuse_experts, trunk_to_device
+from sp.models.device.to_device import trunk_to_device
 from sp.models.model import Device, Model
 from sp.models.trunk import Trunk
 from sp.models.weights import WeightStore
@@ -67,8 +67,6 @@ def load_model(
         config = replace(config, context=context)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
-    if device == "cuda":
-        refuse_experts(str(file.path), config)
     store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
     trunk = Trunk.take(store)
     store.finish(find_architecture(config.architecture).config_tensors)

@@ -9,10 +9,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from sp.arrays import Bytes
-from sp.errors import DeviceError, ModelError
+from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
-from sp.models.config import ModelConfig
 from sp.models.device.parts import arrays_of
 from sp.models.device.upload import Part, stream_parts
 from sp.models.trunk import Trunk, mapped
@@ -132,12 +131,6 @@ def _copied(
     cupy.get_default_memory_pool().free_all_blocks()
     nbytes = sum(int(array.nbytes) for array in arrays_of((*kept.values(), *placed.values())))
     return moved, tuple(kept.values()), nbytes
-
-
-def refuse_experts(what: str, config: ModelConfig) -> None:
-    """ModelError for a mixture of experts: its kernels are not there yet."""
-    if config.experts is not None:
-        raise ModelError(f"{what}: a mixture of experts runs on the CPU alone as yet; give --device cpu")
 
 
 def empty_matrix(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> PackedWeight | SplitWeight:

@@ -14,7 +14,7 @@ from sp.kernels.device import require_device
 from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
 from sp.models.device.parts import arrays_of
-from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, refuse_experts, row_slices
+from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
 from sp.models.model import Model
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, find_shape
@@ -37,13 +37,10 @@ def random_model(shape: str, file_type: str, seed: int = 0, rope: AskedScaling |
     ------
     ConfigError
         For an unknown shape or file type.
-    ModelError
-        For a mixture of experts.
     DeviceError
         Without a usable device or enough memory.
     """
     found = find_shape(shape)
-    refuse_experts(shape, found.config)
     require_device()
     with device_errors():
         config = found.config if rope is None else rope.applied(found.config)
