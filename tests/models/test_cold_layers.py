@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from dry_walk import walked
+from tiny_models import rewritten
 
+from sp.errors import ModelError
 from sp.models.inspect.cold_layers import all_cold, cold_layers, spread, work_bytes
 from sp.models.inspect.memory import held_weights, stack_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.experts.stack_ring import ring_bytes
+from sp.pipeline import load
 
 WALK = """
 import json, sys
@@ -198,3 +201,10 @@ def test_host_memory_that_cannot_be_pinned_is_one_line(tmp_path: Path) -> None:
     assert told.count("\n") == 1
     assert "blk.1.ffn_" in told
     assert "cannot be pinned there; free memory of the host or give a larger --vram" in told
+
+
+def test_files_that_are_incomplete_are_refused_by_loading(tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "tiny-qwen35moe", "q4_k_m")
+    broken = rewritten(path, tmp_path / "broken.gguf", {"blk.1.ffn_down_exps.weight": None})
+    with pytest.raises(ModelError, match=r"ffn_down_exps\.weight is missing"):
+        load(broken, device="cpu", room=1 << 30)

@@ -100,13 +100,22 @@ def to_device(
     except DeviceError as error:
         if "memory is full" not in str(error):
             raise
-        free, total = import_cupy().cuda.runtime.memGetInfo()
         more = "".join(f"; {each}" for each in repacked(parts, tables))
         raise DeviceError(
-            f"{file.path}: its {file.nbytes / 1e9:.1f} GB of weights{more} do not fit the device, which has "
-            f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free; take a smaller model, free the device, or let "
-            "experts of a mixture wait in host memory by a --vram"
+            f"{file.path}: its {file.nbytes / 1e9:.1f} GB of weights{more} do not fit {_too_small()}"
         ) from error
+
+
+def _too_small() -> str:
+    """What weights do not fit, and what to do: a budget of memory, or the device."""
+    cupy = import_cupy()
+    if limit := cupy.get_default_memory_pool().get_limit():
+        return f"the budget of {limit / 2**30:.2f} GiB; take a smaller model or a larger --vram"
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return (
+        f"the device, which has {free / 1e9:.1f} of {total / 1e9:.1f} GB free; take a smaller model, free the device, "
+        "or let experts of a mixture wait in host memory by a --vram"
+    )
 
 
 def _copied(

@@ -78,8 +78,8 @@ class StackRing:
         return ring_bytes([[weight.nbytes for weight in weights] for weights in self._stacks.values()])
 
     @contextmanager
-    def lent(self, layer: int) -> Iterator[tuple[PackedWeight, ...]]:
-        """The stacks of a layer on the device, for work given to the current stream inside.
+    def lent(self, layer: int) -> Iterator[tuple[Any, ...]]:
+        """The stacks of a layer as `PackedWeight` on the device, for work given to the current stream inside.
 
         Called again for the same layer it copies nothing. The layer after it is on its way when this is entered.
         """
