@@ -63,9 +63,13 @@ def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int) ->
     raise AssertionError("no layers")
 
 
-def all_cold(weights: int, stacks: Stacks) -> Cold:
-    """The least that the device can hold of the weights."""
-    return _placed(weights, stacks, tuple(range(len(stacks))))
+def least_cold(config: ModelConfig, weights: int, stacks: Stacks, work: int) -> int | None:
+    """Bytes of device memory from which on a mixture runs because its experts wait.
+
+    None of a model without experts, and where the cache and the work of a request take more than was kept for them.
+    """
+    kept = work_bytes(config)
+    return _placed(weights, stacks, tuple(range(len(stacks)))).device + kept if stacks and work <= kept else None
 
 
 def work_bytes(config: ModelConfig) -> int:

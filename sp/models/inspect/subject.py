@@ -11,11 +11,13 @@ from sp.gguf import ChatTemplate, GGUFFile, render_chat
 from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import NORMAL, Vocabulary, read_vocabulary
 from sp.kernels.specs.attention.attention_rows import HEAD_DIMS
+from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED
 from sp.models.architectures.base import read_config
 from sp.models.config import ModelConfig
 from sp.models.file_type import tensor_format
 from sp.models.inspect.cards import weights_bytes
 from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
+from sp.models.inspect.memory import Stacks, stack_bytes
 from sp.models.trunk import trunk_tensors
 from sp.quant import FORMATS
 
@@ -38,6 +40,8 @@ class Subject:
         If its metadata describe a model.
     weights : int or None
         Bytes on the device; None where the device has no form of a matrix, or a tensor is missing.
+    stacks : tuple of tuple of int
+        Bytes of its experts there, by layer; none of a model without them.
     names : tuple of str
         Of all tensors.
     """
@@ -50,6 +54,7 @@ class Subject:
     vocabulary: Vocabulary | None
     config: ModelConfig | None
     weights: int | None
+    stacks: Stacks
     names: tuple[str, ...]
 
     @property
@@ -61,7 +66,10 @@ class Subject:
     def on_device(self) -> bool:
         """Whether a GPU runs it, given enough memory."""
         config = self.config
-        return self.weights is not None and config is not None and config.head_dim in HEAD_DIMS and not config.experts
+        if self.weights is None or config is None or config.head_dim not in HEAD_DIMS:
+            return False
+        experts = config.experts
+        return experts is None or (experts.count <= MOST_EXPERTS and experts.used <= MOST_USED)
 
     @cached_property
     def text_tokens(self) -> int | None:
@@ -87,7 +95,7 @@ class Subject:
 def read_subject(file: GGUFFile) -> Subject:
     """What the header of an open file tells; what is wrong with it is among the hindrances."""
     vocabulary, problem = _vocabulary(file)
-    config, weights = _sizes(file)
+    config, weights, stacks = _sizes(file)
     return Subject(
         str(file.path),
         file.nbytes,
@@ -97,6 +105,7 @@ def read_subject(file: GGUFFile) -> Subject:
         vocabulary,
         config,
         weights,
+        stacks,
         tuple(file.tensors),
     )
 
@@ -109,17 +118,17 @@ def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
         return None, without_path(error, file)
 
 
-def _sizes(file: GGUFFile) -> tuple[ModelConfig | None, int | None]:
-    """Configuration and bytes on the device, as far as there are any."""
+def _sizes(file: GGUFFile) -> tuple[ModelConfig | None, int | None, Stacks]:
+    """Configuration, bytes on the device and those of experts, as far as there are any."""
     try:
         config = read_config(file)
     except (GGUFError, ModelError):
-        return None, None
+        return None, None, ()
     formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
     try:
-        return config, weights_bytes(config, formats)
+        return config, weights_bytes(config, formats), stack_bytes(config, formats)
     except (ModelError, KeyError):  # too narrow for the device, or not all there
-        return config, None
+        return config, None, ()
 
 
 def _of_template(file: GGUFFile, vocabulary: Vocabulary | None) -> Iterable[Hindrance]:
