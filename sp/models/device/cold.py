@@ -28,6 +28,7 @@ def with_cold(trunk: Trunk, layers: Sequence[int]) -> tuple[Trunk, ColdExperts |
         return trunk, None
     last = len(trunk.blocks) - 1
     ring = StackRing(stacks_of(trunk, layers), [layer for layer in layers if layer != last])
+    ring.open()
     cold = ColdExperts(ring, last + 1, _experts(trunk.blocks[layers[0]], layers[0]).sizes.count)
     blocks = list(trunk.blocks)
     for index in layers:

@@ -35,17 +35,22 @@ class ColdExperts:
         self.ring, self._layers = ring, layers
         cupy, shape = import_cupy(), (len(ring.layers), count)
         self._chosen, self._by_prompt = cupy.zeros(shape, "uint32"), cupy.zeros(shape, "uint32")
+        self._one = cupy.ones(1, "uint32")
 
     def layer(self, index: int) -> ColdLayer:
         """What the experts of one of them need to know."""
-        return ColdLayer(index, self.ring, self._chosen[self.ring.layers.index(index)])
+        return ColdLayer(index, self.ring, self._chosen[self.ring.layers.index(index)], self._one)
 
     def restart(self) -> None:
         """Forget what was chosen: a prompt is about to be read."""
         self._chosen.fill(0)
 
     def end_of_prompt(self) -> None:
-        """What is chosen from now on is chosen while decoding."""
+        """What is chosen from now on is chosen while decoding.
+
+        Once kernels look at `Stack.slots`, this is where the hottest experts of every layer are copied to the device,
+        see `hottest` and `with_resident`.
+        """
         self._by_prompt[...] = self._chosen
         self._chosen.fill(0)
 
@@ -94,14 +99,16 @@ class ColdLayer:
     ring : StackRing
     chosen : uint32 (count,)
         How often tokens went to each of its experts.
+    one : uint32 (1,)
+        See `count_choices`.
     """
 
-    def __init__(self, index: int, ring: StackRing, chosen: Any) -> None:
-        self.index, self.ring, self._chosen = index, ring, chosen
+    def __init__(self, index: int, ring: StackRing, chosen: Any, one: Any) -> None:
+        self.index, self.ring, self._chosen, self._one = index, ring, chosen, one
 
     def count(self, experts: Any) -> None:
         """Note where tokens go; int32 (tokens, used)."""
-        count_choices(self._chosen, experts)
+        count_choices(self._chosen, experts, self._one)
 
 
 def told(layers: Sequence[int], of: int, nbytes: int) -> str:

@@ -16,7 +16,7 @@ from sp.ops.matmul.pinned_weight import PLANES
 from sp.quant import Weight
 
 
-def count_choices(counts: Any, experts: Any) -> None:
+def count_choices(counts: Any, experts: Any, one: Any) -> None:
     """Add to `counts` how often each expert was chosen; on the device nothing waits, and a CUDA graph can capture it.
 
     Parameters
@@ -25,20 +25,19 @@ def count_choices(counts: Any, experts: Any) -> None:
         Changed in place.
     experts : int32 (tokens, used)
         See `Routing`.
+    one : uint32 (1,)
+        That number, where `counts` are: a graph could not send it from the host anew.
 
     Examples
     --------
     >>> import numpy as np
-    >>> counts = np.zeros(4, np.uint32)
-    >>> count_choices(counts, np.array([[2, 0], [2, 3]], np.int32))
+    >>> counts, one = np.zeros(4, np.uint32), np.ones(1, np.uint32)
+    >>> count_choices(counts, np.array([[2, 0], [2, 3]], np.int32), one)
     >>> counts.tolist()
     [1, 0, 2, 1]
     """
-    if not experts.size:
-        return
-    xp = array_module(counts)
-    # An array made there: a scalar would be sent from the host, which a captured graph cannot do anew.
-    xp.add.at(counts, experts.reshape(-1), xp.ones(1, np.uint32))
+    if experts.size:
+        array_module(counts).add.at(counts, experts.reshape(-1), one)
 
 
 def hottest(counts: Ints, most: int) -> Ints:

@@ -45,7 +45,7 @@ class _Place:
 
 
 class StackRing:
-    """Room on the device for the stacks of two layers, taken at the first use.
+    """Room on the device for the stacks of two layers, taken by `open` or at the first use.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class StackRing:
 
         Called again for the same layer it copies nothing. The layer after it is on its way when this is entered.
         """
-        self._open()
+        self.open()
         place = self._fetched(layer)
         self._places.remove(place)
         self._places.append(place)
@@ -104,8 +104,8 @@ class StackRing:
         self._places.clear()
         return True
 
-    def _open(self) -> None:
-        """Take the room, if it is not there."""
+    def open(self) -> None:
+        """Take the room, if it is not there; early, for then it lies in one piece beside the weights."""
         if self._places:
             return
         cupy = import_cupy()
