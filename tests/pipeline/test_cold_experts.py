@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from dry_walk import walked
+from dry_walk import MODELS, walked
 
 from sp.models.inspect.cold_layers import cold_layers, work_bytes
 from sp.models.inspect.memory import held_weights, stack_bytes
@@ -57,6 +60,21 @@ dry_memory.pool.set_limit(0)
 one = synthetic("tiny-qwen35moe", "q8_0", device="cuda", room=budget).model
 assert one.cold.ring.layers == pair.target.model.cold.ring.layers
 assert one.nbytes == pair.target.model.nbytes, (one.nbytes, pair.target.model.nbytes)
+"""
+
+
+COMMAND = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device, dry_memory
+dry_device.install()
+from sp import cli
+from sp.commands import open_pair
+open_pair.compile_kernels = lambda: None
+dry_memory.most_pinned.append(1 << 20)
+given = "--device", "cuda", "--prompt-file", sys.argv[4], "--question", "What?"
+sys.argv = ["sp", "run", "--target", sys.argv[2], "--vram", sys.argv[3], *given]
+cli.main()
 """
 
 
@@ -113,6 +131,17 @@ def test_the_ring_leaves_for_who_needs_the_room(found) -> None:
 def test_a_budget_too_small_for_all_else_is_one_line(found) -> None:
     assert "do not fit the budget of 0.00 GiB; take a smaller model or a larger --vram" in found["refused"]
     assert "\n" not in found["refused"]
+
+
+def test_host_memory_that_cannot_be_pinned_ends_the_command_in_one_line(sizes, tmp_path: Path) -> None:
+    path, words = write_synthetic(tmp_path / "m.gguf", SHAPE, TYPE), tmp_path / "words.txt"
+    words.write_text("A line of words that say little. " * 300)
+    budget = f"{(work_bytes(sizes[0]) + sizes[1] - 1) / 2**20}m"
+    command = [sys.executable, "-c", COMMAND, str(MODELS), str(path), budget, str(words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "cannot be pinned there; free memory of the host or give a larger --vram" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_budget_that_holds_the_model_leaves_it_whole(sizes) -> None:

@@ -210,6 +210,8 @@ def open_timed_pair(
         device=device,
         vram=budgets[0],
     )
+    if pair.target.model.cold is not None and len(budgets) > 1:
+        raise ConfigError("experts wait in host memory as the first --vram asks; time one budget at a time")
     pair = replace(pair, target=without_ends(pair.target))
     for budget in budgets:
         pair.within(budget)  # one that cannot be is refused before anything is timed
