@@ -23,7 +23,7 @@ from sp.bench.families.experts import COUNT, SPREAD, USED
 from sp.decode.greedy import greedy
 from sp.models import Model, prefill
 from sp.models.layers.experts import Experts
-from sp.ops.experts.hot import count_choices, hit_rate
+from sp.models.layers.hot_experts import count_choices, hit_rate
 from sp.ops.experts.routing import route
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready, rms_norm

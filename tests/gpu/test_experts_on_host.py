@@ -15,13 +15,13 @@ from file_rows import file_rows
 from sp.decode.greedy import greedy
 from sp.models import Model, load_model, prefill, prefill_by_layer
 from sp.models.inspect.cold_layers import work_bytes
+from sp.models.layers.hot_experts import with_resident
+from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
+from sp.models.layers.stack_ring import StackRing
 from sp.models.passes.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.ops.experts.hot import with_resident
 from sp.ops.experts.stack import Stack
-from sp.ops.experts.stack_ring import StackRing
 from sp.ops.matmul.packed import pack, unpack
-from sp.ops.matmul.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
 from sp.pipeline import Pipeline, RunOptions, load
 from sp.prompt import Prompt
 from sp.quant import Q4_K, Q6_K, Q8_0, BlockFormat

@@ -17,9 +17,9 @@ from tiny_models import rewritten
 from sp.errors import ModelError
 from sp.models.inspect.cold_layers import cold_layers, spread, work_bytes
 from sp.models.inspect.memory import held_weights, stack_bytes
+from sp.models.layers.stack_ring import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.ops.experts.stack_ring import ring_bytes
 from sp.pipeline import load
 
 WALK = """
@@ -33,7 +33,7 @@ from sp.models import load_model, prefill, prefill_by_layer
 from sp.models.device.parts import Parts, arrays_of
 from sp.models.layers import experts
 from sp.models.passes.tree import TreeReader
-from sp.ops.matmul.pinned_weight import PinnedWeight
+from sp.models.layers.pinned_weight import PinnedWeight
 
 def stacks(block):
     return (*block.ffn.into, block.ffn.down)

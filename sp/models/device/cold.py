@@ -9,8 +9,8 @@ from typing import Any
 from sp.models.layers.block import Block
 from sp.models.layers.cold_experts import ColdExperts
 from sp.models.layers.experts import Experts
+from sp.models.layers.stack_ring import StackRing
 from sp.models.trunk import Trunk
-from sp.ops.experts.stack_ring import StackRing
 
 
 def stacks_of(trunk: Trunk, layers: Iterable[int]) -> dict[int, tuple[Any, ...]]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
+from sp.models.layers.pinned_weight import PinnedWeight
 from sp.models.model import Model
 from sp.models.trunk import mapped
 from sp.ops.matmul.packed import PackedWeight
-from sp.ops.matmul.pinned_weight import PinnedWeight
 from sp.quant import Weight
 
 ALIGN = 512

@@ -16,9 +16,9 @@ from sp.models.device.cold import stacks_of, with_cold
 from sp.models.device.parts import arrays_of
 from sp.models.device.upload import Part, stream_parts
 from sp.models.layers.cold_experts import ColdExperts
+from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
-from sp.ops.matmul.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
 from sp.ops.matmul.split_weight import SplitWeight
 from sp.quant import BF16, F32, BlockFormat, Weight
 from sp.quant.packing import TILE

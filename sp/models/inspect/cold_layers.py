@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sp.models.config import ModelConfig
 from sp.models.inspect.memory import Stacks, kv_bytes, reading_bytes, state_bytes
-from sp.ops.experts.stack_ring import ring_bytes
+from sp.models.layers.stack_ring import ring_bytes
 
 RESERVED = 32768
 """Tokens of prompt and answer that work and cache have room for beside the weights: a prompt's length is not known when

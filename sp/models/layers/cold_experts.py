@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sp.kernels import import_cupy
+from sp.models.layers.hot_experts import count_choices, hit_rate
+from sp.models.layers.stack_ring import StackRing
 from sp.ops.delta.delta_tree import MOST_NODES
-from sp.ops.experts.hot import count_choices, hit_rate
-from sp.ops.experts.stack_ring import StackRing
 
 BY_NEED = MOST_NODES
 """Tokens up to which kernels read the experts that were chosen from host memory, and no layer is brought over: those of

@@ -21,7 +21,7 @@ class Stack:
     first, rows : int
         Those of them that are this matrix: where gate and up share a tensor, each is a half.
     resident : Weight (hot * pitch, in), optional
-        Rows of some experts once more, where they are read faster; see `sp.ops.experts.hot.with_resident`.
+        Rows of some experts once more, where they are read faster; see `sp.models.layers.hot_experts.with_resident`.
     slots : int32 (count,), optional
         Where among those each expert lies, -1 for one that is only in `weight`.
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
+from sp.models.layers.pinned_weight import PLANES
 from sp.ops.array_module import array_module
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.fragment_order import plane_offsets
 from sp.ops.matmul.packed import PackedWeight
-from sp.ops.matmul.pinned_weight import PLANES
 from sp.quant import Weight
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sp.models.layers.hot_experts import count_choices, hit_rate, hottest, with_resident
 from sp.ops.experts.expert_mlp import add_experts
-from sp.ops.experts.hot import count_choices, hit_rate, hottest, with_resident
 from sp.ops.experts.routing import route
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.packed import pack, unpack

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
+from sp.models.layers.pinned_weight import PinnedWeight
 from sp.ops.matmul.packed import PackedWeight
-from sp.ops.matmul.pinned_weight import PinnedWeight
 
 ALIGN = 512
 """Of every stack in a place, as the device's own allocations are."""

@@ -18,8 +18,8 @@ import dry_device, dry_memory
 dry_device.install()
 import cupy
 import numpy as np
-from sp.ops.experts.stack_ring import StackRing, ring_bytes
-from sp.ops.matmul.pinned_weight import allocate_pinned
+from sp.models.layers.stack_ring import StackRing, ring_bytes
+from sp.models.layers.pinned_weight import allocate_pinned
 from sp.quant import Q8_0
 
 class Ordered(dry_device.Stream):
