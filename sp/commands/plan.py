@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sp.models.inspect.subject import Subject
 
 KEEP = 0.05
+"""That of `sp.models.inspect.cards`, which a command that is only listed does not import; a test compares them."""
 
 
 def plan(
