@@ -10,11 +10,12 @@ from math import ceil
 from typing import Any
 
 from sp.models.config import ModelConfig
+from sp.models.inspect.known_cards import KNOWN
 from sp.models.inspect.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.quant import BlockFormat
 
-CARDS = (12, 16, 24, 32, 48, 80)
+CARDS = tuple(sorted({card.gib for card in KNOWN}))
 """Sizes of cards in GiB."""
 SYSTEM = 1 << 30
 """Of a card: what driver, context and kernels take."""
@@ -92,8 +93,8 @@ class Need:
     by_turns: int
 
 
-def need(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int, kv: str) -> Need:
-    """What a prompt of so many tokens and its answer need: read whole, or at `KEEP` after a drafter has scored it.
+def need(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int, kv: str, keep: float = KEEP) -> Need:
+    """What a prompt of so many tokens and its answer need: read whole, or a share after a drafter has scored it.
 
     Examples
     --------
@@ -102,7 +103,7 @@ def need(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int
     >>> whole.together == whole.by_turns, round(whole.together / 2**30, 1)
     (True, 21.4)
     """
-    read = tokens if drafter is None else ceil(KEEP * tokens)
+    read = tokens if drafter is None else ceil(keep * tokens)
     held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
     reading = held + reading_bytes(target, read)
     if drafter is None:

@@ -85,6 +85,20 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> lis
     return sorted(rows.values(), key=lambda row: -row.nbytes)
 
 
+def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> int:
+    """Bytes of the weights that a pass reads: those that are held but the table of embeddings, of which it reads rows.
+
+    Arguments and errors as for `held_weights`.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> shape = find_shape("qwen3.6-27b")
+    >>> round(streamed_bytes(shape.config, {name: fmt for name, _, fmt in shape.plan("q4_k_m")}) / 1e9, 1)
+    15.8
+    """
+    table = device_format(formats[EMBEDDING], config.hidden, table=True).row_bytes(config.hidden)
+    return sum(row.nbytes for row in held_weights(config, formats)) - config.vocab * table
+
+
 def _places(tensor: Tensor, fmt: BlockFormat, tied: bool) -> list[tuple[str, int]]:
     """Format and bytes of each copy on the device."""
     if tensor.kind not in ("matrix", "stack"):

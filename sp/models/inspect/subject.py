@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,8 +16,10 @@ from sp.models.config import ModelConfig
 from sp.models.file_type import tensor_format
 from sp.models.inspect.cards import weights_bytes
 from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
+from sp.models.inspect.memory import streamed_bytes
+from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
-from sp.quant import FORMATS
+from sp.quant import FORMATS, BlockFormat
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Subject:
         Bytes on the device; None where the device has no form of a matrix, or a tensor is missing.
     names : tuple of str
         Of all tensors.
+    streamed : int or None
+        Bytes of the weights that a pass reads, see `streamed_bytes`; None where `weights` is.
+    shape : str or None
+        Of a named shape, which is no file.
     """
 
     path: str
@@ -51,6 +57,8 @@ class Subject:
     config: ModelConfig | None
     weights: int | None
     names: tuple[str, ...]
+    streamed: int | None = None
+    shape: str | None = None
 
     @property
     def stopped(self) -> Hindrance | None:
@@ -87,7 +95,12 @@ class Subject:
 def read_subject(file: GGUFFile) -> Subject:
     """What the header of an open file tells; what is wrong with it is among the hindrances."""
     vocabulary, problem = _vocabulary(file)
-    config, weights = _sizes(file)
+    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
+    try:
+        config = read_config(file)
+    except (GGUFError, ModelError):
+        config = None
+    weights, streamed = _sizes(config, formats)
     return Subject(
         str(file.path),
         file.nbytes,
@@ -98,7 +111,24 @@ def read_subject(file: GGUFFile) -> Subject:
         config,
         weights,
         tuple(file.tensors),
+        streamed,
     )
+
+
+def shape_subject(name: str, file_type: str) -> Subject:
+    """A named shape as a file of that type would be; ConfigError where either is unknown.
+
+    >>> shape_subject("qwen3.6-27b", "q4_k_m").on_device
+    True
+    """
+    shape = find_shape(name)
+    plan = shape.plan(file_type)
+    formats = {tensor: fmt for tensor, _, fmt in plan}
+    nbytes = sum(fmt.nbytes(size) for _, size, fmt in plan)
+    parameters = sum(tensor.size for tensor in shape.tensors())
+    weights, streamed = _sizes(shape.config, formats)
+    path = f"{name}-{file_type}.synthetic"
+    return Subject(path, nbytes, parameters, False, (), None, shape.config, weights, tuple(formats), streamed, name)
 
 
 def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
@@ -109,17 +139,14 @@ def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
         return None, without_path(error, file)
 
 
-def _sizes(file: GGUFFile) -> tuple[ModelConfig | None, int | None]:
-    """Configuration and bytes on the device, as far as there are any."""
-    try:
-        config = read_config(file)
-    except (GGUFError, ModelError):
+def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat]) -> tuple[int | None, int | None]:
+    """Bytes on the device, and of them those that a pass reads, as far as there are any."""
+    if config is None:
         return None, None
-    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
     try:
-        return config, weights_bytes(config, formats)
+        return weights_bytes(config, formats), streamed_bytes(config, formats)
     except (ModelError, KeyError):  # too narrow for the device, or not all there
-        return config, None
+        return None, None
 
 
 def _of_template(file: GGUFFile, vocabulary: Vocabulary | None) -> Iterable[Hindrance]:
