@@ -12,6 +12,7 @@ import cupy
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
+from device_models import EXPERTS
 from file_rows import file_rows
 
 from sp.errors import DeviceError
@@ -114,6 +115,11 @@ def test_grouped_products(fmt, kind, rows, width, most, path) -> None:
     assert nmse(got, plain / (1 + np.exp(-plain)) * other) < 3 * BOUND
 
 
+@pytest.mark.parametrize("fmt", kernel_formats(), ids=lambda fmt: fmt.name)
+def test_grouped_products_of_every_format(fmt, path) -> None:
+    test_grouped_products(fmt, "spread", 64, 256, 150, path)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
@@ -188,7 +194,7 @@ def test_widths_that_are_no_tiles_are_refused(path) -> None:
         grouped.multiply(rows, Stack(gate.weight, 64, 0, 40), placed)
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:q4_k_m", "tiny-qwen35moe:ud-q4_k_xl"])
+@pytest.mark.parametrize("name", EXPERTS)
 @pytest.mark.parametrize("kv", ["f16", "q4_0"])
 def test_whole_models(name, kv, path) -> None:
     shape, _, file_type = name.partition(":")

@@ -51,7 +51,7 @@ def test_inspect_tells_of_experts(tmp_path, capsys, monkeypatch) -> None:
     with contextlib.suppress(SystemExit):
         cli.main()
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown.startswith("runs: yes, with --device cpu")
+    assert shown.startswith("runs: yes, as a drafter")
     assert "experts 4 of 16 for a token, 256 wide and a shared one of 256; 6.6 M parameters" in shown
 
 

@@ -69,7 +69,7 @@ class Subject:
     def on_device(self) -> bool:
         """Whether a GPU runs it, given enough memory."""
         config = self.config
-        return self.weights is not None and config is not None and config.head_dim in HEAD_DIMS and not config.experts
+        return self.weights is not None and config is not None and config.head_dim in HEAD_DIMS
 
     @cached_property
     def text_tokens(self) -> int | None:

@@ -177,7 +177,7 @@ def _published() -> tuple[tuple[str, int, int], ...]:
     found = []
     for name in list_shapes():
         shape = find_shape(name)
-        if not name.startswith("tiny-") and not shape.config.experts:
+        if not name.startswith("tiny-"):
             plan = shape.plan(USUAL)
             held = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
             found.append((name, held, sum(fmt.nbytes(size) for _, size, fmt in plan)))
