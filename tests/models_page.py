@@ -37,7 +37,7 @@ def gpu_cases() -> set[tuple[str, str]]:
     from sp.models.file_type import FILE_TYPES
 
     named = constants(TESTS / "gpu" / "device_models.py")
-    cases = {tuple(name.split(":")) for group in ("RANDOM", "FAMILIES") for name in named[group]}  # type: ignore[attr-defined]
+    cases = {tuple(name.split(":")) for group in ("RANDOM", "FAMILIES", "EXPERTS") for name in named[group]}  # type: ignore[attr-defined]
     text = (TESTS / "gpu" / "test_weight_formats.py").read_text()
     shape, without = EVERY_TYPE
     for piece in (f'"{shape}", file_type', f'if name != "{without}"'):
@@ -104,7 +104,6 @@ def families() -> list[str]:
         kind += " with experts" if any(shape.config.experts for shape in shapes) else ", dense"
         known = ", ".join(shape.name for shape in shapes if not shape.name.startswith("tiny-"))
         types = ", ".join(sorted(t for shape, t in gpu_cases() if find_shape(shape).config.architecture == name))
-        types = types or "CPU only"
         whole = "every file type but f32" if any(s.name == EVERY_TYPE[0] for s in shapes) else types
         rows.append([f"`{name}`", kind, shapes[0].config.rope.pairing, known, ", ".join(fixtures[name]), whole])
     return table(["family", "kind", "RoPE pairs", "shapes of", "CPU: transformers' logits", "GPU: whole models"], rows)
@@ -120,21 +119,18 @@ def wider(fmt: BlockFormat) -> str:
 def formats() -> list[str]:
     """Formats: bits, how the GPU holds them, and every family's evidence as `CPU · GPU`."""
     from sp.models import ARCHITECTURES
-    from sp.models.synthetic.shapes import find_shape, list_shapes
     from sp.quant import FORMATS
     from sp.quant.repack import device_format
 
     cpu, gpu = formats_of(cpu_cases()), formats_of(gpu_cases()) | embedded_formats()
     cpu |= {(name, "F32") for name in parity_fixtures()}
-    shapes = [find_shape(name).config for name in list_shapes()]
-    on_cpu = {config.architecture for config in shapes if config.experts}
     rows = []
     for fmt in sorted(FORMATS.values(), key=lambda one: (-one.bits_per_value, one.name)):
         held = device_format(fmt, 4096)
         native = held is fmt
         marks = []
         for name in ARCHITECTURES:
-            on_gpu = "-" if name in on_cpu else "L" if (name, fmt.name) in gpu else "K" if native else "R"
+            on_gpu = "L" if (name, fmt.name) in gpu else "K" if native else "R"
             marks.append(f"{'L' if (name, fmt.name) in cpu else 'V'} · {on_gpu}")
         rows.append(
             [fmt.name, f"{fmt.bits_per_value:g}", "kernels" + wider(fmt) if native else f"as {held.name}", *marks]

@@ -43,7 +43,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "gguf": ("tokens",),
     "kernels": ("specs", "tools"),
     "ops": ("matmul", "attention", "sparse", "delta", "experts", "sampling"),
-    "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect"),
+    "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect", "timing"),
     "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),
     "selection": ("structured",),

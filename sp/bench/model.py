@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
+from sp.bench.imbalance import imbalance
 from sp.bench.record import running
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy
@@ -61,6 +62,8 @@ class Timing:
         Kernels it launched, for `make_record`.
     densities : tuple of float
         Share of the causal blocks that each layer of a sparse prefill read.
+    imbalance : float or None
+        Of the experts of a mixture, in a prefill; see `sp.bench.imbalance`.
     """
 
     test: Trial
@@ -68,6 +71,7 @@ class Timing:
     peak_bytes: int
     sources: tuple[str, ...] = ()
     densities: tuple[float, ...] = ()
+    imbalance: float | None = None
 
     @property
     def rates(self) -> list[float]:
@@ -75,9 +79,10 @@ class Timing:
         return [self.test.tokens / s for s in self.seconds]
 
     def metrics(self) -> dict[str, float]:
-        """Median, mean and standard deviation of the rate, and the peak."""
+        """Median, mean and standard deviation of the rate, and the peak; the imbalance of experts."""
         rates = self.rates
-        return {
+        spread = {} if self.imbalance is None else {"imbalance": self.imbalance}
+        return spread | {
             "tok_s": median(rates),
             "tok_s_mean": mean(rates),
             "tok_s_sd": stdev(rates) if len(rates) > 1 else 0.0,
@@ -132,7 +137,9 @@ def run_tests(
                 seconds.append(took)
             if progress is not None:
                 progress(test.name)
-        yield Timing(test, tuple(seconds), _peak(model), launched_sources(), densities)
+        peak, sources = _peak(model), launched_sources()
+        spread = None if test.new else imbalance(model, test.prompt)
+        yield Timing(test, tuple(seconds), peak, sources, densities, spread)
 
 
 def read(model: Model, ids: Ints, cache: Cache, chunk: int | None, density: float | None) -> tuple[float, ...]:

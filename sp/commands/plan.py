@@ -1,75 +1,157 @@
-"""`sp plan`: whether a model file runs on which card, and how."""
+"""`sp plan`: whether a model file runs on which card, and how; how fast, predicted."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sp.commands.options import DrafterType, SyntheticDrafter, SyntheticTarget, TargetType
 from sp.commands.terminal import AsJson, print_json
 from sp.config import token_count
 from sp.errors import ConfigError, short
 
+if TYPE_CHECKING:
+    from sp.models.inspect.known_cards import Card
+    from sp.models.inspect.subject import Subject
+
+KEEP = 0.05
+"""That of `sp.models.inspect.cards`, which a command that is only listed does not import; a test compares them."""
+
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="A GGUF file, or the first of its shards.")],
+    file: Annotated[Path | None, typer.Argument(help="A GGUF file, or the first of its shards.")] = None,
+    target: Annotated[Path | None, typer.Option(help="The same, as an option.")] = None,
+    synthetic_target: SyntheticTarget = None,
+    target_type: TargetType = "q4_k_m",
     drafter: Annotated[
         Path | None, typer.Option(help="GGUF of the small model; a published one is reckoned with if left out.")
     ] = None,
+    synthetic_drafter: SyntheticDrafter = None,
+    drafter_type: DrafterType = "bf16",
     card: Annotated[
-        str | None, typer.Option(help="Memory of the card, e.g. 24g; the smallest that does, if left out.")
+        str | None,
+        typer.Option(
+            help="Memory of the card, e.g. 24g, or its name, e.g. rtx3090; the smallest that does, if left out."
+        ),
     ] = None,
-    context: Annotated[str, typer.Option(help="Prompt and answer together, in tokens, e.g. 32k.")] = "128k",
+    context: Annotated[
+        str, typer.Option("-p", "--context", help="Prompt and answer together, in tokens, e.g. 32k, or 8k,128k.")
+    ] = "128k",
+    keep_ratio: Annotated[float, typer.Option(help="Share of the prompt that the target reads.")] = KEEP,
     as_json: AsJson = False,
 ) -> None:
     """Tell whether a model file runs, on which card, with what memory and drafter, and by which command.
 
     Only headers are read. Memory is reckoned as it is reserved when models are loaded, and what work takes besides by
-    bounds that recorded requests stayed within. Exit status 1 if the answer is no.
+    bounds that recorded requests stayed within. For a card by name times are predicted too, from its data sheet and the
+    rates that kernels reach on an H200. Exit status 1 if the answer is no.
 
     [bold]Examples[/bold]
 
       sp plan Qwen3.6-27B-Q4_K_M.gguf
 
       sp plan Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --card 24g --context 128k
+
+      sp plan --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b --card rtx3090 -p 8k,128k --keep-ratio 0.05
     """
-    from sp.models.inspect.cards import ANSWER, KEEP
-    from sp.models.inspect.plan import plan_file
+    from sp.models.inspect.plan import make_plan
     from sp.models.inspect.plan_tables import render_plan
+    from sp.models.timing.fitted import fitted
+    from sp.models.timing.times import predicted_times
+    from sp.models.timing.times_table import legend, render_times
     from sp.pipeline.plan import break_even
 
-    tokens = token_count(context, "--context")
-    if not ANSWER < tokens <= MOST_TOKENS:
-        raise ConfigError(f"--context {short(context)}: {ANSWER} tokens of it are for the answer; give more, up to 16m")
-    found = plan_file(file, drafter, card=None if card is None else read_card(card), tokens=tokens)
+    lengths, gib, known = read_lengths(context), None, None
+    if not 0 < keep_ratio <= 1:
+        raise ConfigError(f"--keep-ratio {keep_ratio:g}: it is a share of the prompt, above 0 and up to 1")
+    if card is not None:
+        gib, known = read_card(card)
+    heavy = read_model("target", file or target, synthetic_target, target_type)
+    if heavy is None or (file and target):
+        raise ConfigError("give one model: a GGUF file, or --synthetic-target with the name of a shape")
+    small = read_model("drafter", drafter, synthetic_drafter, drafter_type)
+    found = make_plan(heavy, small, gib, lengths[-1], keep_ratio, lengths if len(lengths) > 1 else ())
     told = found.as_dict()
     if found.drafter is not None and found.target.config is not None:
-        told["drafter"]["pays_from_tokens"] = break_even(found.target.config, found.drafter.config, KEEP)
+        told["drafter"]["pays_from_tokens"] = break_even(found.target.config, found.drafter.config, keep_ratio)
+    times = [] if known is None else predicted_times(found, known, fitted(), expected)
+    told["predicted"] = None if known is None else {"card": known.name, "kernels": known.path, "times": times}
     if as_json:
         print_json(told)
     else:
         console = Console(highlight=False)
         console.print(render_plan(told))
+        if known is not None and times:
+            console.print("", render_times(times, known), sep="\n")
+            for line in legend(known, keep_ratio):
+                console.print(line, style="dim")
         if told["command"] is not None:
             console.print(f"\n{escape(told['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied
     if told["verdict"]["runs"] == "no":
         raise typer.Exit(1)
 
 
-MOST_CARD, MOST_TOKENS = 1 << 14, 1 << 24
-"""GiB of a card, and tokens, beyond any use."""
+MOST_CARD, MOST_TOKENS, MOST_LENGTHS = 1 << 14, 1 << 24, 6
+"""GiB of a card, and tokens, beyond any use; lengths that a table has room for."""
 
 
-def read_card(text: str) -> int:
-    """GiB of a card, which may be written with its unit.
+def read_lengths(text: str) -> list[int]:
+    """Tokens of prompts with their answers, ascending.
 
-    >>> read_card("24g"), read_card("24"), read_card("24GB")
-    (24, 24, 24)
+    >>> read_lengths("128k,8k")
+    [8192, 131072]
     """
+    from sp.models.inspect.cards import ANSWER
+
+    lengths = sorted({token_count(part, "--context") for part in text.split(",")})
+    if len(lengths) > MOST_LENGTHS:
+        raise ConfigError(f"--context takes up to {MOST_LENGTHS} lengths, not {len(lengths)}")
+    if not ANSWER < lengths[0] <= lengths[-1] <= MOST_TOKENS:
+        raise ConfigError(f"--context {short(text)}: {ANSWER} tokens of it are for the answer; give more, up to 16m")
+    return lengths
+
+
+def read_card(text: str) -> tuple[int, Card | None]:
+    """GiB of a card, which may be written with its unit, or those of a card by name, and that card.
+
+    >>> read_card("24g"), read_card("24GB"), read_card("rtx3090")[0]
+    ((24, None), (24, None), 24)
+    """
+    from sp.models.inspect.known_cards import KNOWN
+
+    known = {card.name: card for card in KNOWN}
+    if named := known.get(text.strip().lower()):
+        return named.gib, named
     digits = text.strip().lower().removesuffix("ib").removesuffix("b").removesuffix("g")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 6 and 2 <= int(digits) <= MOST_CARD):
-        raise ConfigError(f"--card takes whole GiB such as 24g, at least 2, not {text[:40]!r}")
-    return int(digits)
+        told = f"--card takes whole GiB such as 24g, at least 2, or a name ({', '.join(known)})"
+        raise ConfigError(f"{told}, not {text[:40]!r}")
+    return int(digits), None
+
+
+def read_model(role: str, path: Path | None, shape: str | None, file_type: str) -> Subject | None:
+    """A file's header, or a named shape; None if neither is given."""
+    from sp.models.inspect.plan import read_file
+    from sp.models.inspect.subject import shape_subject
+
+    if path is not None and shape is not None:
+        raise ConfigError(f"give either a file or --synthetic-{role}")
+    if shape is not None:
+        return shape_subject(shape, file_type)
+    return None if path is None else read_file(path)
+
+
+def expected(tokens: int) -> float | None:
+    """Share of the blocks that a drafter is expected to read on a GPU, as `sp run` has it read; None for all."""
+    from sp.ops.sparse.expected_density import expected_density
+    from sp.scoring import SCORERS
+    from sp.scoring.reading import ReadingScorer
+
+    scorer = SCORERS.build("tail", {"attention": "auto"})
+    assert isinstance(scorer, ReadingScorer)
+    selector = scorer.settled("cuda", tokens).selector()
+    return None if selector is None else expected_density(selector, tokens)

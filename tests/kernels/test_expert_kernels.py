@@ -27,8 +27,9 @@ extern "C" void run(const f32* logits, i32* experts, f32* weights, i32 tokens, i
     run_blocks((tokens + 3) / 4, 128, [=] { route(logits, experts, weights, tokens, count, used, normalised); });
 }"""
 SORT = """
-extern "C" void run(const i32* experts, i32* places, i32* owners, u32* blocks, i32 slots, i32 count, i32 block) {
-    run_blocks(1, 1024, [=] { sort_slots(experts, places, owners, blocks, slots, count, block); });
+extern "C" void run(const i32* experts, i32* places, i32* tiles, u32* made, i32 slots, i32 count, i32 block,
+                    i32 widest) {
+    run_blocks(1, 1024, [=] { sort_slots(experts, places, tiles, made, slots, count, block, widest); });
 }"""
 ROWS = """
 extern "C" void there(const u16* h, const i32* places, u16* sorted, i32 tokens, i32 used, i32 cols8) {
@@ -81,28 +82,33 @@ def test_a_router_that_gives_no_numbers_stays_within_bounds() -> None:
     assert set(experts.ravel().tolist()) <= set(range(16))
 
 
-@pytest.mark.parametrize("block", [32, 128])
+@pytest.mark.parametrize(("block", "widest"), [(32, 32), (128, 256)])
 @pytest.mark.parametrize(
     ("slots", "count", "kind"), [(1, 256, "spread"), (3000, 256, "spread"), (777, 128, "one"), (50, 512, "last")]
 )
-def test_sort_slots(slots, count, kind, block) -> None:
+def test_sort_slots(slots, count, kind, block, widest) -> None:
     rng = np.random.default_rng(slots)
     chosen = {"spread": rng.integers(0, count, slots), "one": np.full(slots, 5), "last": np.full(slots, count - 1)}
     experts = chosen[kind].astype(np.int32)
     most = max(min(slots, -(-slots // block) + count), 1)
-    places, owners, blocks = np.full(slots, -1, np.int32), np.full(most + 1, -7, np.int32), np.zeros(1, np.uint32)
+    places, tiles, made = np.full(slots, -1, np.int32), np.full(most + 1, -7, np.int32), np.zeros(1, np.uint32)
     library = compiled("sort_slots.cu", SORT)
-    library.run(pointer(experts), pointer(places), pointer(owners), pointer(blocks), slots, count, block)
-    needed = -(-np.bincount(experts, minlength=count) // block)
-    assert blocks[0] == needed.sum() <= most
-    assert owners[: blocks[0]].tolist() == np.repeat(np.arange(count), needed).tolist()
-    assert (owners[blocks[0] :] == -7).all()
+    library.run(pointer(experts), pointer(places), pointer(tiles), pointer(made), slots, count, block, widest)
+    counts = np.bincount(experts, minlength=count)
+    needed = -(-counts // widest)
+    assert made[0] == needed.sum() <= most
+    mine = tiles[: made[0]]
+    assert np.sort(mine & 1023).tolist() == np.repeat(np.arange(count), needed).tolist()
+    order = [(-(tile >> 10 & 3), tile & 1023, tile >> 12) for tile in mine.tolist()]
+    assert order == sorted(order), "wide tiles first, then by expert"
+    assert (tiles[made[0] :] == -7).all()
     assert len(set(places.tolist())) == slots
-    assert (owners[places // block] == experts).all()
-    starts = np.concatenate([[0], np.cumsum(needed)[:-1]]) * block
+    starts = np.concatenate([[0], np.cumsum(-(-counts // block))[:-1]]) * block
     for e in np.unique(experts):  # close together from the beginning of their blocks on
-        mine = np.sort(places[experts == e])
-        assert mine.tolist() == list(range(starts[e], starts[e] + len(mine)))
+        assert np.sort(places[experts == e]).tolist() == list(range(starts[e], starts[e] + counts[e]))
+        left = np.minimum(counts[e] - widest * np.arange(needed[e]), widest)
+        assert (mine[mine & 1023 == e] >> 10 & 3).tolist() == [0 if n <= 64 else 1 if n <= 128 else 2 for n in left]
+        assert ((mine[mine & 1023 == e] >> 12) * block).tolist() == (starts[e] + widest * np.arange(needed[e])).tolist()
 
 
 @pytest.mark.parametrize("shared", [False, True])

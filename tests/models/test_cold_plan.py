@@ -51,7 +51,7 @@ def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(path, tmp_path: P
         target: Any = SimpleNamespace(path=tmp_path, model=SimpleNamespace(config=config, nbytes=held.device))
         for tokens in SPOKEN:
             for scores, keep in ((drafter, KEEP), (None, 1.0)):
-                way = best(list(ways(config, weights, scores, tokens, stacks)), card)
+                way = best(list(ways(config, weights, scores, tokens, stacks=stacks)), card)
                 if way is None:
                     continue
                 options = RunOptions(max_new_tokens=ANSWER, kv=way.kv, keep_ratio=keep)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Experts of the 35B-A3B shape: a whole feed-forward, its grouped products, and a dense product of as many weights.
+"""Experts of the 35B-A3B shape: a whole feed-forward, its grouped products, and dense products with as many weights.
 
 A trained router sends more tokens to some experts than to others. Here every expert has a popularity, normal with a
 standard deviation of `SPREAD` logits, beside what a token prefers; `imbalance` is the most loaded expert's share over
@@ -56,11 +56,13 @@ def cases() -> Iterator[Case]:
         choice = partial(route, normal(tokens, COUNT), USED)
         yield Case(size | {"part": "route"}, "portable", choice, 4 * tokens * COUNT, graph=True)
     mean = max(TOKENS) * USED // COUNT
-    x, config = bf16(mean, HIDDEN), {"type": "Q4_K", "tokens": mean, "n": COUNT * WIDTH, "k": HIDDEN, "part": "dense"}
-    for path in paths():
-        dense = partial(project, x, (gate.weight,))
-        flops = 2 * mean * COUNT * WIDTH * HIDDEN
-        yield Case(config, path, dense, bytes=gate.weight.data.nbytes + x.nbytes, flops=flops, graph=True)
+    for weight in (gate.weight, down.weight):
+        (n, k), x = weight.shape, bf16(mean, weight.shape[1])
+        config = {"type": "Q4_K", "tokens": mean, "n": n, "k": k, "part": "dense"}
+        for path in paths():
+            dense = partial(project, x, (weight,))
+            moved = weight.data.nbytes + x.nbytes + 2 * mean * n
+            yield Case(config, path, dense, bytes=moved, flops=2 * mean * n * k, graph=True)
 
 
 def stack(rows: int, width: int) -> Stack:

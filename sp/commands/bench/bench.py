@@ -106,6 +106,9 @@ def bench_model(
     print_rows(rows, output, wide)
     if load is not None and output == "table":
         print(f"loaded {load[1] / 1e9:.2f} GB in {load[0]:.2f} s ({load[1] / load[0] / 1e9:.1f} GB/s)")
+    for timing in timings:
+        if timing.imbalance is not None and output == "table":
+            print(f"{timing.test.name}: the most loaded expert has {timing.imbalance:.2f} times the mean load")
     for test, found in profiles:
         print_kernels(test, found, wide)
 

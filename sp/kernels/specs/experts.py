@@ -1,8 +1,15 @@
-"""Kernels of mixtures of experts around their products. Define of `ROUTE`: EACH, logits of a lane."""
+"""Kernels of mixtures of experts around their products, and those of few tokens.
+
+Define of `ROUTE`: EACH, logits of a lane; of `EXPERT_GATED` and `EXPERT_DOWN`: KIND (a ggml type id), WARPS, DEPTH, see
+their header.
+"""
 
 from __future__ import annotations
 
-from sp.kernels.launch import KernelSpec
+from functools import partial
+
+from sp.kernels.launch import Defines, KernelSpec
+from sp.quant import Q4_K, Q6_K, Q8_0, packing_of
 
 ROUTE_TOKENS = 4
 """Of a block, a warp each."""
@@ -20,7 +27,16 @@ ROUTE = KernelSpec(
 SORT_SLOTS = KernelSpec(
     source="sort_slots.cu",
     entry="sort_slots",
-    args=("const i32* experts", "i32* places", "i32* owners", "u32* blocks", "i32 slots", "i32 count", "i32 block"),
+    args=(
+        "const i32* experts",
+        "i32* places",
+        "i32* tiles",
+        "u32* made",
+        "i32 slots",
+        "i32 count",
+        "i32 block",
+        "i32 widest",
+    ),
     threads=1024,
 )
 
@@ -46,4 +62,69 @@ COMBINE_ROWS = KernelSpec(
         "i32 cols8",
     ),
     threads=128,
+)
+
+STRIP_WARPS = 8
+STRIP_DEPTH = 2
+INPUT_BYTES = 544 + 32 + 64 + 16
+"""Of a warp: 256 inputs as integers, their sums and their factor."""
+
+
+def strip_variant(kind: int, stages: int) -> dict[str, int]:
+    """Defines for a ggml type id where a block reads so many stages of 256 inputs of a row."""
+    return {"KIND": kind, "WARPS": STRIP_WARPS, "DEPTH": min(STRIP_DEPTH, -(-stages // STRIP_WARPS))}
+
+
+def _strip_smem(parts: int, defines: Defines) -> int:
+    packing, warps = packing_of(int(defines["KIND"])), int(defines["WARPS"])
+    ring = int(defines["DEPTH"]) * parts * packing.stage_bytes * (256 // packing.span)
+    return warps * (ring + INPUT_BYTES) + 4 * warps * (16 * parts + 1)
+
+
+_STRIPS = tuple(strip_variant(fmt.ggml_type, stages) for fmt in (Q4_K, Q6_K, Q8_0) for stages in (8, 16))
+
+EXPERT_GATED = KernelSpec(
+    source="expert_gated.cu",
+    entry="expert_gated",
+    args=(
+        "const u16* h",
+        "const i32* experts",
+        "const u8* gate",
+        "const u8* up",
+        "u16* mid",
+        "i32 used",
+        "i32 supers",
+        "u32 held",
+        "u32 pitch",
+        "u32 first",
+        "u32 second",
+    ),
+    threads=32 * STRIP_WARPS,
+    variants=_STRIPS,
+    smem=partial(_strip_smem, 2),
+    pdl=True,
+)
+
+EXPERT_DOWN = KernelSpec(
+    source="expert_down.cu",
+    entry="expert_down",
+    args=(
+        "const u16* mid",
+        "const i32* experts",
+        "const f32* weights",
+        "const u8* down",
+        "const u16*? h",
+        "const f32*? mix",
+        "const u16*? shared_y",
+        "f32* x",
+        "i32 used",
+        "i32 supers",
+        "u32 held",
+        "u32 pitch",
+        "i32 wide",
+    ),
+    threads=32 * STRIP_WARPS,
+    variants=_STRIPS,
+    smem=partial(_strip_smem, 1),
+    pdl=True,
 )

@@ -115,7 +115,7 @@ def list_draft_shapes() -> tuple[str, ...]:
     """Names `find_draft_shape` knows.
 
     >>> list_draft_shapes()
-    ('dflash-qwen3.6-27b', 'dflash-tiny-qwen35')
+    ('dflash-qwen3.6-27b', 'dflash-qwen3.6-35b-a3b', 'dflash-tiny-qwen35')
     """
     return tuple(sorted(_SHAPES))
 
@@ -141,6 +141,14 @@ _SHAPES: Mapping[str, DraftShape] = {
             "dflash-qwen3.6-27b",
             *(5120, 17408, 32, 8, 128),
             target_layers=(1, 16, 31, 46, 61),
+            mask_id=248070,
+            window=2048,
+            sliding=(True, True, True, True, False),
+        ),
+        DraftShape(  # sizes of our own choice, in proportion to the draft above: none of that target was at hand
+            "dflash-qwen3.6-35b-a3b",
+            *(2048, 6144, 16, 4, 128),
+            target_layers=(1, 10, 19, 28, 37),
             mask_id=248070,
             window=2048,
             sliding=(True, True, True, True, False),

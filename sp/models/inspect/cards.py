@@ -11,11 +11,12 @@ from typing import Any
 
 from sp.models.config import ModelConfig
 from sp.models.inspect.cold_layers import least_cold
+from sp.models.inspect.known_cards import KNOWN
 from sp.models.inspect.memory import Stacks, held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.quant import BlockFormat
 
-CARDS = (12, 16, 24, 32, 48, 80)
+CARDS = tuple(sorted({card.gib for card in KNOWN}))
 """Sizes of cards in GiB."""
 SYSTEM = 1 << 30
 """Of a card: what driver, context and kernels take."""
@@ -101,8 +102,16 @@ class Need:
         return self.by_turns if self.cold is None else min(self.by_turns, self.cold)
 
 
-def need(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int, kv: str, stacks: Stacks = ()) -> Need:
-    """What a prompt of so many tokens and its answer need: read whole, or at `KEEP` after a drafter has scored it.
+def need(
+    target: ModelConfig,
+    weights: int,
+    drafter: Drafter | None,
+    tokens: int,
+    kv: str,
+    keep: float = KEEP,
+    stacks: Stacks = (),
+) -> Need:
+    """What a prompt of so many tokens and its answer need: read whole, or a share after a drafter has scored it.
 
     `stacks` are those of a mixture's experts, see `stack_bytes`.
 
@@ -113,7 +122,7 @@ def need(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int
     >>> whole.together == whole.by_turns, round(whole.together / 2**30, 1)
     (True, 21.4)
     """
-    read = tokens if drafter is None else ceil(KEEP * tokens)
+    read = tokens if drafter is None else ceil(keep * tokens)
     held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
     reading = held + reading_bytes(target, read)
     cold = least_cold(target, weights, stacks, reading - weights)
@@ -142,8 +151,12 @@ def card_rows(
         or None alike. Tokens are those of the prompt with its answer; in full they are tried up to the target's window.
     """
     lengths, rows = tuple(lengths), []
-    whole = {n: need(target, weights, None, n - ANSWER, kv, stacks) for n in lengths if n <= target.context}
-    pairs = {one.name: {n: need(target, weights, one, n - ANSWER, kv, stacks) for n in lengths} for one in drafters}
+
+    def needs_of(drafter: Drafter | None, most: int) -> dict[int, Need]:
+        return {n: need(target, weights, drafter, n - ANSWER, kv, stacks=stacks) for n in lengths if n <= most}
+
+    whole = needs_of(None, target.context)
+    pairs = {one.name: needs_of(one, max(lengths)) for one in drafters}
     for card in CARDS:
         room = (card << 30) - SYSTEM
         rows.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sp.kernels.specs.matmul.gemm_experts import TOKENS_SM90
+from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.cache.pages import page_format
 from sp.models.config import ModelConfig
 from sp.models.passes.forward import CHUNK
@@ -110,6 +110,20 @@ def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stac
     return tuple(tuple(sizes) for sizes in found)
 
 
+def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> int:
+    """Bytes of the weights that a pass reads: those that are held but the table of embeddings, of which it reads rows.
+
+    Arguments and errors as for `held_weights`.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> shape = find_shape("qwen3.6-27b")
+    >>> round(streamed_bytes(shape.config, {name: fmt for name, _, fmt in shape.plan("q4_k_m")}) / 1e9, 1)
+    15.8
+    """
+    table = device_format(formats[EMBEDDING], config.hidden, table=True).row_bytes(config.hidden)
+    return sum(row.nbytes for row in held_weights(config, formats)) - config.vocab * table
+
+
 def _places(tensor: Tensor, fmt: BlockFormat, tied: bool) -> list[tuple[str, int]]:
     """Format and bytes of each copy on the device."""
     if tensor.kind not in ("matrix", "stack"):
@@ -181,7 +195,7 @@ def expert_bytes(config: ModelConfig, tokens: int) -> int:
     e = config.experts
     if e is None:
         return 0
-    rows = e.used * tokens + e.count * TOKENS_SM90
+    rows = e.used * tokens + e.count * BLOCK_SM90
     return 2 * rows * (2 * config.hidden + 3 * e.width) + 2 * e.count * e.width * config.hidden // 8
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
@@ -38,6 +38,10 @@ class Plan:
     tokens : int
         Of prompt and answer, as asked for.
     verdict : Verdict
+    keep : float
+        Share of the prompt that the target reads after the drafter has scored it.
+    lengths : tuple of int
+        Of prompt and answer, that memory is told of.
     """
 
     target: Subject
@@ -46,6 +50,8 @@ class Plan:
     card: int | None
     tokens: int
     verdict: Verdict
+    keep: float
+    lengths: tuple[int, ...]
 
     @property
     def sizes(self) -> tuple[ModelConfig, int] | None:
@@ -71,7 +77,7 @@ class Plan:
         """How to run it; None where it does not run."""
         if self.target.draft:
             return f"sp run --target MODEL.gguf --decode ddtree --draft {_name(self.target)}"
-        if self.verdict.runs == "no":
+        if self.verdict.runs == "no" or self.target.shape is not None:
             return None
         options = "".join(f" {one}" for one in (*self.verdict.options, *self._uncompared()))
         if self.verdict.role == "drafter":
@@ -90,7 +96,9 @@ class Plan:
 
     def _ways(self, drafter: Drafter | None) -> list[Way]:
         """All ways to run what was asked for."""
-        return [] if self.sizes is None else list(ways(*self.sizes, drafter, self.tokens, self.target.stacks))
+        if self.sizes is None:
+            return []
+        return list(ways(*self.sizes, drafter, self.tokens, self.keep, self.target.stacks))
 
     @property
     def cold(self) -> Cold | None:
@@ -110,10 +118,10 @@ class Plan:
             return
         (config, weights), stacks = self.sizes, self.target.stacks
         for kv in caches(config):
-            for tokens in sorted({*SPOKEN, self.tokens}):
+            for tokens in self.lengths:
                 read = tokens - ANSWER
-                whole = need(config, weights, None, read, kv, stacks) if tokens <= config.context else None
-                pair = None if self.drafter is None else need(config, weights, self.drafter, read, kv, stacks)
+                whole = need(config, weights, None, read, kv, stacks=stacks) if tokens <= config.context else None
+                pair = self.drafter and need(config, weights, self.drafter, read, kv, self.keep, stacks)
                 yield {
                     "kv": kv,
                     "tokens": tokens,
@@ -125,7 +133,7 @@ class Plan:
                 }
         if self.verdict.role == "drafter":
             alone = Drafter(self.target.path, config, weights)
-            for tokens in sorted({*SPOKEN, self.tokens}):
+            for tokens in self.lengths:
                 yield {"kv": None, "tokens": tokens, "scoring": scoring_way(alone, tokens).nbytes}
 
     def cards(self) -> Iterator[dict[str, Any]]:
@@ -137,7 +145,7 @@ class Plan:
             return
         found = self._ways(self.drafter)
         for card in sorted({*CARDS, *((self.card,) if self.card else ())}):
-            most = longest(*self.sizes, self.drafter, card, self.target.stacks)
+            most = longest(*self.sizes, self.drafter, card, self.keep, self.target.stacks)
             yield {
                 "card": card,
                 "way": _told(best(found, card), card),
@@ -161,7 +169,7 @@ class Plan:
             "verdict": self.told_verdict(),
             "tokens": self.tokens,
             "answer_tokens": ANSWER,
-            "keep_ratio": KEEP,
+            "keep_ratio": self.keep,
             "window": self.target.config and self.target.config.context,
             "weights_bytes": self.target.weights,
             "experts": self.cold
@@ -180,10 +188,24 @@ class Plan:
         }
 
 
-def make_plan(target: Subject, scorer: Subject | None, card: int | None, tokens: int) -> Plan:
-    """A plan for a target and the drafter that was given, or one that is published."""
+def make_plan(
+    target: Subject,
+    scorer: Subject | None,
+    card: int | None,
+    tokens: int,
+    keep: float = KEEP,
+    lengths: Iterable[int] = (),
+) -> Plan:
+    """A plan for a target and the drafter that was given, or one that is published; of `SPOKEN` if no lengths are."""
     drafter = proposed_drafter(target) if scorer is None else _given(scorer)
-    return Plan(target, drafter, scorer, card, tokens, judge(target, drafter, card, tokens))
+    told = tuple(sorted({*(lengths or SPOKEN), tokens}))
+    return Plan(target, drafter, scorer, card, tokens, judge(target, drafter, card, tokens, keep), keep, told)
+
+
+def read_file(path: str | Path) -> Subject:
+    """What the header of a file, or of any shard of it, tells; GGUFError if it is no sound GGUF file."""
+    with GGUFFile.open(path) as file:
+        return read_subject(file)
 
 
 def plan_file(
@@ -215,13 +237,7 @@ def plan_file(
     >>> plan_file(embedded("target"), embedded("drafter"), card=12, tokens=8192).verdict.line
     'yes: 8K tokens on a card of 12 GB'
     """
-    with GGUFFile.open(path) as file:
-        target = read_subject(file)
-    if drafter is None:
-        return make_plan(target, None, card, tokens)
-    with GGUFFile.open(drafter) as file:
-        scorer = read_subject(file)
-    return make_plan(target, scorer, card, tokens)
+    return make_plan(read_file(path), None if drafter is None else read_file(drafter), card, tokens)
 
 
 def _given(scorer: Subject) -> Drafter:

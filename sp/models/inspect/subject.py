@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,9 +17,10 @@ from sp.models.config import ModelConfig
 from sp.models.file_type import tensor_format
 from sp.models.inspect.cards import weights_bytes
 from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
-from sp.models.inspect.memory import Stacks, stack_bytes
+from sp.models.inspect.memory import Stacks, stack_bytes, streamed_bytes
+from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
-from sp.quant import FORMATS
+from sp.quant import FORMATS, BlockFormat
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,14 @@ class Subject:
         If its metadata describe a model.
     weights : int or None
         Bytes on the device; None where the device has no form of a matrix, or a tensor is missing.
-    stacks : tuple of tuple of int
-        Bytes of its experts there, by layer; none of a model without them.
     names : tuple of str
         Of all tensors.
+    streamed : int or None
+        Bytes of the weights that a pass reads, see `streamed_bytes`; None where `weights` is.
+    shape : str or None
+        Of a named shape, which is no file.
+    stacks : tuple of tuple of int
+        Bytes of its experts on the device, by layer; none of a model without them.
     """
 
     path: str
@@ -54,8 +59,10 @@ class Subject:
     vocabulary: Vocabulary | None
     config: ModelConfig | None
     weights: int | None
-    stacks: Stacks
     names: tuple[str, ...]
+    streamed: int | None = None
+    shape: str | None = None
+    stacks: Stacks = ()
 
     @property
     def stopped(self) -> Hindrance | None:
@@ -95,7 +102,12 @@ class Subject:
 def read_subject(file: GGUFFile) -> Subject:
     """What the header of an open file tells; what is wrong with it is among the hindrances."""
     vocabulary, problem = _vocabulary(file)
-    config, weights, stacks = _sizes(file)
+    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
+    try:
+        config = read_config(file)
+    except (GGUFError, ModelError):
+        config = None
+    weights, streamed, stacks = _sizes(config, formats)
     return Subject(
         str(file.path),
         file.nbytes,
@@ -105,9 +117,27 @@ def read_subject(file: GGUFFile) -> Subject:
         vocabulary,
         config,
         weights,
-        stacks,
         tuple(file.tensors),
+        streamed,
+        stacks=stacks,
     )
+
+
+def shape_subject(name: str, file_type: str) -> Subject:
+    """A named shape as a file of that type would be; ConfigError where either is unknown.
+
+    >>> shape_subject("qwen3.6-27b", "q4_k_m").on_device
+    True
+    """
+    shape = find_shape(name)
+    plan = shape.plan(file_type)
+    formats = {tensor: fmt for tensor, _, fmt in plan}
+    nbytes = sum(fmt.nbytes(size) for _, size, fmt in plan)
+    parameters = sum(tensor.size for tensor in shape.tensors())
+    weights, streamed, stacks = _sizes(shape.config, formats)
+    path = f"{name}-{file_type}.synthetic"
+    held = weights, tuple(formats), streamed, name, stacks
+    return Subject(path, nbytes, parameters, False, (), None, shape.config, *held)
 
 
 def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
@@ -118,17 +148,14 @@ def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
         return None, without_path(error, file)
 
 
-def _sizes(file: GGUFFile) -> tuple[ModelConfig | None, int | None, Stacks]:
-    """Configuration, bytes on the device and those of experts, as far as there are any."""
-    try:
-        config = read_config(file)
-    except (GGUFError, ModelError):
+def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat]) -> tuple[int | None, int | None, Stacks]:
+    """Bytes on the device, of them those that a pass reads, and those of experts, as far as there are any."""
+    if config is None:
         return None, None, ()
-    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
     try:
-        return config, weights_bytes(config, formats), stack_bytes(config, formats)
+        return weights_bytes(config, formats), streamed_bytes(config, formats), stack_bytes(config, formats)
     except (ModelError, KeyError):  # too narrow for the device, or not all there
-        return config, None, ()
+        return None, None, ()
 
 
 def _of_template(file: GGUFFile, vocabulary: Vocabulary | None) -> Iterable[Hindrance]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from sp.models.inspect.cards import CARDS, LARGEST_DRAFTER, Drafter, drafters_for, weights_bytes
+from sp.models.inspect.cards import CARDS, KEEP, LARGEST_DRAFTER, Drafter, drafters_for, weights_bytes
 from sp.models.inspect.subject import Subject
 from sp.models.inspect.ways import best, longest, room, scoring_way, smallest_card, ways
 from sp.models.synthetic.shapes import find_shape, list_shapes
@@ -83,7 +83,7 @@ def proposed_drafter(target: Subject) -> Drafter | None:
     return next(iter(drafters_for(target.config, target.parameters)), None)
 
 
-def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: int) -> Verdict:
+def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: int, keep: float = KEEP) -> Verdict:
     """The verdict.
 
     Parameters
@@ -95,6 +95,8 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
         GiB; the smallest of `CARDS` that does, if left out.
     tokens : int
         Of prompt and answer.
+    keep : float
+        Share of the prompt that is read after a drafter has scored it.
     """
     if target.stopped is not None:
         return Verdict("no", why=target.stopped.line, instead=_replacement(target, card, tokens))
@@ -105,7 +107,7 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
     if role == "drafter":
         found = [scoring_way(Drafter(target.path, config, weights), tokens)]
     else:
-        found = list(ways(config, weights, drafter, tokens, target.stacks))
+        found = list(ways(config, weights, drafter, tokens, keep, target.stacks))
     if not found:
         why = f"{spoken(tokens)} tokens are more than the window of {config.context}, and no drafter compresses them"
         return Verdict("no", card, tokens, why=why)
@@ -114,19 +116,22 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
     if where is None or way is None:
         least, most = min(one.nbytes for one in found), card or CARDS[-1]
         why = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB, and a card of {most} GB has {room(most) >> 30}"
-        instead = _instead_of(target, drafter, most, tokens) if role == "target" else None
+        instead = _instead_of(target, drafter, most, tokens, keep) if role == "target" else None
         return Verdict("no", most, tokens, why=why, instead=instead, role=role)
     options = way.options(where)
     return Verdict("with" if options else "yes", where, tokens, options, role=role)
 
 
-def _instead_of(target: Subject, drafter: Drafter | None, card: int, tokens: int) -> str | None:
+def _instead_of(target: Subject, drafter: Drafter | None, card: int, tokens: int, keep: float) -> str | None:
     """What to take where memory does not suffice: a shorter prompt, the same model in fewer bits, or a smaller one."""
     assert target.config is not None
     assert target.weights is not None
-    found = longest(target.config, target.weights, drafter, card, target.stacks)
+    found = longest(target.config, target.weights, drafter, card, keep, target.stacks)
     shorter = [f"a prompt of up to {spoken(found[0])}"] if found and found[0] < tokens else []
-    return ", or ".join([*shorter, *_narrower(target, drafter, card, tokens)] or _published_for(card, tokens)) or None
+    return (
+        ", or ".join([*shorter, *_narrower(target, drafter, card, tokens, keep)] or _published_for(card, tokens))
+        or None
+    )
 
 
 def _replacement(target: Subject, card: int | None, tokens: int) -> str | None:
@@ -140,12 +145,12 @@ def _replacement(target: Subject, card: int | None, tokens: int) -> str | None:
     return f"the same model as {USUAL.upper()}" if undecoded else None
 
 
-def _narrower(target: Subject, drafter: Drafter | None, card: int, tokens: int) -> list[str]:
+def _narrower(target: Subject, drafter: Drafter | None, card: int, tokens: int, keep: float) -> list[str]:
     """The same model in the common file type of the most bits that fits."""
     sizes = {name: target.weights_as(name) for name in COMMON}
     assert target.config is not None
     for name, nbytes in sorted(sizes.items(), key=lambda one: -(one[1] or 0)):
-        if nbytes is not None and best(list(ways(target.config, nbytes, drafter, tokens)), card):
+        if nbytes is not None and best(list(ways(target.config, nbytes, drafter, tokens, keep)), card):
             return [f"the same model as {name.upper()} ({nbytes / 2**30:.1f} GiB on the card)"]
     return []
 
@@ -172,7 +177,7 @@ def _published() -> tuple[tuple[str, int, int], ...]:
     found = []
     for name in list_shapes():
         shape = find_shape(name)
-        if not name.startswith("tiny-") and not shape.config.experts:
+        if not name.startswith("tiny-"):
             plan = shape.plan(USUAL)
             held = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
             found.append((name, held, sum(fmt.nbytes(size) for _, size, fmt in plan)))

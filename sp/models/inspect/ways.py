@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sp.models.cache.pages import DEVICE_KV_FORMATS, KV_FORMATS
 from sp.models.config import ModelConfig
-from sp.models.inspect.cards import ANSWER, CARDS, SYSTEM, Drafter, need
+from sp.models.inspect.cards import ANSWER, CARDS, KEEP, SYSTEM, Drafter, need
 from sp.models.inspect.memory import Stacks, scoring_bytes
 
 SPOKEN = (8192, 32768, 131072)
@@ -52,7 +52,14 @@ def caches(target: ModelConfig) -> list[str]:
     return [name for name in DEVICE_KV_FORMATS if target.head_dim % KV_FORMATS[name].block_size == 0]
 
 
-def ways(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int, stacks: Stacks = ()) -> Iterator[Way]:
+def ways(
+    target: ModelConfig,
+    weights: int,
+    drafter: Drafter | None,
+    tokens: int,
+    keep: float = KEEP,
+    stacks: Stacks = (),
+) -> Iterator[Way]:
     """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first.
 
     Turns cost copies and change no token, those of experts (`stacks`, see `stack_bytes`) the most; a narrower cache
@@ -62,7 +69,7 @@ def ways(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int
     if drafter is None and tokens > target.context:
         return
     for kv in caches(target):
-        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, stacks)
+        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks)
         yield Way(kv, False, found.together)
         if found.by_turns < found.together:
             yield Way(kv, True, found.by_turns)
@@ -86,10 +93,10 @@ def smallest_card(found: Sequence[Way]) -> int | None:
 
 
 def longest(
-    target: ModelConfig, weights: int, drafter: Drafter | None, card: int, stacks: Stacks = ()
+    target: ModelConfig, weights: int, drafter: Drafter | None, card: int, keep: float = KEEP, stacks: Stacks = ()
 ) -> tuple[int, Way] | None:
     """The longest of `SPOKEN` that a card has a way for, and that way; None if it has none for the shortest."""
     for tokens in reversed(SPOKEN):
-        if way := best(list(ways(target, weights, drafter, tokens, stacks)), card):
+        if way := best(list(ways(target, weights, drafter, tokens, keep, stacks)), card):
             return tokens, way
     return None

@@ -10,7 +10,7 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.experts import COMBINE_ROWS, SCATTER_ROWS
 from sp.ops.activations import sigmoid, swiglu
-from sp.ops.experts import grouped
+from sp.ops.experts import few, grouped
 from sp.ops.experts.routing import Routing, by_expert
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.linear import linear
@@ -75,6 +75,9 @@ def _on_device(
 ) -> None:
     tokens, used = routing.experts.shape
     if not tokens:
+        return
+    if few.takes(gate, up, down, routing):
+        few.add_few(x, h, gate, up, down, routing, shared)
         return
     placed = grouped.place(routing.experts, gate.count)
     rows = import_cupy().empty((placed.rows, h.shape[1]), np.uint16)

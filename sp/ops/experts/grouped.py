@@ -29,24 +29,24 @@ class Placed:
     Attributes
     ----------
     places : int32 (slots,)
-        A row of the sorted tokens for every slot.
-    owners : int32 (most blocks,)
-        The expert of every block of rows; each expert's begin at a whole one.
-    blocks : uint32 (1,)
-        How many blocks there are.
+        A row of the sorted tokens for every slot; each expert's begin at a whole block.
+    tiles : int32 (most tiles,)
+        The expert of every tile of rows, its width and its first block, see ``sort_slots.cu``.
+    made : uint32 (1,)
+        How many tiles there are.
     block : int
-        Rows of one.
+        Rows of a block.
     """
 
     places: Any
-    owners: Any
-    blocks: Any
+    tiles: Any
+    made: Any
     block: int
 
     @property
     def rows(self) -> int:
         """Of sorted tokens, those between experts and those that no expert needs among them."""
-        return len(self.owners) * self.block
+        return len(self.tiles) * self.block
 
 
 def place(experts: Any, count: int) -> Placed:
@@ -61,16 +61,17 @@ def place(experts: Any, count: int) -> Placed:
     cupy, slots, block = import_cupy(), experts.size, block_rows(experts.size, count)
     # An expert wastes less than a block, and experts without slots waste none.
     most = max(min(slots, -(-slots // block) + count), 1)
-    places, owners = cupy.empty(slots, "int32"), cupy.empty(most, "int32")
-    blocks = cupy.empty(1, "uint32")
-    SORT_SLOTS.launch((1,), experts, places, owners, blocks, slots, count, block)
-    return Placed(places, owners, blocks, block)
+    places, tiles = cupy.empty(slots, "int32"), cupy.empty(most, "int32")
+    made = cupy.empty(1, "uint32")
+    widest = declared.TOKENS_SM90 if current_path() == "sm_90a" else block
+    SORT_SLOTS.launch((1,), experts, places, tiles, made, slots, count, block, widest)
+    return Placed(places, tiles, made, block)
 
 
 def block_rows(slots: int, count: int) -> int:
-    """Tokens of a tile of the kernel that the products will take."""
+    """Rows that each expert's are padded to for the kernel that the products will take."""
     if current_path() == "sm_90a":
-        return declared.TOKENS_SM90
+        return declared.BLOCK_SM90
     return _tokens(portable.SMALL if slots >= WIDE_FROM * count else portable.THIN)
 
 
@@ -103,12 +104,12 @@ def _launch(x: Any, stacks: tuple[Stack, ...], placed: Placed, epilogue: Epilogu
 
 def _owners(stacks: tuple[Stack, ...], placed: Placed) -> tuple[Any, ...]:
     w, other = stacks[0], stacks[-1]
-    return (placed.owners, placed.blocks, w.weight.row_tiles, w.pitch // TILE, w.first // TILE, other.first // TILE)
+    return (placed.tiles, placed.made, w.weight.row_tiles, w.pitch // TILE, w.first // TILE, other.first // TILE)
 
 
 def _sm90(x: Any, stacks: tuple[Stack, ...], placed: Placed, epilogue: Epilogue, y: Any) -> None:
     w, width = stacks[0], x.shape[1]
-    row_tiles, most = w.rows // TILE, len(placed.owners)
+    row_tiles, most = w.rows // TILE, len(placed.tiles)
     outs = row_tiles if epilogue is SWIGLU else -(-row_tiles // 2)
     declared.SM90.launch(
         (min(multiprocessors(current_device()), most * outs),),

@@ -17,6 +17,9 @@
         24, 25, 26, 27, 28, 29, 30, 31) "," SP_R8(32, 33, 34, 35, 36, 37, 38, 39) "," SP_R8(40, 41, 42, 43, 44, 45, \
                                                                                             46, 47) ","      \
         SP_R8(48, 49, 50, 51, 52, 53, 54, 55) "," SP_R8(56, 57, 58, 59, 60, 61, 62, 63)
+#define SP_FIRST_32                                   \
+    SP_R8(0, 1, 2, 3, 4, 5, 6, 7)                     \
+    "," SP_R8(8, 9, 10, 11, 12, 13, 14, 15) "," SP_R8(16, 17, 18, 19, 20, 21, 22, 23) "," SP_R8(24, 25, 26, 27, 28, 29, 30, 31)
 #define SP_SECOND_64                                                                                         \
     SP_R8(64, 65, 66, 67, 68, 69, 70, 71)                                                                    \
     "," SP_R8(72, 73, 74, 75, 76, 77, 78, 79) "," SP_R8(80, 81, 82, 83, 84, 85, 86, 87) "," SP_R8(           \
@@ -42,9 +45,19 @@ SP_DEVICE void wgmma_bf16(f32 (&d)[64], const u32 (&a)[4], u64 b, u32 accumulate
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
+SP_DEVICE void wgmma_bf16(f32 (&d)[32], const u32 (&a)[4], u64 b, u32 accumulate) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %37, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SP_FIRST_32
+        "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;\n\t}"
+        : SP_D16(d, 0), SP_D16(d, 16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
 #undef SP_D4
 #undef SP_D16
 #undef SP_D64
 #undef SP_R8
 #undef SP_FIRST_64
+#undef SP_FIRST_32
 #undef SP_SECOND_64

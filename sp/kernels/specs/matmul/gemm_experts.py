@@ -8,16 +8,16 @@ from sp.kernels.specs.matmul import gemm_sm90 as sm90
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.quant import Q4_K, Q6_K
 
-TOKENS_SM90 = 128
-"""Of a tile, and so of a block that belongs to one expert."""
-OWNERS = ("const i32* experts", "const u32* count", "u32 held", "u32 pitch", "u32 first", "u32 second_first")
+BLOCK_SM90, TOKENS_SM90 = 128, 256
+"""Tokens that an expert's are padded to, and of the largest tile."""
+OWNERS = ("const i32* owners", "const u32* count", "u32 held", "u32 pitch", "u32 first", "u32 second_first")
 COMMON = (Q4_K, Q6_K)
 """Formats that ship."""
 
 
 def variant_sm90(kind: int, epilogue: Epilogue) -> Defines:
     """Defines for a ggml type id, STORE or SWIGLU."""
-    return {**sm90.variant(kind, epilogue, TOKENS_SM90), "EXPERTS": 1}
+    return {**sm90.variant(kind, epilogue, TOKENS_SM90, cluster=1), "EXPERTS": 1}
 
 
 def variant_portable(kind: int, epilogue: Epilogue, shape: portable.Shape) -> Defines:

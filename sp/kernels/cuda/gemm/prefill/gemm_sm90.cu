@@ -21,15 +21,22 @@
 // the last ones: who has the first k of a tile adds what the others left in `partials` (128 x TOKENS float32 a block),
 // in their order, so that a run repeats to the bit. `flags` (two a block) are 0 before and after a launch. Launches
 // that stream must not overlap, and all their blocks must run at once.
-// EXPERTS = 1 (gemm_sm90_experts): blocks of tokens belong to experts, see expert_blocks.cuh; row_tiles are those of one
-// expert's matrix, token_blocks is read from the device, and the tokens of x and y are sorted and padded. STREAM = 0.
+// EXPERTS = 1 (gemm_sm90_experts): tiles of tokens belong to experts, see expert_blocks.cuh; row_tiles are those of one
+// expert's matrix, token_blocks is read from the device, and the tokens of x and y are sorted and padded to blocks of 128. A
+// tile of few tokens is multiplied as one of 64 or 128, by the same code: it is the last of its expert. The box of x_map
+// has 128 tokens. TOKENS = 256, CLUSTER = 1, STREAM = 0.
 // Any tokens >= 1; out a multiple of 8; k = 64 k_tiles; planes 256-byte aligned. Arch 90a.
 // Sources: the warp-specialised persistent kernels of CUTLASS (Thakkar et al.), dequantisation in registers as in
 // Marlin (Frantar et al., 2024), cutting along k as in Stream-K (Osama et al., 2023).
-#include "expert_blocks.cuh"
 #include "gemm_sm90_finish.cuh"
 #include "gemm_sm90_scales.cuh"
 #include "wgmma_bf16.cuh"
+
+// A number of tokens known to the compiler.
+template <int N>
+struct Width {
+    static constexpr int value = N;
+};
 
 #if EXPERTS
 #define ENTRY gemm_sm90_experts
@@ -68,13 +75,27 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             const Planes other = GATED ? planes_of<FORMAT>(second, held_tiles, k_tiles) : first;
             while (work.next(tiles, clusters, k_tiles)) {
                 Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
+                const u32 width = EXPERTS ? blocks.width(tile.token / TOKENS) : 0;
+                const i32 tokens_at = EXPERTS ? 128 * i32(blocks.block(tile.token / TOKENS)) : tile.token;
+                i64 begin[WARPGROUPS];  // of the row tiles, in tiles
+#pragma unroll
+                for (u32 g = 0; g < WARPGROUPS; ++g)
+                    begin[g] = i64(blocks.base(tile.token / TOKENS, GATED && g == 1) + row_tile_of(tile, g, row_tiles)) * k_tiles;
                 for (u32 k = work.first; k < work.last; ++k, ring.advance()) {
                     u64* barrier = full + ring.stage;
                     u8* x = shared + ring.stage * X_BYTES;
                     u8* w = shared + W_OFFSET + ring.stage * WARPGROUPS * W_BYTES;
                     barrier_wait(empty + ring.stage, ring.phase);
-                    barrier_expect(barrier, LOADED_BYTES);
-                    if constexpr (CLUSTER > 1) {
+                    if constexpr (EXPERTS) {
+                        const u32 boxes = width == 2 ? 2 : 1;
+                        barrier_expect(barrier, LOADED_BYTES - X_BYTES + boxes * (X_BYTES / 2));
+                        for (u32 box = 0; box < boxes; ++box)
+                            tensor_load(x + box * (X_BYTES / 2), &x_map, barrier, 64 * k, tokens_at + 128 * i32(box));
+                    } else {
+                        barrier_expect(barrier, LOADED_BYTES);
+                    }
+                    if constexpr (EXPERTS) {
+                    } else if constexpr (CLUSTER > 1) {
                         constexpr u32 part = TOKENS / CLUSTER;
                         tensor_load_multicast(x + rank * part * 128, &x_map, barrier, (1 << CLUSTER) - 1, 64 * k,
                                               tile.token + rank * part);
@@ -83,8 +104,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                     }
 #pragma unroll
                     for (u32 g = 0; g < WARPGROUPS; ++g, w += W_BYTES) {
-                        const u32 base = blocks.base(tile.token / TOKENS, GATED && g == 1);
-                        const i64 at = i64(base + row_tile_of(tile, g, row_tiles)) * k_tiles + k;
+                        const i64 at = begin[g] + k;
                         const Planes& from = g == 0 ? first : other;
                         bulk_load(w, from.low + at * F::low_bytes, F::low_bytes, barrier);
                         if constexpr (F::high_bytes > 0)
@@ -136,11 +156,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 a_fragment<FORMAT>(a[2 * h + 1], q, 2 * h + 1, scale0, scale8);
             }
         };
-        auto multiply = [&](const u32(&a)[4][4], u32 stage, u32 accumulate) {
+        auto multiply = [&](auto width, const u32(&a)[4][4], u32 stage, u32 accumulate) {
             u64 b = wgmma_descriptor(shared_address(shared + stage * X_BYTES));
+            f32(&sums)[width.value / 2] = reinterpret_cast<f32(&)[width.value / 2]>(d);
             wgmma_fence();
 #pragma unroll
-            for (int s = 0; s < 4; ++s) wgmma_bf16(d, a[s], b + 2 * s, s > 0 ? 1 : accumulate);
+            for (int s = 0; s < 4; ++s) wgmma_bf16(sums, a[s], b + 2 * s, s > 0 ? 1 : accumulate);
             wgmma_commit();
         };
         auto release = [&](u32 stage) {
@@ -152,14 +173,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
         };
 
-        Work work = work_of(cluster, clusters, streamed, k_tiles);
-        while (work.next(tiles, clusters, k_tiles)) {
-            Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
-            u32 steps = work.last - work.first;
-            u32 last = ring.stage;
+        u32 last = 0;  // the stage that the newest products read
+        auto products = [&](auto width, u32 steps) {
+            last = ring.stage;
             fill(even, ring);
             for (u32 k = 0;; k += 2) {
-                multiply(even, ring.stage, k);
+                multiply(width, even, ring.stage, k);
                 if (k > 0) {
                     wgmma_wait<1>();
                     release(last);
@@ -168,7 +187,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 ring.advance();
                 if (k + 1 == steps) break;
                 fill(odd, ring);
-                multiply(odd, ring.stage, 1);
+                multiply(width, odd, ring.stage, 1);
                 wgmma_wait<1>();
                 release(last);
                 last = ring.stage;
@@ -178,6 +197,37 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
             wgmma_wait<0>();
             release(last);
+        };
+        auto finish_tile = [&](i32 row_tile, i32 token, int chunks) {
+            if constexpr (GATED) {
+                u8* areas = shared + STAGING_OFFSET;
+                if (group == 0)
+                    finish_gated<0>(d, areas, areas + STAGING_BYTES, &y_map, 64 * row_tile, token, thread, chunks);
+                else
+                    finish_gated<1>(d, areas + STAGING_BYTES, areas, &y_map, 64 * row_tile, token, thread, chunks);
+            } else {
+                finish(d, shared + STAGING_OFFSET + group * STAGING_BYTES, &y_map, 64 * (row_tile + i32(group)), token, group,
+                       thread, chunks);
+            }
+        };
+
+        Work work = work_of(cluster, clusters, streamed, k_tiles);
+        while (work.next(tiles, clusters, k_tiles)) {
+            Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
+            const u32 steps = work.last - work.first;
+            if constexpr (EXPERTS) {
+                const u32 width = blocks.width(tile.token / TOKENS);
+                const i32 token = 128 * i32(blocks.block(tile.token / TOKENS));
+                if (width == 2)
+                    products(Width<256>(), steps);
+                else if (width == 1)
+                    products(Width<128>(), steps);
+                else
+                    products(Width<64>(), steps);
+                finish_tile(tile.row_tile, token, width == 2 ? 4 : 2);
+                continue;
+            }
+            products(Width<TOKENS>(), steps);
             if constexpr (STREAM) {
                 u32 block = blockIdx.x;
                 if (work.first > 0) {
@@ -190,16 +240,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                     end = share_start(other + 1, clusters, streamed * k_tiles) - work.tile * k_tiles;
                 }
             }
-            if constexpr (GATED) {
-                u8* areas = shared + STAGING_OFFSET;
-                if (group == 0)
-                    finish_gated<0>(d, areas, areas + STAGING_BYTES, &y_map, 64 * tile.row_tile, tile.token, thread);
-                else
-                    finish_gated<1>(d, areas + STAGING_BYTES, areas, &y_map, 64 * tile.row_tile, tile.token, thread);
-            } else {
-                finish(d, shared + STAGING_OFFSET + group * STAGING_BYTES, &y_map, 64 * (tile.row_tile + i32(group)),
-                       tile.token, group, thread);
-            }
+            finish_tile(tile.row_tile, tile.token, CHUNKS);
         }
         if (thread == 0) bulk_wait<0>();
     }

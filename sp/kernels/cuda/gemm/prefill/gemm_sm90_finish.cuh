@@ -6,6 +6,7 @@
 // side has bank conflicts. Rows and tokens past the end are cut by the tensor map. Arch 90a.
 #pragma once
 #include "activations.cuh"
+#include "expert_blocks.cuh"
 #include "gemm_sm90_work.cuh"
 
 // Where a lane's row of the first stmatrix of a chunk goes. Matrix i of one: outputs 8 (i % 2).. of the warp's 16,
@@ -39,10 +40,12 @@ SP_DEVICE void store_chunk(u8* slot, const f32* d, u32 warp, u32 lane) {
     }
 }
 
-// All but SWIGLU: a warpgroup's result, through its staging area.
-SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row, i32 token, u32 group, u32 thread) {
+// All but SWIGLU: the first `chunks` (a multiple of SLOTS) of a warpgroup's result, through its staging area.
+SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row, i32 token, u32 group, u32 thread,
+                      int chunks) {
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        if (EXPERTS && chunk >= chunks) break;
         u8* slot = staging + chunk % SLOTS * CHUNK_BOXES * BOX_BYTES;
         if (thread == 0) bulk_wait_read<SLOTS - 1>();
         named_barrier(1 + group, 128);
@@ -62,27 +65,34 @@ SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row
 
 SP_DEVICE f32 gated(f32 gate, f32 up) { return silu(gate) * up; }
 
-// SWIGLU: warpgroup `Group` finishes half of the chunks. `mine` receives the other weight's values of these and then
-// holds the results on their way out; `other` is the same of the other warpgroup.
+// SWIGLU: of the first `chunks` warpgroup `Group` finishes every second one. `mine` receives the other weight's values of these
+// and then holds the results on their way out; `other` is the same of the other warpgroup.
 template <u32 Group>
-SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* y_map, i32 row, i32 token, u32 thread) {
+SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* y_map, i32 row, i32 token, u32 thread,
+                            int chunks) {
     constexpr int half = CHUNKS / 2;
+    const int turns = EXPERTS ? chunks / 2 : half;
     if (thread == 0) bulk_wait_read<0>();
     named_barrier(3, 256);
-    u32* away = reinterpret_cast<u32*>(other) + thread;
-    const f32* given = d + 32 * half * (1 - Group);
-    const f32* kept = d + 32 * half * Group;
 #pragma unroll
-    for (int i = 0; i < 16 * half; ++i) away[i * 128] = pack_bf16(given[2 * i], given[2 * i + 1]);
+    for (int c = 0; c < half; ++c) {
+        u32* away = reinterpret_cast<u32*>(other + c * BOX_BYTES) + thread;
+        const f32* given = d + 32 * (2 * c + 1 - Group);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) away[i * 128] = pack_bf16(given[2 * i], given[2 * i + 1]);
+    }
     named_barrier(3, 256);
-    const u32* here = reinterpret_cast<const u32*>(mine) + thread;
     u32 r[half][4][4];
 #pragma unroll
-    for (int i = 0; i < 16 * half; ++i) {
-        u32 own = pack_bf16(kept[2 * i], kept[2 * i + 1]), their = here[i * 128];
-        u32 gate = Group == 0 ? own : their, up = Group == 0 ? their : own;
-        r[i / 16][i / 4 % 4][i % 4] =
-            pack_bf16(gated(low_bf16(gate), low_bf16(up)), gated(high_bf16(gate), high_bf16(up)));
+    for (int c = 0; c < half; ++c) {
+        const u32* here = reinterpret_cast<const u32*>(mine + c * BOX_BYTES) + thread;
+        const f32* kept = d + 32 * (2 * c + Group);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            u32 own = pack_bf16(kept[2 * i], kept[2 * i + 1]), their = here[i * 128];
+            u32 gate = Group == 0 ? own : their, up = Group == 0 ? their : own;
+            r[c][i / 4][i % 4] = pack_bf16(gated(low_bf16(gate), low_bf16(up)), gated(high_bf16(gate), high_bf16(up)));
+        }
     }
     named_barrier(1 + Group, 128);
 #pragma unroll
@@ -94,8 +104,7 @@ SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* 
     fence_async_proxy();
     named_barrier(1 + Group, 128);
     if (thread == 0) {
-        for (int c = 0; c < half; ++c)
-            tensor_store(y_map, mine + c * BOX_BYTES, row, token + 64 * (half * i32(Group) + c));
+        for (int c = 0; c < turns; ++c) tensor_store(y_map, mine + c * BOX_BYTES, row, token + 64 * (2 * c + i32(Group)));
         bulk_commit();
     }
 }

@@ -1,0 +1,107 @@
+"""fit: shares and seconds of kernels from their own records, then the host's part from rows that may be fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from sp.bench.predicted.rows import CARD, Row, rows
+from sp.bench.predicted.samples import Sample, kernel_samples
+from sp.bench.record import newest
+from sp.errors import ConfigError
+from sp.models.inspect.known_cards import Path as KernelPath
+from sp.models.inspect.known_cards import find_card
+from sp.models.timing.fitted import Fitted, Host, Rate, bound
+from sp.models.timing.work import Weights, reading
+
+LONG, SHORT = 32768, 512
+KERNELS: tuple[KernelPath, ...] = ("sm_90a", "portable")
+TARGET = ("qwen3.6-27b", "q4_k_m")
+
+
+def fit(folder: Path) -> Fitted:
+    """All that is fitted, from a machine's newest records.
+
+    Parameters
+    ----------
+    folder : Path
+        ``results/nvidia-h200``.
+
+    Raises
+    ------
+    ConfigError
+        There are no records of some kind.
+    """
+    samples, known = list(kernel_samples(folder)), {row.key: row for row in rows(folder) if row.fit}
+    rates: dict[str, dict[str, Rate]] = {path: _rates(samples, path) for path in KERNELS}
+    idle = Fitted(rates, Host(0.0, 0.0, 0.0, 0.0, 1.0, 1.0))
+    host = idle.host
+    launches = sum(one.launches for one in reading(Weights.of_shape(*TARGET), SHORT))
+    short = [_row(known, "prefill", SHORT).seconds, _row(known, "full", SHORT).seconds]
+    host = replace(host, launch_s=mean(short) / launches)
+    host = replace(host, step_share=1 / (1 + _row(known, "decode", 0).error(idle)))
+    host = replace(host, score_s=_left(_row(known, "drafter", LONG), rates, host))
+    request = _row(known, "ttft", LONG)
+    host = replace(host, token_s=request.host_s / LONG)
+    host = replace(host, request_s=_left(request, rates, host))
+    return Fitted(rates, replace(host, copy_share=_copy_share(folder)))
+
+
+def told(known: Fitted) -> dict[str, Any]:
+    """What `sp.models.timing.fitted` reads, to so many digits as say something."""
+    rates = {path: {kind: asdict(one) for kind, one in kinds.items()} for path, kinds in known.rates.items()}
+    rounded: dict[str, Any] = _rounded({"card": CARD, "rates": rates, "host": asdict(known.host)})
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _rates(samples: Sequence[Sample], path: KernelPath) -> dict[str, Rate]:
+    mine = [one for one in samples if one.path in (None, path)]
+    kinds = dict.fromkeys(one.work.kind for one in mine)
+    return {kind: fit_rate([one for one in mine if one.work.kind == kind], path) for kind in kinds}
+
+
+def fit_rate(samples: Iterable[Sample], path: KernelPath) -> Rate:
+    """Share of the bound and seconds a launch with the least squares of relative errors, none of them negative.
+
+    Where all samples are as large, or a launch would take less than nothing, the share alone is fitted.
+    """
+    card, samples = find_card(CARD), list(samples)
+    seconds = np.array([one.seconds for one in samples])
+    limits = np.array([bound(one.work, card, path) for one in samples])
+    left = 1 - np.array([one.work.exponentials / card.exponentials for one in samples]) / seconds
+    columns = np.stack([limits / seconds, [one.work.launches for one in samples] / seconds], axis=1)
+    (inverse, launch), *_ = np.linalg.lstsq(columns, left, rcond=None)
+    if len(set(limits)) == 1 or launch < 0:
+        ratio = columns[:, 0]
+        inverse, launch = (ratio @ left) / (ratio @ ratio), 0.0
+    return Rate(float(1 / inverse), float(launch))
+
+
+def _row(known: dict[tuple[Any, ...], Row], *key: Any) -> Row:
+    if key not in known:
+        raise ConfigError(f"no record to fit to: {' '.join(map(str, key))}")
+    return known[key]
+
+
+def _left(row: Row, rates: Any, host: Host) -> float:
+    """Measured seconds that the prediction so far does not have."""
+    return row.seconds - row.predict(Fitted(rates, host))
+
+
+def _copy_share(folder: Path) -> float:
+    """Of PCIe, from loads of a file that lies in memory."""
+    loads = [record["metrics"]["gb_s"] for record in newest(folder / "load.jsonl")]
+    if not loads:
+        raise ConfigError(f"{folder}: no record of a load to fit to")
+    return float(mean(loads) * 1e9 / find_card(CARD).pcie)

@@ -1,0 +1,75 @@
+// One warp's share of 16 rows of the matrices of chosen experts times a lone token: stages of 256 inputs that it fetches, its
+// inputs as integers beside them, and where the warps' sums meet. For expert_gated.cu and expert_down.cu.
+//
+// Nobody waits for another warp before the sums: each makes integers of the 256 inputs of its own stage (one_input.cuh) while
+// the codes are on their way, and multiplies them as gemv.cu does (strip_one.cuh).
+// Defines: KIND (super-blocks, or blocks of 32 with a scale for 32), WARPS, DEPTH (stages of a warp under way).
+#pragma once
+#include "activations.cuh"
+#include "one_input.cuh"
+#include "pdl.cuh"
+
+using F = Packing<KIND>;
+using S = Slot<KIND, STAGE_ROWS, 256 / TILE_K>;
+static_assert(F::super || F::group == 32, "stages are of 256 inputs");
+
+// 256 inputs of a token, as strip_one.cuh reads them.
+struct __align__(16) StageInputs {
+    u8 codes[ONE_BYTES];
+    f32 sums32[8], sums16[16];
+    f32 factor;
+
+    SP_DEVICE void store(const f32 (&v)[2][4], int lane) {
+        store_one<F::group == 32 && (F::minima || F::counted), F::group == 16>(codes, sums32, sums16, &factor, 0, v, lane);
+    }
+
+    SP_DEVICE OneInputs aimed(int lane) const {
+        OneInputs in = {shared_address(codes), {}, sums32, sums16, &factor};
+        in.aim(F::group == 16, lane);
+        return in;
+    }
+};
+
+// Stages of `Parts` matrices in turn, DEPTH turns ahead.
+template <int Parts>
+struct WarpRing {
+    u8* slots;
+    int turn = 0;
+
+    SP_DEVICE u8* slot(int part) const { return slots + (turn % DEPTH * Parts + part) * S::bytes; }
+};
+
+// Shared memory of a block, in bytes; sp/kernels/specs/experts.py counts the same.
+template <int Parts>
+struct Room {
+    static constexpr int ring = DEPTH * Parts * S::bytes, inputs = WARPS * ring, sums = inputs + WARPS * int(sizeof(StageInputs));
+};
+
+// Four inputs of each half of super-block `super`, as store_one takes them.
+SP_DEVICE void load_inputs_of(f32 (&v)[2][4], const u16* row, int super, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint2 a = *reinterpret_cast<const uint2*>(row + super * 256 + i * 128 + lane * 4);
+        v[i][0] = low_bf16(a.x), v[i][1] = high_bf16(a.x), v[i][2] = low_bf16(a.y), v[i][3] = high_bf16(a.y);
+    }
+}
+
+// The sum of the four lanes that share a row, to where the warps' sums meet: 16 floats a warp.
+SP_DEVICE void leave_sums(f32* sums, f32 (&acc)[2], int lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        acc[r] += __shfl_xor_sync(0xffffffffu, acc[r], 1);
+        acc[r] += __shfl_xor_sync(0xffffffffu, acc[r], 2);
+        if (lane % 4 == 0) sums[lane / 4 + 8 * r] = acc[r];
+    }
+}
+
+// What all warps left of row `row`, in their order.
+SP_DEVICE f32 met(const f32* sums, int row) {
+    f32 sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += sums[16 * w + row];
+    return sum;
+}
+
+extern __shared__ __align__(128) u8 shared[];

@@ -1,0 +1,101 @@
+"""How near to a card's limits each kind of kernel comes, and what the host takes: fitted to records of one card.
+
+``fitted.json`` is made by ``experiments/fit_times.py`` from records that it names; see `sp.bench.predicted`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sp.models.inspect.known_cards import Card
+from sp.models.inspect.known_cards import Path as KernelPath
+from sp.models.timing.work import Work
+
+FILE = Path(__file__).with_name("fitted.json")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of one kind of kernel.
+
+    Attributes
+    ----------
+    share : float
+        Of the card's peak, in operations or in bytes, whichever bounds it.
+    launch_s : float
+        Seconds that a launch takes besides: waves that are not full, the way to memory and back.
+    """
+
+    share: float
+    launch_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a request waits for besides a busy card.
+
+    Attributes
+    ----------
+    launch_s : float
+        Seconds to queue a launch of a prefill: short ones end no sooner than they are queued.
+    score_s : float
+        Seconds of a scoring beside its kernels.
+    request_s : float
+        Seconds of a request that is compressed, whatever its length.
+    token_s : float
+        Seconds for every token of the prompt, whose text is cut up.
+    step_share : float
+        Of the sum over its kernels, what a decoded token takes: they overlap.
+    copy_share : float
+        Of the speed of PCIe, for weights that come back from the host.
+    """
+
+    launch_s: float
+    score_s: float
+    request_s: float
+    token_s: float
+    step_share: float
+    copy_share: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """All that is fitted: rates by path of kernels and kind of `Work`, and the host's part."""
+
+    rates: Mapping[str, Mapping[str, Rate]]
+    host: Host
+
+
+@cache
+def fitted() -> Fitted:
+    """What the file beside this one says."""
+    told = json.loads(FILE.read_text(encoding="utf-8"))
+    rates = {path: {kind: Rate(**one) for kind, one in kinds.items()} for path, kinds in told["rates"].items()}
+    return Fitted(rates, Host(**told["host"]))
+
+
+def bound(work: Work, card: Card, path: KernelPath) -> float:
+    """Seconds below which no kernel does the work: its operations or its bytes, whichever take longer."""
+    return max(work.flops / card.peak(path), work.nbytes / card.bandwidth)
+
+
+def busy(work: Iterable[Work], card: Card, path: KernelPath, rates: Mapping[str, Rate]) -> float:
+    """Seconds that a card is at work: every kind at its share of the bound, its exponentials, and its launches.
+
+    Examples
+    --------
+    >>> from sp.models.inspect.known_cards import find_card
+    >>> half = {"matmul": Rate(0.5, 1e-5)}
+    >>> round(busy([Work("matmul", 71e12, 0.0, 1000)], find_card("rtx3090"), "portable", half), 2)
+    2.01
+    """
+    return sum(
+        bound(one, card, path) / rates[one.kind].share
+        + one.exponentials / card.exponentials
+        + one.launches * rates[one.kind].launch_s
+        for one in work
+    )

@@ -1,0 +1,101 @@
+"""Predicted seconds of what a request is made of, on a card that is known by its data sheet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from sp.models.inspect.known_cards import Card
+from sp.models.inspect.known_cards import Path as KernelPath
+from sp.models.timing.fitted import Fitted, busy
+from sp.models.timing.work import Weights, Work, reading, scoring, step
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts for one card.
+
+    Parameters
+    ----------
+    card : Card
+    known : Fitted
+    path : {"sm_90a", "portable"}
+        Kernels; those that the card runs are `Card.path`.
+    """
+
+    card: Card
+    known: Fitted
+    path: KernelPath
+
+    @classmethod
+    def of(cls, card: Card, known: Fitted) -> Predictor:
+        """With the kernels that the card runs."""
+        return cls(card, known, card.path)
+
+    def prefill_s(self, model: Weights, tokens: int) -> float:
+        """Seconds in which a target reads so many tokens."""
+        return self._queued(reading(model, tokens), 0.0)
+
+    def score_s(self, drafter: Weights, tokens: int, density: float | None = None) -> float:
+        """Seconds in which a drafter scores a prompt; `density` of its attention as for `scoring`."""
+        return self._queued(scoring(drafter, tokens, density), self.known.host.score_s)
+
+    def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
+        """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""
+        work = step(model, context, kv)
+        return self.known.host.step_share * busy(work, self.card, self.path, self.known.rates[self.path])
+
+    def copy_s(self, nbytes: float) -> float:
+        """Seconds to bring bytes from the host."""
+        return nbytes / (self.card.pcie * self.known.host.copy_share)
+
+    def full_s(self, target: Weights, tokens: int) -> float:
+        """Seconds to the first token of a prompt that the target reads whole."""
+        return self.prefill_s(target, tokens) + self.known.host.token_s * tokens
+
+    def compressed(
+        self,
+        target: Weights,
+        drafter: Weights,
+        tokens: int,
+        keep_ratio: float,
+        density: float | None = None,
+        moved: int = 0,
+    ) -> Compressed:
+        """A request that is scored and of which the target reads `keep_ratio`.
+
+        Parameters
+        ----------
+        moved : int
+            Bytes of the target that come back from the host for it, while it reads.
+        """
+        read = max(self.prefill_s(target, ceil(keep_ratio * tokens)), self.copy_s(moved))
+        around = self.known.host.request_s + self.known.host.token_s * tokens
+        return Compressed(self.score_s(drafter, tokens, density), read, around)
+
+    def _queued(self, work: list[Work], beside: float) -> float:
+        """Seconds of the card and what is beside it, or of the host that queues the launches if these are more."""
+        queued = self.known.host.launch_s * sum(one.launches for one in work)
+        return max(busy(work, self.card, self.path, self.known.rates[self.path]) + beside, queued)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Predicted seconds of a compressed request.
+
+    Attributes
+    ----------
+    score_s, prefill_s : float
+        Of the drafter, and of the target's prefill of the kept tokens.
+    around_s : float
+        Of what the host does beside them.
+    """
+
+    score_s: float
+    prefill_s: float
+    around_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """To the first token."""
+        return self.score_s + self.prefill_s + self.around_s

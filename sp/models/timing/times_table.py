@@ -1,0 +1,52 @@
+"""render_times: predicted times as a table for people, 80 columns wide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sp.models.inspect.known_cards import Card
+from sp.models.inspect.verdict import spoken
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = {
+    "score_s": "score (s)",
+    "prefill_s": "kept (s)",
+    "ttft_s": "first token (s)",
+    "full_s": "in full (s)",
+    "decode_tok_s": "decode (tok/s)",
+}
+
+
+def render_times(rows: list[dict[str, Any]], card: Card) -> Table:
+    """What `predicted_times` tells, for a `rich` console: every column says that it is predicted."""
+    from rich.table import Table
+
+    names = {name: title for name, title in COLUMNS.items() if any(name in row for row in rows)}
+    table = Table(card.name, box=None, pad_edge=False, header_style="bold")
+    for title in names.values():
+        table.add_column(f"predicted\n{title}", justify="right")
+    for row in rows:
+        table.add_row(spoken(row["tokens"]), *(shown(row[name]) for name in names))
+    return table
+
+
+def shown(value: float | None) -> str:
+    """Three digits; a dash for what the card has no room for.
+
+    >>> shown(0.1234), shown(71.26), shown(None)
+    ('0.123', '71.3', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.{2 if value >= 1 else 3}f}"
+
+
+def legend(card: Card, keep: float) -> tuple[str, ...]:
+    """What the times rest on."""
+    kernels = "kernels of Hopper" if card.path == "sm_90a" else "portable kernels"
+    return (
+        f"predicted from {card.name}'s data sheet, for {kernels}, by rates of an H200;",
+        f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
+    )

@@ -1,0 +1,85 @@
+"""few: chosen experts for a few tokens, each slot by itself, in two launches and without sorting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sp.kernels import import_cupy
+from sp.kernels.device import current_device, shared_bytes_per_block
+from sp.kernels.launch import KernelSpec
+from sp.kernels.specs.experts import EXPERT_DOWN, EXPERT_GATED, strip_variant
+from sp.ops.experts.routing import Routing
+from sp.ops.experts.stack import Stack
+from sp.quant import Packing
+from sp.quant.packing import TILE
+
+MOST_SLOTS = 384
+"""Slots up to which weights read once a slot cost less than weights read once an expert, in tiles of many tokens."""
+STAGE = 256
+"""Inputs that a warp reads at once."""
+
+
+def takes(gate: Stack, up: Stack, down: Stack, routing: Routing) -> bool:
+    """Whether these kernels take the experts of so many tokens."""
+    if routing.experts.size > MOST_SLOTS or gate.weight.format != up.weight.format:
+        return False
+    return all(staged(s.weight.packing) and s.weight.shape[1] % STAGE == 0 for s in (gate, down)) and all(
+        n % TILE == 0 for s in (gate, up, down) for n in (s.rows, s.pitch, s.first)
+    )
+
+
+def staged(packing: Packing) -> bool:
+    """Whether weights so packed are read in stages of 256 inputs."""
+    return packing.super or packing.group == 32
+
+
+def add_few(
+    x: Any, h: Any, gate: Stack, up: Stack, down: Stack, routing: Routing, shared: tuple[Any, Any] | None
+) -> None:
+    """`sp.ops.experts.expert_mlp.add_experts` on the device, of what `takes` says."""
+    tokens, used = routing.experts.shape
+    hidden, width = gate.weight.shape[1], down.weight.shape[1]
+    mid = import_cupy().empty((tokens * used, width), np.uint16)
+    EXPERT_GATED.launch(
+        (width // 16, tokens * used),
+        h,
+        routing.experts,
+        gate.weight.data,
+        up.weight.data,
+        mid,
+        used,
+        hidden // STAGE,
+        gate.weight.row_tiles,
+        gate.pitch // TILE,
+        gate.first // TILE,
+        up.first // TILE,
+        defines=_variant(EXPERT_GATED, gate, hidden // STAGE),
+    )
+    mix, common = (None, None) if shared is None else shared
+    EXPERT_DOWN.launch(
+        (x.shape[1] // 16, tokens),
+        mid,
+        routing.experts,
+        routing.weights,
+        down.weight.data,
+        None if shared is None else h,
+        mix,
+        common,
+        x,
+        used,
+        width // STAGE,
+        down.weight.row_tiles,
+        down.pitch // TILE,
+        hidden // 8,
+        defines=_variant(EXPERT_DOWN, down, used * width // STAGE),
+    )
+
+
+def _variant(kernel: KernelSpec, stack: Stack, stages: int) -> dict[str, int]:
+    """As deep as there are stages and room for."""
+    defines = strip_variant(stack.weight.format.ggml_type, stages)
+    if kernel.shared_bytes(defines) > shared_bytes_per_block(current_device()):
+        defines["DEPTH"] = 1
+    return defines
