@@ -10,6 +10,7 @@ from pathlib import Path
 import cupy
 import numpy as np
 import pytest
+from compare import to_bf16
 from file_rows import file_rows
 
 from sp.decode.greedy import greedy
@@ -20,6 +21,7 @@ from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_r
 from sp.models.layers.stack_ring import StackRing
 from sp.models.passes.tree import TreeReader
 from sp.models.synthetic.synthetic import write_synthetic
+from sp.ops.experts import grouped
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.packed import pack, unpack
 from sp.pipeline import Pipeline, RunOptions, load
@@ -55,6 +57,19 @@ def test_the_host_has_the_bytes_of_the_device(fmt) -> None:
         if there.plane(plane) is not None:
             assert (there.plane(plane).get() == weight.plane(plane).get()).all(), plane
     assert (unpack(weight) == unpack(there)).all(), "kernels read it where it lies"
+
+
+def test_grouped_products_read_the_host(path) -> None:
+    """Of more tokens than trees of these models have, by bulk copies on Hopper."""
+    weight, data = pinned(Q4_K, 6 * 128, 512, 5)
+    there = pack("w", Q4_K, weight.shape, cupy.asarray(data))
+    placed = grouped.place(cupy.asarray(np.random.default_rng(1).integers(0, 6, (300, 2)).astype(np.int32)), 6)
+    rows = cupy.asarray(to_bf16(np.random.default_rng(2).standard_normal((placed.rows, 512))))
+    found = []
+    for held in (weight, there):
+        y = grouped.multiply(rows, Stack(held, 128, 0, 128), placed)
+        found.append(y.get()[placed.places.get()])
+    assert (found[0] == found[1]).all()
 
 
 def test_hot_experts_are_copied_from_the_host() -> None:
