@@ -12,6 +12,7 @@ from models_page import table
 from sp.bench.record import newest
 from sp.models.config import ModelConfig
 from sp.models.inspect.cards import CARDS, KEEP, LARGEST_DRAFTER, Drafter, drafters_for, weights_bytes
+from sp.models.inspect.memory import Stacks, stack_bytes
 from sp.models.inspect.verdict import spoken
 from sp.models.inspect.ways import SPOKEN, longest, room
 from sp.models.synthetic.shapes import find_shape, list_shapes
@@ -23,8 +24,11 @@ TYPES = ("q4_k_m", "ud-q4_k_xl", "q8_0")
 """File types that the page tells of."""
 
 
-def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Drafter]]:
-    """Shape, file type, configuration, bytes of file and on the device, and drafter of every file of the page."""
+def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Stacks, Drafter]]:
+    """Every file of the page.
+
+    Shape, file type, configuration, bytes of the file, on the device and of its experts there, drafter.
+    """
     for name in list_shapes():
         shape = find_shape(name)
         size = sum(tensor.size for tensor in shape.tensors())
@@ -32,9 +36,10 @@ def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Drafter]]:
             continue
         for file_type in TYPES:
             plan = shape.plan(file_type)
-            held = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
+            formats = {tensor: fmt for tensor, _, fmt in plan}
+            held = weights_bytes(shape.config, formats), stack_bytes(shape.config, formats)
             nbytes = sum(fmt.nbytes(dims) for _, dims, fmt in plan)
-            yield name, file_type, shape.config, nbytes, held, drafters_for(shape.config, size)[0]
+            yield name, file_type, shape.config, nbytes, *held, drafters_for(shape.config, size)[0]
 
 
 @cache
@@ -66,10 +71,10 @@ def proof(name: str, file_type: str, drafter: str, tokens: int, card: int) -> di
 def cells() -> list[str]:
     """Files by cards: the longest prompt and how, predicted, and whether it was measured."""
     rows = []
-    for name, file_type, config, nbytes, held, drafter in files():
+    for name, file_type, config, nbytes, held, stacks, drafter in files():
         row = [f"{name} {file_type.upper()}", f"{nbytes / 1e9:.1f}", drafter.name]
         for card in CARDS:
-            found = longest(config, held, drafter, card)
+            found = longest(config, held, drafter, card, stacks=stacks)
             if found is None:
                 row.append("no, *predicted*")
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ def load_model(
     context: int | None = None,
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
+    cold: Sequence[int] = (),
 ) -> Model:
     """Build a model from a GGUF file of a known architecture.
 
@@ -42,6 +43,9 @@ def load_model(
         In place of the file's own scaling.
     progress : callable, optional
         Called with the bytes of each piece that has reached the device; ``file.nbytes`` in all, nearly.
+    cold : sequence of int
+        On the device: layers whose experts wait in pinned memory of the host; see
+        `sp.models.inspect.cold_layers.cold_layers`.
 
     Returns
     -------
@@ -72,5 +76,5 @@ def load_model(
     store.finish(find_architecture(config.architecture).config_tensors)
     if device == "cpu":
         return Model(config, trunk, device, store.nbytes)
-    trunk, nbytes, repacked = trunk_to_device(trunk, file, progress)
-    return Model(config, trunk, device, nbytes, repacked)
+    trunk, nbytes, repacked, shared = trunk_to_device(trunk, file, progress, cold)
+    return Model(config, trunk, device, nbytes, repacked, shared)

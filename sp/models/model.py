@@ -12,6 +12,7 @@ from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.layers.block import Tap
+from sp.models.layers.cold_experts import ColdExperts
 from sp.models.trunk import Trunk
 from sp.ops.embedding import embedding
 from sp.ops.matmul.project import project
@@ -34,19 +35,28 @@ class Model:
     device : {"cpu", "cuda"}
     nbytes : int
         Bytes of all weights as they are held: on the CPU float32 where decoded and packed (a view of the file)
-        where not, on the device packed.
+        where not, on the device packed; without experts that wait in host memory, but with the room they come to.
     repacked : tuple of Repacked
         Weights that the device holds in another format than their file.
+    cold : ColdExperts or None
+        What layers share whose experts wait in host memory.
     """
 
     def __init__(
-        self, config: ModelConfig, trunk: Trunk, device: Device, nbytes: int, repacked: tuple[Repacked, ...] = ()
+        self,
+        config: ModelConfig,
+        trunk: Trunk,
+        device: Device,
+        nbytes: int,
+        repacked: tuple[Repacked, ...] = (),
+        cold: ColdExperts | None = None,
     ) -> None:
         self.config = config
         self.trunk = trunk
         self.device: Device = device
         self.nbytes = nbytes
         self.repacked = repacked
+        self.cold = cold
 
     def __repr__(self) -> str:
         of = self.config

@@ -100,3 +100,13 @@ class RecordingStore:
 
     def _note(self, name: str, shape: tuple[int, ...], kind: Kind) -> Tensor:
         return self.tensors.setdefault(name, Tensor(name, shape, kind, name in self._chosen))
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor belongs to; None of one that belongs to none.
+
+    >>> layer_of("blk.12.ffn_down_exps.weight"), layer_of("output.weight")
+    (12, None)
+    """
+    block, _, rest = name.removeprefix("blk.").partition(".")
+    return int(block) if rest and name.startswith("blk.") and block.isdecimal() else None

@@ -100,6 +100,8 @@ def begin(
     check_draft(options, draft)
     if draft is not None and isinstance(decoder, Speculative):
         tokens += decoder.nodes(draft.block_size)
+    if target.model.cold is not None:
+        target.model.cold.restart()
     pooled = pool.take(target.model, tokens, options.kv, options.rotate)
     try:
         if draft is not None and isinstance(decoder, Speculative):

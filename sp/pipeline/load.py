@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -12,9 +12,12 @@ from typing import Literal
 from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
-from sp.models import AskedScaling, Model, load_model, read_config
+from sp.models import AskedScaling, Model, ModelConfig, load_model, read_config
+from sp.models.inspect.cold_layers import cold_layers
+from sp.models.inspect.memory import held_weights, stack_bytes
 from sp.models.rope_keys import rope_facts
 from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.quant import FORMATS, BlockFormat
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
@@ -89,6 +92,7 @@ def load(
     device: Where = "auto",
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
+    room: int | None = None,
 ) -> Loaded:
     """Open a GGUF file as a model with its tokenizer.
 
@@ -105,6 +109,9 @@ def load(
         Scaling of RoPE in place of the file's own.
     progress : callable, optional
         See `load_model`.
+    room : int, optional
+        Bytes of the device for this model, its cache and its work. Experts of a mixture that needs more wait in host
+        memory, see `cold_layers`; without it all weights lie on the device.
 
     Raises
     ------
@@ -126,7 +133,9 @@ def load(
     tokenizer = Tokenizer.from_gguf(file)
     trained = (config if rope is None else rope.applied(config)).context
     context = longest(trained) if extrapolate else None
-    model = load_model(file, device=where, context=context, rope=rope, progress=progress)
+    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
+    cold = cold_within(config, formats, room)
+    model = load_model(file, device=where, context=context, rope=rope, progress=progress, cold=cold)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
@@ -144,6 +153,7 @@ def synthetic(
     device: Where = "auto",
     rope: AskedScaling | None = None,
     seed: int = 0,
+    room: int | None = None,
 ) -> Loaded:
     """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
 
@@ -155,7 +165,7 @@ def synthetic(
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
         One of `sp.models.file_type.FILE_TYPES`.
-    extrapolate, device, rope
+    extrapolate, device, rope, room
         See `load`.
     seed : int
 
@@ -186,14 +196,27 @@ def synthetic(
             return replace(load(file, extrapolate=extrapolate, device="cpu", rope=rope), path=name)
     from sp.models.synthetic.random_store import random_model
 
-    metadata = synthetic_metadata(find_shape(shape), file_type)
-    model = random_model(shape, file_type, seed, rope)
+    found = find_shape(shape)
+    metadata = synthetic_metadata(found, file_type)
+    cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room)
+    model = random_model(shape, file_type, seed, rope, cold)
     trained = model.config.context
     if extrapolate:
         model.config = replace(model.config, context=longest(trained))
     tokenizer = Tokenizer.from_metadata(metadata, str(name))
     template = ChatTemplate.of_file(str(metadata["tokenizer.chat_template"]), tokenizer)
     return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
+
+
+def cold_within(config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None) -> tuple[int, ...]:
+    """Layers whose experts have to wait in host memory for a model to have room; none of one without experts."""
+    if room is None or config.experts is None:
+        return ()
+    try:
+        weights = sum(row.nbytes for row in held_weights(config, formats))
+        return cold_layers(config, weights, stack_bytes(config, formats), room).layers
+    except (ModelError, KeyError):  # what is wrong or missing is for loading to say
+        return ()
 
 
 def longest(context: int) -> int:

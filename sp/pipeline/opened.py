@@ -69,7 +69,7 @@ class Opened:
     ) -> Self:
         """Open two GGUF files; the embedded ones where a path is left out. The rest and errors as for `load`."""
         return cls.assemble(
-            lambda where: load(target or embedded("target"), device=where, rope=target_rope),
+            lambda where: load(target or embedded("target"), device=where, rope=target_rope, room=vram),
             lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope),
             device=device,
             vram=vram,

@@ -254,12 +254,16 @@ class Residency:
         """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
 
         An idle cache goes before all else: it takes milliseconds to make, and the weights of a model longer to copy.
-        Then what guests hold, the one used longest ago first.
+        Then what guests hold, the one used longest ago first, and room that experts are brought to.
         """
         if size and self.cache_pool.drop():
             return True
         for guest in sorted(self.guests, key=lambda guest: guest.used):
             if size and guest.leave_for(self._busy):
+                self._left += 1
+                return True
+        for name, parts in self._models.items():
+            if size and name != self._busy and parts.drop_ring():
                 self._left += 1
                 return True
         freed = 0

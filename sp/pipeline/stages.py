@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -203,10 +203,15 @@ def read(
         with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
             work = partial(begin, target, given, options, progress, draft, residency.cache_pool)
             begun = residency.attempt(stack, "target", len(given.ids), work)
-        ttft = trace.seconds
+        ttft, cold = trace.seconds, target.model.cold
+        if cold is not None:
+            cold.end_of_prompt()
         with trace.stage("decode") as stage:
             tokens = gather(begun.tokens(), target.tokenizer.eos_ids, on_token)
             stage.tokens = len(tokens)
+        if cold is not None:
+            choices = cold.choices()
+            trace.facts |= {"experts": cold.lines(choices), "expert_choices": asdict(choices)}
     said = split_reply(target.tokenizer.decode(tokens), tokenised.prompt.thinks)
     how = trace, begun.densities, tuple(begun.passes)
     return Answer(said.content, tuple(tokens), ttft, *how, said.reasoning)

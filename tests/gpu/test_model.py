@@ -205,7 +205,7 @@ def test_what_cannot_run_is_one_clear_error(tmp_path) -> None:
     try:
         pool.free_all_blocks()
         pool.set_limit(size=used + (8 << 20))
-        with pytest.raises(DeviceError, match="do not fit the device"):
+        with pytest.raises(DeviceError, match="do not fit the budget"):
             load_model(embedded("target"), device="cuda")
     finally:
         pool.set_limit(size=limit)

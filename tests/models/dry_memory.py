@@ -97,13 +97,18 @@ class PinnedMemory:
     """Host memory."""
 
     def __init__(self, size: int) -> None:
+        if most_pinned and sum(pinned) + size > most_pinned[0]:
+            raise MemoryError("cudaErrorMemoryAllocation: out of memory")
         self.bytes = (ctypes.c_ubyte * size)()
+        self.ptr = ctypes.addressof(self.bytes)
         pinned.append(size)
 
 
 hooks: list[Any] = []
 lost: list[Block] = []
 pinned: list[int] = []
+most_pinned: list[int] = []
+"""Bytes that can be pinned, if there is a limit."""
 pool = Pool()
 allocators: list[Callable[[int], Any]] = [pool.malloc]
 
@@ -129,6 +134,8 @@ NAMES: dict[str, Any] = {
     "MemoryPool": Pool,
     "MemoryHook": MemoryHook,
     "PinnedMemory": PinnedMemory,
+    "UnownedMemory": lambda pointer, size, owner, device: owner,
+    "MemoryPointer": lambda memory, offset: SimpleNamespace(memory=memory),
     "PinnedMemoryPointer": lambda memory, offset: memory.bytes,
     "memory": SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     "using_allocator": using_allocator,

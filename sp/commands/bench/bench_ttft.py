@@ -205,11 +205,13 @@ def open_timed_pair(
     from sp.pipeline import Pipeline
 
     pair = Pipeline.assemble(
-        lambda at: open_model(*target, "target", at, ropes.get("target_rope")),
+        lambda at: open_model(*target, "target", at, ropes.get("target_rope"), budgets[0]),
         lambda at: open_model(*drafter, "drafter", at, ropes.get("drafter_rope")),
         device=device,
         vram=budgets[0],
     )
+    if pair.target.model.cold is not None and len(budgets) > 1:
+        raise ConfigError("experts wait in host memory as the first --vram asks; time one budget at a time")
     pair = replace(pair, target=without_ends(pair.target))
     for budget in budgets:
         pair.within(budget)  # one that cannot be is refused before anything is timed
@@ -217,17 +219,23 @@ def open_timed_pair(
 
 
 def open_model(
-    file: Path | None, shape: str | None, file_type: str, role: str, device: Any, rope: AskedScaling | None = None
+    file: Path | None,
+    shape: str | None,
+    file_type: str,
+    role: str,
+    device: Any,
+    rope: AskedScaling | None = None,
+    room: int | None = None,
 ) -> Any:
-    """A file, random weights in a shape, or the embedded model of a role."""
+    """A file, random weights in a shape, or the embedded model of a role; `room` as for `sp.pipeline.load`."""
     from sp.pipeline import embedded, load, synthetic
 
     if file is not None and shape is not None:
         raise ConfigError(f"give either --{role} or --synthetic-{role}")
     extrapolate = role == "drafter"
     if shape is not None:
-        return synthetic(shape, file_type, extrapolate=extrapolate, device=device, rope=rope)
-    return load(file or embedded(role), extrapolate=extrapolate, device=device, rope=rope)
+        return synthetic(shape, file_type, extrapolate=extrapolate, device=device, rope=rope, room=room)
+    return load(file or embedded(role), extrapolate=extrapolate, device=device, rope=rope, room=room)
 
 
 def config_key(config: Mapping[str, Any]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from sp.kernels import import_cupy
+from sp.models.layers.pinned_weight import PinnedWeight
 from sp.models.model import Model
 from sp.models.trunk import mapped
 from sp.ops.matmul.packed import PackedWeight
@@ -120,6 +122,10 @@ class Parts:
             self._put(name, _over(copy, place))
             self._away.pop(name, None)
 
+    def drop_ring(self) -> bool:
+        """Let go of the room that experts of cold layers are brought to, which is taken anew; whether there was any."""
+        return self.model.cold is not None and self.model.cold.ring.drop()
+
     def _tree(self, name: str) -> Any:
         trunk = self.model.trunk
         return trunk.blocks[int(name.split()[1])] if name.startswith("block") else getattr(trunk, name)
@@ -134,10 +140,15 @@ class Parts:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """The device arrays of a tree of dataclasses, in the order `mapped` meets them."""
+    """The device arrays of a tree of dataclasses, in the order `mapped` meets them; not what waits in host memory."""
     found: list[Any] = []
-    mapped(tree, lambda leaf: found.append(array_of(leaf)))
+    _moved(tree, lambda leaf: found.append(array_of(leaf)))
     return found
+
+
+def _moved(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """`mapped`, but for what lies in host memory and stays there."""
+    return mapped(tree, lambda each: each if isinstance(each, PinnedWeight) else leaf(each))
 
 
 def array_of(leaf: Any) -> Any:
@@ -153,7 +164,7 @@ def with_array(leaf: Any, array: Any) -> Any:
 def _over(copy: HostCopy, buffer: Any) -> Any:
     """The part over the same bytes elsewhere."""
     arrays = iter(views(buffer, copy.places))
-    return mapped(copy.tree, lambda leaf: with_array(leaf, next(arrays)))
+    return _moved(copy.tree, lambda leaf: with_array(leaf, next(arrays)))
 
 
 def _to_host(tree: Any) -> HostCopy:
@@ -173,7 +184,7 @@ def _to_host(tree: Any) -> HostCopy:
         stream.synchronize()
     places = tuple((at, array.shape, np.dtype(array.dtype)) for at, array in zip(starts, arrays, strict=True))
     held = iter(views(memory, places))
-    return HostCopy(memory, mapped(tree, lambda leaf: with_array(leaf, next(held))), places)
+    return HostCopy(memory, _moved(tree, lambda leaf: with_array(leaf, next(held))), places)
 
 
 def views(buffer: Any, places: Places) -> list[Any]:

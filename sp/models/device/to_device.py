@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -12,8 +12,11 @@ from sp.arrays import Bytes
 from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
+from sp.models.device.cold import stacks_of, with_cold
 from sp.models.device.parts import arrays_of
 from sp.models.device.upload import Part, stream_parts
+from sp.models.layers.cold_experts import ColdExperts
+from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
 from sp.ops.matmul.split_weight import SplitWeight
@@ -38,19 +41,26 @@ class WeightFile(Protocol):
 
 
 def trunk_to_device(
-    trunk: Trunk, file: WeightFile, progress: Callable[[int], None] | None = None
-) -> tuple[Trunk, int, tuple[Repacked, ...]]:
-    """`to_device` of a whole model, and what of it is re-packed.
+    trunk: Trunk, file: WeightFile, progress: Callable[[int], None] | None = None, cold: Sequence[int] = ()
+) -> tuple[Trunk, int, tuple[Repacked, ...], ColdExperts | None]:
+    """`to_device` of a whole model, what of it is re-packed, and what its `cold` layers share.
 
-    A tied embedding is held twice: as a table and, packed, as the head.
+    A tied embedding is held twice: as a table and, packed, as the head. The bytes are those of the device, with the
+    room that stacks of cold layers are brought to.
     """
     parts, tables = (trunk.blocks, trunk.output_norm, trunk.output), (trunk.embed,)
-    (blocks, norm, output), (table,), nbytes = to_device(parts, tables, file, progress)
-    return Trunk(table, blocks, norm, output), nbytes, repacked(parts, tables)
+    pinned = [weight for stacks in stacks_of(trunk, cold).values() for weight in stacks]
+    (blocks, norm, output), (table,), nbytes = to_device(parts, tables, file, progress, pinned)
+    moved, shared = with_cold(Trunk(table, blocks, norm, output), cold)
+    return moved, nbytes + (shared.ring.room if shared else 0), repacked(parts, tables), shared
 
 
 def to_device(
-    parts: Parts, tables: tuple[Weight, ...], file: WeightFile, progress: Callable[[int], None] | None = None
+    parts: Parts,
+    tables: tuple[Weight, ...],
+    file: WeightFile,
+    progress: Callable[[int], None] | None = None,
+    pinned: Sequence[Weight] = (),
 ) -> tuple[Parts, tuple[Weight, ...], int]:
     """Copy weights that are views of `file` to the current device.
 
@@ -64,13 +74,15 @@ def to_device(
     file : GGUFFile or SafetensorsFile
     progress : callable, optional
         See `load_model`.
+    pinned : sequence of Weight
+        Of `parts`; they are packed on the device and go to pinned memory of the host.
 
     Returns
     -------
     parts, tables
         The same on the device.
     nbytes : int
-        Of everything copied, as it is held.
+        Of everything that stays on the device, as it is held.
 
     Raises
     ------
@@ -84,20 +96,34 @@ def to_device(
     require_device()
     try:
         with device_errors():
-            return _copied(parts, tables, file, progress)
+            return _copied(parts, tables, file, progress, {id(w) for w in pinned})
     except DeviceError as error:
         if "memory is full" not in str(error):
             raise
-        free, total = import_cupy().cuda.runtime.memGetInfo()
         more = "".join(f"; {each}" for each in repacked(parts, tables))
         raise DeviceError(
-            f"{file.path}: its {file.nbytes / 1e9:.1f} GB of weights{more} do not fit the device, which has "
-            f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free; take a smaller model or free the device"
+            f"{file.path}: its {file.nbytes / 1e9:.1f} GB of weights{more} do not fit {_too_small()}"
         ) from error
 
 
+def _too_small() -> str:
+    """What weights do not fit, and what to do: a budget of memory, or the device."""
+    cupy = import_cupy()
+    if limit := cupy.get_default_memory_pool().get_limit():
+        return f"the budget of {limit / 2**30:.2f} GiB; take a smaller model or a larger --vram"
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return (
+        f"the device, which has {free / 1e9:.1f} of {total / 1e9:.1f} GB free; take a smaller model, free the device, "
+        "or let experts of a mixture wait in host memory by a --vram"
+    )
+
+
 def _copied(
-    parts: Parts, tables: tuple[Weight, ...], file: WeightFile, progress: Callable[[int], None] | None
+    parts: Parts,
+    tables: tuple[Weight, ...],
+    file: WeightFile,
+    progress: Callable[[int], None] | None,
+    pinned: Container[int],
 ) -> tuple[Parts, tuple[Weight, ...], int]:
     cupy = import_cupy()
     placed: dict[int, Any] = {}
@@ -109,7 +135,7 @@ def _copied(
         if id(leaf) not in placed:
             if isinstance(leaf, Weight):
                 assert len(leaf.shape) == 2, f"{leaf.name} {leaf.shape}"
-                placed[id(leaf)] = empty_matrix(leaf.name, leaf.format, leaf.shape)
+                placed[id(leaf)] = empty_matrix(leaf.name, leaf.format, leaf.shape, pinned=id(leaf) in pinned)
                 sources[id(leaf)] = leaf
             else:
                 placed[id(leaf)] = cupy.asarray(leaf, np.float32)
@@ -133,8 +159,15 @@ def _copied(
     return moved, tuple(kept.values()), nbytes
 
 
-def empty_matrix(name: str, fmt: BlockFormat, shape: tuple[int, ...]) -> PackedWeight | SplitWeight:
-    """Room on the device for a matrix of a format, in what `sp.quant.repack` makes of it."""
+def empty_matrix(
+    name: str, fmt: BlockFormat, shape: tuple[int, ...], *, pinned: bool = False
+) -> PackedWeight | SplitWeight:
+    """Room on the device for a matrix of a format, in what `sp.quant.repack` makes of it.
+
+    Room in pinned memory of the host is for stacks of experts, of which there are none so narrow that they are split.
+    """
+    if pinned:
+        return allocate_pinned(name, device_format(fmt, shape[1]), shape)
     if is_split(fmt, shape):
         return SplitWeight.empty(name, shape)
     return allocate(name, device_format(fmt, shape[1]), shape)
@@ -144,6 +177,8 @@ def fill_rows(matrix: PackedWeight | SplitWeight, fmt: BlockFormat, start: int, 
     """Fill rows `start` and on, a multiple of 64, of what `empty_matrix` made, from rows of the file on the device."""
     if isinstance(matrix, SplitWeight):
         matrix.fill(start, raw)
+    elif isinstance(matrix, PinnedWeight):
+        pack_rows_pinned(matrix, start, as_format(raw, fmt, matrix.format))
     else:
         pack_rows(matrix, start, as_format(raw, fmt, matrix.format))
 

@@ -10,8 +10,9 @@ from math import ceil
 from typing import Any
 
 from sp.models.config import ModelConfig
+from sp.models.inspect.cold_layers import least_cold
 from sp.models.inspect.known_cards import KNOWN
-from sp.models.inspect.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
+from sp.models.inspect.memory import Stacks, held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.quant import BlockFormat
 
@@ -87,14 +88,32 @@ class Need:
         With both models there all the time.
     by_turns : int
         Where the model that is not at work may leave for host memory, as it does within ``--vram``.
+    cold : int or None
+        Where experts of the target wait there besides, see `least_cold`.
     """
 
     together: int
     by_turns: int
+    cold: int | None = None
+
+    @property
+    def least(self) -> int:
+        """In whatever way takes least."""
+        return self.by_turns if self.cold is None else min(self.by_turns, self.cold)
 
 
-def need(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int, kv: str, keep: float = KEEP) -> Need:
+def need(
+    target: ModelConfig,
+    weights: int,
+    drafter: Drafter | None,
+    tokens: int,
+    kv: str,
+    keep: float = KEEP,
+    stacks: Stacks = (),
+) -> Need:
     """What a prompt of so many tokens and its answer need: read whole, or a share after a drafter has scored it.
+
+    `stacks` are those of a mixture's experts, see `stack_bytes`.
 
     Examples
     --------
@@ -106,38 +125,50 @@ def need(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int
     read = tokens if drafter is None else ceil(keep * tokens)
     held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
     reading = held + reading_bytes(target, read)
+    cold = least_cold(target, weights, stacks, reading - weights)
     if drafter is None:
-        return Need(reading, reading)
+        return Need(reading, reading, cold)
     scoring = drafter.weights + scoring_bytes(drafter.config, tokens)
-    return Need(max(reading + drafter.weights, held + scoring), max(reading, scoring))
+    together = max(reading + drafter.weights, held + scoring)
+    return Need(together, max(reading, scoring), None if cold is None else max(cold, scoring))
 
 
 def card_rows(
-    target: ModelConfig, weights: int, drafters: Iterable[Drafter], kv: str, lengths: Iterable[int] = LENGTHS
+    target: ModelConfig,
+    weights: int,
+    drafters: Iterable[Drafter],
+    kv: str,
+    lengths: Iterable[int] = LENGTHS,
+    stacks: Stacks = (),
 ) -> list[dict[str, Any]]:
     """For every card the longest prompt that it answers, in full and with each drafter.
 
     Returns
     -------
     list of dict
-        ``card`` in GiB, ``kv``, ``full`` (tokens, or None where not even the shortest length fits) and ``drafters``:
-        name to ``together`` and ``by_turns``, tokens or None alike. Tokens are those of the prompt with its answer;
-        in full they are tried up to the target's window.
+        ``card`` in GiB, ``kv``, ``full`` (tokens, or None where not even the shortest length fits), ``full_by_turns``
+        (the same where experts may wait in host memory) and ``drafters``: name to ``together`` and ``by_turns``, tokens
+        or None alike. Tokens are those of the prompt with its answer; in full they are tried up to the target's window.
     """
     lengths, rows = tuple(lengths), []
-    whole = {n: need(target, weights, None, n - ANSWER, kv).together for n in lengths if n <= target.context}
-    pairs = {one.name: {n: need(target, weights, one, n - ANSWER, kv) for n in lengths} for one in drafters}
+
+    def needs_of(drafter: Drafter | None, most: int) -> dict[int, Need]:
+        return {n: need(target, weights, drafter, n - ANSWER, kv, stacks=stacks) for n in lengths if n <= most}
+
+    whole = needs_of(None, target.context)
+    pairs = {one.name: needs_of(one, max(lengths)) for one in drafters}
     for card in CARDS:
         room = (card << 30) - SYSTEM
         rows.append(
             {
                 "card": card,
                 "kv": kv,
-                "full": _longest(whole, room),
+                "full": _longest({n: one.together for n, one in whole.items()}, room),
+                "full_by_turns": _longest({n: one.least for n, one in whole.items()}, room),
                 "drafters": {
                     name: {
                         "together": _longest({n: one.together for n, one in needs.items()}, room),
-                        "by_turns": _longest({n: one.by_turns for n, one in needs.items()}, room),
+                        "by_turns": _longest({n: one.least for n, one in needs.items()}, room),
                     }
                     for name, needs in pairs.items()
                 },

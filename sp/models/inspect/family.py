@@ -10,7 +10,7 @@ from sp.gguf.reader import GGUFFile
 from sp.models.config import ModelConfig
 from sp.models.cost import active_params
 from sp.models.inspect.cards import ANSWER, KEEP, LENGTHS, card_rows, drafters_for
-from sp.models.inspect.memory import Held, held_weights, kv_bytes, state_bytes
+from sp.models.inspect.memory import Held, held_weights, kv_bytes, stack_bytes, state_bytes
 from sp.models.inspect.ways import caches
 from sp.models.rope_keys import rope_facts
 from sp.quant import FORMATS
@@ -36,7 +36,7 @@ def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]
         rows = held_weights(config, formats)
     except (ModelError, KeyError):  # too narrow for the device, or not all there
         return found
-    weights = sum(row.nbytes for row in rows)
+    weights, stacks = sum(row.nbytes for row in rows), stack_bytes(config, formats)
     drafters = drafters_for(config, sum(info.elements for info in file.tensors.values()))[:SHOWN]
     kv = caches(config)
     return found | {
@@ -49,7 +49,7 @@ def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]
         "cards": {
             "keep_ratio": KEEP,
             "answer_tokens": ANSWER,
-            "rows": [row for name in kv for row in card_rows(config, weights, drafters, name)],
+            "rows": [row for name in kv for row in card_rows(config, weights, drafters, name, stacks=stacks)],
         },
     }
 

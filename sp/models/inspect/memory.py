@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.cache.pages import page_format
 from sp.models.config import ModelConfig
 from sp.models.passes.forward import CHUNK
-from sp.models.recording import Tensor
+from sp.models.recording import Tensor, layer_of
 from sp.models.trunk import trunk_tensors
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.matmul.fragment_order import plane_offsets
 from sp.quant import F32, BlockFormat
 from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
+Stacks = tuple[tuple[int, ...], ...]
+"""Bytes of every stack of experts, by layer."""
 EMBEDDING = "token_embd.weight"
 STREAMS = 16
 """Residual streams in float32 that the work on one chunk takes, at most."""
@@ -83,6 +86,28 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> lis
             if target not in row.targets:
                 row.targets.append(target)
     return sorted(rows.values(), key=lambda row: -row.nbytes)
+
+
+def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stacks:
+    """Bytes of every stack of experts on the device, by layer; none of a model without experts.
+
+    Parameters and errors as for `held_weights`.
+
+    Examples
+    --------
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> shape = find_shape("tiny-qwen3moe")
+    >>> stack_bytes(shape.config, {name: fmt for name, _, fmt in shape.plan("q8_0")})[0]
+    (557056, 557056, 557056)
+    """
+    if config.experts is None:
+        return ()
+    found: list[list[int]] = [[] for _ in config.kinds]
+    for tensor in trunk_tensors(config, formats):
+        layer = layer_of(tensor.name)
+        if tensor.kind == "stack" and layer is not None:
+            found[layer].append(sum(nbytes for _, nbytes in _places(tensor, formats[tensor.name], tied=False)))
+    return tuple(tuple(sizes) for sizes in found)
 
 
 def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> int:
@@ -154,10 +179,24 @@ def least_bytes(config: ModelConfig, weights: int, tokens: int, kv: str) -> int:
 def reading_bytes(config: ModelConfig, tokens: int) -> int:
     """Bound of what a target's prefill of so many tokens takes beside weights, cache and states.
 
-    The streams of one chunk, and keys and values of one layer in 16 bits.
+    The streams of one chunk, what its experts are given and give, and keys and values of one layer in 16 bits.
     """
     streams = STREAMS * 4 * config.hidden * min(tokens, CHUNK["cuda"])
-    return SCRATCH + streams + 2 * 2 * tokens * config.kv_heads * config.head_dim
+    experts = expert_bytes(config, min(tokens, CHUNK["cuda"]))
+    return SCRATCH + streams + experts + 2 * 2 * tokens * config.kv_heads * config.head_dim
+
+
+def expert_bytes(config: ModelConfig, tokens: int) -> int:
+    """Bytes that experts of one layer take beside their weights: rows sorted by expert, each one's last block padded.
+
+    Inputs, outputs and what lies between in 16 bits; and scales of gate and up as the portable kernels read them, of
+    eight values a byte.
+    """
+    e = config.experts
+    if e is None:
+        return 0
+    rows = e.used * tokens + e.count * BLOCK_SM90
+    return 2 * rows * (2 * config.hidden + 3 * e.width) + 2 * e.count * e.width * config.hidden // 8
 
 
 def scoring_bytes(config: ModelConfig, tokens: int) -> int:

@@ -12,9 +12,12 @@ from sp.errors import ModelError
 from sp.gguf import GGUFFile
 from sp.models.config import ModelConfig
 from sp.models.inspect.cards import ANSWER, CARDS, KEEP, Drafter, need
+from sp.models.inspect.cold_layers import Cold, cold_layers
 from sp.models.inspect.subject import Subject, read_subject
 from sp.models.inspect.verdict import Verdict, judge, proposed_drafter
 from sp.models.inspect.ways import SPOKEN, Way, best, caches, longest, room, scoring_way, ways
+from sp.models.layers.cold_experts import told
+from sp.models.passes.forward import CHUNK
 from sp.models.synthetic.shapes import find_shape
 
 ASK = '--prompt-file TEXT.txt --question "..."'
@@ -87,12 +90,24 @@ class Plan:
         card = self.verdict.card
         if self.drafter is None or self.sizes is None or card is None or self.tokens > self.sizes[0].context:
             return ()
-        kv = next(
-            (one.kv for one in ways(*self.sizes, self.drafter, self.tokens, self.keep) if one.nbytes <= room(card)),
-            None,
-        )
-        full = next((one for one in ways(*self.sizes, None, self.tokens) if one.kv == kv), None)
-        return ("--no-full",) if full is None or full.nbytes > room(card) else ()
+        way = best(self._ways(self.drafter), card)
+        full = [one for one in self._ways(None) if way is not None and one.kv == way.kv]
+        return () if best(full, card) else ("--no-full",)
+
+    def _ways(self, drafter: Drafter | None) -> list[Way]:
+        """All ways to run what was asked for."""
+        if self.sizes is None:
+            return []
+        return list(ways(*self.sizes, drafter, self.tokens, self.keep, self.target.stacks))
+
+    @property
+    def cold(self) -> Cold | None:
+        """Which experts wait in host memory on the verdict's card; None if none do."""
+        card = self.verdict.card
+        if self.sizes is None or card is None or not any("--vram" in option for option in self.verdict.options):
+            return None
+        found = cold_layers(*self.sizes, self.target.stacks, room(card))
+        return found if found.layers else None
 
     def memory(self) -> Iterator[dict[str, Any]]:
         """Bytes on the card by type of cache and length: in full, and with the drafter, both there or by turns.
@@ -101,18 +116,20 @@ class Plan:
         """
         if self.sizes is None:
             return
-        config, weights = self.sizes
+        (config, weights), stacks = self.sizes, self.target.stacks
         for kv in caches(config):
             for tokens in self.lengths:
                 read = tokens - ANSWER
-                whole = need(config, weights, None, read, kv).together if tokens <= config.context else None
-                pair = None if self.drafter is None else need(config, weights, self.drafter, read, kv, self.keep)
+                whole = need(config, weights, None, read, kv, stacks=stacks) if tokens <= config.context else None
+                pair = self.drafter and need(config, weights, self.drafter, read, kv, self.keep, stacks)
                 yield {
                     "kv": kv,
                     "tokens": tokens,
-                    "full": whole,
+                    "full": whole and whole.together,
+                    "full_cold": whole and whole.cold,
                     "together": pair and pair.together,
                     "by_turns": pair and pair.by_turns,
+                    "cold": pair and pair.cold,
                 }
         if self.verdict.role == "drafter":
             alone = Drafter(self.target.path, config, weights)
@@ -126,9 +143,9 @@ class Plan:
         """
         if self.sizes is None or self.verdict.role == "drafter":
             return
-        found = list(ways(*self.sizes, self.drafter, self.tokens, self.keep))
+        found = self._ways(self.drafter)
         for card in sorted({*CARDS, *((self.card,) if self.card else ())}):
-            most = longest(*self.sizes, self.drafter, card, self.keep)
+            most = longest(*self.sizes, self.drafter, card, self.keep, self.target.stacks)
             yield {
                 "card": card,
                 "way": _told(best(found, card), card),
@@ -155,6 +172,14 @@ class Plan:
             "keep_ratio": self.keep,
             "window": self.target.config and self.target.config.context,
             "weights_bytes": self.target.weights,
+            "experts": self.cold
+            and {
+                "layers": len(self.cold.layers),
+                "host_bytes": self.cold.host,
+                "device_bytes": self.cold.device,
+                "tokens_a_turn": CHUNK["cuda"],
+                "line": told(self.cold.layers, len(self.target.stacks), self.cold.host),
+            },
             "drafter": drafter,
             "memory": list(self.memory()),
             "cards": list(self.cards()),

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-WORDS = {"full": "in full", "together": "with the drafter", "by_turns": "by turns"}
+WORDS = {
+    "full": "in full",
+    "full_cold": "in full, experts on the host",
+    "together": "with the drafter",
+    "by_turns": "by turns",
+    "cold": "by turns, experts on the host",
+}
 CROSSED = {
     "same": "same vocabulary",
     "as large": "vocabulary as large",
@@ -49,6 +55,10 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         return
     yield "file", plan["path"]
     yield "weights", f"{size_of(plan['weights_bytes'])} on the card; a window of {plan['window']:,} tokens"
+    if experts := plan["experts"]:
+        yield "experts", experts["line"]
+        each, over = experts["tokens_a_turn"], experts["host_bytes"] / 1e9
+        yield "", f"each {each:,} tokens the target reads bring {over:.1f} GB over the bus"
     drafter = plan["drafter"]
     if drafter is None:
         return

@@ -11,12 +11,13 @@ from sp.gguf import ChatTemplate, GGUFFile, render_chat
 from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import NORMAL, Vocabulary, read_vocabulary
 from sp.kernels.specs.attention.attention_rows import HEAD_DIMS
+from sp.kernels.specs.experts import MOST_EXPERTS, MOST_USED
 from sp.models.architectures.base import read_config
 from sp.models.config import ModelConfig
 from sp.models.file_type import tensor_format
 from sp.models.inspect.cards import weights_bytes
 from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
-from sp.models.inspect.memory import streamed_bytes
+from sp.models.inspect.memory import Stacks, stack_bytes, streamed_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
 from sp.quant import FORMATS, BlockFormat
@@ -46,6 +47,8 @@ class Subject:
         Bytes of the weights that a pass reads, see `streamed_bytes`; None where `weights` is.
     shape : str or None
         Of a named shape, which is no file.
+    stacks : tuple of tuple of int
+        Bytes of its experts on the device, by layer; none of a model without them.
     """
 
     path: str
@@ -59,6 +62,7 @@ class Subject:
     names: tuple[str, ...]
     streamed: int | None = None
     shape: str | None = None
+    stacks: Stacks = ()
 
     @property
     def stopped(self) -> Hindrance | None:
@@ -69,7 +73,10 @@ class Subject:
     def on_device(self) -> bool:
         """Whether a GPU runs it, given enough memory."""
         config = self.config
-        return self.weights is not None and config is not None and config.head_dim in HEAD_DIMS
+        if self.weights is None or config is None or config.head_dim not in HEAD_DIMS:
+            return False
+        experts = config.experts
+        return experts is None or (experts.count <= MOST_EXPERTS and experts.used <= MOST_USED)
 
     @cached_property
     def text_tokens(self) -> int | None:
@@ -100,7 +107,7 @@ def read_subject(file: GGUFFile) -> Subject:
         config = read_config(file)
     except (GGUFError, ModelError):
         config = None
-    weights, streamed = _sizes(config, formats)
+    weights, streamed, stacks = _sizes(config, formats)
     return Subject(
         str(file.path),
         file.nbytes,
@@ -112,6 +119,7 @@ def read_subject(file: GGUFFile) -> Subject:
         weights,
         tuple(file.tensors),
         streamed,
+        stacks=stacks,
     )
 
 
@@ -126,9 +134,10 @@ def shape_subject(name: str, file_type: str) -> Subject:
     formats = {tensor: fmt for tensor, _, fmt in plan}
     nbytes = sum(fmt.nbytes(size) for _, size, fmt in plan)
     parameters = sum(tensor.size for tensor in shape.tensors())
-    weights, streamed = _sizes(shape.config, formats)
+    weights, streamed, stacks = _sizes(shape.config, formats)
     path = f"{name}-{file_type}.synthetic"
-    return Subject(path, nbytes, parameters, False, (), None, shape.config, weights, tuple(formats), streamed, name)
+    held = weights, tuple(formats), streamed, name, stacks
+    return Subject(path, nbytes, parameters, False, (), None, shape.config, *held)
 
 
 def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
@@ -139,14 +148,14 @@ def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
         return None, without_path(error, file)
 
 
-def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat]) -> tuple[int | None, int | None]:
-    """Bytes on the device, and of them those that a pass reads, as far as there are any."""
+def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat]) -> tuple[int | None, int | None, Stacks]:
+    """Bytes on the device, of them those that a pass reads, and those of experts, as far as there are any."""
     if config is None:
-        return None, None
+        return None, None, ()
     try:
-        return weights_bytes(config, formats), streamed_bytes(config, formats)
+        return weights_bytes(config, formats), streamed_bytes(config, formats), stack_bytes(config, formats)
     except (ModelError, KeyError):  # too narrow for the device, or not all there
-        return None, None
+        return None, None, ()
 
 
 def _of_template(file: GGUFFile, vocabulary: Vocabulary | None) -> Iterable[Hindrance]:

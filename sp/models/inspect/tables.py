@@ -145,7 +145,8 @@ def _cards(cards: dict[str, Any]) -> Iterator[RenderableType]:
         table.add_column(f"with {name}", justify="right")
     for row in sorted(cards["rows"], key=lambda row: row["card"]):
         pairs = [_pair(row["drafters"][name]) for name in names]
-        table.add_row(f"{row['card']} GB card", row["kv"], _tokens(row["full"]), *pairs)
+        whole = _pair({"together": row["full"], "by_turns": row["full_by_turns"]})
+        table.add_row(f"{row['card']} GB card", row["kv"], whole, *pairs)
     yield table
     if names:
         yield Text(

@@ -107,7 +107,7 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
     if role == "drafter":
         found = [scoring_way(Drafter(target.path, config, weights), tokens)]
     else:
-        found = list(ways(config, weights, drafter, tokens, keep))
+        found = list(ways(config, weights, drafter, tokens, keep, target.stacks))
     if not found:
         why = f"{spoken(tokens)} tokens are more than the window of {config.context}, and no drafter compresses them"
         return Verdict("no", card, tokens, why=why)
@@ -126,7 +126,7 @@ def _instead_of(target: Subject, drafter: Drafter | None, card: int, tokens: int
     """What to take where memory does not suffice: a shorter prompt, the same model in fewer bits, or a smaller one."""
     assert target.config is not None
     assert target.weights is not None
-    found = longest(target.config, target.weights, drafter, card, keep)
+    found = longest(target.config, target.weights, drafter, card, keep, target.stacks)
     shorter = [f"a prompt of up to {spoken(found[0])}"] if found and found[0] < tokens else []
     return (
         ", or ".join([*shorter, *_narrower(target, drafter, card, tokens, keep)] or _published_for(card, tokens))

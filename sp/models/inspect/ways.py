@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sp.models.cache.pages import DEVICE_KV_FORMATS, KV_FORMATS
 from sp.models.config import ModelConfig
 from sp.models.inspect.cards import ANSWER, CARDS, KEEP, SYSTEM, Drafter, need
-from sp.models.inspect.memory import scoring_bytes
+from sp.models.inspect.memory import Stacks, scoring_bytes
 
 SPOKEN = (8192, 32768, 131072)
 """Lengths of prompt and answer, in tokens, that a plan tells memory of."""
@@ -23,7 +23,7 @@ class Way:
     kv : str
         Type of the target's cache.
     by_turns : bool
-        Whether idle weights have to wait in host memory.
+        Whether idle weights have to wait in host memory; experts of the target among them where that takes least.
     nbytes : int
         What it takes on the card.
     """
@@ -52,19 +52,29 @@ def caches(target: ModelConfig) -> list[str]:
     return [name for name in DEVICE_KV_FORMATS if target.head_dim % KV_FORMATS[name].block_size == 0]
 
 
-def ways(target: ModelConfig, weights: int, drafter: Drafter | None, tokens: int, keep: float = KEEP) -> Iterator[Way]:
+def ways(
+    target: ModelConfig,
+    weights: int,
+    drafter: Drafter | None,
+    tokens: int,
+    keep: float = KEEP,
+    stacks: Stacks = (),
+) -> Iterator[Way]:
     """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first.
 
-    Turns cost copies and change no token; a narrower cache rounds keys and values, so it comes after them. Without a
-    drafter everything is read, of which there is no way where the window is shorter.
+    Turns cost copies and change no token, those of experts (`stacks`, see `stack_bytes`) the most; a narrower cache
+    rounds keys and values, so it comes after them. Without a drafter everything is read, of which there is no way where
+    the window is shorter.
     """
     if drafter is None and tokens > target.context:
         return
     for kv in caches(target):
-        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep)
+        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks)
         yield Way(kv, False, found.together)
         if found.by_turns < found.together:
             yield Way(kv, True, found.by_turns)
+        if found.least < found.by_turns:
+            yield Way(kv, True, found.least)
 
 
 def scoring_way(drafter: Drafter, tokens: int) -> Way:
@@ -83,10 +93,10 @@ def smallest_card(found: Sequence[Way]) -> int | None:
 
 
 def longest(
-    target: ModelConfig, weights: int, drafter: Drafter | None, card: int, keep: float = KEEP
+    target: ModelConfig, weights: int, drafter: Drafter | None, card: int, keep: float = KEEP, stacks: Stacks = ()
 ) -> tuple[int, Way] | None:
     """The longest of `SPOKEN` that a card has a way for, and that way; None if it has none for the shortest."""
     for tokens in reversed(SPOKEN):
-        if way := best(list(ways(target, weights, drafter, tokens, keep)), card):
+        if way := best(list(ways(target, weights, drafter, tokens, keep, stacks)), card):
             return tokens, way
     return None

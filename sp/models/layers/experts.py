@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sp.arrays import Floats
 from sp.models.config import ExpertConfig
+from sp.models.layers.cold_experts import BY_NEED, ColdLayer
 from sp.models.weights import Store
-from sp.ops.experts.expert_mlp import add_experts
-from sp.ops.experts.routing import route
+from sp.ops.experts.expert_mlp import Shared, add_experts
+from sp.ops.experts.routing import Routing, route
 from sp.ops.experts.stack import Stack
 from sp.ops.matmul.project import gated_project, project
 from sp.ops.norms import Norm, Ready, rms_norm
@@ -45,7 +46,9 @@ class SharedExpert:
 class Experts:
     """A router, the experts it chooses from, and perhaps one that is always asked; see `FeedForward`.
 
-    Files hold gate and up either in tensors of their own or in one, of every expert the gate's rows first.
+    Files hold gate and up either in tensors of their own or in one, of every expert the gate's rows first. Where `cold`
+    is given, `into` and `down` lie in host memory: few tokens read there what they chose, for many all of it is
+    brought over.
 
     References
     ----------
@@ -57,6 +60,7 @@ class Experts:
     into: tuple[Weight, ...]
     down: Weight
     shared: SharedExpert | None
+    cold: ColdLayer | None = None
 
     @classmethod
     def take(cls, store: Store, index: int) -> Experts:
@@ -87,11 +91,21 @@ class Experts:
 
     def __call__(self, x: Floats, norm: Norm) -> Floats:
         """See `FeedForward`."""
-        h, hidden = rms_norm(x, *norm), x.shape[1]
+        h = rms_norm(x, *norm)
         (logits,) = project(h, (self.router,), f32=(True,))
         routing = route(logits, self.sizes.used, normalised=self.sizes.normalised)
         shared = None if self.shared is None else (self.shared.mix, self.shared(x, norm))
-        return add_experts(x, h, self.gate, self.up, Stack(self.down, hidden, 0, hidden), routing, shared)
+        if self.cold is None:
+            return self._add(x, h, routing, shared)
+        self.cold.count(routing.experts)
+        if len(x) <= BY_NEED:
+            return self._add(x, h, routing, shared)
+        with self.cold.ring.lent(self.cold.index) as (*into, down):
+            return replace(self, into=tuple(into), down=down)._add(x, h, routing, shared)
+
+    def _add(self, x: Floats, h: Floats, routing: Routing, shared: Shared | None) -> Floats:
+        down = Stack(self.down, x.shape[1], 0, x.shape[1])
+        return add_experts(x, h, self.gate, self.up, down, routing, shared)
 
     def add_before(self, x: Floats, norm: Norm | Ready, then: Norm) -> tuple[Floats, Norm | Ready]:
         """See `FeedForward`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,11 @@ from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
 from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
+from sp.models.device.cold import with_cold
 from sp.models.device.parts import arrays_of
 from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
 from sp.models.model import Model
+from sp.models.recording import layer_of
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_vector
@@ -27,11 +30,13 @@ POOL_BITS = 16
 """Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
 
 
-def random_model(shape: str, file_type: str, seed: int = 0, rope: AskedScaling | None = None) -> Model:
+def random_model(
+    shape: str, file_type: str, seed: int = 0, rope: AskedScaling | None = None, cold: Sequence[int] = ()
+) -> Model:
     """A model of a named shape with random weights, on the current device.
 
     The weights have the formats and the spread of `write_synthetic`'s, but are drawn from few blocks, so that a large
-    model takes a second. What it says is noise; what it costs is real.
+    model takes a second. What it says is noise; what it costs is real. Experts of `cold` layers wait in host memory.
 
     Raises
     ------
@@ -44,11 +49,13 @@ def random_model(shape: str, file_type: str, seed: int = 0, rope: AskedScaling |
     require_device()
     with device_errors():
         config = found.config if rope is None else rope.applied(found.config)
-        store = RandomStore(config, found.plan(file_type), seed)
+        store = RandomStore(config, found.plan(file_type), seed, cold)
         trunk = Trunk.take(store)
         if trunk.output is trunk.embed:
             trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))
-        return Model(store.config, trunk, "cuda", store.nbytes, store.repacked)
+        trunk, shared = with_cold(trunk, cold)
+        room = shared.ring.room if shared else 0
+        return Model(store.config, trunk, "cuda", store.nbytes + room, store.repacked, shared)
 
 
 class RandomStore:
@@ -59,16 +66,18 @@ class RandomStore:
     config : ModelConfig
     plan : Plan
     seed : int
+    cold : sequence of int
+        Layers whose experts are to lie in host memory.
 
     Attributes
     ----------
     config : ModelConfig
     nbytes : int
-        Bytes handed out so far.
+        Bytes of the device handed out so far.
     """
 
-    def __init__(self, config: ModelConfig, plan: Plan, seed: int = 0) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, plan: Plan, seed: int = 0, cold: Sequence[int] = ()) -> None:
+        self.config, self._cold = config, frozenset(cold)
         self.nbytes = 0
         self._formats = {name: fmt for name, _, fmt in plan}
         self._rng = np.random.default_rng(seed)
@@ -98,12 +107,12 @@ class RandomStore:
 
     def stack(self, name: str, shape: tuple[int, int, int]) -> Any:
         """Matrices of experts, packed one under the other."""
-        return self.packed(name, (shape[0] * shape[1], shape[2]))
+        return self.packed(name, (shape[0] * shape[1], shape[2]), pinned=layer_of(name) in self._cold)
 
-    def packed(self, name: str, shape: tuple[int, ...], data: Any = None) -> Any:
+    def packed(self, name: str, shape: tuple[int, ...], data: Any = None, *, pinned: bool = False) -> Any:
         """A packed matrix of random rows, or of those in `data`."""
         fmt = self._formats[name]
-        made = empty_matrix(name, fmt, shape)
+        made = empty_matrix(name, fmt, shape, pinned=pinned)
         for rows in row_slices(shape[0], fmt.row_bytes(shape[1])):
             raw = self._rows(name, (rows.stop - rows.start, int(shape[1])), rows.start) if data is None else data[rows]
             fill_rows(made, fmt, rows.start, raw)

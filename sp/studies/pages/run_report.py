@@ -73,6 +73,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "repacked": result.answer.trace.facts.get("repacked", []),
         "positions": result.answer.trace.facts.get("positions", []),
         "selection": result.answer.trace.facts.get("selection", []),
+        "experts": result.answer.trace.facts.get("experts", []),
         "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
         "files": {name: str(path) for name, path in files.items()},
@@ -142,6 +143,8 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "residency": result.answer.trace.facts.get("residency"),
         "positions": result.answer.trace.facts.get("positions", []),
         "selection": result.answer.trace.facts.get("selection", []),
+        "experts": result.answer.trace.facts.get("experts", []),
+        "expert_choices": result.answer.trace.facts.get("expert_choices"),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
         "tokens_by_pass": list(result.answer.passes),
@@ -214,7 +217,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
             console.print(line)
     if report["acceptance_length"] is not None:
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
-    for name in ("repacked", "positions", "selection"):
+    for name in ("repacked", "experts", "positions", "selection"):
         for line in report[name]:
             console.print(f"[b]{NOTES[name]}[/b]  {escape(line)}")
     if report["window"]:
@@ -244,7 +247,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
     console.print(f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s{against}")
 
 
-NOTES = {"repacked": "Re-packed", "positions": "Positions", "selection": "Selection"}
+NOTES = {"repacked": "Re-packed", "experts": "Experts", "positions": "Positions", "selection": "Selection"}
 """Lists of a report that say what should not go unsaid."""
 
 

@@ -1,0 +1,79 @@
+"""`sp plan` and `sp inspect` of mixtures: what they call runnable is what loading makes room for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hollow_files import write_hollow
+from rich.console import Console
+
+from sp.models.inspect import inspect_file
+from sp.models.inspect.cards import ANSWER, CARDS, KEEP
+from sp.models.inspect.cold_layers import cold_layers
+from sp.models.inspect.plan import plan_file
+from sp.models.inspect.plan_tables import render_plan
+from sp.models.inspect.ways import SPOKEN, best, room, ways
+from sp.pipeline import RunOptions
+from sp.pipeline.window import check_memory, check_scoring
+
+SHAPES = ("qwen3.6-35b-a3b", "qwen3-30b-a3b")
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def path(request, tmp_path_factory) -> Path:
+    return write_hollow(tmp_path_factory.mktemp("m") / "m.gguf", request.param, "q4_k_m")
+
+
+def test_a_small_card_runs_it_with_experts_on_the_host(path) -> None:
+    for card in (12, 16):
+        plan = plan_file(path, card=card)
+        assert plan.verdict.runs == "with"
+        assert f"--vram {card - 1}g" in plan.verdict.options
+        told = plan.as_dict()["experts"]
+        assert told["line"].startswith(f"experts of {told['layers']} of ")
+        assert told["device_bytes"] < room(card) < (plan.target.weights or 0)
+    large = plan_file(path, card=80)
+    assert large.verdict.runs == "yes"
+    assert large.as_dict()["experts"] is None
+
+
+def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(path, tmp_path: Path) -> None:
+    plan = plan_file(path)
+    config, weights = plan.sizes or pytest.fail("no sizes")
+    drafter, stacks = plan.drafter or pytest.fail("no drafter"), plan.target.stacks
+    reader: Any = SimpleNamespace(path=tmp_path, model=SimpleNamespace(config=drafter.config, nbytes=drafter.weights))
+    tried = 0
+    for card in CARDS:
+        held = cold_layers(config, weights, stacks, room(card))
+        target: Any = SimpleNamespace(path=tmp_path, model=SimpleNamespace(config=config, nbytes=held.device))
+        for tokens in SPOKEN:
+            for scores, keep in ((drafter, KEEP), (None, 1.0)):
+                way = best(list(ways(config, weights, scores, tokens, stacks=stacks)), card)
+                if way is None:
+                    continue
+                options = RunOptions(max_new_tokens=ANSWER, kv=way.kv, keep_ratio=keep)  # type: ignore[arg-type]
+                check_memory(target, int(keep * (tokens - ANSWER)), options, room(card))
+                check_scoring(reader, tokens - ANSWER, options.scorer, room(card))
+                tried += 1
+    assert tried >= 3 * len(CARDS)
+
+
+def test_tables_tell_of_it_within_80_columns(path) -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+    console.print(render_plan(plan_file(path.parent / "m.gguf", card=12).as_dict() | {"path": "m.gguf"}))
+    text = console.export_text()
+    assert "layers wait in host memory, " in text
+    assert "GB over the bus" in text
+    assert "by turns, experts on the host" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_inspect_says_what_a_small_card_reads(path) -> None:
+    rows = inspect_file(path)["cards"]["rows"]
+    [small] = [row for row in rows if row["card"] == 12 and row["kv"] == "f16"]
+    assert small["full"] is None
+    assert small["full_by_turns"] == 32768
+    assert all(found["together"] is None and found["by_turns"] for found in small["drafters"].values())
