@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
-from sp.bench.imbalance import imbalance
 from sp.bench.record import running
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Cache, Model, prefill, prefill_sparse
+from sp.models.imbalance import imbalance
 from sp.ops.sparse.flashprefill import TopDensity
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
@@ -63,7 +63,7 @@ class Timing:
     densities : tuple of float
         Share of the causal blocks that each layer of a sparse prefill read.
     imbalance : float or None
-        Of the experts of a mixture, in a prefill; see `sp.bench.imbalance`.
+        Of the experts of a mixture, in a prefill; see `sp.models.imbalance`.
     """
 
     test: Trial

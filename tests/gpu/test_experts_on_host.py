@@ -16,7 +16,6 @@ from file_rows import file_rows
 from sp.decode.greedy import greedy
 from sp.models import Model, load_model, prefill, prefill_by_layer
 from sp.models.inspect.cold_layers import work_bytes
-from sp.models.layers.hot_experts import with_resident
 from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
 from sp.models.layers.stack_ring import StackRing
 from sp.models.passes.tree import TreeReader
@@ -70,14 +69,6 @@ def test_grouped_products_read_the_host(path) -> None:
         y = grouped.multiply(rows, Stack(held, 128, 0, 128), placed)
         found.append(y.get()[placed.places.get()])
     assert (found[0] == found[1]).all()
-
-
-def test_hot_experts_are_copied_from_the_host() -> None:
-    weight, _ = pinned(Q4_K, 6 * 128, 512, 2)
-    found = with_resident(Stack(weight, 128, 0, 128), np.array([1, 4]))
-    assert found.slots.get().tolist() == [-1, 0, -1, -1, 1, -1]
-    want = unpack(weight).reshape(6, 128, 512)[cupy.asarray([1, 4])]
-    assert (unpack(found.resident).reshape(2, 128, 512) == want).all()
 
 
 def test_places_are_not_overwritten_while_they_are_read() -> None:

@@ -46,11 +46,7 @@ class ColdExperts:
         self._chosen.fill(0)
 
     def end_of_prompt(self) -> None:
-        """What is chosen from now on is chosen while decoding.
-
-        Once kernels look at `Stack.slots`, this is where the hottest experts of every layer are copied to the device,
-        see `hottest` and `with_resident`.
-        """
+        """What is chosen from now on is chosen while decoding."""
         self._by_prompt[...] = self._chosen
         self._chosen.fill(0)
 

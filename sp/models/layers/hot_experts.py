@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sp.arrays import Ints
-from sp.models.layers.pinned_weight import PLANES
 from sp.ops.array_module import array_module
-from sp.ops.experts.stack import Stack
-from sp.ops.matmul.fragment_order import plane_offsets
-from sp.ops.matmul.packed import PackedWeight
-from sp.quant import Weight
 
 
 def count_choices(counts: Any, experts: Any, one: Any) -> None:
@@ -75,47 +69,3 @@ def hit_rate(prompt: Ints, decoded: Ints, share: float) -> float:
     most, total = int(share * prompt.shape[1]), int(decoded.sum())
     hits = sum(int(after[hottest(before, most)].sum()) for before, after in zip(prompt, decoded, strict=True))
     return hits / total if total else float("nan")
-
-
-def with_resident(stack: Stack, experts: Ints) -> Stack:
-    """The same matrices, those of some experts held a second time where they are read faster.
-
-    Kernels do not look at `Stack.slots` as yet and read every expert from the first weight; it is what one that does
-    will be given: a base address a plane, the table, and rows of whole tiles, `pitch` an expert, in both weights.
-
-    Parameters
-    ----------
-    stack : Stack
-        Of a `Weight`, or of a `PackedWeight` whose experts are whole tiles of rows.
-    experts : int (hot,)
-        Which ones, at least one.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sp.quant import F32
-    >>> stack = Stack(Weight.from_floats("w", np.arange(3, dtype=np.float32).reshape(3, 1), F32), 1, 0, 1)
-    >>> found = with_resident(stack, np.array([2]))
-    >>> found.slots.tolist(), found[2].dense().tolist(), found.resident.shape
-    ([-1, -1, 0], [[2.0]], (1, 1))
-    """
-    weight, slots = stack.weight, np.full(stack.count, -1, np.int32)
-    slots[experts] = np.arange(len(experts), dtype=np.int32)
-    if isinstance(weight, PackedWeight):
-        xp = array_module(weight.data)
-        return replace(stack, resident=_packed_rows(weight, stack, experts, xp), slots=xp.asarray(slots))
-    rows = weight.data.reshape(stack.count, stack.pitch, -1)[experts].reshape(len(experts) * stack.pitch, -1)
-    held = Weight(weight.name, weight.format, (len(rows), weight.shape[1]), rows)
-    return replace(stack, resident=held, slots=slots)
-
-
-def _packed_rows(weight: PackedWeight, stack: Stack, experts: Ints, xp: Any) -> PackedWeight:
-    """The rows of some experts as a packed weight: of each plane a run an expert, for row tiles come first in all."""
-    shape = len(experts) * stack.pitch, weight.shape[1]
-    held = PackedWeight(
-        weight.name, weight.format, shape, xp.empty(plane_offsets(weight.name, weight.format, shape).end, np.uint8)
-    )
-    for name in PLANES:
-        if (plane := weight.plane(name)) is not None:
-            held.plane(name)[:] = plane.reshape(stack.count, -1)[xp.asarray(experts)].ravel()
-    return held

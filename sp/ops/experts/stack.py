@@ -20,10 +20,6 @@ class Stack:
         Rows of one expert.
     first, rows : int
         Those of them that are this matrix: where gate and up share a tensor, each is a half.
-    resident : Weight (hot * pitch, in), optional
-        Rows of some experts once more, where they are read faster; see `sp.models.layers.hot_experts.with_resident`.
-    slots : int32 (count,), optional
-        Where among those each expert lies, -1 for one that is only in `weight`.
 
     Examples
     --------
@@ -39,8 +35,6 @@ class Stack:
     pitch: int
     first: int
     rows: int
-    resident: Any = None
-    slots: Any = None
 
     @property
     def count(self) -> int:
@@ -49,7 +43,6 @@ class Stack:
 
     def __getitem__(self, expert: int) -> Weight:
         """The matrix (rows, in) of one expert, not copied; on the CPU."""
-        slot = -1 if self.slots is None else int(self.slots[expert])
-        w: Weight = self.weight if slot < 0 else self.resident
-        start = (expert if slot < 0 else slot) * self.pitch + self.first
+        start = expert * self.pitch + self.first
+        w: Weight = self.weight
         return replace(w, shape=(self.rows, w.shape[1]), data=w.data[start : start + self.rows])
