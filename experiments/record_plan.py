@@ -75,6 +75,8 @@ RECORD = ("--record", "{results}")
 OURS = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "asked_density": None}
 PAIR = {"target": "qwen3.6-27b-q4_k_m.synthetic", "keep_ratio": 0.05}
 MIX, LLAMA = "ud-q4_k_xl", "llama-3.1-70b"
+MIXTURE = "qwen3.6-35b-a3b"
+MIXED_PAIR = ("--synthetic-target", MIXTURE, "--synthetic-drafter", "qwen3-0.6b")
 TURN = ("bench", "turn", "--synthetic-target", "qwen3.6-27b", "--synthetic-drafter", "qwen3-0.6b")
 FIRST = (
     Item("build", sp("kernels", "build"), 90, alone=True),
@@ -124,6 +126,45 @@ MODELS = (
         ),
         120,
         (Want("ttft", 3, {"target": f"{LLAMA}-q4_k_m.synthetic"}),),
+    ),
+    Item(
+        "mixture",
+        sp("bench", "model", "--synthetic", MIXTURE, "-p", "512,8k,32k,128k", "-n", "64", *RECORD),
+        35,
+        (Want("prefill", 4, {"shape": MIXTURE, "type": "q4_k_m"}), Want("decode", 1, {"shape": MIXTURE})),
+    ),
+    Item(
+        "mixture, first token",
+        sp("bench", "ttft", *MIXED_PAIR, "-p", "128k", "--density", "0.05,0.24", "--vram", "none,23g", *RECORD),
+        60,
+        (Want("ttft", 4, {"target": f"{MIXTURE}-q4_k_m.synthetic", "prompt_tokens": 131072}),),
+    ),
+    Item(
+        "mixture within 11 GiB",
+        sp("bench", "ttft", *MIXED_PAIR, "-p", "32k,128k", "--density", "0.05", "--vram", "11g", "-r", "3", *RECORD),
+        35,
+        (Want("ttft", 2, {"target": f"{MIXTURE}-q4_k_m.synthetic", "vram": "11g"}),),
+    ),
+    Item(
+        "mixture, dynamic mix",
+        sp("bench", "model", "--synthetic", MIXTURE, "--type", MIX, "-p", "8k,128k", "-n", "64", *RECORD),
+        30,
+        (Want("prefill", 2, {"shape": MIXTURE, "type": MIX}),),
+    ),
+    Item(
+        "mixture, rounds and simulated decoding",
+        sp(
+            *("bench", "decode", "--synthetic", MIXTURE, "--accept", "4,8", "-p", "2k", "-r", "3"),
+            *("--budgets", "8,15,22", "--nodes", "16,32,64", *RECORD),
+        ),
+        45,
+        (Want("verify", 3, {"shape": MIXTURE}),),
+    ),
+    Item(
+        "mixture, turns",
+        sp("bench", "turn", *MIXED_PAIR, "--density", "0.05", *RECORD),
+        40,
+        (Want("turn", 3, {"target": f"{MIXTURE}-q4_k_m.synthetic"}),),
     ),
     Item(
         "prefill 128K",
@@ -220,8 +261,8 @@ KERNELS = (
     *(
         Item(f"family {name}", sp("kernels", "bench", "--family", name, *RECORD), seconds, (Want(name, count),))
         for name, seconds, count in (
-            ("project", 25, 49), ("paged_attention", 15, 6), ("delta", 12, 6), ("delta_tree", 15, 5),
-            ("flashprefill", 30, 30), ("importance", 12, 4), ("memory", 10, 1), ("rows", 10, 4),
+            ("project", 25, 49), ("experts", 10, 39), ("paged_attention", 15, 6), ("delta", 12, 6),
+            ("delta_tree", 15, 5), ("flashprefill", 30, 30), ("importance", 12, 4), ("memory", 10, 1), ("rows", 10, 4),
         )
     ),
     Item(

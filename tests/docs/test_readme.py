@@ -27,7 +27,7 @@ def test_it_has_two_commands_and_a_picture() -> None:
 
 
 def test_the_caveat_follows_the_result() -> None:
-    [part] = [part for part in PARTS if part.begin in README]
+    part = next(part for part in PARTS if part.begin in README)
     below = README.split(part.end)[1].strip().split("\n\n")[0]
     for word in ("Speed only", "random weights", "our own full prefill", "density"):
         assert word in below, word

@@ -85,6 +85,15 @@ def test_other_models(name: str, shape: str, file_type: str) -> None:
     row(f"{name}: decode (tok/s)", f"{metric('decode', 'tok_s', context=0, **which):.1f}")
 
 
+@pytest.mark.parametrize("tokens", [8192, 131072])
+def test_a_mixture_beside_llama_cpp_on_the_same_file(tokens: int) -> None:
+    shape = {"shape": "qwen3.6-35b-a3b", "type": "q4_k_m", "prompt_tokens": tokens}
+    names = ("qwen3.6-35b-a3b q4_k_m (random)", "qwen3.6-35b-a3b (synthetic)")
+    random, file = (metric("prefill", "tok_s", engine="sp", model=name, path="sm_90a", **shape) for name in names)
+    peer = max(r["metrics"]["tok_s"] for r in records_of("prefill", engine="llama.cpp", **shape))
+    row(f"35B-A3B: prefill {tokens:,} tokens (tok/s)", f"{random:,.0f}", f"{file:,.0f}", f"{peer:,.0f}")
+
+
 @pytest.mark.parametrize(
     ("mode", "words"),
     [("graph", "graph replays"), ("eager", "single eager calls"), ("burst", "bursts of 50 calls")],

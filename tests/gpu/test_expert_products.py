@@ -91,7 +91,8 @@ def test_places(kind, tokens, path) -> None:
     assert len(set(places.tolist())) == experts.size
     owners = np.full(len(placed.tiles), -1)
     for tile in tiles:
-        owners[tile >> 12 : (tile >> 12) + widest // placed.block] = tile & 1023
+        blocks = 1 if 64 << (tile >> 10 & 3) <= placed.block else widest // placed.block
+        owners[tile >> 12 : (tile >> 12) + blocks] = tile & 1023
     assert (owners[places // placed.block] == experts.ravel()).all()
     # A tile's width has room for what of its expert it holds.
     for tile in tiles:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from dry_walk import walked
+
+from sp.models.layers.stack_ring import _Place
 
 WALK = """
 import ctypes, json, sys
@@ -18,7 +21,7 @@ import dry_device, dry_memory
 dry_device.install()
 import cupy
 import numpy as np
-from sp.models.layers.stack_ring import StackRing, ring_bytes
+from sp.models.layers.stack_ring import _Place, ring_bytes, StackRing
 from sp.models.layers.pinned_weight import allocate_pinned
 from sp.quant import Q8_0
 
@@ -119,3 +122,10 @@ def test_a_layer_out_of_turn_is_copied_when_asked_for() -> None:
 def test_one_layer_has_one_place(order) -> None:
     assert use([4], [4], order) == ["use 4", "copy 4", *["use 4"] * (len(order) - 1)]
     assert use([4], [], order) == ["use 4", "copy 4", *["use 4"] * (len(order) - 1)]
+
+
+def test_places_are_told_apart_without_looking_at_what_lies_there() -> None:
+    """Arrays have no truth: comparing them stopped the second chunk of a prompt on a device."""
+    places = [_Place(np.zeros(2), None) for _ in range(2)]
+    places.remove(places[1])
+    assert len(places) == 1

@@ -101,7 +101,9 @@ def _left(row: Row, rates: Any, host: Host) -> float:
 
 def _copy_share(folder: Path) -> float:
     """Of PCIe, from loads of a file that lies in memory."""
-    loads = [record["metrics"]["gb_s"] for record in newest(folder / "load.jsonl")]
+    loads = [
+        record["metrics"]["gb_s"] for record in newest(folder / "load.jsonl") if record["config"]["mode"] == "repeated"
+    ]
     if not loads:
         raise ConfigError(f"{folder}: no record of a load to fit to")
     return float(mean(loads) * 1e9 / find_card(CARD).pcie)

@@ -9,6 +9,7 @@ from sp.errors import ConfigError
 from sp.studies.tables.decode_table import decoding
 from sp.studies.tables.first_result import first_result
 from sp.studies.tables.headline import headline
+from sp.studies.tables.mixture_table import experts, mixture_result, mixtures
 from sp.studies.tables.sparse_table import drafters, sparse_layers
 from sp.studies.tables.speed_table import kernels, whole_models
 from sp.studies.tables.turn_page import turn_rows
@@ -28,6 +29,9 @@ def _part(name: str, make: Callable[[Sequence[Any]], str]) -> Part:
 
 PARTS = (
     _part("result", first_result),
+    _part("mixture result", mixture_result),
+    _part("mixtures", mixtures),
+    _part("experts", experts),
     _part("speed", whole_models),
     _part("kernels", kernels),
     _part("sparse layers", sparse_layers),
