@@ -13,6 +13,7 @@ from sp.studies.plots.roofline_families import VIEWS, draw_families, family_figu
 
 CONFIGS = {
     "project": [{"type": kind, "m": m, "n": 64, "k": 64} for kind in ("Q4_K", "BF16") for m in (1, 64, 8192)],
+    "experts": [{"part": "gated", "tokens": 8}],
     "paged_attention": [{"head_dim": 128, "rows": rows, "tokens": 32768} for rows in (1, 32768)],
     "delta": [{"tokens": tokens} for tokens in (1, 16)],
     "flashprefill": [{"selector": "FlashPrefill", "head_dim": 128, "stage": stage} for stage in ("select", "attend")],

@@ -34,6 +34,7 @@ def _short(tokens: int) -> str:
 
 VIEWS: dict[str, View] = {
     "project": View(lambda c: str(c["type"]), lambda c: _short(c["m"]), joined=True),
+    "experts": View(lambda c: str(c["part"]), lambda c: _short(c["tokens"]), joined=True),
     "paged_attention": View(
         lambda c: f"head dim {c['head_dim']}", lambda c: f"{_short(c['rows'])} of {_short(c['tokens'])}"
     ),
@@ -45,6 +46,7 @@ VIEWS: dict[str, View] = {
 }
 WORDS = {
     "project": "matrix products, by rows of x",
+    "experts": "a mixture's feed-forward and its products, by tokens",
     "paged_attention": "attention, queries of keys",
     "delta": "recurrent mixer, by tokens",
     "flashprefill": "one layer of sparse prefill, by stage",
