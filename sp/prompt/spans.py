@@ -64,13 +64,21 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     [1.0, 5.0, 5.0]
     """
     shown = source[:, 0] < source[:, 1]
-    scores, source = scores[shown], source[shown]
-    owner = np.repeat(np.arange(len(source)), source[:, 1] - source[:, 0])  # the source token of each byte
+    if not shown.all():
+        scores, source = scores[shown], source[shown]
+    owner = np.repeat(
+        np.arange(len(source), dtype=np.int32), source[:, 1] - source[:, 0]
+    )  # the source token of each byte
     begins = np.minimum(target[:, 0], len(owner) - 1)
-    first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)] + 1
-    # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
-    padded = np.append(scores, -np.inf).astype(np.float32)
-    return np.asarray(np.maximum.reduceat(padded, np.stack([first, last], axis=1).ravel())[::2], np.float32)
+    first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)]
+    found = scores[first].astype(np.float32)
+    wide = np.flatnonzero(last > first)  # few of them: vocabularies mostly cut alike
+    if len(wide):
+        # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
+        padded = np.append(scores, -np.inf).astype(np.float32)
+        ends = np.stack([first[wide], last[wide] + 1], axis=1).ravel()
+        found[wide] = np.maximum.reduceat(padded, ends)[::2]
+    return found
 
 
 def merge_spans(spans: Ints) -> Ints:
