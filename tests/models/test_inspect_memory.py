@@ -106,6 +106,7 @@ def test_requests_took_what_is_reckoned_and_up_to_a_tenth_less() -> None:
     assert {config["target"] for _, config, _ in cases} == {
         "qwen3.6-27b-q4_k_m.synthetic",
         "llama-3.1-70b-q4_k_m.synthetic",
+        "qwen3.6-35b-a3b-q4_k_m.synthetic",
     }
     for what, config, metrics in cases:
         target, weights = synthetic_weights(config["target"])
