@@ -50,16 +50,16 @@ SP_DEVICE void copy_rows(u32 to, const u8* from, i64 pitch, int most, int thread
 // Starts the copies of one of `k_tiles` tiles along k. `most`: row tiles from this block's first one on.
 SP_DEVICE void copy_stage(u32 stage, const i8* codes, const f32* pairs, const Source (&weights)[SOURCES], int tile,
                           int k_tiles, int token0, int held, int most, int thread) {
-    const i64 token = i64(tile) * held + token0;
-    const u8* from = reinterpret_cast<const u8*>(codes + token * TILE_K);
+    // A copying thread's chunks lie THREADS apart, whole rows of codes and of a period of their swizzle.
+    static_assert(BLOCK_TOKENS * 4 % THREADS == 0 && THREADS % 32 == 0, "copies of codes");
+    const u8* from = reinterpret_cast<const u8*>(codes + (i64(tile) * held + token0) * TILE_K) + thread * 16;
+    const u32 to = stage + thread / 4 * TILE_K + ((thread % 4) ^ (thread / 8 % 4)) * 16;
 #pragma unroll
-    for (int first = 0; first < BLOCK_TOKENS * 4; first += THREADS) {
-        const int i = first + thread, row = i / 4;
-        cp_async_16(stage + row * TILE_K + ((i % 4) ^ (row / 2 % 4)) * 16, from + i * 16);
-    }
-    for (int i = thread; i < BLOCK_TOKENS; i += THREADS) {  // two tokens of a group each
-        const int group = i / (BLOCK_TOKENS / 2), two = i % (BLOCK_TOKENS / 2) * 2;
-        cp_async_16(stage + PAIRS_AT + i * 16, pairs + ((i64(tile) * 2 + group) * held + token0 + two) * 2);
+    for (int first = 0; first < BLOCK_TOKENS * 4; first += THREADS) cp_async_16(to + first * 16, from + first * 16);
+    static_assert(BLOCK_TOKENS <= THREADS, "two tokens of a group a thread");
+    if (thread < BLOCK_TOKENS) {
+        const int group = thread / (BLOCK_TOKENS / 2), two = thread % (BLOCK_TOKENS / 2) * 2;
+        cp_async_16(stage + PAIRS_AT + thread * 16, pairs + ((i64(tile) * 2 + group) * held + token0 + two) * 2);
     }
 #pragma unroll
     for (int i = 0; i < SOURCES; ++i) {
