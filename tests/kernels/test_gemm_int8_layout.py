@@ -174,19 +174,13 @@ def test_operands_are_the_codes_of_the_integer_form(fmt: BlockFormat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "width"),
-    [
-        ("Q4_K", declared.WIDE, 256),
-        ("Q4_K", declared.SMALL, 256),
-        ("Q5_K", declared.SMALL, 256),
-        ("Q6_K", declared.SMALL, 256),
-        ("Q3_K", declared.SMALL, 256),
-        ("IQ4_XS", declared.SMALL, 256),
-        ("Q8_0", declared.SMALL, 192),
-    ],
+    ("name", "shape"),
+    [("Q4_K", declared.WIDE), ("Q6_K", declared.WIDE), *((fmt.name, declared.SMALL) for fmt in NATIVE)],
+    ids=lambda each: each if isinstance(each, str) else f"{each['WARPS']} warps",
 )
-def test_products(name: str, shape: dict[str, int], width: int, tmp_path: Path) -> None:
+def test_products(name: str, shape: dict[str, int], tmp_path: Path) -> None:
     fmt, tokens, rows = format_by_name(name), 70, 136
+    width = 256 if fmt.packing.super else 192
     w, x = weight(fmt, rows, width), quantise(inputs(tokens, width))
     t = tiled(x)
     y = aligned(np.ones((tokens, rows), np.float32))

@@ -37,8 +37,10 @@ def is_native(packing: Packing) -> bool:
 
 def variant(kind: int, epilogue: Epilogue, shape: Defines) -> Defines:
     """Defines for a ggml type id, one of EPILOGUES and one of SHAPES."""
-    stages = 4 if packing_of(kind).bits <= 4 else 3  # what 99 KiB of a multiprocessor of sm_86 hold
-    return {"FORMAT": kind, "EPILOGUE": epilogue, **shape, "STAGES": stages}
+    packing = packing_of(kind)
+    stages = 4 if packing.bits <= 4 else 3  # what 99 KiB of a multiprocessor of sm_86 hold
+    columns = 8 if packing.group == 16 else shape["COLUMNS"]  # with two sums a group, more do not fit the registers
+    return {"FORMAT": kind, "EPILOGUE": epilogue, **shape, "COLUMNS": columns, "STAGES": stages}
 
 
 def tile(defines: Defines) -> tuple[int, int]:

@@ -111,14 +111,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     const int token0 = (band * BAND + within % width) * BLOCK_TOKENS, row0 = within / width * BLOCK_ROWS;
     const int first = row0 / TILE_ROWS, most = row_tiles - first;
 
-    const i64 tile0 = i64(first) * k_tiles;
-    const Source weights[SOURCES] = {
-        {low + tile0 * Format::low_bytes, high + tile0 * Format::high_bytes, scales + tile0 * TILE_ROWS * 4},
-#if EPILOGUE == EPILOGUE_SWIGLU
-        {low2 + tile0 * Format::low_bytes, high2 + tile0 * Format::high_bytes, scales2 + tile0 * TILE_ROWS * 4},
-#endif
-    };
     auto copy_tile = [&](int stage, int tile) {
+        int start = first * k_tiles;
+        asm volatile("" : "+r"(start));  // hidden: the compiler would keep addresses made of it in registers
+        const i64 tile0 = start;
+        const Source weights[SOURCES] = {
+            {low + tile0 * Format::low_bytes, high + tile0 * Format::high_bytes, scales + tile0 * TILE_ROWS * 4},
+#if EPILOGUE == EPILOGUE_SWIGLU
+            {low2 + tile0 * Format::low_bytes, high2 + tile0 * Format::high_bytes, scales2 + tile0 * TILE_ROWS * 4},
+#endif
+        };
         copy_stage(ring + stage * STAGE_BYTES, codes, pairs, weights, tile, k_tiles, token0, held, most, thread);
         mbarrier_arrive_after_copies(full + 8 * stage);
     };
