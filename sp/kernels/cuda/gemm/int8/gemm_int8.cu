@@ -16,9 +16,8 @@
 //
 // A warp owns 16 * SLICES weight rows x 8 * COLUMNS tokens, so each weight is unpacked once a block. All of a stage comes by
 // cp.async; warps wait for a stage to be full or empty, never for each other. Sums start at 1.5 * 2^23 read as an integer, so
-// that they are float32 as they come: converting them would take as long as the products. Per product of 16 x 8 x 32 a lane
-// has 8 multiply-adds to scale its four sums, and 4 for minima; a group of 32 leaves no room for more on sm_86, whose tensor
-// cores need 16 cycles for one.
+// that they are float32 as they come and nothing converts them. Per product of 16 x 8 x 32 a lane has 8 multiply-adds to scale
+// its four sums, and 4 for minima: as much as goes beside the 16 cycles that sm_86's and sm_89's tensor cores need for one.
 // Idea of integer products with scales a group: llama.cpp's MMQ (ggml-cuda/mmq.cuh). Integers in a float's fraction: Kim, Henry,
 // Fahim, Hassan Awadalla, "Who Says Elephants Can't Run", 2022.
 #include "activations.cuh"
