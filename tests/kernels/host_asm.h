@@ -31,7 +31,22 @@ inline void cp_async_16(u32 target, const void* source, bool valid = true) {
     valid ? memcpy(shared + target, source, 16) : memset(shared + target, 0, 16);
 }
 inline void cp_async_commit() {}
-inline void mbarrier_arrive(u32) {}
+
+// Barriers by their address. Copies are done when they are started; who waits lets the other lanes go on.
+struct Mbarrier { u32 arrivals, pending, phase; };
+static std::map<u32, Mbarrier> mbarriers;
+inline void mbarrier_init(u32 at, u32 arrivals) { mbarriers[at] = {arrivals, arrivals, 0}; }
+inline void mbarrier_arrive(u32 at) {
+    Mbarrier& barrier = mbarriers.at(at);
+    if (--barrier.pending == 0) barrier.pending = barrier.arrivals, barrier.phase ^= 1;
+}
+inline void mbarrier_arrive_after_copies(u32 at) { mbarrier_arrive(at); }
+inline void mbarrier_wait(u32 at, u32 parity) {
+    for (int tries = 0; mbarriers.at(at).phase == parity; ++tries) {
+        if (tries > 100000) abort();
+        to_next_lane();
+    }
+}
 inline void ldmatrix_x4(u32 (&r)[4], u32 address) {
     if (address % 16) abort();
     const int lane = lane_now;

@@ -108,6 +108,29 @@ extern "C" void run(const i8* codes, const f32* pairs, const u8* low, const u8* 
     run_warp(multiply, &job);
 }
 """
+WHOLE = r"""
+struct Job {
+    const i8* codes;
+    const f32* pairs;
+    const u8 *low, *high;
+    const f32* scales;
+    f32* y;
+    int tokens, held, rows, k;
+};
+static void block(int lane, void* given) {
+    const Job& job = *static_cast<Job*>(given);
+    threadIdx.x = lane;
+    ENTRY(job.codes, job.pairs, job.low, job.high, job.scales, job.y, job.tokens, job.held, job.rows, job.k, 0);
+}
+extern "C" void run(const i8* codes, const f32* pairs, const u8* low, const u8* high, const f32* scales, f32* y,
+                    int tokens, int held, int rows, int k, int blocks) {
+    Job job = {codes, pairs, low, high, scales, y, tokens, held, rows, k};
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+        std::fill(shared, shared + STAGES * STAGE_BYTES, 0xff);
+        run_warp(block, &job);
+    }
+}
+"""
 
 
 def weight(fmt: BlockFormat, rows: int, width: int, seed: int = 0) -> Weight:
@@ -189,6 +212,23 @@ def test_products(name: str, shape: dict[str, int], tmp_path: Path) -> None:
     library.run(*map(pointer, given), None, None, None, pointer(y), tokens, t.codes.shape[1], rows, width, 1)
     want = product(x, w)
     np.testing.assert_allclose(y - 1, want, atol=2e-6 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(("tokens", "width", "stages"), [(70, 1024, 3), (530, 64, 2), (5, 128, 4)])
+def test_a_whole_kernel_whose_blocks_are_one_warp(tokens: int, width: int, stages: int, tmp_path: Path) -> None:
+    """A ring of fewer stages than tiles and of more, and a band of token tiles with a narrower last one."""
+    fmt, rows = format_by_name("Q8_0"), 136
+    w, x = weight(fmt, rows, width), quantise(inputs(tokens, width))
+    t, y = tiled(x), aligned(np.full((tokens, rows), np.nan, np.float32))
+    shape = {"SLICES": 4, "COLUMNS": 4, "WARPS": 1, "BLOCKS": 1, "STAGES": stages}
+    defines = declared.variant(fmt.ggml_type, STORE_F32, declared.SMALL) | shape
+    library = compiled("gemm_int8.cu", WHOLE, defines, tmp_path, whole=True)
+    block_rows, block_tokens = declared.tile(defines)
+    blocks = -(-rows // block_rows) * -(-tokens // block_tokens)
+    given = [aligned(t.codes), aligned(t.pairs), *arguments(w)]
+    library.run(*map(pointer, given), pointer(y), tokens, t.codes.shape[1], rows, width, blocks)
+    want = product(x, w)
+    np.testing.assert_allclose(y, want, atol=2e-6 * np.abs(want).max())
 
 
 def test_a_gated_unit(tmp_path: Path) -> None:
