@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <vector>
 
 #define __device__
+#define __global__
 #define __forceinline__ inline
 #define __shared__
 #define __align__(n) alignas(n)
@@ -27,6 +29,7 @@ using std::min;
 
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <class To, class From>
 To bits_as(From from) { To to; static_assert(sizeof to == sizeof from); memcpy(&to, &from, sizeof to); return to; }
@@ -36,6 +39,7 @@ inline int __float2int_rn(float v) { return int(std::nearbyint(v)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline unsigned permuted_bytes(unsigned a, unsigned b, unsigned selector) {
     unsigned char bytes[8];
@@ -108,5 +112,6 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
     return most;
 }
 inline void __syncwarp() { const uint32_t nothing = 0; meet(&nothing, 1); }
+inline void __syncthreads() { __syncwarp(); }  // a block is one warp here
 template <class T>
 T __ldcg(const T* from) { return *from; }

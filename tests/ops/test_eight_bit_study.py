@@ -1,0 +1,70 @@
+"""The ways to round of the study of errors in eight bits, against definitions written the slow way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sp.quant import Q4_K, Q6_K, Weight
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "eight_bit"))
+import errors
+from roundings import apart, bf16, e4m3, in_groups, int8, ours, ways
+
+
+def e4m3_numbers() -> np.ndarray:
+    """All of the format: sign, four bits of exponent from 2^-6 on, three of fraction; no infinities, one NaN a sign."""
+    finite = [
+        (f / 8 if e == 0 else 1 + f / 8) * 2.0 ** (max(e, 1) - 7)
+        for e in range(16)
+        for f in range(8)
+        if (e, f) != (15, 7)
+    ]
+    return np.array(sorted({*finite, *(-value for value in finite)}))
+
+
+def test_e4m3_is_the_nearest_number_of_the_format() -> None:
+    numbers, x = e4m3_numbers(), np.random.default_rng(0).uniform(-448, 448, 2000)
+    x = np.concatenate([x, x / 100, x / 40_000, numbers])
+    nearest = np.abs(x[:, None] - numbers).min(axis=1)
+    rounded = e4m3(x)
+    assert np.isin(rounded, numbers).all()
+    np.testing.assert_array_equal(np.abs(rounded - x), nearest)
+
+
+def test_bf16_keeps_eight_bits() -> None:
+    assert bf16(np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -3.0e38], np.float32)).tolist()[:3] == [1, 1, 1 + 2.0**-6]
+
+
+def test_groups_have_scales_of_their_own() -> None:
+    x = np.array([[127, 1, 254, 1.4]], np.float32)
+    assert in_groups(x, 2, 127, np.rint).tolist() == [[127, 1, 254, 2]]
+    assert in_groups(0 * x, None, 127, np.rint).tolist() == [[0, 0, 0, 0]]
+
+
+def test_loud_channels_are_told_by_their_largest_value() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+    x[:, 7] *= 1000
+    kept = apart(int8(256))(x)
+    quiet = np.arange(256) != 7
+    np.testing.assert_array_equal(kept[:, 7], bf16(x[:, 7]))
+    np.testing.assert_array_equal(kept[:, quiet], int8(256)(np.where(quiet, x, 0).astype(np.float32))[:, quiet])
+
+
+def test_our_rounding_is_that_per_32_but_for_two_bits_of_a_scale() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+    np.testing.assert_allclose(ours(x), int8(32)(x), atol=2.0**-6)
+    assert errors.relative(ours(x) - int8(32)(x), x) < 1e-4
+
+
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda fmt: fmt.name)
+def test_every_way_is_near_the_product(fmt) -> None:
+    rng = np.random.default_rng(0)
+    w = Weight.from_floats("w", rng.standard_normal((32, 512)).astype(np.float32), fmt)
+    both = rng.standard_normal((8, 512)).astype(np.float32)
+    found = {name: errors.measured(way, w, (both, -both)) for name, way in ways(fmt).items()}
+    assert all(1e-4 < metrics["whole"] < 0.06 for metrics in found.values()), found
+    assert found["int8 per 32, ours"]["whole"] < found["int8 per 128"]["whole"] < found["int8 per row"]["whole"]
