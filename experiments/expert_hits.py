@@ -3,9 +3,9 @@
     python experiments/expert_hits.py [--shares 0.125,0.25,0.5] [--prompt 2048] [--new 64]
 
 Tiny mixtures of random weights read the embedded document and go on greedily, on the CPU: their routers are random, and
-so is what they say. Rows named "simulated" draw a router with favourites as `sp bench kernels experts` does, of
-`SPREAD` logits or more: no trained router was read. Prints a markdown table. Without favourites a share s of hot
-experts is hit about s of the times; models of random weights soon repeat themselves, so theirs are hit more. The
+so is what they say. Rows named "simulated" draw a router with favourites as `sp kernels bench --family experts`
+does, of `SPREAD` logits or more: no trained router was read. Prints a markdown table. Without favourites a share s of
+hot experts is hit about s of the times; models of random weights soon repeat themselves, so theirs are hit more. The
 embedded pair has no experts.
 """
 
@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from sp.arrays import Floats, Ints
-from sp.bench.families.experts import COUNT, SPREAD, USED
+from sp.arrays import Ints
+from sp.bench.families.experts import COUNT, SPREAD, USED, favourites
 from sp.decode.greedy import greedy
-from sp.models import Model, prefill
-from sp.models.layers.experts import Experts
-from sp.models.layers.hot_experts import count_choices, hit_rate
+from sp.models import prefill
+from sp.models.imbalance import watched
+from sp.models.layers.hot_experts import hit_rate
 from sp.ops.experts.routing import route
-from sp.ops.matmul.project import project
-from sp.ops.norms import Norm, Ready, rms_norm
 from sp.pipeline import embedded, load, synthetic
 from sp.studies.sample import sample
 
@@ -34,40 +30,10 @@ SHAPES = ("tiny-qwen3moe", "tiny-qwen35moe")
 SPREADS = (0.0, SPREAD, 4 * SPREAD)
 
 
-@dataclass(frozen=True)
-class Watched:
-    """Experts of which it is counted which ones tokens go to; a feed-forward of a block."""
-
-    experts: Experts
-    counts: Any = field(default=None, compare=False)
-
-    def __call__(self, x: Floats, norm: Norm) -> Floats:
-        """See `FeedForward`."""
-        (logits,) = project(rms_norm(x, *norm), (self.experts.router,), f32=(True,))
-        count_choices(self.counts, route(logits, self.experts.sizes.used).experts, np.ones(1, np.uint32))
-        return self.experts(x, norm)
-
-    def add_before(self, x: Floats, norm: Norm | Ready, then: Norm) -> tuple[Floats, Norm | Ready]:
-        """See `FeedForward`."""
-        return self.experts.add_before(x, norm, then)
-
-
-def watch(model: Model) -> Ints:
-    """Let a model on the CPU count its choices: uint32 (layers, count), which go on changing."""
-    assert model.config.experts is not None
-    counts = np.zeros((model.config.layers, model.config.experts.count), np.uint32)
-    blocks = (
-        replace(block, ffn=Watched(block.ffn, row))  # type: ignore[arg-type]
-        for block, row in zip(model.trunk.blocks, counts, strict=True)
-    )
-    model.trunk = replace(model.trunk, blocks=tuple(blocks))
-    return counts
-
-
 def of_model(shape: str, prompt: int, new: int) -> tuple[Ints, Ints]:
     """Choices by the prompt and while decoding of a tiny mixture of random weights."""
     loaded = synthetic(shape, "q8_0", device="cpu")
-    model, counts = loaded.model, watch(loaded.model)
+    model, counts = watched(loaded.model)
     ids = loaded.tokenizer.encode(sample()[0]).ids[:prompt]
     cache = model.new_cache(len(ids) + new)
     logits = prefill(model, ids, np.arange(len(ids)), cache)
@@ -78,9 +44,7 @@ def of_model(shape: str, prompt: int, new: int) -> tuple[Ints, Ints]:
 
 def simulated(spread: float, prompt: int, new: int) -> tuple[Ints, Ints]:
     """The same of one layer whose router has favourites: popularities of `spread` logits beside a token's own."""
-    rng = np.random.default_rng(0)
-    logits = rng.standard_normal((prompt + new, COUNT)) + spread * rng.standard_normal(COUNT)
-    experts = route(logits.astype(np.float32), USED).experts
+    experts = route(favourites(prompt + new, spread, seed=0), USED).experts
     read, decoded = (np.bincount(part.ravel(), minlength=COUNT)[None] for part in (experts[:prompt], experts[prompt:]))
     return read, decoded
 

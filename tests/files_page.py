@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from models_page import table
+from models_page import table, write
 
 from sp.bench.record import newest
 from sp.models.config import ModelConfig
@@ -110,9 +110,4 @@ def tables() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    for name, lines in tables().items():
-        start, end = f"<!-- {name}: made by tests/files_page.py -->\n", f"<!-- end of {name} -->"
-        before, _, rest = page.partition(start)
-        page = before + start + "\n".join(["", *lines, ""]) + "\n" + end + rest.partition(end)[2]
-    PAGE.write_text(page)
+    write(PAGE, "files_page.py", tables())

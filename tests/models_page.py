@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sp.quant import BlockFormat
+from sp.studies.tables.page import insert_between
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "models.md"
@@ -138,15 +139,19 @@ def formats() -> list[str]:
     return table(["format", "bits", "GPU", *(f"`{name}`" for name in ARCHITECTURES)], rows)
 
 
+def write(path: Path, script: str, made: dict[str, list[str]]) -> None:
+    """Put tables into a page, between the marks that name them and the script."""
+    page = path.read_text()
+    for name, lines in made.items():
+        first, last = f"<!-- {name}: made by tests/{script} -->", f"<!-- end of {name} -->"
+        page = insert_between(page, first, last, "\n".join(["", *lines, ""]))
+    path.write_text(page)
+
+
 def tables() -> dict[str, list[str]]:
     """Every table of the page by its name there."""
     return {"families": families(), "formats": formats()}
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    for name, lines in tables().items():
-        start, end = f"<!-- {name}: made by tests/models_page.py -->\n", f"<!-- end of {name} -->"
-        before, _, rest = page.partition(start)
-        page = before + start + "\n".join(["", *lines, ""]) + "\n" + end + rest.partition(end)[2]
-    PAGE.write_text(page)
+    write(PAGE, "models_page.py", tables())

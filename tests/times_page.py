@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from models_page import table
+from models_page import table, write
 
 from sp.bench.predicted.rows import Row, rows
 from sp.commands.plan import expected
@@ -83,9 +83,4 @@ def tables() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    for name, lines in tables().items():
-        start, end = f"<!-- {name}: made by tests/times_page.py -->\n", f"<!-- end of {name} -->"
-        before, _, rest = page.partition(start)
-        page = before + start + "\n".join(["", *lines, ""]) + "\n" + end + rest.partition(end)[2]
-    PAGE.write_text(page)
+    write(PAGE, "times_page.py", tables())

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from sp.arrays import Floats
-from sp.kernels import is_device
+from sp.kernels import import_cupy
 from sp.models import Model, prefill
 from sp.models.layers.experts import Experts
-from sp.ops.experts.routing import route
-from sp.ops.matmul.project import project
+from sp.models.layers.hot_experts import count_choices
 from sp.ops.norms import Norm, Ready, rms_norm
-
-TOKENS = 8192
-"""Random tokens that are read for it at most."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Experts that count the slots of each; see `FeedForward`."""
+    """Experts of which it is counted which ones tokens go to; see `FeedForward`."""
 
     experts: Experts
-    loads: Any
+    counts: Any = field(compare=False)
+    one: Any = field(compare=False)
 
     def __call__(self, x: Floats, norm: Norm) -> Floats:
         """As the experts, noting where tokens go."""
-        sizes = self.experts.sizes
-        (logits,) = project(rms_norm(x, *norm), (self.experts.router,), f32=(True,))
-        chosen = route(logits, sizes.used, normalised=sizes.normalised).experts
-        self.loads.append(np.bincount((chosen.get() if is_device(chosen) else chosen).ravel(), minlength=sizes.count))
+        count_choices(self.counts, self.experts.routed(rms_norm(x, *norm)).experts, self.one)
         return self.experts(x, norm)
 
     def add_before(self, x: Floats, norm: Norm | Ready, then: Norm) -> tuple[Floats, Norm | Ready]:
@@ -39,15 +33,26 @@ class Watched:
         return self.experts.add_before(x, norm, then)
 
 
-def imbalance(model: Model, tokens: int, seed: int = 0) -> float | None:
+def watched(model: Model) -> tuple[Model, Any]:
+    """A model that counts its choices, and the counts: uint32 (layers, count) where the model is, changed in place."""
+    assert model.config.experts is not None
+    xp = np if model.device == "cpu" else import_cupy()
+    counts, one = xp.zeros((model.config.layers, model.config.experts.count), "uint32"), xp.ones(1, "uint32")
+    blocks = tuple(
+        replace(block, ffn=Watched(block.ffn, row, one)) if isinstance(block.ffn, Experts) else block
+        for block, row in zip(model.trunk.blocks, counts, strict=True)
+    )
+    return Model(model.config, replace(model.trunk, blocks=blocks), model.device, model.nbytes), counts
+
+
+def imbalance(model: Model, tokens: int) -> float | None:
     """The most loaded expert's share over the mean, the mean over layers, of random tokens read at once.
 
     Parameters
     ----------
     model : Model
     tokens : int
-        At most `TOKENS` of them are read.
-    seed : int
+        To read.
 
     Returns
     -------
@@ -65,14 +70,9 @@ def imbalance(model: Model, tokens: int, seed: int = 0) -> float | None:
     """
     if model.config.experts is None:
         return None
-    count = min(tokens, TOKENS)
-    loads: list[Any] = []
-    blocks = tuple(
-        replace(block, ffn=Watched(block.ffn, loads)) if isinstance(block.ffn, Experts) else block
-        for block in model.trunk.blocks
-    )
-    watched = Model(model.config, replace(model.trunk, blocks=blocks), model.device, model.nbytes)
-    ids = np.random.default_rng(seed).integers(0, model.config.vocab, count)
-    prefill(watched, ids, np.arange(count), watched.new_cache(count), chunk=count)
-    whole = [load for load in loads if load.sum() == count * model.config.experts.used]  # the last has one
-    return float(np.mean([load.max() / load.mean() for load in whole]))
+    reader, counts = watched(model)
+    ids = np.random.default_rng(0).integers(0, model.config.vocab, tokens)
+    prefill(reader, ids, np.arange(tokens), reader.new_cache(tokens), chunk=tokens)
+    loads = counts if model.device == "cpu" else counts.get()
+    whole = loads[loads.sum(1) == tokens * model.config.experts.used]  # the last layer passes one token
+    return float(np.mean(whole.max(1) / whole.mean(1)))

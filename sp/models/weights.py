@@ -13,7 +13,7 @@ from sp.arrays import Floats
 from sp.errors import ModelError
 from sp.models.config import ModelConfig
 from sp.models.metadata_keys import TensorShape
-from sp.models.recording import Tensor
+from sp.models.recording import Tensor, layer_of
 from sp.quant import FORMATS, Weight
 
 SCALED = "NVFP4"
@@ -91,8 +91,8 @@ class WeightStore:
 
     def _beyond_trunk(self, name: str) -> bool:
         """Whether a tensor belongs to a multi-token-prediction block, which is never run."""
-        block, _, rest = name.removeprefix("blk.").partition(".")
-        return name.startswith("blk.") and block.isdecimal() and rest != "" and int(block) >= self.config.layers
+        layer = layer_of(name)
+        return layer is not None and layer >= self.config.layers
 
     def __contains__(self, name: str) -> bool:
         return name in self.file.tensors

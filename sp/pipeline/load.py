@@ -14,10 +14,10 @@ from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, ModelConfig, load_model, read_config
 from sp.models.inspect.cold_layers import cold_layers
-from sp.models.inspect.memory import held_weights, stack_bytes
+from sp.models.inspect.memory import file_formats, held_weights, stack_bytes
 from sp.models.rope_keys import rope_facts
 from sp.models.synthetic.shapes import find_shape, tensor_plan
-from sp.quant import FORMATS, BlockFormat
+from sp.quant import BlockFormat
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
@@ -133,7 +133,7 @@ def load(
     tokenizer = Tokenizer.from_gguf(file)
     trained = (config if rope is None else rope.applied(config)).context
     context = longest(trained) if extrapolate else None
-    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
+    formats = file_formats(file)
     cold = cold_within(config, formats, room)
     model = load_model(file, device=where, context=context, rope=rope, progress=progress, cold=cold)
     if tokenizer.vocab_size > model.config.vocab:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sp.arrays import Floats
 from sp.bench.cases import Case, family, paths
 from sp.bench.families.inputs import bf16, normal
 from sp.bench.families.matmul import random_weight
@@ -70,14 +71,19 @@ def stack(rows: int, width: int) -> Stack:
     return Stack(random_weight(Q4_K, COUNT * rows, width), rows, 0, rows)
 
 
+def favourites(tokens: int, spread: float, seed: int) -> Floats:
+    """Logits (tokens, COUNT) of a router whose experts have popularities of `spread` beside a token's own wishes."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((tokens, COUNT)) + spread * rng.standard_normal(COUNT)
+    return logits.astype(np.float32)
+
+
 def draw_routing(tokens: int) -> tuple[Routing, float, int]:
     """Where a router that has favourites sends tokens: on the device, with its imbalance and how many experts it uses.
 
     Both follow from the seed alone.
     """
-    rng = np.random.default_rng(tokens)
-    logits = rng.standard_normal((tokens, COUNT)) + SPREAD * rng.standard_normal(COUNT)
-    found = route(logits.astype(np.float32), USED)
+    found = route(favourites(tokens, SPREAD, seed=tokens), USED)
     loads = np.bincount(found.experts.ravel(), minlength=COUNT)
     cupy: Any = import_cupy()
     there = Routing(cupy.asarray(found.experts), cupy.asarray(found.weights))

@@ -10,7 +10,6 @@ from typing import Any
 from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models.inspect.known_cards import find_card
-from sp.models.synthetic.shapes import find_shape
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.work import Weights
@@ -145,7 +144,6 @@ def _ttft(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
 
 
 def _may_fit(shape: str, tokens: int) -> bool:
-    find_shape(shape)
     return shape in FIT_SHAPES and tokens in FIT_TOKENS
 
 

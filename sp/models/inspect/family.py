@@ -10,10 +10,9 @@ from sp.gguf.reader import GGUFFile
 from sp.models.config import ModelConfig
 from sp.models.cost import active_params
 from sp.models.inspect.cards import ANSWER, KEEP, LENGTHS, card_rows, drafters_for
-from sp.models.inspect.memory import Held, held_weights, kv_bytes, stack_bytes, state_bytes
+from sp.models.inspect.memory import Held, file_formats, held_weights, kv_bytes, stack_bytes, state_bytes
 from sp.models.inspect.ways import caches
 from sp.models.rope_keys import rope_facts
-from sp.quant import FORMATS
 
 SHOWN = 2
 """Drafters that are reckoned with."""
@@ -31,7 +30,7 @@ def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]
     if config is None:
         return found
     found["family"] = family(config)
-    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
+    formats = file_formats(file)
     try:
         rows = held_weights(config, formats)
     except (ModelError, KeyError):  # too narrow for the device, or not all there

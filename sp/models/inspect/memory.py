@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.cache.pages import page_format
 from sp.models.config import ModelConfig
@@ -17,7 +18,7 @@ from sp.models.recording import Tensor, layer_of
 from sp.models.trunk import trunk_tensors
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.matmul.fragment_order import plane_offsets
-from sp.quant import F32, BlockFormat
+from sp.quant import F32, FORMATS, BlockFormat
 from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
 Stacks = tuple[tuple[int, ...], ...]
@@ -86,6 +87,11 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> lis
             if target not in row.targets:
                 row.targets.append(target)
     return sorted(rows.values(), key=lambda row: -row.nbytes)
+
+
+def file_formats(file: GGUFFile) -> dict[str, BlockFormat]:
+    """Formats of a file's tensors by their names, but for those that are not known."""
+    return {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
 
 
 def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stacks:

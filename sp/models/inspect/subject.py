@@ -17,10 +17,10 @@ from sp.models.config import ModelConfig
 from sp.models.file_type import tensor_format
 from sp.models.inspect.cards import weights_bytes
 from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
-from sp.models.inspect.memory import Stacks, stack_bytes, streamed_bytes
+from sp.models.inspect.memory import Stacks, file_formats, stack_bytes, streamed_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
-from sp.quant import FORMATS, BlockFormat
+from sp.quant import BlockFormat
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Subject:
 def read_subject(file: GGUFFile) -> Subject:
     """What the header of an open file tells; what is wrong with it is among the hindrances."""
     vocabulary, problem = _vocabulary(file)
-    formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
+    formats = file_formats(file)
     try:
         config = read_config(file)
     except (GGUFError, ModelError):

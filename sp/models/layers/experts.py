@@ -92,8 +92,7 @@ class Experts:
     def __call__(self, x: Floats, norm: Norm) -> Floats:
         """See `FeedForward`."""
         h = rms_norm(x, *norm)
-        (logits,) = project(h, (self.router,), f32=(True,))
-        routing = route(logits, self.sizes.used, normalised=self.sizes.normalised)
+        routing = self.routed(h)
         shared = None if self.shared is None else (self.shared.mix, self.shared(x, norm))
         if self.cold is None:
             return self._add(x, h, routing, shared)
@@ -102,6 +101,11 @@ class Experts:
             return self._add(x, h, routing, shared)
         with self.cold.ring.lent(self.cold.index) as (*into, down):
             return replace(self, into=tuple(into), down=down)._add(x, h, routing, shared)
+
+    def routed(self, h: Floats) -> Routing:
+        """Where normed tokens (n, hidden) go."""
+        (logits,) = project(h, (self.router,), f32=(True,))
+        return route(logits, self.sizes.used, normalised=self.sizes.normalised)
 
     def _add(self, x: Floats, h: Floats, routing: Routing, shared: Shared | None) -> Floats:
         down = Stack(self.down, x.shape[1], 0, x.shape[1])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sp.bench.llama_cpp import ENGINE, best_peer
+from sp.bench.llama_cpp import best_peer
 from sp.studies.tables.first_result import first_result
 from sp.studies.tables.lookup import Record, find, markdown_rows, metric, percent
+from sp.studies.tables.speed_table import MODEL, OURS, PORTABLE, PROMPTS, best_decoding, of_peer, peers_of
 
 SHAPE, FILE = "qwen3.6-35b-a3b", "qwen3.6-35b-a3b (synthetic)"
 NAME = "35B-A3B"
 TARGET = f"{SHAPE}-q4_k_m.synthetic"
-PROMPTS = (512, 8192, 32768, 131072)
-PORTABLE = 8192
 OTHERS = {
     "35B-A3B in the UD-Q4_K_XL mix": {"shape": SHAPE, "type": "ud-q4_k_xl"},
     "Qwen3-30B-A3B": {"shape": "qwen3-30b-a3b", "type": "q4_k_m"},
@@ -33,40 +32,30 @@ def mixtures(records: Sequence[Record]) -> str:
     >>> mixtures([]) == NO_MIXTURES
     True
     """
-    common = {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None, "kv": "f16", "cards": 1}
-    random = common | {"shape": SHAPE, "type": "q4_k_m", "model": f"{SHAPE} q4_k_m (random)"}
-    peers = [r for r in records if r.get("bench") in ("prefill", "decode") and _peer(r)]
+    ours = OURS | {"shape": SHAPE}
+    random, from_file = ours | {"model": f"{SHAPE} q4_k_m (random)"}, ours | {"model": FILE}
+    peers = peers_of(records, MODEL | {"shape": SHAPE})
     rows = []
 
     def add(what: str, mine: Record | None, form: str, peer: Record | None = None, file: Record | None = None) -> None:
         loads = "" if mine is None or "imbalance" not in mine["metrics"] else metric(mine, "imbalance", ".1f")
-        rows.append([what, metric(mine, "tok_s", form), loads, metric(file, "tok_s", form), *_of_peer(peer, form)])
+        rows.append([what, metric(mine, "tok_s", form), loads, metric(file, "tok_s", form), *of_peer(peer, form)])
 
     for tokens in PROMPTS:
         asked = {"prompt_tokens": tokens, "path": "sm_90a"}
         mine = find(records, "prefill", **random | asked)
-        file = find(records, "prefill", **common | {"model": FILE} | asked)
+        file = find(records, "prefill", **from_file | asked)
         add(f"{NAME}: prefill {tokens:,} tokens (tok/s)", mine, ",.0f", best_peer(peers, tokens), file)
     mine = find(records, "prefill", **random, prompt_tokens=PORTABLE, path="portable")
     add(f"{NAME}: prefill {PORTABLE:,} tokens, portable path forced (tok/s)", mine, ",.0f")
     empty = {"context": 0, "path": "sm_90a"}
-    best = max(
-        (r for r in peers if r["bench"] == "decode" and not r["config"]["context"]),
-        key=lambda r: float(r["metrics"]["tok_s"]),
-        default=None,
-    )
-    file = find(records, "decode", **common | {"model": FILE} | empty)
-    add(
-        f"{NAME}: decode, 64 tokens at empty context (tok/s)",
-        find(records, "decode", **random | empty),
-        ".1f",
-        best,
-        file,
-    )
+    file = find(records, "decode", **from_file | empty)
+    mine, what = find(records, "decode", **random | empty), f"{NAME}: decode, 64 tokens at empty context (tok/s)"
+    add(what, mine, ".1f", best_decoding(peers), file)
     for name, which in OTHERS.items():
         asked = {"prompt_tokens": PORTABLE, "path": "sm_90a"}
-        add(f"{name}: prefill {PORTABLE:,} tokens (tok/s)", find(records, "prefill", **common | which | asked), ",.0f")
-        add(f"{name}: decode (tok/s)", find(records, "decode", **common | which | empty), ".1f")
+        add(f"{name}: prefill {PORTABLE:,} tokens (tok/s)", find(records, "prefill", **OURS | which | asked), ",.0f")
+        add(f"{name}: decode (tok/s)", find(records, "decode", **OURS | which | empty), ".1f")
     rows = [row for row in rows if row[1]]
     heads = ["work", "sp", "imbalance", "sp, the file", "llama.cpp, the file", "its best setting"]
     return markdown_rows(heads, rows) if rows else NO_MIXTURES
@@ -112,16 +101,3 @@ def experts(records: Sequence[Record]) -> str:
             )
     heads = ["product", "imbalance", "ms", "TFLOP/s", "dense TFLOP/s", "share"]
     return markdown_rows(heads, rows) if rows else NO_EXPERTS
-
-
-def _peer(record: Record) -> bool:
-    config = record["config"]
-    return all(config.get(k) == v for k, v in (("engine", ENGINE), ("shape", SHAPE), ("type", "q4_k_m"), ("kv", "f16")))
-
-
-def _of_peer(record: Record | None, form: str) -> tuple[str, str]:
-    """Its rate and the setting it was reached at."""
-    if record is None:
-        return "", ""
-    config = record["config"]
-    return metric(record, "tok_s", form), f"`-b {config['batch']} -ub {config['ubatch']}`, build {config['build']}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sp.bench.llama_cpp import ENGINE, best_peer
 from sp.studies.tables.lookup import Record, find, markdown_rows, metric
@@ -32,18 +32,17 @@ def whole_models(records: Sequence[Record]) -> str:
     >>> whole_models([]) == NO_SPEED
     True
     """
-    peers = [r for r in records if r.get("bench") in ("prefill", "decode") and _peer(r)]
+    peers = peers_of(records, MODEL)
     rows = []
     for tokens in PROMPTS:
         mine = find(records, "prefill", **OURS, prompt_tokens=tokens, path="sm_90a")
         best = best_peer(peers, tokens)
-        rows.append([f"prefill {tokens:,} tokens (tok/s)", metric(mine, "tok_s", ",.0f"), *_of_peer(best, ",.0f")])
+        rows.append([f"prefill {tokens:,} tokens (tok/s)", metric(mine, "tok_s", ",.0f"), *of_peer(best, ",.0f")])
     mine = find(records, "prefill", **OURS, prompt_tokens=PORTABLE, path="portable")
     rows.append([f"prefill {PORTABLE:,} tokens, portable path forced (tok/s)", metric(mine, "tok_s", ",.0f"), "", ""])
     mine = find(records, "decode", **OURS, context=0, path="sm_90a")
-    decoding = [r for r in peers if r["bench"] == "decode" and not r["config"]["context"]]
-    best = max(decoding, key=lambda r: float(r["metrics"]["tok_s"]), default=None)
-    rows.append(["decode, 64 tokens at empty context (tok/s)", metric(mine, "tok_s", ".1f"), *_of_peer(best, ".1f")])
+    best = best_decoding(peers)
+    rows.append(["decode, 64 tokens at empty context (tok/s)", metric(mine, "tok_s", ".1f"), *of_peer(best, ".1f")])
     for name, which in OTHERS.items():
         mine = find(records, "prefill", **OURS | which, prompt_tokens=PORTABLE, path="sm_90a")
         rows.append([f"{name}: prefill {PORTABLE:,} tokens (tok/s)", metric(mine, "tok_s", ",.0f"), "", ""])
@@ -87,12 +86,20 @@ def kernels(records: Sequence[Record]) -> str:
     return markdown_rows(["kernel (TFLOP/s)", "sm_90a", "portable", "library"], rows) if rows else NO_KERNELS
 
 
-def _peer(record: Record) -> bool:
-    config = record["config"]
-    return config.get("engine") == ENGINE and all(config.get(key) == value for key, value in MODEL.items())
+def peers_of(records: Sequence[Record], model: Mapping[str, object]) -> list[Record]:
+    """Prefills and decodings of a model by llama.cpp, at all settings."""
+    asked = {**model, "engine": ENGINE}
+    speeds = (r for r in records if r.get("bench") in ("prefill", "decode"))
+    return [r for r in speeds if all(r["config"].get(key) == value for key, value in asked.items())]
 
 
-def _of_peer(record: Record | None, form: str) -> tuple[str, str]:
+def best_decoding(peers: Sequence[Record]) -> Record | None:
+    """The fastest decoding from an empty context among `peers_of`."""
+    empty = [r for r in peers if r["bench"] == "decode" and not r["config"]["context"]]
+    return max(empty, key=lambda r: float(r["metrics"]["tok_s"]), default=None)
+
+
+def of_peer(record: Record | None, form: str) -> tuple[str, str]:
     """Its rate and the setting it was reached at."""
     if record is None:
         return "", ""
