@@ -9,11 +9,13 @@ from pathlib import Path
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.models.architectures.base import find_architecture, read_config
+from sp.models.arithmetic import with_math
 from sp.models.asked_scaling import AskedScaling
 from sp.models.device.to_device import trunk_to_device
 from sp.models.model import Device, Model
 from sp.models.trunk import Trunk
 from sp.models.weights import WeightStore
+from sp.quant import Math
 
 
 def load_model(
@@ -25,6 +27,7 @@ def load_model(
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
     cold: Sequence[int] = (),
+    math: Math = Math.BF16,
 ) -> Model:
     """Build a model from a GGUF file of a known architecture.
 
@@ -46,6 +49,8 @@ def load_model(
     cold : sequence of int
         On the device: layers whose experts wait in pinned memory of the host; see
         `sp.models.inspect.cold_layers.cold_layers`.
+    math : Math
+        What products of a prompt are made in; see `sp.models.arithmetic.with_math`.
 
     Returns
     -------
@@ -72,7 +77,7 @@ def load_model(
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
     store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
-    trunk = Trunk.take(store)
+    trunk = with_math(Trunk.take(store), math)
     store.finish(find_architecture(config.architecture).config_tensors)
     if device == "cpu":
         return Model(config, trunk, device, store.nbytes)

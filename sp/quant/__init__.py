@@ -25,6 +25,7 @@ from sp.quant.formats.legacy.q8_0 import Q8_0
 from sp.quant.formats.plain.bf16 import BF16
 from sp.quant.formats.plain.f16 import F16
 from sp.quant.formats.plain.f32 import F32
+from sp.quant.math import Math
 from sp.quant.packing import Packing, Plane, Scales
 from sp.quant.registry import (
     FORMATS,
@@ -57,6 +58,7 @@ __all__ = [
     "Q6_K",
     "Q8_0",
     "BlockFormat",
+    "Math",
     "Packing",
     "Plane",
     "Repacked",

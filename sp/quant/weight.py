@@ -10,6 +10,7 @@ from sp.arrays import Bytes, Floats, Ints
 from sp.errors import ConfigError
 from sp.quant.base import BlockFormat
 from sp.quant.formats.plain.f32 import F32
+from sp.quant.math import Math
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Weight:
         Logical shape, fastest axis last: ``(out, in)`` for a matrix.
     data : uint8 array of shape ``shape[:-1] + (row_bytes,)``
         The packed rows; usually a view of a memory-mapped file.
+    math : Math
+        What products of a prompt with it are made in.
 
     Raises
     ------
@@ -45,6 +48,7 @@ class Weight:
     format: BlockFormat
     shape: tuple[int, ...]
     data: Bytes = field(repr=False, compare=False)
+    math: Math = Math.BF16
 
     def __post_init__(self) -> None:
         if not self.shape:
@@ -81,7 +85,7 @@ class Weight:
         """The same weight in F32, for models small enough to decode once."""
         if self.format is F32:
             return self
-        return Weight(self.name, F32, self.shape, self.dense().view(np.uint8))
+        return Weight(self.name, F32, self.shape, self.dense().view(np.uint8), self.math)
 
     @classmethod
     def from_floats(cls, name: str, values: Floats, fmt: BlockFormat) -> Weight:

@@ -11,11 +11,11 @@ import pytest
 
 from sp.bench.dispatch_times import table as table_of
 from sp.kernels.path import PATHS
-from sp.kernels.specs.matmul.epilogue import ADD
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
 from sp.ops.matmul import dispatch
 from sp.ops.matmul.dispatch import ROWS, SHAPES, kernel_for, rows, shape_class, table, times
 from sp.ops.matmul.registry import MatmulKernel, kernels
-from sp.quant import FORMATS, format_by_name, kernel_formats
+from sp.quant import FORMATS, Q4_K, Math, format_by_name, kernel_formats
 
 ROOT = Path(__file__).parents[2]
 KINDS = [fmt.ggml_type for fmt in kernel_formats()]
@@ -104,7 +104,7 @@ def test_few_rows_of_k_quants_take_the_hopper_kernel(
     monkeypatch.setattr(dispatch, "current_path", lambda: path)
     monkeypatch.setattr(MatmulKernel, "takes", lambda *given: True)  # this asks a device how much room there is
     fmt = format_by_name(name)
-    weight = SimpleNamespace(format=fmt, shape=SHAPES["deep"], nbytes=1)
+    weight = SimpleNamespace(format=fmt, shape=SHAPES["deep"], nbytes=1, math=Math.BF16)
     taken = [n for n in range(2, 130) if dispatch.choose(n, (weight,), False, ADD).name == "gemm_small_m_sm90"]
     assert taken == (list(FEW[path]) if few else [])
 
@@ -118,7 +118,7 @@ def test_every_path_has_one_kernel_for_any_product(path: str) -> None:
     known = {kernel.name: kernel for kernel in kernels(path)}
     assert [name for name, kernel in known.items() if kernel.prefill] == [PREFILL[path]]
     assert set(known) == {"gemv", "gemm_small_m", PREFILL[path]} | (
-        {"gemm_small_m_sm90"} if path == "sm_90a" else set()
+        {"gemm_small_m_sm90", "gemm_bytes_sm90"} if path == "sm_90a" else set()
     )
     for kernel in known.values():
         assert kernel.otherwise is None or kernel.otherwise.name in known
@@ -126,5 +126,31 @@ def test_every_path_has_one_kernel_for_any_product(path: str) -> None:
 
 
 def test_the_table_names_kernels_that_are_registered() -> None:
-    names = {kernel.name for path in PATHS for kernel in kernels(path)}
+    names = {kernel.name for path in PATHS for kernel in kernels(path) if kernel.timed}
     assert {key.split()[0] for times in table()["us"].values() for key in times} == names
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "math", "epilogue", "taken"),
+    [
+        (1024, 5120, Math.INT8, STORE, "gemm_bytes_sm90"),
+        (8192, 17408, Math.FP8, ADD, "gemm_bytes_sm90"),
+        (2048, 5120, Math.INT8, SWIGLU, "gemm_bytes_sm90"),
+        (1023, 5120, Math.INT8, STORE, "gemm_sm90"),
+        (8192, 5184, Math.INT8, STORE, "gemm_sm90"),
+        (8192, 5120, Math.BF16, STORE, "gemm_sm90"),
+    ],
+)
+def test_prompts_are_multiplied_in_what_weights_ask_for(
+    tokens: int, width: int, math: Math, epilogue: Epilogue, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "current_path", lambda: "sm_90a")
+    weight = SimpleNamespace(format=Q4_K, shape=(5120, width), nbytes=1, math=math)
+    weights = (weight, weight) if epilogue is SWIGLU else (weight,)
+    assert dispatch.choose(tokens, weights, True, epilogue).name == taken
+
+
+def test_gate_and_up_in_two_arithmetics_are_multiplied_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "current_path", lambda: "sm_90a")
+    two = [SimpleNamespace(format=Q4_K, shape=(512, 512), nbytes=1, math=math) for math in (Math.INT8, Math.BF16)]
+    assert dispatch.choose(4096, tuple(two), True, SWIGLU).name == "gemm_sm90"

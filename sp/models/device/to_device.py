@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -136,6 +137,8 @@ def _copied(
             if isinstance(leaf, Weight):
                 assert len(leaf.shape) == 2, f"{leaf.name} {leaf.shape}"
                 placed[id(leaf)] = empty_matrix(leaf.name, leaf.format, leaf.shape, pinned=id(leaf) in pinned)
+                if isinstance(placed[id(leaf)], PackedWeight):
+                    placed[id(leaf)] = replace(placed[id(leaf)], math=leaf.math)
                 sources[id(leaf)] = leaf
             else:
                 placed[id(leaf)] = cupy.asarray(leaf, np.float32)

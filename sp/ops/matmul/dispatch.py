@@ -17,7 +17,7 @@ from sp.errors import DeviceError
 from sp.kernels.path import current_path
 from sp.kernels.specs.matmul.epilogue import Epilogue
 from sp.ops.matmul.registry import MatmulKernel, kernels, prefill_kernel
-from sp.quant import FORMATS, format_by_name
+from sp.quant import FORMATS, Math, format_by_name
 
 TABLE = Path(__file__).with_name("dispatch_table.json")
 SHAPES = {"wide": (17408, 5120), "deep": (5120, 17408)}
@@ -106,7 +106,7 @@ def kernel_for(
 def _kernel_for(
     tokens: int, kind: int, shape: str, epilogue: Epilogue, known: tuple[MatmulKernel, ...]
 ) -> MatmulKernel:
-    able = [kernel for kernel in known if kind in kernel.formats and epilogue in kernel.epilogues]
+    able = [k for k in known if Math.BF16 in k.maths and kind in k.formats and epilogue in k.epilogues]
     if not able:
         raise DeviceError(f"no kernel multiplies by weights of {FORMATS[kind].name} here")
     for kernel in reversed(able):
@@ -135,10 +135,25 @@ def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: Epilogue
     largest = max(weights, key=lambda w: w.nbytes)
     path, kinds = current_path(), tuple(w.format.ggml_type for w in weights)
     out, width = largest.shape
+    if largest.math is not Math.BF16 and (found := _in_math(tokens, weights, largest, path, norm, epilogue)):
+        return found
     kernel = kernel_for(tokens, largest.format.ggml_type, out, width, path, epilogue)
     while not kernel.prefill and not kernel.takes(tokens, width, kinds, norm, epilogue):
         kernel = kernel.otherwise or prefill_kernel(path)
     return kernel
+
+
+def _in_math(
+    tokens: int, weights: tuple[Any, ...], largest: Any, path: str, norm: bool, epilogue: Epilogue
+) -> MatmulKernel | None:
+    """A kernel that makes the product in what the largest weight asks for, where it is worth it."""
+    kinds = tuple(w.format.ggml_type for w in weights)
+    for kernel in kernels(path):
+        whole = epilogue is Epilogue.STORE or all(kernel.multiplies(w) for w in weights)
+        able = largest.math in kernel.maths and kernel.multiplies(largest) and whole
+        if able and kernel.takes(tokens, largest.shape[1], kinds, norm, epilogue):
+            return kernel
+    return None
 
 
 def rows(path: str) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sp.arrays import Floats
+from sp.ops.byte_rows.loud import loud_channels
+from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, byte_product, round_rows
 from sp.ops.threads import run_parallel, token_slices
 from sp.quant import F32, Weight
 
@@ -21,7 +23,8 @@ def linear(x: Floats, w: Weight) -> Floats:
     ----------
     x : float32 (tokens, in)
     w : Weight of shape (out, in)
-        F32 weights are used in place; packed ones are decoded a slab of rows at a time, on every call.
+        F32 weights are used in place; packed ones are decoded a slab of rows at a time, on every call. Products of
+        1,024 tokens and more are made in `w.math`.
 
     Returns
     -------
@@ -37,11 +40,18 @@ def linear(x: Floats, w: Weight) -> Floats:
     """
     rows, width = w.shape
     assert x.shape == (len(x), width), f"{w.name}: x {x.shape} against weight {w.shape}"
+    kind = BYTE_KINDS.get(w.math) if len(x) >= ROUNDED_TOKENS else None
+    if kind is not None:
+        loud = loud_channels(x)
+        given = round_rows(x, kind, loud, True)
     out = np.empty((len(x), rows), x.dtype)
     step = max(1, rows if w.format is F32 else SCRATCH_VALUES // width)
     for start in range(0, rows, step):
         some = slice(start, start + step)
         weight = (w.dense() if w.format is F32 else w.format.decode(w.data[some])).T
+        if kind is not None:
+            out[:, some] = byte_product(given, round_rows(weight.T, kind, loud, False))
+            continue
 
         def multiply(tokens: slice, some: slice = some, weight: Floats = weight) -> None:
             np.matmul(x[tokens], weight, out=out[tokens, some])

@@ -14,7 +14,7 @@ from sp.errors import ModelError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.packed import EXPAND_SCALES, PACK, UNPACK
 from sp.ops.matmul.fragment_order import Offsets, pack_numpy, plane_offsets, plane_sizes, tiled_packing, unpack_numpy
-from sp.quant import BlockFormat, Packing
+from sp.quant import BlockFormat, Math, Packing
 from sp.quant.packing import TILE
 
 __all__ = [
@@ -43,6 +43,8 @@ class PackedWeight:
         ``(out, in)``.
     data : uint8, flat
         All planes; NumPy or CuPy.
+    math : Math
+        What products of a prompt with it are made in.
 
     Examples
     --------
@@ -58,6 +60,7 @@ class PackedWeight:
     format: BlockFormat
     shape: tuple[int, int]
     data: Any = field(repr=False, compare=False)
+    math: Math = Math.BF16
 
     @cached_property
     def packing(self) -> Packing:

@@ -21,7 +21,7 @@ from sp.kernels.path import PATHS, current_path
 from sp.kernels.specs.matmul.epilogue import Epilogue
 from sp.ops.input_tiles import InputTiles
 from sp.ops.norms import Norm, Ready, rms_norm
-from sp.quant import kernel_formats
+from sp.quant import Math, kernel_formats
 
 
 class Fusion(Enum):
@@ -122,6 +122,8 @@ class MatmulKernel:
         formats. If left out, the prefill kernel of the path.
     tile_rows : callable, optional
         With Fusion.TILES: rows of the tiles for so many tokens.
+    maths : tuple of Math
+        Weights it takes are to be multiplied in one of these.
     """
 
     name: str
@@ -142,6 +144,7 @@ class MatmulKernel:
     preferred: range = range(0)
     otherwise: MatmulKernel | None = None
     tile_rows: Callable[[int], int] | None = None
+    maths: tuple[Math, ...] = (Math.BF16,)
 
     @property
     def formats(self) -> tuple[int, ...]:
@@ -154,13 +157,17 @@ class MatmulKernel:
             return False
         return self.room(tokens, width, kinds, norm, epilogue) >= min(tokens, self.least_room)
 
+    def multiplies(self, w: Any) -> bool:
+        """Whether it reads a PackedWeight's format and may make products with it; those in BF16 are always right."""
+        return self.reads(w.format.ggml_type) and (Math.BF16 in self.maths or w.math in self.maths)
+
     def launch(self, product: Product) -> None:
         """Make a product: first what is not fused, then the launches that its weights need."""
         if product.epilogue is not Epilogue.STORE:
             self.run(self._prepared(product))
             return
         kinds = [w.format.ggml_type for w in product.weights]
-        mine = [i for i, kind in enumerate(kinds) if self.reads(kind)]
+        mine = [i for i, w in enumerate(product.weights) if self.multiplies(w)]
         if mine:
             given = self._prepared(product)
             keys = [None if self.alike is None else self.alike(kinds[i]) for i in mine]

@@ -1,0 +1,73 @@
+// Inputs of a matrix product to bytes: for each token and 256 inputs one scale, as bytes.cuh says. Loud channels count as 0
+// there and stand in bf16 beside them.
+//
+//   x        bf16 (tokens, COLS), COLS % 256 == 0
+//   codes    (tokens, COLS), in the order of round_weight.cu
+//   scales   f32 [COLS / 256][stride], a token each
+//   loud     bf16 (tokens, 64): the values of `channels` (*count of them), then zeros; written where *count > 0
+//   mask     u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
+// Grid ceil(tokens / 8), 256 threads: a warp for a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
+// Bound by memory.
+#include "bytes.cuh"
+
+// Words of a quad of lanes, transposed: lane l gives in[i] to lane i as out[l].
+SP_DEVICE void transpose(u32 (&w)[4], u32 lane) {
+#pragma unroll
+    for (u32 step = 1; step < 4; step *= 2)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            if (i & step) continue;
+            const bool upper = lane & step;
+            const u32 came = __shfl_xor_sync(0xffffffffu, upper ? w[i] : w[i + step], step);
+            if (upper)
+                w[i] = came;
+            else
+                w[i + step] = came;
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    round_inputs(const u16* __restrict__ x, u8* __restrict__ codes, f32* __restrict__ scales, u16* __restrict__ loud,
+                 const u32* __restrict__ count, const u32* __restrict__ channels, const u16* __restrict__ mask, i32 tokens,
+                 i32 stride) {
+    const u32 lane = threadIdx.x % 32;
+    const i64 token = i64(blockIdx.x) * 8 + threadIdx.x / 32;
+    if (token >= tokens) return;
+    const u16* from = x + token * COLS;
+    const u32 found = *count;
+    constexpr u32 rounds = (COLS + 511) / 512;
+#pragma unroll 4
+    for (u32 i = 0; i < rounds; ++i) {
+        const u32 at = 512 * i + 16 * lane;  // 16 inputs of a lane
+        const bool valid = COLS % 512 == 0 || at < COLS;
+        uint4 v[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+        u32 bits = 0;
+        if (valid) {
+            v[0] = reinterpret_cast<const uint4*>(from + at)[0], v[1] = reinterpret_cast<const uint4*>(from + at)[1];
+            if (found) bits = mask[at / 16];
+        }
+        u32 pair[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
+        u32 largest = 0;
+#pragma unroll
+        for (int p = 0; p < 8; ++p) {
+            if (bits >> (2 * p) & 1) pair[p] &= 0xffff0000u;
+            if (bits >> (2 * p + 1) & 1) pair[p] &= 0x0000ffffu;
+            largest = max(largest, max(magnitude(low_bf16(pair[p])), magnitude(high_bf16(pair[p]))));
+        }
+#pragma unroll
+        for (int step = 1; step < 16; step *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+        const Rounding rounding = rounding_of(largest);
+        u32 w[4];  // of pairs 2 c.. and 8 + 2 c.. of the 16
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            w[c] = bytes_of(low_bf16(pair[c]), high_bf16(pair[c]), low_bf16(pair[c + 4]), high_bf16(pair[c + 4]),
+                            rounding.inverse);
+        transpose(w, lane);
+        if (!valid) continue;
+        *reinterpret_cast<uint4*>(codes + token * COLS + at) = make_uint4(w[0], w[1], w[2], w[3]);
+        if (lane % 16 == 0) scales[i64(at / GROUPED) * stride + token] = rounding.told;
+    }
+    if (found)
+#pragma unroll
+        for (u32 slot = lane; slot < LOUD; slot += 32) loud[token * LOUD + slot] = slot < found ? from[channels[slot]] : u16(0);
+}

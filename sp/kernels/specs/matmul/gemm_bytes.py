@@ -1,0 +1,122 @@
+"""The prefill matmul of bytes and what rounds its operands. Defines: KIND (0 int8, 1 e4m3), FORMAT or COLS, and of the
+products TOKENS of a tile, EPILOGUE, STAGES, CLUSTER, GROUP; see the sources."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.specs.matmul.epilogue import ADD, STORE_F32, Epilogue
+from sp.quant import kernel_formats
+
+GROUPED = 256
+"""Inputs that share a scale, on both sides."""
+LOUD = 64
+"""Channels that can stand apart in BF16."""
+INT8, E4M3 = 0, 1
+MOST_LOUD_WIDTH = 32768
+"""Inputs of a product among which loud channels can be looked for."""
+CAPACITY = 227 * 1024
+WIDE = (STORE_F32, ADD)
+TOKENS = (192, 128)
+"""Of a tile."""
+
+
+def smem(defines: Defines) -> int:
+    """As laid out by ``enum Shape`` in the source."""
+    tokens, stages = int(defines["TOKENS"]), int(defines["STAGES"])
+    ring = stages * (128 * (tokens + 128) + 4 * (tokens + 128))
+    return -(-ring // 1024) * 1024 + 2 * 8192 + 16 * stages
+
+
+def variant(kind: int, epilogue: Epilogue, tokens: int, cluster: int = 2, group: int = 8) -> dict[str, int]:
+    """Defines as they ship, with as many stages as fit, up to eight."""
+    defines = {"KIND": kind, "EPILOGUE": epilogue, "TOKENS": tokens, "STAGES": 1, "CLUSTER": cluster, "GROUP": group}
+    while defines["STAGES"] < 8 and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
+        defines["STAGES"] += 1
+    return defines
+
+
+GEMM_BYTES_SM90 = KernelSpec(
+    source="gemm_bytes_sm90.cu",
+    entry="gemm_bytes_sm90",
+    args=(
+        "map x_map",
+        "map w_map",
+        "map xl_map",
+        "map wl_map",
+        "map y_map",
+        "const f32* x_scales",
+        "const f32* w_scales",
+        "const u32* loud_count",
+        "u32 token_blocks",
+        "u32 out_blocks",
+        "u32 row_tiles",
+        "u32 second",
+        "u32 groups",
+        "u32 x_stride",
+        "u32 w_stride",
+    ),
+    threads=384,
+    variants=tuple(
+        variant(kind, epilogue, tokens) for kind in (INT8, E4M3) for epilogue in Epilogue for tokens in TOKENS
+    ),
+    arches="90a",
+    smem=smem,
+)
+
+ROUND_WEIGHT = KernelSpec(
+    source="round_weight.cu",
+    entry="round_weight",
+    args=(
+        "const u8* low",
+        "const u8*? high",
+        "const u8*? plane_scales",
+        "const u8*? deltas",
+        "u8* codes",
+        "f32* scales",
+        "u16* loud",
+        "const u32* count",
+        "const u32* channels",
+        "const u16* mask",
+        "i32 k_tiles",
+        "i32 stride",
+    ),
+    threads=128,
+    variants=tuple({"FORMAT": fmt.ggml_type, "KIND": INT8} for fmt in kernel_formats()),
+)
+
+WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 17408)
+"""Inputs of the products of the shapes that are shipped."""
+
+ROUND_INPUTS = KernelSpec(
+    source="round_inputs.cu",
+    entry="round_inputs",
+    args=(
+        "const u16* x",
+        "u8* codes",
+        "f32* scales",
+        "u16* loud",
+        "const u32* count",
+        "const u32* channels",
+        "const u16* mask",
+        "i32 tokens",
+        "i32 stride",
+    ),
+    threads=256,
+    variants=tuple({"COLS": width, "KIND": INT8} for width in WIDTHS),
+)
+
+CHANNEL_PEAKS = KernelSpec(
+    source="channel_peaks.cu",
+    entry="channel_peaks",
+    args=("const u16* x", "u32* peaks", "i32 tokens"),
+    threads=128,
+    variants=tuple({"COLS": width} for width in WIDTHS),
+)
+
+LOUD_CHANNELS = KernelSpec(
+    source="loud_channels.cu",
+    entry="loud_channels",
+    args=("const u32* peaks", "u32* count", "u32* channels", "u16* mask"),
+    threads=1024,
+    variants=tuple({"COLS": width} for width in WIDTHS),
+)

@@ -1,0 +1,91 @@
+"""loud_channels: inputs of a product that are much larger than the others, for which groups of bytes have no room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.errors import DeviceError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.matmul.gemm_bytes import CHANNEL_PEAKS, LOUD, LOUD_CHANNELS, MOST_LOUD_WIDTH
+
+OVER = np.float32(4)
+"""A channel is loud when its peak is over so many times the geometric mean of all."""
+_BIN = 21
+"""Bits of a float32 below its exponent and the two bits of the fraction that peaks are sorted by."""
+
+
+@dataclass(frozen=True)
+class LoudChannels:
+    """Which channels stand apart, on the device; nothing waits for it.
+
+    Attributes
+    ----------
+    count : uint32 (1,)
+    channels : uint32 (64,)
+        Ascending, the first `count`.
+    mask : uint16 (in / 16,)
+        Bit i of word j is set where channel 16 j + i is loud.
+    """
+
+    count: Any
+    channels: Any
+    mask: Any
+
+
+def loud_channels(x: Any) -> Any:
+    """Find the channels whose largest absolute value is over four times the geometric mean over all channels.
+
+    64 at most; of more the loudest by quarters of an octave, of the last quarter the first ones. A channel with a NaN
+    or an infinity is loud, one of zeros does not count.
+
+    Parameters
+    ----------
+    x : float32 (tokens, in), or on the device bf16 as uint16
+        in a multiple of 256, at most 32,768.
+
+    Returns
+    -------
+    int64 (count,), or on the device LoudChannels
+
+    References
+    ----------
+    Dettmers, Lewis, Belkada, Zettlemoyer, "LLM.int8()", 2022: few channels are large, in all tokens.
+
+    Examples
+    --------
+    >>> x = np.ones((2, 256), np.float32)
+    >>> x[1, [3, 200]] = 9, -5
+    >>> loud_channels(x)
+    array([  3, 200])
+    """
+    if x.ndim != 2 or x.shape[1] % 32 or x.shape[1] > MOST_LOUD_WIDTH:
+        raise DeviceError(f"loud channels: rows of a multiple of 32, up to {MOST_LOUD_WIDTH}, not {x.shape}")
+    if is_device(x):
+        return _on_device(x)
+    return loudest(np.abs(x).max(axis=0))
+
+
+def loudest(peaks: Floats) -> Any:
+    """`loud_channels` by the peaks of the channels."""
+    bits = peaks.astype(np.float32).view(np.uint32)
+    counted = (peaks > 0) & (peaks < 2.0**127)
+    least = OVER * np.exp2(np.log2(peaks[counted]).mean(dtype=np.float64)) if counted.any() else np.inf
+    loud = np.flatnonzero(~(peaks <= least) if counted.any() else np.zeros(len(peaks), bool))
+    bins = bits[loud] >> _BIN
+    order = np.argsort(-bins.astype(np.int64), kind="stable")[:LOUD]
+    return np.sort(loud[order])
+
+
+def _on_device(x: Any) -> LoudChannels:
+    cupy, width = import_cupy(), x.shape[1]
+    peaks = cupy.zeros(width, np.uint32)
+    CHANNEL_PEAKS.launch((-(-width // 1024), -(-len(x) // 64)), x, peaks, len(x), defines={"COLS": width})
+    found = LoudChannels(
+        cupy.empty(1, np.uint32), cupy.empty(LOUD, np.uint32), cupy.empty(-(-width // 32) * 2, np.uint16)
+    )
+    LOUD_CHANNELS.launch((1,), peaks, found.count, found.channels, found.mask, defines={"COLS": width})
+    return found

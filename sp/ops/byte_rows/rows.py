@@ -1,0 +1,211 @@
+"""Both sides of a matrix product as bytes: one scale for 256 inputs, loud channels apart in BF16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.errors import DeviceError
+from sp.kernels import import_cupy, is_device
+from sp.kernels.specs.matmul.gemm_bytes import E4M3, GROUPED, INT8, LOUD, ROUND_INPUTS, ROUND_WEIGHT
+from sp.ops.byte_rows.e4m3 import round_e4m3
+from sp.ops.byte_rows.loud import LoudChannels
+from sp.quant import Math
+from sp.quant.packing import TILE
+
+LEAST, MOST = np.float32(2.0**-100), np.float32(2.0**100)
+"""A group without a larger value than the first counts as zeros, one with a larger one than the second as no number."""
+ROUNDED_TOKENS = 1024
+"""Fewer tokens are multiplied in BF16: rounding the weight would cost more than the product gains."""
+PADDED = 256
+"""Tokens past the end for which there is room among the scales, so that no copy of a tile reaches past it."""
+
+
+class ByteKind(IntEnum):
+    """What a byte is."""
+
+    INT8 = INT8
+    E4M3 = E4M3
+
+    @property
+    def largest(self) -> int:
+        """The largest number."""
+        return 127 if self is ByteKind.INT8 else 448
+
+
+BYTE_KINDS = {Math.INT8: ByteKind.INT8, Math.FP8: ByteKind.E4M3}
+
+
+class Rounded(NamedTuple):
+    """Rows of numbers: ``scales * codes`` for groups of 256, and beside them the loud channels.
+
+    Attributes
+    ----------
+    codes : float32 (rows, in)
+        Whole numbers from -127 to 127, or e4m3 numbers.
+    scales : float32 (rows, in / 256)
+        0 of a group of zeros, NaN of one that holds what is no finite number.
+    loud : float32 (rows, count)
+        BF16 values of the loud channels, which are 0 among the codes of inputs.
+    """
+
+    codes: Floats
+    scales: Floats
+    loud: Floats
+
+
+@dataclass(frozen=True)
+class ByteRows:
+    """`Rounded` as the device holds it.
+
+    Attributes
+    ----------
+    rows, width : int
+    kind : ByteKind
+    codes : uint8 (rows, in)
+        Of weights rows of whole tiles of 64. In the order of round_weight.cu.
+    scales : float32 (in / 256, stride)
+    loud : uint16 (rows, 64)
+        BF16; not written where no channel is loud.
+    """
+
+    rows: int
+    width: int
+    kind: ByteKind
+    codes: Any
+    scales: Any
+    loud: Any
+
+
+def round_rows(values: Floats, kind: ByteKind, loud: Ints, apart: bool) -> Rounded:
+    """Round rows to bytes, each group of 256 by its largest.
+
+    ``scale = max |x| / 127`` (448), ``code = rint(x * (1 / scale))``, halves to even, or the nearest e4m3 number. A
+    group whose largest value is below 2^-100 has scale and codes 0; one with a NaN, an infinity or a value of 2^100
+    and more the scale NaN and codes 0.
+
+    Parameters
+    ----------
+    values : float32 (rows, in)
+        in a multiple of 256; rounded to BF16 before.
+    kind : ByteKind
+    loud : int64 (count,)
+        Channels that stand apart.
+    apart : bool
+        Of inputs: loud channels are 0 among the bytes. Weights keep theirs, which nothing meets.
+
+    Returns
+    -------
+    Rounded
+
+    Examples
+    --------
+    >>> x = np.zeros((1, 256), np.float32)
+    >>> x[0, :4] = 127, -63.5, 0.625, 4096
+    >>> r = round_rows(x, ByteKind.INT8, np.array([3]), True)
+    >>> r.codes[0, :4], r.scales, r.loud
+    (array([127., -64.,   1.,   0.], dtype=float32), array([[1.]], dtype=float32), array([[4096.]], dtype=float32))
+    """
+    if values.ndim != 2 or values.shape[1] % GROUPED:
+        raise DeviceError(f"bytes: rows of a multiple of {GROUPED}, not {values.shape}")
+    x = _nearest_bf16(values)
+    beside = x[:, loud]
+    if apart:
+        x = x.copy()
+        x[:, loud] = 0
+    groups = x.reshape(len(x), -1, GROUPED)
+    largest = np.abs(groups).max(axis=-1)  # NaN where one is
+    usable = (largest >= LEAST) & (largest < MOST)
+    scales = np.where(usable, largest, 1).astype(np.float32) / np.float32(kind.largest)
+    with np.errstate(invalid="ignore"):
+        scaled = np.where(usable[..., None], groups, 0) * (np.float32(1) / scales)[..., None]
+    codes = np.rint(scaled) if kind is ByteKind.INT8 else round_e4m3(scaled)
+    scales[~usable] = np.where(largest[~usable] < LEAST, 0, np.nan)
+    return Rounded(codes.reshape(x.shape), scales, beside)
+
+
+def _nearest_bf16(x: Floats) -> Floats:
+    """Also of what is no number, which a format of a file does not take."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    nearest: Floats = np.where(np.isnan(x), bits, rounded).astype(np.uint32).view(np.float32)
+    return nearest
+
+
+def byte_product(x: Rounded, w: Rounded) -> Floats:
+    """``y = x Wᵀ`` of rounded rows, float32 (tokens, out), as the kernels make it: groups, then what is apart."""
+    y = np.zeros((len(x.codes), len(w.codes)), np.float32)
+    for group in range(x.scales.shape[1]):
+        some = slice(group * GROUPED, (group + 1) * GROUPED)
+        part = x.codes[:, some] @ w.codes[:, some].T  # of int8 whole numbers below 2^24, so exact
+        y += part * (w.scales[:, group] * x.scales[:, group, None])
+    return y + x.loud @ w.loud.T
+
+
+def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
+    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device."""
+    if not is_device(x) or x.ndim != 2 or x.dtype != "uint16" or x.shape[1] % GROUPED:
+        raise DeviceError(f"bytes: bf16 rows of a multiple of {GROUPED} on a device, not {x.dtype} {x.shape}")
+    cupy, (tokens, width) = import_cupy(), x.shape
+    held = -(-tokens // PADDED) * PADDED + PADDED
+    rows = ByteRows(
+        tokens,
+        width,
+        kind,
+        cupy.empty((tokens, width), np.uint8),
+        cupy.empty((width // GROUPED, held), np.float32),
+        cupy.empty((tokens, LOUD), np.uint16),
+    )
+    ROUND_INPUTS.launch(
+        (-(-tokens // 8),),
+        x,
+        rows.codes,
+        rows.scales,
+        rows.loud,
+        loud.count,
+        loud.channels,
+        loud.mask,
+        tokens,
+        held,
+        defines={"COLS": width, "KIND": int(kind)},
+    )
+    return rows
+
+
+def round_weights(weights: Sequence[Any], kind: ByteKind, loud: LoudChannels) -> ByteRows:
+    """`round_rows` of PackedWeights of one width, one under the other from whole tiles of 64 rows on."""
+    cupy, width = import_cupy(), weights[0].shape[1]
+    tiles = sum(w.row_tiles for w in weights)
+    rows = ByteRows(
+        tiles * TILE,
+        width,
+        kind,
+        cupy.empty((tiles * TILE, width), np.uint8),
+        cupy.empty((width // GROUPED, tiles * TILE), np.float32),
+        cupy.empty((tiles * TILE, LOUD), np.uint16),
+    )
+    first = 0
+    for w in weights:
+        ROUND_WEIGHT.launch(
+            (width // GROUPED, w.row_tiles),
+            w.plane("low"),
+            w.plane("high"),
+            w.plane("scales"),
+            w.plane("deltas"),
+            rows.codes[first:],
+            rows.scales.reshape(-1)[first:],
+            rows.loud[first:],
+            loud.count,
+            loud.channels,
+            loud.mask,
+            w.k_tiles,
+            tiles * TILE,
+            defines={"FORMAT": w.format.ggml_type, "KIND": int(kind)},
+        )
+        first += TILE * w.row_tiles
+    return rows
