@@ -7,6 +7,7 @@ from typing import Any
 
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
 from sp.models.trunk import Trunk, mapped
+from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Math, Weight
 
 FEWEST_ROWS = 256
@@ -25,7 +26,7 @@ def with_math(trunk: Trunk, math: Math) -> Trunk:
     """
 
     def marked(leaf: Any) -> Any:
-        if isinstance(leaf, Weight) and is_eligible(leaf.name, leaf.shape):
+        if isinstance(leaf, (Weight, PackedWeight)) and is_eligible(leaf.name, leaf.shape):
             return replace(leaf, math=math)
         return leaf
 

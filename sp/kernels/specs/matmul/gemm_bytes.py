@@ -4,7 +4,7 @@ products TOKENS of a tile, EPILOGUE, STAGES, CLUSTER, GROUP; see the sources."""
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.matmul.epilogue import ADD, STORE_F32, Epilogue
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.quant import kernel_formats
 
 GROUPED = 256
@@ -61,6 +61,45 @@ GEMM_BYTES_SM90 = KernelSpec(
     ),
     arches="90a",
     smem=smem,
+)
+
+PORTABLE_BLOCK = 128
+"""Tokens and rows of w of a block of the portable kernel."""
+PORTABLE_STAGES = 3
+"""Tiles of 32 KiB in its ring: what 99 KiB of a multiprocessor of sm_86 hold."""
+PORTABLE_ARGS = (
+    "const u8* x",
+    "const u8* w",
+    "const u16* xl",
+    "const u16* wl",
+    "const f32* x_scales",
+    "const f32* w_scales",
+    "const u32* loud_count",
+)
+PORTABLE_SIZES = ("i32 tokens", "i32 rows", "i32 second", "i32 k", "i32 x_stride", "i32 w_stride")
+
+
+def portable_smem(defines: Defines) -> int:
+    """The ring."""
+    return int(defines["STAGES"]) * 2 * PORTABLE_BLOCK * 128
+
+
+GEMM_BYTES_PORTABLE = KernelSpec(
+    source="gemm_bytes_portable.cu",
+    entry="gemm_bytes_portable",
+    args=(*PORTABLE_ARGS, "u16* y", *PORTABLE_SIZES),
+    threads=256,
+    variants=tuple({"EPILOGUE": epilogue, "STAGES": PORTABLE_STAGES} for epilogue in (STORE, SWIGLU)),
+    smem=portable_smem,
+)
+
+GEMM_BYTES_PORTABLE_F32 = KernelSpec(
+    source="gemm_bytes_portable.cu",
+    entry="gemm_bytes_portable_f32",
+    args=(*PORTABLE_ARGS, "f32* y", *PORTABLE_SIZES, "i32 add"),
+    threads=256,
+    variants=({"EPILOGUE": STORE_F32, "STAGES": PORTABLE_STAGES},),
+    smem=portable_smem,
 )
 
 ROUND_WEIGHT = KernelSpec(

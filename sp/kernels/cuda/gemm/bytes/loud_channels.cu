@@ -5,11 +5,11 @@
 //   channels  u32 (64): which, ascending
 //   mask      u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
 // Of more than 64 the loudest by quarters of an octave are taken, of the last quarter the first ones.
-// Grid (1), 1024 threads, 32 channels each. Define: COLS. Arches: 80+.
+// Grid (1), 1024 threads: channels t, t + 1024, .. a thread. Where none is loud, only `count` is written. Define: COLS. Arches: 80+.
 // Source: outlier features of LLM.int8() (Dettmers et al., 2022), found here by comparison with the other channels.
 #include "mma.cuh"
 
-enum { MOST = 64, BINS = 1024 };
+enum { MOST = 64, BINS = 1024, EACH = (COLS + 1023) / 1024 };
 
 SP_DEVICE u32 bin_of(u32 bits) { return bits >> 21; }  // exponent and two bits of the fraction
 
@@ -39,62 +39,56 @@ extern "C" __global__ void __launch_bounds__(1024)
     loud_channels(const u32* peaks, u32* count, u32* channels, u16* mask) {
     __shared__ u32 bins[BINS], room[32];
     __shared__ f32 sums[32];
-    const u32 t = threadIdx.x, first = 32 * t;
-    const bool mine = first < COLS;
+    __shared__ u32 last, above;
+    const u32 t = threadIdx.x;
     bins[t] = 0;
+    u32 bits[EACH];
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i) bits[i] = 1024 * i + t < COLS ? peaks[1024 * i + t] : 0;
     f32 logs = 0.0f;
     u32 some = 0;
-    if (mine)
-        #pragma unroll 4
-        for (u32 i = 0; i < 32; ++i) {
-            const f32 peak = __uint_as_float(peaks[first + i]);
-            if (peak > 0.0f && peak < 0x1p127f) logs += __log2f(peak), ++some;
-        }
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i) {
+        const f32 peak = __uint_as_float(bits[i]);
+        if (peak > 0.0f && peak < 0x1p127f) logs += __log2f(peak), ++some;
+    }
     logs = warp_sum(logs);
-    u32 counted;
     if (t % 32 == 0) sums[t / 32] = logs;
+    u32 counted;
     sum_before(some, room, counted);
     f32 all = 0.0f;
+#pragma unroll
     for (u32 i = 0; i < 32; ++i) all += sums[i];
     const f32 least = 4.0f * exp2f(all / f32(max(counted, 1u)));
     const u32 least_bits = counted ? __float_as_uint(least) : 0xffffffffu;
-    if (mine)
-        for (u32 i = 0; i < 32; ++i)
-            if (peaks[first + i] > least_bits) atomicAdd(bins + bin_of(peaks[first + i]), 1u);
-    __syncthreads();
+    u32 mine = 0;
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i)
+        if (bits[i] > least_bits) atomicAdd(bins + bin_of(bits[i]), 1u), ++mine;
+    u32 total;
+    sum_before(mine, room, total);
+    if (t == 0) *count = min(total, u32(MOST)), last = 0, above = total;  // all fit
+    if (total == 0) return;
+
     // Thread t looks at bin 1023 - t: those before it are louder.
     const u32 inside = bins[BINS - 1 - t];
-    u32 total;
-    const u32 louder = sum_before(inside, room, total);
-    __shared__ u32 last, above;
-    if (t == 0) last = 0, above = total;  // all fit
-    __syncthreads();
+    u32 unused;
+    const u32 louder = sum_before(inside, room, unused);
     if (inside && louder <= MOST && louder + inside > MOST) last = BINS - 1 - t, above = louder;
     __syncthreads();
-    const u32 from = last, room_left = MOST - min(above, u32(MOST));
-    // How many of each thread's channels are over the last bin, and in it.
-    u32 held = 0;
-    if (mine)
-        #pragma unroll 4
-        for (u32 i = 0; i < 32; ++i) {
-            const u32 bits = peaks[first + i];
-            if (bits > least_bits) held += bin_of(bits) > from ? 1 << 16 : bin_of(bits) == from ? 1 : 0;
-        }
-    u32 unused;
-    u32 before = sum_before(held, room, unused);
-    if (t == 0) *count = min(total, u32(MOST));
-    if (!mine) return;
-    u32 set = 0;
-    #pragma unroll 4
-        for (u32 i = 0; i < 32; ++i) {
-        const u32 bits = peaks[first + i];
-        if (!(bits > least_bits) || bin_of(bits) < from) continue;
-        const u32 over = before >> 16, equal = before & 0xffff;
-        const bool is_over = bin_of(bits) > from;
-        before += is_over ? 1 << 16 : 1;
-        if (!is_over && equal >= room_left) continue;
-        channels[over + min(equal, room_left)] = first + i;
-        set |= 1u << i;
+    const u32 from = last, left = MOST - min(above, u32(MOST));  // places in the last bin
+    u32 over = 0, equal = 0;  // channels so far over the last bin, and in it
+#pragma unroll 1
+    for (u32 i = 0; i < EACH; ++i) {
+        const u32 channel = 1024 * i + t, own = channel < COLS ? peaks[channel] : 0;
+        const bool loud = own > least_bits, is_over = loud && bin_of(own) > from, is_equal = loud && bin_of(own) == from;
+        u32 both;
+        const u32 before = sum_before(is_over ? 1 << 16 : is_equal, room, both);
+        const u32 over_before = over + (before >> 16), equal_before = equal + (before & 0xffff);
+        const bool taken = is_over || (is_equal && equal_before < left);
+        if (taken) channels[over_before + min(equal_before, left)] = channel;
+        const u32 word = __ballot_sync(0xffffffffu, taken);
+        if (t % 32 == 0 && channel < COLS) reinterpret_cast<u32*>(mask)[channel / 32] = word;
+        over += both >> 16, equal += both & 0xffff;
     }
-    reinterpret_cast<u32*>(mask)[t] = set;
 }

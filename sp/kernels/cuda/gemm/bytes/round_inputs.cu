@@ -26,7 +26,7 @@ SP_DEVICE void transpose(u32 (&w)[4], u32 lane) {
         }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     round_inputs(const u16* __restrict__ x, u8* __restrict__ codes, f32* __restrict__ scales, u16* __restrict__ loud,
                  const u32* __restrict__ count, const u32* __restrict__ channels, const u16* __restrict__ mask, i32 tokens,
                  i32 stride) {

@@ -40,7 +40,7 @@ SP_DEVICE void make_words(u32 (*words)[TILE_SCALE_WORDS], const u8* scales, cons
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS)
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
     round_weight(const u8* low, const u8* high, const u8* plane_scales, const u8* deltas, u8* codes, f32* scales, u16* loud,
                  const u32* count, const u32* channels, const u16* mask, i32 k_tiles, i32 stride) {
     __shared__ u32 words[4][TILE_SCALE_WORDS];
