@@ -79,6 +79,8 @@ def load(
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     vram: str | int | None = None,
+    math: str = "bf16",
+    drafter_math: str = "bf16",
 ) -> Pipeline:
     """Open a target and a drafter; the embedded pair where a path is left out.
 
@@ -90,12 +92,14 @@ def load(
         Where both run; `auto` is the GPU where there is one.
     vram : str or int, optional
         GPU memory for both models, caches and work: a size such as ``"24g"``, or bytes; all there is if left out.
+    math, drafter_math : {"bf16", "int8", "fp8", "auto"}
+        What target and drafter multiply where they read a prompt.
 
     Raises
     ------
     SpError
         A file is missing, damaged, or no model `sp` can run; with ``cuda`` also without a usable device; `vram` is no
-        size, or the models run on the CPU.
+        size, or the models run on the CPU; `math` is none of these, or no kernel of the device makes it.
 
     Examples
     --------
@@ -109,7 +113,7 @@ def load(
     from sp.pipeline.sizes import parse_bytes
 
     budget = None if vram is None else parse_bytes(vram, "vram")
-    return Pipeline.open(target, drafter, device=device, vram=budget)
+    return Pipeline.open(target, drafter, device=device, vram=budget, math=math, drafter_math=drafter_math)
 
 
 def __getattr__(name: str) -> Any:

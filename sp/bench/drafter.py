@@ -16,7 +16,7 @@ from sp.bench.kernel_times import kernel_times
 from sp.bench.record import running
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models import Model, ModelConfig, prefill_cost
+from sp.models import Arithmetic, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
 
 STAGES = {
@@ -160,10 +160,13 @@ def work(config: ModelConfig, tokens: int, density: float) -> float:
     return cost.weights * (config.layers - 1) / config.layers + cost.attention * attending * density + cost.delta
 
 
-def describe(timing: DraftTiming, model: str, path: str, tokens: str) -> dict[str, Any]:
+def describe(
+    timing: DraftTiming, model: str, path: str, tokens: str, made_in: Arithmetic | None = None
+) -> dict[str, Any]:
     """Arguments of `make_record` for a timing; samples are seconds, `tokens` what was read: random or text."""
     draft = timing.draft
-    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path), "scorer": "tail"}
+    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path, made_in)}
+    config |= {"scorer": "tail"}
     chosen = {name: draft.options.get(name) for name in ("alpha", "density")}
     return {
         "bench": "drafter",

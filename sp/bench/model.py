@@ -16,7 +16,7 @@ from sp.bench.record import running
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models import Cache, Model, prefill, prefill_sparse
+from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
 from sp.models.imbalance import imbalance
 from sp.ops.sparse.flashprefill import TopDensity
 
@@ -199,10 +199,12 @@ def _peak(model: Model) -> int:
     return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0
 
 
-def describe(timing: Timing, facts: Mapping[str, Any], path: str, kv: str) -> dict[str, Any]:
+def describe(
+    timing: Timing, facts: Mapping[str, Any], path: str, kv: str, made_in: Arithmetic | None = None
+) -> dict[str, Any]:
     """Arguments of `make_record` for a timing; samples are tokens a second, `facts` as of `model_facts`."""
     test, metrics = timing.test, timing.metrics()
-    common = {**facts, "kv": kv, **running(path), "engine": "sp"}
+    common = {**facts, "kv": kv, **running(path, made_in), "engine": "sp"}
     if test.new:
         config = common | {"context": test.prompt, "tokens": test.new, "method": "greedy", "budget": 1}
         return {

@@ -16,9 +16,11 @@ from sp.kernels.host_code import forget_host_code
 from sp.kernels.launch import launched_sources
 from sp.kernels.machine import cpu_facts, machine_slug
 from sp.kernels.machine import gpu_facts as environment
+from sp.models.arithmetic import AUTO, Arithmetic
+from sp.quant import Math
 
 MATH = {"sm_90a": "bf16", "portable": "bf16", "numpy": "f32"}
-"""What matrix products multiply, by the path of a model's kernels."""
+"""What matrix products multiply if nothing else is asked for, by the path of a model's kernels."""
 FIELDS = ("bench", "config", "metrics", "samples", "gpu", "driver", "nvrtc", "cupy", "commit", "kernel_hash", "date")
 
 
@@ -60,15 +62,22 @@ def make_record(
     }
 
 
-def running(path: str) -> dict[str, Any]:
+def running(path: str, made_in: Arithmetic | None = None) -> dict[str, Any]:
     """How a model's work runs, as the keys of records have it.
+
+    `math` is what products of a prompt are made in; where `auto` chose that, `asked_math` says so, for it may have
+    chosen it for some of the weights only.
 
     Examples
     --------
     >>> running("sm_90a")
     {'path': 'sm_90a', 'math': 'bf16', 'cards': 1}
     """
-    return {"path": path, "math": MATH[path], "cards": 1}
+    math, auto = MATH[path], {}
+    if made_in is not None and made_in.math is not Math.BF16:
+        math = str(made_in.math)
+        auto = {"asked_math": AUTO} if made_in.asked == AUTO else {}
+    return {"path": path, "math": math, "cards": 1, **auto}
 
 
 def hashed_anew(record: Mapping[str, Any]) -> dict[str, Any]:

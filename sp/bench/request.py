@@ -90,7 +90,10 @@ def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
 
 
 def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path: str, drafts: bool) -> dict[str, Any]:
-    """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted."""
+    """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted.
+
+    `math` is the target's, `drafter_math` the drafter's where it is another.
+    """
     drafter = pipeline.drafter if drafts else None
     roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
     return {
@@ -100,9 +103,17 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         "selector": SELECTORS.name_of(options.selector) if drafts else None,
         "vram": format_bytes(vram),
         "kv": options.kv + (" rotated" if options.rotate else ""),
-        **running(path),
+        **running(path, pipeline.target.model.arithmetic),
+        **(_drafter_math(pipeline.target, drafter, path) if drafter else {}),
         **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
     }
+
+
+def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, str]:
+    """What the drafter's products are made in, where that is not what the target's are."""
+    theirs, ours = (running(path, one.model.arithmetic) for one in (target, drafter))
+    found = {f"drafter_{key}": ours.get(key) for key in ("math", "asked_math")}
+    return {key: value for key, value in found.items() if value and value != theirs.get(key.removeprefix("drafter_"))}
 
 
 def without_ends(loaded: Loaded) -> Loaded:

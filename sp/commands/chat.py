@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.open_pair import asked_ropes, open_pair, tell_thinking, thinking_of
+from sp.commands.open_pair import asked_maths, asked_ropes, open_pair, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
     BreakEven,
     Cache,
     Compress,
     Drafter,
+    DrafterMath,
     DrafterRope,
     OnDevice,
     Positions,
@@ -23,6 +24,7 @@ from sp.commands.options import (
     Scorer,
     Selector,
     Target,
+    TargetMath,
     TargetRope,
     ThinkingMode,
     tokens_option,
@@ -43,6 +45,8 @@ def chat(
     drafter: Drafter = None,
     target_rope: TargetRope = None,
     drafter_rope: DrafterRope = None,
+    math: TargetMath = "bf16",
+    drafter_math: DrafterMath = "bf16",
     keep_ratio: Annotated[
         float, typer.Option(help="Share of each turn's new tokens that the target reads, in (0, 1].")
     ] = 0.05,
@@ -109,13 +113,14 @@ def chat(
     }
     wanted = {"recall": recall, "recall_ratio": recall_ratio, "recall_tokens": recall_tokens, "keys": keys}
     options = from_mapping(RunOptions, given, "sp chat")
+    ropes, maths = asked_ropes(target_rope, drafter_rope), asked_maths(math, drafter_math)
     memory, asked = from_mapping(ConversationOptions, wanted, "sp chat"), thinking_of(thinking, reasoning_effort)
     for path, option in ((out, "--out"), (picture, "--picture")):
         _check_file(path, option)
     if picture is not None and picture.suffix != ".png":
         raise ConfigError(f"--picture draws a PNG, so {picture} must end in .png")
     texts = [(path, read_text(path, "--load")) for path in load or []]
-    pipeline = open_pair(target, drafter, device, vram, break_even, None, asked_ropes(target_rope, drafter_rope))
+    pipeline = open_pair(target, drafter, device, vram, break_even, None, ropes | maths)
     tell_thinking(asked, pipeline.target)
     session = Session(Conversation(pipeline, options, memory), system, asked, tuple(needle or ()))
     for path, text in texts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sp.commands.terminal import progress_bar
 from sp.errors import ConfigError
@@ -44,6 +44,20 @@ def asked_ropes(target_rope: str | None, drafter_rope: str | None) -> dict[str, 
     }
 
 
+def asked_maths(math: str, drafter_math: str) -> dict[str, str]:
+    """`--math` and `--drafter-math` as `Pipeline.open` takes them; ConfigError for a wrong one.
+
+    Examples
+    --------
+    >>> asked_maths("int8", "auto")
+    {'math': 'int8', 'drafter_math': 'auto'}
+    """
+    from sp.models import read_math
+
+    given = {"math": math, "drafter_math": drafter_math}
+    return {name: str(read_math(text, f"--{name.replace('_', '-')}")) for name, text in given.items()}
+
+
 def thinking_of(mode: str, effort: str | None) -> Thinking:
     """`--thinking` and `--reasoning-effort`; ConfigError for what they cannot be."""
     from sp.chat import Thinking
@@ -65,9 +79,11 @@ def open_pair(
     vram: str | None,
     break_even: Path | None,
     draft: Path | None = None,
-    ropes: Mapping[str, AskedScaling] | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """The pair on its device, its kernels compiled; `draft` is for speculative decoding, `ropes` from `asked_ropes`."""
+    """The pair on its device, its kernels compiled; `draft` is for speculative decoding, `asked` what
+    `asked_ropes` and `asked_maths` found.
+    """
     from sp.kernels.device import pick_device
     from sp.pipeline import Pipeline
     from sp.pipeline.sizes import parse_bytes
@@ -75,7 +91,7 @@ def open_pair(
     where, budget = pick_device(device), None if vram is None else parse_bytes(vram)
     if where == "cuda":
         compile_kernels()
-    pair = Pipeline.open(target, drafter, device=where, vram=budget, **(ropes or {})).with_break_evens(break_even)
+    pair = Pipeline.open(target, drafter, device=where, vram=budget, **(asked or {})).with_break_evens(break_even)
     return pair if draft is None else pair.with_draft(draft)
 
 

@@ -44,6 +44,13 @@ TargetRope = Annotated[
 DrafterRope = Annotated[
     str | None, typer.Option(help="RoPE scaling of the drafter in place of its file's: none, linear:2, yarn:4.")
 ]
+TargetMath = Annotated[
+    str, typer.Option("--math", help="What the target multiplies where it reads a prompt: bf16, int8, fp8 or auto.")
+]
+DrafterMath = Annotated[str, typer.Option(help="The same of the drafter.")]
+ModelMath = Annotated[
+    str, typer.Option("--math", help="What is multiplied where a prompt is read: bf16, int8, fp8 or auto.")
+]
 OnDevice = Annotated[str, typer.Option("--device", help="auto (the GPU if there is one), cpu or cuda.")]
 Devices = Annotated[
     str, typer.Option("--devices", help="GPUs that share the runs, e.g. 0,1: a process each, which sees no other.")

@@ -48,7 +48,8 @@ def plan(
 
     Only headers are read. Memory is reckoned as it is reserved when models are loaded, and what work takes besides by
     bounds that recorded requests stayed within. For a card by name times are predicted too, from its data sheet and the
-    rates that kernels reach on an H200. Exit status 1 if the answer is no.
+    rates that kernels reach on an H200, with products in bf16: those of --math int8 are not predicted. Exit status 1 if
+    the answer is no.
 
     [bold]Examples[/bold]
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sp import __version__
-from sp.commands.open_pair import asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
+from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -18,12 +18,14 @@ from sp.commands.options import (
     Decode,
     Draft,
     Drafter,
+    DrafterMath,
     DrafterRope,
     OnDevice,
     ReasoningEffort,
     Rotate,
     Scorer,
     Target,
+    TargetMath,
     TargetRope,
     ThinkingMode,
     tokens_option,
@@ -45,6 +47,8 @@ def run(
     drafter: Drafter = None,
     target_rope: TargetRope = None,
     drafter_rope: DrafterRope = None,
+    math: TargetMath = "bf16",
+    drafter_math: DrafterMath = "bf16",
     keep_ratio: Annotated[float, typer.Option(help="Share of the prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Scorer = "tail",
     selector: Annotated[str, typer.Option(help="How tokens are chosen by importance: top_chunks, ...")] = "top_chunks",
@@ -99,6 +103,8 @@ def run(
 
       sp run --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off --prompt-file book.txt ...
 
+      sp run --math int8 --drafter-math int8
+
       sp run --thinking on --max-new-tokens 2048 ...
 
       sp run --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt --question "..."
@@ -124,7 +130,7 @@ def run(
     }
     options, asked = from_mapping(RunOptions, given, "sp run"), thinking_of(thinking, reasoning_effort)
     check_folder(out, "--out")
-    ropes = asked_ropes(target_rope, drafter_rope)
+    ropes, maths = asked_ropes(target_rope, drafter_rope), asked_maths(math, drafter_math)
     if isinstance(options.decode, Speculative):
         draft = draft_of(target, draft)
     elif draft is not None:
@@ -139,7 +145,7 @@ def run(
         raise PromptError(f"the question is missing: say what to ask about {about} with --question")
     else:
         document = read_text(prompt_file, "--prompt-file", piped=True)
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths)
     tell_thinking(asked, pipeline.target)
     told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": asked}
     prompt = Prompt.from_document(document, question, pipeline.target.template, **told)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sp.commands.open_pair import asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
+from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -16,6 +16,7 @@ from sp.commands.options import (
     Decode,
     Draft,
     Drafter,
+    DrafterMath,
     DrafterRope,
     OnDevice,
     Positions,
@@ -24,6 +25,7 @@ from sp.commands.options import (
     Scorer,
     Selector,
     Target,
+    TargetMath,
     TargetRope,
     ThinkingMode,
     tokens_option,
@@ -40,6 +42,8 @@ def serve(
     drafter: Drafter = None,
     target_rope: TargetRope = None,
     drafter_rope: DrafterRope = None,
+    math: TargetMath = "bf16",
+    drafter_math: DrafterMath = "bf16",
     keep_ratio: Annotated[float, typer.Option(help="Share of a prompt's tokens the target reads, in (0, 1].")] = 0.05,
     scorer: Scorer = "tail",
     selector: Selector = "top_chunks",
@@ -103,6 +107,8 @@ def serve(
 
       sp serve --keep-ratio 0.1 --threshold 4096
 
+      sp serve --math auto --drafter-math auto
+
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
 
       sp serve --cors http://localhost:3000
@@ -145,13 +151,13 @@ def serve(
     host_bytes = parse_bytes(session_memory, "--session-memory")
     device_bytes = None if session_vram is None else parse_bytes(session_vram, "--session-vram")
     options, asked = from_mapping(RunOptions, given, "sp serve"), thinking_of(thinking, reasoning_effort)
-    ropes = asked_ropes(target_rope, drafter_rope)
+    ropes, maths = asked_ropes(target_rope, drafter_rope), asked_maths(math, drafter_math)
     if isinstance(options.decode, Speculative):
         draft = draft_of(target, draft)
     if getattr(options.decode, "temperature", 0):
         raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
     listener = listen(host, port)
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths)
     tell_thinking(asked, pipeline.target)
     pipeline.warm_up(options=options)
     talks = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sp.models.architectures.base import ARCHITECTURES, Architecture, read_config, register_architecture
+from sp.models.arithmetic import Arithmetic, read_math
 from sp.models.asked_scaling import AskedScaling
 from sp.models.cache.cache import Cache
 from sp.models.cache.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ __all__ = [
     "ARCHITECTURES",
     "KV_FORMATS",
     "Architecture",
+    "Arithmetic",
     "AskedScaling",
     "Cache",
     "Checkpoint",
@@ -52,6 +54,7 @@ __all__ = [
     "prefill_sparse",
     "read_by_layer",
     "read_config",
+    "read_math",
     "register_architecture",
     "stream_by_layer",
 ]

@@ -1,14 +1,24 @@
-"""with_math: which weights of a model are multiplied in what."""
+"""with_math: which weights of a model are multiplied in what, as it was asked for."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
+from sp.arrays import Floats
+from sp.errors import ConfigError, known_names
+from sp.kernels.path import current_path
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
+from sp.models.auto_math import MOST_ERROR, hindrance, rounding_error, sampled_rows
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight
+from sp.ops.matmul.registry import kernels
 from sp.quant import Math, Weight
+
+AskedMath = Math | Literal["auto"]
+"""What can be asked for: one of `Math`, or int8 where `sp.models.auto_math` says so."""
+AUTO = get_args(get_args(AskedMath)[1])[0]
 
 FEWEST_ROWS = 256
 """Narrower matrices (gates of a DeltaNet head) are multiplied in BF16: their results steer all others."""
@@ -16,21 +26,145 @@ FEWEST_ROWS = 256
 
 ROUTER = "ffn_gate_inp.weight"
 """Which experts are chosen hangs on small differences."""
+EXPERTS = "_exps.weight"
 
 
-def with_math(trunk: Trunk, math: Math) -> Trunk:
-    """The same weights, those of blocks to be multiplied in `math` where a prompt is read.
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a model's products of a prompt are made in.
 
-    Left in BF16: the head, which reads few tokens; experts and their router; matrices of under 256 rows or of a width
-    that is no multiple of 256; vectors.
+    Attributes
+    ----------
+    asked : Math or "auto"
+    math : Math
+        Of the weights that are marked; BF16 where none is.
+    weights, matrices : int
+        How many matrices of layers are marked to be multiplied in `math` if that is not BF16, and of how many.
+    reason : str
+        Why `auto` chose so; empty for what was asked by its name.
     """
 
+    asked: AskedMath = Math.BF16
+    math: Math = Math.BF16
+    weights: int = 0
+    matrices: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """One phrase for reports.
+
+        >>> str(Arithmetic(Math.INT8, Math.INT8, 60, 72))
+        'int8 for 60 of 72 matrices of layers'
+        """
+        made = str(self.math) + (f" for {self.weights} of {self.matrices} matrices of layers" if self.weights else "")
+        return f"{made}, by auto: {self.reason}" if self.reason else made
+
+    def as_dict(self) -> dict[str, Any]:
+        """For traces."""
+        return asdict(self) | {"asked": str(self.asked), "math": str(self.math)}
+
+
+def read_math(text: str, option: str) -> AskedMath:
+    """Read ``bf16``, ``int8``, ``fp8`` or ``auto``; ConfigError, naming the option, for anything else.
+
+    Examples
+    --------
+    >>> read_math("int8", "--math").name, read_math("auto", "--math")
+    ('INT8', 'auto')
+    >>> read_math("int4", "--math")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: --math is 'int4'; did you mean 'int8'? Known: auto, bf16, fp8, int8
+    """
+    if text == AUTO:
+        return "auto"
+    try:
+        return Math(text)
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}{known_names(str(text), (*map(str, Math), AUTO))}") from None
+
+
+def check_math(asked: AskedMath, device: str) -> None:
+    """ConfigError where the kernels of a device make no such products; the CPU makes all of them, slowly."""
+    if device == "cpu" or asked in (AUTO, Math.BF16):
+        return
+    path = current_path()
+    if any(asked in kernel.maths for kernel in kernels(path)):
+        return
+    able = [str(math) for math in Math if any(math in kernel.maths for kernel in kernels(path))]
+    needs = " needs a GPU of compute capability 9.0 (H100, H200, GH200);" if asked is Math.FP8 else ":"
+    raise ConfigError(f"math {asked}{needs} kernels of path {path} multiply {' or '.join(able)}")
+
+
+def with_math(
+    trunk: Trunk, asked: AskedMath, device: str, sampled: Callable[[Any], Floats] = sampled_rows
+) -> tuple[Trunk, str]:
+    """The same weights, those of blocks to be multiplied in what is asked where a prompt is read, and why so.
+
+    Left in BF16: the head, which reads few tokens; experts and their router; matrices of under 256 rows or of a width
+    that is no multiple of 256; vectors; with ``auto`` what int8 would cost too much, see `sp.models.auto_math`.
+
+    Parameters
+    ----------
+    trunk : Trunk
+    asked : Math or "auto"
+    device : {"cpu", "cuda"}
+        Where the model runs, or will.
+    sampled : callable
+        Some rows of a matrix, float32 (rows, in).
+
+    Returns
+    -------
+    trunk : Trunk
+    reason : str
+        See `Arithmetic`.
+
+    Raises
+    ------
+    ConfigError
+        See `check_math`.
+    """
+    check_math(asked, device)
+    if asked == Math.BF16:
+        return trunk, ""
+    if asked != AUTO:
+        return _marked(trunk, Math(asked), lambda leaf: True), ""
+    if against := hindrance(device):
+        return trunk, against
+    errors: dict[str, float] = {}
+
+    def small(leaf: Any) -> bool:
+        errors[leaf.name] = rounding_error(sampled(leaf))
+        return errors[leaf.name] <= MOST_ERROR
+
+    found = _marked(trunk, Math.INT8, small)
+    over = [error for error in errors.values() if error > MOST_ERROR]
+    most = f"rounding costs weights at most {max(errors.values(), default=0):.2%}"
+    if over:
+        most = f"rounding costs {len(over)} weights over {MOST_ERROR:.2%}, at most {max(over):.2%}"
+    return found, most
+
+
+def _marked(trunk: Trunk, math: Math, chosen: Callable[[Any], bool]) -> Trunk:
     def marked(leaf: Any) -> Any:
-        if isinstance(leaf, (Weight, PackedWeight)) and is_eligible(leaf.name, leaf.shape):
+        if isinstance(leaf, Weight | PackedWeight) and is_eligible(leaf.name, leaf.shape) and chosen(leaf):
             return replace(leaf, math=math)
         return leaf
 
     return replace(trunk, blocks=mapped(trunk.blocks, marked))
+
+
+def arithmetic(trunk: Trunk, asked: AskedMath, reason: str) -> Arithmetic:
+    """What a trunk's products are made in, by the marks on its weights where they lie."""
+    maths: list[Math] = []
+
+    def look(leaf: Any) -> Any:
+        if len(getattr(leaf, "shape", ())) > 1 and hasattr(leaf, "format"):
+            maths.append(getattr(leaf, "math", Math.BF16))
+        return leaf
+
+    mapped(trunk.blocks, look)
+    marked = [math for math in maths if math is not Math.BF16]
+    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason)
 
 
 def is_eligible(name: str, shape: tuple[int, ...]) -> bool:
@@ -42,4 +176,4 @@ def is_eligible(name: str, shape: tuple[int, ...]) -> bool:
     (True, False)
     """
     wide = len(shape) == 2 and shape[0] >= FEWEST_ROWS and shape[1] % GROUPED == 0
-    return wide and not name.endswith(ROUTER)
+    return wide and not name.endswith((ROUTER, EXPERTS))

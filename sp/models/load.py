@@ -9,7 +9,7 @@ from pathlib import Path
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.models.architectures.base import find_architecture, read_config
-from sp.models.arithmetic import with_math
+from sp.models.arithmetic import arithmetic, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
 from sp.models.device.to_device import trunk_to_device
 from sp.models.model import Device, Model
@@ -27,7 +27,7 @@ def load_model(
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
     cold: Sequence[int] = (),
-    math: Math = Math.BF16,
+    math: str = Math.BF16,
 ) -> Model:
     """Build a model from a GGUF file of a known architecture.
 
@@ -49,7 +49,7 @@ def load_model(
     cold : sequence of int
         On the device: layers whose experts wait in pinned memory of the host; see
         `sp.models.inspect.cold_layers.cold_layers`.
-    math : Math
+    math : {"bf16", "int8", "fp8", "auto"}
         What products of a prompt are made in; see `sp.models.arithmetic.with_math`.
 
     Returns
@@ -64,6 +64,8 @@ def load_model(
         When its metadata and tensors do not describe a supported model.
     DeviceError
         When there is no usable device, or too little memory on it.
+    ConfigError
+        Kernels of the device make no products in `math`.
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
@@ -76,10 +78,11 @@ def load_model(
         config = replace(config, context=context)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
+    asked = read_math(math, "math")
     store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
-    trunk = with_math(Trunk.take(store), math)
+    trunk, reason = with_math(Trunk.take(store), asked, device)
     store.finish(find_architecture(config.architecture).config_tensors)
     if device == "cpu":
-        return Model(config, trunk, device, store.nbytes)
+        return Model(config, trunk, device, store.nbytes, arithmetic=arithmetic(trunk, asked, reason))
     trunk, nbytes, repacked, shared = trunk_to_device(trunk, file, progress, cold)
-    return Model(config, trunk, device, nbytes, repacked, shared)
+    return Model(config, trunk, device, nbytes, repacked, shared, arithmetic(trunk, asked, reason))

@@ -9,6 +9,7 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import PromptError
 from sp.kernels import import_cupy, is_device
+from sp.models.arithmetic import Arithmetic
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.layers.block import Tap
@@ -40,6 +41,8 @@ class Model:
         Weights that the device holds in another format than their file.
     cold : ColdExperts or None
         What layers share whose experts wait in host memory.
+    arithmetic : Arithmetic
+        What products of a prompt are made in.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Model:
         nbytes: int,
         repacked: tuple[Repacked, ...] = (),
         cold: ColdExperts | None = None,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         self.config = config
         self.trunk = trunk
@@ -57,6 +61,7 @@ class Model:
         self.nbytes = nbytes
         self.repacked = repacked
         self.cold = cold
+        self.arithmetic = arithmetic or Arithmetic()
 
     def __repr__(self) -> str:
         of = self.config

@@ -17,7 +17,7 @@ from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.memory import file_formats, held_weights, stack_bytes
 from sp.models.rope_keys import rope_facts
 from sp.models.synthetic.shapes import find_shape, tensor_plan
-from sp.quant import BlockFormat
+from sp.quant import BlockFormat, Math
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
 LONGEST_DRAFT = 1 << 20
@@ -76,6 +76,7 @@ class Loaded:
             "vocabulary": self.tokenizer.vocab_size,
             "vocabulary_sha256": self.tokenizer.sha256,
             "repacked": [asdict(each) for each in self.model.repacked],
+            "math": self.model.arithmetic.as_dict(),
             "rope": rope_facts(config.rope) | {"positions": self.trained, "asked": self.asked and str(self.asked)},
         }
 
@@ -93,6 +94,7 @@ def load(
     rope: AskedScaling | None = None,
     progress: Callable[[int], None] | None = None,
     room: int | None = None,
+    math: str = Math.BF16,
 ) -> Loaded:
     """Open a GGUF file as a model with its tokenizer.
 
@@ -112,6 +114,8 @@ def load(
     room : int, optional
         Bytes of the device for this model, its cache and its work. Experts of a mixture that needs more wait in host
         memory, see `cold_layers`; without it all weights lie on the device.
+    math : {"bf16", "int8", "fp8", "auto"}
+        See `load_model`.
 
     Raises
     ------
@@ -121,6 +125,8 @@ def load(
         The file is no complete model, or its vocabulary does not fit its embedding.
     DeviceError
         With ``cuda``: there is no usable device, or too little memory on it.
+    ConfigError
+        No products are made in `math` there.
 
     Examples
     --------
@@ -135,7 +141,7 @@ def load(
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
     cold = cold_within(config, formats, room)
-    model = load_model(file, device=where, context=context, rope=rope, progress=progress, cold=cold)
+    model = load_model(file, device=where, context=context, rope=rope, progress=progress, cold=cold, math=math)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
@@ -154,6 +160,7 @@ def synthetic(
     rope: AskedScaling | None = None,
     seed: int = 0,
     room: int | None = None,
+    math: str = Math.BF16,
 ) -> Loaded:
     """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
 
@@ -165,14 +172,14 @@ def synthetic(
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
         One of `sp.models.file_type.FILE_TYPES`.
-    extrapolate, device, rope, room
+    extrapolate, device, rope, room, math
         See `load`.
     seed : int
 
     Raises
     ------
     ConfigError
-        For an unknown shape or file type, or a model too large to be made on the CPU.
+        For an unknown shape or file type, a model too large to be made on the CPU, or products that are not made.
     DeviceError
         With ``cuda``: there is no usable device, or too little memory on it.
 
@@ -193,13 +200,14 @@ def synthetic(
             )
         with TemporaryDirectory() as folder:
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
-            return replace(load(file, extrapolate=extrapolate, device="cpu", rope=rope), path=name)
+            made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math)
+            return replace(made, path=name)
     from sp.models.synthetic.random_store import random_model
 
     found = find_shape(shape)
     metadata = synthetic_metadata(found, file_type)
     cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room)
-    model = random_model(shape, file_type, seed, rope, cold)
+    model = random_model(shape, file_type, seed, rope, cold, math)
     trained = model.config.context
     if extrapolate:
         model.config = replace(model.config, context=longest(trained))

@@ -18,6 +18,7 @@ from sp.pipeline.options import RunOptions
 from sp.pipeline.pair import load_pair
 from sp.pipeline.residency import Residency
 from sp.pipeline.sizes import format_bytes
+from sp.quant import Math
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,18 @@ class Opened:
         vram: int | None = None,
         target_rope: AskedScaling | None = None,
         drafter_rope: AskedScaling | None = None,
+        math: str = Math.BF16,
+        drafter_math: str = Math.BF16,
     ) -> Self:
-        """Open two GGUF files; the embedded ones where a path is left out. The rest and errors as for `load`."""
+        """Open two GGUF files; the embedded ones where a path is left out.
+
+        `vram` is for both, `math` the target's. The rest and errors as for `load`.
+        """
         return cls.assemble(
-            lambda where: load(target or embedded("target"), device=where, rope=target_rope, room=vram),
-            lambda where: load(drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope),
+            lambda where: load(target or embedded("target"), device=where, rope=target_rope, room=vram, math=math),
+            lambda where: load(
+                drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope, math=drafter_math
+            ),
             device=device,
             vram=vram,
         )

@@ -9,6 +9,7 @@ from sp.models import Draft
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 from sp.pipeline.load import Loaded
 from sp.pipeline.result import Scored
+from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.base import ModelFreeScorer
 
@@ -35,6 +36,7 @@ def told(
     """
     facts = {
         "repacked": repacked_lines(target, drafter, draft),
+        "math": math_lines(target, drafter),
         "positions": position_lines(target, drafter, scorer, scored),
         **others,
     }
@@ -47,6 +49,20 @@ def repacked_lines(target: Loaded, drafter: Loaded | None, draft: Draft | None) 
     held |= {"drafter": drafter.model.repacked} if drafter else {}
     held |= {"draft": draft.repacked} if draft else {}
     return [f"{name}: {each}" for name, all_of in held.items() for each in all_of]
+
+
+def math_lines(target: Loaded, drafter: Loaded | None) -> list[str]:
+    """What models multiply where they read a prompt, a line each; none of one whose products are in BF16 as by default.
+
+    Examples
+    --------
+    >>> from sp.pipeline.load import embedded, load
+    >>> math_lines(load(embedded("target"), device="cpu", math="int8"), None)
+    ['target: int8 for 70 of 70 matrices of layers']
+    """
+    models = {"target": target} | ({"drafter": drafter} if drafter else {})
+    made_in = {role: one.model.arithmetic for role, one in models.items()}
+    return [f"{role}: {one}" for role, one in made_in.items() if one.asked != Math.BF16]
 
 
 def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:

@@ -107,8 +107,8 @@ def of_verdicts(wide: bool) -> None:
 
 
 def of_model(wide: bool) -> None:
-    row = {"model": NAME, "weights_gb": 17.6, "kv": "q4_0 rotated", "path": "portable", "test": "tg64 @ d131072",
-           "tok_s": 12345.67, "sd": 123.45, "median": 12345.67, "peak_gb": 123.45}  # fmt: skip
+    row = {"model": NAME, "weights_gb": 17.6, "kv": "q4_0 rotated", "path": "portable", "math": "int8",
+           "test": "tg64 @ d131072", "tok_s": 12345.67, "sd": 123.45, "median": 12345.67, "peak_gb": 1.0}  # fmt: skip
     bench.print_rows([row, row | {"test": "pp131072"}], "table", wide)
     found = [SimpleNamespace(entry="attention_sm90_paged", variant=LONG, launches=12345, ms=1234.567)] * 2
     bench.print_kernels("pp131072", found, wide)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sp.commands.bench.asked import asked_output, kernels_of
-from sp.commands.options import KernelPath, Output, RecordBelow, Rotate, tokens_option
+from sp.commands.options import KernelPath, ModelMath, Output, RecordBelow, Rotate, tokens_option
 from sp.commands.tables import Wide, print_table
 from sp.commands.terminal import AsJson, print_csv, print_json, progress_bar
 from sp.config import token_count
@@ -34,6 +34,7 @@ def bench_model(
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
     path: KernelPath = "auto",
+    math: ModelMath = "bf16",
     kv: Annotated[str, typer.Option(help="Cached keys and values: f16, q4_0, or on the CPU f32.")] = "f16",
     rotate: Rotate = False,
     chunk: Annotated[int | None, tokens_option(least=1, help="Tokens that go through a layer together.")] = None,
@@ -56,6 +57,8 @@ def bench_model(
 
       sp bench model --synthetic qwen3.6-27b -p 8192 --path portable -o md
 
+      sp bench model --synthetic qwen3.6-27b -p 8192,131072 -n 0 --math int8
+
       sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --density 0.05
     """
     from sp.bench.model import Trial, describe, run_tests
@@ -63,6 +66,7 @@ def bench_model(
     from sp.bench.record import append, make_record
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
+    from sp.models import read_math
 
     output = asked_output(output, as_json, record, path)
     if (file is None) == (synthetic is None):
@@ -71,8 +75,9 @@ def bench_model(
     tests = [Trial(n, density=density) for n in lengths if n] + [Trial(d, n) for d in depths for n in decoded if n]
     if not tests:
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
-    where = pick_device(device)
-    model, name, load = open_model(file, synthetic, type_, where)
+    where, asked = pick_device(device), read_math(math, "--math")
+    with kernels_of(path, where)[1]:
+        model, name, load = open_model(file, synthetic, type_, where, asked)
     facts = model_facts(name, model.config, type_ if file is None else file_type_name(GGUFFile.open(file)))
     on_gpu = where == "cuda"
     taken, on_path = kernels_of(path, where)
@@ -92,9 +97,9 @@ def bench_model(
                 model, tests, repeats, kv=kv, rotate=rotate, chunk=chunk, progress=lambda _: advance(1)
             ):
                 timings.append(timing)
-                keep(**describe(timing, facts, taken, kv + (" rotated" if rotate else "")))
+                keep(**describe(timing, facts, taken, kv + (" rotated" if rotate else ""), model.arithmetic))
         profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
-    rows = [_row(timing, name, model.nbytes, kv, taken) for timing in timings]
+    rows = [_row(timing, name, model, kv, taken) for timing in timings]
     loading = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
     if output == "json":
         samples = [timing.rates for timing in timings]
@@ -142,14 +147,17 @@ def roofline(
         print(picture)
 
 
-def _row(timing: Any, name: str, nbytes: int, kv: str, path: str) -> dict[str, Any]:
+def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, Any]:
     """One line of the report."""
+    from sp.bench.record import running
+
     metrics = timing.metrics()
     return {
         "model": name,
-        "weights_gb": nbytes / 1e9,
+        "weights_gb": model.nbytes / 1e9,
         "kv": kv,
         "path": path,
+        "math": running(path, model.arithmetic)["math"],
         "test": timing.test.name,
         "tok_s": metrics["tok_s_mean"],
         "sd": metrics["tok_s_sd"],
@@ -176,7 +184,7 @@ def lengths_of(text: str, option: str) -> list[int]:
 
 
 def open_model(
-    file: Path | None, shape: str | None, file_type: str, device: Any
+    file: Path | None, shape: str | None, file_type: str, device: Any, math: str
 ) -> tuple[Any, str, tuple[float, int] | None]:
     """The model, its name in the results, and seconds and bytes of loading if it came from a file."""
     from sp import values
@@ -189,12 +197,12 @@ def open_model(
             raise ConfigError("--synthetic makes its weights on the GPU; for the CPU write a file with sp synth first")
         from sp.models.synthetic.random_store import random_model
 
-        return random_model(shape, file_type), f"{shape} {file_type} (random)", None
+        return random_model(shape, file_type, math=math), f"{shape} {file_type} (random)", None
     assert file is not None
     start = time.perf_counter()
     opened = GGUFFile.open(file)
     with progress_bar("loading", opened.nbytes) as progress:
-        model = load_model(opened, device=device, progress=progress)
+        model = load_model(opened, device=device, progress=progress, math=math)
     name = values.text(opened.metadata.get("general.name"))
     return model, plain(name, 80) if name else file.stem, (time.perf_counter() - start, opened.nbytes)
 
@@ -221,13 +229,14 @@ def print_rows(rows: Sequence[Mapping[str, Any]], output: str, wide: bool = Fals
     if output == "csv":
         print_csv(rows)
         return
-    heads = ("model", "weights", "kv", "path", "test", "tok/s", "median", "peak memory")
+    heads = ("model", "weights", "kv", "path", "math", "test", "tok/s", "median", "peak memory")
     cells = [
         (
             row["model"],
             f"{row['weights_gb']:.2f} GB",
             row["kv"],
             row["path"],
+            row["math"],
             row["test"],
             f"{row['tok_s']:.2f} ± {row['sd']:.2f}",
             f"{row['median']:.2f}",
@@ -235,7 +244,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], output: str, wide: bool = Fals
         )
         for row in rows
     ]
-    print_table(heads, cells, output, 5, main=("model", "test", "tok/s", "median", "peak memory"), wide=wide)
+    print_table(heads, cells, output, 6, main=("model", "test", "tok/s", "median", "peak memory"), wide=wide)
 
 
 def print_kernels(test: str, found: Any, wide: bool) -> None:

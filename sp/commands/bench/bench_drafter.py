@@ -11,7 +11,7 @@ import typer
 
 from sp.commands.bench.asked import asked_output, kernels_of
 from sp.commands.bench.bench import lengths_of, open_model
-from sp.commands.options import KernelPath, Output, RecordBelow
+from sp.commands.options import KernelPath, ModelMath, Output, RecordBelow
 from sp.commands.tables import Wide, print_table
 from sp.commands.terminal import AsJson, print_csv, print_json, progress_bar
 from sp.errors import ConfigError
@@ -38,6 +38,7 @@ def bench_drafter(
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
     path: KernelPath = "auto",
+    math: ModelMath = "bf16",
     record: RecordBelow = None,
     output: Output = "table",
     wide: Wide = False,
@@ -52,12 +53,15 @@ def bench_drafter(
 
       sp bench drafter --synthetic qwen3-0.6b -p 8k,32k,64k,128k,256k --density 0.05
 
+      sp bench drafter --synthetic qwen3-0.6b -p 128k --density 0.05 --math int8
+
       sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --alpha dense,0.05,0.1,0.2 -o md
     """
     from sp.bench.drafter import Draft, describe, run_drafts
     from sp.bench.record import append, make_record
     from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels.device import pick_device
+    from sp.models import read_math
     from sp.pipeline.load import LONGEST_DRAFT, embedded
     from sp.studies.sample import sample
 
@@ -72,9 +76,10 @@ def bench_drafter(
     ]
     common = {} if layers is None else {"depth": layers}
     drafts = [Draft(n, options | common) for n in lengths for options in chosen or [{}]]
-    where = pick_device(device)
+    where, asked = pick_device(device), read_math(math, "--math")
     named = file or (embedded("drafter") if synthetic is None else None)
-    model, name, _ = open_model(named, synthetic, type_, where)
+    with kernels_of(path, where)[1]:
+        model, name, _ = open_model(named, synthetic, type_, where, asked)
     text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
     model.config = replace(model.config, context=max(model.config.context, LONGEST_DRAFT))
     timings, (taken, kernels) = [], kernels_of(path, where)
@@ -82,7 +87,12 @@ def bench_drafter(
         for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text):
             timings.append(timing)
             if record is not None and where == "cuda":
-                append(make_record(**describe(timing, name, taken, "random" if text is None else "text")), record)
+                append(
+                    make_record(
+                        **describe(timing, name, taken, "random" if text is None else "text", model.arithmetic)
+                    ),
+                    record,
+                )
     rows = [_row(timing, name, taken) for timing in timings]
     if output == "json":
         print_json({"tests": [row | {"samples": t.seconds} for row, t in zip(rows, timings, strict=True)]})

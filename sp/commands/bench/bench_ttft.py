@@ -15,10 +15,11 @@ import typer
 from sp.commands.bench.asked import asked_output, kernels_of
 from sp.commands.bench.bench import lengths_of
 from sp.commands.bench.bench_drafter import attention_options, parts
-from sp.commands.open_pair import asked_ropes
+from sp.commands.open_pair import asked_maths, asked_ropes
 from sp.commands.options import (
     Cache,
     Drafter,
+    DrafterMath,
     DrafterRope,
     DrafterType,
     KernelPath,
@@ -30,6 +31,7 @@ from sp.commands.options import (
     SyntheticDrafter,
     SyntheticTarget,
     Target,
+    TargetMath,
     TargetRope,
     TargetType,
     tokens_option,
@@ -59,6 +61,8 @@ def bench_ttft(
     drafter_type: DrafterType = "bf16",
     target_rope: TargetRope = None,
     drafter_rope: DrafterRope = None,
+    math: TargetMath = "bf16",
+    drafter_math: DrafterMath = "bf16",
     prompts: Annotated[str, typer.Option("-p", "--prompts", help="Prompt lengths, comma-separated.")] = "4k,8k,16k",
     keep_ratio: Annotated[str, typer.Option(help="Shares of the prompt the target reads, comma-separated.")] = "0.05",
     scorer: Annotated[str, typer.Option(help="Scorers, comma-separated.")] = "tail",
@@ -102,6 +106,9 @@ def bench_ttft(
 
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 32k,64k,128k --density 0.05 \\
       --record results --plots results/nvidia-h200
+
+      sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 \\
+      --math int8 --drafter-math int8
     """
     from sp.bench.prompts import PromptMaker
     from sp.bench.record import append
@@ -118,10 +125,11 @@ def bench_ttft(
     budgets = budgets_of(vram)
     settings = settings_of(keep_ratio, scorer, selector, alpha, density, common)
     asked = lengths_of(prompts, "-p")
-    where, ropes = pick_device(device), asked_ropes(target_rope, drafter_rope)
-    pair = open_timed_pair(
-        (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type), ropes, where, budgets
-    )
+    where, models = pick_device(device), asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math)
+    with kernels_of(path, where)[1]:
+        pair = open_timed_pair(
+            (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type), models, where, budgets
+        )
     if (most := pair.target.model.config.context - new) < 1:
         raise ConfigError(f"-n {new}: the target's context of {most + new} tokens has no room for a prompt besides")
     lengths = sorted({min(n, most) for n in asked})
@@ -198,15 +206,18 @@ def budgets_of(vram: str) -> list[int | None]:
 
 
 def open_timed_pair(
-    target: Asked, drafter: Asked, ropes: Mapping[str, Any], device: Any, budgets: Sequence[int | None]
+    target: Asked, drafter: Asked, asked: Mapping[str, Any], device: Any, budgets: Sequence[int | None]
 ) -> Pipeline:
-    """The pair, within the first budget, whose answers are as long as is asked; every budget can be."""
+    """The pair, within the first budget, whose answers are as long as is asked; every budget can be.
+
+    `asked` is what `asked_ropes` and `asked_maths` found.
+    """
     from sp.bench.request import without_ends
     from sp.pipeline import Pipeline
 
     pair = Pipeline.assemble(
-        lambda at: open_model(*target, "target", at, ropes.get("target_rope"), budgets[0]),
-        lambda at: open_model(*drafter, "drafter", at, ropes.get("drafter_rope")),
+        lambda at: open_model(*target, "target", at, asked["math"], asked.get("target_rope"), budgets[0]),
+        lambda at: open_model(*drafter, "drafter", at, asked["drafter_math"], asked.get("drafter_rope")),
         device=device,
         vram=budgets[0],
     )
@@ -224,6 +235,7 @@ def open_model(
     file_type: str,
     role: str,
     device: Any,
+    math: str,
     rope: AskedScaling | None = None,
     room: int | None = None,
 ) -> Any:
@@ -232,10 +244,16 @@ def open_model(
 
     if file is not None and shape is not None:
         raise ConfigError(f"give either --{role} or --synthetic-{role}")
-    extrapolate = role == "drafter"
+    given: dict[str, Any] = {
+        "extrapolate": role == "drafter",
+        "device": device,
+        "rope": rope,
+        "room": room,
+        "math": math,
+    }
     if shape is not None:
-        return synthetic(shape, file_type, extrapolate=extrapolate, device=device, rope=rope, room=room)
-    return load(file or embedded(role), extrapolate=extrapolate, device=device, rope=rope, room=room)
+        return synthetic(shape, file_type, **given)
+    return load(file or embedded(role), **given)
 
 
 def config_key(config: Mapping[str, Any]) -> str:

@@ -12,10 +12,11 @@ from sp.commands.bench.asked import asked_output, kernels_of
 from sp.commands.bench.bench import lengths_of
 from sp.commands.bench.bench_drafter import parts
 from sp.commands.bench.bench_ttft import budgets_of, open_timed_pair, settings_of
-from sp.commands.open_pair import asked_ropes
+from sp.commands.open_pair import asked_maths, asked_ropes
 from sp.commands.options import (
     Cache,
     Drafter,
+    DrafterMath,
     DrafterRope,
     DrafterType,
     KernelPath,
@@ -27,6 +28,7 @@ from sp.commands.options import (
     SyntheticDrafter,
     SyntheticTarget,
     Target,
+    TargetMath,
     TargetRope,
     TargetType,
     tokens_option,
@@ -47,6 +49,8 @@ def bench_turn(
     drafter_type: DrafterType = "bf16",
     target_rope: TargetRope = None,
     drafter_rope: DrafterRope = None,
+    math: TargetMath = "bf16",
+    drafter_math: DrafterMath = "bf16",
     prompts: Annotated[
         str, typer.Option("-p", "--prompts", help="Lengths of the transcript, comma-separated.")
     ] = "128k",
@@ -112,10 +116,11 @@ def bench_turn(
     if more:
         raise ConfigError(f"--new-tokens {new_tokens}: give one number")
     budgets = budgets_of(vram)
-    where, ropes = pick_device(device), asked_ropes(target_rope, drafter_rope)
-    pair = open_timed_pair(
-        (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type), ropes, where, budgets
-    )
+    where, models = pick_device(device), asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math)
+    with kernels_of(path, where)[1]:
+        pair = open_timed_pair(
+            (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type), models, where, budgets
+        )
     if max(lengths) + added + new > (most := pair.target.model.config.context):
         raise ConfigError(f"-p {prompts}: with {added:,} new tokens beyond the target's context of {most:,}")
     taken, kernels = kernels_of(path, where)

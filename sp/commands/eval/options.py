@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sp.commands.open_pair import asked_ropes, tell_thinking, thinking_of
+from sp.commands.open_pair import asked_maths, asked_ropes, tell_thinking, thinking_of
 from sp.commands.options import (
     Cache,
     Drafter,
+    DrafterMath,
     DrafterRope,
     OnDevice,
     Positions,
     ReasoningEffort,
     Target,
+    TargetMath,
     TargetRope,
     ThinkingMode,
 )
@@ -57,6 +59,8 @@ class Asked:
     drafter: Drafter = None
     target_rope: TargetRope = None
     drafter_rope: DrafterRope = None
+    math: TargetMath = "bf16"
+    drafter_math: DrafterMath = "bf16"
     device: OnDevice = "auto"
     positions: Positions = "original"
     kv: Cache = "f16"
@@ -99,16 +103,18 @@ class Asked:
         """Both models as a sweep names them."""
         from sp.studies.sweep.pairs import Pair
 
-        ropes = asked_ropes(self.target_rope, self.drafter_rope)
+        ropes, maths = asked_ropes(self.target_rope, self.drafter_rope), asked_maths(self.math, self.drafter_math)
         return Pair(
             self.target,
             self.drafter,
             target_rope=ropes.get("target_rope"),
             drafter_rope=ropes.get("drafter_rope"),
+            math=maths["math"],
+            drafter_math=maths["drafter_math"],
         )
 
     def models(self) -> dict[str, Any]:
-        """What rows say of the models they are of, by role: file, SHA-256 and RoPE scalings that were asked for."""
+        """What rows say of the models they are of, by role: file, SHA-256 and what was asked of RoPE and arithmetic."""
         from sp.studies.sweep.provenance import pair_facts
 
         return pair_facts(self.pair()).models
@@ -122,7 +128,8 @@ class Asked:
         from sp.pipeline import Pipeline
 
         asked, ropes = self.asked_thinking(), asked_ropes(self.target_rope, self.drafter_rope)
-        pipeline = Pipeline.open(self.target, self.drafter, device=self.device, **ropes)  # type: ignore[arg-type]
+        maths = asked_maths(self.math, self.drafter_math)
+        pipeline = Pipeline.open(self.target, self.drafter, device=self.device, **ropes, **maths)  # type: ignore[arg-type]
         tell_thinking(asked, pipeline.target)
         return pipeline
 

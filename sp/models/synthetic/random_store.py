@@ -12,7 +12,9 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
+from sp.models.arithmetic import arithmetic, check_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
+from sp.models.auto_math import SAMPLED
 from sp.models.config import ModelConfig
 from sp.models.device.cold import with_cold
 from sp.models.device.parts import arrays_of
@@ -23,7 +25,7 @@ from sp.models.synthetic.random_blocks import random_blocks
 from sp.models.synthetic.shapes import Plan, find_shape
 from sp.models.synthetic.synthetic import random_vector
 from sp.models.trunk import Trunk
-from sp.quant import BlockFormat
+from sp.quant import BlockFormat, Math
 from sp.quant.repack import Repacked, count_repacked
 
 POOL_BITS = 16
@@ -31,31 +33,40 @@ POOL_BITS = 16
 
 
 def random_model(
-    shape: str, file_type: str, seed: int = 0, rope: AskedScaling | None = None, cold: Sequence[int] = ()
+    shape: str,
+    file_type: str,
+    seed: int = 0,
+    rope: AskedScaling | None = None,
+    cold: Sequence[int] = (),
+    math: str = Math.BF16,
 ) -> Model:
     """A model of a named shape with random weights, on the current device.
 
     The weights have the formats and the spread of `write_synthetic`'s, but are drawn from few blocks, so that a large
-    model takes a second. What it says is noise; what it costs is real. Experts of `cold` layers wait in host memory.
+    model takes a second. What it says is noise; what it costs is real. Experts of `cold` layers wait in host memory;
+    products of a prompt are made in `math`, see `load_model`.
 
     Raises
     ------
     ConfigError
-        For an unknown shape or file type.
+        For an unknown shape or file type, or products that no kernel makes.
     DeviceError
         Without a usable device or enough memory.
     """
-    found = find_shape(shape)
+    found, asked = find_shape(shape), read_math(math, "math")
     require_device()
+    check_math(asked, "cuda")
     with device_errors():
         config = found.config if rope is None else rope.applied(found.config)
         store = RandomStore(config, found.plan(file_type), seed, cold)
         trunk = Trunk.take(store)
         if trunk.output is trunk.embed:
             trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))
+        trunk, reason = with_math(trunk, asked, "cuda", store.sampled)
         trunk, shared = with_cold(trunk, cold)
         room = shared.ring.room if shared else 0
-        return Model(store.config, trunk, "cuda", store.nbytes + room, store.repacked, shared)
+        made_in = arithmetic(trunk, asked, reason)
+        return Model(store.config, trunk, "cuda", store.nbytes + room, store.repacked, shared, made_in)
 
 
 class RandomStore:
@@ -119,6 +130,11 @@ class RandomStore:
         self._handed.append((fmt, shape, False))
         self.nbytes += sum(int(array.nbytes) for array in arrays_of(made))
         return made
+
+    def sampled(self, weight: Any) -> Floats:
+        """The first rows of a matrix, float32 on the host; all are alike."""
+        rows = self._rows(weight.name, (min(SAMPLED, weight.shape[0]), int(weight.shape[1])), 0)
+        return self._formats[weight.name].decode(rows.get())
 
     def vector(self, name: str, size: int) -> Floats:
         """A norm weight or bias."""

@@ -71,6 +71,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
         "repacked": result.answer.trace.facts.get("repacked", []),
+        "math": result.answer.trace.facts.get("math", []),
         "positions": result.answer.trace.facts.get("positions", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
@@ -141,6 +142,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
         "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
+        "math": result.answer.trace.facts.get("math", []),
         "positions": result.answer.trace.facts.get("positions", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
@@ -217,7 +219,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
             console.print(line)
     if report["acceptance_length"] is not None:
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
-    for name in ("repacked", "experts", "positions", "selection"):
+    for name in ("repacked", "math", "experts", "positions", "selection"):
         for line in report[name]:
             console.print(f"[b]{NOTES[name]}[/b]  {escape(line)}")
     if report["window"]:
@@ -247,7 +249,13 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
     console.print(f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s{against}")
 
 
-NOTES = {"repacked": "Re-packed", "experts": "Experts", "positions": "Positions", "selection": "Selection"}
+NOTES = {
+    "repacked": "Re-packed",
+    "math": "Products",
+    "experts": "Experts",
+    "positions": "Positions",
+    "selection": "Selection",
+}
 """Lists of a report that say what should not go unsaid."""
 
 

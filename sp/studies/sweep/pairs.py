@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.models import AskedScaling
+from sp.models import AskedScaling, read_math
 from sp.pipeline import embedded
+from sp.quant import Math
 from sp.studies.sweep.combine import Combination
 from sp.studies.sweep.keys import names_of
 from sp.studies.sweep.located import Located, check_located
 
 ROPES = ("target_rope", "drafter_rope")
+MATHS = ("math", "drafter_math")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Pair:
         DFlash draft of the target, where cells guess ahead; the embedded target has its own.
     target_rope, drafter_rope : AskedScaling, optional
         Scaling of RoPE in place of the file's own: none, linear:2 or yarn:4.
+    math, drafter_math : str
+        What target and drafter multiply where they read a prompt: bf16, int8, fp8 or auto.
     """
 
     target: Path | None = None
@@ -35,11 +39,18 @@ class Pair:
     draft: Path | None = None
     target_rope: AskedScaling | None = None
     drafter_rope: AskedScaling | None = None
+    math: str = "bf16"
+    drafter_math: str = "bf16"
 
     @property
     def ropes(self) -> dict[str, AskedScaling]:
         """Scalings that are asked for, as `Pipeline.open` takes them."""
         return {name: asked for name in ROPES if (asked := getattr(self, name)) is not None}
+
+    @property
+    def maths(self) -> dict[str, str]:
+        """Arithmetic other than BF16, as `Pipeline.open` takes it."""
+        return {name: asked for name in MATHS if (asked := getattr(self, name)) != Math.BF16}
 
 
 PAIR_KEYS = names_of(Pair)
@@ -49,7 +60,7 @@ def make_pair(each: Combination) -> Pair:
     """The model files of a combination, which must exist, and what is asked of them."""
     found: dict[str, Any] = {}
     for role, value in each.items():
-        if role in ROPES:
+        if role in (*ROPES, *MATHS):
             found[role] = _asked(role, value)
             continue
         path = Path(check_located(value, str, role))
@@ -59,10 +70,10 @@ def make_pair(each: Combination) -> Pair:
     return Pair(**found)
 
 
-def _asked(role: str, value: Located) -> AskedScaling:
+def _asked(role: str, value: Located) -> AskedScaling | str:
     text = check_located(value, str, role)
     try:
-        return AskedScaling.parse(text, role)
+        return str(read_math(text, role)) if role in MATHS else AskedScaling.parse(text, role)
     except ConfigError as error:
         raise value.error(error) from None
 

@@ -36,7 +36,7 @@ class PairFacts:
     target, drafter : ModelConfig
     models : dict
         By role: `file`, `sha256`, `template_sha256` (of the chat template, None without one), `rope` where a
-        scaling of RoPE was asked for, and `trained_for` where the drafter's file tells it.
+        scaling of RoPE was asked for, `math` where it is not bf16, and `trained_for` where the drafter's file tells it.
     """
 
     target: ModelConfig
@@ -45,9 +45,11 @@ class PairFacts:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """SHA-256 by role, and scalings of RoPE that were asked for, as they enter the hash of a run."""
+        """SHA-256 by role, and what was asked of RoPE and arithmetic, as they enter the hash of a run."""
         found = {role: facts["sha256"] for role, facts in self.models.items()}
-        return found | {f"{role}_rope": facts["rope"] for role, facts in self.models.items() if "rope" in facts}
+        for key in ("rope", "math"):
+            found |= {f"{role}_{key}": facts[key] for role, facts in self.models.items() if key in facts}
+        return found
 
 
 def pair_paths(pair: Pair) -> dict[str, Path]:
@@ -72,6 +74,7 @@ def pair_facts(pair: Pair) -> PairFacts:
     for role, path in paths.items():
         with GGUFFile.open(path) as file:
             config, asked = read_config(file), pair.ropes.get(f"{role}_rope")
+            math = pair.maths.get("math" if role == "target" else f"{role}_math")
             configs[role] = config if asked is None else asked.applied(config)
             template = chat_template(file)
             models[role] = {
@@ -79,6 +82,7 @@ def pair_facts(pair: Pair) -> PairFacts:
                 "sha256": files_sha256(file.paths),
                 "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
                 **({} if asked is None else {"rope": str(asked)}),
+                **({} if math is None else {"math": math}),
             }
             if role == "drafter" and (note := note_of_metadata(file.metadata)):
                 models[role]["trained_for"] = note

@@ -54,7 +54,8 @@ class Worker:
         if self._loaded is None or self._loaded[0] != pair:
             self._loaded = None
             paths = pair_paths(pair)
-            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, vram=None, **pair.ropes)
+            asked = {**pair.ropes, **pair.maths}
+            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, vram=None, **asked)  # type: ignore[arg-type]
             if "draft" in paths:
                 pipeline = pipeline.with_draft(paths["draft"])
             pipeline.warm_up()
@@ -100,9 +101,8 @@ def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
     depth = [word for word in words if word.startswith("depth=")]
     task = " ".join(word for word in words if word not in depth)
     named = job.pair.target, job.pair.drafter, job.pair.draft if job.pair.target else None
-    pair = "+".join(
-        [str(path) for path in named if path] + [f"{role} {asked}" for role, asked in job.pair.ropes.items()]
-    )
+    asked = job.pair.ropes | job.pair.maths
+    pair = "+".join([str(path) for path in named if path] + [f"{name} {value}" for name, value in asked.items()])
     last = None
     for row in rows:
         first, last = row["example"] != last, row["example"]

@@ -1,0 +1,77 @@
+"""What `--math auto` decides by: whether int8 is faster on a device, and what rounding a weight costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.kernels.device import capability, current_device
+from sp.kernels.path import current_path
+from sp.ops.byte_rows.rows import ByteKind, round_rows
+from sp.ops.matmul.registry import kernels
+from sp.quant import Math
+
+FASTER = {("sm_90a", (9, 0)): "measured", ("portable", (8, 6)): "predicted", ("portable", (8, 9)): "predicted"}
+"""Where int8 beats BF16, by path and compute capability, and how that is known: measured on an H200
+(``results/nvidia-h200/matmul_int8.jsonl``); predicted from rates of tensor cores, four times those of BF16
+(``results/nvidia-h200/notes-int8.md``)."""
+
+MOST_ERROR = 0.01
+"""Relative error, root mean square, that rounding a weight may cost.
+
+Normal weights lose 0.69 % and normal inputs 0.70 %, loud channels apart (``eight_bit_errors``). A weight at the bound
+and inputs make 1.22 % of a product, which is below the 1.26 % of llama.cpp's blocks of 32 with Q4_K.
+"""
+SAMPLED = 16
+"""Rows of a weight that its error is taken from, evenly spaced: 320 groups of 5,120 inputs."""
+
+
+def hindrance(device: str) -> str:
+    """Why int8 is not for a device, in a phrase; empty where it is faster."""
+    if device == "cpu":
+        return "int8 is slower on the CPU"
+    path, found = current_path(), capability(current_device())
+    if not any(Math.INT8 in kernel.maths for kernel in kernels(path)):
+        return f"no kernel of path {path} multiplies int8"
+    if (path, found) not in FASTER:
+        return f"int8 is not known to be faster by path {path} on compute capability {found[0]}.{found[1]}"
+    return ""
+
+
+def sampled_rows(weight: Any) -> Floats:
+    """Up to `SAMPLED` rows of a `Weight` in host memory, evenly spaced, float32 (rows, in).
+
+    Examples
+    --------
+    >>> from sp.quant import Q8_0, Weight
+    >>> sampled_rows(Weight.from_floats("w", np.ones((40, 256), np.float32), Q8_0)).shape
+    (16, 256)
+    """
+    rows = np.linspace(0, weight.shape[0] - 1, min(SAMPLED, weight.shape[0])).astype(int)
+    found: Floats = weight.format.decode(weight.data[rows])
+    return found
+
+
+def rounding_error(values: Floats) -> float:
+    """What one int8 scale for 256 values costs rows, float32 (rows, in): root mean square over that of the values.
+
+    The largest value of each group does not count among these, so that a few large ones do not hide what they cost
+    their neighbours; of normal values that adds a hundredth of the error.
+
+    Examples
+    --------
+    >>> rows = np.random.default_rng(0).standard_normal((16, 5120), np.float32)
+    >>> round(rounding_error(rows), 4)
+    0.0072
+    >>> rows[:, 7] *= 1000
+    >>> round(rounding_error(rows), 2)
+    0.2
+    """
+    found = round_rows(values, ByteKind.INT8, np.empty(0, np.int64), False)
+    groups = values.reshape(*found.scales.shape, -1).astype(np.float64)
+    lost = np.square(found.codes.reshape(groups.shape) * found.scales[..., None] - groups).sum()
+    squares = np.square(groups)
+    size = squares.sum() - squares.max(axis=-1).sum()
+    return float(np.sqrt(lost / size)) if size > 0 else float("inf") if lost > 0 else 0.0
