@@ -10,6 +10,7 @@ cp = pytest.importorskip("cupy")
 
 from sp.errors import ConfigError  # noqa: E402
 from sp.ops import hadamard, kv_append, kv_gather  # noqa: E402
+from sp.ops.attention import attention_heads as heads_module  # noqa: E402
 from sp.ops.attention.attention_heads import attention_heads  # noqa: E402
 from sp.ops.attention.gate_output import gate_output  # noqa: E402
 from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope  # noqa: E402
@@ -137,11 +138,15 @@ def test_gate_output(tokens, gated, unrotate, d):
 
 @pytest.mark.parametrize(("pairing", "normed"), [("halves", True), ("halves", False), ("interleaved", False)])
 @pytest.mark.parametrize(("fmt", "rotate"), [(F16, False), (Q4_0, False), (Q4_0, True)])
-@pytest.mark.parametrize(("heads", "kv_heads", "d", "wide", "rope_dim"), [(24, 4, 256, 2, 64), (4, 2, 128, 1, 128)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "wide", "rope_dim"), [(24, 4, 256, 2, 64), (4, 2, 128, 1, 128), (3, 1, 128, 1, 128)]
+)
 @pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 300), (5, 126), (130, 1)])
+@pytest.mark.parametrize("many", [1, 512])
 def test_attention_heads_is_norm_rope_append_in_one_launch(
-    fmt, rotate, heads, kv_heads, d, wide, rope_dim, tokens, start, pairing, normed
+    fmt, rotate, heads, kv_heads, d, wide, rope_dim, tokens, start, pairing, normed, many, monkeypatch
 ):
+    monkeypatch.setattr(heads_module, "MANY", many)  # several rows a warp, or one
     rng = np.random.default_rng(tokens)
     q, k, v = (
         cp.asarray(to_bf16(rng.standard_normal((tokens, h, s))))

@@ -9,11 +9,14 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
-from sp.kernels.specs.attention.attention_rows import ATTENTION_HEADS, ROWS_A_BLOCK
+from sp.kernels.specs.attention.attention_rows import ATTENTION_HEADS, HEADS_A_WARP, ROWS_A_BLOCK
 from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope, row_defines, turns
 from sp.ops.attention.kv_pages import is_packed, page_head_dim, split_count
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.rope import Rope
+
+MANY = 512
+"""Tokens that fill the card with warps of several heads."""
 
 
 def attention_heads(
@@ -80,8 +83,9 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
     assert at.k.shape == at.v.shape, f"{at.k.shape}, {at.v.shape}"
     assert len(positions) == tokens, f"{len(positions)} positions for {tokens} tokens"
     start, offset = split_count(at.first)
+    each = HEADS_A_WARP if tokens >= MANY else 1
     ATTENTION_HEADS.launch(
-        (-(-tokens * (heads + 2 * kv_heads) // ROWS_A_BLOCK),),
+        (-(-tokens * (heads + 2 * kv_heads) // (ROWS_A_BLOCK * each)),),
         q,
         k,
         v,
@@ -106,5 +110,6 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
             **row_defines(d, rotary, norms.k is not None),
             "Q4": int(is_packed(at.fmt)),
             "ROTATE": int(at.rotated),
+            "ROWS": each,
         },
     )

@@ -11,6 +11,7 @@ from sp.arrays import Floats
 from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.gemm_bytes import CHANNEL_PEAKS, LOUD, LOUD_CHANNELS, MOST_LOUD_WIDTH
+from sp.quant.packing import TILE
 
 OVER = np.float32(4)
 """A channel is loud when its peak is over so many times the geometric mean of all."""
@@ -36,6 +37,31 @@ class LoudChannels:
     mask: Any
 
 
+@dataclass(frozen=True)
+class PeakedInputs:
+    """Inputs on the device whose peaks the product before has found.
+
+    Attributes
+    ----------
+    values : uint16 (tokens, in)
+        BF16.
+    peaks : uint32 (in of whole 64,)
+        The largest absolute value of each channel, as bits of a float32.
+    """
+
+    values: Any
+    peaks: Any
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @classmethod
+    def empty(cls, tokens: int, width: int) -> PeakedInputs:
+        """Room on the current device; the peaks are 0."""
+        cupy = import_cupy()
+        return cls(cupy.empty((tokens, width), np.uint16), cupy.zeros(-(-width // TILE) * TILE, np.uint32))
+
+
 def loud_channels(x: Any) -> Any:
     """Find the channels whose largest absolute value is over four times the geometric mean over all channels.
 
@@ -44,7 +70,7 @@ def loud_channels(x: Any) -> Any:
 
     Parameters
     ----------
-    x : float32 (tokens, in), or on the device bf16 as uint16
+    x : float32 (tokens, in), or on the device bf16 as uint16, or PeakedInputs
         in a multiple of 256, at most 32,768.
 
     Returns
@@ -62,6 +88,8 @@ def loud_channels(x: Any) -> Any:
     >>> loud_channels(x)
     array([  3, 200])
     """
+    if isinstance(x, PeakedInputs):
+        return _among(x.peaks, x.values.shape[1])
     if x.ndim != 2 or x.shape[1] % 32 or x.shape[1] > MOST_LOUD_WIDTH:
         raise DeviceError(f"loud channels: rows of a multiple of 32, up to {MOST_LOUD_WIDTH}, not {x.shape}")
     if is_device(x):
@@ -84,6 +112,11 @@ def _on_device(x: Any) -> LoudChannels:
     cupy, width = import_cupy(), x.shape[1]
     peaks = cupy.zeros(width, np.uint32)
     CHANNEL_PEAKS.launch((-(-width // 1024), -(-len(x) // 64)), x, peaks, len(x), defines={"COLS": width})
+    return _among(peaks, width)
+
+
+def _among(peaks: Any, width: int) -> LoudChannels:
+    cupy = import_cupy()
     found = LoudChannels(
         cupy.empty(1, np.uint32), cupy.empty(LOUD, np.uint32), cupy.empty(-(-width // 32) * 2, np.uint16)
     )

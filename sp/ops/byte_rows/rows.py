@@ -152,7 +152,7 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
     if not is_device(x) or x.ndim != 2 or x.dtype != "uint16" or x.shape[1] % GROUPED:
         raise DeviceError(f"bytes: bf16 rows of a multiple of {GROUPED} on a device, not {x.dtype} {x.shape}")
     cupy, (tokens, width) = import_cupy(), x.shape
-    held = -(-tokens // PADDED) * PADDED + PADDED
+    held = -(-tokens // PADDED) * PADDED + PADDED  # scales of all, or what lies there would reach peaks
     rows = ByteRows(
         tokens,
         width,
@@ -162,7 +162,7 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
         cupy.empty((tokens, LOUD), np.uint16),
     )
     ROUND_INPUTS.launch(
-        (-(-tokens // 8),),
+        (held // 8,),
         x,
         rows.codes,
         rows.scales,

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED, MOST_LOUD_WIDTH
-from sp.ops.byte_rows.loud import LoudChannels, loud_channels
-from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, ByteRows, round_inputs, round_weights
-from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
+from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
+from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, round_inputs, round_weights
+from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.quant import Math
 from sp.quant.packing import TILE
 
-Gemm = Callable[[ByteRows, ByteRows, int, int, LoudChannels, Any, Epilogue], None]
+Gemm = Callable[..., None]
 """See `sp.ops.matmul.gemm_bytes_sm90.gemm`."""
 
 
-def byte_kernel(name: str, gemm: Gemm, path: str, maths: tuple[Math, ...]) -> MatmulKernel:
-    """Register a kernel that multiplies `ByteRows`; weights are rounded again for every product, in room of its own."""
+def byte_kernel(name: str, gemm: Gemm, path: str, maths: tuple[Math, ...], *, peaks: bool) -> MatmulKernel:
+    """Register a kernel that multiplies `ByteRows`; weights are rounded again for every product, in room of its own.
+
+    With `peaks` it finds those of what SWIGLU makes.
+    """
 
     def run(p: Product) -> None:
         kind = BYTE_KINDS[p.weights[0].math]
         loud = loud_channels(p.x)
-        x = round_inputs(p.x, kind, loud)
+        x = round_inputs(p.x.values if isinstance(p.x, PeakedInputs) else p.x, kind, loud)
         if p.epilogue is SWIGLU:
-            gemm(x, round_weights(p.weights, kind, loud), 0, p.weights[0].shape[0], loud, p.outs[0], SWIGLU)
+            out, rows = p.outs[0], p.weights[0].shape[0]
+            into, found = (out.values, out.peaks) if isinstance(out, PeakedInputs) else (out, None)
+            gemm(x, round_weights(p.weights, kind, loud), 0, rows, loud, into, SWIGLU, found)
             return
         for w, out in zip(p.weights, p.outs, strict=True):
             epilogue = p.epilogue.typed(out.dtype.char == "f")
@@ -41,6 +45,7 @@ def byte_kernel(name: str, gemm: Gemm, path: str, maths: tuple[Math, ...]) -> Ma
             multiple=8,
             room=_room,
             maths=maths,
+            fusions=frozenset({Fusion.PEAKED} | ({Fusion.PEAKS} if peaks else set())),
         )
     )
 

@@ -20,8 +20,18 @@ from sp.quant import Math
 from sp.quant.packing import TILE
 
 
-def gemm(x: ByteRows, w: ByteRows, first: int, rows: int, loud: LoudChannels, out: Any, epilogue: Epilogue) -> None:
-    """See `sp.ops.matmul.gemm_bytes_sm90.gemm`; of int8 alone."""
+def gemm(
+    x: ByteRows,
+    w: ByteRows,
+    first: int,
+    rows: int,
+    loud: LoudChannels,
+    out: Any,
+    epilogue: Epilogue,
+    peaks: Any = None,
+) -> None:
+    """See `sp.ops.matmul.gemm_bytes_sm90.gemm`; of int8 alone, and without peaks."""
+    assert peaks is None, "peaks are found by another kernel"
     wide = epilogue in WIDE
     if (x.width, x.kind, w.kind) != (w.width, ByteKind.INT8, ByteKind.INT8) or out.shape != (x.rows, rows):
         raise DeviceError(f"bytes: inputs {x.rows, x.width}, weights {rows, w.width}, out {out.dtype} {out.shape}")
@@ -52,4 +62,4 @@ def gemm(x: ByteRows, w: ByteRows, first: int, rows: int, loud: LoudChannels, ou
     )
 
 
-byte_kernel("gemm_bytes_portable", gemm, "portable", (Math.INT8,))
+byte_kernel("gemm_bytes_portable", gemm, "portable", (Math.INT8,), peaks=False)

@@ -18,7 +18,16 @@ from sp.quant import Math
 from sp.quant.packing import TILE
 
 
-def gemm(x: ByteRows, w: ByteRows, first: int, rows: int, loud: LoudChannels, out: Any, epilogue: Epilogue) -> None:
+def gemm(
+    x: ByteRows,
+    w: ByteRows,
+    first: int,
+    rows: int,
+    loud: LoudChannels,
+    out: Any,
+    epilogue: Epilogue,
+    peaks: Any = None,
+) -> None:
     """``out = x Wᵀ``, ``out += x Wᵀ``, or of SWIGLU ``out = silu(x Gᵀ) * (x Uᵀ)``.
 
     Parameters
@@ -32,6 +41,8 @@ def gemm(x: ByteRows, w: ByteRows, first: int, rows: int, loud: LoudChannels, ou
     out : (tokens, rows)
         bf16 as uint16 for STORE and SWIGLU, float32 for STORE_F32 and ADD.
     epilogue : Epilogue
+    peaks : uint32 (rows of whole 64), optional
+        Of SWIGLU: raised to the largest absolute values of the outputs.
     """
     wanted = "float32" if epilogue in WIDE else "uint16"
     if (x.width, x.kind) != (w.width, w.kind) or out.shape != (x.rows, rows) or out.dtype != wanted:
@@ -62,6 +73,7 @@ def gemm(x: ByteRows, w: ByteRows, first: int, rows: int, loud: LoudChannels, ou
         x.width // GROUPED,
         x.scales.shape[1],
         w.scales.shape[1],
+        peaks,
         defines=defines,
     )
 
@@ -95,4 +107,4 @@ def plan_of(
     return best[1:]
 
 
-byte_kernel("gemm_bytes_sm90", gemm, "sm_90a", (Math.INT8, Math.FP8))
+byte_kernel("gemm_bytes_sm90", gemm, "sm_90a", (Math.INT8, Math.FP8), peaks=True)

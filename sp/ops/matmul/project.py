@@ -11,8 +11,9 @@ from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.ops.activations import swiglu
+from sp.ops.byte_rows.loud import PeakedInputs
 from sp.ops.input_tiles import InputTiles
-from sp.ops.matmul.chaining import begun_by, tiles_for
+from sp.ops.matmul.chaining import begun_by, takes_peaks, tiles_for
 from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.linear import linear
 from sp.ops.matmul.registry import Fusion, Product
@@ -130,7 +131,7 @@ def gated_project(x: Floats, gate: Weight, up: Weight, norm: Norm | Ready, reade
     Returns
     -------
     float32 (tokens, ffn)
-        On the device BF16 (uint16), or InputTiles where the product with `reader` takes them.
+        On the device BF16 (uint16), or InputTiles or PeakedInputs where the product with `reader` takes them.
     """
     if is_device(x):
         gated: Floats = _gated_project(x, gate, up, norm, reader)
@@ -203,7 +204,9 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) 
     kernel = choose(tokens, (gate, up), True, SWIGLU)
     if gate.format != up.format and not kernel.mixed_swiglu:
         return swiglu(*project(rms_norm(x, *_plain(norm)), (gate, up)))
-    out = tiles_for(reader, tokens) if Fusion.TILES in kernel.fusions else None
+    out: Any = tiles_for(reader, tokens) if Fusion.TILES in kernel.fusions else None
+    if Fusion.PEAKS in kernel.fusions and takes_peaks(reader, tokens):
+        out = PeakedInputs.empty(*shape)
     if out is None:
         out = import_cupy().empty(shape, np.uint16)
     kernel.launch(Product(x, (gate, up), (out,), SWIGLU, norm))

@@ -19,6 +19,7 @@ from sp.errors import ConfigError, DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.path import PATHS, current_path
 from sp.kernels.specs.matmul.epilogue import Epilogue
+from sp.ops.byte_rows.loud import PeakedInputs
 from sp.ops.input_tiles import InputTiles
 from sp.ops.norms import Norm, Ready, rms_norm
 from sp.quant import Math, kernel_formats
@@ -33,6 +34,10 @@ class Fusion(Enum):
     """Takes x as InputTiles, and with SWIGLU stores its result as such."""
     READY = "ready"
     """Takes a norm that the product before has begun, and with ADD begins that of the product that comes next."""
+    PEAKS = "peaks"
+    """With SWIGLU finds the largest value of each output too, for PeakedInputs."""
+    PEAKED = "peaked"
+    """Takes x as PeakedInputs."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,12 @@ class Product:
 
     Attributes
     ----------
-    x : uint16 (tokens, in) of BF16 bits; float32 (tokens, in) with `norm`; InputTiles
+    x : uint16 (tokens, in) of BF16 bits; float32 (tokens, in) with `norm`; InputTiles; PeakedInputs
     weights : sequence of PackedWeight of shape (out_i, in)
         ADD: one. SWIGLU: gate and up.
     outs : sequence of arrays
         STORE: one a weight, uint16 (BF16) or float32 (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU:
-        uint16 (tokens, out) or InputTiles.
+        uint16 (tokens, out), InputTiles or PeakedInputs.
     epilogue : Epilogue
     norm : Norm or Ready, optional
         Of x, before the product; or as the product before has begun it.
@@ -186,6 +191,8 @@ class MatmulKernel:
             x, norm = (norm.tiles, None) if Fusion.READY in self.fusions else (x, norm.norm)
         if norm is not None and Fusion.NORM not in self.fusions:
             x, norm = rms_norm(x, *norm), None
+        if isinstance(x, PeakedInputs) and Fusion.PEAKED not in self.fusions:
+            x = x.values
         if isinstance(x, InputTiles) and Fusion.TILES not in self.fusions:
             raise DeviceError(f"{self.name} takes no input tiles")
         return product if x is product.x and norm is product.norm else replace(product, x=x, norm=norm)

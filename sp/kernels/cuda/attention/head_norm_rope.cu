@@ -9,12 +9,13 @@
 //   times magnitude
 //
 // Layouts: x, q (tokens, heads, stride) bf16 with stride >= d (a gate may follow), k, v (tokens, kv_heads, d) bf16,
-//   y (tokens, heads, d) f16, turns i64 (half,) as in head_row.cuh, pages and table as in kv_pages.cu.
-// Launch: 4 warps a block, a warp a (token, head) row. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; INTERLEAVED, see head_row.cuh; NORM 0 where no norm comes before rope (weights are null);
-//   for attention_heads Q4 (pages hold Q4_0, not f16) and ROTATE.
+//   y (tokens, heads, d) f16, turns i64 (half,) as in rotary.cuh, pages and table as in kv_pages.cu.
+// Launch: 4 warps a block, a warp a (token, head) row, of attention_heads ROWS of them, so that heads of a token share its
+//   angles. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; INTERLEAVED, see rotary.cuh; NORM 0 where no norm comes before rope (weights are null);
+//   for attention_heads Q4 (pages hold Q4_0, not f16), ROTATE and ROWS.
 #include "pdl.cuh"
-#include "head_row.cuh"
+#include "rotary.cuh"
 
 #ifndef NORM
 #define NORM 1
@@ -25,7 +26,7 @@ constexpr int WARPS = 4;
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 head_norm_rope(const u16* x, const f32* weight, const i64* positions, const i64* turns, u16* y, i64 rows, i32 heads,
                i32 stride, i32 half, f32 eps, f32 magnitude) {
-    __shared__ f32 scratch[WARPS][HEAD_DIM];
+    __shared__ alignas(16) f32 scratch[WARPS][HEAD_DIM];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 row = i64(blockIdx.x) * WARPS + warp;
     if (row >= rows) return;
@@ -36,41 +37,69 @@ head_norm_rope(const u16* x, const f32* weight, const i64* positions, const i64*
 }
 
 #ifdef Q4
+// The row of a token's all: q's heads, k's, v's.
+struct Place {
+    i64 token;
+    int head;
+
+    SP_DEVICE void advance(int all) {
+        if (++head == all) head = 0, ++token;
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, const f32* k_weight, const i64* positions,
                 const i64* turns, u16* q_out, u8* k_pages, u8* v_pages, const i32* table, const i32* start, i32 offset,
                 i32 tokens, i32 heads, i32 kv_heads, i32 stride, i32 half, f32 eps, f32 magnitude) {
-    __shared__ f32 scratch[WARPS][HEAD_DIM];
+    __shared__ alignas(16) f32 scratch[WARPS][HEAD_DIM];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const i64 row = i64(blockIdx.x) * WARPS + warp;
+    const i64 row = (i64(blockIdx.x) * WARPS + warp) * ROWS;
     const int all = heads + 2 * kv_heads;
     pdl_launch_dependents();
     pdl_wait();
     if (row >= i64(tokens) * all) return;
-    const i64 token = row / all;
-    int head = int(row % all);
-    if (head < heads) {
-        HeadRow r = load_bf16(q + (token * heads + head) * stride, lane);
-        if (NORM) norm(r, q_weight, eps, lane);
-        rope(r, positions[token], turns, half, magnitude, scratch[warp], lane);
-        store_f16(q_out + (token * heads + head) * HEAD_DIM, r, lane);
-        return;
-    }
-    head -= heads;
-    const i32 slot = (start ? *start : 0) + offset + i32(token);
-    const bool key = head < kv_heads;
-    if (!key) head -= kv_heads;
-    HeadRow r = load_bf16((key ? k : v) + (token * kv_heads + head) * HEAD_DIM, lane);
-    if (key) {
-        if (NORM) norm(r, k_weight, eps, lane);
-        rope(r, positions[token], turns, half, magnitude, scratch[warp], lane);
-        // What a caller that keeps k apart would store: its f16 values.
+    const int count = ROWS == 1 ? 1 : int(min(i64(ROWS), i64(tokens) * all - row));
+    const Place first{row / all, int(row % all)};
+    HeadRow rows[ROWS];
+    Place at = first;
 #pragma unroll
-        for (int i = 0; i < E; i++) r.x[i] = f32_from_f16(f16_from(r.x[i]));
-        if (ROTATE) hadamard<HEAD_DIM>(r, lane);
-    } else if (ROTATE) {
-        hadamard<64>(r, lane);
+    for (int i = 0; i < ROWS; ++i, at.advance(all)) {
+        if (i >= count) break;
+        const int head = at.head - heads;
+        const u16* from = head < 0           ? q + (at.token * heads + at.head) * stride
+                          : head < kv_heads ? k + (at.token * kv_heads + head) * HEAD_DIM
+                                            : v + (at.token * kv_heads + head - kv_heads) * HEAD_DIM;
+        rows[i] = load_bf16(from, lane);
     }
-    store_in_page<Q4>(key ? k_pages : v_pages, table, slot, head, kv_heads, r, scratch[warp], lane);
+    const i32 held = (start ? *start : 0) + offset;
+    Angles angles;
+    i64 turned = -1;  // the token they are of
+    at = first;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i, at.advance(all)) {
+        if (i >= count) break;
+        HeadRow& r = rows[i];
+        const int head = at.head - heads;
+        if (head < kv_heads) {
+            if (turned != at.token) angles = angles_of(positions[at.token], turns, half, magnitude, lane), turned = at.token;
+            if (NORM) norm(r, head < 0 ? q_weight : k_weight, eps, lane);
+            turn(r, angles, half, scratch[warp], lane);
+        }
+        if (head < 0) {
+            store_f16(q_out + (at.token * heads + at.head) * HEAD_DIM, r, lane);
+            continue;
+        }
+        const bool key = head < kv_heads;
+        if (key) {
+            // What a caller that keeps k apart would store: its f16 values.
+#pragma unroll
+            for (int j = 0; j < E; j++) r.x[j] = f32_from_f16(f16_from(r.x[j]));
+            if (ROTATE) hadamard<HEAD_DIM>(r, lane);
+        } else if (ROTATE) {
+            hadamard<64>(r, lane);
+        }
+        store_in_page<Q4>(key ? k_pages : v_pages, table, held + i32(at.token), key ? head : head - kv_heads, kv_heads, r,
+                          scratch[warp], lane);
+    }
 }
 #endif

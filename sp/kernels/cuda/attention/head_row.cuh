@@ -1,14 +1,10 @@
-// One head's row of HEAD_DIM values spread over a warp: load, norm, rotary embedding, Hadamard rotation, store.
+// One head's row of HEAD_DIM values spread over a warp: load, norm, Hadamard rotation, store.
 //
 // Lane l holds values [l * E, l * E + E), E = HEAD_DIM / 32, in float32; HEAD_DIM is 64, 128 or 256. `scratch` is HEAD_DIM
 // floats of shared memory of this warp's own. A row in a page is HEAD_DIM f16, or HEAD_DIM / 32 blocks of Q4_0 (18 bytes:
 // f16 d, then byte j = code j | code (j + 16) << 4), bytes as sp.quant.Q4_0 encodes the same float32 values.
 #pragma once
 #include "mma.cuh"
-
-#ifndef INTERLEAVED
-#define INTERLEAVED 0  // which values rotary embedding turns together: (j, j + half), or with 1 (2 j, 2 j + 1)
-#endif
 
 constexpr int E = HEAD_DIM / 32;
 constexpr int PAGE_TOKENS = 128;
@@ -71,29 +67,6 @@ SP_DEVICE void norm(HeadRow& r, const f32* weight, f32 eps, u32 lane) {
     const f32 scale = 1.0f / sqrtf(warp_sum(squares) * (1.0f / HEAD_DIM) + eps);
 #pragma unroll
     for (int i = 0; i < E; i++) r.x[i] *= scale * weight[lane * E + i];
-}
-
-// `turns` holds, pair by pair, the fraction of a full turn that one position adds, in units of 2^-64. The product with the
-// position wraps round exactly at whole turns, so that the angle is as exact at position 1 000 000 as at 1. What is turned
-// is also multiplied by `magnitude`.
-SP_DEVICE void rope(HeadRow& r, i64 position, const i64* turns, int half, f32 magnitude, f32* scratch, u32 lane) {
-#pragma unroll
-    for (int i = 0; i < E; i++) scratch[lane * E + i] = r.x[i];
-    __syncwarp();
-    for (int j = int(lane); j < half; j += 32) {
-        const int first = INTERLEAVED ? 2 * j : j, second = INTERLEAVED ? 2 * j + 1 : j + half;
-        const i32 fraction = i32(u64(position) * u64(turns[j]) >> 32);
-        f32 sine, cosine;
-        sincospif(f32(fraction) * 0x1p-31f, &sine, &cosine);
-        sine *= magnitude, cosine *= magnitude;
-        const f32 a = scratch[first], b = scratch[second];
-        scratch[first] = a * cosine - b * sine;
-        scratch[second] = a * sine + b * cosine;
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < E; i++) r.x[i] = scratch[lane * E + i];
-    __syncwarp();
 }
 
 // Orthonormal Sylvester-Hadamard matrix over consecutive blocks of BLOCK values, a power of two from E to HEAD_DIM.

@@ -6,6 +6,8 @@ from sp.kernels.launch import KernelSpec
 
 ROWS_A_BLOCK = 4
 """Warps of a block, one a row, in all kernels here but kv_gather."""
+HEADS_A_WARP = 8
+"""Rows that a warp of `attention_heads` takes where there are enough: heads of a token share its angles."""
 GATHER_THREADS = 256
 HEAD_DIMS = (64, 128, 256)
 
@@ -61,13 +63,17 @@ ATTENTION_HEADS = KernelSpec(
         "f32 magnitude",
     ),
     threads=32 * ROWS_A_BLOCK,
-    variants=(
-        {"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1},
-        {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0},
-        {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "Q4": 0, "ROTATE": 0},
-        {"HEAD_DIM": 128, "NORM": 0, "Q4": 0, "ROTATE": 0},
-        {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "Q4": 1, "ROTATE": 1},
-        {"HEAD_DIM": 64, "NORM": 0, "Q4": 0, "ROTATE": 0},
+    variants=tuple(
+        {**variant, "ROWS": rows}
+        for rows in (1, HEADS_A_WARP)
+        for variant in (
+            {"HEAD_DIM": 256, "Q4": 1, "ROTATE": 1},
+            {"HEAD_DIM": 128, "Q4": 0, "ROTATE": 0},
+            {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0, "Q4": 0, "ROTATE": 0},
+            {"HEAD_DIM": 128, "NORM": 0, "Q4": 0, "ROTATE": 0},
+            {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "Q4": 1, "ROTATE": 1},
+            {"HEAD_DIM": 64, "NORM": 0, "Q4": 0, "ROTATE": 0},
+        )
     ),
     pdl=True,
 )

@@ -54,6 +54,7 @@ GEMM_BYTES_SM90 = KernelSpec(
         "u32 groups",
         "u32 x_stride",
         "u32 w_stride",
+        "u32*? peaks",
     ),
     threads=384,
     variants=tuple(

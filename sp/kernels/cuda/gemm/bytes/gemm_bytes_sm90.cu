@@ -7,6 +7,7 @@
 //   loud     bf16 (tokens, 64) and (rows, 64) by xl_map and wl_map, boxes of as many rows; not read where *loud_count is 0
 //   Y        (tokens, out) row-major, by y_map: box of 128-byte rows x 32 tokens, 128-byte swizzle; EPILOGUE STORE bf16,
 //            STORE_F32 float32, ADD float32 that the product is added to, SWIGLU bf16 silu(X Gᵀ) * (X Uᵀ)
+//   peaks    u32 (rows of whole 64) or null, of SWIGLU: raised to the largest |y| of an output over all tokens, as bits of a float32
 // Both sides hold the inputs of each 64 in the same order, whichever that is. Every map has the 128-byte swizzle.
 //
 // Y = sum over groups of (w_scale * x_scale) * part; of int8 `part` is exact in int32 and in float32 (256 * 127^2 < 2^24).
@@ -30,7 +31,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     gemm_bytes_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
                     const __grid_constant__ TensorMap xl_map, const __grid_constant__ TensorMap wl_map,
                     const __grid_constant__ TensorMap y_map, const f32* x_scales, const f32* w_scales, const u32* loud_count,
-                    u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 second, u32 groups, u32 x_stride, u32 w_stride) {
+                    u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 second, u32 groups, u32 x_stride, u32 w_stride,
+                    u32* peaks) {
     extern __shared__ __align__(1024) u8 shared[];
     u64* full = reinterpret_cast<u64*>(shared + BARRIER_OFFSET);
     u64* empty = full + STAGES;
@@ -147,10 +149,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
             u8* areas = shared + STAGING_OFFSET;
             if constexpr (GATED) {
+                u32* at_peaks = u32(tile.row_tile) < row_tiles ? peaks : nullptr;
                 if (group == 0)
-                    finish_gated<0>(d, areas, areas + STAGING_BYTES, &y_map, 64 * tile.row_tile, tile.token, thread);
+                    finish_gated<0>(d, areas, areas + STAGING_BYTES, &y_map, 64 * tile.row_tile, tile.token, thread, at_peaks);
                 else
-                    finish_gated<1>(d, areas + STAGING_BYTES, areas, &y_map, 64 * tile.row_tile, tile.token, thread);
+                    finish_gated<1>(d, areas + STAGING_BYTES, areas, &y_map, 64 * tile.row_tile, tile.token, thread, at_peaks);
             } else {
                 finish(d, areas + group * STAGING_BYTES, &y_map, 64 * (tile.row_tile + i32(group)), tile.token, group, thread);
             }

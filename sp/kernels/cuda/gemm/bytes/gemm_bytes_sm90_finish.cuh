@@ -112,9 +112,11 @@ SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row
 }
 
 // SWIGLU: warpgroup `Group` finishes every second chunk. A slot of `mine` receives the other weight's values of it and then holds
-// the results on their way out; `other` is the same of the other warpgroup.
+// the results on their way out; `other` is the same of the other warpgroup. `peaks`, where given, has the largest size of each output.
 template <u32 Group>
-SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* y_map, i32 row, i32 token, u32 thread) {
+SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* y_map, i32 row, i32 token, u32 thread,
+                            u32* peaks) {
+    u32 most[2] = {0, 0};  // of this thread's two outputs
 #pragma unroll
     for (int c = 0; c < CHUNKS / 2; ++c) {
         const u32 slot = c % SLOTS * BOX_BYTES;
@@ -139,6 +141,7 @@ SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* 
             const u32 gate = Group == 0 ? own : their, up = Group == 0 ? their : own;
             r[i / 4][i % 4] =
                 pack_bf16(silu(low_bf16(gate)) * low_bf16(up), silu(high_bf16(gate)) * high_bf16(up));
+            most[i % 2] = max(most[i % 2], max(r[i / 4][i % 4] << 16 & 0x7fff0000u, r[i / 4][i % 4] & 0x7fff0000u));
         }
         named_barrier(1 + Group, 128);
         const u32 place = bf16_place(mine + slot, thread / 32, thread % 32);
@@ -150,5 +153,12 @@ SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* 
             tensor_store(y_map, mine + slot, row, token + 32 * (2 * c + i32(Group)));
             bulk_commit();
         }
+    }
+    if (peaks == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        most[i] = max(most[i], __shfl_xor_sync(0xffffffffu, most[i], 1));
+        most[i] = max(most[i], __shfl_xor_sync(0xffffffffu, most[i], 2));
+        if (thread % 4 == 0) atomicMax(peaks + row + 16 * (thread / 32) + thread % 32 / 4 + 8 * i, most[i]);
     }
 }

@@ -3,10 +3,10 @@
 //
 //   x        bf16 (tokens, COLS), COLS % 256 == 0
 //   codes    (tokens, COLS), in the order of round_weight.cu
-//   scales   f32 [COLS / 256][stride], a token each
+//   scales   f32 [COLS / 256][stride], a token each; 0 past the last one, as far as the grid goes
 //   loud     bf16 (tokens, 64): the values of `channels` (*count of them), then zeros; written where *count > 0
 //   mask     u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
-// Grid ceil(tokens / 8), 256 threads: a warp for a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
+// Grid at least ceil(tokens / 8), 256 threads: a warp for a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
 // Bound by memory.
 #include "bytes.cuh"
 
@@ -32,7 +32,10 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                  i32 stride) {
     const u32 lane = threadIdx.x % 32;
     const i64 token = i64(blockIdx.x) * 8 + threadIdx.x / 32;
-    if (token >= tokens) return;
+    if (token >= tokens) {
+        for (u32 i = lane; i < COLS / GROUPED && token < stride; i += 32) scales[i64(i) * stride + token] = 0;
+        return;
+    }
     const u16* from = x + token * COLS;
     const u32 found = *count;
     constexpr u32 rounds = (COLS + 511) / 512;

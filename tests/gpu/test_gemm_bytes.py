@@ -1,0 +1,230 @@
+"""Products of bytes on the device: loud channels, rounding and sums against the twin and float64, whole layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from compare import nmse, to_bf16, to_float64
+from file_rows import file_rows
+
+from sp.errors import DeviceError
+from sp.kernels.path import forced_path, native_path
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemm_bytes import TOKENS
+from sp.ops.byte_rows.loud import PeakedInputs, loud_channels, loudest
+from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_rows, round_weights
+from sp.ops.matmul import gemm_bytes_portable, gemm_bytes_sm90
+from sp.ops.matmul.packed import PackedWeight, pack, unpack_bf16
+from sp.ops.matmul.project import gated_project, project, project_add
+from sp.quant import BF16, Q4_K, Q6_K, BlockFormat, Math, kernel_formats
+
+SUMS = {ByteKind.INT8: 2e-13, ByteKind.E4M3: 2e-6}
+"""Bounds on the NMSE against float64 of the same bytes: of int8 float32 sums of scaled whole numbers; of e4m3 sums that
+the tensor cores keep in about 14 bits."""
+ROUNDED = 5e-6
+"""As above of results in BF16."""
+GATED = 2e-5
+"""As above where gate and up are BF16 before they meet."""
+
+
+def order() -> np.ndarray:
+    """Which of 64 inputs lies in each byte, as round_weight.cu tells."""
+    c, s, h, e = np.indices((4, 4, 2, 2))
+    places = np.empty(64, int)
+    places[(16 * c + 4 * s + 2 * h + e).ravel()] = (16 * s + 8 * h + 2 * c + e).ravel()
+    return places
+
+
+def numbers(rows: Any) -> np.ndarray:
+    """Bytes of the device as float64 numbers, inputs in their own order."""
+    raw = rows.codes.get()
+    if rows.kind is ByteKind.INT8:
+        values = raw.view(np.int8).astype(np.float64)
+    else:
+        exponent, fraction = (raw >> 3 & 15).astype(int), (raw & 7) / 8
+        size = np.where(exponent, np.ldexp(1 + fraction, exponent - 7), np.ldexp(fraction, -6))
+        values = np.where(raw & 128, -size, size)
+    tiled = values.reshape(len(values), -1, 64)
+    found = np.empty_like(tiled)
+    found[..., order()] = tiled
+    return found.reshape(values.shape)
+
+
+def floats(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def inputs(tokens: int, width: int, loud: int = 0) -> np.ndarray:
+    """Normal BF16 values, some channels up to a thousand times as large."""
+    rng = np.random.default_rng([tokens, width, loud])
+    x = rng.standard_normal((tokens, width)).astype(np.float32)
+    x[:, rng.choice(width, loud, replace=False)] *= rng.uniform(50, 1000, loud).astype(np.float32)
+    return to_bf16(x)
+
+
+def weight(fmt: BlockFormat, rows: int, width: int, seed: int = 0) -> PackedWeight:
+    import cupy
+
+    values = 0.02 * np.random.default_rng([seed, rows, width]).standard_normal((rows, width))
+    return pack(fmt.name, fmt, (rows, width), cupy.asarray(file_rows(fmt, values.astype(np.float32))))
+
+
+@pytest.fixture(
+    params=[(gemm_bytes_sm90, kind) for kind in ByteKind] + [(gemm_bytes_portable, ByteKind.INT8)],
+    ids=["sm_90a-int8", "sm_90a-fp8", "portable-int8"],
+)
+def kernel(request):
+    if request.param[0] is gemm_bytes_sm90 and native_path() != "sm_90a":
+        pytest.skip("needs compute capability 9.0")
+    return request.param
+
+
+@pytest.mark.parametrize("loud", [0, 1, 64, 100])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 256), (77, 1024), (300, 5120), (64, 17408)])
+def test_loud_channels_and_rounding_are_the_twins(tokens: int, width: int, loud: int) -> None:
+    import cupy
+
+    bits = inputs(tokens, width, min(loud, width // 4))
+    given, x = cupy.asarray(bits), floats(bits)
+    found, want = loud_channels(given), loudest(np.abs(x).max(axis=0))
+    assert int(found.count[0]) == len(want)
+    assert found.channels.get()[: len(want)].tolist() == want.tolist()
+    peaked = PeakedInputs(given, cupy.asarray(np.abs(x).max(axis=0).view(np.uint32)))
+    assert int(loud_channels(peaked).count[0]) == len(want)
+    for kind in ByteKind if native_path() == "sm_90a" else [ByteKind.INT8]:
+        got, twin = round_inputs(given, kind, found), round_rows(x, kind, want, True)
+        np.testing.assert_array_equal(numbers(got), twin.codes)
+        np.testing.assert_array_equal(got.scales.get()[:, :tokens].T, twin.scales)
+        assert not got.scales.get()[:, tokens:].any()
+        if len(want):
+            loud_values = floats(got.loud.get())
+            np.testing.assert_array_equal(loud_values[:, : len(want)], twin.loud)
+            assert not loud_values[:, len(want) :].any()
+
+
+def test_tokens_that_are_no_numbers_stay_by_themselves(kernel) -> None:
+    import cupy
+
+    module, kind = kernel
+    bits = inputs(300, 512)
+    bits[7, 100], bits[9, 300], bits[11, 5] = 0x7FC0, 0x7F80, 0xFF80
+    given, w = cupy.asarray(bits), weight(Q4_K, 128, 512)
+    loud = loud_channels(given)
+    out = cupy.zeros((300, 128), np.float32)
+    module.gemm(round_inputs(given, kind, loud), round_weights((w,), kind, loud), 0, 128, loud, out, STORE_F32)
+    bad = ~np.isfinite(out.get()).all(axis=1)
+    assert np.flatnonzero(bad).tolist() == [7, 9, 11]
+
+
+@pytest.mark.parametrize("fmt", kernel_formats(), ids=lambda fmt: fmt.name)
+def test_weights_are_rounded_as_the_bf16_kernels_read_them(fmt: BlockFormat) -> None:
+    import cupy
+
+    w = weight(fmt, 72, 768)
+    loud = loud_channels(cupy.asarray(inputs(64, 768, 3)))
+    which = loud.channels.get()[: int(loud.count[0])]
+    got = round_weights((w, w), ByteKind.INT8, loud)
+    twin = round_rows(floats(unpack_bf16(w).get()), ByteKind.INT8, which, False)
+    for first in (0, 128):
+        some = slice(first, first + 72)
+        np.testing.assert_array_equal(numbers(got)[some], twin.codes)
+        np.testing.assert_array_equal(got.scales.get().T[some], twin.scales)
+        np.testing.assert_array_equal(floats(got.loud.get())[some, :3], twin.loud)
+        assert not got.loud.get()[some, 3:].any()
+
+
+@pytest.mark.parametrize("epilogue", [STORE, STORE_F32, ADD, SWIGLU], ids=lambda e: e.name)
+@pytest.mark.parametrize("loud", [0, 5])
+@pytest.mark.parametrize(
+    ("tokens", "rows", "width"), [(1, 8, 256), (127, 72, 768), (192, 128, 512), (193, 1000, 1024), (1500, 520, 5120)]
+)
+def test_products_are_those_of_the_same_bytes(
+    kernel, epilogue: Epilogue, loud: int, tokens: int, rows: int, width: int, monkeypatch
+) -> None:
+    import cupy
+
+    module, kind = kernel
+    given = cupy.asarray(inputs(tokens, width, loud))
+    weights = tuple(weight(Q4_K if i else Q6_K, rows, width, i) for i in range(2 if epilogue is SWIGLU else 1))
+    found = loud_channels(given)
+    x, w = round_inputs(given, kind, found), round_weights(weights, kind, found)
+    exact = numbers(x) * np.repeat(x.scales.get()[:, :tokens].T.astype(np.float64), 256, axis=1)
+    dense = numbers(w) * np.repeat(w.scales.get().T.astype(np.float64), 256, axis=1)
+    y = exact @ dense.T
+    if loud:
+        y += floats(x.loud.get()).astype(np.float64) @ floats(w.loud.get()).astype(np.float64).T
+    padded = -(-rows // 64) * 64
+    want = y[:, :rows]
+    if epilogue is SWIGLU:
+        want = want / (1 + np.exp(-want)) * y[:, padded : padded + rows]
+    wide = epilogue in (STORE_F32, ADD)
+    guarded = (
+        cupy.full((tokens + 2, rows), np.nan, np.float32) if wide else cupy.full((tokens + 2, rows), 0x7FC0, np.uint16)
+    )
+    out = guarded[1:-1]
+    if epilogue is ADD:
+        want = want + 3
+    for size in TOKENS if module is gemm_bytes_sm90 else (0,):
+        monkeypatch.setattr(gemm_bytes_sm90, "TOKENS", (size,))
+        gemm_bytes_sm90.plan_of.cache_clear()
+        out[...] = 3 if epilogue is ADD else poison
+        module.gemm(x, w, 0, rows, found, out, epilogue)
+        bound = SUMS[kind] if wide else GATED if epilogue is SWIGLU else max(ROUNDED, SUMS[kind])
+        assert nmse(to_float64(out), want) <= bound
+    edges = guarded.get()[[0, -1]]
+    assert np.isnan(edges).all() if wide else (edges == 0x7FC0).all()
+    gemm_bytes_sm90.plan_of.cache_clear()
+
+
+def test_peaks_of_what_swiglu_makes() -> None:
+    if native_path() != "sm_90a":
+        pytest.skip("needs compute capability 9.0")
+    import cupy
+
+    given, weights = cupy.asarray(inputs(333, 512, 2)), (weight(Q4_K, 328, 512), weight(Q4_K, 328, 512, 1))
+    found = loud_channels(given)
+    out = PeakedInputs.empty(333, 328)
+    x, w = round_inputs(given, ByteKind.INT8, found), round_weights(weights, ByteKind.INT8, found)
+    gemm_bytes_sm90.gemm(x, w, 0, 328, found, out.values, SWIGLU, out.peaks)
+    want = np.abs(floats(out.values.get())).max(axis=0)
+    np.testing.assert_array_equal(out.peaks.get()[:328].view(np.float32), want)
+    assert not out.peaks.get()[328:].any()
+
+
+@pytest.mark.parametrize("path", ["sm_90a", "portable"])
+def test_a_layers_products_take_it_and_are_near_those_in_bf16(path: str) -> None:
+    import cupy
+
+    if path == "sm_90a" and native_path() != path:
+        pytest.skip("needs compute capability 9.0")
+    rng = np.random.default_rng(5)
+    x = cupy.asarray(rng.standard_normal((1100, 512)).astype(np.float32))
+    norm = (cupy.ones(512, np.float32), 1e-6)
+    gate, up = weight(Q4_K, 1024, 512), weight(Q4_K, 1024, 512, 1)
+    down, narrow = weight(Q6_K, 512, 1024, 2), weight(BF16, 40, 512, 3)
+
+    def layer(math: Math) -> list[np.ndarray]:
+        g, u, d, q = (replace(w, math=math) for w in (gate, up, down, gate))
+        with forced_path(path):
+            ys = project(x, (q, narrow), norm, f32=(False, True))
+            h = gated_project(x, g, u, norm, d)
+            assert isinstance(h, PeakedInputs) == (math is Math.INT8 and path == "sm_90a")
+            z = project_add(cupy.zeros_like(x), h, d)
+        return [to_float64(ys[0]), ys[1].get().astype(np.float64), z.get().astype(np.float64)]
+
+    exact, rounded = layer(Math.BF16), layer(Math.INT8)
+    np.testing.assert_array_equal(exact[1], rounded[1])  # not marked, so as ever
+    for got, want in ((rounded[0], exact[0]), (rounded[2], exact[2])):
+        assert 1e-9 < nmse(got, want) < 6e-4
+
+
+def test_bad_shapes_are_told() -> None:
+    import cupy
+
+    with pytest.raises(DeviceError, match="multiple of 256"):
+        round_inputs(cupy.zeros((3, 128), np.uint16), ByteKind.INT8, loud_channels(cupy.zeros((3, 128), np.uint16)))
+    with pytest.raises(DeviceError, match="up to 32768"):
+        loud_channels(cupy.zeros((3, 65536), np.uint16))
