@@ -161,9 +161,8 @@ def test_products_are_those_of_the_same_bytes(
     if epilogue is SWIGLU:
         want = want / (1 + np.exp(-want)) * y[:, padded : padded + rows]
     wide = epilogue in (STORE_F32, ADD)
-    guarded = (
-        cupy.full((tokens + 2, rows), np.nan, np.float32) if wide else cupy.full((tokens + 2, rows), 0x7FC0, np.uint16)
-    )
+    poison, held = (np.nan, np.float32) if wide else (0x7FC0, np.uint16)
+    guarded = cupy.full((tokens + 2, rows), poison, held)
     out = guarded[1:-1]
     if epilogue is ADD:
         want = want + 3
