@@ -190,6 +190,8 @@ class Conversation:
                 logits, densities = pipeline.residency.attempt(stack, "target", before, work)
                 int(logits.argmax())  # the first token is known; waits for the device
             ttft = trace.seconds
+            if ways := self._target.told():
+                trace.facts["prefill_read"] = ways
             with trace.stage("decode") as stage:
                 tokens = self._target.answer(logits, options, on_token)
                 stage.tokens = len(tokens)

@@ -12,6 +12,7 @@ from sp.decode.graph import GraphDecoder
 from sp.decode.new_cycle import new_cycle
 from sp.models import Draft, Model
 from sp.models.drafts.dflash_session import DraftSession
+from sp.models.passes.prefill_graphs import PrefillGraphs
 
 STEPS = 16
 """Caches are this many times larger than the steps by which they grow."""
@@ -38,6 +39,7 @@ class PooledCache:
         self.cache = model.new_cache(tokens, kv, rotate=rotate)
         self._model, self._trunk, self._form = model, model.trunk, (kv, rotate)
         self._greedy: GraphDecoder | None = None
+        self._prefill: PrefillGraphs | None = None
         self._draft: Draft | None = None
         self._session: DraftSession | None = None
         self._cycle: tuple[int, Cycle] | None = None
@@ -52,6 +54,12 @@ class PooledCache:
         if self._greedy is None and self._model.device == "cuda":
             self._greedy = GraphDecoder(self._model, self.cache, self.cache.capacity)
         return self._greedy
+
+    def prefill(self) -> PrefillGraphs | None:
+        """What reads short runs of a prompt, on the device."""
+        if self._prefill is None and self._model.device == "cuda":
+            self._prefill = PrefillGraphs(self._model, self.cache)
+        return self._prefill
 
     def session(self, draft: Draft) -> DraftSession:
         """A draft that remembers nothing yet."""
@@ -74,8 +82,9 @@ class PooledCache:
     def end(self) -> None:
         """Let go of everything."""
         self._end_cycle()
-        if self._greedy is not None:
-            self._greedy.end()
+        for graphs in (self._greedy, self._prefill):
+            if graphs is not None:
+                graphs.end()
 
     def _end_cycle(self) -> None:
         if self._cycle is not None:
