@@ -265,8 +265,8 @@ class Conversation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both caches where the models are."""
-        return sum(trail.nbytes for trail in self._trails)
+        """Bytes of both caches where the models are, and of what reads into them."""
+        return self._target.nbytes + (0 if self._drafter is None else self._drafter.trail.nbytes)
 
     @property
     def host_nbytes(self) -> int:

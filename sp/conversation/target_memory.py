@@ -134,6 +134,11 @@ class TargetMemory:
         other.slots, other.transcript = self.slots.first(common), self.transcript[:decided]
         return other
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: of the trail, and of what reads into it."""
+        return self.trail.nbytes + (0 if self._prefill is None else self._prefill[1].nbytes)
+
     def leave(self) -> bool:
         """Move the cache to host memory; False if nothing of it was elsewhere."""
         self._end_graphs()

@@ -29,15 +29,18 @@ class PooledCache:
         Capacity.
     kv, rotate
         See `Cache`.
+    kept : bool
+        Whether it is to serve more than one sequence.
 
     Attributes
     ----------
     cache : Cache
     """
 
-    def __init__(self, model: Model, tokens: int, kv: str, rotate: bool) -> None:
+    def __init__(self, model: Model, tokens: int, kv: str, rotate: bool, *, kept: bool) -> None:
         self.cache = model.new_cache(tokens, kv, rotate=rotate)
         self._model, self._trunk, self._form = model, model.trunk, (kv, rotate)
+        self._kept = kept
         self._greedy: GraphDecoder | None = None
         self._prefill: PrefillGraphs | None = None
         self._draft: Draft | None = None
@@ -56,8 +59,8 @@ class PooledCache:
         return self._greedy
 
     def prefill(self) -> PrefillGraphs | None:
-        """What reads short runs of a prompt, on the device."""
-        if self._prefill is None and self._model.device == "cuda":
+        """What reads short runs of a prompt, on the device; None for one prompt, which would be read but once."""
+        if self._prefill is None and self._kept and self._model.device == "cuda":
             self._prefill = PrefillGraphs(self._model, self.cache)
         return self._prefill
 
@@ -78,6 +81,11 @@ class PooledCache:
             self._end_cycle()
             self._cycle = nodes, new_cycle(self._model, self._session, self.cache, nodes)
         return self._cycle[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache, and of what reads prompts into it."""
+        return self.cache.nbytes + (0 if self._prefill is None else self._prefill.nbytes)
 
     def end(self) -> None:
         """Let go of everything."""
@@ -131,7 +139,7 @@ class CachePool:
         if pooled is not None:
             pooled.end()
             del pooled  # before memory is asked for
-        return PooledCache(model, self._roomy(model, tokens), kv, rotate)
+        return PooledCache(model, self._roomy(model, tokens), kv, rotate, kept=self._keep)
 
     def give_back(self, pooled: PooledCache) -> None:
         """Take a cache back that is used no more."""

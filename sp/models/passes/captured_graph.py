@@ -26,6 +26,11 @@ class Scratch:
         lent: AbstractContextManager[None] = import_cupy().cuda.using_allocator(self._pool.malloc)
         return lent
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes it has taken from that allocator."""
+        return int(self._pool.total_bytes())
+
     def end(self) -> None:
         """Give all memory back: pieces of one block hold one another, and a pool that ends with some loses the block.
 

@@ -128,6 +128,11 @@ class PrefillGraphs:
         found, self._read = dict(self._read), Counter()
         return {str(way): tokens for way, tokens in found.items()}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device between runs, but for the graphs themselves."""
+        return (self._scratch.nbytes if self._able else 0) + (0 if self._x is None else int(self._x.nbytes))
+
     def end(self) -> None:
         """Let go of the graphs and their memory."""
         if self._able:
