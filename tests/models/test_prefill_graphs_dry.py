@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dry_walk import walked
-
-from sp.models.synthetic.synthetic import write_synthetic
+from twice_as_deep import write_deep
 
 START = """
 import sys
@@ -66,8 +65,7 @@ graphs.end()
 
 @pytest.mark.parametrize("name", ["tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen3moe:q4_k_m", "tiny-llama:bf16"])
 def test_runs_of_a_size_share_a_graph_and_counts_add_up(name, tmp_path) -> None:
-    shape, _, file_type = name.partition(":")
-    walked(WALK, str(write_synthetic(tmp_path / "m.gguf", shape, file_type)))
+    walked(WALK, str(write_deep(tmp_path, *name.split(":"))))
 
 
 MEMORY = (
@@ -99,7 +97,7 @@ assert used() <= before + (64 << 10), (used(), before)
 
 
 def test_memory_is_that_of_the_largest_run_and_is_given_back(tmp_path) -> None:
-    walked(MEMORY, str(write_synthetic(tmp_path / "m.gguf", "tiny-qwen35", "q4_k_m")))
+    walked(MEMORY, str(write_deep(tmp_path, "tiny-qwen35", "q4_k_m")))
 
 
 LEFT = (
@@ -149,4 +147,4 @@ graphs.end()
 
 
 def test_what_cannot_be_captured_is_read_launch_by_launch(tmp_path) -> None:
-    walked(LEFT, str(write_synthetic(tmp_path / "m.gguf", "tiny-qwen35", "q4_k_m")))
+    walked(LEFT, str(write_deep(tmp_path, "tiny-qwen35", "q4_k_m")))

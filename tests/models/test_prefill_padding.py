@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from twice_as_deep import write_deep
 
 from sp.models import Model, decode_step, load_model, prefill
 from sp.models.cache.delta_state import padded
 from sp.models.passes.prefill_graphs import through
-from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta.padding import hide_padding, keep_taps
 
@@ -26,7 +26,7 @@ def read_padded(model, ids, positions, cache, padding):
 
 @pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-qwen35", "tiny-qwen3moe", "tiny-qwen35moe", "tiny-llama"])
 def model(request, tmp_path_factory) -> Model:
-    return load_model(write_synthetic(tmp_path_factory.mktemp("models") / "m.gguf", request.param, "f32"))
+    return load_model(write_deep(tmp_path_factory.mktemp("models"), request.param, "f32"))
 
 
 @pytest.mark.parametrize(("start", "n", "padding"), [(0, 20, 12), (0, 64, 0), (70, 3, 13), (130, 33, 100)])
