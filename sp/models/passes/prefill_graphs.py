@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from sp.arrays import Floats, Ints
-from sp.kernels import import_cupy
 from sp.models.cache.cache import Cache
 from sp.models.cache.delta_state import padded
 from sp.models.layers.attention import Attention
@@ -48,7 +47,7 @@ class Begun:
     Attributes
     ----------
     x : float32 (n, hidden)
-        What enters the last layer, until the next run.
+        What enters the last layer; where it lies is written again by the next run of its size.
     positions : int64 (n,)
         On the device too.
     """
@@ -60,9 +59,10 @@ class Begun:
 class PrefillGraphs:
     """Reads runs of tokens into one cache: launch by launch the first time of a size, then captured, then replayed.
 
-    Memory is that of the largest run so far; a larger one lets go of all graphs first. Runs that cannot go this way
-    are left to the caller: those of few or many tokens, models on the CPU, with experts in host memory or with mixers
-    not of this house, and packed pages behind tokens that are there already, which are unpacked to what they hold.
+    Graphs share their memory, but for what they return; a larger run than any so far lets go of them all first. Runs
+    that cannot go this way are left to the caller: those of few or many tokens, models on the CPU, with experts in host
+    memory or with mixers not of this house, and packed pages behind tokens that are there already, which are unpacked
+    to what they hold.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class PrefillGraphs:
         self._states = [cache.state(layer) for layer in model.config.delta_layers]
         self._graphs: dict[int, CapturedGraph[Any]] = {}  # the one used last stands last
         self._read: Counter[Way] = Counter()
-        self._x: Any = None
+        self._largest = 0
         self.refused: str | None = None
         if self._able:
             self._lane, self._scratch = CaptureStream(), Scratch()
@@ -131,7 +131,7 @@ class PrefillGraphs:
     @property
     def nbytes(self) -> int:
         """Bytes held on the device between runs, but for the graphs themselves."""
-        return (self._scratch.nbytes if self._able else 0) + (0 if self._x is None else int(self._x.nbytes))
+        return self._scratch.nbytes if self._able else 0
 
     def end(self) -> None:
         """Let go of the graphs and their memory."""
@@ -150,11 +150,10 @@ class PrefillGraphs:
         return None if packed and start else size
 
     def _graph(self, size: int) -> CapturedGraph[Any]:
-        """The graph of a size, and room for its stream."""
-        if self._trunk is not self._model.trunk or self._x is None or size > len(self._x):
-            self._drop()  # graphs know where weights and stream lie
-            self._trunk = self._model.trunk
-            self._x = import_cupy().empty((size, self._model.config.hidden), np.float32)
+        """The graph of a size; those that know weights where they are no more are gone, or share memory too small."""
+        if self._trunk is not self._model.trunk or size > self._largest:
+            self._drop()
+            self._trunk, self._largest = self._model.trunk, size
         graph = self._graphs.pop(size, None) or CapturedGraph(eager=self._eager, scratch=self._scratch)
         if len(self._graphs) >= KEPT:
             self._lane.stream.synchronize()
@@ -171,8 +170,8 @@ class PrefillGraphs:
         self._inputs.send()
 
     def _work(self, size: int) -> Any:
-        x, inputs = self._x[:size], self._inputs.device
-        x[...] = self._model.embed(inputs["ids"][:size])
+        inputs = self._inputs.device
+        x = self._model.embed(inputs["ids"][:size])
         with padded(self._states, inputs["real"]):
             return through(self._model, x, inputs["positions"][:size], self._cache)
 
@@ -187,7 +186,7 @@ class PrefillGraphs:
         for graph in self._graphs.values():
             graph.clear()
         self._graphs.clear()
-        self._x = None
+        self._largest = 0
         self._scratch.end()
 
 
