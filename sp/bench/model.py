@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean, median, stdev
 from typing import Any
 
@@ -18,11 +18,12 @@ from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
 from sp.models.imbalance import imbalance
+from sp.models.passes.prefill_graphs import MOST, PrefillGraphs
 from sp.ops.sparse.flashprefill import TopDensity
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 MOST_SPREAD = 8192  # tokens that a mixture's imbalance is taken from
-SKIPPED = 3  # decoded tokens before the clock starts: one launch by launch, one captured, one replayed
+SKIPPED = 3  # decoded tokens, or prefills in graphs, before the clock: one launch by launch, one captured, one replayed
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class Timing:
         Share of the causal blocks that each layer of a sparse prefill read.
     imbalance : float or None
         Of the experts of a mixture, in a prefill; see `sp.models.imbalance`.
+    read : dict of str to int
+        Tokens of the last prefill by how they were read, see `sp.models.passes.prefill_graphs.Way`; empty where that
+        was not asked.
     """
 
     test: Trial
@@ -74,6 +78,7 @@ class Timing:
     sources: tuple[str, ...] = ()
     densities: tuple[float, ...] = ()
     imbalance: float | None = None
+    read: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rates(self) -> list[float]:
@@ -81,15 +86,20 @@ class Timing:
         return [self.test.tokens / s for s in self.seconds]
 
     def metrics(self) -> dict[str, float]:
-        """Median, mean and standard deviation of the rate, and the peak; the imbalance of experts."""
+        """Median, mean and standard deviation of the rate, and the peak; imbalance of experts, tokens by replays."""
         rates = self.rates
         spread = {} if self.imbalance is None else {"imbalance": self.imbalance}
-        return spread | {
-            "tok_s": median(rates),
-            "tok_s_mean": mean(rates),
-            "tok_s_sd": stdev(rates) if len(rates) > 1 else 0.0,
-            "peak_bytes": self.peak_bytes,
-        }
+        replayed = {"replayed_tokens": self.read.get("replayed", 0)} if self.read else {}
+        return (
+            spread
+            | replayed
+            | {
+                "tok_s": median(rates),
+                "tok_s_mean": mean(rates),
+                "tok_s_sd": stdev(rates) if len(rates) > 1 else 0.0,
+                "peak_bytes": self.peak_bytes,
+            }
+        )
 
 
 def run_tests(
@@ -127,28 +137,41 @@ def run_tests(
         _free(model)
         reset_launched()
         cache = model.new_cache(room, kv, rotate=rotate)
-        if not test.new:
-            _prefill(model, cache, rng, replace(test, prompt=min(test.prompt, WARM_TOKENS)), chunk)
+        graphs = _graphs(model, cache, test)
+        for _ in range(0 if test.new else 1 if graphs is None else SKIPPED):
+            cache.reset()
+            _prefill(model, cache, rng, replace(test, prompt=min(test.prompt, WARM_TOKENS)), chunk, graphs)
         seconds: list[float] = []
         densities: tuple[float, ...] = ()
+        told: dict[str, int] = {}
         for _ in range(repeats):
             cache.reset()
             if test.new:
                 seconds.append(_decode(model, cache, rng, test, chunk))
             else:
-                took, densities = _prefill(model, cache, rng, test, chunk)
+                took, densities = _prefill(model, cache, rng, test, chunk, graphs)
                 seconds.append(took)
+                told = {} if graphs is None else graphs.told()
             if progress is not None:
                 progress(test.name)
         peak, sources = _peak(model), launched_sources()
+        if graphs is not None:
+            graphs.end()
         spread = None if test.new else spread_of(min(test.prompt, MOST_SPREAD))
-        yield Timing(test, tuple(seconds), peak, sources, densities, spread)
+        yield Timing(test, tuple(seconds), peak, sources, densities, spread, told)
 
 
-def read(model: Model, ids: Ints, cache: Cache, chunk: int | None, density: float | None) -> tuple[float, ...]:
+def read(
+    model: Model,
+    ids: Ints,
+    cache: Cache,
+    chunk: int | None,
+    density: float | None,
+    graphs: PrefillGraphs | None = None,
+) -> tuple[float, ...]:
     """Prefill, sparsely at a density; see `Timing.densities`."""
     if density is None:
-        prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk)
+        prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk, graphs=graphs)
         return ()
     return prefill_sparse(model, ids, np.arange(len(ids)), cache, TopDensity(density), chunk=chunk)[1]
 
@@ -157,8 +180,19 @@ def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
     return rng.integers(0, model.config.vocab, tokens)
 
 
+def _graphs(model: Model, cache: Cache, test: Trial) -> PrefillGraphs | None:
+    """What reads a short prompt on the device; of long ones hardly anything would be read so."""
+    short = not test.new and test.density is None and test.prompt <= MOST
+    return PrefillGraphs(model, cache) if short and model.device == "cuda" else None
+
+
 def _prefill(
-    model: Model, cache: Cache, rng: np.random.Generator, test: Trial, chunk: int | None
+    model: Model,
+    cache: Cache,
+    rng: np.random.Generator,
+    test: Trial,
+    chunk: int | None,
+    graphs: PrefillGraphs | None = None,
 ) -> tuple[float, tuple[float, ...]]:
     """Seconds of one prefill, from ids on the host to logits, by CUDA events on the device; and densities."""
     ids = _ids(model, rng, test.prompt)
@@ -169,7 +203,7 @@ def _prefill(
     events = import_cupy().cuda
     before, after = events.Event(), events.Event()
     before.record()
-    densities = read(model, ids, cache, chunk, test.density)
+    densities = read(model, ids, cache, chunk, test.density, graphs)
     after.record()
     after.synchronize()
     return float(events.get_elapsed_time(before, after)) / 1e3, densities

@@ -190,6 +190,8 @@ class Conversation:
                 logits, densities = pipeline.residency.attempt(stack, "target", before, work)
                 int(logits.argmax())  # the first token is known; waits for the device
             ttft = trace.seconds
+            if ways := self._target.told():
+                trace.facts["prefill_read"] = ways
             with trace.stage("decode") as stage:
                 tokens = self._target.answer(logits, options, on_token)
                 stage.tokens = len(tokens)
@@ -263,8 +265,8 @@ class Conversation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both caches where the models are."""
-        return sum(trail.nbytes for trail in self._trails)
+        """Bytes of both caches where the models are, and of what reads into them."""
+        return self._target.nbytes + (0 if self._drafter is None else self._drafter.trail.nbytes)
 
     @property
     def host_nbytes(self) -> int:

@@ -14,6 +14,7 @@ from sp.decode.graph import GraphDecoder
 from sp.decode.greedy import gather, generate
 from sp.models import Cache, Trail, prefill, prefill_sparse
 from sp.models.passes.gaps import cross_gap
+from sp.models.passes.prefill_graphs import PrefillGraphs
 from sp.pipeline import Loaded, RunOptions
 from sp.pipeline.stages import OnToken
 
@@ -49,6 +50,7 @@ class TargetMemory:
         self.trail = Trail(model.config, options.kv, rotate=options.rotate, device=model.device, snapshots=snapshots)
         self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
         self._decoder: tuple[Cache, object, int, GraphDecoder] | None = None
+        self._prefill: tuple[Cache, PrefillGraphs] | None = None
 
     def decided(self, ids: Ints) -> int:
         """How many first tokens of a transcript are those of the turn before; one at least is left to be read."""
@@ -84,13 +86,14 @@ class TargetMemory:
         for stop in [*self._stops(slots, ends, at), len(slots)]:
             what = slots.ids[at:stop], slots.positions[at:stop]
             with self.trail.reading(room) as cache:
-                if self._decoder is not None and self._decoder[0] is not cache:
+                if any(known is not None and known[0] is not cache for known in (self._decoder, self._prefill)):
                     self._end_graphs()  # or what the cache grew out of would live on
                 gap = int(slots.positions[at] - slots.positions[at - 1]) - 1 if at else 0
                 if gap > 0 and options.state_gaps != "compact":
                     cross_gap(model, cache, gap, options.state_gaps)
                 if options.sparse is None:
-                    logits = prefill(model, *what, cache, gaps=options.state_gaps, progress=progress)
+                    graphs = self._readers(cache)
+                    logits = prefill(model, *what, cache, gaps=options.state_gaps, progress=progress, graphs=graphs)
                 else:
                     logits, densities = prefill_sparse(model, *what, cache, options.sparse, progress=progress)
             if stop < len(slots):
@@ -99,6 +102,10 @@ class TargetMemory:
         self.slots, self.transcript = slots, transcript
         assert logits is not None
         return logits, densities
+
+    def told(self) -> dict[str, int]:
+        """Tokens that `read` read since this was asked last, by how; see `PrefillGraphs.told`."""
+        return {} if self._prefill is None else self._prefill[1].told()
 
     def answer(self, logits: Floats, options: RunOptions, on_token: OnToken | None) -> list[int]:
         """Decode from logits of the last slot; what was read of the answer is in the cache from then on."""
@@ -126,6 +133,11 @@ class TargetMemory:
         other.trail = self.trail.fork(min(common, self.trail.tokens))
         other.slots, other.transcript = self.slots.first(common), self.transcript[:decided]
         return other
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: of the trail, and of what reads into it."""
+        return self.trail.nbytes + (0 if self._prefill is None else self._prefill[1].nbytes)
 
     def leave(self) -> bool:
         """Move the cache to host memory; False if nothing of it was elsewhere."""
@@ -167,12 +179,26 @@ class TargetMemory:
             return None
         known = self._decoder
         if known is None or known[0] is not cache or known[1] is not model.trunk or known[2] < limit:
-            self._end_graphs()
+            self._end_decoder()
             self._decoder = cache, model.trunk, limit, GraphDecoder(model, cache, limit)
         assert self._decoder is not None
         return self._decoder[3]
 
+    def _readers(self, cache: Cache) -> PrefillGraphs | None:
+        """What reads short runs of tokens on the device."""
+        if self._loaded.model.device == "cpu":
+            return None
+        if self._prefill is None:
+            self._prefill = cache, PrefillGraphs(self._loaded.model, cache)
+        return self._prefill[1]
+
     def _end_graphs(self) -> None:
+        self._end_decoder()
+        if self._prefill is not None:
+            self._prefill[1].end()
+            self._prefill = None
+
+    def _end_decoder(self) -> None:
         if self._decoder is not None:
             self._decoder[3].end()
             self._decoder = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -28,13 +28,15 @@ class Begun:
 
     `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
     `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
-    those that were taken from it are left.
+    those that were taken from it are left. `read` tells how many tokens of the prompt were read in which way, see
+    `sp.models.passes.prefill_graphs.Way`; empty where all were read launch by launch without asking.
     """
 
     first: int
     rest: Generator[int]
     densities: tuple[float, ...] = ()
     passes: list[int] = field(default_factory=list)
+    read: Mapping[str, int] = field(default_factory=dict)
 
     def tokens(self) -> Generator[int]:
         """All tokens, the first one first; closes `rest` when closed."""
@@ -135,8 +137,9 @@ def _begin_alone(
     """Read the prompt, for an answer without a draft; `first` is not known yet."""
     what = target.model, given.ids, given.positions, pooled.cache
     densities: tuple[float, ...] = ()
+    graphs = pooled.prefill() if options.sparse is None else None
     if options.sparse is None:
-        logits = prefill(*what, gaps=options.state_gaps, progress=progress)
+        logits = prefill(*what, gaps=options.state_gaps, progress=progress, graphs=graphs)
     else:
         logits, densities = prefill_sparse(*what, options.sparse, progress=progress)
     how = target.model, logits, given.next_position, pooled.cache
@@ -146,7 +149,7 @@ def _begin_alone(
         decoder=pooled.greedy(),
         chooser=options.decode.chooser(options.seed),
     )
-    return Begun(-1, rest, densities)
+    return Begun(-1, rest, densities, read={} if graphs is None else graphs.told())
 
 
 def _begin_with_draft(

@@ -12,6 +12,7 @@ from sp.decode.graph import GraphDecoder
 from sp.decode.new_cycle import new_cycle
 from sp.models import Draft, Model
 from sp.models.drafts.dflash_session import DraftSession
+from sp.models.passes.prefill_graphs import PrefillGraphs
 
 STEPS = 16
 """Caches are this many times larger than the steps by which they grow."""
@@ -28,16 +29,20 @@ class PooledCache:
         Capacity.
     kv, rotate
         See `Cache`.
+    kept : bool
+        Whether it is to serve more than one sequence.
 
     Attributes
     ----------
     cache : Cache
     """
 
-    def __init__(self, model: Model, tokens: int, kv: str, rotate: bool) -> None:
+    def __init__(self, model: Model, tokens: int, kv: str, rotate: bool, *, kept: bool) -> None:
         self.cache = model.new_cache(tokens, kv, rotate=rotate)
         self._model, self._trunk, self._form = model, model.trunk, (kv, rotate)
+        self._kept = kept
         self._greedy: GraphDecoder | None = None
+        self._prefill: PrefillGraphs | None = None
         self._draft: Draft | None = None
         self._session: DraftSession | None = None
         self._cycle: tuple[int, Cycle] | None = None
@@ -52,6 +57,12 @@ class PooledCache:
         if self._greedy is None and self._model.device == "cuda":
             self._greedy = GraphDecoder(self._model, self.cache, self.cache.capacity)
         return self._greedy
+
+    def prefill(self) -> PrefillGraphs | None:
+        """What reads short runs of a prompt, on the device; None for one prompt, which would be read but once."""
+        if self._prefill is None and self._kept and self._model.device == "cuda":
+            self._prefill = PrefillGraphs(self._model, self.cache)
+        return self._prefill
 
     def session(self, draft: Draft) -> DraftSession:
         """A draft that remembers nothing yet."""
@@ -71,11 +82,17 @@ class PooledCache:
             self._cycle = nodes, new_cycle(self._model, self._session, self.cache, nodes)
         return self._cycle[1]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache, and of what reads prompts into it."""
+        return self.cache.nbytes + (0 if self._prefill is None else self._prefill.nbytes)
+
     def end(self) -> None:
         """Let go of everything."""
         self._end_cycle()
-        if self._greedy is not None:
-            self._greedy.end()
+        for graphs in (self._greedy, self._prefill):
+            if graphs is not None:
+                graphs.end()
 
     def _end_cycle(self) -> None:
         if self._cycle is not None:
@@ -122,7 +139,7 @@ class CachePool:
         if pooled is not None:
             pooled.end()
             del pooled  # before memory is asked for
-        return PooledCache(model, self._roomy(model, tokens), kv, rotate)
+        return PooledCache(model, self._roomy(model, tokens), kv, rotate, kept=self._keep)
 
     def give_back(self, pooled: PooledCache) -> None:
         """Take a cache back that is used no more."""

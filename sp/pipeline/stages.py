@@ -204,6 +204,8 @@ def read(
             work = partial(begin, target, given, options, progress, draft, residency.cache_pool)
             begun = residency.attempt(stack, "target", len(given.ids), work)
         ttft, cold = trace.seconds, target.model.cold
+        if begun.read:
+            trace.facts["prefill_read"] = dict(begun.read)
         if cold is not None:
             cold.end_of_prompt()
         with trace.stage("decode") as stage:

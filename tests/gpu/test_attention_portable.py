@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
@@ -43,6 +45,17 @@ def test_against_float64(fmt, d, heads, kv_heads, n, prefix):
     assert nmse(got, case.want(q)) < BOUND
     again = prefill(cp.asarray(q), case.device(), d**-0.5)
     np.testing.assert_array_equal(got.get(), again.get())
+
+
+@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda f: f.name)
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_tokens_are_counted_where_a_graph_can_read_them(fmt, d):
+    rng = np.random.default_rng(d)
+    case = PagedCase.make(rng, 300, 2, d, fmt)
+    q = cp.asarray(queries(rng, 100, 4, d))
+    want = prefill(q, case.device(), d**-0.5)
+    at = replace(case.device(cp.full(1, 300, np.int32)), tokens=384)  # what the host counts is not looked at
+    np.testing.assert_array_equal(prefill(q, at, d**-0.5).get(), want.get())
 
 
 def listed(rng, heads, n, tokens):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from compare import nmse, to_bf16, to_float64
+from paged import PagedCase
 
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
@@ -229,3 +230,15 @@ def test_no_queries():
     pages, table = cupy.zeros((1, BLOCK, 1, 256), np.uint8), cupy.zeros(1, np.int32)
     out = prefill(cupy.empty((0, 1, 128), np.float16), PagedKV(pages, pages, table, 0, F16), 1.0)
     assert out.shape == (0, 1, 128)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_tokens_are_counted_where_a_graph_can_read_them(d) -> None:
+    import cupy
+
+    rng = np.random.default_rng(d)
+    case = PagedCase.make(rng, 300, 2, d, F16)
+    q = cupy.asarray(rng.standard_normal((100, 4, d)).astype(np.float16))
+    want = prefill(q, case.device(), d**-0.5)
+    at = replace(case.device(cupy.full(1, 300, np.int32)), tokens=384)  # what the host counts is not looked at
+    np.testing.assert_array_equal(prefill(q, at, d**-0.5).get(), want.get())

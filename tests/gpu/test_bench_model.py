@@ -51,6 +51,7 @@ def test_timings_and_records(path) -> None:
         entry = make_record(**describe(timing, model_facts("m", model.config, None), path, "f16"))
         assert set(FIELDS) <= entry.keys()
         assert json.loads(json.dumps(entry)) == entry
+        assert entry["metrics"].get("replayed_tokens") == (None if trial.new else trial.prompt)
 
 
 def test_kernel_times_name_what_ran() -> None:

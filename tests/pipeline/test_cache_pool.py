@@ -41,7 +41,7 @@ def run(pair, decode, characters, **changes):
 
 
 for name, decode in (("greedy", Greedy()), ("tree", DDTree(22)), ("chain", DFlash())):
-    out[name] = [run(pair, decode, 6000) for _ in range(3)]
+    out[name] = [run(pair, decode, 6000) for _ in range(4)]
 out["shorter"], out["longer"] = run(pair, DFlash(), 3000), run(pair, DFlash(), 24000)
 out["packed"] = run(pair, DFlash(), 3000, kv="q4_0")
 pair.residency.cache_pool.drop()
@@ -67,12 +67,15 @@ def test_the_draft_is_counted(found) -> None:
 
 @pytest.mark.parametrize("way", ["greedy", "tree", "chain"])
 def test_the_next_answer_is_decoded_in_what_is_there(found, way) -> None:
-    first, second, third = found[way]
-    assert first["pooled"] == second["pooled"] == third["pooled"]
-    assert second["launches"] < first["launches"]
-    assert third["launches"] == second["launches"]
-    assert third["used"] == second["used"]
-    assert third["driver"] == 0
+    first, second, third, fourth = found[way]
+    assert first["pooled"] == second["pooled"] == third["pooled"] == fourth["pooled"]
+    if way == "greedy":  # the prompt is captured the second time; with a draft that looks on it never is
+        assert third["launches"] < 0.6 * second["launches"]
+    else:
+        assert third["launches"] == second["launches"] < first["launches"]
+    assert fourth["launches"] == third["launches"]
+    assert fourth["used"] == third["used"] == second["used"]
+    assert third["driver"] == fourth["driver"] == 0
     assert (first["passes"] > 0) == (way != "greedy")
 
 

@@ -129,7 +129,7 @@ class Cold:
     def nbytes(self) -> int:
         """Of the cache that the next answer takes."""
         idle = self._pipeline.residency.cache_pool.idle
-        return idle.cache.nbytes if idle else 0
+        return idle.nbytes if idle else 0
 
     @property
     def host_nbytes(self) -> int:

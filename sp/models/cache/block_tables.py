@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -113,10 +113,10 @@ class BlockTables:
         for layer in self._layers:
             self._grow(layer, total)
 
-    def count(self, tokens: int) -> None:
-        """Count `tokens` more in every layer, on the host alone."""
-        for layer in self._layers.values():
-            layer.tokens += tokens
+    def count(self, tokens: int, layers: Container[int] | None = None) -> None:
+        """Count `tokens` more in every layer or in `layers`, on the host alone."""
+        for layer, state in self._layers.items():
+            state.tokens += tokens if layers is None or layer in layers else 0
 
     def crop(self, tokens: int) -> None:
         """Count `tokens` in every layer, on host and device; the pages behind them are written over."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -154,14 +154,14 @@ class Cache:
         """Take the pages that `tokens` more tokens need now, so that reading them takes none."""
         self._tables.reserve(self.tokens + tokens)
 
-    def count(self, tokens: int) -> None:
-        """Count `tokens` more (if negative, fewer) in every layer, on the host alone.
+    def count(self, tokens: int, layers: Container[int] | None = None) -> None:
+        """Count `tokens` more (if negative, fewer) in every layer or in `layers`, on the host alone.
 
         A CUDA graph has read them, and counted for itself; or they were read for a try and are not kept.
         """
-        self._tables.count(tokens)
-        for state in self._states.values():
-            state.tokens += tokens
+        self._tables.count(tokens, layers)
+        for layer, state in self._states.items():
+            state.tokens += tokens if layers is None or layer in layers else 0
 
     def advance(self, tokens: int, more: Any = None) -> None:
         """Count `tokens` more (if negative, fewer) in every layer, on the device alone; nothing on the CPU.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.kernels import import_cupy
 from sp.models.config import DeltaConfig
 
@@ -24,11 +26,14 @@ class DeltaState:
         The state S, key axis before value axis.
     tokens : int
         Tokens read so far.
+    real : int32 (1,), optional
+        How many of the tokens that pass it takes, see `padded`; all of them by default.
     """
 
     conv: Floats
     recurrent: Floats
     tokens: int = 0
+    real: Ints | None = None
 
     @classmethod
     def new(cls, sizes: DeltaConfig, device: Literal["cpu", "cuda"]) -> DeltaState:
@@ -49,3 +54,18 @@ class DeltaState:
     def nbytes(self) -> int:
         """Bytes of both arrays."""
         return int(self.conv.nbytes + self.recurrent.nbytes)
+
+
+@contextmanager
+def padded(states: Sequence[DeltaState], real: Ints) -> Iterator[None]:
+    """Inside, states take only the first ``real[0]`` of the tokens that pass: at least as many as `conv` holds.
+
+    `real`, int32 (1,), lies where the states are, so that a CUDA graph reads it anew whenever it runs.
+    """
+    for state in states:
+        state.real = real
+    try:
+        yield
+    finally:
+        for state in states:
+            state.real = None

@@ -12,6 +12,7 @@ from sp.models.layers.block import Nodes, Tap
 from sp.models.weights import Store
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta.delta_tree import DeltaTrace, delta_tree
+from sp.ops.delta.padding import hide_padding, keep_taps
 from sp.ops.matmul.project import project, project_add, project_add_before
 from sp.ops.norms import Norm, Ready
 from sp.quant import Weight
@@ -75,7 +76,11 @@ class GatedDelta:
             qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm, f32=(False, True, True))
             (z,) = project(last, (self.gate,), norm)
         state = cache.state(self.index)
+        if state.real is not None:
+            hide_padding(alpha, beta, state.real)
         out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
+        if state.real is not None:
+            keep_taps(qkv, state.conv, state.real)
         state.tokens += n
         return project_add(last, out, self.out)
 

@@ -26,6 +26,11 @@ class Scratch:
         lent: AbstractContextManager[None] = import_cupy().cuda.using_allocator(self._pool.malloc)
         return lent
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes it has taken from that allocator."""
+        return int(self._pool.total_bytes())
+
     def end(self) -> None:
         """Give all memory back: pieces of one block hold one another, and a pool that ends with some loses the block.
 
@@ -76,10 +81,13 @@ class CapturedGraph(Generic[Made]):
     ----------
     eager : bool
         Never capture, as a reference.
+    scratch : Scratch, optional
+        Memory to share with others that are never under way at the same time; whoever made it ends it.
     """
 
-    def __init__(self, *, eager: bool = False) -> None:
-        self._eager, self._scratch = eager, Scratch()
+    def __init__(self, *, eager: bool = False, scratch: Scratch | None = None) -> None:
+        self._eager, self._own = eager, scratch is None
+        self._scratch = Scratch() if scratch is None else scratch
         self._graph: Any = None
         self._made: Any = None
         self._warm = False
@@ -88,6 +96,11 @@ class CapturedGraph(Generic[Made]):
     def ready(self) -> bool:
         """Whether it is captured."""
         return self._graph is not None
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the next call captures."""
+        return self._warm and not self.ready and not self._eager
 
     def __call__(self, work: Callable[[], Made]) -> Made:
         """Do the work on the current stream; on the default one, which cannot be captured, kernel by kernel.
@@ -109,7 +122,8 @@ class CapturedGraph(Generic[Made]):
         """Forget what was captured, and give the memory back; no replay may be under way."""
         self._graph = self._made = None
         self._warm = False
-        self._scratch.end()
+        if self._own:
+            self._scratch.end()
 
     def _capture(self, work: Callable[[], Made], stream: Any) -> None:
         stream.begin_capture()

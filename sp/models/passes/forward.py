@@ -15,6 +15,7 @@ from sp.models.cache.cache import Cache
 from sp.models.layers.block import Tap
 from sp.models.model import Model
 from sp.models.passes.gaps import Gaps, cross_gap, gap_lengths
+from sp.models.passes.prefill_graphs import Begun, PrefillGraphs
 
 After = Callable[[int, Floats], None]
 """Sees the residual stream after every layer: (layer, x (n, hidden)), of the last layer only the `rows` computed."""
@@ -38,6 +39,7 @@ def prefill(
     rows: int = 1,
     gaps: Gaps = "compact",
     progress: Progress | None = None,
+    graphs: PrefillGraphs | None = None,
 ) -> Floats:
     """Read a prompt chunk by chunk, each through all layers, and predict the token after it.
 
@@ -64,6 +66,9 @@ def prefill(
         What recurrent layers do where positions have gaps, see `sp.models.passes.gaps`; attention has no part in it.
         In all but the first way every run between gaps goes through the layers alone.
     progress : callable, optional
+    graphs : PrefillGraphs, optional
+        Of the same model and cache: takes the runs that it can as CUDA graphs. Not with `tap` or `after`, which look
+        on launch by launch.
 
     Returns
     -------
@@ -79,16 +84,21 @@ def prefill(
     chunk = CHUNK[model.device] if chunk is None else chunk
     ids, positions = checked(model, ids, positions, cache, chunk, rows)
     crossed = {} if gaps == "compact" else gap_lengths(positions)
-    ids, positions, pace = model.place(ids, np.int32), model.place(positions), Pace(model, progress)
-    x = np.empty((0, model.config.hidden), np.float32)
+    pace, x = Pace(model, progress), np.empty((0, model.config.hidden), np.float32)
+    graphs = graphs if tap is None and after is None else None
     for part, wanted in slices(len(ids), chunk, rows, crossed):
         if part.start in crossed:
             cross_gap(model, cache, crossed[part.start], gaps)
-        x = model.embed(ids[part])
+        begun = None if graphs is None else graphs.begin(ids[part], positions[part])
+        if begun is None:
+            begun, first = Begun(model.embed(ids[part]), model.place(positions[part])), 0
+        else:
+            first = model.config.layers - 1
+        x = begun.x
         with cache.together(len(x)):
-            for layer in range(model.config.layers):
+            for layer in range(first, model.config.layers):
                 last = layer == model.config.layers - 1
-                x = model.layer(layer, x, positions[part], cache, rows=wanted if last else None, tap=tap)
+                x = model.layer(layer, x, begun.positions, cache, rows=wanted if last else None, tap=tap)
                 if after is not None:
                     after(layer, x)
         pace.done(part.stop - part.start)

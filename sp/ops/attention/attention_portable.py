@@ -9,7 +9,7 @@ import numpy as np
 from sp.kernels import import_cupy
 from sp.kernels.specs.attention.attention_portable import ATTENTION_PORTABLE, queries, variant
 from sp.ops.attention.key_blocks import BlockLists
-from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed
+from sp.ops.attention.kv_pages import PAGE_TOKENS, is_packed, split_count
 from sp.ops.attention.paged_kv import PagedKV
 
 
@@ -24,7 +24,7 @@ def prefill(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None,
     q : cupy float16 (n, heads, d)
         In the basis of the cached keys, not yet scaled.
     at : PagedKV
-        At least `n` tokens.
+        At least `n` tokens, which the kernel takes from `total` where it is given.
     scale : float
         Positive; usually ``d ** -0.5``.
     blocks : BlockLists, optional
@@ -61,8 +61,8 @@ def prefill(q: Any, at: PagedKV, scale: float, blocks: BlockLists | None = None,
         indices,
         out,
         lse,
+        *split_count(at.count),
         n,
-        at.tokens,
         heads,
         at.kv_heads,
         width,

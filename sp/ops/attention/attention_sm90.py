@@ -13,6 +13,7 @@ from sp.kernels.signature import describe, rows_contiguous
 from sp.kernels.specs.attention.attention_sm90 import ATTENTION_SM90, HEAD_DIMS, tile_keys, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.attention.kv_pages import split_count
 from sp.ops.attention.paged_kv import PagedKV
 
 
@@ -29,7 +30,8 @@ def prefill(
     q : cupy float16 (n, heads, d)
         Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes. d is 64, 128 or 256.
     at : PagedKV
-        F16 pages, as uint8 or float16, and at least `n` tokens; ``heads % kv_heads == 0``.
+        F16 pages, as uint8 or float16, and at least `n` tokens, which the kernel takes from `total` where it is given;
+        ``heads % kv_heads == 0``.
     scale : float
         Positive; usually ``d ** -0.5``.
     blocks : BlockLists, optional
@@ -89,8 +91,8 @@ def prefill(
         out,
         lse,
         cupy.zeros(1, np.int32),
+        *split_count(at.count),
         n,
-        at.tokens,
         heads,
         group,
         group,  # heads that read the same pages run side by side

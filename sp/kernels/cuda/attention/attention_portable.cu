@@ -1,6 +1,7 @@
 // Causal attention of many queries over pages, on mma.sync tensor cores, dense or over lists of key blocks.
 //
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in the lists
+//   tokens = *stored (0 where null) + more: a CUDA graph reads it anew whenever it runs.
 //
 // Layouts: q f16 (n, heads, D); pages of K and V (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of
 //   page table[j / 128]; out bf16 (n, heads, D); lse f32 (heads, n), natural log of the sum of exp(scale * score), or null.
@@ -24,14 +25,16 @@ extern __shared__ __align__(128) u8 shared[];  // queries | Q4: the unpacked til
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* counts,
-                   const i32* indices, u16* out, f32* lse, i32 n, i32 tokens, i32 heads, i32 kv_heads, i32 width,
-                   f32 scale) {
+                   const i32* indices, u16* out, f32* lse, const i32* stored, i32 more, i32 n, i32 heads,
+                   i32 kv_heads, i32 width, f32 scale) {
+    __shared__ volatile i32 tokens;  // there is no register to spare for it
+    if (threadIdx.x == 0) tokens = (stored ? *stored : 0) + more;
+    __syncthreads();
     const i32 group = heads / kv_heads;
     const i32 blocks = (n + QUERIES - 1) / QUERIES;
     const i32 head = i32(blockIdx.x) % heads, first_query = (blocks - 1 - i32(blockIdx.x) / heads) * QUERIES;
     const i32 kv_head = head / group;
     const i32 limit = min(tokens - n + first_query + QUERIES, tokens);  // keys any row of this block may see
-    const i32 before = tokens - n;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = int(lane) / 4, c = int(lane) % 4;
 
@@ -135,6 +138,7 @@ attention_portable(const u16* q, const u8* k_pages, const u8* v_pages, const i32
             }
         }
         const i32 warp_row = first_query + i32(warp) * ROWS;
+        const i32 before = tokens - n;
         if (token + KEYS > before + warp_row + 1) {
 #pragma unroll
             for (int m = 0; m < SLICES; m++)

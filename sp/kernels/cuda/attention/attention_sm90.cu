@@ -1,6 +1,7 @@
 // Causal attention of many queries over f16 pages, on tensor cores of sm_90a, dense or over lists of key blocks.
 //
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in a list
+//   tokens = *stored (0 where null) + more: a CUDA graph reads it anew whenever it runs.
 //
 // Layouts  q f16 (n, heads, D). Pages of K and V f16 (pool_pages, 128, kv_heads, D): token j is slot j % 128 of page
 //   table[j / 128]. out bf16 (n, heads, D). lse f32 (heads, n): natural log of the sum of exp(scale * score), or null.
@@ -186,8 +187,8 @@ SP_DEVICE void compute(u16* out, f32* lse, f32 c, const Shape& shape, Shared& sh
 extern "C" __global__ void __launch_bounds__(384, 1)
     attention_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                    const __grid_constant__ TensorMap v_map, const i32* table, const i32* counts, const i32* indices,
-                   u16* out, f32* lse, i32* next_tile, i32 n, i32 tokens, i32 heads, i32 group, i32 section,
-                   i32 early, i32 width, f32 scale) {
+                   u16* out, f32* lse, i32* next_tile, const i32* stored, i32 more, i32 n, i32 heads, i32 group,
+                   i32 section, i32 early, i32 width, f32 scale) {
     extern __shared__ __align__(1024) u8 memory[];
     u8 *queries = memory, *stages = memory + QUERY_BYTES;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
@@ -198,6 +199,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         barrier_init_fence();
     }
     __syncthreads();
+    const i32 tokens = (stored ? *stored : 0) + more;
     const Shape shape = {n, tokens, heads, group, section, early, (n + QUERIES - 1) / QUERIES};
     if (threadIdx.x < 128) {
         registers_lower<40>();

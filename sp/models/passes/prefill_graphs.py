@@ -1,0 +1,221 @@
+"""PrefillGraphs: few hundred tokens of a prompt as one CUDA graph, the same for all runs of up to so many tokens.
+
+A pass through a large model is hundreds of launches, which take many hosts longer than the device takes for the work.
+In a graph they are one. Tokens, positions and how many they are lie in device memory that the host fills before each
+replay, and so do the counts of the cache: a graph serves behind whatever the cache holds. Runs are filled up to the
+next of few sizes. What is behind the tokens is a copy of the last one: attention does not look there, recurrent layers
+take no notice of it (`sp.ops.delta.padding`), and the next tokens are written over its keys and values. The last layer,
+of which little is wanted, comes after the graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.models.cache.cache import Cache
+from sp.models.cache.delta_state import padded
+from sp.models.layers.attention import Attention
+from sp.models.layers.delta import GatedDelta
+from sp.models.model import Model
+from sp.models.passes.captured_graph import CapturedGraph, CaptureStream, Scratch
+from sp.models.passes.pinned_staging import PinnedStaging
+from sp.ops.attention.paged_attention import FEW_QUERIES
+
+MOST = 2048
+"""Tokens of the longest run in a graph; for more the device takes longer than hosts do to launch it."""
+FEWEST = 3
+"""Tokens of the shortest, as many as a convolution remembers; see `keep_taps`."""
+SMALLEST = 16
+"""Tokens of the smallest graph."""
+KEPT = 16
+"""Graphs that are kept, those used last: all sizes up to `MOST`, and one that fits a full cache."""
+
+Way = Literal["eager", "captured", "replayed"]
+"""How a run was read: launch by launch, captured and then replayed for the first time, or replayed."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Tokens that are through all layers but the last.
+
+    Attributes
+    ----------
+    x : float32 (n, hidden)
+        What enters the last layer; where it lies is written again by the next run of its size.
+    positions : int64 (n,)
+        On the device too.
+    """
+
+    x: Floats
+    positions: Ints
+
+
+class PrefillGraphs:
+    """Reads runs of tokens into one cache: launch by launch the first time of a size, then captured, then replayed.
+
+    Graphs share their memory, but for what they return; a larger run than any so far lets go of them all first. Runs
+    that cannot go this way are left to the caller: those of few or many tokens, models on the CPU, with experts in host
+    memory or with mixers not of this house, and packed pages behind tokens that are there already, which are unpacked
+    to what they hold.
+
+    Parameters
+    ----------
+    model : Model
+    cache : Cache
+    eager : bool
+        Launch every run kernel by kernel, as a reference.
+
+    Attributes
+    ----------
+    refused : str or None
+        Why no graph could be captured; nothing is tried again then.
+    """
+
+    def __init__(self, model: Model, cache: Cache, *, eager: bool = False) -> None:
+        self._model, self._cache, self._eager, self._trunk = model, cache, eager, model.trunk
+        self._last = model.config.layers - 1
+        self._able = model.device == "cuda" and model.cold is None and _all_known(model)
+        self._states = [cache.state(layer) for layer in model.config.delta_layers]
+        self._graphs: dict[int, CapturedGraph[Any]] = {}  # the one used last stands last
+        self._read: Counter[Way] = Counter()
+        self._largest = 0
+        self.refused: str | None = None
+        if self._able:
+            self._lane, self._scratch = CaptureStream(), Scratch()
+            self._inputs = PinnedStaging(ids=(np.int32, MOST), positions=(np.int64, MOST), real=(np.int32, 1))
+
+    def begin(self, ids: Ints, positions: Ints) -> Begun | None:
+        """Read tokens up to the last layer; None, and nothing is read, if they cannot go this way.
+
+        Parameters
+        ----------
+        ids, positions : int64 (n,)
+            On the host, checked as by `prefill`; they follow what the cache holds.
+        """
+        n, start = len(ids), self._cache.tokens
+        size = self._size_of(n, start)
+        if size is None:
+            self._read["eager"] += n
+            return None
+        graph, error = self._graph(size), None
+        replayed, capturing = graph.ready, graph.capturing
+        with self._lane.working():
+            self._cache.reserve(size)
+            self._send(ids, positions, size)
+            try:
+                x = graph(partial(self._work, size))
+            except Exception as found:
+                if not capturing:
+                    raise
+                error = found
+        if error is not None:
+            self._refuse(error, start)
+            self._read["eager"] += n
+            return None
+        # On the host a replay has counted nothing, and what ran launch by launch the padding as well.
+        self._cache.count(n if replayed else n - size, range(self._last))
+        self._read["replayed" if replayed else "captured" if capturing else "eager"] += n
+        return Begun(x[:n], self._inputs.device["positions"][:n])
+
+    def told(self) -> dict[str, int]:
+        """Tokens by how they were read since this was asked last, see `Way`."""
+        found, self._read = dict(self._read), Counter()
+        return {str(way): tokens for way, tokens in found.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device between runs, but for the graphs themselves."""
+        return self._scratch.nbytes if self._able else 0
+
+    def end(self) -> None:
+        """Let go of the graphs and their memory."""
+        if self._able:
+            self._drop()
+            self._lane.end()
+
+    def _size_of(self, n: int, start: int) -> int | None:
+        """Tokens of the graph for n of them behind `start`; None where there can be none."""
+        if not self._able or self.refused is not None or not FEWEST <= n <= MOST:
+            return None
+        size = size_class(n)
+        if start + size > self._cache.capacity:
+            size = n  # nowhere to put padding
+        packed = self._cache.kv == "q4_0" and size > FEW_QUERIES
+        return None if packed and start else size
+
+    def _graph(self, size: int) -> CapturedGraph[Any]:
+        """The graph of a size; those that know weights where they are no more are gone, or share memory too small."""
+        if self._trunk is not self._model.trunk or size > self._largest:
+            self._drop()
+            self._trunk, self._largest = self._model.trunk, size
+        graph = self._graphs.pop(size, None) or CapturedGraph(eager=self._eager, scratch=self._scratch)
+        if len(self._graphs) >= KEPT:
+            self._lane.stream.synchronize()
+            self._graphs.pop(next(iter(self._graphs))).clear()
+        self._graphs[size] = graph
+        return graph
+
+    def _send(self, ids: Ints, positions: Ints, size: int) -> None:
+        host, n = self._inputs.open(), len(ids)
+        for name, values in (("ids", ids), ("positions", positions)):
+            host[name][:n] = values
+            host[name][n:size] = values[-1]
+        host["real"][:] = n
+        self._inputs.send()
+
+    def _work(self, size: int) -> Any:
+        inputs = self._inputs.device
+        x = self._model.embed(inputs["ids"][:size])
+        with padded(self._states, inputs["real"]):
+            return through(self._model, x, inputs["positions"][:size], self._cache)
+
+    def _refuse(self, error: Exception, start: int) -> None:
+        """Go on without graphs; what was being captured has not run, and moved nothing but counts of the host."""
+        self.refused = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self._cache.crop(start)
+        self._drop()
+
+    def _drop(self) -> None:
+        self._lane.stream.synchronize()
+        for graph in self._graphs.values():
+            graph.clear()
+        self._graphs.clear()
+        self._largest = 0
+        self._scratch.end()
+
+
+def through(model: Model, x: Floats, positions: Ints, cache: Cache) -> Floats:
+    """Tokens (n, hidden) through all layers but the last, where the model is; a CUDA graph can capture it.
+
+    On the device the counts of the cache are afterwards those from before: how many of the tokens count, the caller
+    knows.
+    """
+    n = len(x)
+    with cache.together(n):
+        for layer in range(model.config.layers - 1):
+            x = model.layer(layer, x, positions, cache)
+    cache.advance(-n)
+    return x
+
+
+def size_class(tokens: int) -> int:
+    """Tokens of the graph for so many: steps are tiles of the matrix products, and small beside the whole.
+
+    >>> [size_class(tokens) for tokens in (3, 17, 100, 128, 129, 512, 1000, 1025, 2048)]
+    [16, 32, 128, 128, 256, 512, 1024, 1280, 2048]
+    """
+    if tokens <= 128:
+        return max(SMALLEST, 1 << (tokens - 1).bit_length())
+    step = 128 if tokens <= 1024 else 256
+    return -(-tokens // step) * step
+
+
+def _all_known(model: Model) -> bool:
+    """Whether padding does no harm to the memory of any layer."""
+    return all(isinstance(block.mixer, Attention | GatedDelta) for block in model.trunk.blocks)

@@ -1,0 +1,68 @@
+"""hide_padding and keep_taps: a Gated DeltaNet layer's memory takes only the first of the tokens that pass.
+
+A pass of a fixed size is filled up behind its tokens. Attention never looks that way, but a recurrence moves on with
+every token it is given: its padding is told neither to decay nor to write, and the inputs that its convolution
+remembers are those of the last real tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sp.arrays import Floats, Ints
+from sp.kernels import is_device
+from sp.kernels.specs.delta_padding import HIDE_PADDING, KEEP_TAPS, THREADS
+
+HIDDEN = np.float32(-1e30)
+"""A gate at which a token leaves no trace: ``exp(a softplus(HIDDEN + bias)) = 1`` and ``sigmoid(HIDDEN) = 0``."""
+
+
+def hide_padding(alpha: Floats, beta: Floats, real: Ints) -> None:
+    """Close both gates of all tokens but the first ``real[0]``, in place.
+
+    Parameters
+    ----------
+    alpha, beta : float32 (tokens, value_heads)
+        As `delta_mixer` takes them; what the padding holds besides must be finite.
+    real : int32 (1,)
+        Where they are; at most tokens.
+
+    Examples
+    --------
+    >>> alpha, beta = np.ones((2, 3, 1), np.float32)
+    >>> hide_padding(alpha, beta, np.array([2]))
+    >>> alpha.ravel().tolist() == beta.ravel().tolist() == [1, 1, HIDDEN]
+    True
+    """
+    assert alpha.shape == beta.shape, f"alpha {alpha.shape}, beta {beta.shape}"
+    if is_device(alpha):
+        HIDE_PADDING.launch((-(-alpha.size // THREADS),), alpha, beta, real, *alpha.shape)
+        return
+    alpha[int(real[0]) :] = beta[int(real[0]) :] = HIDDEN
+
+
+def keep_taps(x: Floats, conv: Floats, real: Ints) -> None:
+    """Let the inputs that a convolution remembers be the last before the padding, in place.
+
+    Parameters
+    ----------
+    x : float32 (tokens, channels), on the device bf16 (uint16)
+        Inputs of the convolution, which has seen them.
+    conv : float32 (taps - 1, channels)
+        What it remembers, oldest first; on the device 4 taps.
+    real : int32 (1,)
+        Where they are; at least taps - 1 and at most tokens.
+
+    Examples
+    --------
+    >>> conv = np.zeros((1, 2), np.float32)
+    >>> keep_taps(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32), conv, np.array([2]))
+    >>> conv.tolist()
+    [[3.0, 4.0]]
+    """
+    assert x.shape[1] == conv.shape[1], f"x {x.shape}, conv {conv.shape}"
+    if is_device(x):
+        assert len(conv) == 3, f"{len(conv) + 1} taps"
+        KEEP_TAPS.launch((-(-conv.size // THREADS),), x, conv, real, conv.shape[1])
+        return
+    conv[...] = x[int(real[0]) - len(conv) : int(real[0])]

@@ -1,0 +1,150 @@
+"""Graphs of short prefills on a device that only counts: what is replayed, what is counted, what memory stays."""
+
+from __future__ import annotations
+
+import pytest
+from dry_walk import walked
+from twice_as_deep import write_deep
+
+START = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device, dry_memory
+dry_device.install()
+import numpy as np
+from sp.models import load_model, prefill
+from sp.models.passes.prefill_graphs import PrefillGraphs
+model = load_model(sys.argv[2], device="cuda")
+
+def read(n, cache, graphs, **options):
+    before, start = dry_device.launches.total(), cache.tokens
+    logits = prefill(model, np.arange(n) % 999, np.arange(start, start + n), cache, graphs=graphs, **options)
+    assert logits.shape == (model.config.vocab,)
+    assert {cache.length(layer) for layer in range(model.config.layers)} == {start + n}, (start, n)
+    return dry_device.launches.total() - before
+"""
+WALK = (
+    START
+    + """
+cache = model.new_cache(4000)
+graphs = PrefillGraphs(model, cache)
+plain = read(500, cache, None)
+assert graphs.told() == {}
+runs = [("eager", 500), ("captured", 512), ("replayed", 400), ("eager", 300), ("replayed", 385)]
+for way, n in runs:  # sizes 512, 512, 512, 384, 512
+    launches = read(n, cache, graphs)
+    assert graphs.told() == {way: n}, (way, n)
+    assert launches < plain / 2.5 if way == "replayed" else launches >= plain, (way, launches, plain)
+read(2, cache, graphs)
+assert graphs.told() == {"eager": 2}  # as few as no convolution remembers
+cache.reset()
+read(3000, cache, graphs, chunk=2000)  # two runs; the first, the largest so far, drops what there is
+assert graphs.told() == {"eager": 3000}
+cache.reset()
+read(3000, cache, graphs, chunk=2000)
+assert graphs.told() == {"captured": 3000}
+cache.reset()
+read(3000, cache, graphs, chunk=2000)
+assert graphs.told() == {"replayed": 3000}
+for way in ("eager", "captured", "replayed"):  # no room for padding, so a size of its own
+    cache.crop(3000)
+    read(990, cache, graphs)
+    assert graphs.told() == {way: 990} and cache.tokens == 3990
+cache.reset()
+seen = []
+prefill(model, np.arange(500), np.arange(500), cache, graphs=graphs, after=lambda layer, x: seen.append(layer))
+assert seen == list(range(model.config.layers)) and graphs.told() == {}
+positions = np.concatenate([np.arange(300), np.arange(1000, 1200)])
+cache.reset()
+prefill(model, np.arange(500), positions, cache, graphs=graphs, gaps="compact")
+assert cache.tokens == 500
+graphs.end()
+"""
+)
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen3moe:q4_k_m", "tiny-llama:bf16"])
+def test_runs_of_a_size_share_a_graph_and_counts_add_up(name, tmp_path) -> None:
+    walked(WALK, str(write_deep(tmp_path, *name.split(":"))))
+
+
+MEMORY = (
+    START
+    + """
+def used():
+    return dry_memory.pool.used_bytes()
+
+cache = model.new_cache(4000)
+for n in (2048, *range(16, 2048, 16)):  # what kernels keep for themselves
+    read(n, cache, None)
+    cache.reset()
+before = used()
+graphs = PrefillGraphs(model, cache)
+for n in (2048, 2048):
+    read(n, cache, graphs)
+    cache.reset()
+largest = used() - before
+for n in (*range(16, 2048, 16),) * 2:
+    read(n, cache, graphs)
+    cache.reset()
+assert used() - before <= 1.2 * largest, (used() - before, largest)
+assert graphs.told()["replayed"] > 0
+graphs.end()
+del graphs
+assert used() <= before + (64 << 10), (used(), before)
+"""
+)
+
+
+def test_memory_is_that_of_the_largest_run_and_is_given_back(tmp_path) -> None:
+    walked(MEMORY, str(write_deep(tmp_path, "tiny-qwen35", "q4_k_m")))
+
+
+LEFT = (
+    START
+    + """
+from dataclasses import replace
+cache = model.new_cache(2000, "q4_0")
+graphs = PrefillGraphs(model, cache)
+for way in ("eager", "captured", "replayed", "eager"):  # packed pages are unpacked to what they hold
+    if way != "eager" or not cache.tokens:
+        cache.reset()
+    read(300, cache, graphs)
+    assert graphs.told() == {way: 300}, way
+for way in ("eager", "captured", "replayed"):  # few queries read them as they are
+    read(40, cache, graphs)
+    assert graphs.told() == {way: 40}, way
+graphs.end()
+
+eager = PrefillGraphs(model, model.new_cache(2000), eager=True)
+for _ in range(3):
+    read(300, eager._cache, eager)
+assert eager.told() == {"eager": 900}
+eager.end()
+
+cache = model.new_cache(2000)
+graphs = PrefillGraphs(model, cache)
+for way in ("eager", "captured", "replayed"):
+    read(300, cache, graphs)
+    assert graphs.told() == {way: 300}
+moved = model.trunk
+model.trunk = replace(moved)  # weights elsewhere: what was captured knows where they were
+read(300, cache, graphs)
+assert graphs.told() == {"eager": 300}
+
+def refuse(self):
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+dry_device.Stream.end_capture = refuse
+read(300, cache, graphs)
+assert graphs.told() == {"eager": 300} and "not permitted" in graphs.refused, graphs.refused
+for _ in range(2):
+    read(40, cache, graphs)
+assert graphs.told() == {"eager": 80}
+graphs.end()
+"""
+)
+
+
+def test_what_cannot_be_captured_is_read_launch_by_launch(tmp_path) -> None:
+    walked(LEFT, str(write_deep(tmp_path, "tiny-qwen35", "q4_k_m")))

@@ -1,0 +1,18 @@
+"""Random models of a shape with all its layers twice: hybrids whose full attention is not the last layer alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sp.models.synthetic.shapes import Shape, find_shape
+from sp.models.synthetic.synthetic import synthetic_metadata, write_random
+
+
+def write_deep(folder: Path, name: str, file_type: str) -> Path:
+    """A file of such a model; reads as those of `write_synthetic` do."""
+    shape = find_shape(name)
+    config = replace(shape.config, kinds=shape.config.kinds * 2, ffn=shape.config.ffn * 2)
+    deep = Shape(f"{name}-deep", config, tied=shape.tied, text_tokens=shape.text_tokens)
+    path = folder / f"{deep.name}.gguf"
+    return write_random(path, synthetic_metadata(deep, file_type), deep.plan(file_type), seed=3, told=deep.told())
