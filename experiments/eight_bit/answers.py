@@ -8,9 +8,9 @@ example is answered four times: all of it read, and compressed as `sp run` does 
 by either pair (of so short a prompt the default of 0.05 has room for little besides the question). Whole prompts are
 decoded with the embedded draft, which gives the greedy answer and tells how much of its guesses was taken.
 
-A row of ``eight_bit_answers.jsonl`` is one task: right answers of both, the difference of int8 with a bootstrap interval
-over examples, answers that are the same word for word; of the compressed ones also the share of kept tokens that both
-keep, and Spearman's correlation of the scores.
+A row of ``eight_bit_answers.jsonl`` is one task: right answers of both, the difference of int8 with a bootstrap
+interval over examples, answers that are the same word for word; of the compressed ones also the share of kept tokens
+that both keep, and Spearman's correlation of the scores.
 """
 
 from __future__ import annotations
@@ -180,7 +180,11 @@ def main() -> None:
             for index in range(asked.n):
                 rows.append(both.example(task.example(index, asked.tokens, count)))
         metrics = metrics_of(rows)
-        print(shown(name, metrics), f"<!-- {time.perf_counter() - began:.0f} s, {metrics['products_int8']} -->", flush=True)
+        print(
+            shown(name, metrics),
+            f"<!-- {time.perf_counter() - began:.0f} s, {metrics['products_int8']} -->",
+            flush=True,
+        )
         if asked.out is not None:
             config = {"task": name, "tokens": asked.tokens, "target": "target.gguf", "drafter": "drafter.gguf"}
             config |= {"math": "int8", "n": asked.n, "keep_ratio": KEEP, "scorer": "tail"}
