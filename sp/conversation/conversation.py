@@ -198,7 +198,7 @@ class Conversation:
         for trail in self._trails:
             trail.settle()
         facts = {"residency": pipeline.residency.report(start)}
-        trace.facts |= told_of(pipeline.target, pipeline.drafter, None, options.scorer, scored, facts)
+        trace.facts |= told_of(pipeline.target, pipeline.drafter, None, options, scored, trace.stages, facts)
         if chosen.told:
             trace.facts["selection"] = list(chosen.told)
         said = split_reply(pipeline.target.tokenizer.decode(tokens), prompt.thinks)

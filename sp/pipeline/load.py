@@ -13,6 +13,7 @@ from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Model, ModelConfig, load_model, read_config
+from sp.models.arithmetic import AUTO, read_math
 from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.memory import file_formats, held_weights, stack_bytes
 from sp.models.rope_keys import rope_facts
@@ -140,7 +141,7 @@ def load(
     trained = (config if rope is None else rope.applied(config)).context
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
-    cold = cold_within(config, formats, room)
+    cold = cold_within(config, formats, room, math)
     model = load_model(file, device=where, context=context, rope=rope, progress=progress, cold=cold, math=math)
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
@@ -206,7 +207,7 @@ def synthetic(
 
     found = find_shape(shape)
     metadata = synthetic_metadata(found, file_type)
-    cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room)
+    cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
     model = random_model(shape, file_type, seed, rope, cold, math)
     trained = model.config.context
     if extrapolate:
@@ -216,13 +217,19 @@ def synthetic(
     return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
 
 
-def cold_within(config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None) -> tuple[int, ...]:
-    """Layers whose experts have to wait in host memory for a model to have room; none of one without experts."""
+def cold_within(
+    config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None, math: str = Math.BF16
+) -> tuple[int, ...]:
+    """Layers whose experts have to wait in host memory for a model to have room; none of one without experts.
+
+    What `auto` will choose is not known yet: it is reckoned with as int8.
+    """
     if room is None or config.experts is None:
         return ()
     try:
         weights = sum(row.nbytes for row in held_weights(config, formats))
-        return cold_layers(config, weights, stack_bytes(config, formats), room).layers
+        reckoned = Math.INT8 if (asked := read_math(math, "math")) == AUTO else Math(asked)
+        return cold_layers(config, weights, stack_bytes(config, formats), room, reckoned).layers
     except (ModelError, KeyError):  # what is wrong or missing is for loading to say
         return ()
 

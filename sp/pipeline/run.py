@@ -112,7 +112,7 @@ class Pipeline(Opened):
         kept = everything if selection is None else selection
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
         facts = {"window": window.note, "residency": self.residency.report(start)}
-        trace.facts |= told(self.target, self.drafter, self.draft, options.scorer, scored, facts)
+        trace.facts |= told(self.target, self.drafter, self.draft, options, scored, trace.stages, facts)
         baseline = answer if full and window.whole else None
         if baseline is not None and selection is not None:
             alone = Stage("tokenise", text.tokens, text.seconds + text.beside)

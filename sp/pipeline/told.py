@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, log2
 
-from sp.models import Draft
+from sp.models import Draft, Gaps
+from sp.models.passes.forward import CHUNK
+from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 from sp.pipeline.load import Loaded
+from sp.pipeline.options import RunOptions
 from sp.pipeline.result import Scored
 from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.base import ModelFreeScorer
+from sp.scoring.reading import ReadingScorer
+from sp.trace import Stage
 
 
 def told(
     target: Loaded,
     drafter: Loaded | None,
     draft: Draft | None,
-    scorer: Scorer,
+    options: RunOptions,
     scored: Scored | None,
+    stages: Sequence[Stage],
     others: Mapping[str, object],
 ) -> dict[str, object]:
     """Facts of a run's trace by name; those of which there is nothing to say are left out.
@@ -28,16 +35,18 @@ def told(
     ----------
     target, drafter, draft
         The models of the run.
-    scorer : Scorer
+    options : RunOptions
     scored : Scored, optional
-        What came of it; None where compression was not active.
+        What came of scoring; None where compression was not active.
+    stages : sequence of Stage
+        Of the run.
     others : mapping
         Facts that are known already.
     """
     facts = {
         "repacked": repacked_lines(target, drafter, draft),
-        "math": math_lines(target, drafter),
-        "positions": position_lines(target, drafter, scorer, scored),
+        "math": math_lines(target, drafter, options.scorer, stages, options.state_gaps),
+        "positions": position_lines(target, drafter, options.scorer, scored),
         **others,
     }
     return {name: fact for name, fact in facts.items() if fact}
@@ -51,18 +60,44 @@ def repacked_lines(target: Loaded, drafter: Loaded | None, draft: Draft | None) 
     return [f"{name}: {each}" for name, all_of in held.items() for each in all_of]
 
 
-def math_lines(target: Loaded, drafter: Loaded | None) -> list[str]:
-    """What models multiply where they read a prompt, a line each; none of one whose products are in BF16 as by default.
+def math_lines(
+    target: Loaded, drafter: Loaded | None, scorer: Scorer, stages: Sequence[Stage], gaps: Gaps = "compact"
+) -> list[str]:
+    """What models multiply where they read a prompt, a line each; none of one whose products are in BF16 by default.
+
+    The tokens that go through layers in eight bits are those of long enough chunks; where it is not known how a model
+    reads, as across gaps, they are not told.
 
     Examples
     --------
     >>> from sp.pipeline.load import embedded, load
-    >>> math_lines(load(embedded("target"), device="cpu", math="int8"), None)
-    ['target: int8 for 70 of 70 matrices of layers']
+    >>> from sp.scoring import SCORERS
+    >>> target, stages = load(embedded("target"), device="cpu", math="int8"), [Stage("target prefill", 3000)]
+    >>> math_lines(target, None, SCORERS.build("tail"), stages)
+    ['target: int8 for 70 of 70 matrices of layers, 2,048 of 3,000 tokens']
     """
-    models = {"target": target} | ({"drafter": drafter} if drafter else {})
-    made_in = {role: one.model.arithmetic for role, one in models.items()}
-    return [f"{role}: {one}" for role, one in made_in.items() if one.asked != Math.BF16]
+    counts = {stage.name: stage.tokens for stage in stages}
+    found = [("target", target, counts.get("target prefill") if gaps == "compact" else None, CHUNK)]
+    if drafter is not None:
+        drafts = isinstance(scorer, ReadingScorer) and scorer.drafts
+        found.append(("drafter", drafter, counts.get("draft", counts.get("score")) if drafts else None, CHUNK_BY_LAYER))
+    lines = []
+    for role, one, tokens, chunk in found:
+        made_in, line = one.model.arithmetic, f"{role}: {one.model.arithmetic}"
+        if made_in.weights and tokens:
+            line += f", {rounded_tokens(tokens, chunk[one.model.device]):,} of {tokens:,} tokens"
+        lines += [line] if made_in.asked != Math.BF16 else []
+    return lines
+
+
+def rounded_tokens(tokens: int, chunk: int) -> int:
+    """How many of the tokens of a prompt go through layers in chunks that are long enough for eight bits.
+
+    >>> rounded_tokens(3000, 1024), rounded_tokens(3000, 2048), rounded_tokens(3100, 2048), rounded_tokens(398, 1024)
+    (2048, 2048, 3100, 0)
+    """
+    whole, rest = tokens - tokens % chunk, tokens % chunk
+    return (whole if chunk >= ROUNDED_TOKENS else 0) + (rest if rest >= ROUNDED_TOKENS else 0)
 
 
 def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.errors import PromptError
-from sp.models.inspect.memory import least_bytes
+from sp.models.inspect.memory import least_bytes, product_bytes
+from sp.models.passes.forward import CHUNK
+from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Positions, RunOptions
 from sp.prompt import TokenisedPrompt
@@ -143,7 +145,9 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | Non
     """The same of who scores so many tokens, in its vocabulary: its weights, and their stream through its layers."""
     if budget is None or scorer.oracle or isinstance(scorer, ModelFreeScorer):
         return
-    least = reader.model.nbytes + 4 * reader.model.config.hidden * tokens
+    config, math = reader.model.config, reader.model.arithmetic.math
+    rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER[reader.model.device]), math)
+    least = reader.model.nbytes + 4 * config.hidden * tokens + rounded
     if least > budget:
         raise PromptError(
             f"{tokens} tokens scored by {reader.path.name} take {least / 2**30:.2f} GiB at least, and the budget is "
@@ -152,7 +156,9 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | Non
 
 
 def _held(target: Loaded, tokens: int, options: RunOptions) -> int:
-    return least_bytes(target.model.config, target.model.nbytes, tokens, options.kv)
+    model = target.model
+    rounded = product_bytes(model.config, min(tokens, CHUNK[model.device]), model.arithmetic.math)
+    return least_bytes(model.config, model.nbytes, tokens, options.kv) + rounded
 
 
 def _over(loaded: Loaded, tokens: int, new_tokens: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sp.models.config import ModelConfig
 from sp.models.inspect.memory import Stacks, kv_bytes, reading_bytes, state_bytes
 from sp.models.layers.stack_ring import ring_bytes
+from sp.quant import Math
 
 RESERVED = 32768
 """Tokens of prompt and answer that work and cache have room for beside the weights: a prompt's length is not known when
@@ -32,7 +33,7 @@ class Cold:
     device: int
 
 
-def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int) -> Cold:
+def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int, math: Math = Math.BF16) -> Cold:
     """As few cold layers as leave room for the work on `RESERVED` tokens, or all if that is never left.
 
     They lie as far apart as they can, so that a copy has the time of the layers between.
@@ -46,6 +47,8 @@ def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int) ->
         See `stack_bytes`.
     room : int
         Bytes for weights, cache and work.
+    math : Math
+        What products are made in.
 
     Examples
     --------
@@ -55,7 +58,7 @@ def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int) ->
     >>> len(few.layers), len(more.layers), more.layers[:3], more.host + more.device - (20 << 30) == 2 * (450 << 20)
     (19, 29, (0, 1, 3), True)
     """
-    most, left = len(stacks), room - work_bytes(config)
+    most, left = len(stacks), room - work_bytes(config, math)
     for number in range(most + 1):
         found = _placed(weights, stacks, spread(number, most))
         if found.device <= left or number == most:
@@ -72,10 +75,10 @@ def least_cold(config: ModelConfig, weights: int, stacks: Stacks, work: int) -> 
     return _placed(weights, stacks, tuple(range(len(stacks)))).device + kept if stacks and work <= kept else None
 
 
-def work_bytes(config: ModelConfig) -> int:
+def work_bytes(config: ModelConfig, math: Math = Math.BF16) -> int:
     """Bytes that are kept for cache and work when weights are placed."""
     tokens = min(RESERVED, config.context)
-    return state_bytes(config) + kv_bytes(config, tokens, "f16") + reading_bytes(config, tokens)
+    return state_bytes(config) + kv_bytes(config, tokens, "f16") + reading_bytes(config, tokens, math)
 
 
 def spread(number: int, most: int) -> tuple[int, ...]:

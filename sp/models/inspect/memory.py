@@ -11,14 +11,18 @@ from dataclasses import dataclass
 
 from sp.gguf import GGUFFile
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
+from sp.models.arithmetic import is_eligible
 from sp.models.cache.pages import page_format
 from sp.models.config import ModelConfig
 from sp.models.passes.forward import CHUNK
+from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.recording import Tensor, layer_of
 from sp.models.trunk import trunk_tensors
 from sp.ops.attention.kv_pages import PAGE_TOKENS
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS
+from sp.ops.matmul.byte_products import workspace_bytes
 from sp.ops.matmul.fragment_order import plane_offsets
-from sp.quant import F32, FORMATS, BlockFormat
+from sp.quant import F32, FORMATS, BlockFormat, Math
 from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
 Stacks = tuple[tuple[int, ...], ...]
@@ -182,14 +186,34 @@ def least_bytes(config: ModelConfig, weights: int, tokens: int, kv: str) -> int:
     return weights + state_bytes(config) + kv_bytes(config, tokens, kv)
 
 
-def reading_bytes(config: ModelConfig, tokens: int) -> int:
+def reading_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> int:
     """Bound of what a target's prefill of so many tokens takes beside weights, cache and states.
 
-    The streams of one chunk, what its experts are given and give, and keys and values of one layer in 16 bits.
+    The streams of one chunk, what its experts are given and give, keys and values of one layer in 16 bits, and what
+    products in `math` take.
     """
     streams = STREAMS * 4 * config.hidden * min(tokens, CHUNK["cuda"])
     experts = expert_bytes(config, min(tokens, CHUNK["cuda"]))
-    return SCRATCH + streams + experts + 2 * 2 * tokens * config.kv_heads * config.head_dim
+    rounded = product_bytes(config, min(tokens, CHUNK["cuda"]), math)
+    return SCRATCH + streams + experts + rounded + 2 * 2 * tokens * config.kv_heads * config.head_dim
+
+
+def product_bytes(config: ModelConfig, tokens: int, math: Math) -> int:
+    """Bytes that the largest product of a layer takes for its operands rounded to bytes; none in BF16.
+
+    Gate and up of a feed-forward are one product.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> config = find_shape("qwen3.6-27b").config
+    >>> [product_bytes(config, tokens, Math.INT8) >> 20 for tokens in (8192, 1024, 1023)]
+    [226, 182, 0]
+    """
+    if math is Math.BF16 or tokens < ROUNDED_TOKENS:
+        return 0
+    layers = (t for t in trunk_tensors(config) if t.kind == "matrix" and layer_of(t.name) is not None)
+    shapes = [t.shape for t in layers if is_eligible(t.name, t.shape)]
+    gated = [(2 * rows, width) for rows, width in shapes if width == config.hidden and rows in config.ffn]
+    return max((workspace_bytes(tokens, rows, width) for rows, width in (*shapes, *gated)), default=0)
 
 
 def expert_bytes(config: ModelConfig, tokens: int) -> int:
@@ -205,11 +229,12 @@ def expert_bytes(config: ModelConfig, tokens: int) -> int:
     return 2 * rows * (2 * config.hidden + 3 * e.width) + 2 * e.count * e.width * config.hidden // 8
 
 
-def scoring_bytes(config: ModelConfig, tokens: int) -> int:
+def scoring_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> int:
     """Bound of what a drafter takes beside its weights to score so many tokens layer by layer.
 
     The whole prompt's stream in float32, twice, its queries in 16 bits, three times, and its keys and values, four
-    times, for the layer at work.
+    times, for the layer at work; and what products in `math` take.
     """
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    return SCRATCH + tokens * (2 * 4 * config.hidden + 3 * 2 * q + 4 * 2 * 2 * kv)
+    rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER["cuda"]), math)
+    return SCRATCH + rounded + tokens * (2 * 4 * config.hidden + 3 * 2 * q + 4 * 2 * 2 * kv)
