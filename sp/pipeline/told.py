@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, log2
 
 from sp.models import Draft, Gaps
-from sp.models.passes.forward import CHUNK
+from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
@@ -77,15 +77,17 @@ def math_lines(
     ['target: int8 for 70 of 70 matrices of layers, 2,048 of 3,000 tokens']
     """
     counts = {stage.name: stage.tokens for stage in stages}
-    found = [("target", target, counts.get("target prefill") if gaps == "compact" else None, CHUNK)]
+    together = chunk_tokens(target.model.device, target.model.arithmetic.math)
+    found = [("target", target, counts.get("target prefill") if gaps == "compact" else None, together)]
     if drafter is not None:
         drafts = isinstance(scorer, ReadingScorer) and scorer.drafts
-        found.append(("drafter", drafter, counts.get("draft", counts.get("score")) if drafts else None, CHUNK_BY_LAYER))
+        together = CHUNK_BY_LAYER[drafter.model.device]
+        found.append(("drafter", drafter, counts.get("draft", counts.get("score")) if drafts else None, together))
     lines = []
     for role, one, tokens, chunk in found:
         made_in, line = one.model.arithmetic, f"{role}: {one.model.arithmetic}"
         if made_in.weights and tokens:
-            line += f", {rounded_tokens(tokens, chunk[one.model.device]):,} of {tokens:,} tokens"
+            line += f", {rounded_tokens(tokens, chunk):,} of {tokens:,} tokens"
         lines += [line] if made_in.asked != Math.BF16 else []
     return lines
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sp.errors import PromptError
 from sp.models.inspect.memory import least_bytes, product_bytes
-from sp.models.passes.forward import CHUNK
+from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import Positions, RunOptions
@@ -157,7 +157,8 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | Non
 
 def _held(target: Loaded, tokens: int, options: RunOptions) -> int:
     model = target.model
-    rounded = product_bytes(model.config, min(tokens, CHUNK[model.device]), model.arithmetic.math)
+    math = model.arithmetic.math
+    rounded = product_bytes(model.config, min(tokens, chunk_tokens(model.device, math)), math)
     return least_bytes(model.config, model.nbytes, tokens, options.kv) + rounded
 
 

@@ -154,7 +154,7 @@ def test_products_are_those_of_the_same_bytes(
     exact = numbers(x) * np.repeat(x.scales.get()[:, :tokens].T.astype(np.float64), 256, axis=1)
     dense = numbers(w) * np.repeat(w.scales.get().T.astype(np.float64), 256, axis=1)
     y = exact @ dense.T
-    if loud:
+    if int(found.count[0]):  # in few tokens some channel is loud by chance
         y += floats(x.loud.get()).astype(np.float64) @ floats(w.loud.get()).astype(np.float64).T
     padded = -(-rows // 64) * 64
     want = y[:, :rows]

@@ -16,7 +16,7 @@ from sp.ops.matmul import dispatch
 from sp.ops.matmul.dispatch import ROWS, SHAPES, kernel_for, rows
 from sp.ops.matmul.packed import pack
 from sp.ops.matmul.registry import MatmulKernel, Product, kernels, register_matmul
-from sp.quant import FORMATS, Q5_K, BlockFormat, Weight
+from sp.quant import FORMATS, Q5_K, BlockFormat, Math, Weight
 
 RNG = np.random.default_rng(0)
 
@@ -76,7 +76,7 @@ def test_dispatch_takes_it_when_asked_and_nothing_else_changes(path: str) -> Non
 
 def test_choose_counts_what_it_cannot_do(kernel: MatmulKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "current_path", lambda: "portable")
-    w = SimpleNamespace(format=Q5_K, shape=(5120, 5120), nbytes=1)
+    w = SimpleNamespace(format=Q5_K, shape=(5120, 5120), nbytes=1, math=Math.BF16)
     assert dispatch.choose(32, (w,), True, STORE) is kernel
     assert not kernel.takes(33, 5120, (Q5_K.ggml_type,), False, STORE)
     assert not kernel.takes(1, 5120, (Q5_K.ggml_type,), False, SWIGLU)

@@ -14,7 +14,7 @@ from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.arithmetic import is_eligible
 from sp.models.cache.pages import page_format
 from sp.models.config import ModelConfig
-from sp.models.passes.forward import CHUNK
+from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.recording import Tensor, layer_of
 from sp.models.trunk import trunk_tensors
@@ -192,9 +192,10 @@ def reading_bytes(config: ModelConfig, tokens: int, math: Math = Math.BF16) -> i
     The streams of one chunk, what its experts are given and give, keys and values of one layer in 16 bits, and what
     products in `math` take.
     """
-    streams = STREAMS * 4 * config.hidden * min(tokens, CHUNK["cuda"])
-    experts = expert_bytes(config, min(tokens, CHUNK["cuda"]))
-    rounded = product_bytes(config, min(tokens, CHUNK["cuda"]), math)
+    together = min(tokens, chunk_tokens("cuda", math))
+    streams = STREAMS * 4 * config.hidden * together
+    experts = expert_bytes(config, together)
+    rounded = product_bytes(config, together, math)
     return SCRATCH + streams + experts + rounded + 2 * 2 * tokens * config.kv_heads * config.head_dim
 
 

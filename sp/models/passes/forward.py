@@ -16,12 +16,25 @@ from sp.models.layers.block import Tap
 from sp.models.model import Model
 from sp.models.passes.gaps import Gaps, cross_gap, gap_lengths
 from sp.models.passes.prefill_graphs import Begun, PrefillGraphs
+from sp.quant import Math
 
 After = Callable[[int, Floats], None]
 """Sees the residual stream after every layer: (layer, x (n, hidden)), of the last layer only the `rows` computed."""
 
 CHUNK = {"cpu": 1024, "cuda": 8192}
 """Tokens that go through a layer together: on the CPU what its caches like, on the device what fills it."""
+
+
+def chunk_tokens(device: str, math: Math) -> int:
+    """`CHUNK`, twice that on the device where weights are rounded for every chunk.
+
+    Examples
+    --------
+    >>> chunk_tokens("cuda", Math.BF16), chunk_tokens("cuda", Math.INT8), chunk_tokens("cpu", Math.INT8)
+    (8192, 16384, 1024)
+    """
+    return CHUNK[device] * (2 if device == "cuda" and math is not Math.BF16 else 1)
+
 
 Progress = Callable[[int], None]
 """Takes what was finished since the last call: tokens, or in a prefill by layer tokens x layers."""
@@ -81,7 +94,7 @@ def prefill(
         For an empty prompt, ids outside the vocabulary, positions that do not match or pass the context, a full
         or released cache.
     """
-    chunk = CHUNK[model.device] if chunk is None else chunk
+    chunk = chunk_tokens(model.device, model.arithmetic.math) if chunk is None else chunk
     ids, positions = checked(model, ids, positions, cache, chunk, rows)
     crossed = {} if gaps == "compact" else gap_lengths(positions)
     pace, x = Pace(model, progress), np.empty((0, model.config.hidden), np.float32)

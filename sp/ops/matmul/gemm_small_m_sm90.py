@@ -222,7 +222,7 @@ register_matmul(
         run=_run,
         reads=lambda kind: packing_of(kind).super,
         paths=("sm_90a",),
-        fusions=frozenset(Fusion),
+        fusions=frozenset({Fusion.NORM, Fusion.TILES, Fusion.READY}),
         max_tokens=HELD[-1],
         max_weights=MOST_WEIGHTS,
         timed=range(2, HELD[-1] + 1),
