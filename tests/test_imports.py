@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
-    {"checked", "config", "json_lines", "plain_yaml", "plugins", "trace"},
+    {"checked", "cluster", "config", "json_lines", "plain_yaml", "plugins", "trace"},
     {"named"},
     {"structure"},
     {"quant"},
