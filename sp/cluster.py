@@ -53,6 +53,12 @@ class Cluster:
                 return count
             time.sleep(0.1)
 
+    def share(self, kind: str, workers: int) -> dict[str, int]:
+        """What one of so many workers asks Ray for; alone on a machine they share its CPUs, and so its threads."""
+        if kind == "GPU":
+            return {"num_gpus": 1}
+        return {"num_cpus": max(1, (os.cpu_count() or 1) // workers) if self.alone else 1}
+
     def close(self) -> None:
         """End the connection, and the cluster with it if it is this machine alone."""
         if self.opened:

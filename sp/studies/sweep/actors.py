@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,8 +65,12 @@ class ActorPool:
         self._running: dict[Any, ActorWorker] = {}
         self._workers: list[ActorWorker] = []
 
+        folder = os.getcwd()
+
         class Actor:
             def __init__(self) -> None:
+                with suppress(OSError):  # a host that has no such folder may yet have whatever is named in full
+                    os.chdir(folder)
                 self.worker = make_worker()
 
             def begin(self) -> None:
@@ -73,8 +79,7 @@ class ActorPool:
             def run(self, job: Run) -> Outcome:
                 return self.worker.run(job)
 
-        needs = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": 1}
-        self._actor = self._ray.remote(**needs)(Actor)
+        self._actor = self._ray.remote(**cluster.share(kind, self.size))(Actor)
 
     def start(self) -> ActorWorker:
         """A new actor; it is given its run at once and begins with it when it has a place."""

@@ -1,0 +1,1 @@
+"""`sp serve`: its options, and the server they come to."""
