@@ -25,7 +25,7 @@ from sp.commands.list import list_
 from sp.commands.plan import plan
 from sp.commands.report import report
 from sp.commands.run import run
-from sp.commands.serving.serve import serve
+from sp.commands.serve import serve
 from sp.commands.sweep import sweep
 from sp.commands.synth import synth
 from sp.commands.train import train_app

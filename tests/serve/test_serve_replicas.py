@@ -60,7 +60,7 @@ def url(three: cluster.Cluster) -> Iterator[str]:
         server, listener = Server(door, grace=5), listen("127.0.0.1", 0)
         thread = threading.Thread(target=server.serve_on, args=[listener])
         thread.start()
-        tool.until(lambda: server.started)
+        tool.until(lambda: server.started, 30)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join(20)
@@ -134,7 +134,7 @@ def test_a_client_that_leaves_ends_the_work(url: str) -> None:
     before = counted(url, 'sp_requests_total{outcome="cancelled"')
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/v1/chat/completions", json={"messages": long_chat(), **WHOLE}, timeout=0.5)
-    tool.until(lambda: not at_work(url), 20)
+    tool.until(lambda: not at_work(url), 60)
     assert sum(counted(url, 'sp_requests_total{outcome="cancelled"')) == sum(before) + 1
 
 
@@ -143,15 +143,15 @@ def test_a_killed_replica_costs_one_clear_error_and_is_replaced(url: str) -> Non
     before = {each["process"] for each in health(url)["replicas"]}
     with ThreadPoolExecutor(1) as threads:
         lost = threads.submit(post, url, long_chat(), **WHOLE)
-        tool.until(lambda: bool(at_work(url)))
+        tool.until(lambda: bool(at_work(url)), 30)
         (killed,) = at_work(url)
         os.kill(killed, signal.SIGKILL)
-        reply = lost.result(timeout=30)
+        reply = lost.result(timeout=60)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_lost")
     assert reply.headers["retry-after"] == "1"
     talks = [tool.chat(*task) for task in tool.TASKS[:4]]
     assert [post(url, each, **WHOLE).status_code for each in talks] == [200] * 4, "the other one goes on at once"
-    tool.until(lambda: len(health(url)["replicas"]) == 2, 60)
+    tool.until(lambda: len(health(url)["replicas"]) == 2, 120)
     assert len(before | {each["process"] for each in health(url)["replicas"]}) == 3
     assert [post(url, each, **WHOLE).status_code for each in talks] == [200] * 4
 

@@ -1,1 +1,1 @@
-"""`sp serve`: its options, and the server they come to."""
+"""What `sp serve` comes to: a service in this process, or replicas of it behind a door."""

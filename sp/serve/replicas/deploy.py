@@ -45,11 +45,12 @@ def deployed(cluster: Cluster, build: Build, replicas: int, kind: Literal["GPU",
             f"--replicas {replicas}: the cluster has {free} {kind}{'s' * (free != 1)} free, and each replica needs "
             "one; start fewer, or add hosts"
         )
-    serve: Any = import_module("ray.serve")
-    router: Any = import_module("ray.serve.config").RequestRouterConfig
-
-    from sp.serve.replicas.router import ConversationRouter
-
+    try:
+        serve: Any = import_module("ray.serve")
+        router: Any = import_module("ray.serve.config").RequestRouterConfig
+        choice: Any = import_module("sp.serve.replicas.router").ConversationRouter
+    except ImportError as error:
+        raise ConfigError(f"--replicas needs Ray Serve ({plain(str(error))}); pip install 'sp-prefill[ray]'") from None
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # what matters of it comes as an error
     name = f"sp-{secrets.token_hex(4)}"  # so that others may serve on the same cluster
     deployment = serve.deployment(
@@ -59,7 +60,7 @@ def deployed(cluster: Cluster, build: Build, replicas: int, kind: Literal["GPU",
         health_check_period_s=LOOK_SECONDS,
         graceful_shutdown_timeout_s=LOOK_SECONDS,
         max_constructor_retry_count=1,
-        request_router_config=router(request_router_class=ConversationRouter),
+        request_router_config=router(request_router_class=choice),
     )(Replica)
     try:
         serve.start(proxy_location="Disabled")
