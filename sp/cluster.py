@@ -23,8 +23,12 @@ QUIET = {
 HEAD_SECONDS = 10.0
 """In which a head must take a connection; Ray itself would try for many minutes."""
 RETURN_SECONDS = 5.0
+LOOPBACK = "127.0.0.1"
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Ray's way to say that no other host may join: its processes then listen on 127.0.0.1 and nowhere else."""
+"""Ray's way to say that no other host may join: its processes then listen on `LOOPBACK` and nowhere else.
+
+Processes that Ray starts read it; in this one Ray did so when it was first imported, which may have been long ago.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Cluster:
     ----------
     ray : module
     alone : bool
-        Whether the cluster is this machine, started for us.
+        Whether the cluster is this machine, which nobody else can reach.
     opened : bool
         Whether `close` ends the connection; one that was found open stays so.
     """
@@ -48,8 +52,7 @@ class Cluster:
         """How many whole ``"GPU"`` or ``"CPU"`` nobody holds; what has just ended gives back its own a little later."""
         end = time.monotonic() + RETURN_SECONDS
         while True:
-            found = self.ray.cluster_resources() if self.alone else self.ray.available_resources()
-            if (count := int(found.get(kind, 0))) >= wanted or time.monotonic() > end:
+            if (count := int(self.ray.available_resources().get(kind, 0))) >= wanted or time.monotonic() > end:
                 return count
             time.sleep(0.1)
 
@@ -93,7 +96,9 @@ def join(asked: str, address: str | None = None, workers: int = 1) -> Cluster:
     except ModuleNotFoundError:
         raise ConfigError(f"{asked} needs the package ray; pip install 'sp-prefill[ray]'") from None
     if ray.is_initialized():
-        return Cluster(ray, alone=False, opened=False)
+        return Cluster(ray, alone=ray.util.get_node_ip_address() == LOOPBACK, opened=False)
+    if given is None:
+        import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
     own = {"num_cpus": max(workers, os.cpu_count() or 1), "object_store_memory": OBJECT_STORE}
     try:
         ray.init(
@@ -102,8 +107,14 @@ def join(asked: str, address: str | None = None, workers: int = 1) -> Cluster:
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         told = plain(str(error).strip().partition("\n")[0])
+        if "AuthToken" in f"{error} {error.__cause__}":
+            told = "it asks for another token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as on its head"
         raise ConfigError(f"no cluster of Ray {f'at {given}' if given else 'on this machine'}: {told}") from None
-    return Cluster(ray, alone=given is None, opened=True)
+    alone = ray.util.get_node_ip_address() == LOOPBACK
+    if given is None and not alone:
+        ray.shutdown()
+        raise ConfigError(f"{asked}: this version of Ray would listen on all networks; start a cluster, give --address")
+    return Cluster(ray, alone, opened=True)
 
 
 def _check_head(address: str) -> None:

@@ -26,7 +26,7 @@ from sp.serve.errors import RequestError
 from sp.serve.replicas.beginnings import Beginnings, prefixes_of
 from sp.serve.server import Server, listen
 
-pytest.importorskip("ray.serve")
+pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 
 from sp.commands.serving.replicas import open_door
 from sp.commands.serving.service import Asked, open_service
@@ -43,8 +43,8 @@ WHOLE = {"sp": {"off": True}}
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[cluster.Cluster]:
-    """A cluster of three CPUs at least: two for replicas, one for a replica that cannot start."""
-    found = cluster.join("test", workers=3)
+    """A cluster of one CPU more than two replicas share: it is for one that cannot start."""
+    found = cluster.join("test", workers=max(2, os.cpu_count() or 1) + 1)
     yield found
     from ray import serve
 
@@ -127,6 +127,22 @@ def test_answers_streams_and_errors_are_those_of_one_server(url: str, expected: 
     send = partial(httpx.post, f"{url}/v1/chat/completions", headers={"content-type": "application/json"})
     assert [send(content=raw).status_code for raw in (b"{", b'{"messages": 3}', b"x" * (2 << 20))] == [400, 400, 413]
     assert httpx.post(f"{url}/v1/chat/completions", content=b"{}").status_code == 415
+
+
+@pytest.mark.slow
+def test_nothing_of_it_listens_on_a_network(three: cluster.Cluster, url: str) -> None:
+    """Every listening socket of the cluster's processes is on a loopback address."""
+    import psutil
+
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    found = {
+        (process.name(), each.laddr.ip)
+        for process in family
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert any(name.startswith("ray::") for name, _ in found)
+    assert {address for _, address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Literal
@@ -12,6 +13,8 @@ from sp.cluster import join
 from sp.commands.serving.service import Asked, open_service
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
+from sp.plugins import Plugin, loaded_plugins
+from sp.serve.app import Service
 from sp.serve.replicas.deploy import deployed
 from sp.serve.replicas.door import Door
 
@@ -31,7 +34,9 @@ def open_door(
         cluster = join("--replicas", address, replicas)
         stack.callback(cluster.close)
         kind: Literal["GPU", "CPU"] = "GPU" if pick_device(asked.device) == "cuda" else "CPU"
-        handle = stack.enter_context(deployed(cluster, partial(open_service, asked), replicas, kind))
+        handle = stack.enter_context(
+            deployed(cluster, partial(open_replica, loaded_plugins(), pickle.dumps(asked)), replicas, kind)
+        )
         door = Door(handle, replicas, asked.limits, cors)
         states = asyncio.run(door.states())
         if not states:
@@ -39,3 +44,10 @@ def open_door(
         for note in states[0]["notes"]:
             tell(note)
         yield door, states[0]["model"]
+
+
+def open_replica(plugins: Sequence[Plugin], asked: bytes, tell: Callable[[str], None]) -> Service:
+    """The service of a replica; what was asked for is read only once the plugins are here that it may speak of."""
+    for plugin in plugins:
+        plugin.load()
+    return open_service(pickle.loads(asked), tell)

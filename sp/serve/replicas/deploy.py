@@ -65,7 +65,7 @@ def deployed(cluster: Cluster, build: Build, replicas: int, kind: Literal["GPU",
     try:
         serve.start(proxy_location="Disabled")
         try:
-            handle = serve.run(deployment.bind(build, os.getcwd()), name=name, route_prefix=None)
+            handle = serve.run(deployment.bind(build, os.getcwd(), cluster.alone), name=name, route_prefix=None)
         except RuntimeError as error:
             raise ConfigError(f"no replica could be started: {_reason(serve, name, error)}") from None
         yield handle

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from sp.serve.app import Service
@@ -51,9 +52,13 @@ class Replica:
         Makes it, here.
     folder : str
         What relative paths start from, if there is such a folder on this host.
+    alone : bool
+        Whether the cluster is this machine, and nobody else is to reach the replica.
     """
 
-    def __init__(self, build: Build, folder: str) -> None:
+    def __init__(self, build: Build, folder: str, alone: bool) -> None:
+        if alone:
+            listen_here_only()
         with suppress(OSError):
             os.chdir(folder)
         self.notes: list[str] = []
@@ -107,3 +112,13 @@ class Replica:
         """Raise if this replica is to be replaced; Ray Serve asks."""
         if self.service.worker.state["status"] != "ok":
             raise RuntimeError("the thread that answers has ended")
+
+
+def listen_here_only() -> None:
+    """Have the port of this replica, which Ray Serve opens to every network after its constructor, be on 127.0.0.1.
+
+    There is no option for it, and whoever reaches the port may send pickled objects. A test looks at the open ports.
+    """
+    module: Any = import_module("ray.serve._private.replica")
+    add: Callable[[Any, str], int] = module.add_port_to_grpc_server
+    module.add_port_to_grpc_server = lambda server, address: add(server, address.replace("[::]", "127.0.0.1"))
