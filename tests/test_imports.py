@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "sp"
 ORDER = [
     {"__init__"},
     {"errors", "arrays", "values"},
-    {"checked", "config", "json_lines", "plain_yaml", "plugins", "trace"},
+    {"checked", "cluster", "config", "json_lines", "plain_yaml", "plugins", "trace"},
     {"named"},
     {"structure"},
     {"quant"},
@@ -47,7 +47,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),
     "selection": ("structured",),
-    "serve": ("choices", "http"),
+    "serve": ("choices", "http", "replicas"),
     "studies": ("sweep", "training", "tables", "plots", "pages", "board"),
 }
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -55,6 +55,13 @@ OnDevice = Annotated[str, typer.Option("--device", help="auto (the GPU if there 
 Devices = Annotated[
     str, typer.Option("--devices", help="GPUs that share the runs, e.g. 0,1: a process each, which sees no other.")
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="HOST:PORT of a Ray cluster's head; RAY_ADDRESS, or else this machine alone, if left out.",
+    ),
+]
 VRAM = Annotated[
     str | None,
     typer.Option("--vram", help="GPU memory for models, caches and work, e.g. 24g; all there is if left out."),

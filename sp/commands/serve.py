@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, open_pair, tell_thinking, thinking_of
+from sp.commands.open_pair import asked_maths, asked_ropes, draft_of, thinking_of
 from sp.commands.options import (
     VRAM,
     BreakEven,
@@ -20,6 +21,7 @@ from sp.commands.options import (
     DrafterRope,
     OnDevice,
     Positions,
+    RayAddress,
     ReasoningEffort,
     Rotate,
     Scorer,
@@ -33,6 +35,9 @@ from sp.commands.options import (
 from sp.commands.strategies import read_settings
 from sp.config import from_mapping
 from sp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sp.serve.server import Served
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -75,6 +80,10 @@ def serve(
     recall: Annotated[
         str, typer.Option(help="How what was left out comes back in sessions: auto, append, rewind or off.")
     ] = "auto",
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Servers behind the one address, a pair and a GPU (or CPU) each, by Ray Serve.")
+    ] = 1,
+    address: RayAddress = None,
     host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 32,
@@ -103,6 +112,8 @@ def serve(
     Requests that begin like an earlier one go on with its session: only what is new is read, and what was left out
     comes back when a question needs it. Clients send all messages each time, as ever; 'usage' tells what was cached.
 
+    With --replicas conversations are spread over several servers, and each goes on where it began.
+
     [bold]Examples[/bold]
 
       sp serve --keep-ratio 0.1 --threshold 4096
@@ -110,6 +121,8 @@ def serve(
       sp serve --math auto --drafter-math auto
 
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
+
+      sp serve --replicas 4
 
       sp serve --cors http://localhost:3000
 
@@ -120,23 +133,20 @@ def serve(
       sp serve --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --compress always
     """
     try:
-        from sp.serve.app import Service
+        from sp.commands.serving.service import Asked, open_service
         from sp.serve.http.access import log_requests, origins_of
-        from sp.serve.http.bodies import Limits
-        from sp.serve.metrics import Metrics
         from sp.serve.server import Server, listen
-        from sp.serve.worker import Worker
     except ModuleNotFoundError as error:
         if (error.name or "sp").partition(".")[0] == "sp":
             raise
         raise ConfigError(f"sp serve needs the package {error.name}; pip install 'sp-prefill[serve]'") from None
-    from sp.conversation import ConversationOptions, Conversations
-    from sp.conversation.options import check_run
+    from sp.conversation import ConversationOptions
     from sp.decode import Speculative
     from sp.pipeline import RunOptions
     from sp.pipeline.sizes import parse_bytes
-    from sp.serve.options import Defaults
 
+    if address and replicas == 1:
+        raise ConfigError("--address is for a cluster; add --replicas 2 or more")
     given = {
         "keep_ratio": keep_ratio,
         **read_settings(scorer, selector, decode, settings or []),
@@ -147,33 +157,48 @@ def serve(
         "rotate": rotate,
         "max_new_tokens": min(max_new_tokens, max_tokens),
     }
-    memory = from_mapping(ConversationOptions, {"recall": recall, "keys": session_keys}, "sp serve")
-    host_bytes = parse_bytes(session_memory, "--session-memory")
-    device_bytes = None if session_vram is None else parse_bytes(session_vram, "--session-vram")
-    options, asked = from_mapping(RunOptions, given, "sp serve"), thinking_of(thinking, reasoning_effort)
-    ropes, maths = asked_ropes(target_rope, drafter_rope), asked_maths(math, drafter_math)
-    if isinstance(options.decode, Speculative):
-        draft = draft_of(target, draft)
+    options = from_mapping(RunOptions, given, "sp serve")
+    asked = Asked(
+        target=target,
+        drafter=drafter,
+        draft=draft_of(target, draft) if isinstance(options.decode, Speculative) else draft,
+        loading=asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math),
+        device=device,
+        vram=vram,
+        break_even=break_even,
+        options=options,
+        thinking=thinking_of(thinking, reasoning_effort),
+        max_tokens=max_tokens,
+        memory=from_mapping(ConversationOptions, {"recall": recall, "keys": session_keys}, "sp serve"),
+        sessions=sessions,
+        host_bytes=parse_bytes(session_memory, "--session-memory"),
+        device_bytes=None if session_vram is None else parse_bytes(session_vram, "--session-vram"),
+        queue=queue,
+        body_bytes=max_body << 20,
+    )
     if getattr(options.decode, "temperature", 0):
         raise ConfigError("sp serve decodes greedily whatever guesses ahead; leave decode.temperature out")
-    listener = listen(host, port)
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths)
-    tell_thinking(asked, pipeline.target)
-    pipeline.warm_up(options=options)
-    talks = None
-    if sessions:
-        talks = Conversations(pipeline, memory, most=sessions, memory=host_bytes, device=device_bytes)
-        try:
-            check_run(options, pipeline.drafter)
-        except ConfigError as error:
-            print(f"sp: no sessions, but for requests that say otherwise: {error}", file=sys.stderr)
-    if access_log:
-        log_requests()
-    worker = Worker(pipeline, Metrics(), queue, talks)
-    defaults = Defaults(options, max_tokens, pipeline.draft is not None, asked)
-    service = Service(worker, defaults, Limits(body_bytes=max_body << 20), origins_of(cors or []))
-    if host not in LOOPBACK:
-        print(f"sp: warning: anyone who reaches {host} can use this server", file=sys.stderr)
-    where = f"[{host}]" if ":" in host else host
-    print(f"sp: {service.model} at http://{where}:{listener.getsockname()[1]}/v1", file=sys.stderr, flush=True)
-    Server(service, grace).serve_on(listener)
+    listener, origins = listen(host, port), origins_of(cors or [])
+    with ExitStack() as stack:
+        stack.callback(listener.close)
+        served: Served
+        if replicas == 1:
+            served = open_service(asked, tell, origins)
+            model, shared = served.model, ""
+        else:
+            from sp.commands.serving.replicas import open_door
+
+            served, model = stack.enter_context(open_door(asked, replicas, address, origins, tell))
+            shared = f", {replicas} replicas"
+        if access_log:
+            log_requests()
+        if host not in LOOPBACK:
+            tell(f"warning: anyone who reaches {host} can use this server")
+        where = f"[{host}]" if ":" in host else host
+        tell(f"{model} at http://{where}:{listener.getsockname()[1]}/v1{shared}")
+        Server(served, grace).serve_on(listener)
+
+
+def tell(line: str) -> None:
+    """A line on standard error."""
+    print(f"sp: {line}", file=sys.stderr, flush=True)

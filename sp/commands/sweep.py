@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sp.commands.options import Devices
+from sp.commands.options import Devices, RayAddress
 from sp.commands.tables import Wide, print_table
 from sp.commands.terminal import AsJson, check_folder, print_json
 from sp.errors import ConfigError, unknown_name
@@ -20,6 +19,7 @@ from sp.errors import ConfigError, unknown_name
 if TYPE_CHECKING:
     from sp.studies.sweep.conduct import Plan
     from sp.studies.sweep.estimate import Estimate
+    from sp.studies.sweep.executor import Pool
     from sp.studies.sweep.runs import Run
 
 EXECUTORS = ("local", "ray")
@@ -33,7 +33,11 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the runs and estimate their time.")] = False,
     only: Annotated[str | None, typer.Option(help="Only runs whose name matches, e.g. 'needle/4096/*'.")] = None,
     shard: Annotated[str | None, typer.Option(help="Part i of n equal parts, e.g. 2/16.")] = None,
-    executor: Annotated[str, typer.Option(help="local, or ray: one run a GPU, over a cluster.")] = "local",
+    executor: Annotated[str, typer.Option(help="local, or ray: actors on a cluster, a GPU or a CPU each.")] = "local",
+    actors: Annotated[
+        int | None, typer.Option(min=1, help="With ray: how many; as many as the cluster has free if left out.")
+    ] = None,
+    address: RayAddress = None,
     devices: Devices = "",
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Folder for rows and report; what the file says if left out.")
@@ -52,9 +56,13 @@ def sweep(
       sp sweep experiments/study.yaml --shard 3/16 -o study
 
       sp sweep experiments/study.yaml --devices 0,1,2,3
+
+      sp sweep experiments/study.yaml --executor ray --actors 4
+
+      sp sweep experiments/study.yaml --executor ray --address 10.0.0.1:6379
     """
     from sp.studies.sweep.cards import read_cards
-    from sp.studies.sweep.conduct import make_plan
+    from sp.studies.sweep.conduct import Ray, make_plan, open_pool
     from sp.studies.sweep.sweep import load_sweep
 
     if executor not in EXECUTORS:
@@ -62,6 +70,8 @@ def sweep(
     cards = read_cards(devices) if devices else ()
     if cards and executor != "local":
         raise ConfigError("--devices shares runs among the GPUs of this machine; leave it out with --executor ray")
+    if executor != "ray" and (actors or address):
+        raise ConfigError(f"{'--actors' if actors else '--address'} is for a cluster; add --executor ray")
     check_folder(out, "--out")
     asked = load_sweep(file, settings or [], out)
     if asked.report and not dry_run and shard is None:
@@ -77,9 +87,12 @@ def sweep(
             highlight=False,
             soft_wrap=True,
         )
-    if plan.left and executor == "local":
-        console.print(f"sp: {expected(plan, max(len(cards), 1))}", highlight=False, soft_wrap=True)
-    failures = carry_on(plan, executor, cards, console)
+    pool = open_pool(plan, cards, Ray(address, actors) if executor == "ray" else None)
+    if plan.left:
+        workers = "actors" if executor == "ray" else "devices"
+        told = expected(plan, 1 if pool is None else min(pool.size, len(plan.left)), workers)
+        console.print(f"sp: {told}", highlight=False, soft_wrap=True)
+    failures = carry_on(plan, pool, console)
     summary: dict[str, Any] = {
         "sweep": asked.name,
         "runs": len(plan.jobs),
@@ -104,7 +117,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def expected(plan: Plan, workers: int) -> str:
+def expected(plan: Plan, workers: int, called: str = "devices") -> str:
     """How long what is left will take, before it begins: by earlier runs here, or else a guess."""
     from sp.studies.sweep.conduct import from_earlier
     from sp.studies.sweep.estimate import TYPICAL
@@ -113,14 +126,14 @@ def expected(plan: Plan, workers: int) -> str:
     estimate = measured or TYPICAL[plan.device]
     seconds = sum(estimate.seconds(job.work) for job in plan.left) / workers
     source = f"by {estimate.source}" if measured else f"guessed from {estimate.source}"
-    shared = f" on {workers} devices" if workers > 1 else ""
+    shared = f" on {workers} {called}" if workers > 1 else ""
     return f"{len(plan.left):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}{shared}, {source}"
 
 
-def carry_on(plan: Plan, executor: str, cards: Sequence[str], console: Console, *, lasting: bool = True) -> list[str]:
+def carry_on(plan: Plan, pool: Pool | None, console: Console, *, lasting: bool = True) -> list[str]:
     """Do what is left under a progress bar; what failed, a line each. An interrupt says what stands."""
     try:
-        return _carry_on(plan, executor, cards, console)
+        return _carry_on(plan, pool, console)
     except KeyboardInterrupt:
         told = f"finished runs stand in {plan.path}; the same command does what is left"
         console.print(
@@ -129,7 +142,7 @@ def carry_on(plan: Plan, executor: str, cards: Sequence[str], console: Console, 
         raise
 
 
-def _carry_on(plan: Plan, executor: str, cards: Sequence[str], console: Console) -> list[str]:
+def _carry_on(plan: Plan, pool: Pool | None, console: Console) -> list[str]:
     from sp.studies.sweep.conduct import carry_out
 
     failures = []
@@ -141,9 +154,9 @@ def _carry_on(plan: Plan, executor: str, cards: Sequence[str], console: Console)
         def advance(run: Run, rows: int) -> None:
             bar.advance(task, shares[id(run)] * rows)
 
-        for over, (job, outcome) in enumerate(carry_out(plan, executor, advance, cards), 1):
+        for over, (job, outcome) in enumerate(carry_out(plan, advance, pool), 1):
             bar.update(task, over=over)
-            if cards or executor != "local":
+            if pool is not None:
                 bar.advance(task, job.work.flop)
             if outcome.error:
                 failures.append(f"{job.run.label}: {outcome.error}")

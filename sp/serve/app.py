@@ -13,8 +13,6 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -23,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from sp.errors import short
 from sp.serve.choices.speaker import Ended, Piece
 from sp.serve.errors import RequestError, as_request_error
-from sp.serve.http.access import AccessLog
+from sp.serve.http.access import around
 from sp.serve.http.bodies import Bodies, Limits
 from sp.serve.http.page import HEADERS, chat_page
 from sp.serve.lanes import Lane, lane_of
@@ -37,9 +35,6 @@ log = logging.getLogger("sp.serve")
 HANDOVER_SECONDS = 0.005
 """How long the worker waits at most for the first piece of a stream to be sent."""
 
-
-EXPOSED = ("x-request-id", "retry-after")
-"""Headers of an answer that a web page of another origin may read."""
 SMALL = 1 << 14
 """Bytes of a body that the event loop parses itself."""
 
@@ -96,11 +91,12 @@ class Service:
             Route("/health", self.health),
             Route("/metrics", self.show_metrics),
         ]
-        middleware = [Middleware(AccessLog)]
-        if self.cors:
-            middleware.append(Middleware(CORSMiddleware, self.cors, ("GET", "POST"), ("*",), expose_headers=EXPOSED))
         errors = {HTTPException: _http_error}
-        return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=errors)
+        return Starlette(routes=routes, middleware=around(self.cors), lifespan=lifespan, exception_handlers=errors)
+
+    def close(self) -> None:
+        """Take no more requests; the one at work goes on."""
+        self.worker.close()
 
     async def answer(self, request: Request, kind: Kind) -> Response:
         """Serve one request; whatever goes wrong becomes one JSON error."""
@@ -190,7 +186,7 @@ class Answer:
         self.begun = threading.Event()
         if not stream:
             self.begun.set()
-        self._gone = asyncio.ensure_future(_disconnect(request))
+        self._gone = asyncio.ensure_future(disconnected(request))
         self._gone.add_done_callback(lambda _: self._events.put_nowait(None))
 
     def emit(self, item: Event) -> None:
@@ -258,7 +254,7 @@ async def _chunks(answer: Answer, item: Event, reply: Reply) -> AsyncIterator[by
         yield event(error.body())
 
 
-async def _disconnect(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Return when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

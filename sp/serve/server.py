@@ -7,11 +7,12 @@ import gc
 import socket
 import sys
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.applications import Starlette
 
 from sp.errors import ConfigError
-from sp.serve.app import Service
 
 SWITCH_SECONDS = 0.0005
 """How long the worker may keep the interpreter from the event loop; Python's 5 ms would be felt in each token."""
@@ -33,10 +34,20 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}, port {port}: {reason}; choose --host and --port") from None
 
 
+class Served(Protocol):
+    """A service, or the door before several."""
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+
+    def close(self) -> None:
+        """Take no more requests."""
+
+
 class Server(uvicorn.Server):
     """Stops in order: waiting requests are refused, the one at work may end within the grace period."""
 
-    def __init__(self, service: Service, grace: int = 30) -> None:
+    def __init__(self, service: Served, grace: int = 30) -> None:
         self.service = service
         config = uvicorn.Config(
             service.app(), http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning",
@@ -46,7 +57,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGINT or SIGTERM; a second one ends without grace. Not raised again at the end: it was obeyed."""
-        self.service.worker.close()
+        self.service.close()
         self.force_exit = self.should_exit
         self.should_exit = True
 

@@ -124,7 +124,7 @@ class Worker:
         """RequestError when nobody's request would be queued, however few they have."""
         with self._changed:
             if self._closed:
-                raise _stopping()
+                raise stopping()
             if len(self._waiting) >= self.limit and self._waiting.greediest(beside="") is None:
                 raise busy(f"{self.limit} requests wait already")
 
@@ -134,7 +134,7 @@ class Worker:
         full = busy(f"{self.limit} requests wait already")
         with self._changed:
             if self._closed:
-                raise _stopping()
+                raise stopping()
             if len(self._waiting) >= self.limit:
                 displaced = self._waiting.greediest(beside=lane[0])
                 if displaced is None:
@@ -161,7 +161,7 @@ class Worker:
             refused = self._waiting.clear()
             self._changed.notify()
         for ticket in refused:
-            self._fail(ticket, _stopping())
+            self._fail(ticket, stopping())
 
     def stop(self, timeout: float = 10.0) -> None:
         """Close, cancel what is at work and wait for the thread."""
@@ -253,5 +253,6 @@ class Worker:
             metrics.tokens.labels(kind).inc(count)
 
 
-def _stopping() -> RequestError:
+def stopping() -> RequestError:
+    """What is told to those who come, or wait, while the server ends."""
     return RequestError("the server is stopping; send the request to another", status=503, code="stopping")

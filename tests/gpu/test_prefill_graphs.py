@@ -22,8 +22,8 @@ from sp.ops.delta.padding import HIDDEN, hide_padding, keep_taps
 pytestmark = pytest.mark.no_sanitizer  # the captures allocate
 DENSE = ("tiny-qwen3:q4_k_m", "tiny-qwen35:q4_k_m", "tiny-qwen35:q8_0", "tiny-llama:q4_k_m", "tiny-qwen2:q8_0")
 EXPERTS = ("tiny-qwen3moe:q4_k_m", "tiny-qwen35moe:q4_k_m")
-RUNS = (300, 385, 512, 300, 7, 129, 400, 3)
-"""Read one after the other; in graphs of 384, 512, 512, 384, 16, 256, 512 and 16 tokens."""
+RUNS = (300, 385, 512, 300, 129, 400, 130)
+"""Read one after the other; in graphs of 384, 512, 512, 384, 256, 512 and 256 tokens."""
 NEW, ROOM = 12, 4096
 BOUND = {"f16": 2e-3, "q4_0": 4e-2}
 """Of the squared error between two ways, each of which `test_model.py` holds to half of that."""
@@ -99,7 +99,7 @@ def test_padded_runs_are_the_runs_within_rounding(name, path) -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_a_run_without_padding_is_the_same_to_the_bit(name, path) -> None:
-    of, runs = model(name), (512, 128, 1024, 64)
+    of, runs = model(name), (512, 256, 1024, 384)
     (replayed, decoded), told = walked(of, runs)
     assert told == {"replayed": sum(runs)}
     plain, wanted = walk(of, of.new_cache(ROOM), None, runs)
@@ -108,9 +108,7 @@ def test_a_run_without_padding_is_the_same_to_the_bit(name, path) -> None:
     assert decoded == wanted
 
 
-@pytest.mark.parametrize(
-    "n", [3, 4, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 128, 129, 640, 1000, 1025, 1279, 2047, 2048]
-)
+@pytest.mark.parametrize("n", [129, 255, 256, 257, 640, 1000, 1025, 1279, 2047, 2048])
 def test_lengths_from_the_first_token_on(n, path) -> None:
     for name in ("tiny-qwen35:q4_k_m", "tiny-qwen3:q4_k_m"):
         of = model(name)
@@ -128,7 +126,7 @@ def test_lengths_from_the_first_token_on(n, path) -> None:
 def test_packed_pages_from_the_first_token_on(name, rotate, path) -> None:
     of, runs = model(name), (300, 20, 200)
     (replayed, decoded), told = walked(of, runs, "q4_0", rotate)
-    assert told == {"replayed": 320, "eager": 200}
+    assert told == {"replayed": 300, "eager": 220}
     (eager, wanted), _ = walked(of, runs, "q4_0", rotate, eager=True)
     for got, want in zip(replayed, eager, strict=True):
         np.testing.assert_array_equal(got, want)
@@ -138,7 +136,7 @@ def test_packed_pages_from_the_first_token_on(name, rotate, path) -> None:
 
 
 def test_rotated_pages_and_a_full_cache(path) -> None:
-    of, runs = model("tiny-qwen35:q4_k_m"), (300, 100, 45)
+    of, runs = model("tiny-qwen35:q4_k_m"), (300, 200, 145)
     (replayed, _), told = walked(of, runs, rotate=True, room=sum(runs) + NEW)  # padding of the last has no room
     assert told == {"replayed": sum(runs)}
     plain, _ = walk(of, of.new_cache(ROOM, rotate=True), None, runs)
@@ -202,7 +200,7 @@ def test_memory_is_given_back() -> None:
         before = pool.used_bytes()
         graphs = PrefillGraphs(of, cache)
         for _ in range(3):
-            for n in (16, 64, 300, 512, 2048, 500):
+            for n in (150, 300, 512, 2048, 500):
                 walk(of, cache, graphs, (n,))
         held = pool.used_bytes() - before
         assert turn == 0 or 0 < held <= graphs.nbytes + (1 << 20), (held, graphs.nbytes)

@@ -116,7 +116,7 @@ def test_a_failed_run_is_told_and_tried_again(
     assert estimate.seconds(plan.left[0].work) == pytest.approx(2.0, rel=0.01)
     assert call(monkeypatch, "sweep", sweep_file, "--dry-run") == 0
     assert "1 of 3 runs are left; about 2 s, by 2 earlier runs" in capsys.readouterr().out
-    assert [outcome.error for _, outcome in carry_out(plan, "local")] == [None]
+    assert [outcome.error for _, outcome in carry_out(plan)] == [None]
     assert seen == [0, 2, 4, 2]
 
 

@@ -35,7 +35,7 @@ def drafted(sweep_file: Path, retriever_target: Path, tmp_path: Path) -> list[st
 
 def test_rows_tell_how_answers_were_decoded(sweep_file: Path, drafted: list[str]) -> None:
     plan = make_plan(load_sweep(sweep_file, drafted))
-    assert [outcome.error for _, outcome in carry_out(plan, "local")] == [None]
+    assert [outcome.error for _, outcome in carry_out(plan)] == [None]
     rows = list(read_results([plan.path]).all_rows())
     by_way = {row["decode"]: row for row in rows if row["cell"] >= 0}
     assert list(by_way) == ["greedy", "dflash", "ddtree budget=4"]

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from sp.errors import ConfigError
-from sp.studies.sweep import executor
-from sp.studies.sweep.executor import Outcome, RayPool, WorkerDied, run_here, run_on
-from sp.studies.sweep.runs import Run
+from sp.studies.sweep.executor import Outcome, WorkerDied, run_here, run_on
 
 
 class FakePool:
@@ -22,7 +16,7 @@ class FakePool:
 
     def __init__(self, deaths: dict[str, int]) -> None:
         self.deaths, self.started, self.dead = Counter(deaths), 0, set[int]()
-        self.most = 0
+        self.most, self.closed = 0, False
 
     def start(self) -> int:
         self.started += 1
@@ -36,6 +30,9 @@ class FakePool:
         self.most = max(self.most, len(running))
         assert len({worker for worker, _ in running}) == len(running), "a worker was given two runs"
         return running[-1]
+
+    def close(self) -> None:
+        self.closed = True
 
     def result(self, over: tuple[int, str]) -> Outcome:
         worker, label = over
@@ -56,6 +53,25 @@ def test_every_run_ends_once_whatever_dies() -> None:
     assert {label: outcome.rows for label, outcome in found.items()} == {name: [{"label": name}] for name in "abcde"}
     assert pool.started == 2 + 3
     assert pool.most == 2
+    assert pool.closed
+
+
+def test_workers_end_with_whoever_reads_the_runs() -> None:
+    pool = FakePool({})
+    runs = run_on(pool, jobs(*"abc"))
+    next(runs)
+    assert not pool.closed
+    runs.close()  # as an interruption does
+    assert pool.closed
+
+
+def test_a_run_goes_to_a_worker_that_has_worked_rather_than_to_a_new_one() -> None:
+    """A new one may never find a place on a cluster that has lost a host."""
+    pool = FakePool({"b": 1})
+    pool.first = lambda running: running[0]  # type: ignore[method-assign]
+    found = {job.label: outcome for job, outcome in run_on(pool, jobs(*"ab"))}
+    assert found["b"].rows == [{"label": "b"}]
+    assert pool.started == 2, "the one that was done with a took b"
 
 
 def test_a_run_that_kills_three_workers_is_given_up_and_the_others_go_on() -> None:
@@ -69,45 +85,6 @@ def test_no_more_workers_than_runs() -> None:
     assert len(list(run_on(pool, jobs("a")))) == 1
     assert pool.started == 1
     assert list(run_on(FakePool({}), [])) == []
-
-
-def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(executor, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'sp-prefill\[ray\]'"):
-        RayPool(lambda: None)  # type: ignore[arg-type, return-value]
-
-
-class Mortal:
-    """Kills its own process the first time it is given run "b"."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def run(self, job: Run) -> Outcome:
-        import os
-        import signal
-
-        if job.label == "b" and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return Outcome([{"label": job.label}], 1.0)
-
-
-@pytest.mark.slow
-def test_ray_replaces_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
-    try:
-        pool, mark = RayPool(lambda: Mortal(tmp_path / "mark")), tmp_path / "mark"
-        found = {job.label: outcome for job, outcome in run_on(pool, jobs(*"abc"))}
-    finally:
-        ray.shutdown()
-    assert mark.exists()
-    assert {label: outcome.rows for label, outcome in found.items()} == {name: [{"label": name}] for name in "abc"}
 
 
 def test_runs_here_come_in_order() -> None:

@@ -187,7 +187,7 @@ def test_an_interrupt_says_what_stands(monkeypatch: pytest.MonkeyPatch, capsys, 
     monkeypatch.setattr("sp.studies.sweep.conduct.carry_out", stop)
     plan = SimpleNamespace(left=[], sweep=SimpleNamespace(name="s"), path=Path("out/rows.jsonl"))
     with pytest.raises(KeyboardInterrupt):
-        carry_on(plan, "local", (), Console(stderr=True), lasting=lasting)  # type: ignore[arg-type]
+        carry_on(plan, None, Console(stderr=True), lasting=lasting)  # type: ignore[arg-type]
     told = capsys.readouterr().err
     assert ("out/rows.jsonl; the same command does what is left" in told) == lasting
     assert ("--out FILE keeps them" in told) != lasting

@@ -71,7 +71,7 @@ def discriminates(
     from sp.selection import SELECTORS
     from sp.studies.board.verdict import chosen_tasks, plan_runs, verdicts
     from sp.studies.sweep.cards import read_cards
-    from sp.studies.sweep.conduct import make_plan
+    from sp.studies.sweep.conduct import make_plan, open_pool
     from sp.studies.sweep.pairs import Pair
 
     keeps = read_shares(keep_ratio, "--keep-ratio")
@@ -105,7 +105,7 @@ def discriminates(
         console = Console(stderr=True)
         if plan.left:
             console.print(f"sp: {expected(plan, max(len(cards), 1))}", highlight=False, soft_wrap=True)
-        failures = carry_on(plan, "local", cards, console, lasting=out is not None)
+        failures = carry_on(plan, open_pool(plan, cards), console, lasting=out is not None)
         found = verdicts(plan, keeps[0])
     if as_json:
         print_json({"results": [as_record(one, n) for one in found], "failed": failures})

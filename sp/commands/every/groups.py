@@ -15,7 +15,8 @@ GROUPS: dict[str, str] = {
     "files format_name metric prompt prompts examples",
     "Measuring": "new repeats full_repeats full_seconds depth chunk kernels methods budgets nodes accept simulate "
     "resume program batches ubatches timeout",
-    "Runs": "dry_run only shard executor",
+    "Runs": "dry_run only shard",
+    "Cluster": "executor actors replicas address",
     "Server": "host port queue max_body grace",
     "Output": "full show_kept verbose out picture record trace plots output wide as_json",
 }

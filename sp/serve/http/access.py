@@ -9,6 +9,8 @@ import time
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sp.errors import ConfigError, plain, short
@@ -18,6 +20,8 @@ log = logging.getLogger("sp.serve.access")
 HEADER = b"x-request-id"
 ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 LONGEST_PATH = 80
+EXPOSED = ("x-request-id", "retry-after")
+"""Headers of an answer that a web page of another origin may read."""
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+")
 
 
@@ -56,6 +60,20 @@ class AccessLog:
             await self._app(scope, receive, tell)
         finally:
             log.info(line(scope, status, time.perf_counter() - start, own.decode()))
+
+
+def around(cors: Sequence[str]) -> list[Middleware]:
+    """What stands around an application: ids and lines of log, and for origins from `origins_of` the headers of CORS.
+
+    Examples
+    --------
+    >>> len(around(())), len(around(("*",)))
+    (1, 2)
+    """
+    found = [Middleware(AccessLog)]
+    if cors:
+        found.append(Middleware(CORSMiddleware, cors, ("GET", "POST"), ("*",), expose_headers=EXPOSED))
+    return found
 
 
 def line(scope: MutableMapping[str, Any], status: int, seconds: float, own: str) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.studies.sweep.executor import Outcome, RunsJobs, WorkerDied, run_on
+from sp.studies.sweep.executor import Outcome, RunsJobs, WorkerDied
 from sp.studies.sweep.runs import Run
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -136,14 +136,6 @@ class CardPool:
         for worker in self._workers:
             worker.process.join()
         self._workers.clear()
-
-
-def run_on_cards(pool: CardPool, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
-    """Runs over the cards, as they finish; no worker outlives the last one, or an interruption."""
-    try:
-        yield from run_on(pool, jobs)
-    finally:
-        pool.close()
 
 
 def serve_card(card: str, link: Connection, make_worker: Callable[[], RunsJobs]) -> None:

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from sp.bench.record import commit
+from sp.cluster import join
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Where
 from sp.pipeline.measured import check_machine
 from sp.plugins import loaded_plugins
-from sp.studies.sweep.cards import CardPool, run_on_cards
+from sp.studies.sweep.actors import ActorPool
+from sp.studies.sweep.cards import CardPool
 from sp.studies.sweep.estimate import TYPICAL, Estimate, Work, deal, fit, work_of
-from sp.studies.sweep.executor import Outcome, RayPool, run_here, run_on
+from sp.studies.sweep.executor import Outcome, Pool, run_here, run_on
 from sp.studies.sweep.pairs import Pair
 from sp.studies.sweep.provenance import PairFacts, outside_files, pair_facts, scorer_files
 from sp.studies.sweep.row_fields import check_cells
@@ -27,6 +29,14 @@ from sp.studies.sweep.store import Results, Store, read_results, result_files, s
 from sp.studies.sweep.worker import Worker
 
 Shard = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Where a cluster of Ray is, and how many actors are asked of it; of what is left out, what `join` finds."""
+
+    address: str | None = None
+    actors: int | None = None
 
 
 @dataclass(frozen=True)
@@ -173,30 +183,51 @@ def calibrate(plan: Plan) -> Estimate:
     return fit(works, seconds, f"a calibration with {len(works)} example{'s' * (len(works) > 1)}")
 
 
+def open_pool(plan: Plan, cards: Sequence[str] = (), ray: Ray | None = None) -> Pool | None:
+    """Workers for what is left: a process for each card that is named, or actors of Ray; None for this process.
+
+    Raises
+    ------
+    ConfigError
+        Ray is missing, or its cluster has no place.
+    """
+    if not plan.left:
+        return None
+    make_worker = partial(Worker, plan.device, plugins=loaded_plugins())
+    if cards:
+        return CardPool(cards, make_worker)
+    if ray is None:
+        return None
+    cluster = join("--executor ray", ray.address, ray.actors or 1)
+    try:
+        return ActorPool(cluster, make_worker, "GPU" if plan.device == "cuda" else "CPU", ray.actors)
+    except ConfigError:
+        cluster.close()
+        raise
+
+
 def carry_out(
-    plan: Plan, executor: str, progress: Callable[[Run, int], None] | None = None, cards: Sequence[str] = ()
+    plan: Plan, progress: Callable[[Run, int], None] | None = None, pool: Pool | None = None
 ) -> Iterator[tuple[Job, Outcome]]:
     """Do what is left; every run is on the disk when it is yielded.
 
     Parameters
     ----------
     plan : Plan
-    executor : {"local", "ray"}
     progress : callable, optional
         Called with the run and 1 after every row, where runs are carried out in this process.
-    cards : sequence of str
-        GPUs to share the runs among, a process each; none runs them in this process.
+    pool : Pool, optional
+        Workers from `open_pool`, closed at the end; this process if left out.
 
     Raises
     ------
     ConfigError
-        Another process writes the same file, or Ray is missing.
+        Another process writes the same file.
     """
     left = plan.left
     by_run = {id(job.run): job for job in left}
-    runs = [job.run for job in left]
     with Store(plan.path, session_line(plan.sweep.name, commit(), plan.device)) as store:
-        for run, outcome in outcomes(plan, executor, runs, progress, cards):
+        for run, outcome in outcomes(plan, [job.run for job in left], progress, pool):
             job = by_run[id(run)]
             if outcome.error is None:
                 store.add(
@@ -213,18 +244,9 @@ def carry_out(
 
 
 def outcomes(
-    plan: Plan,
-    executor: str,
-    runs: Sequence[Run],
-    progress: Callable[[Run, int], None] | None,
-    cards: Sequence[str] = (),
+    plan: Plan, runs: Sequence[Run], progress: Callable[[Run, int], None] | None, pool: Pool | None
 ) -> Iterator[tuple[Run, Outcome]]:
-    """Runs as they finish: here, on several cards, or on a Ray cluster."""
+    """Runs as they finish: here, or by the workers of a pool."""
     if not runs:
         return iter(())
-    if cards:
-        return run_on_cards(CardPool(cards, partial(Worker, plan.device, plugins=loaded_plugins())), runs)
-    if executor == "local":
-        return run_here(Worker(plan.device, progress), runs)
-    device, plugins = plan.device, loaded_plugins()
-    return run_on(RayPool(lambda: Worker(device, plugins=plugins)), runs)
+    return run_here(Worker(plan.device, progress), runs) if pool is None else run_on(pool, runs)

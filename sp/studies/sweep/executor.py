@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, Protocol
 
-from sp.errors import ConfigError
 from sp.studies.sweep.runs import Run
 
 ATTEMPTS = 3
@@ -53,6 +51,9 @@ class Pool(Protocol):
     def result(self, over: Any) -> Outcome:
         """What came of it; WorkerDied if its worker is gone."""
 
+    def close(self) -> None:
+        """End every worker, whatever it does."""
+
 
 def run_here(worker: RunsJobs, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
     """One run after another in this process."""
@@ -63,90 +64,34 @@ def run_here(worker: RunsJobs, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outco
 def run_on(pool: Pool, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
     """Runs over a pool, as they finish.
 
-    A worker that dies is replaced and its run, the only thing lost, tried again, up to three times in all.
+    A worker that dies is replaced where there is work for another, and its run, the only thing lost, tried again, up to
+    three times in all. No worker outlives the last run, or an interruption.
     """
     waiting, attempts = deque(enumerate(jobs)), Counter[int]()
-    idle = [pool.start() for _ in range(min(pool.size, len(jobs)))]
     busy: dict[Any, tuple[Any, int, Run]] = {}
-    while waiting or busy:
-        while idle and waiting:
-            index, job = waiting.popleft()
-            worker = idle.pop()
-            busy[pool.submit(worker, job)] = worker, index, job
-        over = pool.first(list(busy))
-        worker, index, job = busy.pop(over)
-        try:
-            outcome = pool.result(over)
-        except WorkerDied as error:
-            idle.append(pool.start())
-            attempts[index] += 1
-            if attempts[index] < ATTEMPTS:
-                waiting.appendleft((index, job))
-                continue
-            outcome = Outcome(error=f"its worker died {ATTEMPTS} times ({error})")
-        else:
-            idle.append(worker)
-        yield job, outcome
-
-
-class RayPool:
-    """Workers as Ray actors, one GPU each; on a cluster without GPUs one CPU each.
-
-    Joins the cluster that ``RAY_ADDRESS`` names, else starts one on this machine.
-
-    Parameters
-    ----------
-    make_worker : callable
-        Makes the worker in its own process.
-
-    Raises
-    ------
-    ConfigError
-        Ray is not installed.
-    """
-
-    def __init__(self, make_worker: Callable[[], RunsJobs]) -> None:
-        try:
-            ray: Any = import_module("ray")
-        except ModuleNotFoundError:
-            raise ConfigError("--executor ray needs the package ray; pip install 'sp-prefill[ray]'") from None
-        self._ray = ray
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, include_dashboard=False)
-        self._gpus = int(ray.cluster_resources().get("GPU", 0))
-
-        class Actor:
-            def __init__(self) -> None:
-                self.worker = make_worker()
-
-            def run(self, job: Run) -> Outcome:
-                return self.worker.run(job)
-
-        needs = {"num_gpus": 1} if self._gpus else {"num_cpus": 1}
-        self._actor = ray.remote(**needs)(Actor)
-
-    @property
-    def size(self) -> int:
-        """One worker a GPU of the cluster, or a CPU where it has none."""
-        return self._gpus or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-
-    def start(self) -> Any:
-        """A new actor."""
-        return self._actor.remote()
-
-    def submit(self, worker: Any, job: Run) -> Any:
-        """Begin a run on an actor."""
-        return worker.run.remote(job)
-
-    def first(self, running: Sequence[Any]) -> Any:
-        """The next run that is over."""
-        ready, _ = self._ray.wait(list(running), num_returns=1)
-        return ready[0]
-
-    def result(self, over: Any) -> Outcome:
-        """The outcome; WorkerDied if the actor or its host is gone."""
-        try:
-            outcome: Outcome = self._ray.get(over)
-        except (self._ray.exceptions.RayActorError, self._ray.exceptions.WorkerCrashedError) as error:
-            raise WorkerDied(type(error).__name__) from None
-        return outcome
+    try:
+        idle = deque(pool.start() for _ in range(min(pool.size, len(jobs))))
+        while waiting or busy:
+            while idle and waiting:
+                index, job = waiting.popleft()
+                worker = idle.popleft()  # one that has worked before one that has only been asked for
+                busy[pool.submit(worker, job)] = worker, index, job
+            over = pool.first(list(busy))
+            worker, index, job = busy.pop(over)
+            try:
+                outcome = pool.result(over)
+            except WorkerDied as error:
+                attempts[index] += 1
+                given_up = attempts[index] >= ATTEMPTS
+                if not given_up:
+                    waiting.appendleft((index, job))
+                if len(waiting) > len(idle):
+                    idle.append(pool.start())
+                if not given_up:
+                    continue
+                outcome = Outcome(error=f"its worker died {ATTEMPTS} times ({error})")
+            else:
+                idle.append(worker)
+            yield job, outcome
+    finally:
+        pool.close()

@@ -1,0 +1,1 @@
+"""What `sp serve` comes to: a service in this process, or replicas of it behind a door."""

@@ -1,0 +1,124 @@
+"""One server of several: a service with its pair in a process of its own, asked by messages instead of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from sp.serve.app import Service
+from sp.serve.server import SWITCH_SECONDS
+
+log = logging.getLogger("sp.serve")
+
+Message = MutableMapping[str, Any]
+"""A part of an answer, as ASGI has it."""
+Build = Callable[[Callable[[str], None]], Service]
+"""Makes a service; what it is called with is told notes for the one who started it, a line each."""
+PASSED = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client", "server")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that has been read.
+
+    Parameters
+    ----------
+    scope : dict
+        What ASGI says of it, plain.
+    body : bytes
+    prefixes : tuple of str
+        Beginnings of its conversation, by which a replica is chosen.
+    """
+
+    scope: dict[str, Any]
+    body: bytes
+    prefixes: tuple[str, ...] = ()
+
+
+class Replica:
+    """A service that answers calls.
+
+    Parameters
+    ----------
+    build : callable
+        Makes it, here.
+    folder : str
+        What relative paths start from, if there is such a folder on this host.
+    alone : bool
+        Whether the cluster is this machine, and nobody else is to reach the replica.
+    """
+
+    def __init__(self, build: Build, folder: str, alone: bool) -> None:
+        if alone:
+            listen_here_only()
+        with suppress(OSError):
+            os.chdir(folder)
+        self.notes: list[str] = []
+        self.service = build(self.notes.append)
+        self._app = self.service.app()
+        self.service.worker.start()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        gc.collect()
+        gc.freeze()
+
+    async def answer(self, call: Call) -> AsyncIterator[Message | None]:
+        """The parts of an answer as they come; before them None, as soon as the call is here.
+
+        Whoever no longer wants them closes the iterator, which is to the service as if its client had left.
+        """
+        yield None
+        parts: asyncio.Queue[Message | None] = asyncio.Queue()
+        body, gone = [call.body], asyncio.Event()
+
+        async def receive() -> Message:
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def work() -> None:
+            try:
+                await self._app(dict(call.scope), receive, parts.put)
+            except Exception:
+                log.exception("a request failed")
+            finally:
+                parts.put_nowait(None)
+
+        working = asyncio.create_task(work())
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+        finally:
+            gone.set()
+            await working
+
+    async def state(self) -> dict[str, Any]:
+        """For the door's `/health`, and what there is to note of the service."""
+        return {**self.service.worker.state, "model": self.service.model, "process": os.getpid(), "notes": self.notes}
+
+    async def metrics(self) -> tuple[int, str]:
+        """Process and its metrics."""
+        return os.getpid(), self.service.worker.metrics.text().decode()
+
+    async def check_health(self) -> None:
+        """Raise if this replica is to be replaced; Ray Serve asks."""
+        if self.service.worker.state["status"] != "ok":
+            raise RuntimeError("the thread that answers has ended")
+
+
+def listen_here_only() -> None:
+    """Have the port of this replica, which Ray Serve opens to every network after its constructor, be on 127.0.0.1.
+
+    There is no option for it, and whoever reaches the port may send pickled objects. A test looks at the open ports.
+    """
+    module: Any = import_module("ray.serve._private.replica")
+    add: Callable[[Any, str], int] = module.add_port_to_grpc_server
+    module.add_port_to_grpc_server = lambda server, address: add(server, address.replace("[::]", "127.0.0.1"))
