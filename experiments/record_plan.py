@@ -72,8 +72,8 @@ def benchmark(name: str) -> tuple[str, ...]:
 
 
 RECORD = ("--record", "{results}")
-OURS = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "asked_density": None}
-PAIR = {"target": "qwen3.6-27b-q4_k_m.synthetic", "keep_ratio": 0.05}
+OURS = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "asked_density": None, "math": "bf16"}
+PAIR = {"target": "qwen3.6-27b-q4_k_m.synthetic", "keep_ratio": 0.05, "math": "bf16"}
 MIX, LLAMA = "ud-q4_k_xl", "llama-3.1-70b"
 MIXTURE = "qwen3.6-35b-a3b"
 MIXED_PAIR = ("--synthetic-target", MIXTURE, "--synthetic-drafter", "qwen3-0.6b")

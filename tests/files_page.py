@@ -16,6 +16,7 @@ from sp.models.inspect.memory import Stacks, stack_bytes
 from sp.models.inspect.verdict import spoken
 from sp.models.inspect.ways import SPOKEN, longest, room
 from sp.models.synthetic.shapes import find_shape, list_shapes
+from sp.pipeline.measured import PLAIN_MATHS, maths_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "files-and-cards.md"
@@ -49,7 +50,7 @@ def measured() -> list[dict[str, Any]]:
     for record in newest(RECORDS):
         config, peak = record["config"], record["metrics"].get("peak_bytes")
         pair = config["drafter"] and config["keep_ratio"] >= KEEP and config["scorer"] == "tail"
-        if pair and config["path"] == "sm_90a" and peak and peak <= room(CARDS[-1]):
+        if pair and maths_of(config) == PLAIN_MATHS and config["path"] == "sm_90a" and peak and peak <= room(CARDS[-1]):
             found.append(record)
     return found
 

@@ -163,6 +163,8 @@ def test_selectors_run_by_name_and_report_what_they_kept(
         (["--prompt-file", "{text}", "--question", "Q?", "--scorer", "oracle", "--compress", "always"], "known needle"),
         (["--drafter-rope", "yarn"], "takes none, linear:FACTOR or yarn:FACTOR, as in yarn:4, not 'yarn'"),
         (["--target-rope", "yarn:1"], "--target-rope yarn:1: the factor is a number above 1"),
+        (["--math", "int4"], "--math is 'int4'; did you mean 'int8'? Known: auto, bf16, fp8, int8"),
+        (["--drafter-math", "f8"], "--drafter-math is 'f8'; did you mean 'fp8'"),
         (["--nonsense"], "--nonsense"),
     ],
 )  # fmt: skip
@@ -211,6 +213,18 @@ def test_inspect_and_synth_round_trip(
     assert shown.splitlines()[-1] == info["command"]  # on one line, to be copied
 
 
+MULTIPLYING = (
+    ["serve"],
+    ["chat"],
+    ["eval", "needle"],
+    ["bench", "model", "x.gguf"],
+    ["bench", "drafter"],
+    ["bench", "ttft"],
+    ["bench", "turn"],
+)
+"""Commands that read prompts with a model, besides `sp run`."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -225,6 +239,7 @@ def test_inspect_and_synth_round_trip(
         (["bench", "ttft", "--plots", "/dev/null/out"], "check the path given to --plots"),
         (["bench", "ttft", "--target-rope", "longrope:4"], "--target-rope takes none, linear:FACTOR or yarn:FACTOR"),
         (["serve", "--drafter-rope", "linear:x"], "--drafter-rope linear:x: the factor is a number above 1"),
+        *(([*command, "--math", "int7"], "--math is 'int7'; did you mean 'int8'") for command in MULTIPLYING),
         (["bench", "decode", "--record", "/dev/null/out"], "check the path given to --record"),
         (["bench", "decode", "--trace", "/dev/null/out.json"], "check the path given to --trace"),
         (["nonsense"], "nonsense"),

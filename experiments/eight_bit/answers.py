@@ -26,7 +26,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from roundings import bf16
+from roundings import bf16, values_of
 from scipy.stats import spearmanr
 
 import sp.ops.matmul.linear  # noqa: F401
@@ -46,11 +46,6 @@ TOKENS, EXAMPLES, KEEP = 1100, 100, 0.2
 linear = sys.modules["sp.ops.matmul.linear"]
 
 
-def values_of(rounded: Rounded) -> np.ndarray:
-    """Codes times scales."""
-    return rounded.codes * np.repeat(rounded.scales, rounded.codes.shape[1] // rounded.scales.shape[1], axis=1)
-
-
 class Counted:
     """The twin's products, counted, and in less time.
 
@@ -65,7 +60,7 @@ class Counted:
 
     def product(self, x: Rounded, w: Rounded) -> np.ndarray:
         self.products += 1
-        return values_of(x) @ w.codes.T + x.loud @ w.loud.T
+        return values_of(x).astype(np.float32) @ w.codes.T + x.loud @ w.loud.T
 
     def round(self, values: np.ndarray, kind: ByteKind, loud: np.ndarray, apart: bool) -> Rounded:
         if apart:
@@ -73,7 +68,7 @@ class Counted:
         key = values.__array_interface__["data"][0], values.shape
         if key not in self._weights:
             made = self._round(values, kind, np.empty(0, np.int64), False)
-            self._weights[key] = made._replace(codes=values_of(made))
+            self._weights[key] = made._replace(codes=values_of(made).astype(np.float32))
         return self._weights[key]._replace(loud=bf16(values[:, loud]).astype(np.float32))
 
     @contextmanager

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sp.ops.byte_rows.loud import loud_channels
+from sp.ops.byte_rows.rows import ByteKind, Rounded, round_rows
 from sp.ops.eight_bit.inputs import quantise
 from sp.ops.eight_bit.integer_form import IntegerForm, integer_form
 from sp.quant import BlockFormat, Weight
@@ -39,6 +41,30 @@ class Way:
         """float64 (tokens, out); `weight` is what `self.weight` makes of w, kept by who asks again."""
         y = self.inputs(x) @ weight.T
         return y if self.sums is None else y + self.sums(x) @ half_minima(w).T
+
+
+@dataclass(frozen=True)
+class ByteWay(Way):
+    """As the kernels of `--math` multiply: both sides in bytes of a kind, loud channels apart in BF16."""
+
+    kind: ByteKind = ByteKind.INT8
+
+    def product(self, x: Values, w: Weight, weight: Values) -> Values:
+        """As of `Way`; which channels are loud hangs on all of x."""
+        loud = loud_channels(x)
+        given = round_rows(x, self.kind, loud, True)
+        return values_of(given) @ weight.T + given.loud.astype(np.float64) @ bf16(w.dense()[:, loud]).T
+
+
+def byte_way(kind: ByteKind) -> ByteWay:
+    none = np.empty(0, np.int64)
+    return ByteWay(exact_inputs, lambda w: values_of(round_rows(w.dense(), kind, none, False)), kind=kind)
+
+
+def values_of(rounded: Rounded) -> Values:
+    """Codes times scales, float64."""
+    scales = np.repeat(rounded.scales, rounded.codes.shape[1] // rounded.scales.shape[1], axis=1)
+    return rounded.codes.astype(np.float64) * scales
 
 
 def bf16(x: Values) -> Values:
@@ -171,5 +197,7 @@ def ways(fmt: BlockFormat) -> dict[str, Way]:
         "e4m3 per 32, codes e4m3": Way(fp8(32), fp8_codes),
         "e4m3 per 128, codes e4m3": Way(fp8(128), fp8_codes),
         "e4m3 per 128, weights too": Way(fp8(128), rounded(fp8(128))),
+        "math int8: per 256, weights too, loud channels apart": byte_way(ByteKind.INT8),
+        "math fp8: e4m3 per 256, weights too, loud channels apart": byte_way(ByteKind.E4M3),
     }
     return found

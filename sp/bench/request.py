@@ -112,8 +112,7 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
 def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, str]:
     """What the drafter's products are made in, where that is not what the target's are."""
     theirs, ours = (running(path, one.model.arithmetic) for one in (target, drafter))
-    found = {f"drafter_{key}": ours.get(key) for key in ("math", "asked_math")}
-    return {key: value for key, value in found.items() if value and value != theirs.get(key.removeprefix("drafter_"))}
+    return {} if ours == theirs else {f"drafter_{key}": ours[key] for key in ("math", "asked_math") if key in ours}
 
 
 def without_ends(loaded: Loaded) -> Loaded:

@@ -15,10 +15,12 @@ from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.pipeline.load import Loaded
 from sp.pipeline.sizes import format_bytes
+from sp.quant import Math
 from sp.scoring import Scorer
 from sp.scoring.reading import DRAFTING, drafting
 
 POSITIVE = number(1e-9)
+PLAIN_MATHS = (str(Math.BF16), str(Math.BF16))
 TIMED: Mapping[str, Wanted] = {
     "prompt_tokens": whole(1),
     "keep_ratio": number(0, 1),
@@ -30,6 +32,31 @@ TIMES: Mapping[str, Wanted] = {
     "full_ttft_s": POSITIVE.optional,
     "full_runs": whole().optional,
 }
+
+
+def maths_of(config: Mapping[str, Any]) -> tuple[str, str]:
+    """What target and drafter of a record multiplied; float32 of the CPU is its BF16.
+
+    Examples
+    --------
+    >>> maths_of({"math": "int8"}), maths_of({"math": "f32", "drafter_math": "int8"}), maths_of({})
+    (('int8', 'int8'), ('bf16', 'int8'), ('bf16', 'bf16'))
+    """
+    target = config.get("math")
+    both = target, config.get("drafter_math") or target
+    return tuple(str(Math.BF16) if math in (None, "f32") else str(math) for math in both)  # type: ignore[return-value]
+
+
+def maths_told(config: Mapping[str, Any]) -> str:
+    """`maths_of` for people; empty where all is BF16.
+
+    Examples
+    --------
+    >>> maths_told({"math": "int8"}), maths_told({"math": "bf16", "drafter_math": "int8"}), maths_told({"math": "bf16"})
+    ('int8', 'bf16 and int8', '')
+    """
+    target, drafter = maths_of(config)
+    return "" if (target, drafter) == PLAIN_MATHS else target if target == drafter else f"{target} and {drafter}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +79,8 @@ class BreakEven:
         Fewest samples behind a time that was used.
     vram : str or None
         The budget of device memory.
+    maths : tuple of str
+        What target and drafter multiplied, see `maths_of`.
     """
 
     keep_ratio: float
@@ -63,6 +92,7 @@ class BreakEven:
     longest: int
     samples: int
     vram: str | None = None
+    maths: tuple[str, str] = PLAIN_MATHS
 
     def describe(self) -> str:
         """One phrase for reports."""
@@ -105,22 +135,23 @@ def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | Non
 
 
 def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEven, ...]:
-    """Break-even of every budget, keep ratio below 1 and way of drafting in `ttft` records of one pair and machine.
+    """Break-even of every budget, arithmetic, keep ratio below 1 and way of drafting in `ttft` records.
 
-    The newest record of a length counts. Records without a full prefill of the same run are of no use here.
+    They are of one pair and machine. The newest record of a length counts. Records without a full prefill of the same
+    run are of no use here.
     """
     groups: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for record in records:
         config, metrics = record["config"], record["metrics"]
         if config["keep_ratio"] < 1 and metrics.get("ttft_s") and metrics.get("full_ttft_s"):
-            key = (config.get("vram"), config["keep_ratio"], *(config.get(name) for name in DRAFTING))
+            key = (config.get("vram"), maths_of(config), config["keep_ratio"], *map(config.get, DRAFTING))
             groups[key][config["prompt_tokens"]] = record
     found = []
-    for (vram, keep, *how), by_length in sorted(groups.items(), key=repr):
+    for (vram, maths, keep, *how), by_length in sorted(groups.items(), key=repr):
         points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
         samples = min(min(len(r["samples"]), _full_runs(r)) for r in by_length.values())
         drafted = dict(zip(DRAFTING, how, strict=True))
-        found.append(BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram))
+        found.append(BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram, maths))
     return tuple(found)
 
 
@@ -129,8 +160,10 @@ def _full_runs(record: Mapping[str, Any]) -> int:
     return 1 if told is None else int(told)
 
 
-def read_break_evens(path: Path, target: str, drafter: str, machine: str, vram: str | None) -> tuple[BreakEven, ...]:
-    """Break-evens of one pair, machine and memory limit in a file of `ttft` records.
+def read_break_evens(
+    path: Path, target: str, drafter: str, machine: str, vram: str | None, maths: tuple[str, str] = PLAIN_MATHS
+) -> tuple[BreakEven, ...]:
+    """Break-evens of one pair, arithmetic, machine and memory limit in a file of `ttft` records.
 
     Raises
     ------
@@ -142,7 +175,8 @@ def read_break_evens(path: Path, target: str, drafter: str, machine: str, vram: 
     for line, record in enumerate(read_jsonl(path), 1):
         if record.get("bench") == "ttft":
             check_timed(record, f"{path}, line {line}")
-            if all(record["config"].get(name) == value for name, value in want.items()):
+            config = record["config"]
+            if all(config.get(name) == value for name, value in want.items()) and maths_of(config) == maths:
                 mine.append(record)
     return measured_break_evens(r for r in mine if machine_slug(r) == machine)
 
@@ -183,11 +217,13 @@ def known_break_evens(
     if records is None and not path.exists():
         return None
     limit = format_bytes(budget)
-    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit)
+    maths = str(target.model.arithmetic.math), str(drafter.model.arithmetic.math)
+    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, maths)
     if records is not None and not found:
+        told = "" if maths == PLAIN_MATHS else f" in {' and '.join(maths)}"
         raise ConfigError(
             f"{path} tells of no full and compressed prefill by {target.path.name} and "
-            f"{drafter.path.name} on {machine}{f' within {limit}' if limit else ''}; make some with "
+            f"{drafter.path.name} on {machine}{f' within {limit}' if limit else ''}{told}; make some with "
             "sp bench ttft --record"
         )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -21,9 +22,10 @@ from sp.bench.request import measure, without_ends
 from sp.bench.ttft import Bench, Cell, config_of, describe, requests_of
 from sp.cli import app
 from sp.errors import ConfigError, DeviceError
-from sp.models import AskedScaling
+from sp.models import Arithmetic, AskedScaling
 from sp.models.synthetic.shapes import find_shape
-from sp.pipeline import Pipeline, RunOptions
+from sp.pipeline import Loaded, Pipeline, RunOptions
+from sp.quant import Math
 from sp.scoring import SCORERS
 from sp.studies.plots.ttft_plots import COLOURS, draw_memory
 from sp.studies.sample import sample
@@ -207,6 +209,13 @@ def test_one_way_to_attend_is_for_scorers_that_can() -> None:
     assert [type(options.scorer).__name__ for options in made] == ["TailScorer", "TailScorer", "RandomScorer"]
 
 
+def multiplying(loaded: Loaded, made_in: Arithmetic) -> Loaded:
+    """The same model, said to multiply so."""
+    model = copy.copy(loaded.model)
+    model.arithmetic = made_in
+    return replace(loaded, model=model)
+
+
 def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     assert pair.drafter is not None
     other = replace(pair, drafter=replace(pair.drafter, path=Path("x.gguf")))
@@ -214,7 +223,14 @@ def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     assert config_of(cell, pair, "numpy") != config_of(cell, other, "numpy")
     asked = replace(pair, drafter=replace(pair.drafter, asked=AskedScaling("yarn", 4.0)))
     assert config_of(cell, asked, "numpy") == config_of(cell, pair, "numpy") | {"drafter_rope": "yarn:4"}
+    int8 = Arithmetic(Math.INT8, Math.INT8, 7, 9)
+    mixed = replace(pair, drafter=multiplying(pair.drafter, int8))
+    assert config_of(cell, mixed, "sm_90a") == config_of(cell, pair, "sm_90a") | {"drafter_math": "int8"}
+    both = replace(mixed, target=multiplying(pair.target, replace(int8, asked="auto")))
+    known = {"math": "int8", "asked_math": "auto", "drafter_math": "int8"}
+    assert config_of(cell, both, "sm_90a") == config_of(cell, pair, "sm_90a") | known
     whole = Cell(300, RunOptions(compress="off"))
+    assert config_of(whole, mixed, "sm_90a") == config_of(whole, pair, "sm_90a"), "the target's arithmetic alone"
     assert config_of(whole, asked, "numpy") == config_of(whole, pair, "numpy"), "nobody drafts"
 
 

@@ -57,6 +57,24 @@ def test_budgets_stand_apart() -> None:
     assert {(even.vram, even.tokens) for even in measured_break_evens(rows)} == {("18g", 9000), (None, 3000)}
 
 
+def test_arithmetics_stand_apart(tmp_path: Path) -> None:
+    told = {"math": "int8", "drafter_math": "bf16"}, {"math": "f32"}, {"math": "int8"}
+    rows = [
+        r | {"config": r["config"] | one}
+        for one, length in zip(told, (9000, 3000, 6000), strict=True)
+        for r in power_law(length)
+    ]
+    found = {even.maths: even.tokens for even in measured_break_evens(rows)}
+    assert found == {("int8", "bf16"): 9000, ("bf16", "bf16"): 3000, ("int8", "int8"): 6000}
+    path = tmp_path / "ttft.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = (
+        read_break_evens(path, "t", "d", "nvidia-h200", None),
+        read_break_evens(path, "t", "d", "nvidia-h200", None, ("int8", "int8")),
+    )
+    assert [[even.tokens for even in each] for each in asked] == [[3000], [6000]]
+
+
 def test_only_this_pair_machine_and_budget_is_read(tmp_path: Path) -> None:
     file = tmp_path / "ttft.jsonl"
     others = [record(1024, 1, 9, target="u"), record(1024, 1, 9, vram="18g"), record(1024, 1, 9) | {"gpu": "Other"}]

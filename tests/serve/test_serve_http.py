@@ -60,7 +60,9 @@ def test_options_of_a_request_are_those_of_that_request_only(server: tool.Runnin
 
 
 def test_health_models_metrics_and_wrong_paths(server: tool.Running) -> None:
-    assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+    health = httpx.get(f"{server.url}/health").json()
+    assert health["status"] == "ok"
+    assert health["math"] == {"target": "bf16", "drafter": "bf16"}
     assert client(server).models.list().data[0].id == "target"
     text = httpx.get(f"{server.url}/metrics").text
     assert 'sp_requests_total{outcome="ok"}' in text

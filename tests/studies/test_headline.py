@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sp.errors import ConfigError
+from sp.studies.tables.first_result import first_result
 from sp.studies.tables.headline import NOTHING, headline
 from sp.studies.tables.page import PARTS, fill, insert_between
 
@@ -34,6 +35,24 @@ def peer(
 
 def rows(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:2] == "| "]
+
+
+def test_rows_in_eight_bits_say_so_and_are_against_their_own_full_prefill() -> None:
+    full = record(131072, 1.0, 10.0, math="int8")
+    full["metrics"]["full_ttft_s"] = 10.0
+    both, one = (record(131072, 0.05, 1.0, math="int8", **more) for more in ({}, {"drafter_math": "bf16"}))
+    for each in (both, one):
+        each["metrics"]["full_ttft_s"] = 10.0
+    given = [full, both, one, record(131072, 1.0, 14.0, math="bf16"), record(131072, 0.05, 1.25, math="bf16")]
+    for table in (headline(given), first_result(given)):
+        found = {row[0] if table.startswith("| 131,072") else row[1]: row for row in rows(table)[1:]}
+        assert list(found) == [
+            *("`sp`, full prefill", "`sp`, full prefill, int8", "`sp`, keep 0.05, `tail`, density 0.05"),
+            "`sp`, keep 0.05, `tail`, density 0.05, int8 and bf16",
+            "`sp`, keep 0.05, `tail`, density 0.05, int8",
+        ]
+        gains = [cell for row in found.values() for cell in row if cell.endswith("x") and cell != "x"]
+        assert gains == ["1.0x", "1.0x", "11.2x", "10.0x", "10.0x"]
 
 
 def test_rows_stand_in_order_and_are_against_llama_cpp() -> None:

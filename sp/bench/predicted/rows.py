@@ -13,6 +13,7 @@ from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.work import Weights
+from sp.pipeline.measured import PLAIN_MATHS, maths_of
 
 CARD = "h200"
 """That all records are of."""
@@ -106,7 +107,7 @@ def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
 def _drafter(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     shape, _, rest = c["model"].partition(" ")
     model = _weights(shape, rest.partition(" ")[0])
-    if model is None:
+    if model is None or maths_of(c) != PLAIN_MATHS:
         return None
     n, path, density = c["prompt_tokens"], c["path"], m["density"] if c["attention"] == "flashprefill" else None
     return Row(
@@ -119,7 +120,7 @@ def _drafter(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
 def _ttft(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     """Within a budget of memory too; of scorers those that a drafter reads for."""
     target = _weights(c["target"])
-    if target is None or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
+    if target is None or maths_of(c) != PLAIN_MATHS or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
         return None
     n, path = m["prompt_tokens"], c["path"]
     name = c["target"].removesuffix(".synthetic")

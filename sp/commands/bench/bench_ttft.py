@@ -273,7 +273,7 @@ def stored(folder: Path, device: str) -> dict[str, dict[str, Any]]:
 
 def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str, wide: bool = False) -> None:
     """The table and the break-evens, or all of it as JSON."""
-    from sp.pipeline.measured import measured_break_evens
+    from sp.pipeline.measured import PLAIN_MATHS, measured_break_evens
     from sp.studies.tables.ttft_table import cells_of, row_of, title_of
 
     rows, evens = [row_of(record) for record in records], measured_break_evens(records)
@@ -290,6 +290,7 @@ def show(records: Sequence[Mapping[str, Any]], pictures: list[str], output: str,
         for even in evens:
             how = " ".join(f"{name} {value}" for name, value in even.drafting.items() if value is not None)
             where = f" within {even.vram}" if even.vram else ""
+            how += "" if even.maths == PLAIN_MATHS else f" math {' and '.join(even.maths)}"
             line = f"keep {even.keep_ratio:g}{where} ({how}): {even.describe()}"
             print(f"- {line}" if output == "md" else fill(line, text_width()))
         for picture in pictures:

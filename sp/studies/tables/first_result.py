@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sp.kernels.machine import machine_slug
+from sp.pipeline.measured import maths_of
 from sp.studies.sweep.cells import is_control
-from sp.studies.tables.headline import GIB, KEEP, NOTHING, describe, row_order, show_seconds
+from sp.studies.tables.headline import GIB, KEEP, NOTHING, describe, full_by_math, row_order, show_seconds
 from sp.studies.tables.report_tables import markdown
 
 Record = Mapping[str, Any]
@@ -39,11 +40,12 @@ def first_result(records: Iterable[Record]) -> str:
         return NOTHING
     longest = max(r["config"]["prompt_tokens"] for r in plain)
     shown = sorted((r for r in plain if r["config"]["prompt_tokens"] == longest), key=row_order)
-    full = next((r["metrics"]["full_ttft_s"] for r in shown if r["metrics"].get("full_ttft_s")), None)
+    fulls = full_by_math(shown)
     heads = [f"{longest:,} tokens", "first token after (s)", "against our full prefill", "peak memory (GiB)"]
     cells = []
     for r in shown:
         seconds, peak = r["metrics"]["ttft_s"], r["metrics"].get("peak_bytes")
+        full = fulls.get(maths_of(r["config"])[0])
         gain = f"{full / seconds:.1f}x" if full else ""
         cells.append([describe(r["config"]), show_seconds(seconds), gain, f"{peak / GIB:.1f}" if peak else ""])
     drafters = sorted({r["config"]["drafter"] for r in shown if r["config"]["drafter"]})

@@ -9,7 +9,7 @@ from typing import Any
 
 from sp.bench.llama_cpp import best_peer
 from sp.kernels.machine import machine_slug
-from sp.pipeline.measured import BreakEven, measured_break_evens
+from sp.pipeline.measured import PLAIN_MATHS, BreakEven, maths_of, maths_told, measured_break_evens
 from sp.pipeline.sizes import parse_bytes
 from sp.studies.sweep.cells import is_control
 
@@ -74,15 +74,16 @@ def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
     ]
     for tokens in sorted({r["config"]["prompt_tokens"] for r in shown}):
         peer, here = best_peer(peers, tokens), sorted((r for r in shown if _tokens(r) == tokens), key=row_order)
-        full = next((r["metrics"]["full_ttft_s"] for r in here if r["metrics"].get("full_ttft_s")), None)
+        full = full_by_math(here)
         llama = tokens / peer["metrics"]["tok_s"] if peer else None
-        rows = [] if peer is None else [(_setting(peer["config"]), "", llama, None, None)]
+        rows = [] if peer is None else [(_setting(peer["config"]), "", full.get("bf16"), llama, None, None)]
         for r in here:
             limit, metrics = r["config"]["vram"] or "none", r["metrics"]
             first, peak = metrics.get("first_ttft_s"), metrics.get("peak_bytes")
-            rows.append((describe(r["config"]), limit, metrics["ttft_s"], first, peak))
-        for what, limit, seconds, first, peak in rows:
-            gains = [f"{other / seconds:.1f}x" if other and seconds else "" for other in (llama, full)]
+            own = full.get(maths_of(r["config"])[0])
+            rows.append((describe(r["config"]), limit, own, metrics["ttft_s"], first, peak))
+        for what, limit, own, seconds, first, peak in rows:
+            gains = [f"{other / seconds:.1f}x" if other and seconds else "" for other in (llama, own)]
             cells = [f"{tokens:,}", what, limit, show_seconds(seconds), show_seconds(first), *gains]
             lines.append(f"| {' | '.join([*cells, f'{peak / GIB:.1f}' if peak else ''])} |")
     return "\n".join([*lines, "", _notes(shown)])
@@ -98,21 +99,37 @@ def _setting(config: Mapping[str, Any]) -> str:
     return f"llama.cpp, full prefill (build {config['build']}{batches})"
 
 
-def row_order(record: Record) -> tuple[bool, bool, str, float, float]:
+def full_by_math(records: Sequence[Record]) -> dict[str, float]:
+    """Seconds of the full prefill of records of one length, by what the target multiplied."""
+    found: dict[str, float] = {}
+    for record in records:
+        if seconds := record["metrics"].get("full_ttft_s"):
+            found.setdefault(maths_of(record["config"])[0], seconds)
+    return found
+
+
+def row_order(record: Record) -> tuple[bool, bool, str, float, tuple[str, str], float]:
     """Full prefill, then the drafter's rows by density, with no limit and with ever smaller ones, then controls."""
     config = record["config"]
     limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
     scorer, density = str(config["scorer"]), float(config["density"] or 0)
-    return config["keep_ratio"] < 1, is_control(scorer), scorer, density, limit
+    return config["keep_ratio"] < 1, is_control(scorer), scorer, density, maths_of(config), limit
 
 
 def describe(config: Mapping[str, Any]) -> str:
     """What a row was: full prefill, a control, or a scorer and how sparsely it read."""
     if config["keep_ratio"] == 1:
-        return "`sp`, full prefill"
+        return f"`sp`, full prefill{_made_in(config)}"
     if is_control(config["scorer"]):
-        return f"`sp`, keep {config['keep_ratio']:g}, control `{config['scorer']}`"
-    return f"`sp`, keep {config['keep_ratio']:g}, `{config['scorer']}`{_attending(config)}"
+        return f"`sp`, keep {config['keep_ratio']:g}, control `{config['scorer']}`{_made_in(config)}"
+    return f"`sp`, keep {config['keep_ratio']:g}, `{config['scorer']}`{_attending(config)}{_made_in(config)}"
+
+
+def _made_in(config: Mapping[str, Any]) -> str:
+    """What models multiplied, after a comma; nothing of BF16."""
+    full = config["keep_ratio"] == 1
+    told = maths_told({"math": config.get("math")} if full else config)
+    return told and f", {told}"
 
 
 def _attending(config: Mapping[str, Any]) -> str:
@@ -169,13 +186,14 @@ def _processes(records: Sequence[Record]) -> str:
 
 
 def _break_evens(records: Sequence[Record]) -> str:
-    """From which length on compression paid, by keep ratio, without a limit of memory; empty where nobody looked.
+    """From which length on compression paid, by keep ratio, without a limit of memory and in BF16; empty where nobody
+    looked.
 
     Of several ways to draft, the one that most lengths were measured with.
     """
     widest: dict[tuple[float, str], BreakEven] = {}
     for even in measured_break_evens(records):
-        if even.vram is None and not is_control(_scorer(even)):
+        if even.vram is None and even.maths == PLAIN_MATHS and not is_control(_scorer(even)):
             key = even.keep_ratio, _scorer(even)
             widest[key] = max(widest.get(key, even), even, key=lambda one: one.longest / one.shortest)
     found = list(widest.values())

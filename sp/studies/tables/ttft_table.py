@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sp.pipeline.measured import maths_told
+
 Record = Mapping[str, Any]
 GIB = float(1 << 30)
 GROUPS = {
@@ -47,7 +49,13 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """What all rows have in common: models, kernels, cache."""
     drafters = dict.fromkeys(row["drafter"] for row in rows if row["drafter"])
     pair = " with ".join([rows[0]["target"], *drafters])
-    facts = (("path", rows[0].get("path")), ("kv", rows[0].get("kv")), ("tokens decoded", rows[0].get("new_tokens")))
+    told = next((row for row in rows if row["drafter"]), rows[0])
+    facts = (
+        ("path", rows[0].get("path")),
+        ("math", maths_told(told) or None),
+        ("kv", rows[0].get("kv")),
+        ("tokens decoded", rows[0].get("new_tokens")),
+    )
     return "; ".join([pair, *(f"{name} {value}" for name, value in facts if value is not None)])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sp.kernels.machine import machine_slug
+from sp.pipeline.measured import maths_of, maths_told
 from sp.pipeline.sizes import parse_bytes
 from sp.studies.tables.report_tables import markdown
 from sp.studies.tables.turn_table import GIB, TURN_STAGES
@@ -44,7 +45,13 @@ def turn_rows(records: Iterable[Record]) -> str:
 def _order(record: Record) -> tuple[Any, ...]:
     config = record["config"]
     limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
-    return list(POLICIES).index(config["policy"]), limit, config["recall"], float(config["density"] or 0)
+    return (
+        list(POLICIES).index(config["policy"]),
+        limit,
+        config["recall"],
+        float(config["density"] or 0),
+        maths_of(config),
+    )
 
 
 def _table(records: Sequence[Record]) -> str:
@@ -69,6 +76,7 @@ def _row(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
     if config["policy"] != "prefix" and config["density"] is not None:
         how.append(f"density {config['density']:g}")
     how += [f"cache {config['kv']}"]
+    how += [told] if (told := maths_told(config)) else []
     limit = config["vram"] or "none"
     if metrics["error"]:
         return [", ".join(how), limit, "no room", *[""] * (len(HEADS) - 3)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sp.pipeline.measured import maths_told
+
 Record = Mapping[str, Any]
 GIB = float(1 << 30)
 TURN_STAGES = {
@@ -48,7 +50,8 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
     first = next((row for row in rows if row["drafter"]), rows[0])
     pair = " with ".join(dict.fromkeys(each for each in (first["target"], first["drafter"]) if each))
     names = ("keep_ratio", "scorer", "path", "kv", "keys", "asked_density", "alpha")
-    facts = ((name, next((row[name] for row in rows if row.get(name) is not None), None)) for name in names)
+    facts = [(name, next((row[name] for row in rows if row.get(name) is not None), None)) for name in names]
+    facts.append(("math", maths_told(first) or None))
     told = (f"{name.replace('asked_', '').replace('_', ' ')} {value}" for name, value in facts if value is not None)
     return "; ".join([pair, *dict.fromkeys(told)])
 

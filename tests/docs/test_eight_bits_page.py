@@ -1,0 +1,69 @@
+"""docs/eight-bits.md says what its records and the code say."""
+
+from __future__ import annotations
+
+import re
+
+import eight_bits_page
+import pytest
+
+from sp.models.auto_math import FASTER, MOST_ERROR, SAMPLED
+from sp.models.inspect.memory import product_bytes
+from sp.models.synthetic.shapes import find_shape
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS
+from sp.quant import Math
+
+TEXT = eight_bits_page.PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", ["products", "model", "answers", "choices"])
+def test_tables_are_those_of_records(name: str) -> None:
+    found = re.search(rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", TEXT, re.DOTALL)
+    assert found
+    anew = "run: PYTHONPATH=tests python tests/eight_bits_page.py"
+    assert found.group(1).strip().splitlines() == eight_bits_page.tables()[name], anew
+
+
+def test_numbers_of_the_text_are_those_of_the_code() -> None:
+    assert f"at most {100 * MOST_ERROR:.2f} %" in TEXT
+    assert f"{SAMPLED} rows" in TEXT
+    assert f"From {ROUNDED_TOKENS:,} tokens on" in TEXT
+    assert {f"{major}.{minor}" for path, (major, minor) in FASTER if path == "portable"} == {"8.6", "8.9"}
+    taken = product_bytes(find_shape("qwen3.6-27b").config, 8192, Math.INT8)
+    assert f"{taken >> 20} MiB" in TEXT
+
+
+def test_the_bound_of_auto_is_below_blocks_of_32() -> None:
+    """With inputs that are rounded as well, by the records."""
+    records = [r for r in eight_bits_page.records("eight_bit_errors") if r["config"]["outliers"] == 0]
+    mine = [r["metrics"] for r in records if r["config"]["type"] == "Q4_K"]
+    inputs, theirs = (
+        (sum(m[way]["whole"] ** 2 for m in mine) / len(mine)) ** 0.5 for way in ("int8 per 256", "int8 per 32, q8_1")
+    )
+    assert f"{100 * inputs:.2f} %" in TEXT
+    assert f"{100 * theirs:.2f} %" in TEXT
+    both = (inputs**2 + MOST_ERROR**2) ** 0.5
+    assert f"{100 * both:.2f} %" in TEXT
+    assert both < theirs
+
+
+def test_int8_loses_no_more_than_was_allowed() -> None:
+    """KL to exact products at most a fifth of llama.cpp's on a card, 0.077; outliers no worse than blocks of 32."""
+    (model,) = eight_bits_page.records("eight_bit_model")
+    int8, _ = (way for way in eight_bits_page.WAYS if way.startswith("math "))
+    assert model["metrics"][int8]["kl"] <= 0.077 / 5
+    for record in eight_bits_page.records("eight_bit_errors"):
+        if record["config"]["outliers"] == 1000:
+            ours, theirs = record["metrics"][int8], record["metrics"]["int8 per 32, q8_1"]
+            assert ours["whole"] < theirs["whole"]
+            assert ours["quiet"] < theirs["quiet"]
+
+
+def test_answers_differ_by_at_most_a_point() -> None:
+    for record in eight_bits_page.records("eight_bit_answers"):
+        metrics = record["metrics"]
+        assert metrics["n"] >= 100
+        assert min(map(int, metrics["products_whole_int8"])) > 0, "int8 was taken"
+        assert metrics["products_bf16"] == {"0": metrics["n"]}
+        for way in ("whole", "compressed"):
+            assert abs(metrics[f"{way}_difference"][0]) <= 0.01 + 1e-9, (record["config"]["task"], way)

@@ -1,0 +1,101 @@
+"""The tables of docs/eight-bits.md, made from records; run it to write them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from models_page import table, write
+
+from sp.bench.record import newest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "eight-bits.md"
+FOLDER = ROOT / "results" / "intel-r-xeon-r-processor-2core"
+WAYS = {
+    "bf16, as today's prefill": "bf16",
+    "math int8: per 256, weights too, loud channels apart": "`--math int8`",
+    "math fp8: e4m3 per 256, weights too, loud channels apart": "`--math fp8`",
+    "int8 per 256, weights too": "int8 per 256, nothing apart",
+    "int8 per 32, q8_1": "llama.cpp, blocks of 32",
+}
+"""Rows of the records that the page shows, and what it calls them."""
+COLUMNS = ((0, "whole"), (100, "whole"), (100, "quiet"), (1000, "whole"), (1000, "quiet"))
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    return newest(FOLDER / f"{name}.jsonl")
+
+
+def products() -> list[str]:
+    """Errors of products in per cent: the mean square over the shapes."""
+    found = records("eight_bit_errors")
+    rows = []
+    for fmt in ("Q4_K", "Q6_K", "Q8_0"):
+        for way, name in WAYS.items():
+            cells = []
+            for outliers, part in COLUMNS:
+                mine = [r for r in found if (r["config"]["type"], r["config"]["outliers"]) == (fmt, outliers)]
+                errors = [r["metrics"][way][part] for r in mine]
+                cells.append(f"{100 * np.sqrt(np.mean(np.square(errors))):.3g}")
+            rows.append([fmt, name, *cells])
+    return table(["weights", "products", "normal", "100", "100, quiet", "1,000", "1,000, quiet"], rows)
+
+
+def model() -> list[str]:
+    """What the embedded target loses."""
+    (record,) = records("eight_bit_model")
+    rows = []
+    for way, name in WAYS.items():
+        m = record["metrics"][way]
+        rows.append([name, f"{m['kl']:.1e}", f"{100 * m['logits']:.2f}", f"{100 * m['stream'][-1]:.2f}"])
+    return table(["products", "KL (nats)", "logits (%)", "stream after the last layer (%)"], rows)
+
+
+def answers() -> list[str]:
+    """Right answers of the embedded pair, task by task."""
+    rows = []
+    for record in sorted(records("eight_bit_answers"), key=lambda r: r["config"]["task"]):
+        m = record["metrics"]
+        cells = [f"{record['config']['task']} ({m['n']})"]
+        for way in ("whole", "compressed"):
+            cells += [f"{100 * m[f'{way}_bf16']:.0f}, {100 * m[f'{way}_int8']:.0f}", difference(m[f"{way}_difference"])]
+        cells += [f"{m['same']:.0f}" for m in ({"same": 100 * m[f"{way}_same"]} for way in ("whole", "compressed"))]
+        rows.append(cells)
+    heads = ["task (n)", "whole: bf16, int8", "difference", "compressed: bf16, int8", "difference"]
+    return table([*heads, "same, whole", "same, compressed"], rows)
+
+
+def choices() -> list[str]:
+    """What the drafter and the draft find, task by task."""
+    rows = []
+    for record in sorted(records("eight_bit_answers"), key=lambda r: r["config"]["task"]):
+        m = record["metrics"]
+        rows.append(
+            [
+                record["config"]["task"],
+                f"{100 * m['overlap']['mean']:.1f}",
+                f"{100 * m['overlap']['least']:.0f}",
+                f"{m['spearman']['mean']:.4f}",
+                f"{m['acceptance_bf16']:.2f}, {m['acceptance_int8']:.2f}",
+            ]
+        )
+    heads = ["task", "kept by both (%)", "the least", "rank correlation of scores", "tokens a pass: bf16, int8"]
+    return table(heads, rows)
+
+
+def difference(found: Sequence[float]) -> str:
+    """Points, with the interval; of pairs that are all alike there is none."""
+    mean, low, high = (100 * part for part in found)
+    return f"{mean:+.0f}" if low == high else f"{mean:+.0f} ({low:+.0f} to {high:+.0f})"
+
+
+def tables() -> dict[str, list[str]]:
+    """Every table of the page by its name there."""
+    return {"products": products(), "model": model(), "answers": answers(), "choices": choices()}
+
+
+if __name__ == "__main__":
+    write(PAGE, "eight_bits_page.py", tables())

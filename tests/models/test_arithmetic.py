@@ -1,0 +1,190 @@
+"""What a model's products are made in: which weights are marked, by name and by auto, and what a device refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from dry_walk import walked
+from tiny_models import write_tiny
+
+from sp.errors import ConfigError
+from sp.models import arithmetic as marking
+from sp.models import auto_math, load_model
+from sp.models.arithmetic import AUTO, Arithmetic, check_math, read_math, with_math
+from sp.models.auto_math import FASTER, MOST_ERROR, hindrance, rounding_error, sampled_rows
+from sp.models.inspect.cold_layers import cold_layers
+from sp.models.inspect.memory import product_bytes, reading_bytes, scoring_bytes
+from sp.models.synthetic.shapes import find_shape
+from sp.models.trunk import Trunk, mapped
+from sp.ops.matmul.byte_products import workspace_bytes
+from sp.pipeline.load import embedded
+from sp.quant import Math, Weight
+
+
+def maths(trunk: Trunk) -> dict[str, Math]:
+    """Of the matrices of layers, by name."""
+    found: dict[str, Math] = {}
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, Weight):
+            found[leaf.name] = leaf.math
+        return leaf
+
+    mapped(trunk.blocks, look)
+    return found
+
+
+@pytest.mark.parametrize("text", ["", "int4", "INT8", "f32", "bf16 "])
+def test_other_words_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--math is '.*auto, bf16, fp8, int8$"):
+        read_math(text, "--math")
+    with pytest.raises(ConfigError, match=r"^math is "):
+        load_model(embedded("drafter"), math=text)
+
+
+@pytest.mark.parametrize("math", [Math.INT8, Math.FP8])
+def test_wide_matrices_of_layers_are_marked_and_nothing_else(math: Math) -> None:
+    model = load_model(embedded("drafter"), math=str(math))
+    assert set(maths(model.trunk).values()) == {math}
+    assert {model.trunk.embed.math, model.trunk.output.math} == {Math.BF16}
+    assert model.arithmetic == Arithmetic(math, math, 35, 35)
+    assert str(model.arithmetic) == f"{math} for 35 of 35 matrices of layers"
+    assert load_model(embedded("drafter")).arithmetic == Arithmetic(matrices=35)
+
+
+def test_a_model_of_narrow_matrices_says_that_none_is_marked(tmp_path) -> None:
+    made_in = load_model(write_tiny(tmp_path / "m.gguf", "qwen3"), math="int8").arithmetic
+    assert (made_in.math, made_in.weights, str(made_in)) == (Math.BF16, 0, "bf16")
+    assert made_in.asked is Math.INT8
+    assert made_in.matrices > 0
+
+
+def test_auto_on_the_cpu_stays_and_says_why() -> None:
+    made_in = load_model(embedded("drafter"), math="auto").arithmetic
+    assert (made_in.math, made_in.weights) == (Math.BF16, 0)
+    assert str(made_in) == "bf16, by auto: int8 is slower on the CPU"
+    assert made_in.as_dict()["asked"] == AUTO
+
+
+def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk = load_model(embedded("drafter")).trunk
+    monkeypatch.setattr(marking, "hindrance", lambda device: "")
+    monkeypatch.setattr(marking, "check_math", lambda asked, device: None)
+    worst = "blk.2.ffn_up.weight"
+
+    def sampled(weight: Any) -> np.ndarray:
+        rows = sampled_rows(weight).copy()
+        if weight.name == worst:
+            rows[:, 3] *= 50
+        return rows
+
+    marked, reason = with_math(trunk, AUTO, "cuda", sampled)
+    found = maths(marked)
+    assert [name for name, math in found.items() if math is Math.BF16] == [worst]
+    assert reason.startswith("rounding costs 1 weights over 1.00%, at most ")
+    plain, reason = with_math(trunk, AUTO, "cuda")
+    assert set(maths(plain).values()) == {Math.INT8}
+    assert reason == "rounding costs weights at most 0.86%"
+
+
+def test_the_error_of_a_weight_is_that_of_its_groups() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((4, 512)).astype(np.float32)
+    steps = np.abs(rows.reshape(4, 2, 256)).max(-1) / 127
+    expected = np.sqrt((steps**2 / 12).mean() / np.square(rows).mean())  # of an even spread within a step
+    assert rounding_error(rows) == pytest.approx(expected, rel=0.05)
+    assert rounding_error(rows) < MOST_ERROR
+    loud = rows.copy()
+    loud[:, 5] = 1000
+    assert rounding_error(loud) > 0.5, "neighbours of a loud one are lost"
+    assert rounding_error(np.zeros((2, 256), np.float32)) == 0
+
+
+def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, int], *maths: Math) -> None:
+    """As if on a card whose kernels make these products."""
+    known = [SimpleNamespace(maths=(Math.BF16,)), SimpleNamespace(maths=maths)]
+    for module in (marking, auto_math):
+        monkeypatch.setattr(module, "current_path", lambda: path)
+        monkeypatch.setattr(module, "kernels", lambda path: known)
+    monkeypatch.setattr(auto_math, "capability", lambda device: capability)
+    monkeypatch.setattr(auto_math, "current_device", lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "capability", "maths", "against"),
+    [
+        ("sm_90a", (9, 0), (Math.INT8, Math.FP8), ""),
+        ("portable", (8, 6), (Math.INT8,), ""),
+        ("portable", (8, 9), (), "no kernel of path portable multiplies int8"),
+        ("portable", (8, 0), (Math.INT8,), "int8 is not known to be faster by path portable on compute capability 8.0"),
+        ("portable", (9, 0), (Math.INT8,), "int8 is not known to be faster by path portable on compute capability 9.0"),
+    ],
+)
+def test_auto_wants_a_kernel_that_is_known_to_be_faster(monkeypatch, path, capability, maths, against) -> None:
+    device(monkeypatch, path, capability, *maths)
+    assert hindrance("cuda") == against
+    assert ((path, capability) in FASTER) or against
+
+
+def test_what_no_kernel_makes_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    device(monkeypatch, "portable", (8, 6), Math.INT8)
+    for fine in (Math.BF16, Math.INT8, "auto"):
+        check_math(fine, "cuda")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^math fp8 needs a GPU of compute capability 9\.0 .* bf16 or int8$"):
+        check_math(Math.FP8, "cuda")
+    check_math(Math.FP8, "cpu")
+
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import numpy as np
+from sp.kernels import forced_path
+from sp.models import load_model, prefill
+with forced_path("sm_90a"):
+    for math in ("bf16", "int8", "fp8", "auto"):
+        model = load_model(sys.argv[2], device="cuda", math=math)
+        for n in (1023, 1100):
+            dry_device.launches.clear()
+            prefill(model, np.arange(n), np.arange(n), model.new_cache(n))
+            print(math, n, model.arithmetic.weights, dry_device.launches.get("gemm_bytes_sm90", 0))
+"""
+
+
+def test_marks_reach_the_kernels_of_a_device() -> None:
+    said = [line.split() for line in walked(WALK, str(embedded("target"))).splitlines()]
+    launches = {(math, n): (int(marked), int(count)) for math, n, marked, count in said}
+    assert launches["bf16", "1100"] == (0, 0)
+    for math in ("int8", "fp8", "auto"):
+        assert launches[math, "1023"] == (70, 0)
+        assert launches[math, "1100"] == launches["int8", "1100"]
+    assert launches["int8", "1100"][1] > 50
+
+
+@pytest.mark.parametrize("tokens", [1023, 1024, 5000, 100_000])
+def test_memory_counts_both_sides_rounded(tokens: int) -> None:
+    config = find_shape("qwen3.6-27b").config
+    taken = product_bytes(config, min(tokens, 8192), Math.INT8)
+    shapes = ((2 * 17408, 5120), (5120, 17408))  # gate and up together, and down
+    assert taken == (0 if tokens < 1024 else max(workspace_bytes(min(tokens, 8192), *shape) for shape in shapes))
+    assert reading_bytes(config, tokens, Math.INT8) - reading_bytes(config, tokens) == taken
+    assert product_bytes(config, tokens, Math.BF16) == 0
+    drafter = find_shape("qwen3-0.6b").config
+    assert scoring_bytes(drafter, tokens, Math.FP8) - scoring_bytes(drafter, tokens) == product_bytes(
+        drafter, min(tokens, 16384), Math.FP8
+    )
+
+
+def test_experts_make_room_for_products_of_bytes() -> None:
+    config = replace(find_shape("qwen3.6-35b-a3b").config)
+    stacks = ((1 << 20,),) * 40
+    room = next(
+        size << 20 for size in range(1 << 14, 1 << 15) if not cold_layers(config, 14 << 30, stacks, size << 20).layers
+    )
+    assert cold_layers(config, 14 << 30, stacks, room, Math.INT8).layers
