@@ -33,7 +33,7 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path,
     line, rest = rest.split("\n", 1)
     text = f"{types}#define SP_DEVICE{line}\n{(HERE / 'host_asm.h').read_text(encoding='utf-8')}{rest}"
     text = text.replace("extern __shared__ __align__(128) u8 shared[];", "alignas(128) u8 shared[1 << 20];")
-    text = re.sub(r"__shared__ __align__\((\d+)\) ", r"alignas(\1) static ", text)
+    text = re.sub(r"__shared__ (?:__align__|alignas)\((\d+)\) ", r"alignas(\1) static ", text)
     text = re.sub(r"#pragma (once|unroll.*)|^#line.*$|^SP_DEVICE u32 shared_address.*$", "", text, flags=re.MULTILINE)
     return library("host_warp.h", text + driver, defines, folder, "-std=c++17", "-O0")
 

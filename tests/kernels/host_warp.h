@@ -22,8 +22,8 @@ struct uint4 { unsigned x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
-struct Place { unsigned x, y, z; };
-static Place threadIdx, blockIdx, gridDim;
+struct Dim3 { unsigned x, y, z; };
+static Dim3 threadIdx, blockIdx, gridDim;
 using std::max;
 using std::min;
 
@@ -41,6 +41,7 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 inline unsigned permuted_bytes(unsigned a, unsigned b, unsigned selector) {
     unsigned char bytes[8];
     memcpy(bytes, &a, 4), memcpy(bytes + 4, &b, 4);
@@ -55,7 +56,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) { return 
 
 // Lanes.
 static ucontext_t lanes[32], caller;
-static int lane_now, lanes_done, turn[32];
+static int lane_now, lanes_done, meetings[32];
 static bool done[32];
 static uint32_t mail[2][32][8];
 typedef uint32_t Letters[32][8];
@@ -71,7 +72,7 @@ inline void to_next_lane() {
 }
 // What all lanes hand in, up to eight words each.
 inline Letters& meet(const uint32_t* words, int count) {
-    Letters& box = mail[turn[lane_now]++ % 2];
+    Letters& box = mail[meetings[lane_now]++ % 2];
     memcpy(box[lane_now], words, 4 * count);
     to_next_lane();
     return box;
@@ -90,7 +91,7 @@ inline void run_warp(Work todo, void* job) {
         getcontext(lanes + i);
         lanes[i].uc_stack.ss_sp = stacks.data() + i * STACK, lanes[i].uc_stack.ss_size = STACK, lanes[i].uc_link = nullptr;
         makecontext(lanes + i, reinterpret_cast<void (*)()>(lane_main), 1, i);
-        turn[i] = 0, done[i] = false;
+        meetings[i] = 0, done[i] = false;
     }
     swapcontext(&caller, lanes);
 }
@@ -104,6 +105,16 @@ template <class T>
 T __shfl_sync(unsigned, T value, int from) {
     const uint32_t word = bits_as<uint32_t>(value);
     return bits_as<T>(meet(&word, 1)[from % 32][0]);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned step) {
+    const uint32_t word = bits_as<uint32_t>(value);
+    const unsigned from = lane_now + step;
+    Letters& all = meet(&word, 1);
+    return from < 32 ? bits_as<T>(all[from][0]) : value;
+}
+inline void sincospif(float turns, float* sine, float* cosine) {
+    *sine = float(std::sin(M_PI * turns)), *cosine = float(std::cos(M_PI * turns));
 }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
     Letters& all = meet(&value, 1);

@@ -1,0 +1,87 @@
+"""attention_heads on an emulated warp: one row a warp, and several that share their angles, against the twin."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from host_code import aligned, compiled, pointer
+
+from sp.kernels.specs.attention.attention_rows import HEADS_A_WARP, ROWS_A_BLOCK
+from sp.ops.attention.attention_heads import attention_heads
+from sp.ops.attention.head_norm_rope import HeadNorms
+from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.rope import Rope
+from sp.quant import F16
+
+DRIVER = """
+struct Job {
+    const u16 *q, *k, *v;
+    const f32 *q_weight, *k_weight;
+    const i64 *positions, *turns;
+    u16* q_out;
+    u8 *k_pages, *v_pages;
+    const i32* table;
+    i32 offset, tokens, heads, kv_heads, stride, half, warp;
+};
+static void warp_of(int lane, void* given) {
+    const Job& j = *static_cast<Job*>(given);
+    threadIdx.x = 32 * j.warp + lane;
+    attention_heads(j.q, j.k, j.v, j.q_weight, j.k_weight, j.positions, j.turns, j.q_out, j.k_pages, j.v_pages, j.table,
+                    nullptr, j.offset, j.tokens, j.heads, j.kv_heads, j.stride, j.half, 1e-6f, 1.25f);
+}
+extern "C" void run(const u16* q, const u16* k, const u16* v, const f32* q_weight, const f32* k_weight,
+                    const i64* positions, const i64* turns, u16* q_out, u8* k_pages, u8* v_pages, const i32* table,
+                    int offset, int tokens, int heads, int kv_heads, int stride, int half, int blocks) {
+    Job job = {q, k, v, q_weight, k_weight, positions, turns, q_out, k_pages, v_pages, table,
+               offset, tokens, heads, kv_heads, stride, half, 0};
+    for (blockIdx.x = 0; blockIdx.x < unsigned(blocks); ++blockIdx.x)
+        for (job.warp = 0; job.warp < WARPS; ++job.warp) run_warp(warp_of, &job);
+}
+"""
+SHAPES = [(3, 1, 128, 1, 128), (4, 2, 256, 2, 64), (2, 1, 64, 1, 64)]
+
+
+def bf16(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bits, and the float32 values that they are."""
+    bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return aligned((bits >> 16).astype(np.uint16)), bits.view(np.float32)
+
+
+@pytest.mark.parametrize("rows", [1, HEADS_A_WARP])
+@pytest.mark.parametrize(("heads", "kv_heads", "d", "wide", "turned"), SHAPES)
+def test_rows_are_those_of_the_twin(
+    rows: int, heads: int, kv_heads: int, d: int, wide: int, turned: int, tmp_path: Any
+) -> None:
+    tokens, offset = 11, 125  # rows end within a warp, tokens cross a page
+    rng = np.random.default_rng([rows, d])
+    (q_bits, q), (k_bits, k), (v_bits, v) = (
+        bf16(rng.standard_normal((tokens, count, size)))
+        for count, size in ((heads, wide * d), (kv_heads, d), (kv_heads, d))
+    )
+    weights = [aligned(rng.uniform(0.5, 2, d).astype(np.float32)) for _ in range(2)]
+    rotary = Rope(1e6, turned, magnitude=1.25)
+    positions, table = aligned(rng.integers(0, 200_000, tokens)), aligned(np.array([1, 0], np.int32))
+    pages = [aligned(np.zeros((2, 128, kv_heads, 2 * d), np.uint8)) for _ in range(4)]
+    at = PagedKV(pages[0], pages[1], table.astype(np.int64), offset, F16)
+    want = attention_heads(q, k, v, HeadNorms(*weights, 1e-6), positions, rotary, at)
+
+    got = aligned(np.zeros((tokens, heads, d), np.uint16))
+    library = compiled(
+        "head_norm_rope.cu", DRIVER, {"HEAD_DIM": d, "Q4": 0, "ROTATE": 0, "ROWS": rows}, tmp_path, whole=True
+    )
+    turns = aligned(np.ascontiguousarray(rotary.turn_fractions()).view(np.int64))
+    arrays = (q_bits, k_bits, v_bits, *weights, positions, turns, got, pages[2], pages[3], table)
+    blocks = -(-tokens * (heads + 2 * kv_heads) // (ROWS_A_BLOCK * rows))
+    sizes = (offset, tokens, heads, kv_heads, wide * d, turned // 2, blocks)
+    library.run(*(pointer(array) for array in arrays), *(ctypes.c_int(size) for size in sizes))
+    close(got, want)
+    for stored, expected in zip(pages[2:], pages[:2], strict=True):
+        close(stored, expected.view(np.float16))
+
+
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    """Within a unit of float16, whose values `got` holds as bits."""
+    np.testing.assert_allclose(got.view(np.float16).astype(np.float32), want, rtol=2e-3, atol=2e-3)
