@@ -146,7 +146,7 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | Non
     if budget is None or scorer.oracle or isinstance(scorer, ModelFreeScorer):
         return
     config, math = reader.model.config, reader.model.arithmetic.math
-    rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER[reader.model.device]), math)
+    rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER["cuda"]), math)
     least = reader.model.nbytes + 4 * config.hidden * tokens + rounded
     if least > budget:
         raise PromptError(
@@ -157,7 +157,7 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | Non
 
 def _held(target: Loaded, tokens: int, options: RunOptions) -> int:
     model = target.model
-    rounded = product_bytes(model.config, min(tokens, CHUNK[model.device]), model.arithmetic.math)
+    rounded = product_bytes(model.config, min(tokens, CHUNK["cuda"]), model.arithmetic.math)
     return least_bytes(model.config, model.nbytes, tokens, options.kv) + rounded
 
 
