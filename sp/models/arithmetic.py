@@ -39,7 +39,8 @@ class Arithmetic:
     math : Math
         Of the weights that are marked; BF16 where none is.
     weights, matrices : int
-        How many matrices of layers are marked to be multiplied in `math` if that is not BF16, and of how many.
+        How many matrices of layers are marked to be multiplied in `math` if that is not BF16, and of how many;
+        experts are not among them.
     reason : str
         Why `auto` chose so; empty for what was asked by its name.
     """
@@ -158,7 +159,7 @@ def arithmetic(trunk: Trunk, asked: AskedMath, reason: str) -> Arithmetic:
     maths: list[Math] = []
 
     def look(leaf: Any) -> Any:
-        if len(getattr(leaf, "shape", ())) > 1 and hasattr(leaf, "format"):
+        if hasattr(leaf, "format") and len(leaf.shape) == 2 and not leaf.name.endswith(EXPERTS):
             maths.append(getattr(leaf, "math", Math.BF16))
         return leaf
 

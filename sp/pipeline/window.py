@@ -146,7 +146,7 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | Non
     if budget is None or scorer.oracle or isinstance(scorer, ModelFreeScorer):
         return
     config, math = reader.model.config, reader.model.arithmetic.math
-    rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER[reader.model.device]), math)
+    rounded = product_bytes(config, min(tokens, CHUNK_BY_LAYER["cuda"]), math)
     least = reader.model.nbytes + 4 * config.hidden * tokens + rounded
     if least > budget:
         raise PromptError(
@@ -158,7 +158,7 @@ def check_scoring(reader: Loaded, tokens: int, scorer: Scorer, budget: int | Non
 def _held(target: Loaded, tokens: int, options: RunOptions) -> int:
     model = target.model
     math = model.arithmetic.math
-    rounded = product_bytes(model.config, min(tokens, chunk_tokens(model.device, math)), math)
+    rounded = product_bytes(model.config, min(tokens, chunk_tokens("cuda", math)), math)
     return least_bytes(model.config, model.nbytes, tokens, options.kv) + rounded
 
 

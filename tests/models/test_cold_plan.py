@@ -10,6 +10,7 @@ import pytest
 from hollow_files import write_hollow
 from rich.console import Console
 
+from sp.models import Arithmetic, ModelConfig
 from sp.models.inspect import inspect_file
 from sp.models.inspect.cards import ANSWER, CARDS, KEEP
 from sp.models.inspect.cold_layers import cold_layers
@@ -40,15 +41,20 @@ def test_a_small_card_runs_it_with_experts_on_the_host(path) -> None:
     assert large.as_dict()["experts"] is None
 
 
+def stand_in(path: Path, config: ModelConfig, nbytes: int) -> Any:
+    """What checks of memory look at of a loaded model."""
+    return SimpleNamespace(path=path, model=SimpleNamespace(config=config, nbytes=nbytes, arithmetic=Arithmetic()))
+
+
 def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(path, tmp_path: Path) -> None:
     plan = plan_file(path)
     config, weights = plan.sizes or pytest.fail("no sizes")
     drafter, stacks = plan.drafter or pytest.fail("no drafter"), plan.target.stacks
-    reader: Any = SimpleNamespace(path=tmp_path, model=SimpleNamespace(config=drafter.config, nbytes=drafter.weights))
+    reader: Any = stand_in(tmp_path, drafter.config, drafter.weights)
     tried = 0
     for card in CARDS:
         held = cold_layers(config, weights, stacks, room(card))
-        target: Any = SimpleNamespace(path=tmp_path, model=SimpleNamespace(config=config, nbytes=held.device))
+        target: Any = stand_in(tmp_path, config, held.device)
         for tokens in SPOKEN:
             for scores, keep in ((drafter, KEEP), (None, 1.0)):
                 way = best(list(ways(config, weights, scores, tokens, stacks=stacks)), card)

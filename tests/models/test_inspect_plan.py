@@ -18,7 +18,7 @@ from tiny_models import KEYS, rewritten, write_tiny
 from sp import cli
 from sp.errors import ModelError, PromptError, SpError
 from sp.gguf import GGUFFile
-from sp.models import load_model
+from sp.models import Arithmetic, ModelConfig, load_model
 from sp.models.architectures.llama import FACTORS
 from sp.models.cache.cache import Cache
 from sp.models.file_type import FILE_TYPES
@@ -47,6 +47,11 @@ def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pat
 LARGE = [("qwen3.6-27b", "q4_k_m"), ("llama-3.1-70b", "q4_k_m"), ("llama-3.1-8b", "bf16")]
 
 
+def stand_in(path: Path, config: ModelConfig, nbytes: int) -> Any:
+    """What checks of memory look at of a loaded model."""
+    return SimpleNamespace(path=path, model=SimpleNamespace(config=config, nbytes=nbytes, arithmetic=Arithmetic()))
+
+
 @pytest.mark.parametrize(("shape", "file_type"), LARGE)
 def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(
     shape: str, file_type: str, tmp_path: Path, hollow: Callable[[str, str], Path]
@@ -56,10 +61,8 @@ def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(
     config, weights = plan.sizes or pytest.fail("no sizes")
     assert plan.drafter is not None
     tried = 0
-    target: Any = SimpleNamespace(path=tmp_path, model=SimpleNamespace(config=config, nbytes=weights))
-    drafter: Any = SimpleNamespace(
-        path=tmp_path, model=SimpleNamespace(config=plan.drafter.config, nbytes=plan.drafter.weights)
-    )
+    target: Any = stand_in(tmp_path, config, weights)
+    drafter: Any = stand_in(tmp_path, plan.drafter.config, plan.drafter.weights)
     for card in CARDS:
         for tokens in SPOKEN:
             way = best(list(ways(config, weights, plan.drafter, tokens)), card)

@@ -117,7 +117,7 @@ def test_a_budget_counts_rounded_operands(pair: Pipeline) -> None:
     model = pair.target.model
     n = len(pair.tokenise(prompt))
     least = least_bytes(model.config, model.nbytes, n + 1, "f16")
-    budget = least + product_bytes(model.config, 1024, Math.INT8) - 1
+    budget = least + product_bytes(model.config, n + 1, Math.INT8) - 1
     plain = Pipeline.open(device="cpu")
     for one in (pair, plain):
         tight = replace(one, residency=Residency())

@@ -7,10 +7,19 @@ from typing import Any
 
 from sp.errors import ModelError
 from sp.gguf.reader import GGUFFile
+from sp.models.arithmetic import is_eligible
 from sp.models.config import ModelConfig
 from sp.models.cost import active_params
 from sp.models.inspect.cards import ANSWER, KEEP, LENGTHS, card_rows, drafters_for
-from sp.models.inspect.memory import Held, file_formats, held_weights, kv_bytes, stack_bytes, state_bytes
+from sp.models.inspect.memory import (
+    Held,
+    file_formats,
+    held_weights,
+    kv_bytes,
+    layer_matrices,
+    stack_bytes,
+    state_bytes,
+)
 from sp.models.inspect.ways import caches
 from sp.models.rope_keys import rope_facts
 
@@ -67,8 +76,20 @@ def family(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "context": config.context,
         "experts": experts(config),
+        "eight_bits": eight_bits(config),
         "rope": rope_facts(rope) | {"pairing": rope.pairing},
     }
+
+
+def eight_bits(config: ModelConfig) -> dict[str, int]:
+    """How many matrices of layers `--math` can have multiplied in eight bits, of all that are not of experts.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> eight_bits(find_shape("qwen3.6-27b").config)
+    {'weights': 400, 'matrices': 496}
+    """
+    matrices = layer_matrices(config)
+    return {"weights": sum(is_eligible(each.name, each.shape) for each in matrices), "matrices": len(matrices)}
 
 
 def experts(config: ModelConfig) -> dict[str, Any] | None:

@@ -211,10 +211,14 @@ def product_bytes(config: ModelConfig, tokens: int, math: Math) -> int:
     """
     if math is Math.BF16 or tokens < ROUNDED_TOKENS:
         return 0
-    layers = (t for t in trunk_tensors(config) if t.kind == "matrix" and layer_of(t.name) is not None)
-    shapes = [t.shape for t in layers if is_eligible(t.name, t.shape)]
+    shapes = [t.shape for t in layer_matrices(config) if is_eligible(t.name, t.shape)]
     gated = [(2 * rows, width) for rows, width in shapes if width == config.hidden and rows in config.ffn]
     return max((workspace_bytes(tokens, rows, width) for rows, width in (*shapes, *gated)), default=0)
+
+
+def layer_matrices(config: ModelConfig) -> list[Tensor]:
+    """Of all layers, those of experts left out."""
+    return [t for t in trunk_tensors(config) if t.kind == "matrix" and layer_of(t.name) is not None]
 
 
 def expert_bytes(config: ModelConfig, tokens: int) -> int:

@@ -80,6 +80,11 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{experts['active_parameters'] / 1e6:,.1f} M parameters of the layers are read for one"
             ),
         )
+    eight = family["eight_bits"]
+    yield (
+        "eight bits",
+        f"{eight['weights']} of {eight['matrices']} matrices of layers can be multiplied so (--math int8)",
+    )
     rope = family["rope"]
     yield "rope", f"base {rope['base']:g}, {rope['dim']} of {family['head_dim']} values, {rope['pairing']}"
     yield "rope scaling", _scaling(rope)
