@@ -73,6 +73,7 @@ def benchmark(name: str) -> tuple[str, ...]:
 
 RECORD = ("--record", "{results}")
 OURS = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "asked_density": None, "math": "bf16"}
+EIGHT = OURS | {"math": "int8"}
 PAIR = {"target": "qwen3.6-27b-q4_k_m.synthetic", "keep_ratio": 0.05, "math": "bf16"}
 MIX, LLAMA = "ud-q4_k_xl", "llama-3.1-70b"
 MIXTURE = "qwen3.6-35b-a3b"
@@ -91,6 +92,39 @@ MODELS = (
         (Want("ttft", 3, PAIR | {"density": 0.24}), Want("ttft", 6, PAIR | {"vram": None})),
     ),
     Item("turns", sp(*TURN, "--density", "0.05", *RECORD), 120, (Want("turn", 3, {"vram": None, "kv": "f16"}),)),
+    Item(
+        "eight bits",
+        sp("bench", "model", *TARGET, "-p", "2k,8k,32k,128k", "-n", "0", "--math", "int8", *RECORD),
+        110,
+        (*(Want("prefill", 1, EIGHT | {"prompt_tokens": n}) for n in (2048, 8192, 32768, 131072)),),
+    ),
+    Item(
+        "eight bits, portable",
+        sp("bench", "model", *TARGET, "-p", "8k", "-n", "0", "--math", "int8", "--path", "portable", *RECORD),
+        20,
+        (Want("prefill", 1, EIGHT | {"path": "portable"}),),
+    ),
+    Item(
+        "eight bits, fp8",
+        sp("bench", "model", *TARGET, "-p", "8k", "-n", "0", "--math", "fp8", *RECORD),
+        20,
+        (Want("prefill", 1, EIGHT | {"math": "fp8"}),),
+    ),
+    Item(
+        "eight bits, first token",
+        sp(
+            *("bench", "ttft", "--synthetic-target", "qwen3.6-27b", "--synthetic-drafter", "qwen3-0.6b", "-p", "128k"),
+            *("--density", "0.05,0.24", "--full-repeats", "1", "--math", "int8", *RECORD),
+        ),
+        80,
+        (Want("ttft", 2, PAIR | {"math": "int8"}),),
+    ),
+    Item(
+        "eight bits, what they cost",
+        script("eight_bit/large_model.py", "--record", "{results}"),
+        40,
+        (Want("eight_bit_large", 5),),
+    ),
     Item(
         "turns within 23 GiB",
         sp(*TURN, "--density", "0.05", "--vram", "23g", "--keys", "q4_0", "--kv", "q4_0", *RECORD),
@@ -262,7 +296,9 @@ KERNELS = (
         Item(f"family {name}", sp("kernels", "bench", "--family", name, *RECORD), seconds, (Want(name, count),))
         for name, seconds, count in (
             ("project", 25, 49), ("experts", 10, 39), ("paged_attention", 15, 6), ("delta", 12, 6),
-            ("delta_tree", 15, 5), ("flashprefill", 30, 30), ("importance", 12, 4), ("memory", 10, 1), ("rows", 10, 4),
+            ("delta_tree", 15, 5), ("flashprefill", 30, 30),
+            ("matmul_bytes", 20, 21), ("matmul_int8", 15, 28), ("importance", 12, 4), ("memory", 10, 1),
+            ("rows", 10, 4),
         )
     ),
     Item(

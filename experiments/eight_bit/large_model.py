@@ -43,7 +43,7 @@ def logits(model: Model, ids: np.ndarray) -> np.ndarray:
 
     cache = model.new_cache(len(ids))
     prefill(model, ids, np.arange(len(ids)), cache, after=after, rows=ROWS)
-    cache.release()
+    del cache
     parts = [model.head(last[0][i : i + 8]).get() for i in range(0, ROWS, 8)]
     found: np.ndarray = np.concatenate(parts).astype(np.float64)
     return found

@@ -13,10 +13,19 @@ from sp.ops.byte_rows.rows import ByteKind, round_rows
 from sp.ops.matmul.registry import kernels
 from sp.quant import Math
 
-FASTER = {("sm_90a", (9, 0)): "measured", ("portable", (8, 6)): "predicted", ("portable", (8, 9)): "predicted"}
+FASTER = {
+    ("sm_90a", (9, 0)): "measured",
+    ("portable", (9, 0)): "measured",
+    ("portable", (8, 6)): "predicted",
+    ("portable", (8, 9)): "predicted",
+}
 """Where int8 beats BF16, by path and compute capability, and how that is known: measured on an H200
-(``results/nvidia-h200/matmul_int8.jsonl``); predicted from rates of tensor cores, four times those of BF16
+(``results/nvidia-h200/prefill.jsonl``); predicted from rates of tensor cores, four times those of BF16
 (``results/nvidia-h200/notes-int8.md``)."""
+
+LEAST_INPUTS = 4096
+"""Narrower weights gain nothing: with 1,024 to 3,072 inputs products took longer than in BF16 on an H200, with 5,120
+and more two thirds of the time (``results/nvidia-h200/notes-int8.md``); in between nothing was measured."""
 
 MOST_ERROR = 0.01
 """Relative error, root mean square, that rounding a weight may cost.

@@ -17,7 +17,7 @@ from sp.models import auto_math, load_model
 from sp.models.arithmetic import AUTO, Arithmetic, check_math, read_math, with_math
 from sp.models.auto_math import FASTER, MOST_ERROR, hindrance, rounding_error, sampled_rows
 from sp.models.inspect.cold_layers import cold_layers
-from sp.models.inspect.memory import product_bytes, reading_bytes, scoring_bytes
+from sp.models.inspect.memory import STREAMS, product_bytes, reading_bytes, scoring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.byte_products import workspace_bytes
@@ -82,6 +82,10 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
             rows[:, 3] *= 50
         return rows
 
+    nothing, reason = with_math(trunk, AUTO, "cuda", sampled)
+    assert set(maths(nothing).values()) == {Math.BF16}
+    assert reason == "no matrix has 4,096 inputs"
+    monkeypatch.setattr(marking, "LEAST_INPUTS", 256)
     marked, reason = with_math(trunk, AUTO, "cuda", sampled)
     found = maths(marked)
     assert [name for name, math in found.items() if math is Math.BF16] == [worst]
@@ -121,7 +125,13 @@ def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, in
         ("portable", (8, 6), (Math.INT8,), ""),
         ("portable", (8, 9), (), "no kernel of path portable multiplies int8"),
         ("portable", (8, 0), (Math.INT8,), "int8 is not known to be faster by path portable on compute capability 8.0"),
-        ("portable", (9, 0), (Math.INT8,), "int8 is not known to be faster by path portable on compute capability 9.0"),
+        ("portable", (9, 0), (Math.INT8,), ""),
+        (
+            "portable",
+            (12, 0),
+            (Math.INT8,),
+            "int8 is not known to be faster by path portable on compute capability 12.0",
+        ),
     ],
 )
 def test_auto_wants_a_kernel_that_is_known_to_be_faster(monkeypatch, path, capability, maths, against) -> None:
@@ -161,7 +171,8 @@ def test_marks_reach_the_kernels_of_a_device() -> None:
     said = [line.split() for line in walked(WALK, str(embedded("target"))).splitlines()]
     launches = {(math, n): (int(marked), int(count)) for math, n, marked, count in said}
     assert launches["bf16", "1100"] == (0, 0)
-    for math in ("int8", "fp8", "auto"):
+    assert launches["auto", "1100"] == (0, 0)  # all of its matrices are narrow
+    for math in ("int8", "fp8"):
         assert launches[math, "1023"] == (70, 0)
         assert launches[math, "1100"] == launches["int8", "1100"]
     assert launches["int8", "1100"][1] > 50
@@ -170,10 +181,12 @@ def test_marks_reach_the_kernels_of_a_device() -> None:
 @pytest.mark.parametrize("tokens", [1023, 1024, 5000, 100_000])
 def test_memory_counts_both_sides_rounded(tokens: int) -> None:
     config = find_shape("qwen3.6-27b").config
-    taken = product_bytes(config, min(tokens, 8192), Math.INT8)
+    together = min(tokens, 16384)  # twice as many as in BF16
+    taken = product_bytes(config, together, Math.INT8)
     shapes = ((2 * 17408, 5120), (5120, 17408))  # gate and up together, and down
-    assert taken == (0 if tokens < 1024 else max(workspace_bytes(min(tokens, 8192), *shape) for shape in shapes))
-    assert reading_bytes(config, tokens, Math.INT8) - reading_bytes(config, tokens) == taken
+    assert taken == (0 if tokens < 1024 else max(workspace_bytes(together, *shape) for shape in shapes))
+    streams = STREAMS * 4 * config.hidden * (together - min(tokens, 8192))
+    assert reading_bytes(config, tokens, Math.INT8) - reading_bytes(config, tokens) == taken + streams
     assert product_bytes(config, tokens, Math.BF16) == 0
     drafter = find_shape("qwen3-0.6b").config
     assert scoring_bytes(drafter, tokens, Math.FP8) - scoring_bytes(drafter, tokens) == product_bytes(

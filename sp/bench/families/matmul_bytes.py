@@ -1,0 +1,63 @@
+"""Prefill products of bytes beside those in BF16 on both paths, and what rounds their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sp.bench.cases import Case, family
+from sp.bench.families.inputs import bf16
+from sp.bench.families.matmul import IN, OUT, random_weight
+from sp.kernels import current_path, import_cupy
+from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
+from sp.ops.byte_rows.loud import loud_channels
+from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_weights
+from sp.ops.matmul import gemm_bytes_portable, gemm_bytes_sm90
+from sp.ops.matmul.registry import Product, prefill_kernel
+from sp.quant import Q4_K
+
+TOKENS = 8192
+SHAPES: tuple[tuple[int, int, Epilogue], ...] = ((OUT, IN, STORE), (OUT, IN, SWIGLU), (IN, OUT, STORE_F32))
+"""Outputs, inputs and epilogue of the widest products of the 27B shape; of SWIGLU two weights."""
+
+
+@family("matmul_bytes")
+def cases() -> Iterator[Case]:
+    """Products without their rounding, roundings apart: of inputs, weights, and what finds loud channels."""
+    cupy, here = import_cupy(), current_path()
+    kinds = {"sm_90a": (gemm_bytes_sm90, tuple(ByteKind)), "portable": (gemm_bytes_portable, (ByteKind.INT8,))}
+    for rows, width, epilogue in SHAPES:
+        weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
+        x = bf16(TOKENS, width)
+        out = cupy.empty((TOKENS, rows), np.float32 if epilogue is STORE_F32 else np.uint16)
+        loud = loud_channels(x)
+        shape: dict[str, Any] = {"type": "Q4_K", "m": TOKENS, "n": rows, "k": width, "epilogue": epilogue.name.lower()}
+        flops = 2 * TOKENS * rows * width * len(weights)
+        moved = TOKENS * (width + rows * out.itemsize) + len(weights) * rows * width
+        for path in dict.fromkeys((here, "portable")):
+            product = Product(x, weights, (out,), STORE if epilogue is STORE_F32 else epilogue)
+            plain = partial(prefill_kernel(path).launch, product)
+            yield Case(shape | {"math": "bf16"}, path, plain, bytes=moved + TOKENS * width, flops=flops, graph=True)
+            module, these = kinds[path]
+            for kind in these:
+                given, held = round_inputs(x, kind, loud), round_weights(weights, kind, loud)
+                run = partial(module.gemm, given, held, 0, rows, loud, out, epilogue)
+                config = shape | {"math": "int8" if kind is ByteKind.INT8 else "fp8"}
+                yield Case(config, path, run, bytes=moved, flops=flops, graph=True)
+        if epilogue is STORE:
+            continue
+        both = rows * len(weights)
+        sizes = {"m": TOKENS, "n": both, "k": width}
+        for name, run, traffic in (
+            ("loud channels", partial(loud_channels, x), 2 * TOKENS * width),
+            ("round inputs", partial(round_inputs, x, ByteKind.INT8, loud), 3 * TOKENS * width),
+            (
+                "round weights",
+                partial(round_weights, weights, ByteKind.INT8, loud),
+                1.5625 * len(weights) * rows * width,
+            ),
+        ):
+            yield Case({"op": name, "type": "Q4_K"} | sizes, here, run, bytes=traffic, graph=True)
