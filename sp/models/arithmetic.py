@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal
 
 from sp.arrays import Floats
 from sp.errors import ConfigError, known_names
 from sp.kernels.path import current_path
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
-from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, hindrance, rounding_error, sampled_rows
+from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, is_faster, rounding_error, sampled_rows
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import kernels
 from sp.quant import Math, Weight
 
+AUTO: Final = "auto"
 AskedMath = Math | Literal["auto"]
 """What can be asked for: one of `Math`, or int8 where `sp.models.auto_math` says so."""
-AUTO = get_args(get_args(AskedMath)[1])[0]
 
 FEWEST_ROWS = 256
 """Narrower matrices (gates of a DeltaNet head) are multiplied in BF16: their results steer all others."""
@@ -129,8 +129,9 @@ def with_math(
         return trunk, ""
     if asked != AUTO:
         return _marked(trunk, Math(asked), lambda leaf: True), ""
-    if against := hindrance(device):
-        return trunk, against
+    faster, reason = is_faster(device)
+    if not faster:
+        return trunk, reason
     errors: dict[str, float] = {}
 
     def small(leaf: Any) -> bool:
@@ -146,7 +147,7 @@ def with_math(
     most = f"rounding costs weights at most {max(errors.values(), default=0):.2%}"
     if over:
         most = f"rounding costs {len(over)} weights over {MOST_ERROR:.2%}, at most {max(over):.2%}"
-    return found, most
+    return found, f"{reason}; {most}"
 
 
 def _marked(trunk: Trunk, math: Math, chosen: Callable[[Any], bool]) -> Trunk:

@@ -15,7 +15,7 @@ from sp.errors import ConfigError
 from sp.models import arithmetic as marking
 from sp.models import auto_math, load_model
 from sp.models.arithmetic import AUTO, Arithmetic, check_math, read_math, with_math
-from sp.models.auto_math import FASTER, MOST_ERROR, hindrance, rounding_error, sampled_rows
+from sp.models.auto_math import FASTER, MOST_ERROR, is_faster, rounding_error, sampled_rows
 from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.memory import STREAMS, product_bytes, reading_bytes, scoring_bytes
 from sp.models.synthetic.shapes import find_shape
@@ -72,7 +72,7 @@ def test_auto_on_the_cpu_stays_and_says_why() -> None:
 
 def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     trunk = load_model(embedded("drafter")).trunk
-    monkeypatch.setattr(marking, "hindrance", lambda device: "")
+    monkeypatch.setattr(marking, "is_faster", lambda device: (True, "known"))
     monkeypatch.setattr(marking, "check_math", lambda asked, device: None)
     worst = "blk.2.ffn_up.weight"
 
@@ -89,10 +89,10 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
     marked, reason = with_math(trunk, AUTO, "cuda", sampled)
     found = maths(marked)
     assert [name for name, math in found.items() if math is Math.BF16] == [worst]
-    assert reason.startswith("rounding costs 1 weights over 1.00%, at most ")
+    assert reason.startswith("known; rounding costs 1 weights over 1.00%, at most ")
     plain, reason = with_math(trunk, AUTO, "cuda")
     assert set(maths(plain).values()) == {Math.INT8}
-    assert reason == "rounding costs weights at most 0.86%"
+    assert reason == "known; rounding costs weights at most 0.86%"
 
 
 def test_the_error_of_a_weight_is_that_of_its_groups() -> None:
@@ -119,13 +119,23 @@ def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, in
 
 
 @pytest.mark.parametrize(
-    ("path", "capability", "maths", "against"),
+    ("path", "capability", "maths", "why"),
     [
-        ("sm_90a", (9, 0), (Math.INT8, Math.FP8), ""),
-        ("portable", (8, 6), (Math.INT8,), ""),
+        (
+            "sm_90a",
+            (9, 0),
+            (Math.INT8, Math.FP8),
+            "int8 was measured to be faster by path sm_90a on compute capability 9.0",
+        ),
+        (
+            "portable",
+            (8, 6),
+            (Math.INT8,),
+            "int8 was predicted to be faster by path portable on compute capability 8.6",
+        ),
         ("portable", (8, 9), (), "no kernel of path portable multiplies int8"),
         ("portable", (8, 0), (Math.INT8,), "int8 is not known to be faster by path portable on compute capability 8.0"),
-        ("portable", (9, 0), (Math.INT8,), ""),
+        ("portable", (9, 0), (Math.INT8,), "int8 was measured to be faster by path portable on compute capability 9.0"),
         (
             "portable",
             (12, 0),
@@ -134,10 +144,10 @@ def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, in
         ),
     ],
 )
-def test_auto_wants_a_kernel_that_is_known_to_be_faster(monkeypatch, path, capability, maths, against) -> None:
+def test_auto_wants_a_kernel_that_is_known_to_be_faster(monkeypatch, path, capability, maths, why) -> None:
     device(monkeypatch, path, capability, *maths)
-    assert hindrance("cuda") == against
-    assert ((path, capability) in FASTER) or against
+    assert is_faster("cuda") == (why.startswith("int8 was"), why)
+    assert ((path, capability) in FASTER) >= why.startswith("int8 was")
 
 
 def test_what_no_kernel_makes_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
