@@ -14,6 +14,7 @@ from sp.bench.record import newest
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "eight-bits.md"
 FOLDER = ROOT / "results" / "intel-r-xeon-r-processor-2core"
+CARD = ROOT / "results" / "nvidia-h200"
 WAYS = {
     "bf16, as today's prefill": "bf16",
     "math int8: per 256, weights too, loud channels apart": "`--math int8`",
@@ -86,6 +87,21 @@ def choices() -> list[str]:
     return table(heads, rows)
 
 
+def speed() -> list[str]:
+    """Prefill of the 27B shape in tokens a second, by path and length."""
+    rates: dict[tuple[str, int], dict[str, float]] = {}
+    for record in newest(CARD / "prefill.jsonl"):
+        c = record["config"]
+        if (c["engine"], c["shape"], c["type"], c.get("asked_density")) == ("sp", "qwen3.6-27b", "q4_k_m", None):
+            rates.setdefault((c["path"], c["prompt_tokens"]), {})[c["math"]] = record["metrics"]["tok_s"]
+    rows = [
+        [f"{tokens:,}", path, f"{found['bf16']:,.0f}", f"{found['int8']:,.0f}", f"{found['int8'] / found['bf16']:.2f}x"]
+        for (path, tokens), found in sorted(rates.items(), key=lambda item: (item[0][0] == "portable", item[0][1]))
+        if "int8" in found
+    ]
+    return table(["tokens", "kernels", "bf16 (tok/s)", "int8 (tok/s)", ""], rows)
+
+
 def difference(found: Sequence[float]) -> str:
     """Points, with the interval; of pairs that are all alike there is none."""
     mean, low, high = (100 * part for part in found)
@@ -94,7 +110,7 @@ def difference(found: Sequence[float]) -> str:
 
 def tables() -> dict[str, list[str]]:
     """Every table of the page by its name there."""
-    return {"products": products(), "model": model(), "answers": answers(), "choices": choices()}
+    return {"speed": speed(), "products": products(), "model": model(), "answers": answers(), "choices": choices()}
 
 
 if __name__ == "__main__":
