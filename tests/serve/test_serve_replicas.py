@@ -34,7 +34,7 @@ from sp.serve.replicas.deploy import deployed
 from sp.serve.replicas.door import Passing
 
 ASKED = Asked(
-    target=None, drafter=None, draft=None, ropes={}, device="cpu", vram=None, break_even=None, options=tool.OPTIONS,
+    target=None, drafter=None, draft=None, loading={}, device="cpu", vram=None, break_even=None, options=tool.OPTIONS,
     thinking=Thinking(), max_tokens=64, memory=ConversationOptions(), sessions=8, host_bytes=1 << 30,
     device_bytes=None, queue=16, body_bytes=1 << 20,
 )  # fmt: skip
