@@ -1,12 +1,13 @@
 """What products in int8 do to answers: the embedded pair, every task it can do, in BF16 (float32 here) and in int8.
 
-    python experiments/eight_bit/answers.py --out results        # on the CPU, half an hour
+    python experiments/eight_bit/answers.py --out results        # on the CPU, an hour
 
-Both models of the pair multiply in int8 where they read 1,024 tokens and more, so prompts have about TOKENS tokens, of
-which the first 1,024 go through the target together, and all through the drafter; what is multiplied is counted. Each
-example is answered four times: all of it read, and compressed as `sp run` does by default but for a share of KEEP,
-by either pair (of so short a prompt the default of 0.05 has room for little besides the question). Whole prompts are
-decoded with the embedded draft, which gives the greedy answer and tells how much of its guesses was taken.
+Both models of the pair multiply in int8 where they read 1,024 tokens and more, so prompts are little longer, of which
+the first 1,024 tokens go through the target together, and all through the drafter; what is multiplied is counted, and a
+prompt that is too short for it is an error. Each example is answered four times: all of it read, and compressed as
+`sp run` does by default but for a share of KEEP, by either pair (of so short a prompt the default of 0.05 has room for
+little besides the question). Whole prompts are decoded with the embedded draft, which gives the greedy answer and tells
+how much of its guesses was taken.
 
 A row of ``eight_bit_answers.jsonl`` is one task: right answers of both, the difference of int8 with a bootstrap
 interval over examples, answers that are the same word for word; of the compressed ones also the share of kept tokens
@@ -31,6 +32,7 @@ from scipy.stats import spearmanr
 
 import sp.ops.matmul.linear  # noqa: F401
 from sp.bench.record import append, make_record
+from sp.errors import ConfigError
 from sp.evals import TASKS, Example
 from sp.evals.metrics import score_answer
 from sp.evals.statistics import paired_difference, wilson
@@ -40,9 +42,13 @@ from sp.pipeline.result import Answer, Scored
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection
 
-NAMES = ("code", "fact", "json", "multi_session", "nolima", "updates")
-"""Tasks of `sp eval` that the embedded target answers; it is near nothing in the others (its model card)."""
-TOKENS, EXAMPLES, KEEP = 1100, 100, 0.2
+LENGTHS = {
+    **dict.fromkeys(("code", "fact", "multi_session", "needle", "needle_multikey", "nolima", "updates"), 1100),
+    "json": 1300,
+}
+"""Tasks of `sp eval` that the embedded target answers at this length, and the tokens that are asked for, of which texts
+may have less. It is right in nearly none of the others."""
+EXAMPLES, KEEP = 100, 0.2
 linear = sys.modules["sp.ops.matmul.linear"]
 
 
@@ -86,7 +92,7 @@ class Both:
         self.pairs = [pair.with_draft(embedded("draft")) for pair in pairs]
 
     def example(self, example: Example) -> dict[str, Any]:
-        """What came of one."""
+        """What came of one; ConfigError where nothing was multiplied in int8."""
         found: dict[str, Any] = {}
         whole: list[Answer] = []
         part: list[tuple[Scored, np.ndarray, Selection, Answer]] = []
@@ -103,6 +109,8 @@ class Both:
                 found[way, math] = float(score_answer(answer.text, example.answers, example.match) == 1)
             found["acceptance", math] = whole[-1].acceptance_length
             found["tokens"] = len(prompt)
+        if not found["products whole", "int8"]:
+            raise ConfigError(f"{example.id} has {found['tokens']} tokens: too few for int8; raise --tokens")
         (_, scores, chosen, short), (_, others, other, theirs) = part
         found["same whole"] = whole[0].text == whole[1].text
         found["same compressed"] = short.text == theirs.text
@@ -159,8 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="append the rows below this folder")
     parser.add_argument("-n", type=int, default=EXAMPLES, help="examples a task")
-    parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--tasks", default=",".join(NAMES))
+    parser.add_argument("--tasks", default=",".join(LENGTHS))
     asked, both = parser.parse_args(), Both()
 
     def count(text: str) -> int:
@@ -170,10 +177,10 @@ def main() -> None:
     heads += ["kept by both", "scores", "accepted"]
     print(f"| {' | '.join(heads)} |\n|---|{'---:|' * (len(heads) - 1)}", flush=True)
     for name in asked.tasks.split(","):
-        task, began, rows = TASKS.build(name), time.perf_counter(), []
+        task, tokens, began, rows = TASKS.build(name), LENGTHS[name], time.perf_counter(), []
         with both.counted.watching():
             for index in range(asked.n):
-                rows.append(both.example(task.example(index, asked.tokens, count)))
+                rows.append(both.example(task.example(index, tokens, count)))
         metrics = metrics_of(rows)
         print(
             shown(name, metrics),
@@ -181,7 +188,7 @@ def main() -> None:
             flush=True,
         )
         if asked.out is not None:
-            config = {"task": name, "tokens": asked.tokens, "target": "target.gguf", "drafter": "drafter.gguf"}
+            config = {"task": name, "tokens": tokens, "target": "target.gguf", "drafter": "drafter.gguf"}
             config |= {"math": "int8", "n": asked.n, "keep_ratio": KEEP, "scorer": "tail"}
             append(make_record("eight_bit_answers", config, metrics, [], [], device="cpu"), asked.out)
 
