@@ -16,7 +16,7 @@ from sp.quant import Math
 TEXT = eight_bits_page.PAGE.read_text()
 
 
-@pytest.mark.parametrize("name", ["speed", "products", "model", "answers", "choices"])
+@pytest.mark.parametrize("name", ["rates", "products", "model", "answers", "choices"])
 def test_tables_are_those_of_records(name: str) -> None:
     found = re.search(rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", TEXT, re.DOTALL)
     assert found
