@@ -18,24 +18,7 @@ struct Shared {
     i32 tile, steps;        // of the queries now loaded; tile -1 ends the block
 };
 
-struct Ring {
-    u32 stage = 0, phase = 0;
-    SP_DEVICE void advance() {
-        if (++stage == STAGES) stage = 0, phase ^= 1;
-    }
-};
-
-struct Shape {
-    i32 n, tokens, heads, group, section, early, query_blocks;
-    // Longest rows first, in the early part and in each section.
-    SP_DEVICE void place(i32 tile, i32& head, i32& block) const {
-        const bool now = tile < heads * early;
-        const i32 wide = now ? heads : section, count = now ? early : query_blocks - early;
-        const i32 number = now ? tile : tile - heads * early, inside = number % (wide * count);
-        head = number / (wide * count) * wide + inside % wide;
-        block = (now ? query_blocks : count) - 1 - inside / wide;
-    }
-};
+#include "tile_order.cuh"
 
 // Run by one whole warp. Queries of a tile come when the last of its predecessor's scores are done; keys and values run
 // ahead, as far as the ring is long, and into the next tile.

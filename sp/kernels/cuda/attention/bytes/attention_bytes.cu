@@ -1,0 +1,201 @@
+// Causal attention of many queries in eight bits on tensor cores of sm_90a, dense or over lists of key blocks.
+//
+//   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in a list
+//   queries and keys as signed bytes, weights and values as e4m3; sums of bytes are exact, those of e4m3 are added up in
+//   float32 after every 128 keys, since tensor cores keep about 14 bits of a sum of such products.
+//
+// Layouts  q f16 (n, heads, 128), divided by peak / 127 row by row here. Keys i8 (kv_heads, blocks, 128 tokens, 128), times
+//   key_scales f32 (kv_heads, blocks); less a vector that all keys of a head share, which softmax does not see. Values
+//   e4m3 (kv_heads, blocks, 128, 128 tokens in the order of key_place), times value_peaks f32 (kv_heads) / 448; all see
+//   kv_bytes.cu. out bf16 (n, heads, 128). Lists as in attention_sm90.cu, and lse, but that it lacks what scores lost with
+//   that vector. A row that sees no key gets zeros and -inf.
+// Maps     q as in attention_sm90.cu; keys and values as rows of 128 bytes, boxes of 128, 128-byte swizzle.
+// Launch   one block of 384 threads an SM, 1-D grid of at most the number of tiles (query block, head); *next_tile = 0.
+//   `early` and `section` as in attention_sm90.cu.
+// Needs    scale > 0; 1 <= n <= tokens; blocks = ceil(tokens / 128); heads % section == 0.
+// Arch     sm_90a.
+//
+// Warpgroup 0 loads. Warpgroups 1 and 2 compute 64 query rows each, from the diagonal down: while the softmax of one tile
+// runs, the tensor cores multiply the weights of the tile before by V, and while outputs are added up they multiply the
+// next keys. After Shah et al., "FlashAttention-3", 2024, and Zhang et al., "SageAttention2", 2024.
+#include "byte_loads.cuh"
+#include "softmax_bytes.cuh"
+
+// A descriptor moves by adding bytes / 16 to its low word: shared addresses fit in the field.
+SP_DEVICE u64 moved_by(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
+
+SP_DEVICE u32 pack_codes(const u32* pairs, f32 inverse) {
+    const i32 a = __float2int_rn(low_f16(pairs[0]) * inverse), b = __float2int_rn(high_f16(pairs[0]) * inverse);
+    const i32 c = __float2int_rn(low_f16(pairs[1]) * inverse), d = __float2int_rn(high_f16(pairs[1]) * inverse);
+    return u32(a & 255) | u32(b & 255) << 8 | u32(c & 255) << 16 | u32(d) << 24;
+}
+
+// The group's 64 queries to bytes: two threads a row, each one panel of 64 values.
+SP_DEVICE void round_queries(const u8* queries, u8* codes, f32* scales, u32 group) {
+    const u32 thread = threadIdx.x % 128, row = 64 * group + thread / 2, panel = thread % 2;
+    u32 words[32];
+    f32 peak = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint4 eight =
+            *reinterpret_cast<const uint4*>(queries + panel * (QUERIES * 128) + swizzle_128(row * 128 + 16 * i));
+        words[4 * i] = eight.x, words[4 * i + 1] = eight.y, words[4 * i + 2] = eight.z, words[4 * i + 3] = eight.w;
+#pragma unroll
+        for (int j = 4 * i; j < 4 * i + 4; ++j)
+            peak = fmaxf(peak, fmaxf(fabsf(low_f16(words[j])), fabsf(high_f16(words[j]))));
+    }
+    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+    const f32 inverse = peak > 0 ? __fdiv_rn(127.0f, peak) : 0.0f;
+    named_barrier(1 + group, 128);  // who still multiplies the bytes before these
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32* from = words + 8 * i;
+        const uint4 sixteen = {pack_codes(from, inverse), pack_codes(from + 2, inverse), pack_codes(from + 4, inverse),
+                               pack_codes(from + 6, inverse)};
+        *reinterpret_cast<uint4*>(codes + swizzle_128(row * 128 + 64 * panel + 16 * i)) = sixteen;
+    }
+    if (panel == 0) scales[row] = peak * (1.0f / 127.0f);
+    fence_async_proxy();
+    named_barrier(1 + group, 128);
+}
+
+SP_DEVICE void scores_of(i32 (&s)[64], u64 queries, u64 keys) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_bytes(s, moved_by(queries, 32 * k), moved_by(keys, 32 * k), k > 0);
+    wgmma_commit();
+}
+
+SP_DEVICE void values_of(f32 (&t)[64], const u32 (&p)[16], u64 values) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_e4m3(t, p + 4 * k, moved_by(values, 32 * k), k > 0);
+    wgmma_commit();
+}
+
+SP_DEVICE void add_up(f32 (&o)[64], const f32 (&t)[64], const f32 (&keep)[2]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], keep[i / 2 % 2], t[i]);
+}
+
+SP_DEVICE void compute(u16* out, f32* lse, const f32* value_peaks, f32 factor, const Shape& shape, Shared& shared,
+                       u8* queries, u8* codes, u8* stages) {
+    const u32 group = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0), lane = threadIdx.x % 32;
+    const i32 row = 64 * group + 16 * (threadIdx.x / 32 % 4) + lane / 4;  // and row + 8
+    const u64 query_tile = wgmma_descriptor(shared_address(codes) + group * 8192);
+    const u64 tiles = wgmma_descriptor(shared_address(stages));
+    const auto release = [&](u64* barrier) { barrier_arrive_warp(barrier, lane); };
+    Ring ring;
+    for (u32 query_phase = 0;; query_phase ^= 1) {
+        barrier_wait(&shared.query_full, query_phase);
+        const i32 tile = __shfl_sync(0xffffffffu, shared.tile, 0), steps = __shfl_sync(0xffffffffu, shared.steps, 0);
+        if (tile < 0) break;
+        i32 head, block;
+        shape.place(tile, head, block);
+        const i32 first_row = QUERIES * block, start = shape.tokens - shape.n + first_row;  // position of row 0
+        const i32 group_start = start + 64 * group;
+        round_queries(queries, codes, shared.query_scale, group);
+        const f32 scales[2] = {shared.query_scale[row] * factor, shared.query_scale[row + 8] * factor};
+        release(&shared.query_empty);
+
+        f32 o[64], t[64];
+        Rows rows;
+#pragma unroll
+        for (int i = 0; i < 64; ++i) o[i] = t[i] = 0;
+        if (steps > 0) {
+            i32 s[64];
+            u32 p[16], next[16];
+            f32 keep[2] = {0, 0};  // of the tile whose outputs are in t
+            u32 v_stage = 0;
+            const auto weigh = [&](u32 stage) {
+                const i32 key = shared.first_key[stage];
+                const f32 scale = shared.key_scale[stage], c[2] = {scales[0] * scale, scales[1] * scale};
+                release(&shared.empty[stage]);
+                if (key + KEYS - 1 > group_start) {
+                    hide(s, key, start + row);
+                    soften<true>(next, s, rows, c);
+                } else {
+                    soften<false>(next, s, rows, c);
+                }
+            };
+            const auto take = [&] {
+#pragma unroll
+                for (int i = 0; i < 16; ++i) p[i] = next[i];
+                keep[0] = rows.keep[0], keep[1] = rows.keep[1];
+            };
+            barrier_wait(&shared.full[ring.stage], ring.phase);
+            scores_of(s, query_tile, moved_by(tiles, ring.stage * STAGE_BYTES));
+            wgmma_wait<0>();
+            sums_ready(s);
+            weigh(ring.stage);
+            ring.advance();
+            for (i32 step = 1; step < steps; ++step) {
+                const Ring k_at = ring;
+                ring.advance();
+                const Ring v_at = ring;
+                ring.advance();
+                barrier_wait(&shared.full[k_at.stage], k_at.phase);
+                wgmma_wait<0>();
+                sums_ready(t);
+                if (step > 1) release(&shared.empty[v_stage]);
+                add_up(o, t, keep);
+                take();
+                v_stage = v_at.stage;
+                scores_of(s, query_tile, moved_by(tiles, k_at.stage * STAGE_BYTES));
+                barrier_wait(&shared.full[v_stage], v_at.phase);
+                values_of(t, p, moved_by(tiles, v_stage * STAGE_BYTES));
+                wgmma_wait<1>();
+                sums_ready(s);
+                weigh(k_at.stage);
+            }
+            wgmma_wait<0>();
+            sums_ready(t);
+            if (steps > 1) release(&shared.empty[v_stage]);
+            add_up(o, t, keep);
+            take();
+            barrier_wait(&shared.full[ring.stage], ring.phase);
+            values_of(t, p, moved_by(tiles, ring.stage * STAGE_BYTES));
+            wgmma_wait<0>();
+            sums_ready(t);
+            release(&shared.empty[ring.stage]);
+            add_up(o, t, keep);
+            ring.advance();
+        }
+
+        const f32 value_scale = value_peaks[head / shape.group] * (1.0f / 448.0f);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const i32 i = first_row + row + 8 * r;
+            const f32 sum = quad_sum(rows.sum[r]), inverse = sum > 0 ? value_scale / sum : 0.0f;
+            store_row(out + (i64(i) * shape.heads + head) * D, o, r, inverse, i < shape.n);
+            const f32 log2_sum = sum > 0 ? rows.reference[r] - BIAS + log2f(sum) : -INFINITY_F;
+            if (lse && i < shape.n && lane % 4 == 0) lse[i64(head) * shape.n + i] = log2_sum * 0.6931471805599453f;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    attention_bytes(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                    const __grid_constant__ TensorMap v_map, const f32* key_scales, const f32* value_peaks,
+                    const i32* counts, const i32* indices, u16* out, f32* lse, i32* next_tile, i32 tokens, i32 n,
+                    i32 heads, i32 group, i32 section, i32 early, i32 width, f32 scale) {
+    extern __shared__ __align__(1024) u8 memory[];
+    u8 *queries = memory, *codes = queries + QUERY_BYTES, *stages = codes + CODE_BYTES;
+    Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; ++i)
+            barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], 8 * WARP_ARRIVALS);
+        barrier_init(&shared.query_full, 1), barrier_init(&shared.query_empty, 8 * WARP_ARRIVALS);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    const Shape shape = {n, tokens, heads, group, section, early, (n + QUERIES - 1) / QUERIES};
+    if (threadIdx.x < 128) {
+        registers_lower<24>();
+        if (threadIdx.x < 32)
+            load(&q_map, &k_map, &v_map, key_scales, counts, indices, width, next_tile, shape, shared, queries, stages);
+    } else {
+        registers_raise<240>();
+        compute(out, lse, value_peaks, scale * 1.4426950408889634f, shape, shared, queries, codes, stages);
+    }
+}

@@ -1,0 +1,122 @@
+// Keys and values of a sequence from its pages to bytes, as attention_bytes.cu multiplies them.
+//
+//   value_peaks[h] = max |v|, over all tokens; to be 0 before
+//   key_scales[h, b] = max |k - centre[h]| / 127 over block b; k_codes = round((k - centre) / key_scale)
+//   v_codes[h, b, i, key_place(token)] = e4m3(v[i] * 448 / value_peaks[h])
+//   key_place: token 8 j + 2 c + e of 32 (c < 4, e < 2) goes to 16 (j / 2) + 4 c + 2 (j % 2) + e, where a quad's sums of scores,
+//   packed to bytes, are the A operand of a product
+//
+// Layouts: pages (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of page table[j / 128]; centre
+//   f32 (kv_heads, 128); k_codes i8 (kv_heads, blocks, 128 tokens, 128), v_codes e4m3 (kv_heads, blocks, 128, 128 tokens):
+//   zeros past `tokens`, where pages are not read.
+// Launch: (kv_heads, blocks) blocks of 256 threads. 16-byte aligned arrays. Defines: Q4 (Q4_0 pages, else f16). sm_90a.
+#include "mma.cuh"
+#include "wgmma_e4m3.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / 32, PAGE = 128, WIDTH = 128, ROWS = PAGE / WARPS;
+constexpr int ROW_BYTES = Q4 ? WIDTH / 32 * 18 : 2 * WIDTH;
+
+struct Four {
+    f32 x[4];
+};
+
+// Values 4 lane .. 4 lane + 3 of a row.
+SP_DEVICE Four four_of(const u8* row, u32 lane) {
+    if (Q4) {
+        const u16* block = reinterpret_cast<const u16*>(row + lane / 8 * 18);
+        const f32 d = f32_from_f16(block[0]);
+        const u32 pairs = (u32(block[1 + lane % 4 * 2]) | u32(block[2 + lane % 4 * 2]) << 16) >> lane % 8 / 4 * 4;
+        return {{d * f32(i32(pairs & 15) - 8), d * f32(i32(pairs >> 8 & 15) - 8), d * f32(i32(pairs >> 16 & 15) - 8),
+                 d * f32(i32(pairs >> 24 & 15) - 8)}};
+    }
+    const uint2 words = reinterpret_cast<const uint2*>(row)[lane];
+    return {{low_f16(words.x), high_f16(words.x), low_f16(words.y), high_f16(words.y)}};
+}
+
+SP_DEVICE f32 peak_of(const Four& four) {
+    return fmaxf(fmaxf(fabsf(four.x[0]), fabsf(four.x[1])), fmaxf(fabsf(four.x[2]), fabsf(four.x[3])));
+}
+
+// The largest of all warps, for all threads.
+SP_DEVICE f32 block_max(f32 peak, f32* shared) {
+    peak = warp_max(peak);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = peak;
+    __syncthreads();
+    for (int i = 0; i < WARPS; ++i) peak = fmaxf(peak, shared[i]);
+    return peak;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+value_peaks(const u8* pages, const i32* table, u32* peaks, i32 tokens, i32 kv_heads) {
+    __shared__ f32 shared[WARPS];
+    const i32 head = i32(blockIdx.x), block = i32(blockIdx.y), valid = min(PAGE, tokens - block * PAGE);
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u8* rows = pages + (i64(table[block]) * PAGE * kv_heads + head) * ROW_BYTES;
+    f32 peak = 0;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = int(warp) + WARPS * i;
+        if (row < valid) peak = fmaxf(peak, peak_of(four_of(rows + i64(row) * kv_heads * ROW_BYTES, lane)));
+    }
+    peak = block_max(peak, shared);
+    if (threadIdx.x == 0) atomicMax(peaks + head, __float_as_uint(peak));  // no float here is negative
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+kv_bytes(const u8* k_pages, const u8* v_pages, const i32* table, const f32* centre, const f32* peaks, u8* k_codes,
+         f32* key_scales, u8* v_codes, i32 tokens, i32 kv_heads) {
+    __shared__ f32 shared[WARPS];
+    __shared__ alignas(16) u32 pairs[PAGE * WIDTH / 2];  // pair p of row r at p ^ 4 (r / 16): columns are read below
+    const i32 head = i32(blockIdx.x), block = i32(blockIdx.y), valid = min(PAGE, tokens - block * PAGE);
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const i64 page = (i64(table[block]) * PAGE * kv_heads + head) * ROW_BYTES, tile = i64(head) * gridDim.y + block;
+    const f32* middle = centre + head * WIDTH + 4 * lane;
+    Four keys[ROWS];
+    f32 peak = 0;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = int(warp) + WARPS * i;
+        Four values = {};
+        keys[i] = Four{};
+        if (row < valid) {
+            const i64 at = page + i64(row) * kv_heads * ROW_BYTES;
+            keys[i] = four_of(k_pages + at, lane), values = four_of(v_pages + at, lane);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) keys[i].x[j] -= middle[j];
+            peak = fmaxf(peak, peak_of(keys[i]));
+        }
+        u32* to = pairs + row * (WIDTH / 2) + ((2 * lane) ^ (row / 16 * 4));
+        to[0] = pack_f16(values.x[0], values.x[1]), to[1] = pack_f16(values.x[2], values.x[3]);
+    }
+    peak = block_max(peak, shared);
+    const f32 inverse = peak > 0 ? __fdiv_rn(127.0f, peak) : 0.0f;
+    if (threadIdx.x == 0) key_scales[tile] = peak * (1.0f / 127.0f);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        u32 word = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) word |= u32(__float2int_rn(keys[i].x[j] * inverse) & 255) << 8 * j;
+        reinterpret_cast<u32*>(k_codes)[(tile * PAGE + warp + WARPS * i) * (WIDTH / 4) + lane] = word;
+    }
+    const f32 largest = peaks[head], rise = largest > 0 ? __fdiv_rn(448.0f, largest) : 0.0f;
+    const u32 chunk = lane / 4;  // of 16 tokens
+#pragma unroll
+    for (int i = 0; i < WIDTH / 8 / WARPS; ++i) {
+        const u32 pair = 4 * (warp + WARPS * i) + lane % 4;
+        u32 held[16], words[2][4];
+#pragma unroll
+        for (int j = 0; j < 16; ++j) held[j] = pairs[(16 * chunk + j) * (WIDTH / 2) + (pair ^ (4 * chunk))];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const u32 four[4] = {held[2 * c], held[2 * c + 1], held[8 + 2 * c], held[9 + 2 * c]};
+            words[0][c] = pack_e4m3(low_f16(four[0]) * rise, low_f16(four[1]) * rise, low_f16(four[2]) * rise,
+                                    low_f16(four[3]) * rise);
+            words[1][c] = pack_e4m3(high_f16(four[0]) * rise, high_f16(four[1]) * rise, high_f16(four[2]) * rise,
+                                    high_f16(four[3]) * rise);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<uint4*>(v_codes + (tile * WIDTH + 2 * pair + half) * PAGE + 16 * chunk) =
+                uint4{words[half][0], words[half][1], words[half][2], words[half][3]};
+    }
+}

@@ -1,0 +1,65 @@
+// Online softmax of one warpgroup on wgmma sums of signed bytes, its weights in e4m3 at once.
+//
+// A row's score is c[r] times its sum, c = log2(e) scale and what queries and keys were divided by. Weights are
+// 2^(score - reference + BIAS), reference the largest score so far: e4m3 holds 2^-9 to 448, so nearly all of its range
+// lies below the largest weight, as in FlashAttention-3. Outputs so far are to be scaled by rows.keep.
+#pragma once
+#include "softmax_sm90.cuh"
+#include "wgmma_e4m3.cuh"
+
+#define BIAS 8.0f
+#define UNSEEN i32(0x80000000)
+#define MAGIC 12582912.0f  // 1.5 * 2^23: its bits and a whole number below 2^22 are the bits of their sum
+#define MAGIC_BITS 0x4B400000
+
+SP_DEVICE i32 quad_most(i32 x) {
+    x = max(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return max(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// Sums of keys past the row's own position become UNSEEN; `key` is the tile's first, `position` that of the first row.
+SP_DEVICE void hide(i32 (&s)[64], i32 key, i32 position) {
+    const i32 limit = position - key - 2 * i32(threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            if (8 * j + e > limit) s[4 * j + e] = UNSEEN;
+            if (8 * j + e > limit + 8) s[4 * j + 2 + e] = UNSEEN;
+        }
+    }
+}
+
+// Sums -> weights, as the A operand of the products with values in the order of key_place.
+template <bool Hidden>
+SP_DEVICE void soften(u32 (&p)[16], const i32 (&s)[64], Rows& rows, const f32 (&c)[2]) {
+    i32 high[2] = {s[0], s[2]};
+#pragma unroll
+    for (int i = 0; i < 64; ++i) high[i / 2 % 2] = max(high[i / 2 % 2], s[i]);
+    f32 shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        high[r] = quad_most(high[r]);
+        const f32 top = Hidden && high[r] == UNSEEN ? -INFINITY_F : f32(high[r]) * c[r];
+        const f32 reference = fmaxf(rows.reference[r], top);
+        // While a row has seen no key both are -inf, and their difference would be NaN.
+        const bool none = Hidden && reference == -INFINITY_F;
+        rows.keep[r] = none ? 0.0f : exp2_fast(rows.reference[r] - reference);
+        rows.sum[r] *= rows.keep[r];
+        rows.reference[r] = reference;
+        shift[r] = none ? 0.0f : fmaf(-MAGIC, c[r], BIAS - reference);
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const int r = i % 2;
+        f32 w[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int at = 16 * (i / 4) + 8 * (i % 4 / 2) + 4 * (e / 2) + 2 * r + e % 2;
+            w[e] = exp2_fast(fmaf(__int_as_float(s[at] + MAGIC_BITS), c[r], shift[r]));
+            if (Hidden && s[at] == UNSEEN) w[e] = 0.0f;
+            rows.sum[r] += w[e];
+        }
+        p[i] = pack_e4m3(w[0], w[1], w[2], w[3]);
+    }
+}

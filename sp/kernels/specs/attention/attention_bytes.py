@@ -1,0 +1,81 @@
+"""Attention in eight bits on Hopper: the rounding of keys and values, and the products. Defines: STAGES of the ring, Q4."""
+
+from __future__ import annotations
+
+from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.specs.attention.attention_sm90 import CAPACITY, MOST_STAGES
+
+HEAD_DIM = 128
+"""The one size of heads these kernels take: rows of codes as wide as a swizzle."""
+TILE = 128
+"""Tokens of a tile, and of a page."""
+SHARED_BYTES = 1024
+"""Barriers and scales."""
+
+
+def smem(defines: Defines) -> int:
+    """Queries as they come and as codes, ring, barriers and scales, as laid out in the source."""
+    return TILE * HEAD_DIM * (3 + int(defines["STAGES"])) + SHARED_BYTES
+
+
+STAGES = min(MOST_STAGES, (CAPACITY - smem({"STAGES": 0})) // (TILE * HEAD_DIM))
+
+ATTENTION_BYTES = KernelSpec(
+    source="attention_bytes.cu",
+    entry="attention_bytes",
+    args=(
+        "map q_map",
+        "map k_map",
+        "map v_map",
+        "const f32* key_scales",
+        "const f32* value_peaks",
+        "const i32*? counts",
+        "const i32*? indices",
+        "u16* out",
+        "f32*? lse",
+        "i32* next_tile",
+        "i32 tokens",
+        "i32 n",
+        "i32 heads",
+        "i32 group",
+        "i32 section",
+        "i32 early",
+        "i32 width",
+        "f32 scale",
+    ),
+    threads=384,
+    variants=({"STAGES": STAGES},),
+    arches="90a",
+    smem=smem,
+)
+
+PAGES = ({"Q4": 0}, {"Q4": 1})
+
+VALUE_PEAKS = KernelSpec(
+    source="kv_bytes.cu",
+    entry="value_peaks",
+    args=("const u8* pages", "const i32* table", "u32* peaks", "i32 tokens", "i32 kv_heads"),
+    threads=256,
+    variants=PAGES,
+    arches="90a",
+)
+
+KV_BYTES = KernelSpec(
+    source="kv_bytes.cu",
+    entry="kv_bytes",
+    args=(
+        "const u8* k_pages",
+        "const u8* v_pages",
+        "const i32* table",
+        "const f32* centre",
+        "const f32* peaks",
+        "u8* k_codes",
+        "f32* key_scales",
+        "u8* v_codes",
+        "i32 tokens",
+        "i32 kv_heads",
+    ),
+    threads=256,
+    variants=PAGES,
+    arches="90a",
+)

@@ -1,0 +1,119 @@
+"""byte_attention: causal attention in eight bits, dense or over lists of key blocks, tile by tile as the kernel does it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.ops.attention.byte_attention.codes import key_centre, key_codes, query_codes, value_codes
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.byte_rows.e4m3 import round_e4m3
+from sp.ops.threads import run_parallel
+
+BIAS = 8
+"""The largest weight of a row so far is 2 to this: nearly all numbers of e4m3 are below."""
+MOST_SCORES = 1 << 20
+"""Of a query block at once, in whole tiles."""
+
+
+def byte_attention(
+    q: Floats, k: Floats, v: Floats, scale: float, lists: BlockLists | None = None, centre: Floats | None = None
+) -> Floats:
+    """Attention of the last queries over all keys or the listed blocks, keys after a row left out.
+
+    Queries and keys are rounded to signed bytes, values to e4m3 (`sp.ops.attention.byte_attention.codes`); so are
+    weights, relative to the largest of their row in this and later tiles of 128 keys: tiles are read from the diagonal
+    down. Sums of weights are of those before rounding.
+
+    Parameters
+    ----------
+    q : float32 (n, heads, d)
+        Not yet scaled.
+    k, v : float32 (tokens, kv_heads, d)
+    scale : float
+    lists : BlockLists, optional
+        On the host; all blocks if left out.
+    centre : float32 (kv_heads, d), optional
+        What is taken from keys before rounding; `key_centre` of them if left out.
+
+    Returns
+    -------
+    float32 (n, heads, d)
+        Zeros for a row that sees no key.
+
+    References
+    ----------
+    Shah et al., "FlashAttention-3", 2024; Zhang et al., "SageAttention2", 2024.
+
+    Examples
+    --------
+    >>> ones = np.ones((200, 1, 128), np.float32)
+    >>> byte_attention(ones, ones, 2 * ones, 0.1)[-1, 0, :2].tolist()
+    [2.0, 2.0]
+    """
+    n, heads, _ = q.shape
+    tokens, kv_heads, d = k.shape
+    group, blocks = heads // kv_heads, -(-tokens // BLOCK)
+    queries = query_codes(q)
+    keys, values = key_codes(k, key_centre(k) if centre is None else centre), value_codes(v)
+    padding = ((0, blocks * BLOCK - tokens), (0, 0), (0, 0))
+    key_tiles, value_tiles = (
+        np.pad(each, padding).reshape(blocks, BLOCK, kv_heads, d) for each in (keys.codes, values.codes)
+    )
+    factor = q.dtype.type(scale * math.log2(math.e))
+    out = np.zeros_like(q)
+
+    def one(place: tuple[int, int]) -> None:
+        head, i = place
+        rows = slice(BLOCK * i, min(BLOCK * (i + 1), n))
+        positions = np.arange(tokens - n + rows.start, tokens - n + rows.stop)
+        listed = np.arange(positions[-1] // BLOCK + 1) if lists is None else lists.indices[place][: lists.counts[place]]
+        state = _Rows(len(positions), d, q.dtype)
+        row_factor = queries.scales[rows, head] * factor  # (rows, 1)
+        for part in _parts(listed[::-1].astype(np.int64), len(positions)):
+            sums = queries.codes[rows, head] @ key_tiles[part, :, head // group].reshape(-1, d).T
+            scores = (sums * row_factor).reshape(len(positions), len(part), BLOCK)
+            scores *= keys.scales[part, head // group, 0][:, None]
+            scores[(part[:, None] * BLOCK + np.arange(BLOCK)) > positions[:, None, None]] = -np.inf
+            state.add(scores, value_tiles[part, :, head // group])
+        out[rows, head] = state.out() * values.scales[head // group]
+
+    run_parallel(one, list(np.ndindex(heads, -(-n // BLOCK))))
+    return out
+
+
+def _parts(blocks: np.ndarray, rows: int) -> list[np.ndarray]:
+    """`blocks` in order, so many at a time."""
+    step = max(1, MOST_SCORES // (rows * BLOCK))
+    return [blocks[at : at + step] for at in range(0, len(blocks), step)]
+
+
+class _Rows:
+    """References, sums of weights and outputs of the rows of a query block, as far as tiles were read."""
+
+    def __init__(self, rows: int, d: int, dtype: np.dtype) -> None:
+        self._reference = np.full(rows, -np.inf, dtype)
+        self._sum = np.zeros(rows, dtype)
+        self._out = np.zeros((rows, d), dtype)
+
+    def add(self, scores: Floats, values: Floats) -> None:
+        """Tiles in the order they are read: scores (rows, tiles, 128) of log2, values (tiles, 128, d)."""
+        top = np.maximum.accumulate(np.maximum(scores.max(axis=2), self._reference[:, None]), axis=1)
+        safe = np.where(np.isinf(top), 0, top)
+        weights = np.exp2(scores - safe[:, :, None] + scores.dtype.type(BIAS))
+        last = top[:, -1]
+        known = np.where(np.isinf(last), 0, last)
+        keep = np.exp2(top - known[:, None])  # what a tile's weights count for once the last is read
+        before = np.exp2(self._reference - known)
+        self._sum = self._sum * before + (weights.sum(axis=2) * keep).sum(axis=1)
+        rounded = round_e4m3(weights) * keep[:, :, None]
+        flat = rounded.reshape(len(rounded), -1) @ values.reshape(-1, values.shape[2])
+        self._out = self._out * before[:, None] + flat
+        self._reference = last
+
+    def out(self) -> Floats:
+        """Outputs of all that was added."""
+        divided: Floats = self._out / np.where(self._sum > 0, self._sum, 1)[:, None]
+        return divided

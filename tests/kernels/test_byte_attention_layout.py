@@ -1,0 +1,232 @@
+"""Attention in eight bits, thread by thread on the host: rounding of pages and products against their twins."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from host_code import aligned, library, pointer, without_ptx
+
+from sp.kernels.flatten import flatten
+from sp.kernels.specs.attention.attention_bytes import smem
+from sp.ops.attention.byte_attention.codes import key_centre, key_codes, value_codes
+from sp.ops.attention.byte_attention.twin import byte_attention
+from sp.ops.attention.kv_pages import kv_append
+from sp.ops.sparse.block_lists import lists_of
+from sp.quant import F16, Q4_0, BlockFormat
+
+GIVEN_HERE = ("wgmma_bytes.cuh",)
+"""Headers of nothing but PTX."""
+ROUNDING = """
+extern "C" void peaks(const u8* v, const i32* table, u32* peaks, i32 tokens, i32 kv_heads) {
+    gridDim = {unsigned(kv_heads), unsigned((tokens + 127) / 128), 1};
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+            run_block(256, [=] { value_peaks(v, table, peaks, tokens, kv_heads); });
+}
+extern "C" void bytes(const u8* k, const u8* v, const i32* table, const f32* centre, const f32* peaks, u8* k_codes,
+                      f32* key_scales, u8* v_codes, i32 tokens, i32 kv_heads) {
+    gridDim = {unsigned(kv_heads), unsigned((tokens + 127) / 128), 1};
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+            run_block(256, [=] { kv_bytes(k, v, table, centre, peaks, k_codes, key_scales, v_codes, tokens, kv_heads); });
+}
+"""
+ATTENTION = """
+extern "C" void attend(const TensorMap* q, const TensorMap* k, const TensorMap* v, const f32* key_scales, const f32* peaks,
+                       const i32* counts, const i32* indices, u16* out, f32* lse, i32* next, i32 tokens, i32 n, i32 heads,
+                       i32 group, i32 early, i32 width, f32 scale, i32 blocks) {
+    gridDim = {unsigned(blocks), 1, 1};
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+        memset(memory, 0xff, sizeof memory);
+        run_block(384, [=] {
+            attention_bytes(*q, *k, *v, key_scales, peaks, counts, indices, out, lse, next, tokens, n, heads, group, group,
+                            early, width, scale);
+        });
+    }
+}
+"""
+
+
+def hosted(source: str, driver: str, folder: Path, **defines: int) -> ctypes.CDLL:
+    """The kernels of `source` and `driver` for the host."""
+    parts = re.split(r"^#line \d+ \"(.*)\"$", flatten(source), flags=re.MULTILINE)
+    kept = [text for name, text in zip(parts[1::2], parts[2::2], strict=True) if Path(name).name not in GIVEN_HERE]
+    text = "".join(without_ptx("".join(kept)))
+    text = text.replace("extern __shared__ __align__(1024) u8 memory[];", "")
+    text = re.sub(r"__shared__ alignas\((\d+)\) ", r"alignas(\1) static ", text)
+    text = re.sub(r"#pragma (once|unroll.*)", "", text)
+    folder.mkdir()
+    return library("host_hopper.h", text + driver, defines, folder, "-std=c++20", "-O1")
+
+
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory: pytest.TempPathFactory) -> dict[int, ctypes.CDLL]:
+    folder = tmp_path_factory.mktemp("rounding")
+    return {q4: hosted("kv_bytes.cu", ROUNDING, folder / str(q4), Q4=q4) for q4 in (0, 1)}
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return hosted("attention_bytes.cu", ATTENTION, tmp_path_factory.mktemp("products") / "3", STAGES=3)
+
+
+def key_place(token: int) -> int:
+    """Where a token of 32 goes, spelt out from what wgmma gives a thread and takes from it."""
+    group, inside = divmod(token, 8)
+    thread, which = divmod(inside, 2)
+    return 16 * (group // 2) + 4 * thread + 2 * (group % 2) + which
+
+
+def e4m3_numbers() -> np.ndarray:
+    """The 256 of them, by their byte."""
+    byte = np.arange(256)
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    size = np.where(exponent, np.ldexp(8.0 + fraction, exponent - 10), np.ldexp(fraction.astype(float), -9))
+    return np.where(byte & 128, -size, size)
+
+
+class Case:
+    """Random keys and values in scattered pages, rounded by the kernels."""
+
+    def __init__(self, lib: ctypes.CDLL, fmt: BlockFormat, tokens: int, kv_heads: int, kind: str = "random") -> None:
+        rng = np.random.default_rng([tokens, kv_heads, len(kind)])
+        self.tokens, self.blocks, self.kv_heads = tokens, -(-tokens // 128), kv_heads
+        k, v = rng.standard_normal((2, tokens, kv_heads, 128)).astype(np.float32)
+        if kind == "shared":  # what trained keys have in common, and one loud value
+            k += 10 * rng.standard_normal((kv_heads, 128)).astype(np.float32)
+            v[tokens // 2, 0, 5] = 300
+        table = aligned(rng.permutation(self.blocks + 2)[: self.blocks].astype(np.int32))
+        pages = [aligned(np.full((self.blocks + 2, 128, kv_heads, fmt.row_bytes(128)), 0xFF, np.uint8)) for _ in "kv"]
+        for page, values in zip(pages, (k, v), strict=True):
+            kv_append(page, table, 0, values, fmt)
+        every = np.arange(tokens)
+        self.k, self.v = (fmt.decode(page[table[every // 128], every % 128]) for page in pages)
+        if fmt is Q4_0:  # the kernel holds them as float16, as pages are unpacked
+            self.v = self.v.astype(np.float16).astype(np.float32)
+        self.centre = key_centre(self.k)
+        shape = kv_heads, self.blocks, 128, 128
+        self.key_bytes, self.value_bytes = (aligned(np.full(shape, 0x55, np.uint8)) for _ in "kv")
+        self.key_scales = aligned(np.full(shape[:2], np.nan, np.float32))
+        self.peaks = aligned(np.zeros(kv_heads, np.float32))
+        size = ctypes.c_int(tokens), ctypes.c_int(kv_heads)
+        lib.peaks(pointer(pages[1]), pointer(table), pointer(self.peaks), *size)
+        given = (*pages, table, aligned(self.centre), self.peaks, self.key_bytes, self.key_scales, self.value_bytes)
+        lib.bytes(*map(pointer, given), *size)
+
+    def key_numbers(self) -> np.ndarray:
+        """(tokens, kv_heads, 128)."""
+        flat = self.key_bytes.view(np.int8).reshape(self.kv_heads, -1, 128)
+        assert not flat[:, self.tokens :].any(), "zeros past the last token"
+        return flat[:, : self.tokens].transpose(1, 0, 2)
+
+    def value_numbers(self) -> np.ndarray:
+        """(tokens, kv_heads, 128)."""
+        order = [32 * (token // 32) + key_place(token % 32) for token in range(128)]
+        numbers = e4m3_numbers()[self.value_bytes][..., order].transpose(0, 1, 3, 2).reshape(self.kv_heads, -1, 128)
+        assert not numbers[:, self.tokens :].any(), "zeros past the last token"
+        return numbers[:, : self.tokens].transpose(1, 0, 2)
+
+
+@pytest.mark.parametrize("kind", ["random", "shared"])
+@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda fmt: fmt.name)
+def test_pages_are_rounded_as_the_twin_rounds(rounding: Any, fmt: BlockFormat, kind: str) -> None:
+    case = Case(rounding[int(fmt is Q4_0)], fmt, 300, 2, kind)
+    keys, values = key_codes(case.k, case.centre), value_codes(case.v)
+    np.testing.assert_allclose(case.key_scales.T, keys.scales[:, :, 0], rtol=1e-6)
+    np.testing.assert_allclose(case.peaks / 448, values.scales[:, 0], rtol=1e-6)
+    assert (case.key_numbers() == keys.codes).mean() > 0.9999  # but for halves, after a last bit
+    assert np.abs(case.key_numbers() - keys.codes).max() <= 1
+    np.testing.assert_array_equal(case.value_numbers(), values.codes)
+
+
+def tensor_map(array: np.ndarray, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
+    """A map as host_hopper.h reads it."""
+    words = np.zeros(16, np.uint64)
+    ones = (1,) * (4 - len(dims))
+    words[:13] = (array.ctypes.data, array.itemsize, *dims, *ones, *strides, *(0 for _ in ones), *box, *ones)
+    return aligned(words)
+
+
+def attended(lib: ctypes.CDLL, case: Case, q: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Out (n, heads, 128) and lse (heads, n)."""
+    n, heads, d = q.shape
+    q = aligned(q.astype(np.float16))
+    out, lse, following = (aligned(np.full(*each)) for each in (
+        ((n, heads, d), 0x7FC0, np.uint16), ((heads, n), np.nan, np.float32), (1, 0, np.int32)
+    ))  # fmt: skip
+    rows = case.kv_heads * case.blocks * 128
+    maps = [tensor_map(q, (64, n, 2, heads), (heads * 256, 128, 256), (64, 128, 2, 1))]
+    maps += [tensor_map(each, (128, rows), (128,), (128, 128)) for each in (case.key_bytes, case.value_bytes)]
+    lists = [None, None]
+    if mask is not None:
+        found = lists_of(mask)
+        lists = [aligned(np.ascontiguousarray(each)) for each in (found.counts, found.indices)]
+    arrays = (*maps, case.key_scales, case.peaks, *lists, out, lse, following)
+    group, width = heads // case.kv_heads, case.blocks if mask is not None else 0
+    sizes = (case.tokens, n, heads, group, 0, width)
+    lib.attend(
+        *(None if each is None else pointer(each) for each in arrays), *map(ctypes.c_int, sizes),
+        ctypes.c_float(d**-0.5), ctypes.c_int(2),
+    )  # fmt: skip
+    return (out.astype(np.uint32) << 16).view(np.float32), lse
+
+
+@pytest.mark.parametrize(
+    ("n", "tokens", "heads", "kv_heads", "kind"),
+    [(1, 1, 1, 1, "random"), (200, 300, 4, 2, "random"), (130, 500, 2, 1, "shared"), (257, 257, 1, 1, "random")],
+)
+def test_dense(
+    rounding: Any, products: ctypes.CDLL, n: int, tokens: int, heads: int, kv_heads: int, kind: str
+) -> None:
+    case = Case(rounding[0], F16, tokens, kv_heads, kind)
+    q = 3 * np.random.default_rng(n).standard_normal((n, heads, 128)).astype(np.float16).astype(np.float32)
+    q = q.astype(np.float16).astype(np.float32)
+    got, lse = attended(products, case, q, None)
+    close(got, byte_attention(q, case.k, case.v, 128**-0.5, centre=case.centre))
+    sums = exact_sums(q, case, np.ones((heads, -(-n // 128), case.blocks), bool))
+    np.testing.assert_allclose(lse, sums, atol=0.05 * np.abs(q).max())
+
+
+def test_lists_of_blocks(rounding: Any, products: ctypes.CDLL) -> None:
+    case = Case(rounding[0], F16, 700, 1)
+    q = np.random.default_rng(1).standard_normal((300, 2, 128)).astype(np.float16).astype(np.float32)
+    mask = np.random.default_rng(2).random((2, 3, 6)) < 0.5
+    mask &= np.arange(6) <= (np.arange(3)[:, None] * 128 + 127 + 400) // 128
+    mask[0, 1] = False  # sees nothing
+    got, lse = attended(products, case, q, mask)
+    close(got, byte_attention(q, case.k, case.v, 128**-0.5, lists_of(mask), case.centre))
+    assert not got[128:256, 0].any()
+    assert np.isneginf(lse[0, 128:256]).all()
+    np.testing.assert_allclose(lse, exact_sums(q, case, mask), atol=0.05 * np.abs(q).max())
+
+
+def exact_sums(q: np.ndarray, case: Case, mask: np.ndarray) -> np.ndarray:
+    """Logarithms of sums of exponentials of scores against keys less their centre: (heads, n)."""
+    n, heads, d = q.shape
+    found = np.empty((heads, n))
+    for head in range(heads):
+        kv = head * case.kv_heads // heads
+        scores = q[:, head].astype(np.float64) @ (case.k - case.centre)[:, kv].T * d**-0.5
+        seen = np.arange(case.tokens) <= np.arange(case.tokens - n, case.tokens)[:, None]
+        seen &= mask[head][np.arange(n)[:, None] // 128, np.arange(case.tokens) // 128]
+        with np.errstate(divide="ignore"):
+            found[head] = np.log(np.where(seen, np.exp(scores), 0).sum(axis=1))
+    return found
+
+
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    """Within the rounding of bf16, but for the few weights that the last bit of an exponent rounds to a neighbour."""
+    assert np.isfinite(got).all()
+    error = np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2))
+    assert error < 3e-3, f"relative error {error:.2e}"
+
+
+def test_shared_memory_is_counted_as_it_is_laid_out(products: ctypes.CDLL) -> None:
+    text = flatten("attention_bytes.cu")
+    assert "QUERY_BYTES (QUERIES * D * 2)" in text
+    assert smem({"STAGES": 3}) == 128 * 128 * (2 + 1 + 3) + 1024
