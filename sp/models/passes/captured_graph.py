@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
 from sp.kernels import import_cupy
+from sp.kernels.kept import lent
 
 Made = TypeVar("Made")
 
@@ -22,9 +23,8 @@ class Scratch:
         self._pool = cuda.MemoryPool(_from_here(cuda))
 
     def lent(self) -> AbstractContextManager[None]:
-        """Inside, arrays take their memory from here."""
-        lent: AbstractContextManager[None] = import_cupy().cuda.using_allocator(self._pool.malloc)
-        return lent
+        """Inside, arrays take their memory from here, but for what kernels keep (`sp.kernels.kept`)."""
+        return lent(self._pool.malloc)
 
     @property
     def nbytes(self) -> int:
@@ -34,8 +34,7 @@ class Scratch:
     def end(self) -> None:
         """Give all memory back: pieces of one block hold one another, and a pool that ends with some loses the block.
 
-        What kernels keep for themselves, such as counters, may have come from here on its first use; it stays, and so
-        must the pool.
+        Arrays that somebody still holds, such as what a graph made last, stay, and so must the pool.
         """
         self._pool.free_all_blocks()
         if self._pool.used_bytes() and self._pool not in self._lending:

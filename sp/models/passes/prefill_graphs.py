@@ -29,9 +29,10 @@ from sp.ops.attention.paged_attention import FEW_QUERIES
 
 MOST = 2048
 """Tokens of the longest run in a graph; for more the device takes longer than hosts do to launch it."""
-FEWEST = 129
-"""Tokens of the shortest. Shorter ones go to the products of few rows, after which results on an H200 were no numbers;
-why is not known yet."""
+FEWEST = 3
+"""Tokens of the shortest, as many as a convolution remembers; see `keep_taps`."""
+SMALLEST = 16
+"""Tokens of the smallest graph."""
 KEPT = 16
 """Graphs that are kept, those used last: all sizes up to `MOST`, and one that fits a full cache."""
 
@@ -206,9 +207,11 @@ def through(model: Model, x: Floats, positions: Ints, cache: Cache) -> Floats:
 def size_class(tokens: int) -> int:
     """Tokens of the graph for so many: steps are tiles of the matrix products, and small beside the whole.
 
-    >>> [size_class(tokens) for tokens in (129, 512, 1000, 1025, 2048)]
-    [256, 512, 1024, 1280, 2048]
+    >>> [size_class(tokens) for tokens in (3, 17, 100, 128, 129, 512, 1000, 1025, 2048)]
+    [16, 32, 128, 128, 256, 512, 1024, 1280, 2048]
     """
+    if tokens <= 128:
+        return max(SMALLEST, 1 << (tokens - 1).bit_length())
     step = 128 if tokens <= 1024 else 256
     return -(-tokens // step) * step
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from sp.kernels.device import (
     shared_bytes_per_block,
     shared_bytes_per_multiprocessor,
 )
+from sp.kernels.kept import cache
 from sp.kernels.launch import KernelSpec
 from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
 from sp.ops.attention.kv_pages import is_packed, split_count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
+from sp.kernels.kept import cache
 from sp.kernels.specs.attention.attention_rows import HEAD_DIMS, HEAD_NORM_ROPE, ROWS_A_BLOCK
 from sp.ops.norms import rms_norm
 from sp.ops.rope import Rope, rope

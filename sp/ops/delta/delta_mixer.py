@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device, shared_bytes_per_block
+from sp.kernels.kept import cache
 from sp.kernels.path import current_path
 from sp.kernels.specs import delta
 from sp.kernels.tensor_map import tensor_map

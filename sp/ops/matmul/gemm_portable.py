@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.kept import cache
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_portable as declared
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.kept import cache
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_sm90 import GEMM_SM90, WIDE, variant

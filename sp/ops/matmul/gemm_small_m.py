@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
@@ -14,6 +14,7 @@ from sp.kernels.device import (
     shared_bytes_per_block,
     shared_bytes_per_multiprocessor,
 )
+from sp.kernels.kept import cache
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul import gemm_small_m as declared
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.kept import cache
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_small_m_sm90 import (

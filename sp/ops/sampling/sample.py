@@ -7,7 +7,6 @@ depends on nothing but the logits, the options, the seed and the step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
+from sp.kernels.kept import cache
 from sp.kernels.specs.sample import ARGMAX, BINS, CAPACITY, SAMPLE_BINS, SAMPLE_TOKEN
 
 MOST_ROWS = 64
