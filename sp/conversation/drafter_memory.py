@@ -26,7 +26,8 @@ class DrafterMemory:
 
     def __init__(self, drafter: Loaded, layers: ModelConfig, kv: str, snapshots: int) -> None:
         self._how = drafter, layers, kv, snapshots
-        self.trail = Trail(layers, kv, device=drafter.model.device, snapshots=snapshots)
+        model = drafter.model
+        self.trail = Trail(layers, kv, device=model.device, snapshots=snapshots, math=model.arithmetic.attention)
         self._ids: Ints = np.empty(0, np.int64)
 
     def keys(self, ids: Ints, ends: Ints) -> KeptKeys:

@@ -47,7 +47,14 @@ class TargetMemory:
     def __init__(self, target: Loaded, options: RunOptions, snapshots: int) -> None:
         self._loaded, self._options = target, options
         model = target.model
-        self.trail = Trail(model.config, options.kv, rotate=options.rotate, device=model.device, snapshots=snapshots)
+        self.trail = Trail(
+            model.config,
+            options.kv,
+            rotate=options.rotate,
+            device=model.device,
+            snapshots=snapshots,
+            math=model.arithmetic.attention,
+        )
         self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
         self._decoder: tuple[Cache, object, int, GraphDecoder] | None = None
         self._prefill: tuple[Cache, PrefillGraphs] | None = None

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from sp.arrays import Floats
 from sp.errors import ConfigError, known_names
 from sp.kernels.path import current_path
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
 from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, is_faster, rounding_error, sampled_rows
 from sp.models.trunk import Trunk, mapped
@@ -43,6 +44,8 @@ class Arithmetic:
         experts are not among them.
     reason : str
         Why `auto` chose so; empty for what was asked by its name.
+    attention : Math
+        Of many queries at once; BF16 where it is not made in eight bits.
     """
 
     asked: AskedMath = Math.BF16
@@ -50,6 +53,7 @@ class Arithmetic:
     weights: int = 0
     matrices: int = 0
     reason: str = ""
+    attention: Math = Math.BF16
 
     def __str__(self) -> str:
         """One phrase for reports.
@@ -62,7 +66,8 @@ class Arithmetic:
 
     def as_dict(self) -> dict[str, Any]:
         """For traces."""
-        return asdict(self) | {"asked": str(self.asked), "math": str(self.math)}
+        maths = {"asked": str(self.asked), "math": str(self.math), "attention": str(self.attention)}
+        return asdict(self) | maths
 
 
 def read_math(text: str, option: str) -> AskedMath:
@@ -159,7 +164,19 @@ def _marked(trunk: Trunk, math: Math, chosen: Callable[[Any], bool]) -> Trunk:
     return replace(trunk, blocks=mapped(trunk.blocks, marked))
 
 
-def arithmetic(trunk: Trunk, asked: AskedMath, reason: str) -> Arithmetic:
+def attention_math(asked: AskedMath, device: str, head_dim: int) -> Math:
+    """What attention of many queries is made in; BF16 where no kernel takes such heads, and with ``auto``.
+
+    Examples
+    --------
+    >>> attention_math(Math.INT8, "cpu", 128), attention_math(Math.INT8, "cpu", 64), attention_math("auto", "cpu", 128)
+    (<Math.INT8: 'int8'>, <Math.BF16: 'bf16'>, <Math.BF16: 'bf16'>)
+    """
+    able = head_dim == HEAD_DIM and (device == "cpu" or current_path() == "sm_90a")
+    return Math(asked) if able and asked != AUTO else Math.BF16
+
+
+def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Math.BF16) -> Arithmetic:
     """What a trunk's products are made in, by the marks on its weights where they lie."""
     maths: list[Math] = []
 
@@ -170,7 +187,7 @@ def arithmetic(trunk: Trunk, asked: AskedMath, reason: str) -> Arithmetic:
 
     mapped(trunk.blocks, look)
     marked = [math for math in maths if math is not Math.BF16]
-    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason)
+    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason, attention)
 
 
 def is_eligible(name: str, shape: tuple[int, ...]) -> bool:

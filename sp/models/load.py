@@ -9,7 +9,7 @@ from pathlib import Path
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
 from sp.models.architectures.base import find_architecture, read_config
-from sp.models.arithmetic import arithmetic, read_math, with_math
+from sp.models.arithmetic import arithmetic, attention_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
 from sp.models.device.to_device import trunk_to_device
 from sp.models.model import Device, Model
@@ -82,7 +82,8 @@ def load_model(
     store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
     trunk, reason = with_math(Trunk.take(store), asked, device)
     store.finish(find_architecture(config.architecture).config_tensors)
+    attention = attention_math(asked, device, config.head_dim)
     if device == "cpu":
-        return Model(config, trunk, device, store.nbytes, arithmetic=arithmetic(trunk, asked, reason))
+        return Model(config, trunk, device, store.nbytes, arithmetic=arithmetic(trunk, asked, reason, attention))
     trunk, nbytes, repacked, shared = trunk_to_device(trunk, file, progress, cold)
-    return Model(config, trunk, device, nbytes, repacked, shared, arithmetic(trunk, asked, reason))
+    return Model(config, trunk, device, nbytes, repacked, shared, arithmetic(trunk, asked, reason, attention))

@@ -69,7 +69,8 @@ class Model:
 
     def new_cache(self, tokens: int, kv: str = "f16", *, rotate: bool = False, layers: int | None = None) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options."""
-        return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device)
+        math = self.arithmetic.attention
+        return Cache(self.config, tokens, kv, rotate=rotate, layers=layers, device=self.device, math=math)
 
     def embed(self, ids: Ints) -> Floats:
         """Token ids (n,) -> the residual stream (n, hidden) that enters layer 0.

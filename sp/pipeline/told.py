@@ -8,6 +8,7 @@ from math import ceil, log2
 from sp.models import Draft, Gaps
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 from sp.pipeline.load import Loaded
@@ -74,7 +75,7 @@ def math_lines(
     >>> from sp.scoring import SCORERS
     >>> target, stages = load(embedded("target"), device="cpu", math="int8"), [Stage("target prefill", 3000)]
     >>> math_lines(target, None, SCORERS.build("tail"), stages)
-    ['target: int8 for 70 of 70 matrices of layers, 2,048 of 3,000 tokens']
+    ['target: int8 for 70 of 70 matrices of layers, 2,048 of 3,000 tokens; attention of runs from 2,049 tokens on']
     """
     counts = {stage.name: stage.tokens for stage in stages}
     together = chunk_tokens(target.model.device, target.model.arithmetic.math)
@@ -88,6 +89,8 @@ def math_lines(
         made_in, line = one.model.arithmetic, f"{role}: {one.model.arithmetic}"
         if made_in.weights and tokens:
             line += f", {rounded_tokens(tokens, chunk):,} of {tokens:,} tokens"
+        if made_in.attention is not Math.BF16:
+            line += f"; attention of runs from {BYTE_QUERIES:,} tokens on"
         lines += [line] if made_in.asked != Math.BF16 else []
     return lines
 

@@ -51,7 +51,7 @@ def test_wide_matrices_of_layers_are_marked_and_nothing_else(math: Math) -> None
     model = load_model(embedded("drafter"), math=str(math))
     assert set(maths(model.trunk).values()) == {math}
     assert {model.trunk.embed.math, model.trunk.output.math} == {Math.BF16}
-    assert model.arithmetic == Arithmetic(math, math, 35, 35)
+    assert model.arithmetic == Arithmetic(math, math, 35, 35, attention=math)
     assert str(model.arithmetic) == f"{math} for 35 of 35 matrices of layers"
     assert load_model(embedded("drafter")).arithmetic == Arithmetic(matrices=35)
 

@@ -15,12 +15,13 @@ from sp.models.cache.pages import PagePool, page_format
 from sp.models.config import ModelConfig
 from sp.ops import hadamard
 from sp.ops.attention.attention_heads import attention_heads, context_heads
+from sp.ops.attention.byte_attention.attend import byte_output, takes_bytes
 from sp.ops.attention.head_norm_rope import HeadNorms
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.attention.paged_attention import attention_output
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.tree_attention import tree_attention
-from sp.quant import Weight
+from sp.quant import Math, Weight
 
 
 class Cache:
@@ -35,18 +36,19 @@ class Cache:
     tokens : int
         Capacity: most tokens the sequence may reach.
     kv : {"f32", "f16", "q4_0"}
-        Storage of keys and values. ``"f32"`` is the reference.
+        Storage of keys and values; ``"f32"`` is the reference and for the CPU alone.
     rotate : bool
         Rotate keys (and queries) by a Hadamard matrix over the largest power of two that divides head_dim, and values
         over blocks of 64, so that 4-bit pages lose no outlier channels; outputs are rotated back, as in llama.cpp.
     layers : int, optional
-        Attention layers whose pages fit the pool at once; all of them by default. 1 is enough for a layer by
-        layer prefill that keeps nothing.
+        Attention layers whose pages fit the pool at once; all by default. To keep nothing, layer by layer, needs 1.
     device : {"cpu", "cuda"}
-        Where the model is that reads into it. ``"f32"`` is for the CPU alone.
+        Where the model is that reads into it.
     windows : sequence of int or None, optional
         How many of its last tokens each attention layer is ever asked for, None for all. Pages further back are
         written again, and `gather` is not for such layers.
+    math : Math
+        What attention of long runs is made in; see `takes_bytes`.
 
     Raises
     ------
@@ -74,11 +76,12 @@ class Cache:
         layers: int | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
         windows: Sequence[int | None] | None = None,
+        math: Math = Math.BF16,
     ) -> None:
         if tokens < 1:
             raise ConfigError(f"a cache of {tokens} tokens holds nothing; ask for at least 1")
         fmt = page_format(kv, config.head_dim, rotate, device)
-        self.config, self.capacity, self.kv = config, int(tokens), kv
+        self.config, self.capacity, self.kv, self.math = config, int(tokens), kv, math
         attention = config.attention_layers
         resident = len(attention) if layers is None else min(layers, len(attention))
         if resident < 1:
@@ -93,7 +96,7 @@ class Cache:
             self._states = {i: DeltaState.new(config.delta, device) for i in config.delta_layers if config.delta}
 
     def reset(self) -> None:
-        """Forget everything: free all pages, zero all states."""
+        """Free all pages, zero all states."""
         self._tables.clear()
         for state in self._states.values():
             state.clear()
@@ -128,10 +131,8 @@ class Cache:
 
         Parameters
         ----------
-        layer : int
         q : float32 (tokens, heads, head_dim or more)
         k, v : float32 (tokens, kv_heads, head_dim)
-        norms : HeadNorms
         positions : int64 (tokens,)
         out : float32 (tokens, heads, head_dim), optional
             Where to write the queries.
@@ -206,12 +207,9 @@ class Cache:
             After RoPE, not rotated for the cache.
         gate : float32 (n, heads, 2 head_dim), optional
             Query and gate rows as the wide query matrix gives them.
-
-        Returns
-        -------
-        float32 (n, heads * head_dim)
         """
-        return attention_output(q, self.stored(layer), gate)
+        output = byte_output if takes_bytes(self.math, len(q)) else attention_output
+        return output(q, self.stored(layer), gate)
 
     def attend_tree(
         self,

@@ -11,6 +11,7 @@ from sp.models.cache.carry import Parked, carry, clear_states, put_states
 from sp.models.cache.host_room import HostRoom
 from sp.models.cache.snapshots import Snapshots
 from sp.models.config import ModelConfig
+from sp.quant import Math
 
 STEPS = 8
 """Caches are at least this many times larger than the steps by which they grow."""
@@ -26,7 +27,7 @@ class Trail:
     Parameters
     ----------
     config : ModelConfig
-    kv, rotate, device
+    kv, rotate, device, math
         See `Cache`.
     snapshots : int
         Most copies of recurrent states to hold; see `Snapshots`.
@@ -57,9 +58,10 @@ class Trail:
         rotate: bool = False,
         device: Literal["cpu", "cuda"] = "cpu",
         snapshots: int = 8,
+        math: Math = Math.BF16,
     ) -> None:
         self.config, self.tokens = config, 0
-        self._form, self._device, self._most = (kv, rotate), device, snapshots
+        self._form, self._math, self._device, self._most = (kv, rotate), math, device, snapshots
         self._cache: Cache | None = None
         self._away: Parked | None = None
         self._snapshots, self._room = Snapshots(snapshots), HostRoom(device)
@@ -122,7 +124,8 @@ class Trail:
 
     def fork(self, tokens: int) -> Trail:
         """Another that holds the first `tokens` tokens, as far as `back_to` would; this one stays as it is."""
-        other = Trail(self.config, *self._form[:1], rotate=self._form[1], device=self._device, snapshots=self._most)
+        kv, rotate = self._form
+        other = Trail(self.config, kv, rotate=rotate, device=self._device, snapshots=self._most, math=self._math)
         left = self.reachable(tokens)
         if not left:
             return other
@@ -176,7 +179,9 @@ class Trail:
             return self._cache
         kv, rotate = self._form
         step = max(SMALLEST, (1 << tokens.bit_length()) // (2 * STEPS))
-        made = Cache(self.config, max(-(-tokens // step) * step, 1), kv, rotate=rotate, device=self._device)
+        made = Cache(
+            self.config, max(-(-tokens // step) * step, 1), kv, rotate=rotate, device=self._device, math=self._math
+        )
         if self._away is not None:
             self._away.put(made)
             self._room.leave()

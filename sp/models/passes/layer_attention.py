@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sp.arrays import Floats
 from sp.models.cache.cache import Cache
+from sp.ops.attention.byte_attention.attend import attend, takes_bytes
 from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.hadamard import hadamard
@@ -40,7 +41,8 @@ class Read(NamedTuple):
 class SparseAttention:
     """Every query sees the key blocks that a selector lists for it; see `sp.ops.sparse.sparse_attention`.
 
-    Fewer queries than a block holds, after a prefix (those of a prefill's last layer), attend densely.
+    Fewer queries than a block holds, after a prefix (those of a prefill's last layer), attend densely. Many attend in
+    eight bits where the cache asks for it, but not with the means of what is left out: that takes sums of weights.
 
     Parameters
     ----------
@@ -68,7 +70,11 @@ class SparseAttention:
             selector = replace(selector, last_n=0)
         if at.rotated:
             q = hadamard(q, at.key_block)
-        out, counts = sparse_attention(q, at, d**-0.5, selector)
+        if takes_bytes(cache.math, n) and not (isinstance(selector, FlashPrefill) and selector.mean_correction):
+            lists = selector.select(q, at, d**-0.5)
+            out, counts = attend(q, at, d**-0.5, lists), lists.counts
+        else:
+            out, counts = sparse_attention(q, at, d**-0.5, selector)
         possible = heads * int(candidates(n, at.tokens).sum())
         self.reads.setdefault(layer, []).append(Read(counts, possible))
         return gate_output(out, gate, at.rotated)

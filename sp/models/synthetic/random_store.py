@@ -12,7 +12,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import require_device
-from sp.models.arithmetic import arithmetic, check_math, read_math, with_math
+from sp.models.arithmetic import arithmetic, attention_math, check_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
 from sp.models.auto_math import SAMPLED
 from sp.models.config import ModelConfig
@@ -65,7 +65,7 @@ def random_model(
         trunk, reason = with_math(trunk, asked, "cuda", store.sampled)
         trunk, shared = with_cold(trunk, cold)
         room = shared.ring.room if shared else 0
-        made_in = arithmetic(trunk, asked, reason)
+        made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", store.config.head_dim))
         return Model(store.config, trunk, "cuda", store.nbytes + room, store.repacked, shared, made_in)
 
 

@@ -1,4 +1,4 @@
-"""Attention in eight bits on Hopper: the rounding of keys and values, and the products. Defines: STAGES of the ring, Q4."""
+"""Attention in eight bits on Hopper: rounding of keys and values, and the products. Defines: STAGES of the ring, Q4."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ ATTENTION_BYTES = KernelSpec(
         "const i32*? counts",
         "const i32*? indices",
         "u16* out",
-        "f32*? lse",
         "i32* next_tile",
         "i32 tokens",
         "i32 n",

@@ -71,4 +71,5 @@ def sampled_centre(at: PagedKV) -> Any:
     sampled = cupy.ascontiguousarray(at.table[sampled_blocks(at.tokens)])
     if not len(sampled):
         return cupy.zeros((at.kv_heads, at.head_dim), np.float32)
-    return unpacked_pages(at.k, sampled, len(sampled) * TILE, at.fmt).mean(axis=(0, 1), dtype=np.float32)
+    keys = unpacked_pages(at.k, sampled, len(sampled) * TILE, at.fmt)
+    return cupy.asarray(keys.mean(axis=(0, 1), dtype=np.float32))

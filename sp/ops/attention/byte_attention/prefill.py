@@ -16,9 +16,7 @@ from sp.ops.attention.byte_attention.pages import BytePages
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 
 
-def prefill(
-    q: Any, at: BytePages, scale: float, blocks: BlockLists | None = None, *, out: Any = None, lse: Any = None
-) -> Any:
+def prefill(q: Any, at: BytePages, scale: float, blocks: BlockLists | None = None, *, out: Any = None) -> Any:
     """Attention of the last `n` of the tokens of `at` over all before them, or over the listed blocks of them.
 
     The twin is `sp.ops.attention.byte_attention.twin.byte_attention`.
@@ -29,9 +27,8 @@ def prefill(
         Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes.
     at : BytePages
         At least `n` tokens; ``heads % kv_heads == 0``.
-    scale, blocks, out, lse
-        See `sp.ops.attention.attention_sm90.prefill`; `lse` lacks what all scores of a query lost with the centre of
-        keys.
+    scale, blocks, out
+        See `sp.ops.attention.attention_sm90.prefill`.
 
     Returns
     -------
@@ -46,7 +43,6 @@ def prefill(
     assert d == HEAD_DIM, f"head_dim {d}"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     assert out is None or out.shape == q.shape, f"out {out.shape}, q {q.shape}"
-    assert lse is None or lse.shape == (heads, n), f"lse {lse.shape}, q {q.shape}"
     assert n <= at.tokens <= held * TILE, f"{n} queries, {at.tokens} tokens, {held} blocks"
     if out is None:
         out = cupy.empty((n, heads, d), np.uint16)
@@ -67,7 +63,6 @@ def prefill(
         counts,
         indices,
         out,
-        lse,
         cupy.zeros(1, np.int32),
         at.tokens,
         n,

@@ -1,8 +1,9 @@
-"""byte_attention: causal attention in eight bits, dense or over lists of key blocks, tile by tile as the kernel does it."""
+"""byte_attention: causal attention in eight bits, over all blocks of keys or listed ones, in the kernel's order."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -93,27 +94,27 @@ def _parts(blocks: np.ndarray, rows: int) -> list[np.ndarray]:
 class _Rows:
     """References, sums of weights and outputs of the rows of a query block, as far as tiles were read."""
 
-    def __init__(self, rows: int, d: int, dtype: np.dtype) -> None:
-        self._reference = np.full(rows, -np.inf, dtype)
-        self._sum = np.zeros(rows, dtype)
-        self._out = np.zeros((rows, d), dtype)
+    def __init__(self, rows: int, d: int, dtype: np.dtype[Any]) -> None:
+        self._reference: Floats = np.full(rows, -np.inf, dtype)
+        self._sum: Floats = np.zeros(rows, dtype)
+        self._out: Floats = np.zeros((rows, d), dtype)
 
     def add(self, scores: Floats, values: Floats) -> None:
         """Tiles in the order they are read: scores (rows, tiles, 128) of log2, values (tiles, 128, d)."""
         top = np.maximum.accumulate(np.maximum(scores.max(axis=2), self._reference[:, None]), axis=1)
         safe = np.where(np.isinf(top), 0, top)
         weights = np.exp2(scores - safe[:, :, None] + scores.dtype.type(BIAS))
-        last = top[:, -1]
+        last: Floats = top[:, -1]
         known = np.where(np.isinf(last), 0, last)
         keep = np.exp2(top - known[:, None])  # what a tile's weights count for once the last is read
         before = np.exp2(self._reference - known)
         self._sum = self._sum * before + (weights.sum(axis=2) * keep).sum(axis=1)
         rounded = round_e4m3(weights) * keep[:, :, None]
-        flat = rounded.reshape(len(rounded), -1) @ values.reshape(-1, values.shape[2])
+        flat: Floats = rounded.reshape(len(rounded), -1) @ values.reshape(-1, values.shape[2])
         self._out = self._out * before[:, None] + flat
         self._reference = last
 
     def out(self) -> Floats:
         """Outputs of all that was added."""
-        divided: Floats = self._out / np.where(self._sum > 0, self._sum, 1)[:, None]
-        return divided
+        sums: Floats = np.where(self._sum > 0, self._sum, 1)
+        return self._out / sums[:, None]

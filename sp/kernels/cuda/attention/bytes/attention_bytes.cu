@@ -7,8 +7,7 @@
 // Layouts  q f16 (n, heads, 128), divided by peak / 127 row by row here. Keys i8 (kv_heads, blocks, 128 tokens, 128), times
 //   key_scales f32 (kv_heads, blocks); less a vector that all keys of a head share, which softmax does not see. Values
 //   e4m3 (kv_heads, blocks, 128, 128 tokens in the order of key_place), times value_peaks f32 (kv_heads) / 448; all see
-//   kv_bytes.cu. out bf16 (n, heads, 128). Lists as in attention_sm90.cu, and lse, but that it lacks what scores lost with
-//   that vector. A row that sees no key gets zeros and -inf.
+//   kv_bytes.cu. out bf16 (n, heads, 128). Lists as in attention_sm90.cu. A row that sees no key gets zeros.
 // Maps     q as in attention_sm90.cu; keys and values as rows of 128 bytes, boxes of 128, 128-byte swizzle.
 // Launch   one block of 384 threads an SM, 1-D grid of at most the number of tiles (query block, head); *next_tile = 0.
 //   `early` and `section` as in attention_sm90.cu.
@@ -78,8 +77,8 @@ SP_DEVICE void add_up(f32 (&o)[64], const f32 (&t)[64], const f32 (&keep)[2]) {
     for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], keep[i / 2 % 2], t[i]);
 }
 
-SP_DEVICE void compute(u16* out, f32* lse, const f32* value_peaks, f32 factor, const Shape& shape, Shared& shared,
-                       u8* queries, u8* codes, u8* stages) {
+SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape& shape, Shared& shared, u8* queries,
+                       u8* codes, u8* stages) {
     const u32 group = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0), lane = threadIdx.x % 32;
     const i32 row = 64 * group + 16 * (threadIdx.x / 32 % 4) + lane / 4;  // and row + 8
     const u64 query_tile = wgmma_descriptor(shared_address(codes) + group * 8192);
@@ -168,8 +167,6 @@ SP_DEVICE void compute(u16* out, f32* lse, const f32* value_peaks, f32 factor, c
             const i32 i = first_row + row + 8 * r;
             const f32 sum = quad_sum(rows.sum[r]), inverse = sum > 0 ? value_scale / sum : 0.0f;
             store_row(out + (i64(i) * shape.heads + head) * D, o, r, inverse, i < shape.n);
-            const f32 log2_sum = sum > 0 ? rows.reference[r] - BIAS + log2f(sum) : -INFINITY_F;
-            if (lse && i < shape.n && lane % 4 == 0) lse[i64(head) * shape.n + i] = log2_sum * 0.6931471805599453f;
         }
     }
 }
@@ -177,8 +174,8 @@ SP_DEVICE void compute(u16* out, f32* lse, const f32* value_peaks, f32 factor, c
 extern "C" __global__ void __launch_bounds__(384, 1)
     attention_bytes(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                     const __grid_constant__ TensorMap v_map, const f32* key_scales, const f32* value_peaks,
-                    const i32* counts, const i32* indices, u16* out, f32* lse, i32* next_tile, i32 tokens, i32 n,
-                    i32 heads, i32 group, i32 section, i32 early, i32 width, f32 scale) {
+                    const i32* counts, const i32* indices, u16* out, i32* next_tile, i32 tokens, i32 n, i32 heads,
+                    i32 group, i32 section, i32 early, i32 width, f32 scale) {
     extern __shared__ __align__(1024) u8 memory[];
     u8 *queries = memory, *codes = queries + QUERY_BYTES, *stages = codes + CODE_BYTES;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
@@ -196,6 +193,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             load(&q_map, &k_map, &v_map, key_scales, counts, indices, width, next_tile, shape, shared, queries, stages);
     } else {
         registers_raise<240>();
-        compute(out, lse, value_peaks, scale * 1.4426950408889634f, shape, shared, queries, codes, stages);
+        compute(out, value_peaks, scale * 1.4426950408889634f, shape, shared, queries, codes, stages);
     }
 }

@@ -1,0 +1,62 @@
+"""attend and byte_output: attention of a long run in eight bits, on the host and on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sp.arrays import Floats
+from sp.kernels import is_device
+from sp.ops.attention.byte_attention.pages import byte_pages
+from sp.ops.attention.byte_attention.prefill import prefill
+from sp.ops.attention.byte_attention.twin import byte_attention
+from sp.ops.attention.gate_output import gate_output
+from sp.ops.attention.key_blocks import BlockLists
+from sp.ops.attention.paged_kv import PagedKV
+from sp.ops.hadamard import hadamard
+from sp.quant import Math
+
+BYTE_QUERIES = 2049
+"""Fewest queries for which keys and values are rounded to bytes: it must pay, and CUDA graphs, whose counts are on the
+device, are of fewer."""
+
+
+def takes_bytes(math: Math, queries: int) -> bool:
+    """Whether attention of so many queries is made in eight bits, where a cache asks for `math`.
+
+    Examples
+    --------
+    >>> takes_bytes(Math.INT8, 4096), takes_bytes(Math.INT8, 512), takes_bytes(Math.BF16, 4096)
+    (True, False, False)
+    """
+    return math is not Math.BF16 and queries >= BYTE_QUERIES
+
+
+def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None) -> Floats:
+    """Causal attention of the last ``len(q)`` tokens of `at` in eight bits, over all blocks or those listed.
+
+    Parameters
+    ----------
+    q : float32 (n, heads, 128), on the device float16
+        In the basis of the cached keys (rotated if those are), not yet scaled.
+    at : PagedKV
+        On the device F16 or Q4_0, and compute capability 9.0.
+    scale : float
+    lists : BlockLists, optional
+        Where `q` is.
+
+    Returns
+    -------
+    float32 (n, heads, 128), on the device bf16
+        In the basis of the cached values.
+    """
+    if not is_device(q):
+        return byte_attention(q, *at.gather(), scale, lists)
+    out: Any = prefill(q, byte_pages(at), scale, lists)
+    attended: Floats = out
+    return attended
+
+
+def byte_output(q: Floats, at: PagedKV, wide: Floats | None = None) -> Floats:
+    """`attend` of queries that are not rotated for the cache yet, over all blocks, then `gate_output` with `wide`."""
+    queries = hadamard(q, at.key_block) if at.rotated else q
+    return gate_output(attend(queries, at, q.shape[2] ** -0.5), wide, at.rotated)

@@ -1,0 +1,76 @@
+"""Which attention of a model is made in eight bits: long runs of caches that ask for it, on the host and the device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sp.models import load_model, read_by_layer
+from sp.models.cache import cache as caches
+from sp.models.passes import layer_attention
+from sp.models.passes.layer_attention import SparseAttention
+from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
+from sp.pipeline.load import embedded
+
+DRY = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import numpy as np
+from sp.kernels import forced_path
+from sp.models import load_model, read_by_layer
+from sp.models.passes.layer_attention import SparseAttention, dense_attention
+from sp.ops.sparse.flashprefill import TopDensity
+found = []
+for path in ("sm_90a", "portable"):
+    with forced_path(path):
+        model = load_model(sys.argv[2], device="cuda", math="int8")
+        for n in (2048, 2049):
+            for attend in (dense_attention, SparseAttention(TopDensity(0.3))):
+                for kv in ("f16", "q4_0"):
+                    cache, ids = model.new_cache(n, kv, rotate=kv == "q4_0", layers=1), np.arange(n)
+                    dry_device.launches.clear()
+                    read_by_layer(model, ids, ids, cache, lambda *_: None, attend=attend)
+                    other = "attention_sm90" if path == "sm_90a" else "attention_portable"
+                    names = ("attention_bytes", "kv_bytes", "value_peaks", other)
+                    found.append((path, n, [dry_device.launches.get(name, 0) for name in names]))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("n", "selector", "calls"),
+    [
+        (BYTE_QUERIES, None, 4),  # the last of five layers does not attend
+        (BYTE_QUERIES, TopDensity(0.2), 4),
+        (BYTE_QUERIES, FlashPrefill(0.1, mean_correction=True), 0),
+        (BYTE_QUERIES - 1, TopDensity(0.2), 0),
+    ],
+)
+def test_long_runs_of_a_model_that_asks_for_it(monkeypatch, n, selector, calls) -> None:
+    seen = []
+    for module, name in ((caches, "byte_output"), (layer_attention, "attend")):
+        made = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda q, *rest, made=made: seen.append(len(q)) or made(q, *rest))
+    model = load_model(embedded("drafter"), math="int8")
+    ids = np.random.default_rng(0).integers(0, model.config.vocab, n)
+    attends = {} if selector is None else {"attend": SparseAttention(selector)}
+    read_by_layer(model, ids, np.arange(n), model.new_cache(n, layers=1), lambda *_: None, **attends)
+    assert seen == [n] * calls
+
+
+def test_launches_on_a_device_and_the_portable_path_keeps_to_float16() -> None:
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", DRY, here, str(embedded("drafter"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for path, n, counts in json.loads(done.stdout):
+        long = path == "sm_90a" and n == BYTE_QUERIES
+        assert counts == ([4, 4, 4, 0] if long else [0, 0, 0, 4]), (path, n)
