@@ -42,7 +42,7 @@ ORDER = [
 INSIDE = {  # rooms inside a room, each of which imports only from those before it
     "gguf": ("tokens",),
     "kernels": ("specs", "tools"),
-    "ops": ("byte_rows", "matmul", "eight_bit", "attention", "sparse", "delta", "experts", "sampling"),
+    "ops": ("byte_rows", "matmul", "attention", "sparse", "delta", "experts", "sampling"),
     "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect", "timing"),
     "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),

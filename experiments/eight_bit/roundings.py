@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from sp.ops.byte_rows.loud import loud_channels
 from sp.ops.byte_rows.rows import ByteKind, Rounded, round_rows
-from sp.ops.eight_bit.inputs import quantise
-from sp.ops.eight_bit.integer_form import IntegerForm, integer_form
-from sp.quant import BlockFormat, Weight
+from sp.quant import Q4_K, Q6_K, Q8_0, BlockFormat, Weight
+from sp.quant.formats.kquants.shared import unpack_scales
 
 Values = np.ndarray
 LOUD = 6
@@ -99,6 +99,50 @@ def exact(w: Weight) -> Values:
     return w.dense().astype(np.float64)
 
 
+class IntegerForm(NamedTuple):
+    """``w = scales * codes + shifts``.
+
+    Attributes
+    ----------
+    codes : int8 (out, in)
+        Counted from the middle of their range.
+    scales : float32 (out, in / group)
+        `group` is 32, of Q6_K 16.
+    shifts : float32 (out, in / 32), optional
+        What the middle stands for, less the minimum; None where that is 0.
+    """
+
+    codes: Values
+    scales: Values
+    shifts: Values | None
+
+
+def integer_form(w: Weight) -> IntegerForm:
+    """Of Q4_K, Q6_K or Q8_0. Scales are exact, shifts are rounded once."""
+    assert w.format in (Q4_K, Q6_K, Q8_0), w.format.name
+    blocks, rows = w.data.reshape(-1, w.format.block_bytes), w.shape[0]
+    shifts = None
+    if w.format is Q4_K:
+        steps, minima = unpack_scales(blocks[:, 4:16])
+        scales = halves(blocks[:, :2]) * steps
+        shifts = (np.float32(Q4_K.packing.middle) * scales - halves(blocks[:, 2:4]) * minima).reshape(rows, -1)
+    elif w.format is Q6_K:
+        scales = halves(blocks[:, 208:]) * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
+    else:
+        scales = halves(blocks[:, :2])
+    scales = scales.reshape(rows, -1)
+    values, each = exact(w), w.shape[1] // scales.shape[1]
+    if shifts is not None:
+        values -= np.repeat(shifts, each, axis=1)
+    codes = np.rint(values / np.repeat(np.where(scales == 0, np.float32(1), scales), each, axis=1))
+    return IntegerForm(codes.astype(np.int8), scales, shifts)
+
+
+def halves(stored: Values) -> Values:
+    """float16 in bytes, as float32."""
+    return np.ascontiguousarray(stored).view("<f2").astype(np.float32)
+
+
 def of_form(form: IntegerForm, codes: Callable[[Values], Values], scale: Callable[[Values], Values]) -> Values:
     """Values of an integer form whose codes and scales are rounded."""
     repeated = np.repeat(scale(form.scales), form.codes.shape[1] // form.scales.shape[1], axis=1)
@@ -150,9 +194,16 @@ def half_minima(w: Weight) -> Values:
 
 
 def ours(x: Values) -> Values:
-    """As `sp.ops.eight_bit.inputs.quantise` rounds."""
-    q = quantise(x)
-    return q.codes * np.repeat(q.scales.astype(np.float64), 32, axis=1)
+    """int8 per 32, the two lowest bits of a scale's fraction cleared: `sp` once had a kernel that rounded so.
+
+    Groups are zeros where the largest is below 2^-100. See ``results/nvidia-h200/notes-int8.md``.
+    """
+    groups = x.astype(np.float32).reshape(len(x), -1, 32)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    told = largest >= np.float32(2.0**-100)
+    scale = (np.where(told, largest / np.float32(127), np.float32(1)).view(np.uint32) & ~np.uint32(3)).view(np.float32)
+    codes = np.rint(np.where(told, groups, 0) * (np.float32(1) / scale)).astype(np.float64)
+    return (codes * scale).reshape(x.shape)
 
 
 def apart(rounding: Callable[[Values], Values]) -> Callable[[Values], Values]:

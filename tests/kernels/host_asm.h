@@ -34,22 +34,6 @@ inline void cp_async_16(u32 target, const void* source, bool valid = true) {
     valid ? memcpy(shared + target, source, 16) : memset(shared + target, 0, 16);
 }
 inline void cp_async_commit() {}
-
-// Barriers by their address. Copies are done when they are started; who waits lets the other lanes go on.
-struct Mbarrier { u32 arrivals, pending, phase; };
-static std::map<u32, Mbarrier> mbarriers;
-inline void mbarrier_init(u32 at, u32 arrivals) { mbarriers[at] = {arrivals, arrivals, 0}; }
-inline void mbarrier_arrive(u32 at) {
-    Mbarrier& barrier = mbarriers.at(at);
-    if (--barrier.pending == 0) barrier.pending = barrier.arrivals, barrier.phase ^= 1;
-}
-inline void mbarrier_arrive_after_copies(u32 at) { mbarrier_arrive(at); }
-inline void mbarrier_wait(u32 at, u32 parity) {
-    for (int tries = 0; mbarriers.at(at).phase == parity; ++tries) {
-        if (tries > 100000) abort();
-        to_next_lane();
-    }
-}
 inline void ldmatrix_x4(u32 (&r)[4], u32 address) {
     if (address % 16) abort();
     const int lane = lane_now;
@@ -90,14 +74,4 @@ inline void mma_f16(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 template <bool Signed>
 void multiply_bytes(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     multiply_fragments<1>(d, a, b0, b1, [](u32 bits, int b) { return Signed || b ? double(i8(bits)) : double(u8(bits)); });
-}
-// The same of kernels for many tokens, whose sums start at 1.5 * 2^23 as a float.
-inline u32 masked_xor(u32 x, u32 mask, u32 bits) { return (x & mask) ^ bits; }
-inline void multiply_32(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    for (int& sum : d) sum = 0x4B400000;
-    multiply_bytes<true>(d, a, b0, b1);
-}
-inline void multiply_16(int (&d)[4], u32 a0, u32 a1, u32 b) {
-    const u32 a[4] = {a0, a1, 0, 0};
-    multiply_32(d, a, b, 0);
 }

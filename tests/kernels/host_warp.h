@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <vector>
 
 #define __device__
@@ -29,7 +28,6 @@ using std::min;
 
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <class To, class From>
 To bits_as(From from) { To to; static_assert(sizeof to == sizeof from); memcpy(&to, &from, sizeof to); return to; }
@@ -123,6 +121,5 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
     return most;
 }
 inline void __syncwarp() { const uint32_t nothing = 0; meet(&nothing, 1); }
-inline void __syncthreads() { __syncwarp(); }  // a block is one warp here
 template <class T>
 T __ldcg(const T* from) { return *from; }

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sp.quant import Q4_K, Q6_K, Weight
+from sp.models.synthetic.random_blocks import random_blocks
+from sp.quant import Q4_K, Q6_K, Q8_0, Weight
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "eight_bit"))
 import errors
-from roundings import apart, bf16, e4m3, in_groups, int8, ours, ways
+from roundings import apart, bf16, e4m3, in_groups, int8, integer_form, ours, ways
 
 
 def e4m3_numbers() -> np.ndarray:
@@ -58,6 +59,23 @@ def test_our_rounding_is_that_per_32_but_for_two_bits_of_a_scale() -> None:
     x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
     np.testing.assert_allclose(ours(x), int8(32)(x), atol=2.0**-6)
     assert errors.relative(ours(x) - int8(32)(x), x) < 1e-4
+
+
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, Q8_0], ids=lambda fmt: fmt.name)
+def test_an_integer_form_is_the_weight(fmt) -> None:
+    blocks = random_blocks(np.random.default_rng(0), fmt, 70 * 512 // fmt.block_size, 0.05)
+    w = Weight("w", fmt, (70, 512), blocks.reshape(70, -1))
+    form, dense = integer_form(w), w.dense()
+    middle = fmt.packing.middle
+    assert form.codes.dtype == np.int8
+    assert -middle <= form.codes.min() < -middle / 2
+    assert middle / 2 < form.codes.max() < middle
+    values = form.codes * np.repeat(form.scales, 512 // form.scales.shape[1], axis=1).astype(np.float64)
+    if form.shifts is None:
+        assert (values.astype(np.float32) == dense).all()
+    else:
+        values += np.repeat(form.shifts, 32, axis=1)
+        np.testing.assert_allclose(values, dense, atol=3e-7 * np.abs(dense).max())
 
 
 @pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda fmt: fmt.name)

@@ -1,1 +1,0 @@
-"""Products in eight bits: inputs rounded to int8 in groups, codes of weights as they are, sums in integers."""
