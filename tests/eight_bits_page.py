@@ -87,6 +87,27 @@ def choices() -> list[str]:
     return table(heads, rows)
 
 
+def attention() -> list[str]:
+    """Errors of attention in per cent."""
+    found = {record["config"]["inputs"]: record["metrics"] for record in records("eight_bit_attention")}
+    heads = ["inputs", *next(iter(found.values()))]
+    return table(heads, [[kind, *(f"{100 * error:.2g}" for error in m.values())] for kind, m in found.items()])
+
+
+def kept() -> list[str]:
+    """What the drafter keeps of long prompts with its attention in eight bits, and with its products too."""
+    rows = []
+    for record in sorted(records("eight_bit_kept"), key=lambda r: r["config"]["task"]):
+        m = record["metrics"]
+        cells = [f"{record['config']['task']} ({m['n']})", f"{100 * m['bf16: evidence']:.0f}"]
+        for way in ("attention", "attention and products"):
+            alike = m[f"{way}: overlap"]
+            cells += [difference(m[f"{way}: difference"]), f"{100 * alike['mean']:.1f} ({100 * alike['least']:.0f})"]
+        rows.append([*cells, f"{m['attention: spearman']['least']:.4f}"])
+    heads = ["task (n)", "evidence kept, bf16 (%)", "attention", "kept by both (least)", "and products"]
+    return table([*heads, "kept by both (least)", "least rank correlation, attention"], rows)
+
+
 def by_path(item: tuple[tuple[str, int], Any]) -> tuple[bool, int]:
     """Hopper's kernels first, then by length."""
     (path, tokens), _ = item
@@ -118,7 +139,15 @@ def difference(found: Sequence[float]) -> str:
 
 def tables() -> dict[str, list[str]]:
     """Every table of the page by its name there."""
-    return {"rates": rates(), "products": products(), "model": model(), "answers": answers(), "choices": choices()}
+    return {
+        "rates": rates(),
+        "products": products(),
+        "model": model(),
+        "answers": answers(),
+        "choices": choices(),
+        "attention": attention(),
+        "kept": kept(),
+    }
 
 
 if __name__ == "__main__":
