@@ -154,7 +154,9 @@ class Tokenizer:
         ends = written.text_ends(ends)
         if framed:
             index, ends = self._frame(index, ends, len(raw))
-        return Encoding(index, np.stack([np.append(0, ends)[:-1], ends], axis=1))
+        spans = np.zeros((len(ends), 2), np.int64)
+        spans[:, 1], spans[1:, 0] = ends, ends[:-1]
+        return Encoding(index, spans)
 
     def _frame(self, index: Ints, ends: Ints, size: int) -> tuple[Ints, Ints]:
         """Ids and ends with BOS and EOS, as the file wants them; neither is doubled."""

@@ -5,6 +5,7 @@ As in llama.cpp there is no NFC step, so the bytes of the text are never changed
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
@@ -45,8 +46,9 @@ class BytePairs:
         """Ids of each text; of long ones in parts side by side."""
         cut = [pieces(text) for text in texts]
         found = self._backend.encode_batch_fast(list(chain.from_iterable(cut)), add_special_tokens=False)
-        ids = (encoding.ids for encoding in found)
-        return [np.array([i for _ in parts for i in next(ids)], np.int64) for parts in cut]
+        # An `array` takes a list of numbers in half the time that NumPy does.
+        ids = (np.frombuffer(array("I", encoding.ids), np.uint32) for encoding in found)
+        return [np.concatenate([next(ids) for _ in parts]).astype(np.int64) for parts in cut]
 
 
 def _backend(vocabulary: Vocabulary) -> Backend:
