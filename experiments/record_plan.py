@@ -120,6 +120,12 @@ MODELS = (
         (Want("ttft", 2, PAIR | {"math": "int8"}),),
     ),
     Item(
+        "eight bits, drafter",
+        sp("bench", "drafter", *DRAFTER, "-p", "128k", "--density", "0.05,0.24", "--math", "int8", *RECORD),
+        25,
+        (Want("drafter", 2, {"math": "int8", "path": "sm_90a"}),),
+    ),
+    Item(
         "eight bits, what they cost",
         script("eight_bit/large_model.py", "--record", "{results}"),
         40,
@@ -297,7 +303,7 @@ KERNELS = (
         for name, seconds, count in (
             ("project", 25, 49), ("experts", 10, 39), ("paged_attention", 15, 6), ("delta", 12, 6),
             ("delta_tree", 15, 5), ("flashprefill", 30, 30),
-            ("matmul_bytes", 20, 21), ("importance", 12, 4), ("memory", 10, 1),
+            ("matmul_bytes", 20, 21), ("byte_attention", 20, 5), ("importance", 12, 4), ("memory", 10, 1),
             ("rows", 10, 4),
         )
     ),
