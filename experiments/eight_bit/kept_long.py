@@ -4,8 +4,8 @@
 
 Prompts of TOKENS tokens, of which `tail` and `top_chunks` keep a tenth: by the drafter in BF16 (float32 on the CPU),
 with its attention alone in eight bits, and with its products in int8 too. A row of ``eight_bit_kept.jsonl`` is one
-task: the share of examples whose evidence was kept whole, with the interval of the difference to BF16 over examples; the
-share of kept tokens that both keep, and Spearman's correlation of the scores, mean and least.
+task: the share of examples whose evidence was kept whole, with the interval of the difference to BF16 over examples;
+the share of kept tokens that both keep, and Spearman's correlation of the scores, mean and least.
 """
 
 from __future__ import annotations
