@@ -1,66 +1,129 @@
-// Blocks of a device on the host, for test_expert_kernels.py: a thread of the host for each of a block, blocks one after the
-// other, shared memory as static arrays, and lanes that exchange registers through a mailbox of their warp.
+// Blocks of a device on the host: a block's threads as coroutines, blocks one after the other, shared memory as static arrays,
+// and threads that meet wherever those of a warp, of a warpgroup or of the block wait for each other.
+#include <ucontext.h>
+
 #include <algorithm>
-#include <atomic>
-#include <barrier>
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
-#include <thread>
+#include <map>
 #include <vector>
 
 #define __device__
 #define __global__
 #define __forceinline__ inline
 #define __shared__ static
+#define __grid_constant__
 #define __launch_bounds__(...)
 
 struct uint4 { unsigned x, y, z, w; };
+struct uint2 { unsigned x, y; };
 struct float4 { float x, y, z, w; };
-struct Place { unsigned x, y, z; };
-static thread_local Place threadIdx, blockIdx;
+struct Dim3 { unsigned x, y, z; };
+static Dim3 threadIdx, blockIdx, gridDim;
+using std::max;
+using std::min;
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline float __uint_as_float(unsigned v) { float f; memcpy(&f, &v, 4); return f; }
-inline float __int_as_float(unsigned v) { return __uint_as_float(v); }
-inline float f32_from_f16(unsigned short bits) { _Float16 v; memcpy(&v, &bits, 2); return v; }
-inline unsigned __cvta_generic_to_shared(const void*) { return 0; }
+template <class To, class From>
+To bits_as(From from) { To to; static_assert(sizeof to == sizeof from); memcpy(&to, &from, sizeof to); return to; }
+inline float __uint_as_float(unsigned v) { return bits_as<float>(v); }
+inline float __int_as_float(int v) { return bits_as<float>(v); }
+inline unsigned __float_as_uint(float v) { return bits_as<unsigned>(v); }
+inline int __float2int_rn(float v) { return int(std::nearbyint(v)); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 
-struct Warp {
-    std::barrier<> meeting{32};
-    unsigned mail[32];
-};
-static std::unique_ptr<std::barrier<>> block_meeting;
-static std::unique_ptr<Warp[]> warps;
-inline void __syncthreads() { block_meeting->arrive_and_wait(); }
-template <class T>
-T exchange(T value, unsigned from) {
-    Warp& warp = warps[threadIdx.x / 32];
-    memcpy(warp.mail + threadIdx.x % 32, &value, 4);
-    warp.meeting.arrive_and_wait();
-    memcpy(&value, warp.mail + from, 4);
-    warp.meeting.arrive_and_wait();
-    return value;
-}
-template <class T>
-T __shfl_xor_sync(unsigned, T value, int step) { return exchange(value, threadIdx.x % 32 ^ step); }
-template <class T>
-T __shfl_up_sync(unsigned, T value, unsigned step) {
-    const unsigned lane = threadIdx.x % 32;
-    return exchange(value, lane >= step ? lane - step : lane);
-}
-inline int atomicAdd(int* at, int value) { return std::atomic_ref<int>(*at).fetch_add(value); }
+// ---- threads of a block: who waits lets the others go on
+constexpr int MOST = 1024, STACK = 1 << 16;
+static ucontext_t contexts[MOST], caller;
+static int threads, now, ended;
+static bool done[MOST];
+static std::function<void()> kernel;
 
-inline void run_blocks(int blocks, int threads, const std::function<void()>& kernel) {
-    for (int block = 0; block < blocks; ++block) {
-        block_meeting = std::make_unique<std::barrier<>>(threads);
-        warps = std::make_unique<Warp[]>(threads / 32);
-        std::vector<std::thread> all;
-        for (int i = 0; i < threads; ++i)
-            all.emplace_back([=, &kernel] {
-                threadIdx = {unsigned(i), 0, 0}, blockIdx = {unsigned(block), 0, 0};
-                kernel();
-            });
-        for (auto& one : all) one.join();
+inline void to_next_thread() {
+    const int from = now;
+    do now = (now + 1) % threads;
+    while (done[now] && now != from);
+    threadIdx.x = unsigned(now);
+    if (now != from) swapcontext(contexts + from, contexts + now);
+    threadIdx.x = unsigned(now);
+}
+inline void thread_main() {
+    kernel();
+    done[now] = true;
+    if (++ended == threads) setcontext(&caller);
+    to_next_thread();
+}
+inline void run_block(int count, std::function<void()> todo) {
+    static char* stacks = static_cast<char*>(malloc(MOST * size_t(STACK)));
+    kernel = todo, threads = count, ended = now = 0, threadIdx.x = 0;
+    for (int i = 0; i < count; ++i) {
+        getcontext(contexts + i);
+        contexts[i].uc_stack = {stacks + size_t(i) * STACK, 0, STACK}, contexts[i].uc_link = nullptr;
+        makecontext(contexts + i, thread_main, 0);
+        done[i] = false;
+    }
+    swapcontext(&caller, contexts);
+}
+inline void run_blocks(int blocks, int count, std::function<void()> todo) {
+    for (int block = 0; block < blocks; ++block) blockIdx.x = unsigned(block), run_block(count, todo);
+}
+inline void patiently(const std::function<bool()>& ready) {
+    for (int tries = 0; !ready(); ++tries) {
+        if (tries > 1000000) abort();  // nobody will come
+        to_next_thread();
     }
 }
+
+// ---- meetings: `place` is that of a group's threads, each hands in up to four words; what the last does, it does for all
+struct Meeting {
+    int came = 0, times = 0;
+    uint64_t mail[2][MOST][4];
+};
+static std::map<int, Meeting> meetings;
+typedef uint64_t Letters[MOST][4];
+inline Letters& meet(int place, int size, std::vector<uint64_t> words = {}, std::function<void(Letters&)> last = {}) {
+    Meeting& here = meetings[place];
+    const int turn = here.times;
+    Letters& box = here.mail[turn % 2];
+    std::copy(words.begin(), words.end(), box[now % size]);
+    if (++here.came == size) {
+        if (last) last(box);
+        here.came = 0, ++here.times;
+    } else {
+        patiently([&] { return here.times != turn; });
+    }
+    return box;
+}
+inline int warp_place() { return 100 + now / 32; }
+inline int group_place() { return 200 + now / 128; }
+template <class T>
+T exchanged(T value, int from) { return bits_as<T>(uint32_t(meet(warp_place(), 32, {bits_as<uint32_t>(value)})[from][0])); }
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) { return exchanged(value, now % 32 ^ mask); }
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned step) {
+    const int lane = now % 32;
+    return exchanged(value, lane >= int(step) ? lane - int(step) : lane);
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int from) { return exchanged(value, from % 32); }
+inline bool __any_sync(unsigned, bool value) {
+    const Letters& all = meet(warp_place(), 32, {value});
+    return std::any_of(all, all + 32, [](const uint64_t (&words)[4]) { return words[0]; });
+}
+inline bool __all_sync(unsigned, bool value) { return !__any_sync(~0u, !value); }
+inline void __syncwarp() { meet(warp_place(), 32); }
+inline void __syncthreads() { meet(0, threads); }
+inline void named_barrier(unsigned index, unsigned count) {
+    if (count != 128) abort();
+    meet(int(index), 128);
+}
+template <class T>
+T atomicAdd(T* at, T value) { const T before = *at; *at += value; return before; }
+inline void atomicMax(unsigned* at, unsigned value) { *at = max(*at, value); }
+inline float half(unsigned bits) { return bits_as<_Float16>(uint16_t(bits)); }
+inline float f32_from_f16(uint16_t bits) { return half(bits); }
+alignas(1024) static unsigned char memory[228 * 1024];  // what a launch gives a block
+inline unsigned __cvta_generic_to_shared(const void* pointer) { return unsigned(static_cast<const unsigned char*>(pointer) - memory); }

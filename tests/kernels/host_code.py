@@ -47,7 +47,7 @@ def library(
         pytest.skip("no g++ to compile device code for the host")
     file = folder / "host.cpp"
     file.write_text((HERE / header).read_text(encoding="utf-8") + text, encoding="utf-8")
-    given = [standard, *options, "-w", "-shared", "-fPIC", "-ffp-contract=off"]
+    given = [standard, *options, f"-I{HERE}", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
     named = [f"-D{name}={int(value)}" for name, value in defines.items()]
     done = subprocess.run(
         [compiler, *given, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False

@@ -1,120 +1,7 @@
-// A block of a Hopper card on the host, for test_byte_attention_layout.py: its threads as coroutines, barriers, copies of boxes
-// into swizzled shared memory and products of a warpgroup, each as the PTX ISA describes it; copies and products are done when
-// they are started.
-#include <ucontext.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <map>
-#include <vector>
-
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __shared__ static
-#define __grid_constant__
-#define __launch_bounds__(...)
-
-struct uint4 { unsigned x, y, z, w; };
-struct uint2 { unsigned x, y; };
-struct Dim3 { unsigned x, y, z; };
-static Dim3 threadIdx, blockIdx, gridDim;
-using std::max;
-using std::min;
-
-template <class To, class From>
-To bits_as(From from) { To to; static_assert(sizeof to == sizeof from); memcpy(&to, &from, sizeof to); return to; }
-inline float __uint_as_float(unsigned v) { return bits_as<float>(v); }
-inline float __int_as_float(int v) { return bits_as<float>(v); }
-inline unsigned __float_as_uint(float v) { return bits_as<unsigned>(v); }
-inline int __float2int_rn(float v) { return int(std::nearbyint(v)); }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-
-// ---- threads of a block: who waits lets the others go on
-static ucontext_t contexts[384], caller;
-static int threads, now, ended;
-static bool done[384];
-static std::function<void()> kernel;
-
-inline void to_next_thread() {
-    const int from = now;
-    do now = (now + 1) % threads;
-    while (done[now] && now != from);
-    threadIdx.x = unsigned(now);
-    if (now != from) swapcontext(contexts + from, contexts + now);
-    threadIdx.x = unsigned(now);
-}
-inline void thread_main() {
-    kernel();
-    done[now] = true;
-    if (++ended == threads) setcontext(&caller);
-    to_next_thread();
-}
-inline void run_block(int count, std::function<void()> todo) {
-    constexpr int STACK = 1 << 16;
-    static std::vector<char> stacks(384 * STACK);
-    kernel = todo, threads = count, ended = now = 0, threadIdx.x = 0;
-    for (int i = 0; i < count; ++i) {
-        getcontext(contexts + i);
-        contexts[i].uc_stack = {stacks.data() + i * STACK, 0, STACK}, contexts[i].uc_link = nullptr;
-        makecontext(contexts + i, thread_main, 0);
-        done[i] = false;
-    }
-    swapcontext(&caller, contexts);
-}
-inline void patiently(const std::function<bool()>& ready) {
-    for (int tries = 0; !ready(); ++tries) {
-        if (tries > 1000000) abort();  // nobody will come
-        to_next_thread();
-    }
-}
-
-// ---- meetings: `place` is that of a group's threads, each hands in up to four words; what the last does, it does for all
-struct Meeting {
-    int came = 0, times = 0;
-    uint64_t mail[2][384][4];
-};
-static std::map<int, Meeting> meetings;
-typedef uint64_t Letters[384][4];
-inline Letters& meet(int place, int size, std::vector<uint64_t> words = {}, std::function<void(Letters&)> last = {}) {
-    Meeting& here = meetings[place];
-    const int turn = here.times;
-    Letters& box = here.mail[turn % 2];
-    std::copy(words.begin(), words.end(), box[now % size]);
-    if (++here.came == size) {
-        if (last) last(box);
-        here.came = 0, ++here.times;
-    } else {
-        patiently([&] { return here.times != turn; });
-    }
-    return box;
-}
-inline int warp_place() { return 100 + now / 32; }
-inline int group_place() { return 200 + now / 128; }
-template <class T>
-T exchanged(T value, int from) { return bits_as<T>(uint32_t(meet(warp_place(), 32, {bits_as<uint32_t>(value)})[from][0])); }
-template <class T>
-T __shfl_xor_sync(unsigned, T value, int mask) { return exchanged(value, now % 32 ^ mask); }
-template <class T>
-T __shfl_sync(unsigned, T value, int from) { return exchanged(value, from % 32); }
-inline bool __any_sync(unsigned, bool value) {
-    const Letters& all = meet(warp_place(), 32, {value});
-    return std::any_of(all, all + 32, [](const uint64_t (&words)[4]) { return words[0]; });
-}
-inline bool __all_sync(unsigned, bool value) { return !__any_sync(~0u, !value); }
-inline void __syncwarp() { meet(warp_place(), 32); }
-inline void __syncthreads() { meet(0, threads); }
-inline void named_barrier(unsigned index, unsigned count) {
-    if (count != 128) abort();
-    meet(int(index), 128);
-}
-template <class T>
-T atomicAdd(T* at, T value) { const T before = *at; *at += value; return before; }
-inline void atomicMax(unsigned* at, unsigned value) { *at = max(*at, value); }
+// What a Hopper card has beyond a block of threads, for test_byte_attention_layout.py: barriers, copies of boxes into swizzled
+// shared memory and products of a warpgroup, each as the PTX ISA describes it; copies and products are done when they are
+// started.
+#include "host_block.h"
 
 // ---- numbers
 inline double from_e4m3(unsigned byte) {
@@ -131,21 +18,17 @@ inline unsigned to_e4m3(float value) {
     }
     return best | (std::signbit(value) ? 128 : 0);
 }
-inline float half(unsigned bits) { return bits_as<_Float16>(uint16_t(bits)); }
 inline unsigned half_bits(float value) { return bits_as<uint16_t>(_Float16(value)); }
 inline unsigned bf16_bits(float value) {
     const unsigned bits = __float_as_uint(value);
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-inline float f32_from_f16(uint16_t bits) { return half(bits); }
 inline unsigned pack_f16(float low, float high) { return half_bits(low) | half_bits(high) << 16; }
 inline unsigned pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 inline unsigned pack_e4m3(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
 inline float exp2_fast(float x) { return std::exp2(x); }
 
-// ---- shared memory, barriers and copies
-alignas(1024) static unsigned char memory[228 * 1024];
-inline unsigned __cvta_generic_to_shared(const void* pointer) { return unsigned(static_cast<const unsigned char*>(pointer) - memory); }
+// ---- barriers and copies
 struct Mbarrier { int arrivals, pending, bytes; unsigned phase; };
 static std::map<const void*, Mbarrier> mbarriers;
 inline void settle(Mbarrier& barrier) {

@@ -1,6 +1,6 @@
 """Kernels round the products of experts, on the host: routing, sorting, rows there and back, against NumPy.
 
-A thread of the host stands for each of a block (host_block.h), so a wrong lane, place or order shows without a GPU.
+A coroutine stands for each thread of a block (host_block.h), so a wrong lane, place or order shows without a GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ extern "C" void back(const u16* y, const i32* places, const f32* weights, const 
 def compiled(source: str, driver: str, **defines: int) -> ctypes.CDLL:
     """A library of a whole source and of `driver`; skips without a compiler."""
     text = re.sub(r"#pragma (once|unroll.*)|^#line.*$", "", "".join(without_ptx(flatten(source))), flags=re.MULTILINE)
-    return library("host_block.h", text + driver, defines, Path(mkdtemp()), "-std=c++20", "-O1", "-pthread")
+    return library("host_block.h", text + driver, defines, Path(mkdtemp()), "-std=c++20", "-O1")
 
 
 def bf16(values: np.ndarray) -> np.ndarray:
