@@ -56,6 +56,7 @@ def block_energy(
     assert together in (1, group), f"{together} heads together, {group} on a kv head"
     energy = np.zeros((heads // together, rows, blocks), q.dtype)
     factor = q.dtype.type(scale * math.log2(math.e))
+    least = np.finfo(q.dtype).minexp  # terms that would be denormal are none on the device, and slow on the host
 
     def one(place: tuple[int, int]) -> None:
         entry, i = place
@@ -65,7 +66,9 @@ def block_energy(
         score = np.where(seen[:, None], score, q.dtype.type(-np.inf))
         top = score.max()
         if top > -np.inf:
-            energy[entry, i] = np.exp2(score - top).sum(axis=(0, 1))
+            score -= top
+            score[score < least] = -np.inf
+            energy[entry, i] = np.exp2(score).sum(axis=(0, 1))
 
     run_parallel(one, list(np.ndindex(energy.shape[:2])))
     return energy

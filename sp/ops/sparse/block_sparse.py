@@ -49,6 +49,7 @@ def block_sparse(
     group = heads // kv_heads
     out = np.zeros_like(q)
     factor = q.dtype.type(scale * math.log2(math.e))
+    least = np.finfo(q.dtype).minexp  # smaller weights would be denormal: none on the device, and slow on the host
 
     def one(place: tuple[int, int]) -> None:
         head, i = place
@@ -69,7 +70,9 @@ def block_sparse(
         if not score.shape[1]:
             return
         top = score.max(axis=1, keepdims=True)
-        weight = np.exp2(score - np.where(np.isinf(top), 0, top))
+        score -= np.where(np.isinf(top), 0, top)
+        score[score < least] = -np.inf
+        weight = np.exp2(score)
         total = weight.sum(axis=1, keepdims=True)
         out[rows, head] = weight @ values / np.where(total > 0, total, 1)
 
