@@ -61,14 +61,16 @@ def block_energy(
     def one(place: tuple[int, int]) -> None:
         entry, i = place
         mine = q[BLOCK * i : BLOCK * (i + 1), entry * together : (entry + 1) * together]
-        score = mine @ means[entry * together // group].T * factor  # (rows, together, blocks)
-        seen = _visible(len(mine), tokens - n + BLOCK * i, blocks, visibility)
+        start = tokens - n + BLOCK * i
+        there = min(blocks, (start + len(mine) - 1) // BLOCK + 1)
+        score = mine @ means[entry * together // group, :there].T * factor  # (rows, together, blocks)
+        seen = _visible(len(mine), start, there, visibility)
         score = np.where(seen[:, None], score, q.dtype.type(-np.inf))
         top = score.max()
         if top > -np.inf:
             score -= top
             score[score < least] = -np.inf
-            energy[entry, i] = np.exp2(score).sum(axis=(0, 1))
+            energy[entry, i, :there] = np.exp2(score).sum(axis=(0, 1))
 
     run_parallel(one, list(np.ndindex(energy.shape[:2])))
     return energy
