@@ -8,6 +8,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.sparse.block_energy import exp2_normal
 from sp.ops.threads import run_parallel
 
 
@@ -49,7 +50,6 @@ def block_sparse(
     group = heads // kv_heads
     out = np.zeros_like(q)
     factor = q.dtype.type(scale * math.log2(math.e))
-    least = np.finfo(q.dtype).minexp  # smaller weights would be denormal: none on the device, and slow on the host
 
     def one(place: tuple[int, int]) -> None:
         head, i = place
@@ -71,8 +71,7 @@ def block_sparse(
             return
         top = score.max(axis=1, keepdims=True)
         score -= np.where(np.isinf(top), 0, top)
-        score[score < least] = -np.inf
-        weight = np.exp2(score)
+        weight = exp2_normal(score)
         total = weight.sum(axis=1, keepdims=True)
         out[rows, head] = weight @ values / np.where(total > 0, total, 1)
 
