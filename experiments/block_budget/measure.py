@@ -3,12 +3,14 @@
     python experiments/block_budget/measure.py -n 6 --tokens 8192 --seed 1 --seed 2     # on the CPU, minutes
     python experiments/block_budget/measure.py --drafter retriever --tokens 1048576 --rule constant:16
     python experiments/block_budget/measure.py --drafter embedded --tokens 131072 --device cuda
+    python experiments/block_budget/measure.py --drafter embedded --task updates --tokens 8192 -n 24
     python experiments/block_budget/measure.py --table                                # measures nothing
 
 Two drafters read one prompt a cell, by one rule; then it is asked about its needles, one question after the other, each
 read behind the keys of the shared beginning. Tokens are scored by `tail`, KEEP of them are kept in chunks of 32:
 
-`embedded`    the drafter of the embedded pair, trained; text of task `needle` with all needles in it, of one phrasing
+`embedded`    the drafter of the embedded pair, trained; text of task `needle` with all needles in it, of one phrasing;
+              of another task every question has a text of its own, and its evidence is what should be kept
 `retriever`   constructed for a million positions (`sp.models.synthetic.retriever`), random tokens. Of its two layers
               the first, which attends by the rule, looks four tokens back, and the second is scored and does not
               attend: what it keeps shows that reading by the rule leaves the keys right at such lengths, no more
@@ -31,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prompts import Asked, documents, random_tokens, shared
+from prompts import Asked, documents, examples, random_tokens, shared
 from report import BENCH, rows_of, tables
 
 from sp.bench.record import append, make_record
@@ -88,7 +90,8 @@ def measured(model: Model, prompts: list[Asked], rule: str) -> dict[str, Any]:
     blind = rule == "random"
     scorer = None if blind else scorer_of(rule)
     trail = None if scorer is None else Trail(scorer.kept_layers(model.config) or model.config, device=model.device)
-    common, density, kept, listed = shared(prompts), None, [], []
+    common, kept, listed = shared(prompts), [], []
+    densities: list[float] = []
     start = time.perf_counter()
     for number, prompt in enumerate(prompts):
         n = len(prompt.ids)
@@ -102,13 +105,14 @@ def measured(model: Model, prompts: list[Asked], rule: str) -> dict[str, Any]:
             request = replace(request, keys=KeptKeys(trail))
             found, heads = asked_of(scorer, request, int(prompt.value.argmax()), n <= LISTED)
             listed += heads
+        densities += found.densities
         if number == 0:
-            density, seconds = float(np.mean(found.densities)) if found.densities else None, time.perf_counter() - start
+            seconds = time.perf_counter() - start
         chosen = SELECTORS.build("top_chunks").select(SelectionRequest(found.scores, prompt.protected, KEEP))
         kept.append(bool(chosen.kept[prompt.value].all()))
     return {
         "prompt_tokens": len(prompts[0].ids),
-        "density": None if blind else density,
+        "density": float(np.mean(densities)) if densities else None,
         "kept": sum(kept),
         "questions": len(kept),
         "each": kept,
@@ -123,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the machines' records")
     parser.add_argument("--drafter", choices=("embedded", "retriever"), action="append", help="only this one")
+    parser.add_argument("--task", default="needle", help="of the embedded drafter; all but needle: a text a question")
     parser.add_argument("--tokens", type=int, action="append", help="a length; repeatable")
     parser.add_argument("--rule", action="append", help="dense, random, density SHARE or as `blocks`; repeatable")
     parser.add_argument("-n", "--questions", type=int, default=24, help="needles of a prompt")
@@ -140,6 +145,7 @@ def measure(given: argparse.Namespace, path: Path) -> None:
     """Append the rows that are missing."""
     done = [row["config"] for row in rows_of(path)]
     for name in given.drafter or ("embedded", "retriever"):
+        other = name == "embedded" and given.task != "needle"
         if name == "embedded":
             drafter = load(embedded("drafter"), extrapolate=True, device=given.device)
             model = drafter.model
@@ -153,13 +159,15 @@ def measure(given: argparse.Namespace, path: Path) -> None:
             prompts: list[Asked] = []
             for rule in given.rule or [rule for rule in RULES if tokens <= MOST.get(rule, tokens)]:
                 config = {"drafter": name, "tokens": tokens, "rule": rule, "questions": given.questions}
-                config |= {"keep_ratio": KEEP, "seed": seed}
+                config |= {"keep_ratio": KEEP, "seed": seed} | ({"task": given.task} if other else {})
                 if config in done:
                     continue
-                if not prompts and name == "embedded":
-                    prompts = documents(drafter, tokens, given.questions, seed)
-                elif not prompts:
-                    prompts = random_tokens(tokens, given.questions, seed)
+                if name == "retriever":
+                    prompts = prompts or random_tokens(tokens, given.questions, seed)
+                elif other:
+                    prompts = prompts or examples(drafter, given.task, tokens, given.questions)
+                else:
+                    prompts = prompts or documents(drafter, tokens, given.questions, seed)
                 found = measured(model, prompts, rule)
                 append(
                     make_record(BENCH, config, found, [found["first_question_s"]], device=given.device), given.results

@@ -1,4 +1,4 @@
-"""Prompts that share all but their question, each with the needle that its question asks for."""
+"""Prompts, each with the tokens that its question asks for; those of needles share all but the question."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sp.evals import TASKS
+from sp.evals.metrics import Evidence
 from sp.evals.run import counter
 from sp.evals.tasks.needle import Needle
 from sp.pipeline.load import Loaded
@@ -18,7 +20,7 @@ KEY, VALUE, VOCAB = 4, 5, 320
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt as a scorer gets it: what asks, what is kept anyway, and the needle's value."""
+    """A prompt as a scorer gets it: what asks, what is kept anyway, and what should be: the needle's value."""
 
     ids: np.ndarray
     question: np.ndarray
@@ -59,6 +61,17 @@ def documents(drafter: Loaded, tokens: int, needles: int, seed: int) -> list[Ask
         inside = (tokenised.bytes[:, 1] > start) & (tokenised.bytes[:, 0] < start + len(value))
         masks = tokenised.mask("question"), tokenised.mask("protected"), inside
         found.append(Asked(tokenised.ids, *masks, tokenised.asked))
+    return found
+
+
+def examples(drafter: Loaded, task: str, tokens: int, count: int) -> list[Asked]:
+    """Prompts of a task of `sp eval`, each of its own text."""
+    found = []
+    for index in range(count):
+        made = TASKS.build(task).example(index, tokens, counter(drafter.tokenizer))
+        prompt = made.prompt(drafter.template).tokenise(drafter.tokenizer)
+        values = Evidence.of(prompt, made.answers).values
+        found.append(Asked(prompt.ids, prompt.mask("question"), prompt.mask("protected"), values, prompt.asked))
     return found
 
 

@@ -30,13 +30,15 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def tables(rows: Sequence[dict[str, Any]]) -> str:
     """A table a drafter, and one of how cost grows."""
-    parts = [f"{name}\n\n{of_drafter([r for r in rows if r['config']['drafter'] == name])}" for name in named(rows)]
+    named = dict.fromkeys(map(name_of, rows))
+    parts = [f"{name}\n\n{of_drafter([row for row in rows if name_of(row) == name])}" for name in named]
     return "\n\n".join([*parts, f"growth\n\n{growth(rows)}"])
 
 
-def named(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Drafters, as they were measured."""
-    return list(dict.fromkeys(row["config"]["drafter"] for row in rows))
+def name_of(row: dict[str, Any]) -> str:
+    """The drafter, and the task if it is no needle."""
+    task = row["config"].get("task")
+    return row["config"]["drafter"] + (f", {task}" if task else "")
 
 
 def of_drafter(rows: Sequence[dict[str, Any]]) -> str:
@@ -69,7 +71,7 @@ def growth(rows: Sequence[dict[str, Any]]) -> str:
     cells = []
     for rule in dict.fromkeys(row["config"]["rule"] for row in rows):
         measured = [
-            exponent_read([r for r in rows if r["config"]["rule"] == rule and r["config"]["drafter"] == name])
+            exponent_read([r for r in rows if r["config"]["rule"] == rule and name_of(r) == name])
             for name in ("embedded", "retriever")
         ]
         if any(measured):
@@ -90,7 +92,7 @@ def exponent_read(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     blocks = [density * candidates(n, n).sum() for n, density in points]
     slope = np.polyfit(np.log(lengths), np.log(blocks), 1)[0]
-    return f"{slope:.2f} ({min(lengths) // 1024}K to {max(lengths) // 1024}K)"
+    return f"{slope:.2f} ({round(min(lengths) / 1024)}K to {round(max(lengths) / 1024)}K)"
 
 
 def expected_growth(rule: str) -> str:
