@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from prompts import Asked, documents, examples, random_tokens, shared
-from report import BENCH, rows_of, tables
+from report import BENCH, RULES, rows_of, tables
 
 from sp.bench.record import append, make_record
 from sp.kernels.machine import machine_facts, machine_slug
@@ -51,7 +51,6 @@ from sp.scoring.base import KeptKeys
 from sp.selection import SELECTORS, SelectionRequest
 
 KEEP = 0.05
-RULES = ("dense", "density 0.05", "constant:1", "constant:16", "sqrt:16", "energy:0.5:8:64", "energy:0.9", "random")
 MOST = {"dense": 40_000, "density 0.05": 140_000, "energy:0.9": 140_000}
 """Tokens beyond which a rule is left out unless it is asked for: on the CPU it would take too long."""
 LISTED = 300_000

@@ -20,6 +20,7 @@ from sp.ops.sparse.flashprefill import TopDensity
 from sp.studies.tables.report_tables import markdown
 
 BENCH = "block_budget"
+RULES = ("dense", "density 0.05", "constant:1", "constant:16", "sqrt:16", "energy:0.5:8:64", "energy:0.9", "random")
 SHAPE, FROM, TO = "qwen3-0.6b", 1 << 17, 1 << 20
 
 
@@ -46,10 +47,16 @@ def of_drafter(rows: Sequence[dict[str, Any]]) -> str:
     cells = []
     for tokens in sorted({row["config"]["tokens"] for row in rows}):
         of_length = [row for row in rows if row["config"]["tokens"] == tokens]
-        for rule in dict.fromkeys(row["config"]["rule"] for row in of_length):
+        for rule in rules_of(of_length):
             found = [row["metrics"] for row in of_length if row["config"]["rule"] == rule]
             cells.append([f"{tokens:,}", rule, *cells_of(found)])
     return markdown(["tokens", "rule", "blocks read", "needles kept (95 %)", "listed / chance"], cells)
+
+
+def rules_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Those that were measured, in the order of `RULES`, others behind them."""
+    found = dict.fromkeys(row["config"]["rule"] for row in rows)
+    return sorted(found, key=lambda rule: RULES.index(rule) if rule in RULES else len(RULES))
 
 
 def cells_of(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -69,7 +76,7 @@ def cells_of(found: Sequence[dict[str, Any]]) -> list[str]:
 def growth(rows: Sequence[dict[str, Any]]) -> str:
     """Exponents of the length: of blocks read, as measured, and of cost by the cost model."""
     cells = []
-    for rule in dict.fromkeys(row["config"]["rule"] for row in rows):
+    for rule in rules_of(rows):
         measured = [
             exponent_read([r for r in rows if r["config"]["rule"] == rule and name_of(r) == name])
             for name in ("embedded", "retriever")
@@ -88,7 +95,7 @@ def exponent_read(rows: Sequence[dict[str, Any]]) -> str:
         if row["metrics"]["density"] is not None
     ]
     lengths = [n for n, _ in points]
-    if len({row["config"]["tokens"] for row in rows}) < 2:
+    if not lengths or max(lengths) < 2 * min(lengths):
         return ""
     blocks = [density * candidates(n, n).sum() for n, density in points]
     slope = np.polyfit(np.log(lengths), np.log(blocks), 1)[0]
