@@ -18,6 +18,7 @@ from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
+from sp.scoring.reading import attending
 
 STAGES = {
     "block_means": "mean",
@@ -54,11 +55,8 @@ class Draft:
 
     @property
     def attention(self) -> str:
-        """How the drafter attends: dense, alpha 0.1, density 0.05."""
-        for name in ("density", "alpha"):
-            if self.options.get(name) is not None:
-                return f"{name} {self.options[name]:g}"
-        return "dense"
+        """How the drafter attends: dense, alpha 0.1, density 0.05, blocks sqrt:64."""
+        return attending(self.options) or "dense"
 
 
 @dataclass(frozen=True)
@@ -171,6 +169,7 @@ def describe(
     config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path, made_in)}
     config |= {"scorer": "tail"}
     chosen = {name: draft.options.get(name) for name in ("alpha", "density")}
+    chosen |= {name: value for name, value in draft.options.items() if name == "blocks"}
     return {
         "bench": "drafter",
         "config": config | {"attention": draft.options.get("attention", "dense")} | chosen,

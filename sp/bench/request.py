@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
@@ -99,7 +99,7 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
     return {
         "target": pipeline.target.path.name,
         "drafter": drafter.path.name if drafter else None,
-        **(drafting(options.scorer) if drafts else dict.fromkeys(DRAFTING)),
+        **_told(drafting(options.scorer) if drafts else dict.fromkeys(DRAFTING)),
         "selector": SELECTORS.name_of(options.selector) if drafts else None,
         "vram": format_bytes(vram),
         "kv": options.kv + (" rotated" if options.rotate else ""),
@@ -107,6 +107,11 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         **(_drafter_math(pipeline.target, drafter, path) if drafter else {}),
         **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
     }
+
+
+def _told(how: Mapping[str, Any]) -> dict[str, Any]:
+    """`DRAFTING` as records have it, of which those from before there were rules say nothing of `blocks`."""
+    return {name: value for name, value in how.items() if name != "blocks" or value is not None}
 
 
 def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, str]:

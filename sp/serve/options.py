@@ -149,5 +149,7 @@ def _with_alpha(options: RunOptions, alpha: float) -> RunOptions:
     if hasattr(selector, "alpha"):
         return replace(options, selector=replace(selector, alpha=alpha))
     if hasattr(scorer, "alpha"):
-        return replace(options, scorer=replace(scorer, attention="flashprefill", alpha=alpha, density=None))
+        return replace(
+            options, scorer=replace(scorer, attention="flashprefill", alpha=alpha, density=None, blocks=None)
+        )
     raise ConfigError(f"neither {type(selector).__name__} nor {type(scorer).__name__} has an alpha; leave it out")

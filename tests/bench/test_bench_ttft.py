@@ -27,6 +27,7 @@ from sp.models.synthetic.shapes import find_shape
 from sp.pipeline import Loaded, Pipeline, RunOptions
 from sp.quant import Math
 from sp.scoring import SCORERS
+from sp.scoring.reading import attending, drafting
 from sp.studies.plots.ttft_plots import COLOURS, draw_memory
 from sp.studies.sample import sample
 from sp.studies.tables.ttft_table import GROUPS, cells_of, row_of
@@ -203,10 +204,16 @@ def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.Monke
 
 
 def test_one_way_to_attend_is_for_scorers_that_can() -> None:
-    from sp.commands.bench.bench_ttft import settings_of
+    from sp.commands.bench.settings import settings_of
 
-    made = settings_of("0.1", "tail,random", "top_chunks", "", "0.05,0.1", {})
-    assert [type(options.scorer).__name__ for options in made] == ["TailScorer", "TailScorer", "RandomScorer"]
+    made = settings_of("0.1", "tail,random", "top_chunks", ("", "0.05,0.1", "sqrt:8"), {})
+    assert [type(options.scorer).__name__ for options in made] == [*["TailScorer"] * 3, "RandomScorer"]
+    assert [attending(drafting(options.scorer)) for options in made] == [
+        "density 0.05",
+        "density 0.1",
+        "blocks sqrt:8",
+        "",
+    ]
 
 
 def multiplying(loaded: Loaded, made_in: Arithmetic) -> Loaded:

@@ -34,9 +34,12 @@ inline void cp_async_16(u32 target, const void* source, bool valid = true) {
     valid ? memcpy(shared + target, source, 16) : memset(shared + target, 0, 16);
 }
 inline void cp_async_commit() {}
+template <int Pending>
+void cp_async_wait() {}
+inline f32 exp2_fast(f32 x) { return std::exp2(x); }
 inline void ldmatrix_x4(u32 (&r)[4], u32 address) {
     if (address % 16) abort();
-    const int lane = lane_now;
+    const int lane = lane_now % 32;
     Letters& all = meet(&address, 1);
     for (int i = 0; i < 4; ++i) memcpy(r + i, shared + all[8 * i + lane / 4][0] + 4 * (lane % 4), 4);
 }
@@ -52,7 +55,7 @@ uint4 input_pair(u32 address, bool held) {
 template <int Bytes, class D, class Value>
 void multiply_fragments(D (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Value value) {
     constexpr int each = 4 / Bytes;
-    const int lane = lane_now;
+    const int lane = lane_now % 32;
     const u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
     Letters& all = meet(words, 6);
     for (int i = 0; i < 4; ++i) {

@@ -23,7 +23,7 @@ CONVERSION = re.compile(r'asm\("\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %2; cvt\.
 def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path, *, whole: bool = False) -> ctypes.CDLL:
     """A library of the functions that lie before the entry of `source`, and of `driver`; skips without a compiler.
 
-    `whole`: with the entry, a kernel of which a block is one warp.
+    `whole`: with the entry, a kernel of which a block is one warp, or HOST_LANES of `defines`.
     """
     text = flatten(source)
     text = CONVERSION.sub("low = low_f16(word_of(q.low[s], j)), high = high_f16(word_of(q.low[s], j));", text)
@@ -32,7 +32,7 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path,
     types, rest = text.split("#define SP_DEVICE", 1)
     line, rest = rest.split("\n", 1)
     text = f"{types}#define SP_DEVICE{line}\n{(HERE / 'host_asm.h').read_text(encoding='utf-8')}{rest}"
-    text = text.replace("extern __shared__ __align__(128) u8 shared[];", "alignas(128) u8 shared[1 << 20];")
+    text = re.sub(r"extern __shared__ __align__\((\d+)\) u8 shared\[\];", r"alignas(\1) u8 shared[1 << 20];", text)
     text = re.sub(r"__shared__ (?:__align__|alignas)\((\d+)\) ", r"alignas(\1) static ", text)
     text = re.sub(r"#pragma (once|unroll.*)|^#line.*$|^SP_DEVICE u32 shared_address.*$", "", text, flags=re.MULTILINE)
     return library("host_warp.h", text + driver, defines, folder, "-std=c++17", "-O0")
@@ -47,7 +47,8 @@ def library(
         pytest.skip("no g++ to compile device code for the host")
     file = folder / "host.cpp"
     file.write_text((HERE / header).read_text(encoding="utf-8") + text, encoding="utf-8")
-    given = [standard, *options, f"-I{HERE}", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
+    # Without unique symbols, or statics of inline functions would be those of the first library in the process.
+    given = [standard, *options, f"-I{HERE}", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fno-gnu-unique"]
     named = [f"-D{name}={int(value)}" for name, value in defines.items()]
     done = subprocess.run(
         [compiler, *given, *named, file, "-o", folder / "host.so"], capture_output=True, text=True, check=False

@@ -123,7 +123,7 @@ def test_bad_requests_are_named(tmp_path: Path) -> None:
         {"code_dim": 65},
         {"vocab": 1},
         {"seed": -1},
-        {"context": 1 << 20},
+        {"context": (1 << 20) + 1},
         {"noise": -1.0},
     ):
         with pytest.raises(ConfigError, match=next(iter(option))):

@@ -16,7 +16,7 @@ from sp.pipeline.measured import find_break_even, measured_break_evens, read_bre
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
 
-HOW = {"scorer": "tail", "attention": "dense", "alpha": None, "density": None}
+HOW = {"scorer": "tail", "attention": "dense", "alpha": None, "density": None, "blocks": None}
 
 
 def record(tokens: int, ttft: float, full: float | None, keep: float = 0.1, **config: Any) -> dict[str, Any]:

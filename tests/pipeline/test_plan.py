@@ -38,6 +38,15 @@ def test_break_even_is_where_the_speedup_passes_one() -> None:
     assert speedup(TARGET, lean, crossing, 0.3) > 1 > speedup(TARGET, lean, int(crossing * 0.98), 0.3)
 
 
+def test_rules_gain_more_the_longer_the_prompt() -> None:
+    def gain(tokens: int, **how: str | float) -> float:
+        return speedup(TARGET, DRAFTER, tokens, 0.05, SCORERS.build("tail", {"attention": "flashprefill", **how}))
+
+    million = [gain(1 << 20, **how) for how in ({"density": 0.05}, {"blocks": "sqrt:32"}, {"blocks": "constant:64"})]
+    assert million == sorted(million)
+    assert million[2] > 1.5 * million[0]
+
+
 def test_a_cheaper_way_of_scoring_gains_more() -> None:
     tail, sparse, early, lexical = (
         SCORERS.build(name, options)
@@ -83,7 +92,7 @@ def test_every_decision_names_its_reason(changes: dict[str, object], activated: 
 
 
 def measured(tokens: int | None, longest: int = 16384) -> BreakEven:
-    how = {"scorer": "tail", "attention": "dense", "alpha": None, "density": None}
+    how = {"scorer": "tail", "attention": "dense", "alpha": None, "density": None, "blocks": None}
     return BreakEven(0.05, how, tokens, 2048, tokens and 4096, 2048, longest, 5)
 
 

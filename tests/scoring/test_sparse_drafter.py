@@ -19,7 +19,9 @@ from sp.models import (
     prefill_by_layer,
     read_by_layer,
 )
+from sp.ops.sparse.block_budget import read_rule
 from sp.ops.sparse.block_lists import forced
+from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Importance, ScoreRequest
 from sp.scoring.attention.reduction import Fold, Reduction
@@ -64,6 +66,17 @@ def test_a_threshold_leaves_blocks_out_and_a_density_sets_how_many(drafter, ids)
     for share in (0.01, 0.95):
         found = score(drafter, ids, attention="flashprefill", density=share).densities[0]
         assert max(floor, share) - 1e-9 <= found <= max(floor, share) + 1 / blocks
+
+
+def test_rules_set_how_many_blocks_are_read(drafter, ids) -> None:
+    def read(rule: str) -> tuple[float, ...]:
+        return score(drafter, ids, attention="flashprefill", blocks=rule).densities
+
+    assert read("constant:999") == read("energy:1.0:0:999") == (1.0,) * len(read("constant:999"))
+    for rule in ("constant:7", "sqrt:9:1024", "energy:0.5:1:7"):
+        wanted = expected_density(read_rule(rule, "blocks"), N)
+        exact = not rule.startswith("energy")
+        assert all(found == pytest.approx(wanted) if exact else 0 < found <= wanted for found in read(rule)), rule
 
 
 def test_early_exit_is_the_drafter_without_its_later_layers(drafter, ids) -> None:
@@ -181,6 +194,10 @@ def test_attention_may_be_left_to_device_and_length(drafter, ids) -> None:
         ({"attention": "auto", "alpha": 1.5}, "alpha"),
         ({"attention": "flashprefill", "density": 0.0}, "density"),
         ({"density": 0.1}, "flashprefill"),
+        ({"blocks": "constant:8"}, "flashprefill"),
+        ({"attention": "flashprefill", "blocks": "constant:0"}, "count is 0"),
+        ({"attention": "auto", "blocks": "energy"}, "blocks takes constant:COUNT"),
+        ({"attention": "flashprefill", "blocks": "sqrt:8", "density": 0.1}, "density and blocks both"),
         ({"attention": "sparse"}, "attention"),
         ({"depth": 0}, "depth"),
     ],

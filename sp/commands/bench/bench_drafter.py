@@ -34,6 +34,9 @@ def bench_drafter(
     density: Annotated[
         str, typer.Option(help="Shares of blocks to read instead, for random weights, which no threshold suits.")
     ] = "",
+    blocks: Annotated[
+        str, typer.Option(help="Rules for how many blocks instead: constant:64, sqrt:64, energy:0.9.")
+    ] = "",
     layers: Annotated[int | None, typer.Option(min=1, help="Run only so many layers.")] = None,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
@@ -55,6 +58,8 @@ def bench_drafter(
 
       sp bench drafter --synthetic qwen3-0.6b -p 128k --density 0.05 --math int8
 
+      sp bench drafter --synthetic qwen3-0.6b -p 128k,256k,512k --blocks constant:64,sqrt:64 --density 0.05
+
       sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --alpha dense,0.05,0.1,0.2 -o md
     """
     from sp.bench.drafter import Draft, describe, run_drafts
@@ -71,7 +76,7 @@ def bench_drafter(
     lengths = lengths_of(prompts, "-p")
     chosen = [
         attention_options(name, text)
-        for name, given in (("alpha", alpha), ("density", density))
+        for name, given in (("alpha", alpha), ("density", density), ("blocks", blocks))
         for text in parts(given)
     ]
     common = {} if layers is None else {"depth": layers}
@@ -106,9 +111,11 @@ def parts(text: str) -> list[str]:
 
 
 def attention_options(name: str, text: str) -> dict[str, Any]:
-    """Scorer options of one item of --alpha or --density."""
+    """Scorer options of one item of --alpha, --density or --blocks."""
     if text == "dense":
         return {}
+    if name == "blocks":
+        return {"attention": "flashprefill", name: text}
     try:
         return {"attention": "flashprefill", name: float(text)}
     except ValueError:

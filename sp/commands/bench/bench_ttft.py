@@ -14,7 +14,7 @@ import typer
 
 from sp.commands.bench.asked import asked_output, kernels_of
 from sp.commands.bench.bench import lengths_of
-from sp.commands.bench.bench_drafter import attention_options, parts
+from sp.commands.bench.settings import budgets_of, settings_of
 from sp.commands.open_pair import asked_maths, asked_ropes
 from sp.commands.options import (
     Cache,
@@ -73,6 +73,9 @@ def bench_ttft(
     density: Annotated[
         str, typer.Option(help="Shares of blocks to read instead, for random weights, which no threshold suits.")
     ] = "",
+    blocks: Annotated[
+        str, typer.Option(help="Rules for how many blocks instead: constant:64, sqrt:64, energy:0.9.")
+    ] = "",
     vram: Annotated[
         str,
         typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g; the full prefill has the first."),
@@ -123,7 +126,7 @@ def bench_ttft(
         raise ConfigError("--resume reads what --record FOLDER holds; name that folder")
     common = {"kv": kv, "rotate": rotate, "max_new_tokens": new}
     budgets = budgets_of(vram)
-    settings = settings_of(keep_ratio, scorer, selector, alpha, density, common)
+    settings = settings_of(keep_ratio, scorer, selector, (alpha, density, blocks), common)
     asked = lengths_of(prompts, "-p")
     where, models = pick_device(device), asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math)
     with kernels_of(path, where)[1]:
@@ -167,42 +170,6 @@ def bench_ttft(
         shown = [m for m in memory if m["config"]["prompt_tokens"] == lengths[-1]]
         pictures += [draw_memory(shown[:MOST_TIMELINES], plots / "ttft_memory.png")] if shown else []
     show(records, [str(picture) for picture in pictures], output, wide)
-
-
-def settings_of(
-    keep_ratio: str, scorer: str, selector: str, alpha: str, density: str, common: Mapping[str, Any]
-) -> list[Any]:
-    """Options of compressed requests: every keep ratio below 1 with every scorer and way to attend."""
-    from sp.config import from_mapping
-    from sp.pipeline import RunOptions
-    from sp.scoring import SCORERS
-    from sp.selection import SELECTORS
-
-    try:
-        ratios = [float(text) for text in parts(keep_ratio)]
-    except ValueError:
-        raise ConfigError(f"--keep-ratio takes numbers with commas between them, not {keep_ratio!r}") from None
-    attending = [attention_options(n, t) for n, given in (("alpha", alpha), ("density", density)) for t in parts(given)]
-    scorers = []
-    for name in parts(scorer):
-        chosen = attending if hasattr(SCORERS.build(name), "attention") else []
-        scorers += [SCORERS.build(name, options) for options in chosen or [{}]]
-    if not ratios or not scorers:
-        raise ConfigError("--keep-ratio and --scorer each need at least one item")
-    base = {"selector": SELECTORS.build(selector), "compress": "always", **common}
-    given = [base | {"keep_ratio": ratio, "scorer": made} for made in scorers for ratio in dict.fromkeys(ratios)]
-    made = [from_mapping(RunOptions, options, "sp bench ttft") for options in given]
-    compressed = [options for options in made if options.keep_ratio < 1]
-    if not compressed:
-        raise ConfigError("every --keep-ratio is 1, which is the full prefill; give one below it")
-    return compressed
-
-
-def budgets_of(vram: str) -> list[int | None]:
-    """Bytes of --vram; None where there is no limit."""
-    from sp.pipeline.sizes import parse_bytes
-
-    return [None if text == "none" else parse_bytes(text) for text in parts(vram)] or [None]
 
 
 def open_timed_pair(

@@ -11,7 +11,8 @@ import typer
 from sp.commands.bench.asked import asked_output, kernels_of
 from sp.commands.bench.bench import lengths_of
 from sp.commands.bench.bench_drafter import parts
-from sp.commands.bench.bench_ttft import budgets_of, open_timed_pair, settings_of
+from sp.commands.bench.bench_ttft import open_timed_pair
+from sp.commands.bench.settings import budgets_of, settings_of
 from sp.commands.open_pair import asked_maths, asked_ropes
 from sp.commands.options import (
     Cache,
@@ -67,6 +68,9 @@ def bench_turn(
     density: Annotated[
         str, typer.Option(help="Share of blocks to read instead, for random weights, which no threshold suits.")
     ] = "",
+    blocks: Annotated[
+        str, typer.Option(help="Rule for how many blocks instead: constant:64, sqrt:64, energy:0.9.")
+    ] = "",
     vram: Annotated[str, typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g.")] = "none",
     kv: Cache = "f16",
     rotate: Rotate = False,
@@ -109,9 +113,9 @@ def bench_turn(
         raise ConfigError(f"--policies needs at least one of {', '.join(POLICIES)}")
     memory = from_mapping(ConversationOptions, {"recall": recall, "keys": keys}, "sp bench turn")
     common = {"kv": kv, "rotate": rotate, "max_new_tokens": new}
-    settings = settings_of(str(keep_ratio), scorer, selector, alpha, density, common)
+    settings = settings_of(str(keep_ratio), scorer, selector, (alpha, density, blocks), common)
     if len(settings) > 1:
-        raise ConfigError("give one --scorer and one --alpha or --density; a policy is timed in one way")
+        raise ConfigError("give one --scorer and one --alpha, --density or --blocks; a policy is timed in one way")
     (added, *more), lengths = lengths_of(new_tokens, "--new-tokens"), sorted(set(lengths_of(prompts, "-p")))
     if more:
         raise ConfigError(f"--new-tokens {new_tokens}: give one number")

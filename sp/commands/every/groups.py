@@ -6,7 +6,7 @@ GROUPS: dict[str, str] = {
     "Prompt": "prompt_file question needle answer_prefix load system text continuation",
     "Models": "file target drafter target_rope drafter_rope math drafter_math draft model synthetic "
     "synthetic_target synthetic_drafter type_ draft_type target_type drafter_type",
-    "Scoring": "scorer settings alpha density layers seed",
+    "Scoring": "scorer settings alpha density blocks layers seed",
     "Selection": "keep_ratio selector controls compress threshold break_even positions mapping mark_omitted",
     "Turns": "recall recall_ratio recall_tokens sessions policies new_tokens",
     "Cache and devices": "kv rotate keys session_keys session_memory session_vram device devices vram path",

@@ -9,6 +9,8 @@ CORRECTION_ROWS = 64
 """Query rows of a block of mean_correction."""
 FEWEST = 1024
 """Shared memory is sized for at least so many blocks, which is 128 K tokens."""
+RULES = (0, 1, 2)
+"""Of block_select: a threshold or a share of the blocks; the root of their number; a share of the energy."""
 
 
 def threads(defines: Defines) -> int:
@@ -27,9 +29,10 @@ def correction_smem(defines: Defines) -> int:
     return 128 * d + 4 * d * (32 if d > 128 else 64) + blocks // 8 + 4
 
 
-def variant(head_dim: int, blocks: int) -> dict[str, int]:
-    """Defines for so many key blocks, rounded up so that few variants arise."""
-    return {"HEAD_DIM": head_dim, "MOST_BLOCKS": max(FEWEST, 1 << (blocks - 1).bit_length())}
+def variant(head_dim: int, blocks: int, rule: int = 0) -> dict[str, int]:
+    """Defines for so many key blocks, rounded up so that few variants arise, and of block_select's rule."""
+    sizes = {"HEAD_DIM": head_dim, "MOST_BLOCKS": max(FEWEST, 1 << (blocks - 1).bit_length())}
+    return sizes | ({"RULE": rule} if rule else {})
 
 
 BLOCK_MEANS = KernelSpec(
@@ -68,9 +71,10 @@ BLOCK_SELECT = KernelSpec(
         "f32 alpha",
         "f32 share",
         "f32 scale",
+        "i32 most_blocks",
     ),
     threads=threads,
-    variants=(variant(64, 1), variant(128, 1), variant(256, 1)),
+    variants=tuple(variant(d, 1, rule) for rule in RULES for d in (64, 128, 256)),
     smem=smem,
 )
 

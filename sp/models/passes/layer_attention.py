@@ -11,6 +11,7 @@ from sp.ops.attention.byte_attention.attend import attend, takes_bytes
 from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.hadamard import hadamard
+from sp.ops.sparse.block_budget import BlockBudget
 from sp.ops.sparse.block_lists import candidates
 from sp.ops.sparse.block_selector import BlockSelector
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
@@ -66,7 +67,7 @@ class SparseAttention:
         if n < min(BLOCK, at.tokens):
             return cache.attend(layer, q, gate)
         selector = self.selector
-        if not self.ends and isinstance(selector, FlashPrefill | TopDensity):
+        if not self.ends and isinstance(selector, FlashPrefill | TopDensity | BlockBudget):
             selector = replace(selector, last_n=0)
         if at.rotated:
             q = hadamard(q, at.key_block)

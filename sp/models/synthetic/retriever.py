@@ -43,6 +43,7 @@ TEMPLATE = CHATML.replace(
 )
 FEED_FORWARD = 64
 MAX_NGRAM = 8
+MOST_CONTEXT = 1 << 20
 ANSWER = 8.0  # size of the answer's code against the other codes of the stream
 DELTA = DeltaConfig(key_heads=2, value_heads=4, head_dim=128, conv_kernel=4)
 
@@ -73,7 +74,7 @@ def retriever_tensors(
         30 needles in 512 tokens, ``qwen3`` is exact to 0.03, right on 6 values of 10 at 0.04 and on none at 0.06;
         ``qwen35`` is exact to 0.01, right on 9 of 10 at 0.02 and on none at 0.03.
     context : int
-        Positions served, 256 to 131072. Fewer positions leave more of a head to the match.
+        Positions served, 256 to a million (2^20). Fewer positions leave more of a head to the match.
     ngram : int
         Tokens that must agree, 1 to 8. With 2, keys that share their last two tokens are confused.
 
@@ -102,7 +103,7 @@ def retriever_tensors(
         ("vocab", vocab, 2, 1 << 20),
         ("seed", seed, 0, 1 << 63),
         ("code_dim", code_dim, 16, circuit.widest_code),
-        ("context", context, 256, 131072),
+        ("context", context, 256, MOST_CONTEXT),
         ("ngram", ngram, 1, MAX_NGRAM),
     ):
         if not least <= value <= most:

@@ -17,7 +17,7 @@ from sp.ops.sparse.flashprefill import check_forced
 
 
 class BlockSelector(Protocol):
-    """Anything with a `select`: `sp.ops.sparse.flashprefill.FlashPrefill`, `TopDensity`, and those below."""
+    """Anything with a `select`: those of `sp.ops.sparse.flashprefill` and `block_budget`, and those below."""
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """List the key blocks that each query block of each query head reads.

@@ -8,6 +8,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.sparse.block_energy import exp2_normal
 from sp.ops.threads import run_parallel
 
 
@@ -69,7 +70,8 @@ def block_sparse(
         if not score.shape[1]:
             return
         top = score.max(axis=1, keepdims=True)
-        weight = np.exp2(score - np.where(np.isinf(top), 0, top))
+        score -= np.where(np.isinf(top), 0, top)
+        weight = exp2_normal(score)
         total = weight.sum(axis=1, keepdims=True)
         out[rows, head] = weight @ values / np.where(total > 0, total, 1)
 

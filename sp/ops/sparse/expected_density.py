@@ -7,6 +7,7 @@ from math import log
 import numpy as np
 
 from sp.ops.attention.key_blocks import BLOCK
+from sp.ops.sparse.block_budget import BlockBudget
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 
 ALPHAS = (0.0125, 0.025, 0.05, 0.1, 0.2)
@@ -15,11 +16,12 @@ BLOCKS = (60.5, 50.8, 36.2, 23.6, 13.3)
 Qwen3-4B ("FlashPrefill v2", 2026, arXiv 2608.19758). From 16K to 128K tokens alpha 0.1 keeps 19 to 25."""
 
 
-def expected_density(selector: FlashPrefill | TopDensity, tokens: int) -> float:
+def expected_density(selector: FlashPrefill | TopDensity | BlockBudget, tokens: int) -> float:
     """Predicted share of the causal blocks that a selector lists for a prompt of `tokens` tokens.
 
-    Exact for a set density. A threshold keeps about as many blocks at any length; below the smallest alpha of the
-    published table everything counts as read, above its largest as much as there.
+    Exact for a set density and for numbers of blocks; of a share of the energy, the most it can be. A threshold keeps
+    about as many blocks at any length; below the smallest alpha of the published table everything counts as read,
+    above its largest as much as there.
 
     Examples
     --------
@@ -34,6 +36,8 @@ def expected_density(selector: FlashPrefill | TopDensity, tokens: int) -> float:
     seen = np.arange(1, rows + 1, dtype=np.float64)
     if isinstance(selector, TopDensity):
         chosen = np.ceil(selector.density * seen)
+    elif isinstance(selector, BlockBudget):
+        chosen = selector.expected(seen)
     elif selector.alpha < ALPHAS[0]:
         return 1.0
     else:

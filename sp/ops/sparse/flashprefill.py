@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +19,40 @@ from sp.ops.sparse.block_means import block_means
 
 HEAD_DIMS = (64, 128, 256)
 """Head sizes the kernels take."""
+
+
+class Numbers(NamedTuple):
+    """What block_select is told of a rule; its head says what each is."""
+
+    rule: int = 0
+    alpha: float = 0.0
+    share: float = 0.0
+    least: int = 0
+    most: int = 0
+    unforced: int = 0
+
+
+class EnergyRule(Protocol):
+    """What decides by energies: `FlashPrefill`, `TopDensity`, and those of `sp.ops.sparse.block_budget`."""
+
+    @property
+    def sink(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def last_n(self) -> int: ...
+    @property
+    def share(self) -> str: ...
+    @property
+    def visibility(self) -> str: ...
+
+    def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
+        """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
+        ...
+
+    def numbers(self) -> Numbers:
+        """The rule as the kernel takes it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -74,13 +108,13 @@ class FlashPrefill:
         if self.min_budget < 0:
             raise ConfigError(f"FlashPrefill: min_budget is {self.min_budget}; it must not be negative")
         check_forced("FlashPrefill", self.sink, self.window, self.last_n)
-        _check_word("FlashPrefill", "maximum", self.maximum, ("all", "unforced"))
-        _check_word("FlashPrefill", "share", self.share, ("head", "group"))
-        _check_word("FlashPrefill", "visibility", self.visibility, ("last", "first"))
+        check_word("FlashPrefill", "maximum", self.maximum, ("all", "unforced"))
+        check_word("FlashPrefill", "share", self.share, ("head", "group"))
+        check_word("FlashPrefill", "visibility", self.visibility, ("last", "first"))
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
-        return _by_energy(self, q, at, scale)
+        return by_energy(self, q, at, scale)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
         """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
@@ -94,6 +128,10 @@ class FlashPrefill:
             budget = np.minimum(self.min_budget, candidates(n, tokens))
             kept |= strongest(np.where(seen, energy, -1), budget)
         return kept
+
+    def numbers(self) -> Numbers:
+        """The rule as the kernel takes it."""
+        return Numbers(alpha=self.alpha, least=self.min_budget, unforced=int(self.maximum == "unforced"))
 
 
 @dataclass(frozen=True)
@@ -121,20 +159,24 @@ class TopDensity:
         if not 0 < self.density <= 1:
             raise ConfigError(f"TopDensity: density is {self.density}; it must be above 0 and at most 1")
         check_forced("TopDensity", self.sink, self.window, self.last_n)
-        _check_word("TopDensity", "share", self.share, ("head", "group"))
-        _check_word("TopDensity", "visibility", self.visibility, ("last", "first"))
+        check_word("TopDensity", "share", self.share, ("head", "group"))
+        check_word("TopDensity", "visibility", self.visibility, ("last", "first"))
 
     def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
         """Lists for each query head and query block; see `sp.ops.sparse.block_selector.BlockSelector`."""
-        return _by_energy(self, q, at, scale)
+        return by_energy(self, q, at, scale)
 
     def mask(self, energy: Floats, n: int, tokens: int) -> Bools:
         """Blocks kept, from energies (lists, query_blocks, blocks), as a boolean of that shape."""
         always = forced(n, tokens, self.sink, self.window, self.last_n)
         return always | top_density(np.where(always, np.inf, energy), self.density, n, tokens)
 
+    def numbers(self) -> Numbers:
+        """The rule as the kernel takes it."""
+        return Numbers(share=self.density)
 
-def _by_energy(rule: FlashPrefill | TopDensity, q: Any, at: PagedKV, scale: float) -> BlockLists:
+
+def by_energy(rule: EnergyRule, q: Any, at: PagedKV, scale: float) -> BlockLists:
     """Score the blocks by their mean keys and list those that the rule keeps."""
     check_sizes(q, at)
     means = block_means(at.k, at.table, at.tokens, at.fmt)
@@ -170,11 +212,14 @@ def top_density(scores: Floats, density: float, n: int, tokens: int) -> Bools:
 
 
 def strongest(scores: Floats, budget: Ints) -> Bools:
-    """The `budget` (query_blocks,) largest scores (lists, query_blocks, blocks) of each row; of equals the first."""
+    """The `budget` largest scores (lists, query_blocks, blocks) of each row; of equals the first.
+
+    `budget` is (query_blocks,), or (lists, query_blocks).
+    """
     order = np.argsort(-scores, axis=2, kind="stable")
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(scores.shape[2])[None, None], axis=2)
-    kept: Bools = rank < budget[:, None]
+    kept: Bools = rank < budget[..., None]
     return kept
 
 
@@ -186,7 +231,8 @@ def check_forced(name: str, sink: int, window: int, last_n: int) -> None:
         raise ConfigError(f"{name}: window is {window}; it must be at least 1, or rows would not see their own block")
 
 
-def _check_word(name: str, option: str, value: str, known: tuple[str, ...]) -> None:
+def check_word(name: str, option: str, value: str, known: tuple[str, ...]) -> None:
+    """ConfigError unless the value is known."""
     if value not in known:
         raise ConfigError(f"{name}: {option} is {value!r}; known are {', '.join(known)}")
 
@@ -207,19 +253,14 @@ def check_sizes(q: Any, at: PagedKV) -> None:
             raise ConfigError(f"sparse attention: heads of {d} values; the kernels take {HEAD_DIMS}")
 
 
-def select_on_device(options: FlashPrefill | TopDensity, q: Any, means: Any, tokens: int, scale: float) -> BlockLists:
+def select_on_device(options: EnergyRule, q: Any, means: Any, tokens: int, scale: float) -> BlockLists:
     """Score against mean keys (kv_heads, blocks, d) and list, in one launch."""
     cupy = import_cupy()
     n, heads, d = q.shape
     kv_heads, blocks, _ = means.shape
     together = heads // kv_heads if options.share == "group" else 1
-    rows = -(-n // BLOCK)
+    rows, rule = -(-n // BLOCK), options.numbers()
     counts, indices = cupy.empty((heads, rows), np.int32), cupy.empty((heads, rows, blocks), np.int32)
-    if isinstance(options, FlashPrefill):
-        rule = options.min_budget, int(options.maximum == "unforced"), options.alpha, 0.0
-    else:
-        rule = 0, 0, 0.0, options.density
-    least, unforced, alpha, share = rule
     BLOCK_SELECT.launch(
         (heads // together * rows,),
         q,
@@ -235,12 +276,13 @@ def select_on_device(options: FlashPrefill | TopDensity, q: Any, means: Any, tok
         options.sink,
         options.window,
         options.last_n,
-        least,
+        rule.least,
         int(options.visibility == "last"),
-        unforced,
-        alpha,
-        share,
+        rule.unforced,
+        rule.alpha,
+        rule.share,
         scale * float(np.log2(np.e)),
-        defines=variant(d, blocks),
+        rule.most,
+        defines=variant(d, blocks, rule.rule),
     )
     return BlockLists(counts, indices, min(options.last_n, rows))

@@ -36,7 +36,7 @@ class AttentionScorer(ReadingScorer):
 
     Parameters
     ----------
-    attention, alpha, density
+    attention, alpha, density, blocks
         See `ReadingScorer`.
     queries : int or "question"
         Number of query tokens whose attention counts, or all from the first token of the question on.

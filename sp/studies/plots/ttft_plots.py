@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 
 from sp.errors import ConfigError
 from sp.pipeline.measured import maths_told
+from sp.scoring.reading import attending
 from sp.studies.figures import INK, save_png
 
 Record = Mapping[str, Any]
@@ -113,9 +114,8 @@ def label_of(config: Mapping[str, Any]) -> str:
         return f"{config['engine']}, full prefill"
     if config["keep_ratio"] == 1:
         return ", ".join(part for part in ("full prefill", maths_told({"math": config.get("math")})) if part)
-    sparse = next((f"{name} {config[name]:g}" for name in ("density", "alpha") if config.get(name) is not None), "")
     limit = config.get("vram") and f"in {config['vram']}"
-    parts = [f"keep {config['keep_ratio']:g}", config.get("scorer"), sparse, maths_told(config), limit]
+    parts = [f"keep {config['keep_ratio']:g}", config.get("scorer"), attending(config), maths_told(config), limit]
     return ", ".join(part for part in parts if part)
 
 

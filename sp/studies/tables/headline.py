@@ -11,6 +11,7 @@ from sp.bench.llama_cpp import best_peer
 from sp.kernels.machine import machine_slug
 from sp.pipeline.measured import PLAIN_MATHS, BreakEven, maths_of, maths_told, measured_break_evens
 from sp.pipeline.sizes import parse_bytes
+from sp.scoring.reading import attending
 from sp.studies.sweep.cells import is_control
 
 Record = Mapping[str, Any]
@@ -134,7 +135,8 @@ def _made_in(config: Mapping[str, Any]) -> str:
 
 def _attending(config: Mapping[str, Any]) -> str:
     """How sparsely the drafter was to read, after a comma."""
-    return next((f", {name} {config[name]:g}" for name in ("density", "alpha") if config[name] is not None), "")
+    how = attending(config)
+    return how and f", {how}"
 
 
 def show_seconds(value: float | None) -> str:

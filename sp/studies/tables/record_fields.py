@@ -16,7 +16,7 @@ Record = dict[str, Any]
 TTFT_CONFIG: Mapping[str, Wanted] = {
     "target": TEXT,
     "kv": TEXT,
-    **dict.fromkeys(("drafter", "scorer", "attention", "vram", "path", "engine", "selector"), TEXT.optional),
+    **dict.fromkeys(("drafter", "scorer", "attention", "vram", "path", "engine", "selector", "blocks"), TEXT.optional),
     **{name: number().optional for name in ("alpha", "density")},
     "new_tokens": whole().optional,
 }

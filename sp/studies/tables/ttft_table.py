@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp.pipeline.measured import maths_told
+from sp.scoring.reading import attending
 
 Record = Mapping[str, Any]
 GIB = float(1 << 30)
@@ -61,12 +62,11 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     full = row["keep_ratio"] == 1
-    asked = {"alpha": row.get("alpha"), "density": row["asked_density"]}
-    sparse = next((f" {name} {value:g}" for name, value in asked.items() if value is not None), "")
+    sparse = attending({**row, "density": row["asked_density"]})
     engine = f"{row['engine']}: " if row.get("engine") else ""
     return [
         f"{engine}everything" if full else f"keep {row['keep_ratio']:g}",
-        "" if full else f"{row['scorer']}{sparse}",
+        "" if full else f"{row['scorer']} {sparse}".rstrip(),
         row.get("vram") or "",
         f"{row['prompt_tokens']:,}",
         _number(row.get("kept_tokens"), ",d"),

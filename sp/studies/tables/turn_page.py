@@ -9,6 +9,7 @@ from typing import Any
 from sp.kernels.machine import machine_slug
 from sp.pipeline.measured import maths_of, maths_told
 from sp.pipeline.sizes import parse_bytes
+from sp.scoring.reading import attending
 from sp.studies.tables.report_tables import markdown
 from sp.studies.tables.turn_table import GIB, TURN_STAGES
 
@@ -73,8 +74,8 @@ def _row(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
     how = [POLICIES[config["policy"]]]
     if config["policy"] == "conversation":
         how += [f"recall {config['recall']}", f"keys {config['keys']}"]
-    if config["policy"] != "prefix" and config["density"] is not None:
-        how.append(f"density {config['density']:g}")
+    if config["policy"] != "prefix" and attending(config):
+        how.append(attending(config))
     how += [f"cache {config['kv']}"]
     how += [told] if (told := maths_told(config)) else []
     limit = config["vram"] or "none"

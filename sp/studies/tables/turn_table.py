@@ -49,7 +49,7 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """What all rows have in common: models, kernels, share kept, caches."""
     first = next((row for row in rows if row["drafter"]), rows[0])
     pair = " with ".join(dict.fromkeys(each for each in (first["target"], first["drafter"]) if each))
-    names = ("keep_ratio", "scorer", "path", "kv", "keys", "asked_density", "alpha")
+    names = ("keep_ratio", "scorer", "path", "kv", "keys", "asked_density", "alpha", "blocks")
     facts = [(name, next((row[name] for row in rows if row.get(name) is not None), None)) for name in names]
     facts.append(("math", maths_told(first) or None))
     told = (f"{name.replace('asked_', '').replace('_', ' ')} {value}" for name, value in facts if value is not None)

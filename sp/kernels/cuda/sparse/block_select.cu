@@ -4,6 +4,9 @@
 //   E[J] = sum_i 2^(s[i, J] - M);  J is listed where E[J] >= alpha max E, or among the `least` strongest, or forced, and
 //   begins no later than the last row. With share > 0 instead: forced blocks, then the strongest, ceil(share candidates) in all.
 //
+// RULE 1 and 2 as with share > 0, but so many in all, no fewer than `least` and no more than `most`: 1, ceil(share sqrt(candidates));
+// 2, the fewest that hold `share` of the sum of E, which is added up in steps of 2^-32, so that no order of adding matters.
+//
 // Rows see a block when its last token (late = 1) or its first (late = 0) is not after them. Forced: blocks below `sink`; the
 // `window` blocks that end with the one of the first row; those after it; all, for the last `last_n` query blocks. `together`
 // query heads have one list: their rows are one set. The maximum of E leaves forced blocks out where `unforced` is set.
@@ -12,13 +15,17 @@
 //   counts i32 (heads, query blocks), indices i32 (heads, query blocks, width), ascending, `width` at least the blocks.
 // Launch: heads / together * query blocks blocks of 32 WARPS threads, longest rows first.
 // Needs: 16-byte aligned arrays; 1 <= n <= tokens; scale > 0; `together` 1 or heads / kv_heads; tokens <= 128 MOST_BLOCKS.
-// Defines: HEAD_DIM 64, 128, 256; MOST_BLOCKS, a multiple of 64, for which shared memory was sized. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; MOST_BLOCKS, a multiple of 64, for which shared memory was sized; RULE, 0 if there is none.
+// sm_80 and newer.
 //
 // Queries are held in registers; mean keys come 32 at a time through a ring of two tiles. A warp sums against its own running
 // maximum, the warps' sums are joined one chunk later, and all are scaled to one maximum at the end: no score leaves the block.
 // After Fan et al., "FlashPrefill", 2026.
 #include "mma.cuh"
 #include "softmax.cuh"
+#ifndef RULE
+#define RULE 0
+#endif
 
 constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = 32;  // of a tile
 constexpr int SLICES = D > 128 ? 1 : 2, WARPS = ROWS / (16 * SLICES), THREADS = 32 * WARPS;
@@ -26,6 +33,7 @@ constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;
 constexpr f32 SMALLEST = 1.17549435e-38f;  // energies below count as none
 // Blocks a multiprocessor: cards with 100 KiB of shared memory hold two anyway.
 constexpr int RESIDENT = D <= 128 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) ? 3 : 2;
+#include "block_sums.cuh"
 #define INFINITY_F __int_as_float(0x7f800000)
 
 struct Energy {
@@ -46,34 +54,6 @@ SP_DEVICE void load_rows(u32 tile, const u16* source, i32 pitch, i32 valid) {
     tile += place(row, chunk);
 #pragma unroll
     for (int i = 0; i < Rows; i += APART) cp_async_16(tile + i * PITCH, source + min(row + i, valid - 1) * pitch);
-}
-
-SP_DEVICE f32 block_max(f32 value, f32* scratch) {
-    value = warp_max(value);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) value = fmaxf(value, scratch[w]);
-    return value;
-}
-
-// Sums of N values over the block, in place.
-template <int N>
-SP_DEVICE void block_sum(i32 (&values)[N], i32* scratch) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) values[i] = __reduce_add_sync(0xffffffffu, values[i]);
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-        if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32 * N + i] = values[i];
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < N; ++i) values[i] = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w)
-#pragma unroll
-        for (int i = 0; i < N; ++i) values[i] += scratch[w * N + i];
 }
 
 // Lanes that differ in `Bit` share out 2 Half values: each keeps half of them, summed over the two.
@@ -97,7 +77,7 @@ SP_DEVICE void sum_columns(f32 (&v)[8], f32* sums) {
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i32 tokens, i32 heads, i32 kv_heads,
              i32 together, i32 width, i32 sink, i32 window, i32 last_n, i32 least, i32 late, i32 unforced, f32 alpha,
-             f32 share, f32 scale) {
+             f32 share, f32 scale, i32 most_blocks) {
     __shared__ f32 partial[2][WARPS][KEYS];
     __shared__ f32 references[2][WARPS];
     __shared__ f32 scratch[3 * WARPS];
@@ -237,12 +217,43 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
         if (!unforced || !forced(j)) most = fmaxf(most, value);
     }
     most = block_max(most, scratch);
-    const bool ranked = share > 0;
+    const bool ranked = RULE > 0 || share > 0;
     const f32 bound = ranked ? INFINITY_F : alpha > 0 ? fmaxf(alpha * most, SMALLEST) : 0.0f;
 
     // Bits of the budget-th largest energy, and how many that equal it are within the budget.
     const auto key_of = [&](i32 j) { return ranked && forced(j) ? 0x7f800000 : __float_as_int(energies[j].value); };
+#if RULE == 2
+    // The weakest of the fewest that hold the share, two bits of its key a round, as below; how many there are then.
+    __shared__ u64 sums[3 * WARPS];
+    u64 held[1] = {};
+    for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) held[0] += in_steps(energies[j].value);
+    block_sum(held, sums);
+    const u64 wanted = min(u64(f64(held[0]) * f64(share)), held[0]);
+    u32 weakest = 0;
+    for (i32 shift = 30; shift >= 0; shift -= 2) {
+        u64 found[3] = {};
+        for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) {
+            const u64 own = in_steps(energies[j].value);
+#pragma unroll
+            for (u32 digit = 1; digit < 4; ++digit)
+                if (u32(key_of(j)) >= (weakest | digit << shift)) found[digit - 1] += own;
+        }
+        block_sum(found, sums);
+        weakest |= u32((found[0] >= wanted) + (found[1] >= wanted) + (found[2] >= wanted)) << shift;
+    }
+    u64 stronger[2] = {};  // what they hold, and how many they are
+    for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS)
+        if (u32(key_of(j)) > weakest) stronger[0] += in_steps(energies[j].value), ++stronger[1];
+    block_sum(stronger, sums);
+    const u64 own = weakest < 0x7f800000u ? in_steps(__int_as_float(i32(weakest))) : 0;  // at most the forced are needed
+    const i32 holding = own == 0 ? 0 : i32(min(stronger[1] + (wanted - stronger[0] + own - 1) / own, u64(candidates)));
+    const i32 budget = min(min(max(holding, least), most_blocks), candidates);
+#elif RULE == 1
+    const i32 root = i32(fminf(ceilf(__fmul_rn(share, __fsqrt_rn(f32(candidates)))), f32(candidates)));
+    const i32 budget = min(min(max(root, least), most_blocks), candidates);
+#else
     const i32 budget = min(ranked ? i32(ceilf(__fmul_rn(share, f32(candidates)))) : least, candidates);
+#endif
     i32 key = 0x7fffffff, ties = 0;
     if (budget > 0) {
         // Two bits a round: blocks whose key is at least that of digit 1, 2, 3. Keys are not negative.

@@ -1,0 +1,138 @@
+"""block_select as a whole on an emulated block: energies, every rule and the lists, against the NumPy twin."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+from host_code import aligned, compiled, pointer
+
+from sp.kernels.specs.flashprefill import threads, variant
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.sparse.block_budget import ConstantBlocks, EnergyBlocks, SqrtBlocks
+from sp.ops.sparse.block_energy import block_energy
+from sp.ops.sparse.block_lists import mask_of
+from sp.ops.sparse.flashprefill import EnergyRule, FlashPrefill, TopDensity
+
+DRIVER = """
+struct Job {
+    const u16 *q, *means;
+    i32 *counts, *indices;
+    i32 n, tokens, heads, kv_heads, together, width, sink, window, last_n, least, late, unforced, most;
+    f32 alpha, share, scale;
+};
+static void thread_of(int lane, void* given) {
+    const Job& j = *static_cast<Job*>(given);
+    threadIdx.x = lane;
+    block_select(j.q, j.means, j.counts, j.indices, j.n, j.tokens, j.heads, j.kv_heads, j.together, j.width, j.sink,
+                 j.window, j.last_n, j.least, j.late, j.unforced, j.alpha, j.share, j.scale, j.most);
+}
+extern "C" void run(Job* job, int blocks) {
+    for (blockIdx.x = 0; blockIdx.x < unsigned(blocks); ++blockIdx.x) run_warp(thread_of, job);
+}
+"""
+D, SCALE = 64, 0.2
+SMALL: dict[str, Any] = {"sink": 1, "window": 2, "last_n": 1}
+
+
+@cache
+def library(rule: int) -> ctypes.CDLL:
+    defines = variant(D, 1, rule) | {"__CUDA_ARCH__": 800}
+    return compiled("block_select.cu", DRIVER, defines | {"HOST_LANES": threads(defines)}, Path(mkdtemp()), whole=True)
+
+
+class Job(ctypes.Structure):
+    """As in DRIVER."""
+
+    _fields_ = (
+        [(name, ctypes.c_void_p) for name in ("q", "means", "counts", "indices")]
+        + [
+            (name, ctypes.c_int)
+            for name in (
+                *("n", "tokens", "heads", "kv_heads", "together", "width", "sink", "window", "last_n", "least"),
+                *("late", "unforced", "most"),
+            )
+        ]
+        + [(name, ctypes.c_float) for name in ("alpha", "share", "scale")]
+    )
+
+
+def on_the_host(rule: EnergyRule, q: np.ndarray, means: np.ndarray, tokens: int) -> np.ndarray:
+    """The kernel's lists as a mask."""
+    n, heads, _ = q.shape
+    kv_heads, blocks, _ = means.shape
+    together = heads // kv_heads if rule.share == "group" else 1
+    rows, told = -(-n // BLOCK), rule.numbers()
+    counts, indices = (
+        aligned(np.full((heads, rows), -7, np.int32)),
+        aligned(np.full((heads, rows, blocks), -7, np.int32)),
+    )
+    arrays = [aligned(q), aligned(means), counts, indices]
+    job = Job(
+        *(pointer(array) for array in arrays),
+        *(n, tokens, heads, kv_heads, together, blocks, rule.sink, rule.window, rule.last_n, told.least),
+        *(int(rule.visibility == "last"), told.unforced, told.most, told.alpha, told.share, SCALE * np.log2(np.e)),
+    )
+    library(told.rule).run(ctypes.byref(job), heads // together * rows)
+    for place in np.ndindex(counts.shape):
+        assert (np.diff(indices[place][: counts[place]]) > 0).all()
+    return mask_of(BlockLists(counts, indices), blocks)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        FlashPrefill(0.3, **SMALL),
+        TopDensity(0.2, **SMALL),
+        ConstantBlocks(6, **SMALL),
+        ConstantBlocks(1, sink=0, window=1, last_n=0, visibility="first"),
+        SqrtBlocks(12, 4096, **SMALL),
+        EnergyBlocks(0.5, least=2, most=30, **SMALL),
+        EnergyBlocks(0.9, least=0, most=9, sink=0, window=1, last_n=0),
+        EnergyBlocks(0.8, least=1, most=99, share="group", visibility="first", **SMALL),
+        EnergyBlocks(1.0, least=0, most=99, sink=0, window=1, last_n=0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("n", "tokens", "kind"), [(300, 40 * BLOCK + 17, "random"), (200, 200, "random"), (130, 2000, "ties")]
+)
+def test_lists_are_those_of_the_twin(rule: Any, n: int, tokens: int, kind: str) -> None:
+    rng, blocks = np.random.default_rng(tokens), -(-tokens // BLOCK)
+    q = (2 * rng.standard_normal((n, 2, D))).astype(np.float16)
+    means = rng.standard_normal((1, blocks, D)).astype(np.float16)
+    if kind == "ties":
+        means[:, 1:] = means[:, 1:2]
+    got = on_the_host(rule, q, means, tokens)
+    together = 2 if rule.share == "group" else 1
+    energy = block_energy(q.astype(np.float32), means.astype(np.float32), tokens, SCALE, together, rule.visibility)
+    want = rule.mask(energy, n, tokens).repeat(together, axis=0)
+    # Energies that float32 sums in another order move blocks by their bound, or their rank: see how near they are.
+    for head, i, j in zip(*np.nonzero(got != want), strict=True):
+        row = energy[head // together, i]
+        assert kind == "random"
+        assert (np.abs(row / row[j] - 1) < 1e-4).sum() > 1 or near(rule, energy, n, tokens)[head // together, i, j]
+
+
+def near(rule: Any, energy: np.ndarray, n: int, tokens: int) -> np.ndarray:
+    """Blocks that a share or a threshold a little larger or smaller decides otherwise on."""
+    name = "alpha" if isinstance(rule, FlashPrefill) else "energy"
+    value = getattr(rule, name, None)
+    if value is None:
+        return np.zeros(energy.shape, bool)
+    low, high = (replace(rule, **{name: min(1.0, value * f)}).mask(energy, n, tokens) for f in (1 - 1e-4, 1 + 1e-4))
+    return low != high
+
+
+def test_values_that_are_no_numbers_stay_within_bounds() -> None:
+    means = np.ones((1, 12, D), np.float16)
+    means[0, 5] = np.nan
+    for rule in (EnergyBlocks(0.5, **SMALL), SqrtBlocks(3, **SMALL)):
+        mask = on_the_host(rule, np.ones((130, 2, D), np.float16), means, 12 * BLOCK)
+        assert mask.sum(axis=2).min() > 0
