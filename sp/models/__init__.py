@@ -19,8 +19,9 @@ from sp.models.model import Model
 from sp.models.passes.forward import decode_step, prefill
 from sp.models.passes.gaps import Gaps
 from sp.models.passes.layer_attention import LayerAttention, SparseAttention, dense_attention
-from sp.models.passes.layerwise import Watch, prefill_by_layer, read_by_layer, stream_by_layer
+from sp.models.passes.layerwise import prefill_by_layer, read_by_layer, stream_by_layer
 from sp.models.passes.sparse_prefill import prefill_sparse
+from sp.models.passes.walk import Watch
 
 __all__ = [
     "ARCHITECTURES",

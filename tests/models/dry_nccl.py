@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,29 +20,33 @@ here = threading.local()
 """The device of a thread."""
 
 
-class Event:
+launches: dict[int, Counter[str]] = defaultdict(Counter)
+"""How often each kernel was launched on each device."""
+
+
+class Event(dry_device.Event):
     """Has happened unless its stream hangs."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream | None = None, **flags: bool) -> None:
+        super().__init__(**flags)
         self._stream = stream
 
     @property
     def done(self) -> bool:
-        return not self._stream.hangs
-
-    def synchronize(self) -> None: ...
+        return self._stream is None or not self._stream.hangs
 
 
-class Stream:
-    """Does everything at once, until a gather hangs."""
+class Stream(dry_device.Stream):
+    """Does everything at once, until a gather hangs; no other thread sees which one is current."""
 
     def __init__(self, non_blocking: bool = False) -> None:
-        self.ptr, self.hangs = id(self), False
+        super().__init__(ptr=id(self))
+        self.hangs = False
         streams[self.ptr] = self
 
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
-    def record(self) -> Event:
+    def record(self, event: object = None) -> Event:
         return Event(self)
 
 
@@ -51,8 +56,11 @@ streams: dict[int, Stream] = {}
 class Device:
     """One of several; current in the thread that is inside."""
 
-    def __init__(self, number: int = 0) -> None:
-        self._number = number
+    def __init__(self, number: int | None = None) -> None:
+        self._number = getattr(here, "device", 0) if number is None else number
+
+    def __int__(self) -> int:
+        return self._number
 
     def __enter__(self) -> None:
         here.device = self._number
@@ -111,8 +119,18 @@ def install(count: int) -> None:
     import cupy
 
     cuda: Any = cupy.cuda
-    cuda.Stream, cuda.Device = Stream, Device
+    cuda.Stream, cuda.Device, cuda.Event = Stream, Device, Event
     cuda.runtime.getDeviceCount = lambda: count
+    cuda.runtime.getDevice = lambda: getattr(here, "device", 0)
     cuda.nccl = SimpleNamespace(
         available=True, get_version=lambda: 22809, NcclCommunicator=Communicator, NCCL_UINT8=1, NcclError=NcclError
     )
+    from sp.kernels.launch import KernelSpec
+
+    launch = KernelSpec.launch
+
+    def counted(self: Any, grid: tuple[int, ...], *values: Any, **options: Any) -> None:
+        launch(self, grid, *values, **options)
+        launches[cuda.runtime.getDevice()][self.entry] += min(grid) > 0
+
+    KernelSpec.launch = counted  # type: ignore[method-assign]
