@@ -10,7 +10,7 @@ from typing import Any
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
-from sp.kernels.device import current_device
+from sp.kernels.device import current_device, device_count, nccl_version
 from sp.parallel.group import LEAVE_SECONDS, WAIT_SECONDS, Card, Group, Meeting, StoppedError
 
 POLL_SECONDS = 0.0005
@@ -129,21 +129,13 @@ class NcclGroup(Group):
 
 def check_cards(devices: tuple[int, ...]) -> None:
     """DeviceError unless these cards are there, the first one in use, and NCCL with them."""
-    cupy, first = import_cupy(), current_device()
-    with device_errors():
-        count = int(cupy.cuda.runtime.getDeviceCount())
+    first, count = current_device(), device_count()
     if len(set(devices)) < len(devices) or not devices or devices[0] != first:
         raise ConfigError(f"cards {devices}: each once, and first the one in use, {first}")
     if max(devices) >= count:
         raise DeviceError(f"{len(devices)} cards were asked for, and this machine shows {count}; ask for fewer")
     if len(devices) > 1 and not nccl_version():
         raise DeviceError("several cards need NCCL; `pip install nvidia-nccl-cu13` (cu12 with CUDA 12) installs it")
-
-
-def nccl_version() -> int:
-    """NCCL's version number, e.g. 22809; 0 where CuPy does not find the library."""
-    nccl: Any = getattr(import_cupy().cuda, "nccl", None)
-    return int(nccl.get_version()) if getattr(nccl, "available", False) else 0
 
 
 @contextmanager

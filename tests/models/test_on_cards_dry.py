@@ -17,10 +17,11 @@ dry_nccl.install(CARDS)
 import cupy
 import numpy as np
 from sp.kernels import forced_path
-from sp.models import SparseAttention, dense_attention, load_model
+from sp.models import Cards, SparseAttention, dense_attention, load_model
 from sp.models.passes.on_cards import read_by_layer_on
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.nccl import NcclGroup
+from sp.scoring import SCORERS, ScoreRequest
 models = []
 for device in range(CARDS):
     with cupy.cuda.Device(device):
@@ -46,9 +47,16 @@ for path in ("sm_90a", "portable"):
                     assert attended == 2 * 2, count
                     assert [count[name] > 0 for name in mean] == [attend is not dense_attention] * 2, count
                     assert count["gather_rows"] == 1, count
-assert not dry_nccl.aborted and dry_nccl.opened == [CARDS]
 for card, count in sorted(dry_nccl.launches.items()):
     print(card, sum(count.values()))
+scorer = SCORERS.build("tail", {"attention": "flashprefill"})
+nothing = np.zeros(N, bool)
+asked = ScoreRequest(models[0], ids, np.arange(N), nothing, nothing, cards=Cards(group, models))
+dry_nccl.launches.clear()
+found = scorer.score(asked)
+assert found.scores.shape == (N,) and len(found.densities) == 2
+assert [count["importance_scores"] for _, count in sorted(dry_nccl.launches.items())] == [3, 0, 0, 0]
+assert not dry_nccl.aborted and dry_nccl.opened == [CARDS]
 """
 
 

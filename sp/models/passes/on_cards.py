@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
@@ -18,6 +19,13 @@ from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_la
 from sp.models.passes.walk import Walk, Watch
 from sp.ops.attention.key_blocks import BLOCK
 from sp.parallel.group import Card, Group
+
+
+class Cards(NamedTuple):
+    """Where several cards can read a prompt together: see `read_by_layer_on`."""
+
+    group: Group
+    models: Sequence[Model]
 
 
 def read_by_layer_on(
