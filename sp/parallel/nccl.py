@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,24 +22,25 @@ class _NcclCard(Card):
     def __init__(self, rank: int, communicator: Any, stream: Any, meeting: Meeting, seconds: float, size: int) -> None:
         super().__init__(rank, size)
         self._communicator, self._stream, self._meeting, self._seconds = communicator, stream, meeting, seconds
-        self._queued: deque[Any] = deque()
+        self._before: Any = None  # after the last all-gather
 
     def all_gather(self, *wholes: Any) -> None:
         """See `Card`. The one before must be done first: a card that hangs is found out one layer later."""
-        while self._queued:
-            self._done(self._queued.popleft())
+        if self._before is not None:
+            self._done(self._before)
+        if self._meeting.stopped:
+            raise StoppedError
         self._meeting.came[self.rank] += 1
         nccl = import_cupy().cuda.nccl
         for whole in wholes:
-            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
+            assert whole.shape[0] == self.size and whole.flags.c_contiguous, f"{whole.shape} for {self.size} cards"
             part, start = whole.nbytes // self.size, whole.data.ptr
             mine = start + self.rank * part  # NCCL takes this as all-gather in place
             self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, self._stream.ptr)
-        self._queued.append(self._stream.record())
+        self._before = self._stream.record()
 
     def wait(self) -> None:
         """See `Card`."""
-        self._queued.clear()
         self._done(self._stream.record())
 
     def _done(self, event: Any) -> None:

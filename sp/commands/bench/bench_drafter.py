@@ -151,6 +151,7 @@ def _row(timing: Any, name: str, path: str) -> dict[str, Any]:
     return {
         "model": name,
         "path": path,
+        "cards": timing.cards,
         "prompt_tokens": timing.draft.tokens,
         "attention": timing.draft.attention,
         **{key: metrics[key] for key in ("score_s", "limit_s", "density", "peak_bytes", "weight_bytes")},
