@@ -33,7 +33,8 @@ class _NcclCard(Card):
         self._meeting.came[self.rank] += 1
         nccl = import_cupy().cuda.nccl
         for whole in wholes:
-            assert whole.shape[0] == self.size and whole.flags.c_contiguous, f"{whole.shape} for {self.size} cards"
+            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
+            assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
             part, start = whole.nbytes // self.size, whole.data.ptr
             mine = start + self.rank * part  # NCCL takes this as all-gather in place
             self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, self._stream.ptr)
