@@ -23,6 +23,7 @@ ORDER = [
     {"quant"},
     {"gguf"},
     {"kernels"},
+    {"parallel"},
     {"ops"},
     {"models"},
     {"chat"},

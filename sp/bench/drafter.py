@@ -16,7 +16,7 @@ from sp.bench.kernel_times import kernel_times
 from sp.bench.record import running
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
-from sp.models import Arithmetic, Model, ModelConfig, prefill_cost
+from sp.models import Arithmetic, Cards, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
 from sp.scoring.reading import attending
 
@@ -79,6 +79,8 @@ class DraftTiming:
         The work over `LIMIT_TFLOPS`; 0 on the CPU.
     sources : tuple of str
         Kernels that were launched.
+    cards : int
+        How many read together; memory is that of the first, and there are no stages of more than one.
     """
 
     draft: Draft
@@ -89,6 +91,7 @@ class DraftTiming:
     weight_bytes: int
     limit_s: float
     sources: tuple[str, ...] = ()
+    cards: int = 1
 
     def metrics(self) -> dict[str, Any]:
         """Median time, density, memory, limit and stages."""
@@ -108,13 +111,14 @@ def run_drafts(
     repeats: int,
     progress: Callable[[], None] | None = None,
     text: Ints | None = None,
+    cards: Cards | None = None,
 ) -> Iterator[DraftTiming]:
     """Time a drafter; each test is warmed up, then repeated with other tokens.
 
     Those are random or, with the tokens of a `text`, that text over and over, begun at a random place: what a trained
-    drafter's attention is sparse on.
+    drafter's attention is sparse on. With `cards` these read together; `model` is then the first of theirs.
     """
-    rng = np.random.default_rng(0)
+    rng, count = np.random.default_rng(0), 1 if cards is None else cards.group.size
 
     def score(scorer: Scorer, tokens: int) -> Importance:
         if text is None:
@@ -122,7 +126,7 @@ def run_drafts(
         else:
             ids = np.resize(np.roll(text, -rng.integers(len(text))), tokens)
         nothing = np.zeros(tokens, bool)
-        return scorer.score(ScoreRequest(model, ids, np.arange(tokens), nothing, nothing))
+        return scorer.score(ScoreRequest(model, ids, np.arange(tokens), nothing, nothing, cards=cards))
 
     for draft in drafts:
         scorer = SCORERS.build("tail", draft.options)
@@ -139,12 +143,12 @@ def run_drafts(
             if progress is not None:
                 progress()
         peak, sources = _peak(model), launched_sources()
-        stages = _stages(partial(score, scorer, draft.tokens)) if model.device == "cuda" else {}
+        stages = _stages(partial(score, scorer, draft.tokens)) if model.device == "cuda" and count == 1 else {}
         density = mean(found.densities) if found.densities else 1.0
         limit, weights = 0.0, 0
         if model.device == "cuda":
-            limit, weights = work(model.config, draft.tokens, density) / LIMIT_TFLOPS / 1e12, model.nbytes
-        yield DraftTiming(draft, tuple(seconds), density, stages, peak, weights, limit, sources)
+            limit, weights = work(model.config, draft.tokens, density) / LIMIT_TFLOPS / 1e12 / count, model.nbytes
+        yield DraftTiming(draft, tuple(seconds), density, stages, peak, weights, limit, sources, count)
 
 
 def work(config: ModelConfig, tokens: int, density: float) -> float:
@@ -166,7 +170,7 @@ def describe(
 ) -> dict[str, Any]:
     """Arguments of `make_record` for a timing; samples are seconds, `tokens` what was read: random or text."""
     draft = timing.draft
-    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path, made_in)}
+    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path, made_in, timing.cards)}
     config |= {"scorer": "tail"}
     chosen = {name: draft.options.get(name) for name in ("alpha", "density")}
     chosen |= {name: value for name, value in draft.options.items() if name == "blocks"}

@@ -62,7 +62,7 @@ def make_record(
     }
 
 
-def running(path: str, made_in: Arithmetic | None = None) -> dict[str, Any]:
+def running(path: str, made_in: Arithmetic | None = None, cards: int = 1) -> dict[str, Any]:
     """How a model's work runs, as the keys of records have it.
 
     `math` is what products of a prompt are made in; where `auto` chose that, `asked_math` says so, for it may have
@@ -77,7 +77,7 @@ def running(path: str, made_in: Arithmetic | None = None) -> dict[str, Any]:
     if made_in is not None and made_in.math is not Math.BF16:
         math = str(made_in.math)
         auto = {"asked_math": AUTO} if made_in.asked == AUTO else {}
-    return {"path": path, "math": math, "cards": 1, **auto}
+    return {"path": path, "math": math, "cards": cards, **auto}
 
 
 def hashed_anew(record: Mapping[str, Any]) -> dict[str, Any]:

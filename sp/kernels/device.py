@@ -103,6 +103,18 @@ def current_device() -> int:
         raise DeviceError(explain(error) or str(error)) from error
 
 
+def device_count() -> int:
+    """Devices that CUDA shows this process."""
+    with device_errors():
+        return int(import_cupy().cuda.runtime.getDeviceCount())
+
+
+def nccl_version() -> int:
+    """NCCL's version number, e.g. 22809; 0 where CuPy does not find the library."""
+    nccl: Any = getattr(import_cupy().cuda, "nccl", None)
+    return int(nccl.get_version()) if getattr(nccl, "available", False) else 0
+
+
 def require_device() -> tuple[int, int]:
     """Compute capability of the current device; DeviceError if kernels cannot run on it."""
     major, minor = capability(current_device())

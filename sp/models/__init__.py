@@ -19,8 +19,10 @@ from sp.models.model import Model
 from sp.models.passes.forward import decode_step, prefill
 from sp.models.passes.gaps import Gaps
 from sp.models.passes.layer_attention import LayerAttention, SparseAttention, dense_attention
-from sp.models.passes.layerwise import Watch, prefill_by_layer, read_by_layer, stream_by_layer
+from sp.models.passes.layerwise import prefill_by_layer, read_by_layer, stream_by_layer
+from sp.models.passes.on_cards import Cards, read_by_layer_on
 from sp.models.passes.sparse_prefill import prefill_sparse
+from sp.models.passes.walk import Watch
 
 __all__ = [
     "ARCHITECTURES",
@@ -29,6 +31,7 @@ __all__ = [
     "Arithmetic",
     "AskedScaling",
     "Cache",
+    "Cards",
     "Checkpoint",
     "Cost",
     "DeltaConfig",
@@ -53,6 +56,7 @@ __all__ = [
     "prefill_cost",
     "prefill_sparse",
     "read_by_layer",
+    "read_by_layer_on",
     "read_config",
     "read_math",
     "register_architecture",

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry
-from sp.models import Model, ModelConfig, Trail, flops
+from sp.errors import ConfigError
+from sp.models import Cards, Model, ModelConfig, Trail, flops
 from sp.ops.attention.importance import HEAT_CHUNK as HEATMAP_CHUNK
 from sp.ops.attention.reduction import chunk_means
 
@@ -73,6 +74,9 @@ class ScoreRequest:
         Tokens that are kept whatever their importance. Those of the question by default.
     keys : KeptKeys, optional
         For scorers that can go on from there. The importance is that of a first reading, within rounding.
+    cards : Cards, optional
+        With a copy of the model on each of them, `model` itself on the first. Scorers of the prompt's own attention let
+        them read together, where no keys are kept; for all others `model` reads alone.
     """
 
     model: Model
@@ -89,6 +93,11 @@ class ScoreRequest:
     spans: Ints | None = None
     protected: Bools | None = None
     keys: KeptKeys | None = None
+    cards: Cards | None = None
+
+    def __post_init__(self) -> None:
+        if self.cards is not None and self.cards.models[0] is not self.model:
+            raise ConfigError("the first of the cards must hold the model that reads")
 
     @property
     def kept(self) -> Bools:

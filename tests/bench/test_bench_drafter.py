@@ -14,8 +14,9 @@ from sp.bench.drafter import Draft, describe, run_drafts, work
 from sp.cli import app
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer
-from sp.models import load_model
+from sp.models import Cards, load_model
 from sp.models.synthetic.shapes import find_shape
+from sp.parallel.host import HostGroup
 from sp.pipeline.load import embedded
 from sp.studies.sample import sample
 
@@ -52,6 +53,14 @@ def test_every_draft_has_its_samples(drafter) -> None:
         "density": None,
     }
     assert entry["metrics"]["score_s"] > 0
+
+
+def test_cards_read_together(drafter) -> None:
+    drafts = [Draft(1100, {"attention": "flashprefill", "alpha": 0.95})]
+    (alone,) = run_drafts(drafter, drafts, 1)
+    (spread,) = run_drafts(drafter, drafts, 1, cards=Cards(HostGroup(2), [drafter] * 2))
+    assert spread.density == pytest.approx(alone.density, rel=1e-2)
+    assert describe(spread, "m", "portable", "random")["config"]["cards"] == 2
 
 
 def test_text_is_read_in_place_of_random_tokens(drafter) -> None:
@@ -99,6 +108,7 @@ def test_the_command_prints_every_test() -> None:
         (("--density", "0"), "density"),
         (("--layers", "99"), "depth"),
         (("-p", "0"), "nothing to time"),
+        (("--cards", "2"), "--cards is for GPUs"),
         (("-m", "a.gguf", "--synthetic", "qwen3-0.6b"), "either"),
         (("--synthetic", "qwen3-0.6b"), "GPU"),
         (("-o", "pdf"), "pdf"),

@@ -20,6 +20,7 @@ class Machine:
         self.wheels = {"cupy-cuda13x": "14.2.0"}
         self.driver, self.built, self.nvrtc, self.headers = 13000, 13020, (13, 5), 13020
         self.free, self.compute = 70, (9, 0)
+        self.count, self.nccl = 1, 0
         runtime = SimpleNamespace(
             runtimeGetVersion=lambda: self.built,
             driverGetVersion=lambda: self.driver,
@@ -28,6 +29,8 @@ class Machine:
         cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
         monkeypatch.setattr(doctor, "import_cupy", lambda: cupy)
         monkeypatch.setattr(doctor, "current_device", lambda: 0)
+        monkeypatch.setattr(doctor, "device_count", lambda: self.count)
+        monkeypatch.setattr(doctor, "nccl_version", lambda: self.nccl)
         monkeypatch.setattr(doctor, "device_name", lambda device: "NVIDIA H200")
         monkeypatch.setattr(doctor, "multiprocessors", lambda device: 132)
         monkeypatch.setattr(doctor, "require_device", lambda: self.compute)
@@ -58,11 +61,21 @@ def found(name):
 
 
 def test_a_sound_machine(machine):
-    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "memory", "selftest", "formats",
-             "re-packed"]  # fmt: skip
+    names = ["wheels", "cupy", "compiler", "headers", "cache", "driver", "card", "cards", "memory", "selftest",
+             "formats", "re-packed"]  # fmt: skip
     assert states() == dict.fromkeys(names, "ok")
     assert doctor.usable(list(doctor.examine()))
     assert found("selftest").detail == "launch, mma.sync"
+
+
+def test_several_cards_and_what_joins_them(machine):
+    assert found("cards").detail == "1: NVIDIA H200"
+    machine.count = 2
+    assert (found("cards").state, found("cards").detail) == ("warn", "2: NVIDIA H200, NVIDIA H200; no NCCL")
+    assert found("cards").mend.startswith("pip install nvidia-nccl-cu13")
+    machine.nccl = 22809
+    assert found("cards").state == "ok"
+    assert found("cards").detail.endswith("; NCCL 2.28.9")
 
 
 def test_two_wheels_clash(machine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ def bench_drafter(
         str, typer.Option(help="Rules for how many blocks instead: constant:64, sqrt:64, energy:0.9.")
     ] = "",
     layers: Annotated[int | None, typer.Option(min=1, help="Run only so many layers.")] = None,
+    cards: Annotated[int, typer.Option(min=1, help="GPUs that read a prompt together, from the first on.")] = 1,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
     path: KernelPath = "auto",
@@ -60,13 +62,15 @@ def bench_drafter(
 
       sp bench drafter --synthetic qwen3-0.6b -p 128k,256k,512k --blocks constant:64,sqrt:64 --density 0.05
 
+      sp bench drafter --synthetic qwen3-0.6b -p 128k,1m --density 0.05 --cards 4
+
       sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --alpha dense,0.05,0.1,0.2 -o md
     """
     from sp.bench.drafter import Draft, describe, run_drafts
     from sp.bench.record import append, make_record
     from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels.device import pick_device
-    from sp.models import read_math
+    from sp.models import Cards, read_math
     from sp.pipeline.load import LONGEST_DRAFT, embedded
     from sp.studies.sample import sample
 
@@ -83,13 +87,18 @@ def bench_drafter(
     drafts = [Draft(n, options | common) for n in lengths for options in chosen or [{}]]
     where, asked = pick_device(device), read_math(math, "--math")
     named = file or (embedded("drafter") if synthetic is None else None)
+    group = group_of(cards, where)
     with kernels_of(path, where)[1]:
         model, name, _ = open_model(named, synthetic, type_, where, asked)
+        spread = group and Cards(
+            group, [model, *copies(group, lambda: open_model(named, synthetic, type_, where, asked))]
+        )
     text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
-    model.config = replace(model.config, context=max(model.config.context, LONGEST_DRAFT))
+    for one in [model] if spread is None else spread.models:
+        one.config = replace(one.config, context=max(one.config.context, LONGEST_DRAFT))
     timings, (taken, kernels) = [], kernels_of(path, where)
     with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
-        for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text):
+        for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text, spread):
             timings.append(timing)
             if record is not None and where == "cuda":
                 append(
@@ -103,6 +112,28 @@ def bench_drafter(
         print_json({"tests": [row | {"samples": t.seconds} for row, t in zip(rows, timings, strict=True)]})
     else:
         print_rows(rows, output, wide)
+
+
+def group_of(cards: int, where: str) -> Any:
+    """The first `cards` GPUs; None for one. ConfigError on the CPU, DeviceError where there are not so many."""
+    if cards == 1:
+        return None
+    if where == "cpu":
+        raise ConfigError("--cards is for GPUs; on the CPU leave it away")
+    from sp.parallel.nccl import NcclGroup
+
+    return NcclGroup(tuple(range(cards)))
+
+
+def copies(group: Any, opened: Callable[[], tuple[Any, ...]]) -> list[Any]:
+    """What is opened first, once on every card of a group but the first."""
+    from sp.kernels import import_cupy
+
+    found = []
+    for device in group.devices[1:]:
+        with import_cupy().cuda.Device(device):
+            found.append(opened()[0])
+    return found
 
 
 def parts(text: str) -> list[str]:
@@ -127,6 +158,7 @@ def _row(timing: Any, name: str, path: str) -> dict[str, Any]:
     return {
         "model": name,
         "path": path,
+        "cards": timing.cards,
         "prompt_tokens": timing.draft.tokens,
         "attention": timing.draft.attention,
         **{key: metrics[key] for key in ("score_s", "limit_s", "density", "peak_bytes", "weight_bytes")},

@@ -13,10 +13,12 @@ from sp.kernels import nvml, nvrtc
 from sp.kernels.device import (
     cache_folder,
     current_device,
+    device_count,
     device_errors,
     device_name,
     import_cupy,
     multiprocessors,
+    nccl_version,
     require_device,
 )
 from sp.kernels.path import native_path
@@ -38,7 +40,7 @@ class Finding(NamedTuple):
 def examine() -> Iterator[Finding]:
     """Findings in the order in which things depend on each other; the device parts stop at the first failure."""
     yield from _wheels()
-    for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _memory, _selftest, _formats):
+    for part in (_cupy, _compiler, _headers, _cache, _driver, _card, _cards, _memory, _selftest, _formats):
         finding = _guarded(part)
         yield finding
         if finding.state == "fail" and part in (_cupy, _driver, _card):
@@ -137,6 +139,17 @@ def _card() -> Finding:
     device = current_device()
     name, cores = device_name(device), multiprocessors(device)
     return Finding("card", "ok", f"{name}, sm_{major}{minor}, {cores} multiprocessors, {native_path()} kernels")
+
+
+def _cards() -> Finding:
+    """How many there are, and whether they could read a prompt together."""
+    count, nccl = device_count(), nccl_version()
+    detail = ", ".join(device_name(device) for device in range(count))
+    if count > 1 and not nccl:
+        mend = f"pip install nvidia-nccl-cu{_built_for()}, without which a prompt is read by one card alone"
+        return Finding("cards", "warn", f"{count}: {detail}; no NCCL", mend)
+    library = f"; NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}" if nccl else ""
+    return Finding("cards", "ok", f"{count}: {detail}{library}")
 
 
 def _memory() -> Finding:

@@ -164,6 +164,17 @@ def slices(n: int, chunk: int, rows: int, cuts: Iterable[int] = ()) -> list[tupl
 
 
 def checked(model: Model, ids: Ints, positions: Ints, cache: Cache, chunk: int, rows: int) -> tuple[Ints, Ints]:
+    """`checked_prompt`, and PromptError unless the cache has room for it."""
+    ids, positions = checked_prompt(model, ids, positions, chunk, rows)
+    if cache.tokens + ids.size > cache.capacity:
+        raise PromptError(
+            f"{cache.tokens + ids.size} tokens do not fit a cache of {cache.capacity}; "
+            "make the cache larger or the prompt shorter"
+        )
+    return ids, positions
+
+
+def checked_prompt(model: Model, ids: Ints, positions: Ints, chunk: int, rows: int) -> tuple[Ints, Ints]:
     """Ids and positions as int64 arrays, once they make sense together."""
     ids, positions = np.asarray(ids), np.asarray(positions)
     if chunk < 1 or rows < 1:
@@ -176,11 +187,6 @@ def checked(model: Model, ids: Ints, positions: Ints, cache: Cache, chunk: int, 
         raise PromptError(f"{positions.size} positions for {ids.size} tokens; give one position a token")
     check_context(model, positions)
     model.check_ids(ids)
-    if cache.tokens + ids.size > cache.capacity:
-        raise PromptError(
-            f"{cache.tokens + ids.size} tokens do not fit a cache of {cache.capacity}; "
-            "make the cache larger or the prompt shorter"
-        )
     return ids.astype(np.int64), positions.astype(np.int64)
 
 

@@ -80,6 +80,14 @@ class SparseAttention:
         self.reads.setdefault(layer, []).append(Read(counts, possible))
         return gate_output(out, gate, at.rotated)
 
+    def before_end(self, blocks: int) -> SparseAttention:
+        """The same for queries that `blocks` key blocks of the prompt follow; with nothing counted yet."""
+        last_n = getattr(self.selector, "last_n", 0)
+        if not last_n or not blocks:
+            return replace(self, reads={})
+        rest: Any = self.selector
+        return replace(self, selector=replace(rest, last_n=max(0, last_n - blocks)), reads={})
+
     def densities(self) -> tuple[float, ...]:
         """Share of the causal blocks that was read, layer by layer; waits for the device."""
         return tuple(

@@ -2,96 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
-from sp.models.layers.attention import Attention
-from sp.models.layers.block import Block, Tap
+from sp.models.layers.block import Tap
 from sp.models.model import Model
-from sp.models.passes.forward import Pace, Progress, checked, slices
+from sp.models.passes.forward import Pace, Progress, checked
 from sp.models.passes.layer_attention import LayerAttention, dense_attention
+from sp.models.passes.walk import Walk, Watch
 
 CHUNK_BY_LAYER = {"cpu": 2048, "cuda": 16384}
 """Tokens that are projected together: on the CPU what its caches like, on the device what fills it."""
-
-Watch = Callable[[int, Floats, Cache], None]
-"""Sees every attention layer before it attends: (layer, q (rows, heads, d) of the last rows, cache with its keys)."""
-
-
-@dataclass(frozen=True)
-class _Walk:
-    """What all layers of one reading share."""
-
-    model: Model
-    positions: Ints
-    cache: Cache
-    attend: LayerAttention
-    chunk: int
-    pace: Pace
-    tap: Tap | None = None
-    watch: Watch | None = None
-
-    def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
-        """The stream (n, hidden) through a layer, in place; only its last `rows` come out.
-
-        Without `finish` an attention layer stops once its keys, its values and the last queries are known and seen.
-        """
-        block, rows = self.model.trunk.blocks[index], min(rows, len(x))
-        if isinstance(block.mixer, Attention):
-            return self._attention(index, block, block.mixer, x, rows, finish)
-        if finish:
-            for part, wanted in slices(len(x), self.chunk, rows):
-                done = self.model.layer(index, x[part], self.positions[part], self.cache, rows=wanted)
-                if not is_device(done):  # on the device it is there already
-                    x[part.stop - wanted : part.stop] = done
-                self.pace.done(part.stop - part.start)
-        else:
-            self.pace.done(len(x))
-        return x[len(x) - rows :]
-
-    def _attention(self, index: int, block: Block, mixer: Attention, x: Floats, rows: int, finish: bool) -> Floats:
-        q, gate = self._enter(mixer, block, x, rows, tell=not finish)
-        if self.watch is not None:
-            self.watch(index, q, self.cache)
-        if not finish:
-            return x[len(x) - rows :]
-        attended = self.attend(self.cache, index, q, gate)
-        del q, gate  # as large as the prompt: gone before the feed-forward needs room
-        first = len(x) - rows
-        for part, _ in slices(rows, self.chunk, rows):
-            place = slice(first + part.start, first + part.stop)
-            done = block.feed_forward(mixer.leave(x[place], attended[part]))
-            if not is_device(done):
-                x[place] = done
-            self.pace.done(part.stop - part.start)
-        self.pace.done(first)
-        return x[first:]
-
-    def _enter(self, mixer: Attention, block: Block, x: Floats, rows: int, tell: bool) -> tuple[Floats, Floats | None]:
-        c, norm = self.model.config, (block.attn_norm, block.eps)
-        on_device = is_device(x)
-        xp = import_cupy() if on_device else np
-        q: Floats = xp.empty((rows, c.heads, c.head_dim), np.float16 if on_device else np.float32)
-        shape = rows, c.heads, 2 * c.head_dim
-        gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if c.gated else None
-        at = 0
-        for part, wanted in slices(len(x), self.chunk, rows):
-            to = q[at : at + wanted]
-            got, gate = mixer.enter(x[part], norm, self.positions[part], self.cache, wanted, self.tap, to)
-            if got is not to and wanted:
-                to[...] = got
-            if gates is not None and wanted:
-                gates[at : at + wanted] = gate
-            at += wanted
-            if tell:
-                self.pace.done(part.stop - part.start)
-        return q, gates
 
 
 def prefill_by_layer(
@@ -220,9 +141,9 @@ def _start(
     watch: Watch | None,
     attend: LayerAttention,
     progress: Progress | None,
-) -> tuple[Floats, _Walk]:
+) -> tuple[Floats, Walk]:
     chunk = CHUNK_BY_LAYER[model.device] if chunk is None else chunk
     ids, positions = checked(model, ids, positions, cache, chunk, rows)
     pace = Pace(model, progress)
-    walk = _Walk(model, model.place(positions), cache, attend, chunk, pace, tap, watch)
+    walk = Walk(model, model.place(positions), cache, attend, chunk, pace, tap, watch)
     return model.embed(ids), walk

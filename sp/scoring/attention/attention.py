@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
-from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer
+from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on
 from sp.ops.attention.kv_pages import unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Edges, Pooling
@@ -156,10 +156,15 @@ def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...]
 def read_on(request: ScoreRequest, watch: Watch, *, attend: LayerAttention, rows: int, depth: int) -> None:
     """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it.
 
+    Where several cards are given and no keys are kept, they read it together.
+
     The last `rows` tokens are read in any case, since their queries are wanted.
     """
     model, n, keys = request.model, len(request.ids), request.keys
     how: dict[str, Any] = {"attend": attend, "depth": depth, "progress": request.progress}
+    if keys is None and request.cards is not None:
+        read_by_layer_on(*request.cards, request.ids, request.positions, watch, rows=rows, **how)
+        return
     if keys is None:
         cache = model.new_cache(n, layers=1)
         read_by_layer(model, request.ids, request.positions, cache, watch, rows=rows, **how)

@@ -1,0 +1,206 @@
+"""read_by_layer_on: a prompt that several cards read together, each of them two stripes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import NamedTuple
+
+from sp.arrays import Floats, Ints
+from sp.errors import ConfigError
+from sp.kernels import is_device
+from sp.models.cache.striped import StripedCache, Stripes
+from sp.models.layers.attention import Attention
+from sp.models.model import Model
+from sp.models.passes.forward import Pace, Progress, checked_prompt
+from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
+from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_layer
+from sp.models.passes.walk import Walk, Watch
+from sp.ops.attention.key_blocks import BLOCK
+from sp.parallel.group import Card, Group
+
+
+class Cards(NamedTuple):
+    """Where several cards can read a prompt together: see `read_by_layer_on`."""
+
+    group: Group
+    models: Sequence[Model]
+
+
+def read_by_layer_on(
+    group: Group,
+    models: Sequence[Model],
+    ids: Ints,
+    positions: Ints,
+    watch: Watch,
+    *,
+    attend: LayerAttention = dense_attention,
+    rows: int = 1,
+    depth: int | None = None,
+    kv: str = "f16",
+    rotate: bool = False,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Read a prompt as `read_by_layer` does, on all cards of a group.
+
+    Every card reads the stripes that `Stripes` gives it. In each layer it computes and stores their keys and values,
+    gathers those of the others, and attends for its own queries. Cards meet once a layer. What `watch` sees and what
+    `attend` counts is what one card would show and count, within rounding; where attention is made in eight bits,
+    stripes of less than `BYTE_QUERIES` are not. A prompt with less than a page a stripe is read by the first card
+    alone.
+
+    Parameters
+    ----------
+    group : Group
+    models : sequence of Model
+        The same one on each card, in the group's order; only layers with attention.
+    ids, positions, attend, rows, depth, chunk, progress
+        See `read_by_layer`. `progress` may be called from any thread of the group, from one at a time.
+    watch : Watch
+        Called in the thread of card 0, with the queries of the last stripe or of `rows`, and all keys.
+    kv, rotate
+        See `Cache`.
+
+    Raises
+    ------
+    ConfigError
+        For recurrent layers, experts in host memory, or another number of models than of cards.
+    PromptError
+        As `read_by_layer`.
+    SpError
+        What stopped a card; see `Group.run`.
+
+    References
+    ----------
+    Stripes in pairs as in "zig-zag" ring attention; all-gather of keys and values as in Dubey et al., "The Llama 3
+    Herd of Models", 2024, section 3.3.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.models import load_model
+    >>> from sp.parallel.host import HostGroup
+    >>> from sp.pipeline.load import embedded
+    >>> model, ids, seen = load_model(embedded("drafter")), np.arange(600), []
+    >>> watch = lambda layer, q, cache: seen.append((layer, cache.stored(layer).tokens))
+    >>> read_by_layer_on(HostGroup(2), [model] * 2, ids, ids, watch, depth=2)
+    >>> seen
+    [(0, 600), (1, 600)]
+    """
+    model = _checked(group, models)
+    depth, chunk = checked_depth(model, depth), CHUNK_BY_LAYER[model.device] if chunk is None else chunk
+    ids, positions = checked_prompt(model, ids, positions, chunk, rows)
+    tail = max(rows, BLOCK)  # of a block of queries no part is left to attend densely where the whole would not
+    if group.size == 1 or not Stripes.fits(len(ids), group.size, tail):
+        cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
+        how = {"attend": attend, "rows": rows, "depth": depth, "chunk": chunk, "progress": progress}
+        return read_by_layer(model, ids, positions, cache, watch, **how)  # type: ignore[arg-type]
+    stripes = Stripes(len(ids), group.size, tail)
+    reading = _Reading(
+        models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, _in_turn(progress)
+    )
+    for counted in group.run(reading.on):
+        for layer, reads in counted.items():
+            attend.reads.setdefault(layer, []).extend(reads)  # type: ignore[attr-defined]
+    if progress is not None and depth < model.config.layers:
+        progress(len(ids) * (model.config.layers - depth))
+    return None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the cards of one reading share; see `read_by_layer_on`."""
+
+    models: Sequence[Model]
+    ids: Ints
+    positions: Ints
+    stripes: Stripes
+    watch: Watch
+    attend: LayerAttention
+    rows: int
+    depth: int
+    kv: str
+    rotate: bool
+    chunk: int
+    progress: Progress | None
+
+    def on(self, card: Card) -> dict[int, list[Read]]:
+        """One card's part; what its attention counted, on the host."""
+        model, places, mine = self.models[card.rank], self.stripes.places(card.rank), self.stripes.of(card.rank)
+        made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
+        cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
+        walk = Walk(
+            model, model.place(self.positions[places]), cache, self.attend, self.chunk, Pace(model, self.progress)
+        )
+        attends = [_before_end(self.attend, self.stripes.tokens - stripe.stop) for stripe in mine]
+        x = model.embed(self.ids[places])
+        for layer in range(self.depth):
+            self._layer(walk, cache, card, layer, x, attends)
+            cache.release(layer)
+        card.wait()
+        walk.pace.finish()
+        return _counted(attends)
+
+    def _layer(
+        self, walk: Walk, cache: StripedCache, card: Card, layer: int, x: Floats, attends: Sequence[LayerAttention]
+    ) -> None:
+        block, finish, mine = walk.model.trunk.blocks[layer], layer < self.depth - 1, self.stripes.of(card.rank)
+        assert isinstance(block.mixer, Attention)
+        wanted = len(x) if finish else self.rows if card.rank == 0 else 0
+        q, gate = walk.enter(block.mixer, block, x, wanted, tell=not finish)
+        cache.gather_pages(card.all_gather)
+        if card.rank == 0:
+            cache.look(mine[1])
+            self.watch(layer, q[-(mine[1].stop - mine[1].start) :], cache)
+        if not finish:
+            return
+        at = 0
+        for stripe, attend in zip(mine, attends, strict=True):
+            part = slice(at, at + stripe.stop - stripe.start)
+            cache.look(stripe)
+            attended = attend(cache, layer, q[part], None if gate is None else gate[part])
+            walk.leave(block.mixer, block, x[part], attended)
+            at = part.stop
+
+
+def _checked(group: Group, models: Sequence[Model]) -> Model:
+    """The first of the models, once they and the group make sense together."""
+    model = models[0]
+    if len(models) != group.size or any(other.config != model.config for other in models):
+        raise ConfigError(f"{group.size} cards need the same model each, not {len(models)}, or several kinds")
+    if len(model.config.attention_layers) < model.config.layers:
+        raise ConfigError("several cards read with attention layers alone; a recurrent state would go from one to one")
+    if model.cold is not None:
+        raise ConfigError("several cards read only models that lie wholly on each; here experts wait in host memory")
+    return model
+
+
+def _in_turn(progress: Progress | None) -> Progress | None:
+    """The same for several threads."""
+    if progress is None:
+        return None
+    lock = Lock()
+
+    def tell(amount: int) -> None:
+        with lock:
+            progress(amount)
+
+    return tell
+
+
+def _before_end(attend: LayerAttention, tokens: int) -> LayerAttention:
+    """What attends for queries with so many tokens of the prompt behind them; a sparse one with nothing counted."""
+    return attend.before_end(-(-tokens // BLOCK)) if isinstance(attend, SparseAttention) else attend
+
+
+def _counted(attends: Sequence[LayerAttention]) -> dict[int, list[Read]]:
+    """All that was counted, on the host: another card may not read it where it is."""
+    found: dict[int, list[Read]] = {}
+    for attend in attends:
+        for layer, reads in attend.reads.items() if isinstance(attend, SparseAttention) else ():
+            for counts, possible in reads:
+                held = counts.get() if is_device(counts) else counts
+                found.setdefault(layer, []).append(Read(held, possible))
+    return found

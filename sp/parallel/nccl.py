@@ -1,0 +1,150 @@
+"""NcclGroup: the GPUs of one machine, each with a thread and a stream, over NCCL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from sp.errors import ConfigError, DeviceError
+from sp.kernels import device_errors, import_cupy
+from sp.kernels.device import current_device, device_count, nccl_version
+from sp.parallel.group import LEAVE_SECONDS, WAIT_SECONDS, Card, Group, Meeting, StoppedError
+
+POLL_SECONDS = 0.0005
+"""Between two looks at an event; the device has a layer queued meanwhile."""
+
+
+class _NcclCard(Card):
+    """A thread that queues on the stream of its device, at most one all-gather ahead of it."""
+
+    def __init__(self, rank: int, communicator: Any, stream: Any, meeting: Meeting, seconds: float, size: int) -> None:
+        super().__init__(rank, size)
+        self._communicator, self._stream, self._meeting, self._seconds = communicator, stream, meeting, seconds
+        self._before: Any = None  # after the last all-gather
+
+    def all_gather(self, *wholes: Any) -> None:
+        """See `Card`. The one before must be done first: a card that hangs is found out one layer later."""
+        if self._before is not None:
+            self._done(self._before)
+        if self._meeting.stopped:
+            raise StoppedError
+        self._meeting.came[self.rank] += 1
+        nccl = import_cupy().cuda.nccl
+        for whole in wholes:
+            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
+            assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
+            part, start = whole.nbytes // self.size, whole.data.ptr
+            mine = start + self.rank * part  # NCCL takes this as all-gather in place
+            self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, self._stream.ptr)
+        self._before = self._stream.record()
+
+    def wait(self) -> None:
+        """See `Card`."""
+        self._done(self._stream.record())
+
+    def _done(self, event: Any) -> None:
+        until = time.monotonic() + self._seconds
+        while not event.done:
+            if self._meeting.stopped:
+                raise StoppedError
+            if time.monotonic() > until:
+                raise self._meeting.late(self.rank, self._seconds)
+            time.sleep(POLL_SECONDS)
+        if self._meeting.stopped:
+            raise StoppedError
+
+
+class NcclGroup(Group):
+    """Cards of this machine.
+
+    Communicators are made at the first run and kept; after a run that failed they are ended, and the next one makes
+    new ones.
+
+    Parameters
+    ----------
+    devices : sequence of int
+        CUDA's numbers of them; the first is the current device.
+    wait_seconds, leave_seconds : float
+        See `Group`.
+
+    Raises
+    ------
+    ConfigError
+        When a card is named twice, or the first is not the one in use.
+    DeviceError
+        Where there are fewer cards, no NCCL, or no GPU at all.
+    """
+
+    def __init__(
+        self, devices: tuple[int, ...], wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS
+    ) -> None:
+        super().__init__(len(devices), wait_seconds, leave_seconds)
+        check_cards(devices)
+        self.devices = devices
+        self._communicators: dict[int, Any] = {}
+        self._streams: list[Any] = []
+
+    @contextmanager
+    def _around(self, meeting: Meeting) -> Iterator[None]:
+        if not self._communicators:
+            self._open()
+        try:
+            yield
+        finally:
+            if meeting.stopped:
+                self._force(set(range(self.size)))
+                self._streams = []
+
+    def _open(self) -> None:
+        cupy = import_cupy()
+        with device_errors(), nccl_errors():
+            self._streams = []
+            for device in self.devices:
+                with cupy.cuda.Device(device):
+                    self._streams.append(cupy.cuda.Stream(non_blocking=True))
+            self._communicators = dict(enumerate(cupy.cuda.nccl.NcclCommunicator.initAll(list(self.devices))))
+
+    @contextmanager
+    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
+        device, stream = import_cupy().cuda.Device(self.devices[rank]), self._streams[rank]
+        with device, device_errors(), nccl_errors():
+            device.synchronize()  # weights were queued on other streams
+            try:
+                with stream:
+                    yield _NcclCard(rank, self._communicators[rank], stream, meeting, self.wait_seconds, self.size)
+            except BaseException:
+                meeting.stop()
+                self._force({rank})
+                raise
+
+    def _force(self, ranks: set[int]) -> None:
+        """End communicators: what is queued on them would wait for ever, and a thread in a call of CUDA with it."""
+        for rank in ranks:
+            communicator = self._communicators.pop(rank, None)
+            if communicator is not None:
+                with suppress(Exception):  # the first cause is what is told
+                    communicator.abort()
+
+
+def check_cards(devices: tuple[int, ...]) -> None:
+    """DeviceError unless these cards are there, the first one in use, and NCCL with them."""
+    first, count = current_device(), device_count()
+    if len(set(devices)) < len(devices) or not devices or devices[0] != first:
+        raise ConfigError(f"cards {devices}: each once, and first the one in use, {first}")
+    if max(devices) >= count:
+        raise DeviceError(f"{len(devices)} cards were asked for, and this machine shows {count}; ask for fewer")
+    if len(devices) > 1 and not nccl_version():
+        raise DeviceError("several cards need NCCL; `pip install nvidia-nccl-cu13` (cu12 with CUDA 12) installs it")
+
+
+@contextmanager
+def nccl_errors() -> Iterator[None]:
+    """Turn what NCCL raises inside the block into DeviceError."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "NcclError":
+            raise
+        raise DeviceError(f"NCCL: {' '.join(str(error).split())}; NCCL_DEBUG=INFO tells more") from error

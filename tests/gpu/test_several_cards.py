@@ -1,0 +1,85 @@
+"""Several cards against one: what they gather, what they keep, and how a card that fails ends. Skipped on one card."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import cupy
+import numpy as np
+import pytest
+
+from sp.errors import DeviceError, PromptError
+from sp.kernels.device import device_count, nccl_version
+from sp.models import Cards
+from sp.parallel.group import Card
+from sp.parallel.nccl import NcclGroup
+from sp.pipeline.load import embedded, load
+from sp.scoring import SCORERS, ScoreRequest
+from sp.selection.base import SELECTORS, SelectionRequest
+from sp.studies.sample import sample
+
+N, KEPT = 6001, 0.1
+
+
+def group_of(count: int, **limits: float) -> NcclGroup:
+    """The first cards; skips where there are not so many."""
+    if device_count() < count or not nccl_version():
+        pytest.skip(f"needs {count} cards and NCCL")
+    return NcclGroup(tuple(range(count)), **limits)
+
+
+def gather(card: Card) -> list[int]:
+    """Three gathers, each over the one before."""
+    whole = cupy.zeros((card.size, 1 << 20), np.uint32)
+    for step in range(3):
+        whole[card.rank] = 10 * step + card.rank
+        card.all_gather(whole)
+    return [int(value) for value in whole[:, -1].get()]
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_gathers(count) -> None:
+    group = group_of(count)
+    for _ in range(2):
+        assert group.run(gather) == [[20 + rank for rank in range(count)]] * count
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": "flashprefill", "alpha": 0.5}])
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_kept_sets_are_those_of_one_card(count, options) -> None:
+    group, models = group_of(count), []
+    for device in group.devices:
+        with cupy.cuda.Device(device):
+            loaded = load(embedded("drafter"), device="cuda", extrapolate=True)
+            models.append(loaded.model)
+    ids = np.resize(np.asarray(loaded.tokenizer.encode(sample()[0]).ids), N)
+    question = np.arange(N) >= N - 20
+    alone = ScoreRequest(models[0], ids, np.arange(N), question, ~question)
+    scorer, selector = SCORERS.build("tail", options), SELECTORS.build("top_chunks")
+    want, got = (scorer.score(one).scores for one in (alone, replace(alone, cards=Cards(group, models))))
+    assert np.abs(got - want).max() < 1e-2 * np.abs(want).max()
+    kept = [set(selector.select(SelectionRequest(one, question, KEPT)).indices.tolist()) for one in (want, got)]
+    assert len(kept[0] & kept[1]) >= 0.97 * len(kept[0])  # chunks whose scores are equal within rounding
+
+
+@pytest.mark.no_sanitizer
+def test_a_card_that_fails_or_hangs_ends_all() -> None:
+    group = group_of(2, wait_seconds=2.0, leave_seconds=4.0)
+
+    def fails(card: Card) -> None:
+        if card.rank == 1:
+            raise PromptError("enough")
+        gather(card)
+
+    def stays(card: Card) -> None:
+        if card.rank == 1:
+            time.sleep(3)
+        gather(card)
+
+    for work, kind, text in ((fails, PromptError, "card 1 of 2: enough"), (stays, DeviceError, "card 1 did not come")):
+        start = time.monotonic()
+        with pytest.raises(kind, match=text):
+            group.run(work)
+        assert time.monotonic() - start < 7
+        assert group.run(gather) == [[20, 21]] * 2

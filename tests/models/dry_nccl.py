@@ -1,0 +1,136 @@
+"""Several devices without a device: NCCL's calls, copied by threads that wait for each other, over `dry_device`."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter, defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import dry_device
+
+hung: set[int] = set()
+"""Ranks whose gathers never end."""
+aborted: list[int] = []
+"""Ranks whose communicators were aborted, in order."""
+opened: list[int] = []
+"""How many devices each `initAll` was asked for."""
+here = threading.local()
+"""The device of a thread."""
+
+
+launches: dict[int, Counter[str]] = defaultdict(Counter)
+"""How often each kernel was launched on each device."""
+
+
+class Event(dry_device.Event):
+    """Has happened unless its stream hangs."""
+
+    def __init__(self, stream: Stream | None = None, **flags: bool) -> None:
+        super().__init__(**flags)
+        self._stream = stream
+
+    @property
+    def done(self) -> bool:
+        return self._stream is None or not self._stream.hangs
+
+
+class Stream(dry_device.Stream):
+    """Does everything at once, until a gather hangs; no other thread sees which one is current."""
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        super().__init__(ptr=id(self))
+        self.hangs = False
+        streams[self.ptr] = self
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+    def record(self, event: object = None) -> Event:
+        return Event(self)
+
+
+streams: dict[int, Stream] = {}
+
+
+class Device:
+    """One of several; current in the thread that is inside."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self._number = getattr(here, "device", 0) if number is None else number
+
+    def __int__(self) -> int:
+        return self._number
+
+    def __enter__(self) -> None:
+        here.device = self._number
+
+    def __exit__(self, *_: object) -> None:
+        here.device = 0
+
+    def synchronize(self) -> None: ...
+
+
+class NcclError(RuntimeError):
+    """What NCCL raises."""
+
+
+class Communicator:
+    """Copies at a barrier."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier) -> None:
+        self._rank, self._barrier = rank, barrier
+
+    @staticmethod
+    def initAll(devices: list[int]) -> list[Communicator]:  # noqa: N802
+        opened.append(len(devices))
+        barrier = threading.Barrier(len(devices))
+        pointers.clear()
+        return [Communicator(rank, barrier) for rank in range(len(devices))]
+
+    def allGather(self, send: int, receive: int, count: int, kind: int, stream: int) -> None:  # noqa: N802
+        if self._rank in hung:
+            streams[stream].hangs = True
+            return
+        assert send == receive + self._rank * count, "not in place"
+        assert here.device == self._rank, "another device is current"
+        pointers[self._rank] = send
+        try:
+            self._barrier.wait(5 if not hung else 0.01)
+        except threading.BrokenBarrierError:
+            streams[stream].hangs = True
+            return
+        for rank, pointer in pointers.items():
+            if rank != self._rank:
+                ctypes.memmove(receive + rank * count, pointer, count)
+        self._barrier.wait(5)
+
+    def abort(self) -> None:
+        aborted.append(self._rank)
+        self._barrier.abort()
+
+
+pointers: dict[int, int] = {}
+
+
+def install(count: int) -> None:
+    """Make `sp` see `count` devices, with NCCL."""
+    dry_device.install()
+    import cupy
+
+    cuda: Any = cupy.cuda
+    cuda.Stream, cuda.Device, cuda.Event = Stream, Device, Event
+    cuda.runtime.getDeviceCount = lambda: count
+    cuda.runtime.getDevice = lambda: getattr(here, "device", 0)
+    cuda.nccl = SimpleNamespace(
+        available=True, get_version=lambda: 22809, NcclCommunicator=Communicator, NCCL_UINT8=1, NcclError=NcclError
+    )
+    from sp.kernels.launch import KernelSpec
+
+    launch = KernelSpec.launch
+
+    def counted(self: Any, grid: tuple[int, ...], *values: Any, **options: Any) -> None:
+        launch(self, grid, *values, **options)
+        launches[cuda.runtime.getDevice()][self.entry] += min(grid) > 0
+
+    KernelSpec.launch = counted  # type: ignore[method-assign]

@@ -1,0 +1,134 @@
+"""A prompt read on several cards, threads in their place, against one that reads it alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tiny_models import VOCAB, write_tiny
+
+from sp.errors import ConfigError, PromptError
+from sp.models import LayerAttention, Model, SparseAttention, dense_attention, load_model, read_by_layer
+from sp.models.cache.striped import Stripes
+from sp.models.passes.on_cards import read_by_layer_on
+from sp.ops.sparse.block_budget import ConstantBlocks
+from sp.ops.sparse.block_selector import Dense, Streaming
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
+from sp.parallel.host import HostGroup
+
+MOST, ROWS = 1500, 8
+IDS = np.random.default_rng(0).integers(0, VOCAB, MOST)
+WHERE = np.cumsum(1 + (np.arange(MOST) % 97 == 0))  # with gaps, as kept tokens have
+Seen = list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Model:
+    return load_model(write_tiny(tmp_path_factory.mktemp("m") / "tiny.gguf", "qwen3", block_count=2))
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory) -> Model:
+    path = tmp_path_factory.mktemp("m") / "gated.gguf"
+    return load_model(write_tiny(path, "qwen35", block_count=2, full_attention_interval=1))
+
+
+def seen_by(read: Callable[..., None]) -> Seen:
+    """What `watch` is shown: layer, last queries, all keys, all values."""
+    found: Seen = []
+    read(lambda layer, q, cache: found.append((layer, q[-ROWS:].copy(), *cache.gather(layer))))
+    return found
+
+
+def both(model: Model, n: int, cards: int, attend: Callable[[], LayerAttention], kv: str, rotate: bool) -> None:
+    """Read alone and together, and compare all that is seen and counted."""
+    prompt, alone, spread = (IDS[:n], WHERE[:n]), attend(), attend()
+    cache = model.new_cache(n, kv, rotate=rotate, layers=1)
+    want = seen_by(lambda watch: read_by_layer(model, *prompt, cache, watch, attend=alone, rows=ROWS))
+    how = {"attend": spread, "rows": ROWS, "kv": kv, "rotate": rotate, "chunk": 200}
+    got = seen_by(lambda watch: read_by_layer_on(HostGroup(cards), [model] * cards, *prompt, watch, **how))
+    assert [layer for layer, *_ in got] == [layer for layer, *_ in want] == list(range(model.config.layers))
+    for (_, *mine), (_, *theirs) in zip(got, want, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.shape == other.shape
+            far = np.abs(one - other) > 2e-3 * np.abs(other).max()
+            assert far.mean() < (2e-3 if kv == "q4_0" else 1e-9)  # rounding decides which 4-bit step a value takes
+    if isinstance(spread, SparseAttention) and isinstance(alone, SparseAttention):
+        assert spread.densities() == alone.densities()
+
+
+@pytest.mark.parametrize("cards", [1, 2, 4])
+@pytest.mark.parametrize("n", [100, 512, 1025, 1100, 1499])
+def test_lengths_of_all_kinds(model, n, cards) -> None:
+    both(model, n, cards, lambda: dense_attention, "f16", rotate=False)
+
+
+@pytest.mark.parametrize(("kv", "rotate"), [("f32", False), ("f16", True), ("q4_0", False), ("q4_0", True)])
+def test_caches_of_all_kinds(model, kv, rotate) -> None:
+    both(model, 1100, 4, lambda: dense_attention, kv, rotate)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        FlashPrefill(0.99, sink=1, window=1, last_n=5, maximum="unforced"),  # longer than the last stripe
+        FlashPrefill(0.9, share="group", visibility="first", mean_correction=True),
+        TopDensity(0.4),
+        ConstantBlocks(3, sink=1, window=1, last_n=3),
+        Streaming(1, 2, last_n=3),
+        Dense(),
+    ],
+)
+def test_selectors_list_the_same_blocks(model, selector) -> None:
+    both(model, 1499, 4, lambda: SparseAttention(selector), "f16", rotate=True)
+
+
+def test_gates_and_few_cards(gated) -> None:
+    assert gated.config.gated
+    both(gated, 1100, 2, lambda: SparseAttention(TopDensity(0.5)), "f16", rotate=False)
+    few = TopDensity(0.4, sink=1, window=1, last_n=0)  # without what is always read a block of 64 queries is told apart
+    both(gated, 960, 4, lambda: SparseAttention(few), "f16", rotate=False)
+
+
+def test_stripes_are_whole_pages_and_balanced() -> None:
+    for n, cards, tail in ((100_000, 4, 128), (1024, 4, 128), (1 << 20, 8, 64), (1300, 2, 700)):
+        stripes = Stripes(n, cards, tail)
+        assert stripes.all[0].start == 0
+        assert stripes.all[-1].stop == n
+        assert stripes.all[-1].start <= n - tail
+        assert all(a.stop == b.start for a, b in zip(stripes.all, stripes.all[1:], strict=False))
+        assert not any(stripe.start % 128 for stripe in stripes.all)
+        assert len(set(stripes.table().tolist())) == -(-n // 128)
+        work = [sum(b * b - a * a for a, b in stripes.of(card)) / n**2 * cards for card in range(cards)]
+        assert n < 10_000 or max(work) < 1.01
+
+
+def test_progress_counts_all_of_it_and_depth_stops(model) -> None:
+    told: list[int] = []
+    seen = seen_by(
+        lambda watch: read_by_layer_on(
+            HostGroup(2), [model] * 2, IDS, WHERE, watch, rows=ROWS, depth=1, chunk=300, progress=told.append
+        )
+    )
+    assert [layer for layer, *_ in seen] == [0]
+    assert sum(told) == MOST * model.config.layers
+
+
+def test_refusals_and_a_watch_that_fails(model, gated, tmp_path) -> None:
+    def fails(layer: int, q: np.ndarray, cache: object) -> None:
+        raise PromptError("enough")
+
+    group = HostGroup(2)
+    with pytest.raises(PromptError, match="card 0 of 2: enough"):
+        read_by_layer_on(group, [model] * 2, IDS, WHERE, fails)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
+    with pytest.raises(PromptError, match="outside the vocabulary"):
+        read_by_layer_on(group, [model] * 2, IDS + VOCAB, WHERE, fails)
+    for models in ([model], [model, gated]):
+        with pytest.raises(ConfigError, match="2 cards need the same model each"):
+            read_by_layer_on(group, models, IDS, WHERE, fails)
+    hybrid = load_model(write_tiny(tmp_path / "hybrid.gguf", "qwen35"))
+    with pytest.raises(ConfigError, match="attention layers alone"):
+        read_by_layer_on(group, [hybrid] * 2, IDS, WHERE, fails)

@@ -1,0 +1,72 @@
+"""A prompt read on several devices without a device: every launch fits its declaration, and each card has its share."""
+
+from __future__ import annotations
+
+import pytest
+from dry_walk import walked
+from tiny_models import VOCAB, write_tiny
+
+from sp.quant import Q8_0
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_nccl
+CARDS, N, VOCAB = 4, 2100, int(sys.argv[3])
+dry_nccl.install(CARDS)
+import cupy
+import numpy as np
+from sp.kernels import forced_path
+from sp.models import Cards, SparseAttention, dense_attention, load_model
+from sp.models.passes.on_cards import read_by_layer_on
+from sp.ops.sparse.flashprefill import FlashPrefill
+from sp.parallel.nccl import NcclGroup
+from sp.scoring import SCORERS, ScoreRequest
+models = []
+for device in range(CARDS):
+    with cupy.cuda.Device(device):
+        models.append(load_model(sys.argv[2], device="cuda"))
+group, ids, seen, told = NcclGroup(tuple(range(CARDS))), np.arange(N) % VOCAB, [], []
+def watch(layer, q, cache):
+    at = cache.stored(layer)
+    seen.append((layer, len(q), at.tokens, len(at.table)))
+for path in ("sm_90a", "portable"):
+    with forced_path(path):
+        for kv, rotate in (("f16", False), ("q4_0", True)):
+            for attend in (dense_attention, SparseAttention(FlashPrefill(0.1))):
+                seen.clear(), told.clear(), dry_nccl.launches.clear()
+                read_by_layer_on(
+                    group, models, ids, np.arange(N), watch, attend=attend, rows=8, kv=kv, rotate=rotate,
+                    progress=told.append,
+                )
+                assert seen == [(0, 308, N, 17), (1, 308, N, 17), (2, 8, N, 17)], seen
+                assert sum(told) == 3 * N, told
+                mean = "block_means", "block_select"
+                for card, count in sorted(dry_nccl.launches.items()):
+                    attended = count["attention_sm90"] + count["attention_portable"]
+                    assert attended == 2 * 2, count
+                    assert [count[name] > 0 for name in mean] == [attend is not dense_attention] * 2, count
+                    assert count["gather_rows"] == 1, count
+for card, count in sorted(dry_nccl.launches.items()):
+    print(card, sum(count.values()))
+scorer = SCORERS.build("tail", {"attention": "flashprefill"})
+nothing = np.zeros(N, bool)
+asked = ScoreRequest(models[0], ids, np.arange(N), nothing, nothing, cards=Cards(group, models))
+dry_nccl.launches.clear()
+found = scorer.score(asked)
+assert found.scores.shape == (N,) and len(found.densities) == 2
+assert [count["importance_scores"] for _, count in sorted(dry_nccl.launches.items())] == [3, 0, 0, 0]
+assert not dry_nccl.aborted and dry_nccl.opened == [CARDS]
+"""
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "gated"])
+def test_every_card_launches_its_share(arch, tmp_path) -> None:
+    sizes = {"embedding_length": 256, "feed_forward_length": 256, "block_count": 3}
+    if arch == "gated":
+        sizes |= {"full_attention_interval": 1}
+    path = write_tiny(tmp_path / "m.gguf", "qwen35" if arch == "gated" else arch, fmt=Q8_0, **sizes)
+    printed = [line.split() for line in walked(WALK, str(path), str(VOCAB)).splitlines()]
+    assert [card for card, _ in printed] == ["0", "1", "2", "3"]
+    launches = [int(count) for _, count in printed]
+    assert launches[1] == launches[2] == launches[3] <= launches[0] <= launches[1] + 3

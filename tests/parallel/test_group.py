@@ -1,0 +1,102 @@
+"""Threads in place of cards: what they gather, and how one that fails or hangs ends all of them in one line."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sp.errors import ConfigError, DeviceError, PromptError
+from sp.parallel.group import Card
+from sp.parallel.host import HostGroup
+
+
+def threads() -> list[str]:
+    """Names of the cards' threads that live."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sp-card")]
+
+
+def squares(card: Card) -> list[int]:
+    """Three gathers, each of which overwrites what the one before gave."""
+    pair = np.zeros((card.size, 2), int), np.zeros((card.size, 1), int)
+    for power in (1, 2, 3):
+        for array in pair:
+            array[card.rank] = (card.rank + 1) ** power
+        card.all_gather(*pair)
+    assert pair[0][:, 1].tolist() == pair[1][:, 0].tolist()
+    return [int(value) for value in pair[0][:, 0]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_card_has_all_parts(size) -> None:
+    assert HostGroup(size).run(squares) == [[(rank + 1) ** 3 for rank in range(size)]] * size
+    assert not threads()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (PromptError("too long"), PromptError, "card 2 of 4: too long"),
+        (ConfigError("senseless"), ConfigError, "card 2 of 4: senseless"),
+        (ValueError("two\nlines"), DeviceError, "card 2 of 4 failed: ValueError: two lines"),
+    ],
+)
+def test_one_that_fails_ends_all_in_one_line(error, kind, text) -> None:
+    def work(card: Card) -> None:
+        if card.rank == 2:
+            raise error
+        card.all_gather(np.zeros(card.size))
+
+    group, start = HostGroup(4), time.monotonic()
+    with pytest.raises(kind) as found:
+        group.run(work)
+    assert str(found.value) == text
+    assert found.value.__cause__ is error
+    assert time.monotonic() - start < 2
+    assert not threads()
+    assert len(group.run(squares)) == 4
+
+
+def test_one_that_does_not_come_is_named() -> None:
+    def work(card: Card) -> None:
+        card.all_gather(np.zeros(card.size))
+        if card.rank == 1:
+            time.sleep(0.6)
+        card.all_gather(np.zeros(card.size))
+
+    group, start = HostGroup(3, wait_seconds=0.1, leave_seconds=2.0), time.monotonic()
+    with pytest.raises(DeviceError, match=r"card [02] of 3: all-gather 2: card 1 did not come within 0.1 s"):
+        group.run(work)
+    assert time.monotonic() - start < 1.5
+    assert not threads()
+    assert len(group.run(squares)) == 3
+
+
+def test_one_that_never_ends_is_left_behind() -> None:
+    let_go = threading.Event()
+
+    def work(card: Card) -> None:
+        if card.rank == 1:
+            let_go.wait()
+        card.all_gather(np.zeros(card.size))
+
+    group, start = HostGroup(2, wait_seconds=0.1, leave_seconds=0.2), time.monotonic()
+    with pytest.raises(DeviceError, match="card 1 did not come"):
+        group.run(work)
+    assert time.monotonic() - start < 1.5
+    assert threads() == ["sp-card-1"]
+    assert len(group.run(squares)) == 2  # the one left behind is no part of it
+    let_go.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("sp-card"):
+            thread.join(2)
+    assert not threads()
+
+
+def test_a_forced_path_holds_in_the_threads() -> None:
+    from sp.kernels import current_path, forced_path
+
+    with forced_path("portable"):
+        assert HostGroup(2).run(lambda card: current_path()) == ["portable"] * 2

@@ -1,0 +1,52 @@
+"""Scorers whose drafter reads on several cards keep what they keep on one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sp.errors import ConfigError
+from sp.gguf import GGUFFile, Tokenizer
+from sp.models import Cards, load_model
+from sp.parallel.host import HostGroup
+from sp.pipeline.load import embedded
+from sp.scoring import SCORERS, ScoreRequest
+from sp.selection.base import SELECTORS, SelectionRequest
+from sp.studies.sample import sample
+
+N, KEPT = 1300, 0.2
+
+
+@pytest.fixture(scope="module")
+def request_alone() -> ScoreRequest:
+    model = load_model(embedded("drafter"))
+    ids = np.asarray(Tokenizer.from_gguf(GGUFFile.open(embedded("drafter"))).encode(sample()[0]).ids)
+    question = np.arange(N) >= N - 20
+    model.config = replace(model.config, context=max(N, model.config.context))
+    return ScoreRequest(model, np.resize(ids, N), np.arange(N), question, ~question)
+
+
+@pytest.mark.parametrize("options", [{"rotary": "none"}, {"attention": "flashprefill", "alpha": 0.5}])
+def test_kept_sets_are_those_of_one_card(request_alone, options) -> None:
+    scorer, selector = SCORERS.build("tail", options), SELECTORS.build("top_chunks")
+
+    def kept(cards: Cards | None) -> tuple[list[int], tuple[float, ...]]:
+        found = scorer.score(replace(request_alone, cards=cards))
+        asked = SelectionRequest(found.scores, request_alone.question, KEPT)
+        return selector.select(asked).indices.tolist(), found.densities
+
+    want, density = kept(None)
+    assert 200 < len(want) <= 260
+    assert (not density) == (not options.get("attention"))
+    for count in (2, 4):
+        got, densities = kept(Cards(HostGroup(count), [request_alone.model] * count))
+        assert got == want
+        assert densities == pytest.approx(density, rel=1e-3)
+
+
+def test_the_first_card_holds_the_model_that_reads(request_alone) -> None:
+    other = load_model(embedded("drafter"))
+    with pytest.raises(ConfigError, match="first of the cards"):
+        replace(request_alone, cards=Cards(HostGroup(2), [other] * 2))
