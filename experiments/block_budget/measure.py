@@ -169,7 +169,8 @@ def measure(given: argparse.Namespace, path: Path) -> None:
                     prompts = prompts or documents(drafter, tokens, given.questions, seed)
                 found = measured(model, prompts, rule)
                 append(
-                    make_record(BENCH, config, found, [found["first_question_s"]], device=given.device), given.results
+                    make_record("block_budget", config, found, [found["first_question_s"]], device=given.device),
+                    given.results,
                 )
                 print(f"{name}, {tokens} tokens, {rule}: {found['kept']} of {found['questions']}", file=sys.stderr)
 

@@ -33,8 +33,6 @@ from sp.commands.serving.service import Asked, open_service
 from sp.serve.replicas.deploy import deployed
 from sp.serve.replicas.door import Passing
 
-pytestmark = pytest.mark.xdist_group("ray")  # two clusters at once start in each other's way
-
 ASKED = Asked(
     target=None, drafter=None, draft=None, loading={}, device="cpu", vram=None, break_even=None, options=tool.OPTIONS,
     thinking=Thinking(), max_tokens=64, memory=ConversationOptions(), sessions=8, host_bytes=1 << 30,

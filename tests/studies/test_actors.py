@@ -23,8 +23,6 @@ from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import load_sweep
 from sp.studies.sweep.worker import Worker
 
-pytestmark = pytest.mark.xdist_group("ray")  # two clusters at once start in each other's way
-
 FEW = ["tasks.per_run=1", "cells.scorer=random", "cells.keep_ratio=0.4"]
 
 

@@ -187,6 +187,8 @@ def make_cell(each: Combination, section: Located) -> Cell:
         del config["decode"]
     if not options.mark_omitted:  # likewise
         del config["mark_omitted"]
+    if config["scorer"].get("blocks", "") is None:  # likewise
+        del config["scorer"]["blocks"]
     return Cell(options, config)
 
 
