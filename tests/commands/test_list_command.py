@@ -11,7 +11,8 @@ import yaml
 
 from sp import cli
 from sp.commands.known.fields import fields_of
-from sp.commands.known.kinds import items, kinds, registries
+from sp.commands.known.kinds import Item, items, kinds, registries
+from sp.commands.known.shown import as_text
 from sp.errors import ConfigError
 from sp.models.architectures.base import ARCHITECTURES
 from sp.studies.sweep.sweep import CELL_KEYS, PAIR_KEYS, TASK_KEYS, TOP, load_sweep
@@ -46,6 +47,12 @@ def test_defaults_are_those_that_are_built(kind: str) -> None:
                 assert yaml.safe_load(str(field.default)) == (list(has) if isinstance(has, tuple) else has)
         assert (item.source, bool(item.told)) == ("built in", True)
     assert checked or kind == "formats", "of files that are not there"
+
+
+def test_a_plugin_far_away_has_its_path_on_a_line_of_its_own() -> None:
+    path = "/tmp/" + "a" * 60 + "/plugin.py"
+    text = as_text([Item("mine", "What it is.", source=path)], 80, each=False)
+    assert text.splitlines() == ["mine", f"  from {path}", "  What it is."]
 
 
 def test_every_kind_as_text_and_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

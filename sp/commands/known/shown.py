@@ -10,12 +10,16 @@ from sp.plugins import BUILT_IN
 
 
 def as_text(found: Sequence[Item], width: int, each: bool) -> str:
-    """Names with what they are and their options, with `each` one option after the other; no line beyond `width`."""
+    """Names with what they are and their options, with `each` one option after the other.
+
+    No line is longer than `width`, unless a file's path is.
+    """
     return "\n".join(line for item in found for line in _lines(item, width, each))
 
 
 def _lines(item: Item, width: int, each: bool) -> Iterator[str]:
-    yield item.name if item.source == BUILT_IN else f"{item.name}  (from {item.source})"
+    head = item.name if item.source == BUILT_IN else f"{item.name}  (from {item.source})"
+    yield from [head] if len(head) <= width else [item.name, f"  from {item.source}"]
     yield _filled(item.told, width, 2)
     if not each and item.fields:
         yield _filled(" ".join(field.shown for field in item.fields), width, 4)
