@@ -70,7 +70,7 @@ found = [matmul(r) for r in plain if r["config"]["path"] in own and r["config"][
 found += [attention(r) for r in [*read("attention"), *read("attention_chunk")] if r["config"]["path"] in own]
 copies = [r for bench in ("decode_matmul", "elementwise") for r in read(bench)]
 found += [Point(r["bench"], "", 0.0, 0.0, r["metrics"]["gb_s"], r["gpu"], r["config"]) for r in copies]
-bandwidth, peak = roof(found)
+bandwidth, peak, _ = roof(found)
 print("commits:", sorted({r["commit"] for bench in ("matmul", "attention") for r in read(bench)}))
 print(f"limits as measured: {bandwidth:,.0f} GB/s, {peak:,.0f} TFLOP/s; ridge at {1e3 * peak / bandwidth:.0f} FLOP per byte")
 

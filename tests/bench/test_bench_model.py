@@ -165,7 +165,7 @@ def test_roofline_takes_the_newest_current_records(tmp_path, monkeypatch) -> Non
     found = points(tmp_path)
     assert sorted(point.tflops for point in found) == [0, 200, 700]
     assert found[0].intensity == pytest.approx(1e3 * found[0].tflops / found[0].gb_s)
-    assert roof(found) == (4000, 700)
+    assert roof(found) == (4000, 700, 0)
     picture = draw(found, tmp_path / "roofline.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -13,6 +13,10 @@ from sp.studies.plots.roofline_families import VIEWS, draw_families, family_figu
 
 CONFIGS = {
     "project": [{"type": kind, "m": m, "n": 64, "k": 64} for kind in ("Q4_K", "BF16") for m in (1, 64, 8192)],
+    "matmul_bytes": [
+        {"math": math, "epilogue": "store_f32", "k": 5120, "n": 17408} for math in ("bf16", "int8", "fp8")
+    ],
+    "byte_attention": [{"math": math, "read": 0.05} for math in ("f16", "int8")],
     "experts": [{"part": "gated", "tokens": 8}],
     "paged_attention": [{"head_dim": 128, "rows": rows, "tokens": 32768} for rows in (1, 32768)],
     "delta": [{"tokens": tokens} for tokens in (1, 16)],
@@ -51,6 +55,16 @@ def test_a_picture_holds_its_points_and_the_limits(folder: Path) -> None:
     assert drawn == sorted(point.tflops for point in mine)
     assert {"1", "64", "8K"} <= {text.get_text() for text in axes.texts}
     assert any(text.get_text().startswith(f"{roof(found)[0]:,.0f} GB/s, ") for text in axes.texts)
+
+
+def test_eight_bits_have_a_ceiling_of_their_own(folder: Path) -> None:
+    found = points(folder)
+    assert roof(found)[1:] == (max(p.tflops for p in found if p.config.get("math") not in ("int8", "fp8")), 8.0 * 25)
+    for family, ceilings in (("byte_attention", 2), ("matmul_bytes", 2), ("project", 1)):
+        (axes,) = family_figure([p for p in found if p.family == family], family, roof(found)).axes
+        words = [t.get_text() for t in axes.texts if "FLOP/s" in t.get_text() or "TOP/s" in t.get_text()]
+        assert len(words) == ceilings
+        assert any("TOP/s in eight bits" in text for text in words) is (ceilings == 2)
 
 
 def test_bandwidth_alone_is_drawn_as_bars(folder: Path) -> None:

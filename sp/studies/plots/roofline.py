@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +19,16 @@ from sp.studies.figures import INK, save_png
 COLOURS = ("#1c7ed6", "#f08c00", "#2f9e44", "#9c36b5", "#e03131", "#0c8599", "#846358", "#495057")
 LIBRARY = "cublas"
 MARKERS = {"sm_90a": "o", "portable": "s", LIBRARY: "x"}
+EIGHT_BITS = ("int8", "fp8")
+RATE = "TFLOP/s (int8: TOP/s)"
+
+
+class Limits(NamedTuple):
+    """What anything reached: GB/s, TFLOP/s in 16 bits or more, and in eight bits (0 where nothing was recorded)."""
+
+    gb_s: float
+    tflops: float
+    eight_bits: float
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,11 @@ class Point:
     gpu: str
     config: Mapping[str, Any]
 
+    @property
+    def eight_bits(self) -> bool:
+        """Whether tensor cores multiplied bytes, which has a ceiling of its own."""
+        return self.config.get("math") in EIGHT_BITS
+
 
 def points(folder: Path) -> list[Point]:
     """The newest record of every configuration below `folder` that tells of bytes moved.
@@ -71,9 +86,10 @@ def points(folder: Path) -> list[Point]:
     return found
 
 
-def roof(found: Sequence[Point]) -> tuple[float, float]:
-    """Highest bandwidth (GB/s) and arithmetic rate (TFLOP/s) anything reached: the limits as measured."""
-    return max(point.gb_s for point in found), max(point.tflops for point in found)
+def roof(found: Sequence[Point]) -> Limits:
+    """The limits as measured: the highest bandwidth, and the highest rates in 16 and in eight bits."""
+    rates = {kind: [point.tflops for point in found if point.eight_bits is kind] for kind in (False, True)}
+    return Limits(max(point.gb_s for point in found), max(rates[False], default=0.0), max(rates[True], default=0.0))
 
 
 def draw(found: Sequence[Point], path: Path) -> Path:
@@ -86,7 +102,7 @@ def roofline_figure(found: Sequence[Point]) -> Figure:
     everything, found = found, [point for point in found if point.intensity]
     figure = Figure(figsize=(8.0, 4.2), layout="constrained")
     axes = figure.subplots()
-    draw_roof(axes, found, *roof(everything))
+    draw_roof(axes, found, roof(everything))
     families = sorted({point.family for point in found})
     for family, colour in zip(families, COLOURS * (len(families) // len(COLOURS) + 1), strict=False):
         for kind, marker in MARKERS.items():
@@ -109,33 +125,41 @@ def roofline_figure(found: Sequence[Point]) -> Figure:
         if any(point.path == kind for point in found)
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right center")
-    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP per byte)", ylabel="TFLOP/s")
+    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (operations per byte)", ylabel=RATE)
     axes.set_title(found[0].gpu, fontsize=10, color=INK)
     axes.grid(True, which="major", color="#dee2e6", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def draw_roof(axes: Axes, found: Sequence[Point], bandwidth: float, peak: float) -> None:
-    """Slope of the memory, ceiling of the arithmetic, over the intensities found: what was reached, not what a data
-    sheet promises."""
-    ridge = 1e3 * peak / bandwidth
-    low = min(min(point.intensity for point in found) / 2, ridge / 10)
-    high = max(max(point.intensity for point in found) * 2, ridge * 10)
-    x = np.array([low, ridge, high])
-    axes.plot(x, np.minimum(x * bandwidth / 1e3, peak), color=INK, linewidth=1.2, zorder=2)
-    middle = float(np.sqrt(low * ridge))
+def draw_roof(axes: Axes, found: Sequence[Point], limits: Limits) -> None:
+    """Slope of the memory, ceilings of the arithmetic, over the intensities found: what was reached, not what a data
+    sheet promises. Ceilings are those of the widths that are there."""
+    ceilings = [
+        (rate, bits)
+        for rate, bits, kind in ((limits.tflops, "TFLOP/s", False), (limits.eight_bits, "TOP/s in eight bits", True))
+        if rate and any(point.eight_bits is kind for point in found)
+    ]
+    bandwidth, highest, lowest = limits.gb_s, max(ceilings)[0], min(ceilings)[0]
+    low = min(min(point.intensity for point in found) / 2, 1e2 * lowest / bandwidth)
+    high = max(max(point.intensity for point in found) * 2, 1e4 * highest / bandwidth)
+    for place, (rate, words) in enumerate(ceilings):
+        ridge = 1e3 * rate / bandwidth
+        x = np.array([low, ridge, high])
+        dashes = "-" if place == 0 else "--"
+        axes.plot(x, np.minimum(x * bandwidth / 1e3, rate), color=INK, linewidth=1.2, linestyle=dashes, zorder=2)
+        axes.annotate(
+            f"{rate:,.0f} {words}, the most reached",
+            (high, rate),
+            xytext=(-4, 4),
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+            ha="right",
+        )
+    middle = float(np.sqrt(low * 1e3 * lowest / bandwidth))
     axes.text(
         middle, 1.12 * middle * bandwidth / 1e3, f"{bandwidth:,.0f} GB/s, the most reached", fontsize=8, color=INK,
         ha="center", rotation=float(np.degrees(np.arctan(1.12 * bandwidth / 1e3))), rotation_mode="anchor",
         transform_rotates_text=True,
     )  # fmt: skip
-    axes.annotate(
-        f"{peak:,.0f} TFLOP/s, the most reached",
-        (high, peak),
-        xytext=(-4, 4),
-        textcoords="offset points",
-        fontsize=8,
-        color=INK,
-        ha="right",
-    )

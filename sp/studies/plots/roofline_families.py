@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sp.studies.figures import INK, save_png
-from sp.studies.plots.roofline import COLOURS, LIBRARY, MARKERS, Point, draw_roof, roof
+from sp.studies.plots.roofline import COLOURS, LIBRARY, MARKERS, RATE, Limits, Point, draw_roof, roof
 
 QUIET = "#adb5bd"
 Text = Callable[[Mapping[str, Any]], str]
@@ -34,6 +34,8 @@ def _short(tokens: int) -> str:
 
 VIEWS: dict[str, View] = {
     "project": View(lambda c: str(c["type"]), lambda c: _short(c["m"]), joined=True),
+    "matmul_bytes": View(lambda c: str(c["math"]), lambda c: f"{c['epilogue'].replace('_', ' ')}, {c['k']} in"),
+    "byte_attention": View(lambda c: f"keys and values in {c['math']}", lambda c: f"{c['read']:.0%}"),
     "experts": View(lambda c: str(c["part"]), lambda c: _short(c["tokens"]), joined=True),
     "paged_attention": View(
         lambda c: f"head dim {c['head_dim']}", lambda c: f"{_short(c['rows'])} of {_short(c['tokens'])}"
@@ -46,6 +48,8 @@ VIEWS: dict[str, View] = {
 }
 WORDS = {
     "project": "matrix products, by rows of x",
+    "matmul_bytes": "products of bytes beside those in BF16",
+    "byte_attention": "attention in eight bits, by share of blocks read",
     "experts": "a mixture's feed-forward and its products, by tokens",
     "paged_attention": "attention, queries of keys",
     "delta": "recurrent mixer, by tokens",
@@ -66,7 +70,7 @@ def draw_families(found: Sequence[Point], folder: Path) -> list[Path]:
     return pictures
 
 
-def family_figure(mine: Sequence[Point], family: str, limits: tuple[float, float]) -> Figure:
+def family_figure(mine: Sequence[Point], family: str, limits: Limits) -> Figure:
     """The picture of one family.
 
     Parameters
@@ -75,8 +79,8 @@ def family_figure(mine: Sequence[Point], family: str, limits: tuple[float, float
         Of that family.
     family : str
         A key of `VIEWS`.
-    limits : (float, float)
-        GB/s and TFLOP/s of the card as measured, see `roof`.
+    limits : Limits
+        Of the card as measured, see `roof`.
     """
     computes = any(point.intensity for point in mine)
     figure = Figure(figsize=(6.4, 4.2) if computes else (6.4, 0.9 + 0.34 * len(mine)), layout="constrained")
@@ -84,7 +88,7 @@ def family_figure(mine: Sequence[Point], family: str, limits: tuple[float, float
     if computes:
         _points(axes, [point for point in mine if point.intensity], VIEWS[family], limits)
     else:
-        _bars(axes, mine, VIEWS[family], limits[0])
+        _bars(axes, mine, VIEWS[family], limits.gb_s)
     axes.set_title(f"{mine[0].gpu}: {WORDS[family]}", fontsize=10, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -98,9 +102,9 @@ def _fits(view: View, point: Point) -> bool:
         return False
 
 
-def _points(axes: Axes, mine: Sequence[Point], view: View, limits: tuple[float, float]) -> None:
+def _points(axes: Axes, mine: Sequence[Point], view: View, limits: Limits) -> None:
     axes.set(xscale="log", yscale="log")
-    draw_roof(axes, mine, *limits)
+    draw_roof(axes, mine, limits)
     names = list(dict.fromkeys(view.series(point.config) for point in mine))
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     lines: dict[tuple[str, str], list[Point]] = {}
@@ -117,7 +121,7 @@ def _points(axes: Axes, mine: Sequence[Point], view: View, limits: tuple[float, 
             "markerfacecolor": face,
         }
         axes.plot(x, y, marker=MARKERS.get(path, "^"), alpha=0.9, zorder=3, **style)
-    _labels(axes, mine, view, limits[1])
+    _labels(axes, mine, view, limits)
     handles = [Line2D([], [], color=colours[name], linewidth=2, label=name) for name in names]
     handles += [
         Line2D([], [], marker=MARKERS[path], linestyle="", color=INK, markerfacecolor=face, label=path)
@@ -125,16 +129,16 @@ def _points(axes: Axes, mine: Sequence[Point], view: View, limits: tuple[float, 
         if any(point.path == path for point in mine)
     ]
     axes.legend(handles=handles, fontsize=7.5, frameon=False, loc="lower right")
-    axes.set(xlabel="arithmetic intensity (FLOP per byte that must be moved)", ylabel="TFLOP/s")
+    axes.set(xlabel="arithmetic intensity (operations per byte that must be moved)", ylabel=RATE)
     axes.grid(True, which="major", color="#dee2e6", linewidth=0.6)
 
 
-def _labels(axes: Axes, mine: Sequence[Point], view: View, peak: float) -> None:
-    """Words beside the points, where neither another's words nor another point nor the ceiling lie; else none."""
+def _labels(axes: Axes, mine: Sequence[Point], view: View, limits: Limits) -> None:
+    """Words beside the points, where neither another's words nor another point nor their ceiling lie; else none."""
     axes.autoscale_view()
     pixels = 72 / axes.figure.dpi  # points a pixel
     taken = [tuple(axes.transData.transform((p.intensity, p.tflops)) * pixels) for p in mine]
-    ceiling = axes.transData.transform((1.0, peak))[1] * pixels
+    ceilings = [axes.transData.transform((1.0, rate or 1.0))[1] * pixels for rate in limits[1:]]
     seen: set[tuple[str, float, float]] = set()
     for point in sorted(mine, key=lambda point: -point.tflops):
         text = view.label(point.config)
@@ -144,7 +148,7 @@ def _labels(axes: Axes, mine: Sequence[Point], view: View, peak: float) -> None:
             continue  # the same words stand beside a neighbour
         for dx, dy in ((6, -9), (-6 - wide, 4), (6, 4), (-6 - wide, -9)):
             middle = x + dx + wide / 2, y + dy + 3
-            if middle[1] > ceiling - 6:
+            if middle[1] > ceilings[point.eight_bits] - 6:
                 continue
             if all(abs(middle[0] - at[0]) > wide / 2 + 3 or abs(middle[1] - at[1]) > 6 for at in taken):
                 axes.annotate(
