@@ -92,9 +92,10 @@ def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
 def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path: str, drafts: bool) -> dict[str, Any]:
     """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted.
 
-    `math` is the target's, `drafter_math` the drafter's where it is another.
+    `cards` are those on which it drafts; `math` is the target's, `drafter_math` the drafter's where it is another.
     """
     drafter = pipeline.drafter if drafts else None
+    cards = 1 if pipeline.cards is None or drafter is None else pipeline.cards.group.size
     roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
     return {
         "target": pipeline.target.path.name,
@@ -103,7 +104,7 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         "selector": SELECTORS.name_of(options.selector) if drafts else None,
         "vram": format_bytes(vram),
         "kv": options.kv + (" rotated" if options.rotate else ""),
-        **running(path, pipeline.target.model.arithmetic),
+        **running(path, pipeline.target.model.arithmetic, cards),
         **(_drafter_math(pipeline.target, drafter, path) if drafter else {}),
         **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
     }

@@ -62,6 +62,9 @@ RayAddress = Annotated[
         help="HOST:PORT of a Ray cluster's head; RAY_ADDRESS, or else this machine alone, if left out.",
     ),
 ]
+DraftingCards = Annotated[
+    int, typer.Option("--cards", min=1, help="GPUs on which the drafter reads a prompt together, from the first on.")
+]
 VRAM = Annotated[
     str | None,
     typer.Option("--vram", help="GPU memory for models, caches and work, e.g. 24g; all there is if left out."),

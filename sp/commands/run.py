@@ -20,6 +20,7 @@ from sp.commands.options import (
     Drafter,
     DrafterMath,
     DrafterRope,
+    DraftingCards,
     OnDevice,
     ReasoningEffort,
     Rotate,
@@ -75,6 +76,7 @@ def run(
     reasoning_effort: ReasoningEffort = None,
     max_new_tokens: Annotated[int, tokens_option(least=1, help="Longest answer, thinking included, in tokens.")] = 64,
     device: OnDevice = "auto",
+    cards: DraftingCards = 1,
     vram: VRAM = None,
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
     show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
@@ -104,6 +106,8 @@ def run(
       sp run --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off --prompt-file book.txt ...
 
       sp run --math int8 --drafter-math int8
+
+      sp run --cards 4 --target Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --prompt-file book.txt ...
 
       sp run --thinking on --max-new-tokens 2048 ...
 
@@ -145,7 +149,7 @@ def run(
         raise PromptError(f"the question is missing: say what to ask about {about} with --question")
     else:
         document = read_text(prompt_file, "--prompt-file", piped=True)
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths)
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths | {"cards": cards})
     tell_thinking(asked, pipeline.target)
     told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": asked}
     prompt = Prompt.from_document(document, question, pipeline.target.template, **told)  # type: ignore[arg-type]

@@ -99,10 +99,13 @@ class Group(ABC):
     size : int
     wait_seconds, leave_seconds : float
         See `WAIT_SECONDS` and `LEAVE_SECONDS`.
+    runs : int
+        How often they began to work together.
     """
 
     def __init__(self, size: int, wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS) -> None:
         self.size, self.wait_seconds, self.leave_seconds = size, wait_seconds, leave_seconds
+        self.runs = 0
 
     def run(self, work: Callable[[Card], T]) -> list[T]:
         """Do `work` on every card at once; what it returns, by card.
@@ -129,6 +132,7 @@ class Group(ABC):
         """
         meeting, ended = self._meeting(), SimpleQueue[int]()
         done: dict[int, T] = {}
+        self.runs += 1
 
         def one(rank: int) -> None:
             try:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import current_device, device_count, nccl_version
 from sp.parallel.group import LEAVE_SECONDS, WAIT_SECONDS, Card, Group, Meeting, StoppedError
 
+T = TypeVar("T")
 POLL_SECONDS = 0.0005
 """Between two looks at an event; the device has a layer queued meanwhile."""
 
@@ -126,6 +127,32 @@ class NcclGroup(Group):
             if communicator is not None:
                 with suppress(Exception):  # the first cause is what is told
                     communicator.abort()
+
+
+def group_of(cards: int, where: str) -> NcclGroup | None:
+    """The first `cards` GPUs; None for one.
+
+    Raises
+    ------
+    ConfigError
+        On the CPU.
+    DeviceError
+        Where there are not so many GPUs, or no NCCL.
+    """
+    if cards == 1:
+        return None
+    if where == "cpu":
+        raise ConfigError("--cards is for GPUs; on the CPU leave it away")
+    return NcclGroup(tuple(range(cards)))
+
+
+def copies(group: NcclGroup, opened: Callable[[], T]) -> list[T]:
+    """What is opened, once on every card of a group but the first."""
+    found = []
+    for device in group.devices[1:]:
+        with import_cupy().cuda.Device(device):
+            found.append(opened())
+    return found
 
 
 def check_cards(devices: tuple[int, ...]) -> None:

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Self
 
 from sp.errors import ConfigError, plain
-from sp.models import AskedScaling, Draft, load_draft
+from sp.kernels.device import pick_device
+from sp.models import AskedScaling, Cards, Draft, load_draft
 from sp.models.model import Device
+from sp.parallel.nccl import group_of
 from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.measured import BreakEven, known_break_evens
 from sp.pipeline.options import RunOptions
-from sp.pipeline.pair import load_pair
+from sp.pipeline.pair import load_pair, spread
 from sp.pipeline.residency import Residency
 from sp.pipeline.sizes import format_bytes
 from sp.quant import Math
+
+OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Opened:
         What was measured of this pair.
     beside : ThreadPoolExecutor
         Tokenises for the target while the device scores.
+    cards : Cards, optional
+        Where the drafter reads together with its like.
     """
 
     target: Loaded
@@ -44,6 +50,7 @@ class Opened:
     draft: Draft | None = None
     break_evens: tuple[BreakEven, ...] = ()
     beside: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-tokenise"), compare=False)
+    cards: Cards | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.residency.add("target", self.target.model)
@@ -69,10 +76,12 @@ class Opened:
         drafter_rope: AskedScaling | None = None,
         math: str = Math.BF16,
         drafter_math: str = Math.BF16,
+        cards: int = 1,
     ) -> Self:
         """Open two GGUF files; the embedded ones where a path is left out.
 
-        `vram` is for both, `math` the target's. The rest and errors as for `load`.
+        `vram` is for both, `math` the target's. On several `cards` the drafter reads together with copies of itself.
+        The rest and errors as for `load`.
         """
         return cls.assemble(
             lambda where: load(target or embedded("target"), device=where, rope=target_rope, room=vram, math=math),
@@ -81,6 +90,7 @@ class Opened:
             ),
             device=device,
             vram=vram,
+            cards=cards,
         )
 
     @classmethod
@@ -91,14 +101,23 @@ class Opened:
         *,
         device: Where = "auto",
         vram: int | None = None,
+        cards: int = 1,
     ) -> Self:
-        """Load two models by functions of the device, for example by `load` or `synthetic`; see `load_pair`."""
-        return cls(*load_pair(target, drafter, device=device, vram=vram))
+        """Load two models by functions of the device, for example by `load` or `synthetic`; see `load_pair`.
+
+        The drafter is loaded on each of `cards` GPUs, the target on the first.
+        """
+        if cards > 1 and vram is not None:
+            raise ConfigError(OF_ONE_CARD)
+        group, pair = group_of(cards, pick_device(device)), load_pair(target, drafter, device=device, vram=vram)
+        return cls(*pair, cards=None if group is None else spread(pair[1], group, drafter))
 
     def within(self, vram: int | None) -> Self:
         """The same pair under another budget of device memory in bytes; None for all there is."""
         if vram is not None and self.target.model.device == "cpu":
             raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
+        if vram is not None and self.cards is not None:
+            raise ConfigError(OF_ONE_CARD)
         return replace(self, residency=self.residency.within(vram))
 
     def with_break_evens(self, records: Path | None = None) -> Self:
@@ -136,6 +155,10 @@ class Opened:
             return "target", self.target
         assert self.drafter is not None, "score needs a drafter"
         return "drafter", self.drafter
+
+    def _cards(self, role: str) -> Cards | None:
+        """Where who scores may read together with its like."""
+        return self.cards if role == "drafter" else None
 
     def _drafts_ahead(self, options: RunOptions) -> bool:
         """Whether the drafter may begin before the target's tokens are known.

@@ -91,7 +91,8 @@ class Pipeline(Opened):
             if early := may_be_over(self.target, drafted, options, self.residency.budget, full):
                 tokenised = awaited(waiting, trace)
                 self._settle(tokenised, options, full)
-            importance = stages.score(role, reader, self.residency, drafted, options, trace, reporter, by_head)
+            how = options, trace, reporter, by_head
+            importance = stages.score(role, reader, self.residency, drafted, *how, cards=self._cards(role))
             scored = Scored(drafted, importance, trace)
             if not early:
                 tokenised = awaited(waiting, trace)
@@ -111,7 +112,8 @@ class Pipeline(Opened):
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        facts = {"window": window.note, "residency": self.residency.report(start)}
+        cards = scored.trace.facts.get("cards") if scored else None
+        facts = {"cards": cards, "window": window.note, "residency": self.residency.report(start)}
         trace.facts |= told(self.target, self.drafter, self.draft, options, scored, trace.stages, facts)
         baseline = answer if full and window.whole else None
         if baseline is not None and selection is not None:
@@ -210,7 +212,8 @@ class Pipeline(Opened):
         if drafted is None:
             tokenizers = reader.tokenizer, self.target.tokenizer
             drafted = stages.tokenise_for_drafter(tokenised.prompt, *tokenizers, trace, tokenised)
-        importance = stages.score(role, reader, self.residency, drafted, options, trace, reporter, by_head)
+        how = options, trace, reporter, by_head
+        importance = stages.score(role, reader, self.residency, drafted, *how, cards=self._cards(role))
         return Scored(drafted, importance, trace)
 
     def select(

@@ -13,11 +13,13 @@ from sp.arrays import Bools, Floats
 from sp.chat import split_reply
 from sp.decode.greedy import gather
 from sp.gguf import Tokenizer
+from sp.models import Cards
 from sp.models.drafts.dflash import Draft
 from sp.pipeline.answer import begin
 from sp.pipeline.compress import Cut, compress
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
+from sp.pipeline.pair import cards_line
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, Scored, silent
 from sp.pipeline.window import check_scoring
@@ -66,6 +68,7 @@ def score(
     reporter: Reporter = silent,
     by_head: bool = False,
     keys: KeptKeys | None = None,
+    cards: Cards | None = None,
 ) -> Importance:
     """Importance of each token of the prompt in the reader's vocabulary; with `by_head` also that of every head.
 
@@ -81,6 +84,8 @@ def score(
     trace, reporter, by_head
     keys : KeptKeys, optional
         What the reader holds of the prompt already.
+    cards : Cards, optional
+        On which the reader may read together with its like; the trace says whether it did.
 
     Raises
     ------
@@ -95,10 +100,14 @@ def score(
         reporter("scoring", new * reader.model.config.layers) as progress,
         ExitStack() as stack,
     ):
-        request = replace(score_request(reader, drafted, options.seed, progress, by_head), keys=keys)
+        request = replace(score_request(reader, drafted, options.seed, progress, by_head), keys=keys, cards=cards)
         if isinstance(options.scorer, ModelFreeScorer):
             return options.scorer.score(request)
-        return residency.attempt(stack, role, new, partial(options.scorer.score, request))
+        before = 0 if cards is None else cards.group.runs
+        found = residency.attempt(stack, role, new, partial(options.scorer.score, request))
+        if cards is not None:
+            trace.facts["cards"] = [cards_line(cards, together=cards.group.runs > before)]
+    return found
 
 
 def apart(stages: Sequence[Stage], found: Importance) -> list[Stage]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import typer
 
 from sp.commands.bench.asked import asked_output, kernels_of
 from sp.commands.bench.bench import lengths_of, open_model
-from sp.commands.options import KernelPath, ModelMath, Output, RecordBelow
+from sp.commands.options import DraftingCards, KernelPath, ModelMath, Output, RecordBelow
 from sp.commands.tables import Wide, print_table
 from sp.commands.terminal import AsJson, print_csv, print_json, progress_bar
 from sp.errors import ConfigError
@@ -39,7 +38,7 @@ def bench_drafter(
         str, typer.Option(help="Rules for how many blocks instead: constant:64, sqrt:64, energy:0.9.")
     ] = "",
     layers: Annotated[int | None, typer.Option(min=1, help="Run only so many layers.")] = None,
-    cards: Annotated[int, typer.Option(min=1, help="GPUs that read a prompt together, from the first on.")] = 1,
+    cards: DraftingCards = 1,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
     path: KernelPath = "auto",
@@ -71,6 +70,7 @@ def bench_drafter(
     from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels.device import pick_device
     from sp.models import Cards, read_math
+    from sp.parallel.nccl import copies, group_of
     from sp.pipeline.load import LONGEST_DRAFT, embedded
     from sp.studies.sample import sample
 
@@ -90,9 +90,10 @@ def bench_drafter(
     group = group_of(cards, where)
     with kernels_of(path, where)[1]:
         model, name, _ = open_model(named, synthetic, type_, where, asked)
-        spread = group and Cards(
-            group, [model, *copies(group, lambda: open_model(named, synthetic, type_, where, asked))]
-        )
+        spread = None
+        if group is not None:
+            others = copies(group, lambda: open_model(named, synthetic, type_, where, asked)[0])
+            spread = Cards(group, [model, *others])
     text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
     for one in [model] if spread is None else spread.models:
         one.config = replace(one.config, context=max(one.config.context, LONGEST_DRAFT))
@@ -112,28 +113,6 @@ def bench_drafter(
         print_json({"tests": [row | {"samples": t.seconds} for row, t in zip(rows, timings, strict=True)]})
     else:
         print_rows(rows, output, wide)
-
-
-def group_of(cards: int, where: str) -> Any:
-    """The first `cards` GPUs; None for one. ConfigError on the CPU, DeviceError where there are not so many."""
-    if cards == 1:
-        return None
-    if where == "cpu":
-        raise ConfigError("--cards is for GPUs; on the CPU leave it away")
-    from sp.parallel.nccl import NcclGroup
-
-    return NcclGroup(tuple(range(cards)))
-
-
-def copies(group: Any, opened: Callable[[], tuple[Any, ...]]) -> list[Any]:
-    """What is opened first, once on every card of a group but the first."""
-    from sp.kernels import import_cupy
-
-    found = []
-    for device in group.devices[1:]:
-        with import_cupy().cuda.Device(device):
-            found.append(opened()[0])
-    return found
 
 
 def parts(text: str) -> list[str]:

@@ -22,6 +22,7 @@ from sp.commands.options import (
     DrafterMath,
     DrafterRope,
     DrafterType,
+    DraftingCards,
     KernelPath,
     OnDevice,
     Output,
@@ -80,6 +81,7 @@ def bench_ttft(
         str,
         typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g; the full prefill has the first."),
     ] = "none",
+    cards: DraftingCards = 1,
     kv: Cache = "f16",
     rotate: Rotate = False,
     new: Annotated[int, tokens_option("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 32,
@@ -112,6 +114,8 @@ def bench_ttft(
 
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 \\
       --math int8 --drafter-math int8
+
+      sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 --cards 4
     """
     from sp.bench.prompts import PromptMaker
     from sp.bench.record import append
@@ -130,9 +134,8 @@ def bench_ttft(
     asked = lengths_of(prompts, "-p")
     where, models = pick_device(device), asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math)
     with kernels_of(path, where)[1]:
-        pair = open_timed_pair(
-            (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type), models, where, budgets
-        )
+        named = (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type)
+        pair = open_timed_pair(*named, models, where, budgets, cards)
     if (most := pair.target.model.config.context - new) < 1:
         raise ConfigError(f"-n {new}: the target's context of {most + new} tokens has no room for a prompt besides")
     lengths = sorted({min(n, most) for n in asked})
@@ -173,11 +176,16 @@ def bench_ttft(
 
 
 def open_timed_pair(
-    target: Asked, drafter: Asked, asked: Mapping[str, Any], device: Any, budgets: Sequence[int | None]
+    target: Asked,
+    drafter: Asked,
+    asked: Mapping[str, Any],
+    device: Any,
+    budgets: Sequence[int | None],
+    cards: int = 1,
 ) -> Pipeline:
     """The pair, within the first budget, whose answers are as long as is asked; every budget can be.
 
-    `asked` is what `asked_ropes` and `asked_maths` found.
+    `asked` is what `asked_ropes` and `asked_maths` found, `cards` those on which it drafts.
     """
     from sp.bench.request import without_ends
     from sp.pipeline import Pipeline
@@ -187,6 +195,7 @@ def open_timed_pair(
         lambda at: open_model(*drafter, "drafter", at, asked["drafter_math"], asked.get("drafter_rope")),
         device=device,
         vram=budgets[0],
+        cards=cards,
     )
     if pair.target.model.cold is not None and len(budgets) > 1:
         raise ConfigError("experts wait in host memory as the first --vram asks; time one budget at a time")

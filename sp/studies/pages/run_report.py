@@ -72,6 +72,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "peak_bytes": result.peak_bytes,
         "repacked": result.answer.trace.facts.get("repacked", []),
         "math": result.answer.trace.facts.get("math", []),
+        "cards": result.answer.trace.facts.get("cards", []),
         "positions": result.answer.trace.facts.get("positions", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
@@ -143,6 +144,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "window": result.answer.trace.facts.get("window"),
         "residency": result.answer.trace.facts.get("residency"),
         "math": result.answer.trace.facts.get("math", []),
+        "cards": result.answer.trace.facts.get("cards", []),
         "positions": result.answer.trace.facts.get("positions", []),
         "selection": result.answer.trace.facts.get("selection", []),
         "experts": result.answer.trace.facts.get("experts", []),
@@ -219,7 +221,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
             console.print(line)
     if report["acceptance_length"] is not None:
         console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
-    for name in ("repacked", "math", "experts", "positions", "selection"):
+    for name in ("repacked", "math", "cards", "experts", "positions", "selection"):
         for line in report[name]:
             console.print(f"[b]{NOTES[name]}[/b]  {escape(line)}")
     if report["window"]:
@@ -252,6 +254,7 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
 NOTES = {
     "repacked": "Re-packed",
     "math": "Products",
+    "cards": "Cards",
     "experts": "Experts",
     "positions": "Positions",
     "selection": "Selection",
