@@ -202,6 +202,10 @@ class Group(ABC):
             raise self._told(*meeting.causes[0]) from meeting.causes[0][1]
         return [done[rank] for rank in range(self.size)]
 
+    def at(self, rank: int) -> AbstractContextManager[Any]:
+        """Inside, arrays are made where a card is."""
+        return nullcontext()
+
     @abstractmethod
     def _card(self, rank: int, meeting: Meeting) -> AbstractContextManager[Card]:
         """A card for its thread, which is inside while it works."""

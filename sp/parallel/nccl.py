@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from sp.errors import ConfigError, DeviceError
@@ -114,6 +114,11 @@ class NcclGroup(Group):
         self.devices = devices
         self._communicators: dict[int, Any] = {}
         self._streams: list[Any] = []
+
+    def at(self, rank: int) -> AbstractContextManager[Any]:
+        """See `Group`."""
+        device: AbstractContextManager[Any] = import_cupy().cuda.Device(self.devices[rank])
+        return device
 
     @contextmanager
     def _around(self, meeting: Meeting) -> Iterator[None]:

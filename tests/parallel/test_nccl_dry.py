@@ -1,4 +1,4 @@
-"""Cards over NCCL without a card: gathers and means in place, some that hang, and a group that works again afterwards."""
+"""Cards over NCCL without a card: gathers and means in place, hangs, and a group that works again afterwards."""
 
 from __future__ import annotations
 
