@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from sp.commands.terminal import check_folder
-from sp.errors import unknown_name
+from sp.errors import ConfigError, unknown_name
 
 OUTPUTS = ("table", "md", "json", "csv")
 PATHS = ("auto", "portable")
@@ -27,6 +28,17 @@ def asked_output(output: str, as_json: bool, record: Path | None, path: str = "a
     if path not in PATHS:
         raise unknown_name("path", path, PATHS)
     return output
+
+
+def group_of(cards: int, device: str) -> Any:
+    """The first `cards` GPUs; None for one. ConfigError on the CPU, DeviceError where there are not so many."""
+    if cards == 1:
+        return None
+    if device == "cpu":
+        raise ConfigError("--cards is for GPUs; on the CPU leave it away")
+    from sp.parallel.nccl import NcclGroup
+
+    return NcclGroup(tuple(range(cards)))
 
 
 def kernels_of(path: str, device: str) -> tuple[str, AbstractContextManager[None]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from sp.commands.bench.asked import asked_output, kernels_of
+from sp.commands.bench.asked import asked_output, group_of, kernels_of
 from sp.commands.bench.bench import lengths_of, open_model
 from sp.commands.options import KernelPath, ModelMath, Output, RecordBelow
 from sp.commands.tables import Wide, print_table
@@ -112,17 +112,6 @@ def bench_drafter(
         print_json({"tests": [row | {"samples": t.seconds} for row, t in zip(rows, timings, strict=True)]})
     else:
         print_rows(rows, output, wide)
-
-
-def group_of(cards: int, where: str) -> Any:
-    """The first `cards` GPUs; None for one. ConfigError on the CPU, DeviceError where there are not so many."""
-    if cards == 1:
-        return None
-    if where == "cpu":
-        raise ConfigError("--cards is for GPUs; on the CPU leave it away")
-    from sp.parallel.nccl import NcclGroup
-
-    return NcclGroup(tuple(range(cards)))
 
 
 def copies(group: Any, opened: Callable[[], tuple[Any, ...]]) -> list[Any]:

@@ -21,9 +21,6 @@ from sp.models.trunk import Trunk, mapped
 from sp.models.weights import WeightStore
 from sp.parallel.group import Group
 from sp.quant import Math
-from sp.quant.repack import Repacked
-
-NOTHING: tuple[Repacked, ...] = ()
 
 
 def load_shards(
@@ -74,9 +71,10 @@ def load_shards(
         with group.at(share.rank):
             trunk, reason = with_math(cut(whole, share), asked, device)
             made_in = arithmetic(trunk, asked, reason, attention_math(asked, device, config.head_dim))
-            nbytes, again = held_bytes(trunk), NOTHING
             if device == "cuda":
                 trunk, nbytes, again, _ = trunk_to_device(trunk, file, progress)
+            else:
+                nbytes, again = held_bytes(trunk), ()
             models.append(ShardModel(share.config(config), trunk, device, nbytes, again, made_in, share))
     return Shards(group, config, tuple(models))
 
