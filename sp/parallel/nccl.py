@@ -46,7 +46,7 @@ class _NcclCard(Card):
         self._ahead.append((step, self._stream.record()))
 
     def all_reduce(self, *arrays: Any) -> None:
-        """See `Card`; of two or more, ring and tree alike, one card makes each sum and the others are given it."""
+        """See `Card`; whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
         step, nccl = self._come("all-reduce", REDUCES_AHEAD), import_cupy().cuda.nccl
         for array in arrays:
             assert array.dtype == "float32", f"{array.dtype}"

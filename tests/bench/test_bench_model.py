@@ -98,7 +98,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_nccl
 dry_nccl.install(2)
 from sp import cli
-sys.argv = ["sp", "bench", "model", "--synthetic", "tiny-qwen35", "--type", "q8_0", "--device", "cuda", *sys.argv[2:]]
+sys.argv = ["sp", "bench", "model", "--device", "cuda", *sys.argv[2:]]
 try:
     cli.main()
 except SystemExit as stop:
@@ -106,13 +106,15 @@ except SystemExit as stop:
 """
 
 
-def test_the_command_shares_a_model_of_random_weights() -> None:
-    asked = "-p", "64,300", "-n", "3", "-r", "2"
-    rows = list(csv.DictReader(io.StringIO(walked(CARDS, *asked, "--cards", "2", "-o", "csv"))))
+def test_the_command_shares_a_model() -> None:
+    random, asked = ("--synthetic", "tiny-qwen35", "--type", "q8_0"), ("-p", "64,300", "-n", "3", "-r", "2")
+    rows = list(csv.DictReader(io.StringIO(walked(CARDS, *random, *asked, "--cards", "2", "-o", "csv"))))
     assert [(row["test"], row["cards"]) for row in rows] == [("pp64", "2"), ("pp300", "2"), ("tg3", "2")]
-    (alone,) = csv.DictReader(io.StringIO(walked(CARDS, "-p", "300", "-n", "0", "-o", "csv")))
+    (alone,) = csv.DictReader(io.StringIO(walked(CARDS, *random, "-p", "300", "-n", "0", "-o", "csv")))
     assert 0.5 < float(rows[0]["weights_gb"]) / float(alone["weights_gb"]) < 0.7  # an embedding on each card
-    assert "tiny-qwen35 q8_0 (random) on 2 cards" in walked(CARDS, *asked, "--cards", "2", "-o", "md")
+    printed = walked(CARDS, str(embedded("target")), *asked, "--cards", "2")
+    assert "on 2 cards" in " ".join(printed.split())
+    assert "loaded 0.0" in printed
 
 
 def test_metrics_and_records() -> None:

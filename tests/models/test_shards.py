@@ -83,6 +83,11 @@ def test_prompts_steps_and_trees_are_those_of_one_card(arch, cards, folder) -> N
     alike(load_shards(path, HostGroup(cards)), load_model(path), 2e-5)
 
 
+def test_three_cards_round_a_little(tmp_path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "qwen3", attention__head_count_kv=3)
+    alike(load_shards(path, HostGroup(3)), load_model(path), 2e-5)
+
+
 @pytest.mark.parametrize("fmt", [Q8_0, Q4_K, Q6_K], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("arch", ["qwen3", "qwen35"])
 def test_packed_weights_are_cut_between_blocks(arch, fmt, folder) -> None:
@@ -115,7 +120,8 @@ def test_several_caches_layer_by_layer_and_sparsely(arch, folder) -> None:
         found.append(prefill_by_layer(model, IDS[:N], WHERE[:N], third, chunk=50))
         third.reset()
         found.append(prefill_sparse(model, IDS[:N], WHERE[:N], third, TopDensity(0.9), chunk=100)[0])
-        assert one.kv == "f32"
+        third.reset()
+        found.append(prefill(model, IDS[:N], WHERE[:N], third, gaps="decay"))
         return found
 
     want, (first, second) = work(load_model(path)), load_shards(path, HostGroup(2)).run(work)

@@ -56,6 +56,19 @@ def load_shards(
         and as `load_model`.
     GGUFError, ModelError, DeviceError
         As `load_model`.
+
+    References
+    ----------
+    Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+
+    Examples
+    --------
+    >>> from sp.models import load_model
+    >>> from sp.parallel.host import HostGroup
+    >>> from sp.pipeline.load import embedded
+    >>> shards = load_shards(embedded("target"), HostGroup(2))
+    >>> shards.config.kv_heads, [model.config.kv_heads for model in shards.models]
+    (2, [1, 1])
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)

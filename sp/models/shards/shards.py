@@ -45,8 +45,7 @@ class Shards:
         Examples
         --------
         >>> import numpy as np
-        >>> from sp.models import decode_step, prefill
-        >>> from sp.models.shards.load_shards import load_shards
+        >>> from sp.models import decode_step, load_shards, prefill
         >>> from sp.parallel.host import HostGroup
         >>> from sp.pipeline.load import embedded
         >>> ids = np.arange(40)
