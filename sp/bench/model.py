@@ -25,6 +25,7 @@ from sp.ops.sparse.flashprefill import TopDensity
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 MOST_SPREAD = 8192  # tokens that a mixture's imbalance is taken from
 Together = Callable[[Callable[[Model], Any]], list[Any]]
+Draws = Mapping[int, np.random.Generator]
 SKIPPED = 3  # decoded tokens, or prefills in graphs, before the clock: one launch by launch, one captured, one replayed
 
 
@@ -142,20 +143,15 @@ def run_tests(
     spread_of = functools.cache(functools.partial(imbalance, model))
     draws: dict[int, np.random.Generator] = defaultdict(lambda: np.random.default_rng(0))  # all cards read the same
     for test in tests:
-        made: dict[int, _Run] = {}
-
-        def prepare(each: Model, test: Trial = test, made: dict[int, _Run] = made) -> None:
-            made[id(each)] = _Run(each, draws[id(each)], test, kv, rotate, chunk)
-
-        def once(each: Model, made: dict[int, _Run] = made) -> tuple[float, tuple[float, ...]]:
-            return made[id(each)].once()
-
+        # Each for all cards before the next: memory is not to come or go while another card waits for this one.
+        run(_free)
         reset_launched()
-        run(prepare)
+        made = {id(one.model): one for one in run(functools.partial(_Run, draws, test, kv, rotate, chunk))}
+        _each(run, made, _Run.warm)
         seconds: list[float] = []
         densities: tuple[float, ...] = ()
         for _ in range(repeats):
-            took = run(once)
+            took = _each(run, made, _Run.once)
             seconds.append(max(found for found, _ in took))
             densities = took[0][1]
             if progress is not None:
@@ -165,26 +161,30 @@ def run_tests(
         yield Timing(test, tuple(seconds), peak, sources, densities, spread, told, len(made))
 
 
-class _Run:
-    """One test of a model, or of one card's share of it; warmed up once it is made."""
+def _each(run: Together, made: Mapping[int, _Run], what: Callable[[_Run], Any]) -> list[Any]:
+    return run(lambda model: what(made[id(model)]))
 
-    def __init__(
-        self, model: Model, rng: np.random.Generator, test: Trial, kv: str, rotate: bool, chunk: int | None
-    ) -> None:
-        self._model, self._rng, self._test, self._chunk = model, rng, test, chunk
-        _free(model)
+
+class _Run:
+    """One test of a model, or of one card's share of it."""
+
+    def __init__(self, draws: Draws, test: Trial, kv: str, rotate: bool, chunk: int | None, model: Model) -> None:
+        self.model, self._rng, self._test, self._chunk = model, draws[id(model)], test, chunk
         room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
         self._cache = model.new_cache(room, kv, rotate=rotate)
         self._graphs, self._told = _graphs(model, self._cache, test), dict[str, int]()
-        for _ in range(0 if test.new else 1 if self._graphs is None else SKIPPED):
+
+    def warm(self) -> None:
+        """What comes before the repetitions."""
+        for _ in range(0 if self._test.new else 1 if self._graphs is None else SKIPPED):
             self._cache.reset()
-            self._read(replace(test, prompt=min(test.prompt, WARM_TOKENS)))
+            self._read(replace(self._test, prompt=min(self._test.prompt, WARM_TOKENS)))
 
     def once(self) -> tuple[float, tuple[float, ...]]:
         """Seconds of one repetition, with other tokens, and densities."""
         self._cache.reset()
         if self._test.new:
-            return _decode(self._model, self._cache, self._rng, self._test, self._chunk), ()
+            return _decode(self.model, self._cache, self._rng, self._test, self._chunk), ()
         found = self._read(self._test)
         self._told = {} if self._graphs is None else self._graphs.told()
         return found
@@ -196,7 +196,7 @@ class _Run:
         return self._told
 
     def _read(self, test: Trial) -> tuple[float, tuple[float, ...]]:
-        return _prefill(self._model, self._cache, self._rng, test, self._chunk, self._graphs)
+        return _prefill(self.model, self._cache, self._rng, test, self._chunk, self._graphs)
 
 
 def read(

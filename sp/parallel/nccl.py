@@ -18,7 +18,7 @@ POLL_SECONDS = 0.0005
 FIRST_POLL = 0.00002
 """The first pause; each is twice the one before."""
 GATHERS_AHEAD = 1
-"""All-gathers that may be under way when the next is queued: a card that hangs is found out one layer later."""
+"""Most steps under way once an all-gather is queued: a card that hangs is found out one layer later."""
 REDUCES_AHEAD = 64
 """The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
 
