@@ -13,7 +13,7 @@ from parity import fixture
 from tiny_models import VOCAB, rewritten, write_tiny
 
 from sp.decode.greedy import generate
-from sp.errors import ConfigError, PromptError
+from sp.errors import ConfigError, DeviceError, PromptError
 from sp.gguf import GGUFFile
 from sp.models import Model, decode_step, load_model, prefill, prefill_by_layer, prefill_sparse
 from sp.models.architectures import base
@@ -247,6 +247,36 @@ def test_one_that_fails_ends_all_and_the_model_still_works(folder) -> None:
     with pytest.raises(ConfigError, match="runs with those of the others alone"):
         read_all(shards.models[0])
     assert len(shards.run(read_all)) == 2
+
+
+def test_one_that_was_left_behind_disturbs_nobody(folder) -> None:
+    group = HostGroup(2, wait_seconds=0.2, leave_seconds=0.2)
+    shards, let_go = load_shards(file_of(folder, "qwen3"), group), threading.Event()
+
+    def stays(model: Model) -> None:
+        cache = model.new_cache(N)
+        prefill(model, IDS[:9], WHERE[:9], cache)
+        if model is shards.models[1]:
+            let_go.wait()
+        prefill(model, IDS[9:20], WHERE[9:20], cache)
+
+    with pytest.raises(DeviceError, match="card 1 did not come"):
+        shards.run(stays)
+    (left,) = [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
+    group.wait_seconds = 5.0
+
+    def again(model: Model) -> list[np.ndarray]:
+        cache = model.new_cache(N)
+        prefill(model, IDS[:9], WHERE[:9], cache)
+        if model is shards.models[0]:
+            let_go.set()
+            left.join(5)
+        return read_all(model)
+
+    for found in shards.run(again):
+        for mine, its in zip(found, read_all(load_model(file_of(folder, "qwen3"))), strict=True):
+            np.testing.assert_allclose(mine, its, atol=2e-5 * np.abs(its).max())
+    assert not left.is_alive()
 
 
 def test_products_in_eight_bits(folder) -> None:

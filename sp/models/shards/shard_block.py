@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from sp.arrays import Floats
@@ -20,39 +21,35 @@ from sp.ops.delta.delta_tree import DeltaTrace
 from sp.ops.norms import Norm, Ready
 from sp.parallel.group import Card
 
+_card: ContextVar[Card | None] = ContextVar("card_of_shard", default=None)
+"""Of a thread, not of a model: one that was left behind goes on with the card that it had, and ends by it."""
 
-class Seat:
-    """Where the parts of a shard find the card that works with it."""
 
-    def __init__(self) -> None:
-        self._card: Card | None = None
+@contextmanager
+def working_with(card: Card) -> Iterator[None]:
+    """Inside, shards of this thread meet others by this card."""
+    token = _card.set(card)
+    try:
+        yield
+    finally:
+        _card.reset(token)
 
-    @contextmanager
-    def taken(self, card: Card) -> Iterator[None]:
-        """Inside, this card works with the shard."""
-        self._card = card
-        try:
-            yield
-        finally:
-            self._card = None
 
-    @property
-    def card(self) -> Card:
-        """The card; ConfigError outside of `taken`."""
-        if self._card is None:
-            raise ConfigError("one card's share of a model runs with those of the others alone; see Shards.run")
-        return self._card
+def this_card() -> Card:
+    """The card of this thread; ConfigError outside of `working_with`."""
+    card = _card.get()
+    if card is None:
+        raise ConfigError("one card's share of a model runs with those of the others alone; see Shards.run")
+    return card
 
 
 @dataclass(frozen=True)
 class ShardBlock(Block):
     """A block whose halves were cut, see `sp.models.layers.share`; `eps` is of a stream over the number of cards."""
 
-    seat: Seat
-
     def joined(self, x: Floats) -> Floats:
         """The stream (n, hidden), over the number of cards, of the parts that all of them have; in place."""
-        self.seat.card.all_reduce(x)
+        this_card().all_reduce(x)
         return x
 
     def feed_forward(self, x: Floats) -> Floats:

@@ -12,7 +12,7 @@ from sp.models.config import ModelConfig
 from sp.models.layers.block import Block
 from sp.models.layers.share import Share
 from sp.models.model import Device, Model
-from sp.models.shards.shard_block import Seat, ShardBlock
+from sp.models.shards.shard_block import ShardBlock, this_card
 from sp.models.trunk import Trunk
 from sp.ops.array_module import array_module
 from sp.ops.matmul.project import project
@@ -33,7 +33,6 @@ class ShardModel(Model):
     trunk : Trunk
         Embedding and norms whole, of all else this card's share; blocks are `ShardBlock`.
     share : Share
-    seat : Seat
     others
         See `Model`.
     """
@@ -50,13 +49,12 @@ class ShardModel(Model):
         arithmetic: Arithmetic,
         share: Share,
     ) -> None:
-        self.share, self.seat = share, Seat()
+        self.share = share
         trunk = replace(trunk, blocks=tuple(self._shared(block) for block in trunk.blocks))
         super().__init__(config, trunk, device, nbytes, repacked, None, arithmetic)
 
     def _shared(self, block: Block) -> ShardBlock:
-        eps = self._eps(block.eps)
-        return ShardBlock(block.attn_norm, block.mixer, block.ffn_norm, block.ffn, eps, self.seat)
+        return ShardBlock(block.attn_norm, block.mixer, block.ffn_norm, block.ffn, self._eps(block.eps))
 
     def _eps(self, eps: float) -> float:
         """Of a norm of the stream, of one over the number of cards."""
@@ -83,7 +81,7 @@ class ShardModel(Model):
         """See `Model`; waits until the logits are there, so that a card that hangs is found out."""
         norm = (self.trunk.output_norm, self._eps(self.config.eps)) if norm is None else norm
         (mine,) = project(x, (self.trunk.output,), norm, f32=(True,))
-        xp, vocab, size, card = array_module(x), self.config.vocab, self.share.size, self.seat.card
+        xp, vocab, size, card = array_module(x), self.config.vocab, self.share.size, this_card()
         parts = xp.empty((size, len(x), -(-vocab // size)), np.float32)
         parts[card.rank, :, : mine.shape[1]] = mine
         card.all_gather(parts)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from sp.models.config import ModelConfig
 from sp.models.model import Model
+from sp.models.shards.shard_block import working_with
 from sp.models.shards.shard_model import ShardModel
 from sp.parallel.group import Card, Group
 
@@ -59,8 +60,7 @@ class Shards:
         """
 
         def on(card: Card) -> T:
-            model = self.models[card.rank]
-            with model.seat.taken(card):
-                return work(model)
+            with working_with(card):
+                return work(self.models[card.rank])
 
         return self.group.run(on)
