@@ -14,7 +14,7 @@ from sp.models.trunk import trunk_tensors
 
 PAGE = Path(__file__).parents[1] / "docs" / "many-cards.md"
 TYPE, LONG = "q4_k_m", 131072
-MODELS, SIZES = ("qwen3.6-27b", "llama-3.1-70b"), (1, 2, 4, 8)
+MODELS, SIZES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "llama-3.1-70b"), (1, 2, 4, 8)
 TOGETHER = {"one token": 1, "a tree of 16": 16, "a chunk of 8K": 8192, "a prompt of 128K": LONG}
 
 

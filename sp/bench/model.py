@@ -69,7 +69,7 @@ class Timing:
     densities : tuple of float
         Share of the causal blocks that each layer of a sparse prefill read.
     imbalance : float or None
-        Of the experts of a mixture, in a prefill; see `sp.models.imbalance`.
+        Of the experts of a mixture, in a prefill by one card; see `sp.models.imbalance`.
     read : dict of str to int
         Tokens of the last prefill by how they were read, see `sp.models.passes.prefill_graphs.Way`; empty where that
         was not asked.
@@ -157,7 +157,7 @@ def run_tests(
             if progress is not None:
                 progress(test.name)
         peak, sources, told = max(run(_peak)), launched_sources(), made[id(model)].end()
-        spread = None if test.new else spread_of(min(test.prompt, MOST_SPREAD))
+        spread = None if test.new or together else spread_of(min(test.prompt, MOST_SPREAD))
         yield Timing(test, tuple(seconds), peak, sources, densities, spread, told, len(made))
 
 

@@ -2,67 +2,38 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import replace
-from functools import cache as once
 from pathlib import Path
 
 import numpy as np
 import pytest
 from parity import fixture
-from tiny_models import VOCAB, rewritten, write_tiny
+from shared_models import IDS, WHERE, N, file_of, read_all
+from tiny_models import rewritten, write_tiny
 
 from sp.decode.greedy import generate
-from sp.errors import ConfigError, DeviceError, PromptError
 from sp.gguf import GGUFFile
-from sp.models import Model, decode_step, load_model, prefill, prefill_by_layer, prefill_sparse
-from sp.models.architectures import base
-from sp.models.passes.tree import LayerFeatures, TreeReader
-from sp.models.shards.load_shards import load_shards
-from sp.models.shards.shards import Shards
+from sp.models import (
+    Model,
+    Shards,
+    decode_step,
+    load_model,
+    load_shards,
+    prefill,
+    prefill_by_layer,
+    prefill_sparse,
+)
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.sparse.flashprefill import TopDensity
 from sp.parallel.host import HostGroup
 from sp.pipeline.load import embedded
-from sp.quant import Q4_K, Q6_K, Q8_0, BlockFormat
+from sp.quant import Q4_K, Q6_K, Q8_0
 
-ATTENTION = {"attention__head_count": 8, "attention__head_count_kv": 4}
-DELTA = {"ssm__group_count": 4, "ssm__time_step_rank": 12, "ssm__inner_size": 192}  # three rounds of value heads
-N = 131  # behind the border of a page
-IDS = np.random.default_rng(0).integers(0, VOCAB, N + 20)
-WHERE = np.cumsum(1 + (np.arange(N + 20) % 17 == 0))  # with gaps, as kept tokens have
-PARENTS = np.array([-1, 0, 0, 1, 1, 2])
-DEPTHS = np.array([0, 1, 1, 2, 2, 2])
-
-
-@once
-def file_of(folder: Path, arch: str, fmt: BlockFormat | None = None) -> Path:
-    """A tiny file; in a format of blocks with sizes that four cards cut at their borders."""
-    sizes: dict[str, object] = ATTENTION | (DELTA if arch == "qwen35" else {})
-    if fmt is None:
-        return write_tiny(folder / f"{arch}.gguf", arch, **sizes)
-    sizes |= {"embedding_length": 256, "feed_forward_length": 4 * fmt.block_size, "attention__head_count": 16}
-    if arch == "qwen35":
-        sizes |= {"ssm__state_size": fmt.block_size, "ssm__inner_size": 12 * fmt.block_size, "block_count": 3}
-    return write_tiny(folder / f"{arch}-{fmt.name}.gguf", arch, fmt=fmt, **sizes)
+MIXTURES = ["qwen3moe", "qwen3moe-plain", "qwen35moe"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("shards")
-
-
-def read_all(model: Model, kv: str = "f32", rotate: bool = False, n: int = N) -> list[np.ndarray]:
-    """What a prompt in chunks, steps, a tree, a kept path of it and a step behind that come to."""
-    cache, seen = model.new_cache(n + 20, kv, rotate=rotate), []
-    found = [prefill(model, IDS[:n], WHERE[:n], cache, chunk=50, after=LayerFeatures((0, 2), seen.append), rows=n)]
-    found += [decode_step(model, int(IDS[n + i]), int(WHERE[n + i]), cache) for i in range(2)]
-    reader = TreeReader(model, cache, (1, 2), most=8)
-    tree = reader.read_tree(IDS[n + 2 : n + 8], PARENTS, WHERE[n + 2] + DEPTHS)
-    assert (tree.choices == tree.logits.argmax(axis=1)).all()
-    found += [*tree.logits, *seen, tree.features.copy()]
-    reader.commit_path(np.array([0, 1, 4]))
-    return [*found, decode_step(model, 7, int(WHERE[n + 2]) + 3, cache)]
 
 
 def alike(shards: Shards, model: Model, close: float, **how: object) -> None:
@@ -155,7 +126,7 @@ def transformers_apart(path: Path, name: str) -> float:
     return float(np.abs(shards.run(work)[1] - want).max() / np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-3", "llama-yarn", "qwen2", "qwen3", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "llama-3", "llama-yarn", "qwen2", "qwen3", "qwen35", *MIXTURES])
 def test_two_cards_say_what_transformers_says(name) -> None:
     assert transformers_apart(fixture(name), name) < 1e-4
 
@@ -183,100 +154,21 @@ def test_a_card_holds_its_share(arch, folder) -> None:
     assert [cache.nbytes for cache in caches[1:]] == [caches[0].nbytes // 4] * 4
 
 
-REFUSED = [
-    (
-        "qwen3",
-        {"attention__head_count": 6},
-        4,
-        "4 cards cannot share 2 kv heads, 48 columns of feed-forward; 1 or 2 can",
-    ),
-    (
-        "qwen35",
-        ATTENTION,
-        4,
-        r"share 4 kv heads, 48 columns of feed-forward, 2 key heads of recurrent layers; 1 or 2 can",
-    ),
-    ("qwen3", ATTENTION | {"feed_forward_length": 50}, 4, "share 4 kv heads, 50 columns of feed-forward; 1 or 2 can"),
-]
+@pytest.mark.parametrize("shape", ["tiny-qwen3moe", "tiny-qwen35moe"])
+def test_experts_are_cut_between_blocks(shape, tmp_path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", shape, "q8_0")
+    ids = np.arange(90)
 
+    def work(model: Model) -> np.ndarray:
+        cache = model.new_cache(100, "f32")
+        rows = [prefill(model, ids, ids, cache, chunk=40)]
+        return np.array(rows + [decode_step(model, 7 * i, 90 + i, cache) for i in range(3)])
 
-@pytest.mark.parametrize(("arch", "sizes", "cards", "text"), REFUSED)
-def test_what_does_not_come_out_even_is_refused(arch, sizes, cards, text, tmp_path) -> None:
-    path = write_tiny(tmp_path / "m.gguf", arch, **sizes)
-    with pytest.raises(ConfigError, match=text) as found:
-        load_shards(path, HostGroup(cards))
-    assert "\n" not in str(found.value)
-
-
-def test_blocks_experts_and_families_without_shares_are_refused(tmp_path, folder, monkeypatch) -> None:
-    sizes = ATTENTION | {"embedding_length": 256, "feed_forward_length": 256}
-    path = write_tiny(tmp_path / "m.gguf", "qwen3", fmt=Q4_K, **sizes)
-    with pytest.raises(
-        ConfigError, match=r"blk.0.ffn_down.weight: 256 columns in Q4_K have blocks of 256, which 2 cards"
-    ):
-        load_shards(path, HostGroup(2), decode_budget=0)
-    path = write_synthetic(tmp_path / "experts.gguf", "tiny-qwen3moe", "q8_0")
-    with pytest.raises(ConfigError, match="no mixtures of experts"):
-        load_shards(path, HostGroup(2))
-
-    class Other:
-        """A feed-forward of somebody's own."""
-
-    build = base.ARCHITECTURES["qwen3"]
-    own = replace(build, block=lambda store, i: replace(build.block(store, i), ffn=Other()))
-    monkeypatch.setitem(base._records, "qwen3", own)
-    with pytest.raises(ConfigError, match="several cards cannot share Other, which has no method `cut`"):
-        load_shards(file_of(folder, "qwen3"), HostGroup(2))
-
-
-def test_one_that_fails_ends_all_and_the_model_still_works(folder) -> None:
-    shards = load_shards(file_of(folder, "qwen3"), HostGroup(2))
-
-    def fails(model: Model) -> None:
-        cache = model.new_cache(N)
-        prefill(model, IDS[:9], WHERE[:9], cache)
-        if model is shards.models[1]:
-            raise PromptError("enough")
-        prefill(model, IDS[9:20], WHERE[9:20], cache)
-
-    with pytest.raises(PromptError, match="card 1 of 2: enough"):
-        shards.run(fails)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
-    with pytest.raises(PromptError, match=r"card [01] of 2: token id 60 is outside the vocabulary"):
-        shards.run(lambda model: prefill(model, np.array([60]), np.arange(1), model.new_cache(5)))
-    with pytest.raises(ConfigError, match="runs with those of the others alone"):
-        read_all(shards.models[0])
-    assert len(shards.run(read_all)) == 2
-
-
-def test_one_that_was_left_behind_disturbs_nobody(folder) -> None:
-    group = HostGroup(2, wait_seconds=0.2, leave_seconds=0.2)
-    shards, let_go = load_shards(file_of(folder, "qwen3"), group), threading.Event()
-
-    def stays(model: Model) -> None:
-        cache = model.new_cache(N)
-        prefill(model, IDS[:9], WHERE[:9], cache)
-        if model is shards.models[1]:
-            let_go.wait()
-        prefill(model, IDS[9:20], WHERE[9:20], cache)
-
-    with pytest.raises(DeviceError, match="card 1 did not come"):
-        shards.run(stays)
-    (left,) = [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
-    group.wait_seconds = 5.0
-
-    def again(model: Model) -> list[np.ndarray]:
-        cache = model.new_cache(N)
-        prefill(model, IDS[:9], WHERE[:9], cache)
-        if model is shards.models[0]:
-            let_go.set()
-            left.join(5)
-        return read_all(model)
-
-    for found in shards.run(again):
-        for mine, its in zip(found, read_all(load_model(file_of(folder, "qwen3"))), strict=True):
-            np.testing.assert_allclose(mine, its, atol=2e-5 * np.abs(its).max())
-    assert not left.is_alive()
+    whole, shards = load_model(path, decode_budget=0), load_shards(path, HostGroup(2), decode_budget=0)
+    want, (first, second) = work(whole), shards.run(work)
+    assert np.array_equal(first, second)
+    np.testing.assert_allclose(first, want, atol=2e-5 * np.abs(want).max())
+    assert sum(model.nbytes for model in shards.models) < 1.25 * whole.nbytes
 
 
 def test_products_in_eight_bits(folder) -> None:

@@ -6,6 +6,7 @@ import pytest
 from dry_walk import walked
 from tiny_models import VOCAB, write_tiny
 
+from sp.models.synthetic.synthetic import write_synthetic
 from sp.quant import Q8_0
 
 WALK = """
@@ -58,7 +59,7 @@ for path in ("sm_90a", "portable"):
         reads(whole)
         one = dry_nccl.launches[0]
         assert all(count == counts[0] for count in counts), counts
-        assert counts[0] == one, (counts[0], one)
+        assert counts[0] == one or shards.config.experts, (counts[0], one)
 assert not dry_nccl.aborted and dry_nccl.opened == [CARDS]
 """
 SIZES = {
@@ -72,6 +73,14 @@ SIZES = {
     "ssm.inner_size": 768,
     "ssm.state_size": 64,
 }
+
+
+@pytest.mark.parametrize("shape", ["tiny-qwen3moe", "tiny-qwen35moe"])
+def test_every_launch_of_mixtures_fits(shape, tmp_path) -> None:
+    """Their experts are too narrow then for the kernel of few tokens, so that others are launched than on one card."""
+    path = write_synthetic(tmp_path / "m.gguf", shape, "q8_0")
+    whole, *parts = map(int, walked(WALK, str(path), "2048", "2").split())
+    assert whole < sum(parts) < 1.3 * whole
 
 
 @pytest.mark.parametrize("cards", [2, 4])

@@ -67,10 +67,9 @@ class GatedDelta:
         """
         c = self.sizes
         rounds = c.value_heads // c.key_heads
-        heads = c.key_heads // share.size, c.value_heads // share.size
         return replace(
             self,
-            sizes=replace(c, key_heads=heads[0], value_heads=heads[1]),
+            sizes=share.delta(c),
             qkv=share.rows(self.qkv, rounds + 2),
             gate=share.rows(self.gate, rounds),
             alpha=share.rows(self.alpha, rounds),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from sp.arrays import Floats
 from sp.errors import ConfigError
-from sp.models.config import ModelConfig
+from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig
 from sp.quant import Weight
 
 
@@ -86,27 +87,40 @@ class Share:
         most = -(-vocab // self.size)
         return slice(self.rank * most, min((self.rank + 1) * most, vocab))
 
+    def experts(self, experts: ExpertConfig) -> ExpertConfig:
+        """Experts as this card has them: all of them, narrower."""
+        return replace(experts, width=experts.width // self.size, shared=experts.shared // self.size)
+
     def config(self, config: ModelConfig) -> ModelConfig:
         """The model as this card has it: hidden size and vocabulary are whole.
 
         Raises
         ------
         ConfigError
-            For experts, and when heads or feed-forward do not come out even; it says what does.
+            When heads or feed-forward do not come out even; it says what does.
         """
-        if config.experts is not None:
-            raise ConfigError("several cards share dense models only, no mixtures of experts; leave --cards away")
-        c, delta = config, config.delta
-        counts = {"kv heads": c.kv_heads, "columns of feed-forward": min(c.ffn, default=0)}
-        counts |= {} if delta is None else {"key heads of recurrent layers": delta.key_heads}
-        every = [*counts.values(), *c.ffn]
-        if any(count % self.size for count in every) or c.vocab < self.size**2:
-            fits = [str(size) for size in range(1, 17) if not any(count % size for count in every)]
+        c, delta, experts = config, config.delta, config.experts
+        counts = {"kv heads": c.kv_heads}
+        if delta is not None:
+            counts["key heads of recurrent layers"] = delta.key_heads
+        if experts is None:
+            counts["columns of feed-forward"] = gcd(*c.ffn)
+        else:
+            counts["columns of an expert"] = gcd(experts.width, experts.shared)
+        if any(count % self.size for count in counts.values()) or c.vocab < self.size**2:
+            fits = [str(size) for size in range(1, 17) if not any(count % size for count in counts.values())]
             have = ", ".join(f"{count} {what}" for what, count in counts.items())
             raise ConfigError(f"{self.size} cards cannot share {have}; {' or '.join(fits)} can")
-        if delta is not None:
-            heads = delta.key_heads // self.size, delta.value_heads // self.size
-            delta = replace(delta, key_heads=heads[0], value_heads=heads[1])
-        heads = c.heads // self.size, c.kv_heads // self.size
-        ffn = tuple(width // self.size for width in c.ffn)
-        return replace(c, heads=heads[0], kv_heads=heads[1], ffn=ffn, delta=delta)
+        return replace(
+            c,
+            heads=c.heads // self.size,
+            kv_heads=c.kv_heads // self.size,
+            ffn=tuple(width // self.size for width in c.ffn),
+            delta=None if delta is None else self.delta(delta),
+            experts=None if experts is None else self.experts(experts),
+        )
+
+    def delta(self, delta: DeltaConfig) -> DeltaConfig:
+        """Recurrent layers as this card has them."""
+        heads = delta.key_heads // self.size, delta.value_heads // self.size
+        return replace(delta, key_heads=heads[0], value_heads=heads[1])
