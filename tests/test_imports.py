@@ -44,7 +44,10 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
     "gguf": ("tokens",),
     "kernels": ("specs", "tools"),
     "ops": ("byte_rows", "matmul", "attention", "sparse", "delta", "experts", "sampling"),
-    "models": ("cache", "layers", "architectures", "device", "passes", "synthetic", "drafts", "inspect", "timing"),
+    "models": (
+        *("cache", "layers", "architectures", "device", "shards", "passes"),
+        *("synthetic", "drafts", "inspect", "timing"),
+    ),
     "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),
     "selection": ("structured",),

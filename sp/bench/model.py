@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import mean, median, stdev
@@ -23,6 +24,8 @@ from sp.ops.sparse.flashprefill import TopDensity
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
 MOST_SPREAD = 8192  # tokens that a mixture's imbalance is taken from
+Together = Callable[[Callable[[Model], Any]], list[Any]]
+Draws = Mapping[int, np.random.Generator]
 SKIPPED = 3  # decoded tokens, or prefills in graphs, before the clock: one launch by launch, one captured, one replayed
 
 
@@ -66,10 +69,12 @@ class Timing:
     densities : tuple of float
         Share of the causal blocks that each layer of a sparse prefill read.
     imbalance : float or None
-        Of the experts of a mixture, in a prefill; see `sp.models.imbalance`.
+        Of the experts of a mixture, in a prefill by one card; see `sp.models.imbalance`.
     read : dict of str to int
         Tokens of the last prefill by how they were read, see `sp.models.passes.prefill_graphs.Way`; empty where that
         was not asked.
+    cards : int
+        How many share the model; memory is that of the one that held most.
     """
 
     test: Trial
@@ -79,6 +84,7 @@ class Timing:
     densities: tuple[float, ...] = ()
     imbalance: float | None = None
     read: Mapping[str, int] = field(default_factory=dict)
+    cards: int = 1
 
     @property
     def rates(self) -> list[float]:
@@ -111,6 +117,7 @@ def run_tests(
     rotate: bool = False,
     chunk: int | None = None,
     progress: Callable[[str], None] | None = None,
+    together: Together | None = None,
 ) -> Iterator[Timing]:
     """Time a model; each test is warmed up, then repeated with other random tokens.
 
@@ -125,40 +132,71 @@ def run_tests(
         See `prefill`.
     progress : callable, optional
         Told of every repetition that is done, by the name of its test.
+    together : callable, optional
+        `Shards.run` of a model that cards share; `model` is that of the first card, and the slowest one's time counts.
 
     Yields
     ------
     Timing
     """
-    rng = np.random.default_rng(0)
+    run = together or (lambda work: [work(model)])
     spread_of = functools.cache(functools.partial(imbalance, model))
+    draws: dict[int, np.random.Generator] = defaultdict(lambda: np.random.default_rng(0))  # all cards read the same
     for test in tests:
-        room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
-        _free(model)
+        # Each for all cards before the next: memory is not to come or go while another card waits for this one.
+        run(_free)
         reset_launched()
-        cache = model.new_cache(room, kv, rotate=rotate)
-        graphs = _graphs(model, cache, test)
-        for _ in range(0 if test.new else 1 if graphs is None else SKIPPED):
-            cache.reset()
-            _prefill(model, cache, rng, replace(test, prompt=min(test.prompt, WARM_TOKENS)), chunk, graphs)
+        made = {id(one.model): one for one in run(functools.partial(_Run, draws, test, kv, rotate, chunk))}
+        _each(run, made, _Run.warm)
         seconds: list[float] = []
         densities: tuple[float, ...] = ()
-        told: dict[str, int] = {}
         for _ in range(repeats):
-            cache.reset()
-            if test.new:
-                seconds.append(_decode(model, cache, rng, test, chunk))
-            else:
-                took, densities = _prefill(model, cache, rng, test, chunk, graphs)
-                seconds.append(took)
-                told = {} if graphs is None else graphs.told()
+            took = _each(run, made, _Run.once)
+            seconds.append(max(found for found, _ in took))
+            densities = took[0][1]
             if progress is not None:
                 progress(test.name)
-        peak, sources = _peak(model), launched_sources()
-        if graphs is not None:
-            graphs.end()
-        spread = None if test.new else spread_of(min(test.prompt, MOST_SPREAD))
-        yield Timing(test, tuple(seconds), peak, sources, densities, spread, told)
+        peak, sources, told = max(run(_peak)), launched_sources(), made[id(model)].end()
+        spread = None if test.new or together else spread_of(min(test.prompt, MOST_SPREAD))
+        yield Timing(test, tuple(seconds), peak, sources, densities, spread, told, len(made))
+
+
+def _each(run: Together, made: Mapping[int, _Run], what: Callable[[_Run], Any]) -> list[Any]:
+    return run(lambda model: what(made[id(model)]))
+
+
+class _Run:
+    """One test of a model, or of one card's share of it."""
+
+    def __init__(self, draws: Draws, test: Trial, kv: str, rotate: bool, chunk: int | None, model: Model) -> None:
+        self.model, self._rng, self._test, self._chunk = model, draws[id(model)], test, chunk
+        room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
+        self._cache = model.new_cache(room, kv, rotate=rotate)
+        self._graphs, self._told = _graphs(model, self._cache, test), dict[str, int]()
+
+    def warm(self) -> None:
+        """What comes before the repetitions."""
+        for _ in range(0 if self._test.new else 1 if self._graphs is None else SKIPPED):
+            self._cache.reset()
+            self._read(replace(self._test, prompt=min(self._test.prompt, WARM_TOKENS)))
+
+    def once(self) -> tuple[float, tuple[float, ...]]:
+        """Seconds of one repetition, with other tokens, and densities."""
+        self._cache.reset()
+        if self._test.new:
+            return _decode(self.model, self._cache, self._rng, self._test, self._chunk), ()
+        found = self._read(self._test)
+        self._told = {} if self._graphs is None else self._graphs.told()
+        return found
+
+    def end(self) -> dict[str, int]:
+        """Let go of graphs; see `Timing.read`."""
+        if self._graphs is not None:
+            self._graphs.end()
+        return self._told
+
+    def _read(self, test: Trial) -> tuple[float, tuple[float, ...]]:
+        return _prefill(self.model, self._cache, self._rng, test, self._chunk, self._graphs)
 
 
 def read(
@@ -238,7 +276,7 @@ def describe(
 ) -> dict[str, Any]:
     """Arguments of `make_record` for a timing; samples are tokens a second, `facts` as of `model_facts`."""
     test, metrics = timing.test, timing.metrics()
-    common = {**facts, "kv": kv, **running(path, made_in), "engine": "sp"}
+    common = {**facts, "kv": kv, **running(path, made_in, timing.cards), "engine": "sp"}
     if test.new:
         config = common | {"context": test.prompt, "tokens": test.new, "method": "greedy", "budget": 1}
         return {

@@ -10,6 +10,7 @@ from sp.arrays import Floats
 from sp.decode.choose import Chooser
 from sp.kernels import is_device
 from sp.models import Cache, Model, decode_step
+from sp.ops.sampling.sample import argmax
 
 if TYPE_CHECKING:
     from sp.decode.graph import GraphDecoder
@@ -27,7 +28,8 @@ def greedy(
 ) -> list[int]:
     """Tokens generated from the logits of the last prompt token.
 
-    On the device every step but the first is the replay of a CUDA graph; see `GraphDecoder`.
+    On the device every step but the first is the replay of a CUDA graph, see `GraphDecoder`; not of a model that cards
+    share.
 
     Parameters
     ----------
@@ -85,7 +87,7 @@ def generate(
 
     On the device `decoder` is one of the same model and cache that goes on living; by default it is made for this.
     """
-    if is_device(logits):
+    if is_device(logits) and model.captures:
         from sp.decode.graph import GraphDecoder
 
         mine = decoder or GraphDecoder(model, cache, limit)
@@ -96,7 +98,8 @@ def generate(
                 mine.end()
         return
     for number in range(limit):
-        token = int(logits.argmax() if chooser is None else chooser.choose(logits.reshape(1, -1))[0])
+        row = logits.reshape(1, -1)
+        token = int((argmax(row) if chooser is None else chooser.choose(row))[0])
         yield token
         if number + 1 < limit:
             logits = decode_step(model, token, position + number, cache)

@@ -8,6 +8,6 @@ from sp.models import Cache, Model
 
 
 def new_cycle(model: Model, guesser: Guesser, cache: Cache, nodes: int) -> Cycle:
-    """A cycle for trees of at most `nodes` nodes; on the device in CUDA graphs."""
-    kind = Cycle if model.device == "cpu" else GraphCycle
+    """A cycle for trees of at most `nodes` nodes; on the device in CUDA graphs, where the model can be captured."""
+    kind = GraphCycle if model.device == "cuda" and model.captures else Cycle
     return kind(model, guesser, cache, nodes)

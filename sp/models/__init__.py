@@ -23,6 +23,8 @@ from sp.models.passes.layerwise import prefill_by_layer, read_by_layer, stream_b
 from sp.models.passes.on_cards import Cards, read_by_layer_on
 from sp.models.passes.sparse_prefill import prefill_sparse
 from sp.models.passes.walk import Watch
+from sp.models.shards.load_shards import load_shards
+from sp.models.shards.shards import Shards
 
 __all__ = [
     "ARCHITECTURES",
@@ -42,6 +44,7 @@ __all__ = [
     "LayerAttention",
     "Model",
     "ModelConfig",
+    "Shards",
     "SparseAttention",
     "Tap",
     "Trail",
@@ -51,6 +54,7 @@ __all__ = [
     "flops",
     "load_draft",
     "load_model",
+    "load_shards",
     "prefill",
     "prefill_by_layer",
     "prefill_cost",

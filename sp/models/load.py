@@ -11,6 +11,7 @@ from sp.gguf import GGUFFile
 from sp.models.architectures.base import find_architecture, read_config
 from sp.models.arithmetic import arithmetic, attention_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
+from sp.models.config import ModelConfig
 from sp.models.device.to_device import trunk_to_device
 from sp.models.model import Device, Model
 from sp.models.trunk import Trunk
@@ -69,6 +70,21 @@ def load_model(
     """
     if not isinstance(file, GGUFFile):
         file = GGUFFile.open(file)
+    config = asked_config(file, context, rope)
+    if device not in ("cpu", "cuda"):
+        raise unknown_name("device", device, ("cpu", "cuda"))
+    asked = read_math(math, "math")
+    store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
+    trunk, reason = with_math(taken_trunk(store), asked, device)
+    attention = attention_math(asked, device, config.head_dim)
+    if device == "cpu":
+        return Model(config, trunk, device, store.nbytes, arithmetic=arithmetic(trunk, asked, reason, attention))
+    trunk, nbytes, repacked, shared = trunk_to_device(trunk, file, progress, cold)
+    return Model(config, trunk, device, nbytes, repacked, shared, arithmetic(trunk, asked, reason, attention))
+
+
+def asked_config(file: GGUFFile, context: int | None, rope: AskedScaling | None) -> ModelConfig:
+    """The configuration of a file with what `load_model` is asked for instead."""
     config = read_config(file)
     if rope is not None:
         config = rope.applied(config)
@@ -76,14 +92,11 @@ def load_model(
         if context < 1:
             raise ConfigError(f"context is {context}; it must be at least 1")
         config = replace(config, context=context)
-    if device not in ("cpu", "cuda"):
-        raise unknown_name("device", device, ("cpu", "cuda"))
-    asked = read_math(math, "math")
-    store = WeightStore(file, config, decode_budget if device == "cpu" else 0)
-    trunk, reason = with_math(Trunk.take(store), asked, device)
-    store.finish(find_architecture(config.architecture).config_tensors)
-    attention = attention_math(asked, device, config.head_dim)
-    if device == "cpu":
-        return Model(config, trunk, device, store.nbytes, arithmetic=arithmetic(trunk, asked, reason, attention))
-    trunk, nbytes, repacked, shared = trunk_to_device(trunk, file, progress, cold)
-    return Model(config, trunk, device, nbytes, repacked, shared, arithmetic(trunk, asked, reason, attention))
+    return config
+
+
+def taken_trunk(store: WeightStore) -> Trunk:
+    """All weights of a store's file; ModelError for one that holds others besides."""
+    trunk = Trunk.take(store)
+    store.finish(find_architecture(store.config.architecture).config_tensors)
+    return trunk

@@ -43,7 +43,11 @@ class Model:
         What layers share whose experts wait in host memory.
     arithmetic : Arithmetic
         What products of a prompt are made in.
+    captures : bool
+        Whether work on the device may become CUDA graphs.
     """
+
+    captures = True
 
     def __init__(
         self,
@@ -136,6 +140,10 @@ class Model:
         rows = n if rows is None else rows
         assert 0 <= rows <= n, f"rows {rows} of {n}"
         return self.trunk.blocks[index](x, self.place(positions), cache, rows, tap)
+
+    def whole(self, x: Floats) -> Floats:
+        """The residual stream as features take it, of one as layers hand it on: the same, but where cards share it."""
+        return x
 
     @property
     def norms(self) -> tuple[Norm, ...]:

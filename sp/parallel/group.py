@@ -9,14 +9,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sp.errors import DeviceError, SpError, plain
 
 T = TypeVar("T")
 
 WAIT_SECONDS = 20.0
-"""Longest wait of a card for the others in one all-gather."""
+"""Longest wait of a card for the others in one all-gather or all-reduce."""
 LEAVE_SECONDS = 8.0
 """Once a card has failed, the time in which the others are to end; with `WAIT_SECONDS` less than half a minute."""
 
@@ -25,13 +25,20 @@ class StoppedError(Exception):
     """Ends the work of a card because another one has failed, which is what is told."""
 
 
+class Step(NamedTuple):
+    """Something that all cards come to: which one of a run, counted from 1, and whether all-gather or all-reduce."""
+
+    number: int
+    kind: str
+
+
 class Meeting:
     """What the threads of one `Group.run` know of each other.
 
     Attributes
     ----------
     came : list of int
-        All-gathers that each card has come to.
+        All-gathers and all-reduces that each card has come to.
     causes : list of (int, BaseException)
         Cards that failed and why, the first one first.
     """
@@ -50,12 +57,16 @@ class Meeting:
         """Give the work up."""
         self._stop.set()
 
-    def late(self, rank: int, seconds: float) -> DeviceError:
-        """What a card says that has waited too long."""
-        step = self.came[rank]
-        missing = [str(other) for other, came in enumerate(self.came) if came < step]
+    def come(self, rank: int, kind: str) -> Step:
+        """Note that a card has come to its next step."""
+        self.came[rank] += 1
+        return Step(self.came[rank], kind)
+
+    def late(self, step: Step, seconds: float) -> DeviceError:
+        """What a card says that has waited too long for a step."""
+        missing = [str(other) for other, came in enumerate(self.came) if came < step.number]
         who = f"card {' and card '.join(missing)} did not come" if missing else "what was queued did not end"
-        return DeviceError(f"all-gather {step}: {who} within {seconds:g} s; check nvidia-smi and run again")
+        return DeviceError(f"{step.kind} {step.number}: {who} within {seconds:g} s; check nvidia-smi and run again")
 
 
 class Card(ABC):
@@ -87,6 +98,35 @@ class Card(ABC):
         """
 
     @abstractmethod
+    def all_reduce(self, *arrays: Any) -> None:
+        """Put the mean over all cards in the place of every array.
+
+        Where each card holds 1/size of something and adds its part of a sum, what all hold then is 1/size of both: see
+        `sp.models.shards.shard_block`. All cards hold the same bits afterwards.
+
+        Parameters
+        ----------
+        *arrays : float32 array
+            Contiguous, where the card is, of the same shape on every card. On a device this is queued like a kernel.
+
+        Raises
+        ------
+        DeviceError
+            When another card does not come in time.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sp.parallel.host import HostGroup
+        >>> def mean(card):
+        ...     found = np.full(2, card.rank, np.float32)
+        ...     card.all_reduce(found)
+        ...     return found.tolist()
+        >>> HostGroup(2).run(mean)
+        [[0.5, 0.5], [0.5, 0.5]]
+        """
+
+    @abstractmethod
     def wait(self) -> None:
         """Until all that was queued is done; errors are those of `all_gather`."""
 
@@ -110,7 +150,7 @@ class Group(ABC):
     def run(self, work: Callable[[Card], T]) -> list[T]:
         """Do `work` on every card at once; what it returns, by card.
 
-        When one fails the others are stopped at their next all-gather. A thread that goes on without coming to one is
+        When one fails the others are stopped where they next meet. A thread that goes on without coming to one is
         left to itself after `leave_seconds`; it ends at the next one it comes to.
 
         Raises
@@ -165,6 +205,10 @@ class Group(ABC):
         if meeting.causes:
             raise self._told(*meeting.causes[0]) from meeting.causes[0][1]
         return [done[rank] for rank in range(self.size)]
+
+    def at(self, rank: int) -> AbstractContextManager[Any]:
+        """Inside, arrays are made where a card is."""
+        return nullcontext()
 
     @abstractmethod
     def _card(self, rank: int, meeting: Meeting) -> AbstractContextManager[Card]:

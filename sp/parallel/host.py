@@ -9,7 +9,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from sp.parallel.group import Card, Group, Meeting, StoppedError
+from sp.parallel.group import Card, Group, Meeting, Step, StoppedError
 
 
 class _Table(Meeting):
@@ -35,25 +35,44 @@ class _HostCard(Card):
 
     def all_gather(self, *wholes: Any) -> None:
         """See `Card`; nothing is queued."""
-        self._table.shown[self.rank] = wholes
-        self._table.came[self.rank] += 1
-        self._meet()
+        step = self._show(wholes, "all-gather")
         for place, whole in enumerate(wholes):
             for other in range(self.size):
                 if other != self.rank:
                     whole[other] = self._table.shown[other][place][other]
-        self._meet()  # before anyone writes into its part again
+        self._meet(step)  # before anyone writes into its part again
+
+    def all_reduce(self, *arrays: Any) -> None:
+        """See `Card`; every card adds in the order of ranks."""
+        step = self._show(arrays, "all-reduce")
+        sums = []
+        for place, array in enumerate(arrays):
+            total = self._table.shown[0][place].copy()
+            for other in range(1, self.size):
+                total += self._table.shown[other][place]
+            total *= array.dtype.type(1 / self.size)
+            sums.append(total)
+        self._meet(step)  # before anyone writes over what others read
+        for array, total in zip(arrays, sums, strict=True):
+            array[...] = total
 
     def wait(self) -> None:
         """Nothing was queued."""
 
-    def _meet(self) -> None:
+    def _show(self, arrays: tuple[Any, ...], kind: str) -> Step:
+        """Let the others see arrays, and see theirs."""
+        self._table.shown[self.rank] = arrays
+        step = self._table.come(self.rank, kind)
+        self._meet(step)
+        return step
+
+    def _meet(self, step: Step) -> None:
         try:
             self._table.barrier.wait(self._seconds)
         except threading.BrokenBarrierError:
             if self._table.stopped:
                 raise StoppedError from None
-            raise self._table.late(self.rank, self._seconds) from None
+            raise self._table.late(step, self._seconds) from None
 
 
 class HostGroup(Group):

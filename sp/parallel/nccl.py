@@ -3,56 +3,85 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import current_device, device_count, nccl_version
-from sp.parallel.group import LEAVE_SECONDS, WAIT_SECONDS, Card, Group, Meeting, StoppedError
+from sp.parallel.group import LEAVE_SECONDS, WAIT_SECONDS, Card, Group, Meeting, Step, StoppedError
 
 T = TypeVar("T")
 POLL_SECONDS = 0.0005
-"""Between two looks at an event; the device has a layer queued meanwhile."""
+"""Longest pause between two looks at an event; the device has work queued meanwhile, but for the last one of a run."""
+FIRST_POLL = 0.00002
+"""The first pause; each is twice the one before."""
+GATHERS_AHEAD = 1
+"""Most steps under way once an all-gather is queued: a card that hangs is found out one layer later."""
+REDUCES_AHEAD = 64
+"""The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
+
+AVERAGE = 4
+"""`ncclAvg` of nccl.h, since NCCL 2.10."""
 
 
 class _NcclCard(Card):
-    """A thread that queues on the stream of its device, at most one all-gather ahead of it."""
+    """A thread that queues on the stream of its device, some steps ahead of it."""
 
     def __init__(self, rank: int, communicator: Any, stream: Any, meeting: Meeting, seconds: float, size: int) -> None:
         super().__init__(rank, size)
         self._communicator, self._stream, self._meeting, self._seconds = communicator, stream, meeting, seconds
-        self._before: Any = None  # after the last all-gather
+        self._ahead: deque[tuple[Step, Any]] = deque()  # steps that were under way when last looked at, and their ends
 
     def all_gather(self, *wholes: Any) -> None:
-        """See `Card`. The one before must be done first: a card that hangs is found out one layer later."""
-        if self._before is not None:
-            self._done(self._before)
-        if self._meeting.stopped:
-            raise StoppedError
-        self._meeting.came[self.rank] += 1
-        nccl = import_cupy().cuda.nccl
+        """See `Card`."""
+        step, nccl = self._come("all-gather", GATHERS_AHEAD), import_cupy().cuda.nccl
         for whole in wholes:
             assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
             assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
             part, start = whole.nbytes // self.size, whole.data.ptr
             mine = start + self.rank * part  # NCCL takes this as all-gather in place
             self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, self._stream.ptr)
-        self._before = self._stream.record()
+        self._ahead.append((step, self._stream.record()))
+
+    def all_reduce(self, *arrays: Any) -> None:
+        """See `Card`; whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
+        step, nccl = self._come("all-reduce", REDUCES_AHEAD), import_cupy().cuda.nccl
+        for array in arrays:
+            assert array.dtype == "float32", f"{array.dtype}"
+            assert array.flags.c_contiguous, f"{array.shape} is not contiguous"
+            here = array.data.ptr
+            self._communicator.allReduce(here, here, array.size, nccl.NCCL_FLOAT32, AVERAGE, self._stream.ptr)
+        self._ahead.append((step, self._stream.record()))
 
     def wait(self) -> None:
         """See `Card`."""
-        self._done(self._stream.record())
+        self._drain(0)
+        self._done(self._stream.record(), Step(self._meeting.came[self.rank], "after step"))
 
-    def _done(self, event: Any) -> None:
-        until = time.monotonic() + self._seconds
+    def _come(self, kind: str, ahead: int) -> Step:
+        """Note the next step, once no more than so many of those before are under way."""
+        self._drain(ahead - 1)
+        if self._meeting.stopped:
+            raise StoppedError
+        return self._meeting.come(self.rank, kind)
+
+    def _drain(self, left: int) -> None:
+        while len(self._ahead) > left:
+            step, event = self._ahead.popleft()
+            self._done(event, step)
+
+    def _done(self, event: Any, step: Step) -> None:
+        until, pause = time.monotonic() + self._seconds, FIRST_POLL
         while not event.done:
             if self._meeting.stopped:
                 raise StoppedError
             if time.monotonic() > until:
-                raise self._meeting.late(self.rank, self._seconds)
-            time.sleep(POLL_SECONDS)
+                raise self._meeting.late(step, self._seconds)
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_SECONDS)
         if self._meeting.stopped:
             raise StoppedError
 
@@ -86,6 +115,11 @@ class NcclGroup(Group):
         self.devices = devices
         self._communicators: dict[int, Any] = {}
         self._streams: list[Any] = []
+
+    def at(self, rank: int) -> AbstractContextManager[Any]:
+        """See `Group`."""
+        device: AbstractContextManager[Any] = import_cupy().cuda.Device(self.devices[rank])
+        return device
 
     @contextmanager
     def _around(self, meeting: Meeting) -> Iterator[None]:

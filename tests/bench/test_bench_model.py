@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dry_walk import walked
 
 from sp import cli
 from sp.bench.model import SKIPPED, Timing, Trial, describe, run_tests
 from sp.errors import ConfigError
-from sp.models import load_model
+from sp.models import load_model, prefill
+from sp.models.shards.load_shards import load_shards
+from sp.parallel.host import HostGroup
 from sp.pipeline.load import embedded
 from sp.studies.plots.roofline import draw, points, roof
 
@@ -73,6 +76,47 @@ def test_only_counted_tokens_are_timed(model, monkeypatch) -> None:
     assert timing.rates == [2.0]
 
 
+def test_cards_that_share_a_model(monkeypatch) -> None:
+    shards, tests, drawn = load_shards(embedded("target"), HostGroup(2)), [Trial(70), Trial(30, 4)], []
+
+    def noted(model, ids, *rest, **options):
+        drawn.append((model.share.rank, ids.tobytes()))
+        return prefill(model, ids, *rest, **options)
+
+    monkeypatch.setattr("sp.bench.model.prefill", noted)
+    timings = list(run_tests(shards.models[0], tests, 2, together=shards.run))
+    assert [(t.test, t.cards, len(t.seconds)) for t in timings] == [(test, 2, 2) for test in tests]
+    assert [ids for rank, ids in drawn if rank == 0] == [ids for rank, ids in drawn if rank == 1]
+    assert len({ids for _, ids in drawn}) == 5  # three prefills with the warm-up, two prompts of decoding
+    entries = [describe(timing, FACTS, "portable", "f16") for timing in timings]
+    assert [(entry["bench"], entry["config"]["cards"]) for entry in entries] == [("prefill", 2), ("decode", 2)]
+
+
+CARDS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_nccl
+dry_nccl.install(2)
+from sp import cli
+sys.argv = ["sp", "bench", "model", "--device", "cuda", *sys.argv[2:]]
+try:
+    cli.main()
+except SystemExit as stop:
+    assert not stop.code, stop
+"""
+
+
+def test_the_command_shares_a_model() -> None:
+    random, asked = ("--synthetic", "tiny-qwen35", "--type", "q8_0"), ("-p", "64,300", "-n", "3", "-r", "2")
+    rows = list(csv.DictReader(io.StringIO(walked(CARDS, *random, *asked, "--cards", "2", "-o", "csv"))))
+    assert [(row["test"], row["cards"]) for row in rows] == [("pp64", "2"), ("pp300", "2"), ("tg3", "2")]
+    (alone,) = csv.DictReader(io.StringIO(walked(CARDS, *random, "-p", "300", "-n", "0", "-o", "csv")))
+    assert 0.5 < float(rows[0]["weights_gb"]) / float(alone["weights_gb"]) < 0.7  # an embedding on each card
+    printed = walked(CARDS, str(embedded("target")), *asked, "--cards", "2")
+    assert "on 2 cards" in " ".join(printed.split())
+    assert "loaded 0.0" in printed
+
+
 def test_metrics_and_records() -> None:
     timing = Timing(Trial(100), (1.0, 2.0, 4.0), 7, ("a.cu",))
     metrics = timing.metrics()
@@ -123,6 +167,8 @@ def test_the_command_prints_each_form() -> None:
         (("model", "x.gguf", "--device", "tpu"), "unknown device"),
         (("model", "--synthetic", "tiny-qwen3", "--device", "cpu"), "sp synth"),
         (("model", "nowhere.gguf", "--device", "cpu"), "no such file"),
+        (("model", str(embedded("target")), "--device", "cpu", "--cards", "2"), "--cards is for GPUs"),
+        (("model", "x.gguf", "--cards", "2", "--kernels"), "--kernels is for one card"),
         (("roofline", "nowhere"), "no record"),
     ],
 )

@@ -107,7 +107,7 @@ def of_verdicts(wide: bool) -> None:
 
 
 def of_model(wide: bool) -> None:
-    row = {"model": NAME, "weights_gb": 17.6, "kv": "q4_0 rotated", "path": "portable", "math": "int8",
+    row = {"model": NAME, "weights_gb": 17.6, "kv": "q4_0 rotated", "path": "portable", "math": "int8", "cards": 1,
            "test": "tg64 @ d131072", "tok_s": 12345.67, "sd": 123.45, "median": 12345.67, "peak_gb": 1.0}  # fmt: skip
     bench.print_rows([row, row | {"test": "pp131072"}], "table", wide)
     found = [SimpleNamespace(entry="attention_sm90_paged", variant=LONG, launches=12345, ms=1234.567)] * 2

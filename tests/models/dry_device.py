@@ -46,6 +46,9 @@ class Array:
     def __len__(self) -> int:
         return len(self.host)
 
+    def __int__(self) -> int:
+        return int(self.host)
+
     def __getitem__(self, key: Any) -> Array:
         return Array(self.host[key.host if isinstance(key, Array) else key])
 
@@ -61,6 +64,14 @@ class Array:
     def __mul__(self, other: Any) -> Array:
         return Array(self.host * other)
 
+    def __iadd__(self, other: Any) -> Array:
+        self.host += other.host if isinstance(other, Array) else other
+        return self
+
+    def __imul__(self, other: Any) -> Array:
+        self.host *= other
+        return self
+
     def __and__(self, other: Any) -> Array:
         return Array(self.host & other)
 
@@ -69,6 +80,9 @@ class Array:
 
     def reshape(self, *shape: Any) -> Array:
         return Array(self.host.reshape(*shape))
+
+    def transpose(self, *axes: int) -> Array:
+        return Array(self.host.transpose(*axes))
 
     def view(self, dtype: Any) -> Array:
         return Array(self.host.view(dtype))

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import dry_device
+import numpy as np
 
 hung: set[int] = set()
-"""Ranks whose gathers never end."""
+"""Ranks whose gathers and means never end."""
 aborted: list[int] = []
 """Ranks whose communicators were aborted, in order."""
 opened: list[int] = []
@@ -105,12 +106,32 @@ class Communicator:
                 ctypes.memmove(receive + rank * count, pointer, count)
         self._barrier.wait(5)
 
+    def allReduce(self, send: int, receive: int, count: int, kind: int, op: int, stream: int) -> None:  # noqa: N802
+        if self._rank in hung:
+            streams[stream].hangs = True
+            return
+        assert (send, kind, op) == (receive, 7, 4), "not in place, or no mean of float32"
+        assert here.device == self._rank, "another device is current"
+        pointers[self._rank] = send
+        try:
+            self._barrier.wait(5 if not hung else 0.01)
+        except threading.BrokenBarrierError:
+            streams[stream].hangs = True
+            return
+        every = [np.ctypeslib.as_array((ctypes.c_float * count).from_address(at)) for _, at in sorted(pointers.items())]
+        mean = sum(every[1:], every[0]) * np.float32(1 / len(every))
+        self._barrier.wait(5)
+        every[self._rank][:] = mean
+        reduced[self._rank].append(count)
+
     def abort(self) -> None:
         aborted.append(self._rank)
         self._barrier.abort()
 
 
 pointers: dict[int, int] = {}
+reduced: dict[int, list[int]] = defaultdict(list)
+"""Numbers in every all-reduce of each card."""
 
 
 def install(count: int) -> None:
@@ -120,10 +141,16 @@ def install(count: int) -> None:
 
     cuda: Any = cupy.cuda
     cuda.Stream, cuda.Device, cuda.Event = Stream, Device, Event
+    cuda.get_elapsed_time = lambda before, after: 1.0
     cuda.runtime.getDeviceCount = lambda: count
     cuda.runtime.getDevice = lambda: getattr(here, "device", 0)
     cuda.nccl = SimpleNamespace(
-        available=True, get_version=lambda: 22809, NcclCommunicator=Communicator, NCCL_UINT8=1, NcclError=NcclError
+        available=True,
+        get_version=lambda: 22809,
+        NcclCommunicator=Communicator,
+        NCCL_UINT8=1,
+        NCCL_FLOAT32=7,
+        NcclError=NcclError,
     )
     from sp.kernels.launch import KernelSpec
 

@@ -35,6 +35,51 @@ def test_every_card_has_all_parts(size) -> None:
     assert not threads()
 
 
+def means(card: Card) -> tuple[bytes, ...]:
+    """What three all-reduces in a row leave of two arrays, each over what the one before left."""
+    rng = np.random.default_rng(card.rank)
+    pair = rng.standard_normal((5, 3), np.float32), rng.standard_normal(1, np.float32)
+    for _ in range(3):
+        for array in pair:
+            array += np.float32(card.rank)
+        card.all_reduce(*pair)
+    return tuple(array.tobytes() for array in pair)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_card_has_the_same_bits_of_the_mean(size) -> None:
+    drawn = [np.random.default_rng(rank) for rank in range(size)]
+    first = [(rng.standard_normal((5, 3), np.float32), rng.standard_normal(1, np.float32)) for rng in drawn]
+    mean_rank = (size - 1) / 2
+    want = [np.mean([pair[i].astype(float) for pair in first], axis=0) + 3 * mean_rank for i in range(2)]
+    found = HostGroup(size).run(means)
+    assert len(set(found)) == 1
+    for one, other in zip(found[0], want, strict=True):
+        np.testing.assert_allclose(np.frombuffer(one, np.float32), other.ravel(), rtol=1e-5, atol=1e-6)
+
+
+def test_powers_of_two_are_shared_without_rounding() -> None:
+    def halves(card: Card) -> float:
+        whole = np.array([1 + 2.0**-23], np.float32) / 4
+        card.all_reduce(whole)
+        return float(whole[0])
+
+    assert HostGroup(4).run(halves) == [(1 + 2.0**-23) / 4] * 4
+
+
+def test_one_that_does_not_come_to_a_mean_is_named() -> None:
+    def work(card: Card) -> None:
+        card.all_gather(np.zeros(card.size))
+        if card.rank == 1:
+            time.sleep(0.6)
+        card.all_reduce(np.zeros(2, np.float32))
+
+    group = HostGroup(3, wait_seconds=0.1, leave_seconds=2.0)
+    with pytest.raises(DeviceError, match=r"card [02] of 3: all-reduce 2: card 1 did not come within 0.1 s"):
+        group.run(work)
+    assert not threads()
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [

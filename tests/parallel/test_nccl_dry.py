@@ -1,4 +1,4 @@
-"""Cards over NCCL without a card: gathers in place, gathers that hang, and a group that works again afterwards."""
+"""Cards over NCCL without a card: gathers and means in place, hangs, and a group that works again afterwards."""
 
 from __future__ import annotations
 
@@ -39,9 +39,25 @@ for work, text in ((gather, "what was queued did not end within 0.2 s"), (fails,
         raise AssertionError(text)
     assert time.monotonic() - start < 2 and threading.active_count() == 1
 assert sorted(dry_nccl.aborted) == [0, 0, 1, 1, 2, 2, 3, 3], dry_nccl.aborted
+def mean(card):
+    found = dry_device.empty((2, 3), np.float32)
+    found.host[:] = card.rank
+    for step in range(100):
+        card.all_reduce(found)
+        found.host[:] += card.rank - 1.5
+    card.all_reduce(found)
+    return found.host.tolist()
+start = time.monotonic()
+try:
+    group.run(mean)
+except DeviceError as error:
+    assert "all-reduce 1: card" in str(error) or "what was queued did not end" in str(error), error
+assert time.monotonic() - start < 2 and threading.active_count() == 1
 dry_nccl.hung.clear()
+for _ in range(2):
+    assert group.run(mean) == [[[1.5] * 3] * 2] * 4
 assert group.run(gather) == [[[20, 21, 22, 23]] * 2] * 4
-assert dry_nccl.opened == [4, 4, 4]
+assert dry_nccl.opened == [4, 4, 4, 4]
 for devices, kind in (((0, 0), ConfigError), ((1, 2), ConfigError), (tuple(range(5)), DeviceError)):
     try:
         NcclGroup(devices)

@@ -41,6 +41,7 @@ def bench_model(
     density: Annotated[
         float | None, typer.Option(help="Prefill sparsely: share of the key blocks that attention reads.")
     ] = None,
+    cards: Annotated[int, typer.Option(min=1, help="GPUs that share the model, from the first on.")] = 1,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Also list the kernels a test spends its time in.")
     ] = False,
@@ -60,6 +61,8 @@ def bench_model(
       sp bench model --synthetic qwen3.6-27b -p 8192,131072 -n 0 --math int8
 
       sp bench model --synthetic qwen3.6-27b -p 131072 -n 0 --density 0.05
+
+      sp bench model --synthetic qwen3.6-27b -p 8k,128k -n 64 --cards 2
     """
     from sp.bench.model import Trial, describe, run_tests
     from sp.bench.names import file_type_name, model_facts
@@ -67,6 +70,7 @@ def bench_model(
     from sp.gguf import GGUFFile
     from sp.kernels.device import pick_device
     from sp.models import read_math
+    from sp.parallel.nccl import group_of
 
     output = asked_output(output, as_json, record, path)
     if (file is None) == (synthetic is None):
@@ -76,9 +80,17 @@ def bench_model(
     if not tests:
         raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
     where, asked = pick_device(device), read_math(math, "--math")
+    if kernels and cards > 1:
+        raise ConfigError("--kernels is for one card; leave --cards away")
+    group = group_of(cards, where)
     with kernels_of(path, where)[1]:
-        model, name, load = open_model(file, synthetic, type_, where, asked)
-    facts = model_facts(name, model.config, type_ if file is None else file_type_name(GGUFFile.open(file)))
+        if group is None:
+            model, name, load = open_model(file, synthetic, type_, where, asked)
+            config, together = model.config, None
+        else:
+            shards, name, load = open_shards(file, synthetic, type_, group, asked)
+            model, config, together = shards.models[0], shards.config, shards.run
+    facts = model_facts(name, config, type_ if file is None else file_type_name(GGUFFile.open(file)))
     on_gpu = where == "cuda"
     taken, on_path = kernels_of(path, where)
 
@@ -87,14 +99,21 @@ def bench_model(
         if record is not None and on_gpu:
             append(make_record(**entry), record)
 
-    if load is not None:
-        config = {"model": name, "file_bytes": load[1], "mode": "first"}
-        keep(bench="load", config=config, metrics={"seconds": load[0]}, samples=[load[0]])
+    if load is not None and group is None:
+        first = {"model": name, "file_bytes": load[1], "mode": "first"}
+        keep(bench="load", config=first, metrics={"seconds": load[0]}, samples=[load[0]])
     timings = []
     with on_path:
         with progress_bar("measuring", repeats * len(tests)) as advance:
             for timing in run_tests(
-                model, tests, repeats, kv=kv, rotate=rotate, chunk=chunk, progress=lambda _: advance(1)
+                model,
+                tests,
+                repeats,
+                kv=kv,
+                rotate=rotate,
+                chunk=chunk,
+                progress=lambda _: advance(1),
+                together=together,
             ):
                 timings.append(timing)
                 keep(**describe(timing, facts, taken, kv + (" rotated" if rotate else ""), model.arithmetic))
@@ -158,6 +177,7 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
         "kv": kv,
         "path": path,
         "math": running(path, model.arithmetic)["math"],
+        "cards": timing.cards,
         "test": timing.test.name,
         "tok_s": metrics["tok_s_mean"],
         "sd": metrics["tok_s_sd"],
@@ -187,8 +207,6 @@ def open_model(
     file: Path | None, shape: str | None, file_type: str, device: Any, math: str
 ) -> tuple[Any, str, tuple[float, int] | None]:
     """The model, its name in the results, and seconds and bytes of loading if it came from a file."""
-    from sp import values
-    from sp.errors import plain
     from sp.gguf import GGUFFile
     from sp.models import load_model
 
@@ -203,8 +221,34 @@ def open_model(
     opened = GGUFFile.open(file)
     with progress_bar("loading", opened.nbytes) as progress:
         model = load_model(opened, device=device, progress=progress, math=math)
-    name = values.text(opened.metadata.get("general.name"))
-    return model, plain(name, 80) if name else file.stem, (time.perf_counter() - start, opened.nbytes)
+    return model, name_of(opened), (time.perf_counter() - start, opened.nbytes)
+
+
+def name_of(file: Any) -> str:
+    """What an open file is called in results."""
+    from sp import values
+    from sp.errors import plain
+
+    name = values.text(file.metadata.get("general.name"))
+    return plain(name, 80) if name else str(file.path.stem)
+
+
+def open_shards(
+    file: Path | None, shape: str | None, file_type: str, group: Any, math: str
+) -> tuple[Any, str, tuple[float, int] | None]:
+    """As `open_model`, shared by the cards of a group."""
+    from sp.gguf import GGUFFile
+    from sp.models.shards.load_shards import load_shards
+    from sp.models.synthetic.random_shards import random_shards
+
+    if shape is not None:
+        return random_shards(shape, file_type, group, math), f"{shape} {file_type} (random)", None
+    assert file is not None
+    start = time.perf_counter()
+    opened = GGUFFile.open(file)
+    with progress_bar("loading", opened.nbytes) as progress:
+        shards = load_shards(opened, group, device="cuda", progress=progress, math=math)
+    return shards, name_of(opened), (time.perf_counter() - start, opened.nbytes)
 
 
 def _kernels(model: Any, test: Any, kv: str, rotate: bool, chunk: int | None) -> Any:
@@ -232,7 +276,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], output: str, wide: bool = Fals
     heads = ("model", "weights", "kv", "path", "math", "test", "tok/s", "median", "peak memory")
     cells = [
         (
-            row["model"],
+            row["model"] + (f" on {row['cards']} cards" if row["cards"] > 1 else ""),
             f"{row['weights_gb']:.2f} GB",
             row["kv"],
             row["path"],

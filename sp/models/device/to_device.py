@@ -18,6 +18,7 @@ from sp.models.device.parts import arrays_of
 from sp.models.device.upload import Part, stream_parts
 from sp.models.layers.cold_experts import ColdExperts
 from sp.models.layers.pinned_weight import PinnedWeight, allocate_pinned, pack_rows_pinned
+from sp.models.layers.share import CopiedWeight
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight, allocate, pack_rows
 from sp.ops.matmul.split_weight import SplitWeight
@@ -63,13 +64,13 @@ def to_device(
     progress: Callable[[int], None] | None = None,
     pinned: Sequence[Weight] = (),
 ) -> tuple[Parts, tuple[Weight, ...], int]:
-    """Copy weights that are views of `file` to the current device.
+    """Copy weights of `file` to the current device.
 
     Parameters
     ----------
     parts : tree of dataclasses and tuples
-        Its matrices are packed (see `sp.ops.matmul.packed`), those of formats that no kernel reads as another one
-        (see `sp.quant.repack`); norms and other vectors become float32.
+        Its matrices are views of the file, or `CopiedWeight`. They are packed (see `sp.ops.matmul.packed`), those of
+        formats that no kernel reads as another one (see `sp.quant.repack`); norms and other vectors become float32.
     tables : tuple of Weight
         Matrices of which only rows are read; they keep the rows of the file where kernels read their format.
     file : GGUFFile or SafetensorsFile
@@ -145,7 +146,9 @@ def _copied(
         return placed[id(leaf)]
 
     moved = mapped(parts, place)
-    pieces = [(*file.locate(w.data[rows]), w, rows) for w in sources.values() for rows in row_slices(*w.data.shape)]
+    copied = {key: w for key, w in sources.items() if isinstance(w, CopiedWeight)}
+    located = [w for key, w in sources.items() if key not in copied]
+    pieces = [(*file.locate(w.data[rows]), w, rows) for w in located for rows in row_slices(*w.data.shape)]
     pieces.sort(key=lambda piece: piece[:2])
     wanted = [Part(path, offset, w.data[rows].nbytes) for path, offset, w, rows in pieces]
     for index, raw in stream_parts(wanted, progress):
@@ -156,6 +159,11 @@ def _copied(
         if (matrix := placed.get(id(w))) is not None:
             fill_rows(matrix, w.format, rows.start, raw)
         del raw  # the last one would hold the staging memory
+    for key, w in copied.items():
+        for rows in row_slices(*w.data.shape):
+            fill_rows(placed[key], w.format, rows.start, cupy.asarray(np.ascontiguousarray(w.data[rows])))
+        if progress is not None:
+            progress(w.nbytes)
     cupy.cuda.get_current_stream().synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
     nbytes = sum(int(array.nbytes) for array in arrays_of((*kept.values(), *placed.values())))

@@ -36,7 +36,8 @@ class DraftSession:
     cache : Cache
         Of the draft's own layers, with room for a block behind what is to be remembered.
     eager : bool
-        Launch everything kernel by kernel, as a reference.
+        Launch everything kernel by kernel, as a reference; always done where cards share the target, each of which then
+        has the whole draft.
     """
 
     def __init__(self, draft: Draft, target: Model, cache: Cache, *, eager: bool = False) -> None:
@@ -45,7 +46,7 @@ class DraftSession:
         rules = zip(draft.config.causal, draft.config.windows, strict=True)
         words = [seen_words(block_mask(self.block_size, causal, window)) for causal, window in rules]
         self._seen = [target.place(word, np.uint64) for word in words]
-        self._graphs = None if target.device == "cpu" else _Graphs(self, eager)
+        self._graphs = None if target.device == "cpu" else _Graphs(self, eager or not target.captures)
 
     @classmethod
     def begin(cls, draft: Draft, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
@@ -130,16 +131,14 @@ class DraftSession:
         """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""
         draft, size = self._draft, self.block_size
         with self._cache.together(size):
-            x = self._target.embed(ids)
+            x = self._target.whole(self._target.embed(ids))
             if draft.config.embedding_scale != 1:
                 x *= np.float32(draft.config.embedding_scale)
             for layer, block in enumerate(draft.blocks):
                 x = self._through(layer, block, x, positions)
         self._cache.count(-size)
         self._cache.advance(-size)
-        norm = draft.output_norm, draft.config.model.eps
-        (logits,) = project(x[1:], (self._target.trunk.output,), norm, f32=(True,))
-        return logits
+        return self._target.head(x[1:], (draft.output_norm, draft.config.model.eps))
 
     def _through(self, layer: int, block: Block, x: Floats, positions: Ints) -> Floats:
         """The block (block_size, hidden) through a layer."""

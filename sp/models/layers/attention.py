@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sp.arrays import Floats, Ints
 from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.layers.block import Nodes, Tap
+from sp.models.layers.share import Share
 from sp.models.weights import Store, split_rows
 from sp.ops.add_bias import add_bias
 from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope
@@ -68,6 +69,18 @@ class Attention:
             q_norm, k_norm = (store.vector(f"{blk}attn_{part}_norm.weight", d) for part in "qk")
             normed = HeadNorms(q_norm, k_norm, config.eps)
         return cls(index, config, q, k, v, added, normed, out)
+
+    def cut(self, share: Share) -> Attention:
+        """See `Shareable`: kv heads with the heads that read them."""
+        return replace(
+            self,
+            config=share.config(self.config),
+            q=share.rows(self.q),
+            k=share.rows(self.k),
+            v=share.rows(self.v),
+            biases=None if self.biases is None else tuple(share.values(bias) for bias in self.biases),
+            out=share.columns(self.out),
+        )
 
     def __call__(self, x: Floats, norm: Norm, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """See `Mixer`."""

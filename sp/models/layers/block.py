@@ -112,7 +112,11 @@ class Block:
     def __call__(self, x: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
         """Residual stream (n, hidden) -> (rows, hidden)."""
         x = self.mixer(x, (self.attn_norm, self.eps), positions, cache, rows, tap)
-        return self.feed_forward(x) if rows else x
+        return self.feed_forward(self.joined(x)) if rows else x
+
+    def joined(self, x: Floats) -> Floats:
+        """The stream between the halves: as the first one left it, but where cards share the block."""
+        return x
 
     def read_tree(
         self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sp.arrays import Floats, Ints
 from sp.models.cache.cache import Cache
 from sp.models.config import DeltaConfig
 from sp.models.layers.block import Nodes, Tap
+from sp.models.layers.share import Share
 from sp.models.weights import Store
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta.delta_tree import DeltaTrace, delta_tree
@@ -56,6 +57,27 @@ class GatedDelta:
             dt_bias=store.vector(f"{blk}ssm_dt.bias", c.value_heads),
             norm=store.vector(f"{blk}ssm_norm.weight", c.head_dim),
             eps=store.config.eps,
+        )
+
+    def cut(self, share: Share) -> GatedDelta:
+        """See `Shareable`: key heads with the value heads that read them.
+
+        Value head p reads key head ``p % key_heads``, so value heads lie in rounds of one for each key head. A card has
+        its part of every round, and in what it has they are again in that order.
+        """
+        c = self.sizes
+        rounds = c.value_heads // c.key_heads
+        return replace(
+            self,
+            sizes=share.delta(c),
+            qkv=share.rows(self.qkv, rounds + 2),
+            gate=share.rows(self.gate, rounds),
+            alpha=share.rows(self.alpha, rounds),
+            beta=share.rows(self.beta, rounds),
+            conv=share.values(self.conv, rounds + 2),
+            a=share.values(self.a, rounds),
+            dt_bias=share.values(self.dt_bias, rounds),
+            out=share.columns(self.out, rounds),
         )
 
     @cached_property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from sp.arrays import Floats
 from sp.models.config import ExpertConfig
 from sp.models.layers.cold_experts import BY_NEED, ColdLayer
+from sp.models.layers.share import Share
 from sp.models.weights import Store
 from sp.ops.experts.expert_mlp import Shared, add_experts
 from sp.ops.experts.routing import Routing, route
@@ -35,6 +36,10 @@ class SharedExpert:
             up=store.matrix(f"{blk}ffn_up_shexp.weight", (width, hidden)),
             down=store.matrix(f"{blk}ffn_down_shexp.weight", (hidden, width)),
         )
+
+    def cut(self, share: Share) -> SharedExpert:
+        """See `Shareable`: columns of the hidden layer."""
+        return SharedExpert(self.mix, share.rows(self.gate), share.rows(self.up), share.columns(self.down))
 
     def __call__(self, x: Floats, norm: Norm) -> Floats:
         """Residual stream (n, hidden) -> the feed-forward of the normed tokens, without its share."""
@@ -76,6 +81,17 @@ class Experts:
             into=tuple(store.stack(name, (c.count, rows, hidden)) for name in names),
             down=store.stack(f"{blk}ffn_down_exps.weight", (c.count, hidden, c.width)),
             shared=SharedExpert.take(store, index, c.shared) if c.shared else None,
+        )
+
+    def cut(self, share: Share) -> Experts:
+        """See `Shareable`: columns of every expert's hidden layer; all cards choose alike, of the whole router."""
+        groups = self.sizes.count * 2 // len(self.into)
+        return replace(
+            self,
+            sizes=share.experts(self.sizes),
+            into=tuple(share.rows(stack, groups) for stack in self.into),
+            down=share.columns(self.down),
+            shared=None if self.shared is None else self.shared.cut(share),
         )
 
     @property

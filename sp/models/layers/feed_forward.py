@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sp.arrays import Floats
+from sp.models.layers.share import Share
 from sp.models.weights import Store
 from sp.ops.matmul.project import gated_project, project_add, project_add_before
 from sp.ops.norms import Norm, Ready
@@ -33,6 +34,10 @@ class SwiGLU:
             up=store.matrix(f"{blk}ffn_up.weight", (width, hidden)),
             down=store.matrix(f"{blk}ffn_down.weight", (hidden, width)),
         )
+
+    def cut(self, share: Share) -> SwiGLU:
+        """See `Shareable`: columns of the hidden layer."""
+        return SwiGLU(share.rows(self.gate), share.rows(self.up), share.columns(self.down))
 
     def __call__(self, x: Floats, norm: Norm) -> Floats:
         """See `FeedForward`."""

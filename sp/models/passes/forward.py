@@ -113,7 +113,7 @@ def prefill(
                 last = layer == model.config.layers - 1
                 x = model.layer(layer, x, begun.positions, cache, rows=wanted if last else None, tap=tap)
                 if after is not None:
-                    after(layer, x)
+                    after(layer, model.whole(x))
         pace.done(part.stop - part.start)
     pace.finish()
     logits: Floats = model.head(x[-1:])[0]

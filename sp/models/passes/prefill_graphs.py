@@ -61,8 +61,8 @@ class PrefillGraphs:
 
     Graphs share their memory, but for what they return; a larger run than any so far lets go of them all first. Runs
     that cannot go this way are left to the caller: those of few or many tokens, models on the CPU, with experts in host
-    memory or with mixers not of this house, and packed pages behind tokens that are there already, which are unpacked
-    to what they hold.
+    memory, shared by cards or with mixers not of this house, and packed pages behind tokens that are there already,
+    which are unpacked to what they hold.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class PrefillGraphs:
     def __init__(self, model: Model, cache: Cache, *, eager: bool = False) -> None:
         self._model, self._cache, self._eager, self._trunk = model, cache, eager, model.trunk
         self._last = model.config.layers - 1
-        self._able = model.device == "cuda" and model.cold is None and _all_known(model)
+        self._able = model.device == "cuda" and model.captures and model.cold is None and _all_known(model)
         self._states = [cache.state(layer) for layer in model.config.delta_layers]
         self._graphs: dict[int, CapturedGraph[Any]] = {}  # the one used last stands last
         self._read: Counter[Way] = Counter()

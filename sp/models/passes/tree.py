@@ -181,7 +181,7 @@ class TreeReader:
             for index, block in enumerate(self.model.trunk.blocks):
                 x, norm = block.read_tree(x, norm, nodes, self.cache, self._trace, norms[index + 1])
                 if index in self.layers:
-                    store_features(x, features, self.layers.index(index) * hidden)
+                    store_features(self.model.whole(x), features, self.layers.index(index) * hidden)
         logits = self.model.head(x, norm)
         return TreePass(logits, argmax(logits), features)
 

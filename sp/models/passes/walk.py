@@ -88,7 +88,7 @@ class Walk:
     def leave(self, mixer: Attention, block: Block, x: Floats, attended: Floats) -> None:
         """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place."""
         for part, _ in slices(len(x), self.chunk, len(x)):
-            done = block.feed_forward(mixer.leave(x[part], attended[part]))
+            done = block.feed_forward(block.joined(mixer.leave(x[part], attended[part])))
             if not is_device(done):
                 x[part] = done
             self.pace.done(part.stop - part.start)

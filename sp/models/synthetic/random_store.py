@@ -19,6 +19,7 @@ from sp.models.config import ModelConfig
 from sp.models.device.cold import with_cold
 from sp.models.device.parts import arrays_of
 from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
+from sp.models.layers.share import Share
 from sp.models.model import Model
 from sp.models.recording import layer_of
 from sp.models.synthetic.random_blocks import random_blocks
@@ -30,6 +31,7 @@ from sp.quant.repack import Repacked, count_repacked
 
 POOL_BITS = 16
 """Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers."""
+WHOLE = Share(0, 1)
 
 
 def random_model(
@@ -59,10 +61,7 @@ def random_model(
     with device_errors():
         config = found.config if rope is None else rope.applied(found.config)
         store = RandomStore(config, found.plan(file_type), seed, cold)
-        trunk = Trunk.take(store)
-        if trunk.output is trunk.embed:
-            trunk = replace(trunk, output=store.packed(trunk.embed.name, trunk.embed.shape, trunk.embed.data))
-        trunk, reason = with_math(trunk, asked, "cuda", store.sampled)
+        trunk, reason = with_math(store.trunk(), asked, "cuda", store.sampled)
         trunk, shared = with_cold(trunk, cold)
         room = shared.ring.room if shared else 0
         made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", store.config.head_dim))
@@ -79,16 +78,22 @@ class RandomStore:
     seed : int
     cold : sequence of int
         Layers whose experts are to lie in host memory.
+    share : Share
+        Of the model, what is handed out; by default all of it.
 
     Attributes
     ----------
     config : ModelConfig
+        Of what is handed out.
     nbytes : int
         Bytes of the device handed out so far.
     """
 
-    def __init__(self, config: ModelConfig, plan: Plan, seed: int = 0, cold: Sequence[int] = ()) -> None:
-        self.config, self._cold = config, frozenset(cold)
+    def __init__(
+        self, config: ModelConfig, plan: Plan, seed: int = 0, cold: Sequence[int] = (), share: Share = WHOLE
+    ) -> None:
+        self.config, self._cold = config if share is WHOLE else share.config(config), frozenset(cold)
+        self._head = share.vocabulary(config.vocab)
         self.nbytes = 0
         self._formats = {name: fmt for name, _, fmt in plan}
         self._rng = np.random.default_rng(seed)
@@ -103,8 +108,18 @@ class RandomStore:
     def __contains__(self, name: str) -> bool:
         return name in self._formats
 
+    def trunk(self) -> Trunk:
+        """All weights of the model; a head that is tied to the embedding is packed besides."""
+        trunk = Trunk.take(self)
+        if trunk.output is not trunk.embed:
+            return trunk
+        table = trunk.embed.data[self._head]
+        return replace(trunk, output=self.packed(trunk.embed.name, (len(table), trunk.embed.shape[1]), table))
+
     def matrix(self, name: str, shape: tuple[int, int], *, keep_packed: bool = False) -> Any:
-        """A matrix, packed; the embedding table in the rows of a file."""
+        """A matrix, packed; the embedding table in the rows of a file, of the head what is asked for of it."""
+        if name == "output.weight":
+            return self.packed(name, (self._head.stop - self._head.start, shape[1]))
         if name != "token_embd.weight":
             return self.packed(name, shape)
         fmt = self._formats[name]

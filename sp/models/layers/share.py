@@ -1,0 +1,126 @@
+"""Share: which of a model's heads, columns and vocabulary one card of several holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from sp.arrays import Floats
+from sp.errors import ConfigError
+from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig
+from sp.quant import Weight
+
+
+class CopiedWeight(Weight):
+    """A weight that is no run of bytes of its file, but columns of it, or rows from several places."""
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """A half of a block that several cards can share: each adds its part of the sum that goes to the stream."""
+
+    def cut(self, share: Share) -> Self:
+        """What one card holds of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part `rank` of `size` equal ones.
+
+    Axes are cut along heads. Where a tensor holds groups of them one behind the other, as q, k and v in one matrix, a
+    card has its part of each group: `groups` of the methods.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sp.quant import F32, Weight
+    >>> w = Weight.from_floats("w", np.arange(16, dtype=np.float32).reshape(4, 4), F32)
+    >>> half = Share(1, 2)
+    >>> half.rows(w).dense()[:, 0], half.rows(w, groups=2).dense()[:, 0], half.columns(w).dense()[0]
+    (array([ 8., 12.], dtype=float32), array([ 4., 12.], dtype=float32), array([2., 3.], dtype=float32))
+    """
+
+    rank: int
+    size: int
+
+    def rows(self, weight: Weight, groups: int = 1) -> Weight:
+        """This card's rows of a matrix (out, in)."""
+        out = weight.shape[0]
+        assert out % (groups * self.size) == 0, f"{weight.name}: {out} rows in {groups} groups for {self.size} cards"
+        shape = out // self.size, *weight.shape[1:]
+        if groups == 1:
+            start = self.rank * shape[0]
+            return replace(weight, shape=shape, data=weight.data[start : start + shape[0]])
+        parts = weight.data.reshape(groups, self.size, -1, weight.data.shape[1])[:, self.rank]
+        return CopiedWeight(weight.name, weight.format, shape, parts.reshape(shape[0], -1), weight.math)
+
+    def columns(self, weight: Weight, groups: int = 1) -> Weight:
+        """This card's columns of a matrix (out, in), which are whole blocks of its format.
+
+        Raises
+        ------
+        ConfigError
+            When a block would lie on two cards.
+        """
+        out, width = weight.shape
+        mine, block = width // self.size, weight.format.block_size
+        assert width % (groups * self.size) == 0, f"{weight.name}: {width} columns in {groups} groups"
+        if (mine // groups) % block:
+            raise ConfigError(
+                f"{weight.name}: {width} columns in {weight.format.name} have blocks of {block}, "
+                f"which {self.size} cards cannot share out; ask for fewer, or take a file in another format"
+            )
+        parts = weight.data.reshape(out, groups, self.size, -1)[:, :, self.rank]
+        return CopiedWeight(weight.name, weight.format, (out, mine), parts.reshape(out, -1), weight.math)
+
+    def values(self, values: Floats, groups: int = 1) -> Floats:
+        """This card's part of a vector or small table along its first axis."""
+        parts = values.reshape(groups, self.size, -1, *values.shape[1:])[:, self.rank]
+        return np.ascontiguousarray(parts.reshape(-1, *values.shape[1:]))
+
+    def vocabulary(self, vocab: int) -> slice:
+        """Rows of the head that are this card's; the last card's are fewer where it does not come out even."""
+        most = -(-vocab // self.size)
+        return slice(self.rank * most, min((self.rank + 1) * most, vocab))
+
+    def experts(self, experts: ExpertConfig) -> ExpertConfig:
+        """Experts as this card has them: all of them, narrower."""
+        return replace(experts, width=experts.width // self.size, shared=experts.shared // self.size)
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """The model as this card has it: hidden size and vocabulary are whole.
+
+        Raises
+        ------
+        ConfigError
+            When heads or feed-forward do not come out even; it says what does.
+        """
+        c, delta, experts = config, config.delta, config.experts
+        counts = {"kv heads": c.kv_heads}
+        if delta is not None:
+            counts["key heads of recurrent layers"] = delta.key_heads
+        if experts is None:
+            counts["columns of feed-forward"] = gcd(*c.ffn)
+        else:
+            counts["columns of an expert"] = gcd(experts.width, experts.shared)
+        if any(count % self.size for count in counts.values()) or c.vocab < self.size**2:
+            fits = [str(size) for size in range(1, 17) if not any(count % size for count in counts.values())]
+            have = ", ".join(f"{count} {what}" for what, count in counts.items())
+            raise ConfigError(f"{self.size} cards cannot share {have}; {' or '.join(fits)} can")
+        return replace(
+            c,
+            heads=c.heads // self.size,
+            kv_heads=c.kv_heads // self.size,
+            ffn=tuple(width // self.size for width in c.ffn),
+            delta=None if delta is None else self.delta(delta),
+            experts=None if experts is None else self.experts(experts),
+        )
+
+    def delta(self, delta: DeltaConfig) -> DeltaConfig:
+        """Recurrent layers as this card has them."""
+        heads = delta.key_heads // self.size, delta.value_heads // self.size
+        return replace(delta, key_heads=heads[0], value_heads=heads[1])

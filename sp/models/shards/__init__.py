@@ -1,0 +1,1 @@
+"""A model whose heads and columns several cards share."""

@@ -1,0 +1,107 @@
+"""A model that cards share against the same model on one card; on one card alone, threads on it stand for cards."""
+
+from __future__ import annotations
+
+import cupy
+import numpy as np
+import pytest
+
+from sp.decode.greedy import generate
+from sp.errors import PromptError
+from sp.kernels.device import device_count, nccl_version
+from sp.models import Model, decode_step, load_model, prefill
+from sp.models.passes.tree import TreeReader
+from sp.models.shards.load_shards import load_shards
+from sp.models.synthetic.random_shards import random_shards
+from sp.models.synthetic.synthetic import write_synthetic
+from sp.parallel.group import Card, Group
+from sp.parallel.host import HostGroup
+from sp.parallel.nccl import NcclGroup
+from sp.pipeline.load import embedded
+
+N = 700
+GROUPS = ["threads", "cards"]
+
+
+def group_of(kind: str) -> Group:
+    """Two threads on one card, or two cards; skips where there are not so many."""
+    if kind == "threads":
+        return HostGroup(2)
+    if device_count() < 2 or not nccl_version():
+        pytest.skip("needs 2 cards and NCCL")
+    return NcclGroup((0, 1))
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> float:
+    """Squared error of the squares."""
+    return float(((one - other) ** 2).sum() / (other**2).sum())
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("name", ["target", "tiny-qwen35:q8_0", "tiny-llama:bf16"])
+def test_prompts_steps_and_trees_are_those_of_one_card(name, kind, tmp_path) -> None:
+    shape, _, file_type = name.partition(":")
+    path = write_synthetic(tmp_path / "m.gguf", shape, file_type) if file_type else embedded(name)
+    group, whole = group_of(kind), load_model(path, device="cuda")
+    shards = load_shards(path, group, device="cuda")
+    ids = np.random.default_rng(0).integers(0, whole.config.vocab, N)
+
+    def work(model: Model) -> list[np.ndarray]:
+        cache = model.new_cache(N + 40)
+        found = [prefill(model, ids, np.arange(N), cache, chunk=300).get()]
+        found += [decode_step(model, int(ids[i]), N + i, cache).get() for i in range(3)]
+        reader = TreeReader(model, cache, (1,), most=8)
+        tree = reader.read_tree(ids[3:7], np.array([-1, 0, 0, 1]), N + 3 + np.array([0, 1, 1, 2]))
+        found += [*tree.logits.get()]
+        reader.commit_path(np.array([0, 1]))
+        return [*found, decode_step(model, 5, N + 5, cache).get()]
+
+    want, (first, second) = work(whole), shards.run(work)
+    for mine, its, expected in zip(first, second, want, strict=True):
+        assert np.array_equal(mine, its)
+        assert apart(mine, expected) < 1e-3
+    held = [model.nbytes for model in shards.models]
+    assert max(held) < 0.8 * whole.nbytes
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_model_of_random_weights_decodes(kind) -> None:
+    shards = random_shards("tiny-qwen35", "q4_0", group_of(kind))
+
+    def answer(model: Model) -> list[int]:
+        cache, ids = model.new_cache(200), np.arange(100)
+        return list(generate(model, prefill(model, ids, ids, cache), 100, cache, limit=20))
+
+    one, other = shards.run(answer)
+    assert one == other
+    assert len(one) == 20
+
+
+def test_means_over_cards() -> None:
+    group = group_of("cards")
+
+    def mean(card: Card) -> list[float]:
+        found = cupy.full((3, 1 << 20), card.rank, np.float32)
+        for _ in range(200):  # more than are queued ahead
+            card.all_reduce(found)
+            found += np.float32(card.rank - 0.5)
+        card.all_reduce(found)
+        return [float(found.min()), float(found.max())]
+
+    assert group.run(mean) == [[0.5, 0.5]] * 2
+
+
+def test_a_card_that_fails_ends_all_and_the_model_still_works() -> None:
+    shards = load_shards(embedded("target"), group_of("cards"), device="cuda")
+
+    def work(model: Model, failing: bool) -> int:
+        cache, ids = model.new_cache(50), np.arange(40)
+        prefill(model, ids[:20], ids[:20], cache)
+        if failing and model is shards.models[1]:
+            raise PromptError("enough")
+        return int(prefill(model, ids[20:], ids[20:], cache).argmax())
+
+    with pytest.raises(PromptError, match="card 1 of 2: enough"):
+        shards.run(lambda model: work(model, failing=True))
+    one, other = shards.run(lambda model: work(model, failing=False))
+    assert one == other
