@@ -1,4 +1,4 @@
-"""The tables of docs/many-cards.md on a target that cards share, made from shapes; run it to print them anew."""
+"""The tables of docs/many-cards.md that are made, from shapes and a record; run it to write them anew."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from pathlib import Path
 
 from models_page import table, write
 
+from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models import ModelConfig
 from sp.models.layers.share import Share
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
 
-PAGE = Path(__file__).parents[1] / "docs" / "many-cards.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "many-cards.md"
+NEEDED = ROOT / "results" / "intel-r-xeon-r-processor-2core" / "needed_pages.jsonl"
 TYPE, LONG = "q4_k_m", 131072
 MODELS, SIZES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "llama-3.1-70b"), (1, 2, 4, 8)
 TOGETHER = {"one token": 1, "a tree of 16": 16, "a chunk of 8K": 8192, "a prompt of 128K": LONG}
@@ -62,9 +65,20 @@ def moved() -> list[str]:
     return table(["tokens that go together", "one all-reduce (MB)", "received, of 2 (MB)", "of 4 (MB)"], found)
 
 
+def needed() -> list[str]:
+    """Of what is gathered, the pages that a card's lists name, by length, rule and cards."""
+    rows = sorted(newest(NEEDED), key=lambda row: row["config"]["tokens"])
+    heads = ["tokens", "rule", *(f"named, of {size} cards (%)" for size in (2, 4, 8))]
+    found = []
+    for row in rows:
+        shares = [row["metrics"]["needed"][str(size)]["pages"] for size in (2, 4, 8)]
+        found.append([f"{row['config']['tokens']:,}", row["config"]["rule"], *(f"{100 * one:.0f}" for one in shares)])
+    return table(heads, found)
+
+
 def tables() -> dict[str, list[str]]:
     """Every table of the page that is made, by its name there."""
-    return {"held": held(), "moved": moved()}
+    return {"held": held(), "moved": moved(), "needed": needed()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/many-cards.md says of shared targets what their shapes say."""
+"""docs/many-cards.md says what shapes and records say."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import many_cards_page
 import pytest
 
 
-@pytest.mark.parametrize("name", ["held", "moved"])
-def test_tables_are_those_of_shapes(name: str) -> None:
+@pytest.mark.parametrize("name", ["held", "moved", "needed"])
+def test_tables_are_those_of_shapes_and_records(name: str) -> None:
     found = re.search(
         rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", many_cards_page.PAGE.read_text(), re.DOTALL
     )
