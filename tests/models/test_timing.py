@@ -14,6 +14,7 @@ from sp import cli
 from sp.bench.predicted.fit import fit, fit_rate, told
 from sp.bench.predicted.rows import FIT_SHAPES, FIT_TOKENS, Row, rows
 from sp.bench.predicted.samples import Sample
+from sp.bench.record import newest
 from sp.commands.plan import KEEP
 from sp.models.cost import prefill_cost
 from sp.models.inspect import cards
@@ -52,6 +53,18 @@ def test_fitted_rows_are_those_of_the_split_and_no_others() -> None:
             assert "portable" not in row.name
             assert "ud-" not in row.name
     assert sum(not row.fit for row in known_rows()) > 5 * sum(row.fit for row in known_rows())
+
+
+def test_rows_of_several_cards_are_left_out(tmp_path: Path) -> None:
+    alone = next(r for r in newest(RECORDS / "prefill.jsonl") if next(rows_of(r, tmp_path), None) is not None)
+    assert not list(rows_of({**alone, "config": {**alone["config"], "cards": 2}}, tmp_path))
+
+
+def rows_of(record: Any, folder: Path) -> Any:
+    for bench in ("prefill", "decode", "drafter", "ttft"):
+        (folder / f"{bench}.jsonl").write_text("")
+    (folder / "prefill.jsonl").write_text(json.dumps(record) + "\n")
+    return rows(folder)
 
 
 def test_the_table_is_what_the_records_say() -> None:

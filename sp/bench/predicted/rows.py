@@ -55,10 +55,10 @@ class Row:
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    """Rows of a machine's newest records of dense models in named shapes: prefill, decode, drafter and ttft."""
+    """Rows of a machine's newest records of dense models in named shapes on one card, of four benches."""
     for bench, read in _READ.items():
         for record in newest(folder / f"{bench}.jsonl"):
-            found = read(record["config"], record["metrics"])
+            found = None if record["config"].get("cards", 1) > 1 else read(record["config"], record["metrics"])
             if found is not None:
                 yield found
 
