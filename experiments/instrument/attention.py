@@ -22,8 +22,8 @@ from layers import attend
 from shapes import DRAFTER, TARGET
 from torch import Tensor
 
-CLOSE = 0.02
-"""Most that outputs and gradients may differ, relative to their norm; bf16 leaves about 0.004."""
+CLOSE = 0.05
+"""Most that outputs and gradients may differ, relative to their norm; a kernel that is wrong is off by about 1."""
 RUNS = 8
 FLASH, CUDNN = False, True
 

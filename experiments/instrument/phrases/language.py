@@ -23,13 +23,17 @@ from .wide import JOBS
 SLOT = re.compile(r"\{(\w)\}")
 ORDINARY = 0.5
 """Of words for things and places, those of a list."""
-BEFORE = ("I hear that", "it is known that", "we saw that", "they say that", "you should know that", "it is true that",
-          "somebody wrote that", "note that", "it was found that", "I am told that", "as far as I know,", "nowadays",
-          "for once,", "as everybody sees,", "in our house", "yesterday I learned that")  # fmt: skip
+BEFORE = (
+    "I hear that", "it is known that", "we saw that", "they say that", "you should know that", "it is true that",
+    "somebody wrote that", "note that", "it was found that", "I am told that", "as far as I know,", "nowadays",
+    "for once,", "as everybody sees,", "in our house", "yesterday I learned that",
+)  # fmt: skip
 WRAPPED = 0.25
 """Of statements, those with something before them."""
-ASKS = (("Q: ", "\nA:"), ("", ""), ("", "\n-"), ("Question: ", "\nAnswer:"), ("- ", "\n  -"), ("", " -"), ("? ", "\n! "),
-        ("Ask: ", "\nSay:"), ("> ", "\n"), ("", "\n"))  # fmt: skip
+ASKS = (
+    ("Q: ", "\nA:"), ("", ""), ("", "\n-"), ("Question: ", "\nAnswer:"), ("- ", "\n  -"), ("", " -"), ("? ", "\n! "),
+    ("Ask: ", "\nSay:"), ("> ", "\n"), ("", "\n"),
+)  # fmt: skip
 """What stands before a question and before its answer in plain lines."""
 AGAIN = ("In other words:", "That is to say,", "Or:", "Said otherwise,", "Which means:", "That is,", "The same again:")
 """What a second telling begins with."""
@@ -95,7 +99,7 @@ def told(relation: Relation, slots: dict[str, str], rng: random.Random) -> Scene
     text = frame(relation.told, rng)
     if rng.random() < WRAPPED and "?" not in text:
         text = f"{rng.choice(BEFORE)} {text}"
-    return Scene(relation, slots, sentence(text.format(**slots)))
+    return Scene(relation, slots, sentence(text).format(**slots))
 
 
 def scenes(rng: random.Random, many: int) -> list[Scene]:
@@ -115,7 +119,7 @@ def scenes(rng: random.Random, many: int) -> list[Scene]:
 def asked(scene: Scene, rng: random.Random) -> Question:
     """A question for one of its slots."""
     rule, slot = rng.choice(scene.relation.asks)
-    text = sentence(frame(rule, rng).format(**scene.slots))
+    text = sentence(frame(rule, rng)).format(**scene.slots)
     return Question(text, (scene.slots[slot],), (scene.text,), kind=scene.relation.told)
 
 
@@ -134,7 +138,11 @@ def again(scene: Scene, rng: random.Random) -> list[tuple[str, bool]]:
     last = list(SLOT.finditer(text))[-1]
     before = sentence(f"{rng.choice(AGAIN)} {text[: last.start()]}").format(**scene.slots)
     blank = " " if before.endswith(" ") else ""
-    return [(before.rstrip(), False), (blank + scene.slots[last[1]], True), (text[last.end() :].format(**scene.slots) + "\n", False)]
+    return [
+        (before.rstrip(), False),
+        (blank + scene.slots[last[1]], True),
+        (text[last.end() :].format(**scene.slots) + "\n", False),
+    ]
 
 
 def lines(rng: random.Random) -> list[tuple[str, bool]]:
