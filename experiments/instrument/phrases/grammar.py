@@ -17,7 +17,7 @@ from .echo import echoes
 PART = re.compile(r"<(\w+)>")
 ASKED = re.compile(r"\b((?:can|could|do|does) (?:you|we|somebody) [^.?!]*)\.$")
 """A request in the form of a question, which ends with the mark of one."""
-Part = str | Callable[[random.Random], str]
+BEGINS = re.compile(r"^[a-z]|(?<=[.?!] )[a-z]")
 Made = Callable[[random.Random], str]
 
 
@@ -89,8 +89,14 @@ def tidy(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital letter, unless it begins with a slot."""
-    return text[:1].upper() + text[1:]
+    """With a capital letter wherever a sentence begins, unless it begins with a slot.
+
+    Examples
+    --------
+    >>> sentence("see {name}. what is it? {key} is.")
+    'See {name}. What is it? {key} is.'
+    """
+    return BEGINS.sub(lambda found: found.group().upper(), text)
 
 
 def drawn(grammar: Grammar, name: str, rng: random.Random, many: int) -> tuple[str, ...]:
