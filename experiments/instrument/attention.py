@@ -120,8 +120,24 @@ def quicker(shape: Shape) -> tuple[bool, dict[str, object]]:
     return taken, told | {"taken": "cudnn" if taken else "flash"}
 
 
+def compiled(shape: Shape) -> float:
+    """How far cuDNN's output and gradients are from those of flash where layers are compiled, as in training."""
+
+    def of(q: Tensor, k: Tensor, v: Tensor, cudnn: bool) -> Tensor:  # the flag makes for two compilations
+        return attend(q, k, v)
+
+    fused, found = torch.compile(of, dynamic=False), []
+    for cudnn in (FLASH, CUDNN):
+        with kernel(cudnn):
+            q, k, v, back = inputs(shape)
+            out = fused(q, k, v, cudnn)
+            found.append([one.detach().float() for one in (out, *torch.autograd.grad(out, (q, k, v), back))])
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+
+
 def main(configs: list[Path]) -> None:
-    """Print what would be taken in every stage."""
+    """Print what would be taken in every stage, and whether cuDNN works in compiled layers."""
+    print(json.dumps({"compiled": round(compiled(Shape(2, 1024, TARGET.heads, TARGET.kv_heads, TARGET.head_dim)), 5)}))
     for path in configs:
         config = yaml.safe_load(path.read_text())
         for stage in config["stages"]:
