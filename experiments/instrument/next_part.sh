@@ -5,7 +5,7 @@
 #   kernels       60 s    which attention kernel each stage takes, and how much quicker it is; fit.py asks again by itself,
 #                         unless FLASH=--flash
 #   drafter       410 s   drafter-11, its file, and the mean with the embedded one
-#   target        510 s   target-11 likewise
+#   target        520 s   target-11 likewise
 #   read          240 s   held-out phrases at 8K before and after, all six files; 32K of the three targets
 #   discriminates 180 s   sp eval discriminates at 8K; CHOSEN=new or CHOSEN=mean says which pair (default: mean)
 #   long          360 s   the same at 32K
@@ -33,8 +33,8 @@ told() { # role, tokens, examples: of the embedded file, the new one and the mea
 case $STEP in
 data) "$PYTHON" ../needle_pair/bank.py "$DATA" && cp start/vocabulary.json "$DATA" ;;
 kernels) timeout 180 "$PYTHON" attention.py configs/drafter-11.yaml configs/target-11.yaml ;;
-drafter) train drafter 430 480 ;;
-target) train target 520 570 ;;
+drafter) train drafter 440 490 ;;
+target) train target 540 585 ;;
 read) told target 8192 50 && told drafter 8192 50 && told target 32768 30 ;;
 discriminates) timeout 400 "$PYTHON" -m sp eval discriminates --target "$OUT/$CHOSEN/target.gguf" \
     --drafter "$OUT/$CHOSEN/drafter.gguf" -p 8k -n 100 --out "$OUT/discriminates-8k.jsonl" ;;
