@@ -2,8 +2,8 @@
 # Parts 16 and 17 on a machine with an H200: sh next_part.sh STEP [DATA OUT], a step a call, each within 10 minutes.
 #
 #   data          10 s    bank and vocabulary
-#   kernels       60 s    which attention kernel each stage takes, and how much quicker it is; fit.py asks again by itself,
-#                         unless FLASH=--flash
+#   kernels       60 s    which attention kernel each stage takes, and how much quicker it is; fit.py asks again by
+#                         itself, unless FLASH=--flash
 #   drafter       410 s   drafter-11, its file, and the mean with the embedded one
 #   target        520 s   target-11 likewise
 #   read          240 s   held-out phrases at 8K before and after, all six files; 32K of the three targets
@@ -12,12 +12,14 @@
 set -eu
 cd "$(dirname "$0")"
 export PYTHONPATH=../needle_pair:.:../.. PYTHONUNBUFFERED=1
-STEP=$1 DATA=${2:-/tmp/instrument} OUT=${3:-/tmp/part} A=../../sp/assets PYTHON=${PYTHON:-python3} CHOSEN=${CHOSEN:-mean} FLASH=${FLASH:-}
+STEP=$1 DATA=${2:-/tmp/instrument} OUT=${3:-/tmp/part} A=../../sp/assets PYTHON=${PYTHON:-python3}
+CHOSEN=${CHOSEN:-mean} FLASH=${FLASH:-}
 TASKS=nolima,updates,multi_session,code,json
 mkdir -p "$OUT/new" "$OUT/mean"
 
 train() { # role, seconds after which the training ends itself, seconds after which it is ended
-    timeout "$3" "$PYTHON" fit.py "configs/$1-11.yaml" "$DATA" "$OUT/new" --init "$A/$1.gguf" --workers 15 --limit "$2" $FLASH
+    timeout "$3" "$PYTHON" fit.py "configs/$1-11.yaml" "$DATA" "$OUT/new" --init "$A/$1.gguf" \
+        --workers 15 --limit "$2" $FLASH
     "$PYTHON" files.py "$DATA" "$OUT/new" "$OUT/new" --role "$1"
     "$PYTHON" mean.py "$1" "$OUT/mean/$1.safetensors" "$OUT/new/$1.safetensors" "$A/$1.gguf"
     "$PYTHON" files.py "$DATA" "$OUT/mean" "$OUT/mean" --role "$1"
