@@ -193,7 +193,7 @@ def test_tables_of_parts_are_means_of_the_lines_that_a_stage_begins_and_ends_wit
         parts.by_task([path])
 
 
-@pytest.mark.parametrize("name", ["drafter-4", "drafter-6"])
+@pytest.mark.parametrize("name", ["drafter-4", "drafter-6", "drafter-11", "target-11"])
 def test_the_rate_of_a_last_part_falls_along_one_line(name: str) -> None:
     config = yaml.safe_load((ROOT / "experiments" / "instrument" / "configs" / f"{name}.yaml").read_text())
     stages, passed = config["stages"], 0.0

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from filler import Filler, Told
 from numpy.typing import NDArray
+from phrases.language import lines
 from pieces import Bank
-from teller import NAMES, Teller
+from teller import FURTHER, NAMES, Teller
 from tokenizer import PRETOKEN, Encoder
 
 from sp.evals.story import Question, Story
@@ -22,8 +23,8 @@ from sp.evals.story import Question, Story
 Ints = NDArray[np.int64]
 Span = tuple[int, int]
 
-LABELS = (*NAMES, "quote")
-"""What accuracy is told of: the stories, and sentences to be quoted."""
+LABELS = (*NAMES, "quote", *FURTHER)
+"""What accuracy is told of: the stories, sentences to be quoted, and scenes."""
 QUOTES = ("Quote the part with: {}", "Which passage says {}?", "Repeat what has the words {}", "{} ... say all of it.")
 """Asks for a passage by two neighbouring words of it: dense practice in finding and copying."""
 ROLES = ("user", "tool", "tool", "assistant")
@@ -39,7 +40,7 @@ class Mix:
     Parameters
     ----------
     tasks : dict
-        Weight of every name in `NAMES`.
+        Weight of names in `NAMES` and `FURTHER`.
     stories, turns, facts : (low, high)
         Stories in a document, questions asked of it, and passages of a story; the room may allow fewer.
     hard : float
@@ -50,6 +51,10 @@ class Mix:
         Share of turns that ask for a whole passage.
     chat : float
         Share of documents that lie in several messages.
+    grammar, letters : float
+        Shares of stories told in their task's grammar, and with names spelt from tokens, where the task has either.
+    lines : float
+        Share of samples that are plain lines of scenes, their questions and answers, and nothing else.
     """
 
     tasks: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 1.0))
@@ -60,6 +65,9 @@ class Mix:
     share: tuple[float, float] = (0.2, 0.9)
     quote: float = 0.05
     chat: float = 0.0
+    grammar: float = 0.0
+    letters: float = 0.0
+    lines: float = 0.0
 
 
 @dataclass
@@ -104,8 +112,8 @@ class Composer:
 
     def __init__(self, encoder: Encoder, bank: Bank, seed: int) -> None:
         self.encoder, self.rng = encoder, random.Random(seed)
-        self.tellers = {name: Teller(name, self.rng) for name in NAMES}
-        self.cost = dict.fromkeys(NAMES, 30.0)  # tokens a passage, as seen so far
+        self.tellers = {name: Teller(name, self.rng) for name in (*NAMES, *FURTHER)}
+        self.cost = dict.fromkeys(self.tellers, 30.0)  # tokens a passage, as seen so far
         self.filler = Filler(encoder, bank, self.rng)
 
     def sample(self, length: int, mix: Mix) -> Sample | None:
@@ -114,7 +122,7 @@ class Composer:
         names = rng.choices(list(mix.tasks), list(mix.tasks.values()), k=rng.randint(*mix.stories))
         names = list(dict.fromkeys(names))
         room = (length - 120) * rng.uniform(*mix.share) / len(names)
-        told = [self.tellers[name].told() for name in names]
+        told = [self.tellers[name].told(mix.grammar, mix.letters) for name in names]
         stories = []
         for name, one in zip(names, told, strict=True):
             facts = min(rng.randint(*mix.facts), max(3, int(room / self.cost[name])))
@@ -138,6 +146,26 @@ class Composer:
         if len(ids) > length:
             return None
         sample.ids = np.array(ids)
+        return sample
+
+    def lines(self, length: int) -> Sample:
+        """Plain text of at most `length` tokens: scenes one after another, with what follows from each."""
+        ids: list[int] = [self.encoder.start, *self.encoder("user\n")]
+        sample = Sample(np.zeros(0, np.int64), [], [], [], (len(ids), len(ids)), [], [])
+        kind = 2 * LABELS.index("language")
+        while True:
+            pieces = [(self.encoder(text), known) for text, known in lines(self.rng) if text]
+            if len(ids) + sum(len(piece) for piece, _ in pieces) > length:
+                break
+            for piece, known in pieces:
+                if known:
+                    at = len(ids) - 1
+                    sample.rows += range(at, at + len(piece) + 1)  # and the mark behind it
+                    sample.first += [2, *([0] * len(piece))]
+                    sample.kind += [kind] * (len(piece) + 1)
+                ids += piece
+        sample.ids = np.array(ids)
+        sample.document = sample.document[0], len(ids)
         return sample
 
     def _turns(self, stories: list[tuple[str, Story]], mix: Mix) -> list[tuple[str, Question, bool]]:

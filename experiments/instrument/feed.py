@@ -109,10 +109,12 @@ def kept_mask(s: Sample, keep: float, rng: random.Random) -> NDArray[np.bool_]:
 def draw(composer: Composer, stage: Stage, mix: Mix, rng: random.Random) -> Batch:
     """One training item no longer than the stage's length."""
     while True:
-        dropped = rng.random() < stage.drop
+        plain = rng.random() < mix.lines
+        dropped = not plain and rng.random() < stage.drop
         keep = rng.uniform(0.04, 0.4)
         big = min(int(stage.length * 0.6 / keep), 12 * stage.length, 48_000)
-        s = composer.sample(max(big, stage.length) if dropped else stage.length, mix)
+        length = max(big, stage.length) if dropped else stage.length
+        s = composer.lines(length) if plain else composer.sample(length, mix)
         if s is None:
             continue
         n = len(s.ids)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import yaml
+from attention import FLASH, quicker, shape_of, use
 from captured import CapturedStep
 from compose import LABELS
 from export import load_quantised, load_weights
@@ -120,6 +121,7 @@ def main() -> None:
     a.add_argument("--device", default="cuda")
     a.add_argument("--init", type=Path)
     a.add_argument("--workers", type=int, default=13)
+    a.add_argument("--flash", action="store_true", help="take flash attention without asking which kernel is quicker")
     a.add_argument("--seed", type=int, help="in place of the configuration's, for another draw of the same training")
     a.add_argument("--pace", type=float, default=1.0, help="share of every stage's seconds that is trained")
     a.add_argument("--limit", type=float, default=1e9, help="seconds after which everything ends")
@@ -136,7 +138,8 @@ def main() -> None:
     batches = feed(role, args.data, stages, args.workers, cfg["seed"])  # before CUDA
     torch.manual_seed(cfg["seed"])
     torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    if gpu:
+        use(FLASH)
     args.out.mkdir(parents=True, exist_ok=True)
     model = build(role, torch.bfloat16 if gpu else torch.float32)
     if args.init:
@@ -163,6 +166,11 @@ def main() -> None:
         if time.time() - began > args.limit:
             break
         batches.current.value = i
+        if gpu and not args.flash:
+            taken, told = quicker(shape_of(stage, role))
+            torch.cuda.empty_cache()
+            use(taken)
+            emit({"stage_begin": stage.name} | told)
         packed = formats(model, role) if stage.quantise else {}
         model.bits = {name: BITS[fmt.name] for name, fmt in packed.items() if fmt.name in BITS}
         one = Step(model, optimisers, stage, args.device)

@@ -1,4 +1,4 @@
-"""Who tells the stories of a task in training: in all its training phrases, or in a dialect that filler shares."""
+"""Who tells the stories of a task in training: in all its phrases, in a dialect that filler shares, or in a grammar."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from typing import Any
 
 from filler import Told
 from phrases.crowd import crowded
-from phrases.dialect import FRAMES, dialect
+from phrases.dialect import FRAMES, LEAST, MOST, dialect, some
+from phrases.grown import GROWN, SPELT, grown, spelt
+from phrases.language import language_story
+from phrases.world import world_story
 
 from sp.evals import TASKS
 from sp.evals.story import Story, StoryTask
 
 NAMES = ("world", "fact", "nolima", "updates", "multi_session", "mrcr", "babi", "code", "json")
 """What is trained, in the order of the logs; all but the first are tasks."""
+FURTHER = ("language",)
+"""What is trained besides: scenes that tell what words of relations mean, which no log before part 16 has."""
+WITHOUT_PHRASES = {"world": world_story, "language": language_story}
 SIZES: dict[str, tuple[dict[str, int], ...]] = {
     "mrcr": tuple({"body": words} for words in (6, 30, 70, 110, 130)),
     "json": tuple({"words": words} for words in (2, 3, 4, 5, 5)),
@@ -27,6 +33,13 @@ DIALECTS = 0.8
 """Of stories of tasks that have dialects, those told in one."""
 KEPT, NEW = 12, 0.1
 """Dialects that a process keeps at hand, and how often one of them gives way to another."""
+Way = tuple[bool, bool]
+"""Whether a dialect's frames are of the grammar, and whether its names are spelt from tokens."""
+
+
+def unchanged(story: Story) -> Story:
+    """The story as it is."""
+    return story
 
 
 class Teller:
@@ -34,30 +47,43 @@ class Teller:
 
     def __init__(self, name: str, rng: random.Random) -> None:
         self.name, self.rng = name, rng
-        module = import_module(f"phrases.{name}")
-        self.dialects: list[Told] = []
-        if name == "world":
-            self.plain = Told(module.world_story, None)
+        self.dialects: dict[Way, list[Told]] = {}
+        if name in WITHOUT_PHRASES:
+            self.plain = Told(WITHOUT_PHRASES[name], None)
             return
-        self.phrases: Any = module.TRAIN
+        self.phrases: Any = import_module(f"phrases.{name}").TRAIN
         self.tasks: list[Any] = [TASKS.build(name, options) for options in SIZES.get(name, ({},))]
         self.plain = Told(self._crowded, self._stream(self.phrases))
 
-    def told(self) -> Told:
-        """Who tells the next story."""
-        if self.name not in FRAMES or self.rng.random() >= DIALECTS:
+    def told(self, grammar: float = 0.0, letters: float = 0.0) -> Told:
+        """Who tells the next story; in the grammar, and with spelt names, so often where the task has either."""
+        way = (
+            self.name in GROWN and self.rng.random() < grammar,
+            self.name in SPELT and self.rng.random() < letters,
+        )
+        if not any(way) and (self.name not in FRAMES or self.rng.random() >= DIALECTS):
             return self.plain
-        if len(self.dialects) < KEPT:
-            self.dialects.append(self._dialect())
-            return self.dialects[-1]
+        kept = self.dialects.setdefault(way, [])
+        if len(kept) < KEPT:
+            kept.append(self._dialect(*way))
+            return kept[-1]
         at = self.rng.randrange(KEPT)
         if self.rng.random() < NEW:
-            self.dialects[at] = self._dialect()
-        return self.dialects[at]
+            kept[at] = self._dialect(*way)
+        return kept[at]
 
-    def _dialect(self) -> Told:
-        phrases, most = dialect(self.name, self.phrases, self.rng)
-        return Told(self._story(phrases, most), self._stream(phrases))
+    def _dialect(self, grammar: bool, letters: bool) -> Told:
+        phrases, sent, most = self.phrases, unchanged, some(self.rng, LEAST, MOST)
+        if letters:
+            phrases = spelt(self.name, phrases, self.rng)
+        if grammar:
+            phrases, sent = grown(self.name, phrases, self.rng)
+        if self.name in FRAMES:
+            phrases, most = dialect(self.name, phrases, self.rng)
+        elif not letters:
+            phrases = crowded(self.name, phrases, self.rng, most)
+        tell = self._story(phrases, most)
+        return Told(lambda rng, facts: sent(tell(rng, facts)), self._stream(phrases))
 
     def _story(self, phrases: Any, most: int) -> Callable[[random.Random, int], Story]:
         return lambda rng, facts: rng.choice(self.tasks).story(rng, phrases, min(facts, most))

@@ -86,7 +86,13 @@ class Encoder:
         self.size = self.tokenizer.get_vocab_size()
 
     def __call__(self, text: str) -> list[int]:
-        return self.marked(text, ())[0]
+        ids: list[int] = []
+        try:
+            for piece in map(self.cache.__getitem__, PRETOKEN.findall(text)):
+                ids += piece
+        except KeyError:  # a pre-token that was not met before
+            return self.marked(text, ())[0]
+        return ids
 
     def marked(self, text: str, marks: tuple[int, ...] | list[int]) -> tuple[list[int], list[int]]:
         """Tokens of ``text`` and, for every character offset in ``marks`` (a pre-token start), its token index."""
