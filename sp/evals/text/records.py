@@ -158,4 +158,5 @@ FRESH = JsonPhrases(
         "Among all the groups, which one lists {value}?",
     ),
 )  # fmt: skip
-"""A second set, written later and without sight of what is trained: nothing can have been trained towards it."""
+"""A second set, written later and without sight of what was trained: no part up to 15 can have been trained towards it.
+Who wrote the later parts had seen it; a filter keeps its frames out of them."""
