@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 
+import pytest
 from retriever_files import retriever_drafter, retriever_target, retrievers
 
 __all__ = ["retriever_drafter", "retriever_target", "retrievers"]
 
 collect_ignore_glob = ["*/make_*.py"]  # scripts that make fixtures; some need PyTorch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have pytest-xdist begin files in the order of `pytest_collection_modifyitems`."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, then those of most tests: what begins last is short, and workers end together."""
+    tests = Counter(item.path for item in items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (0, item.path.name) if item.path in slow else (1, -tests[item.path]))
 
 
 def pytest_collection_finish() -> None:

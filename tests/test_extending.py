@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "extending"
+QUESTION = "What is the special magic number for quiet-lantern?"
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 32
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 DRIVER = """
 import json, shlex, sys
@@ -44,8 +46,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def carry_out(page: str, house: Path, folder: Path) -> str:
-    """What the blocks of a page print; those that begin with the name of a file are put there before anything runs."""
+    """What the blocks of a page print; those that begin with the name of a file are put there before anything runs.
+
+    `sp run` is given a shorter document than the embedded one, which takes longest to read and changes nothing here.
+    """
     steps = []
+    (folder / "book.txt").write_text(f"{FILLER}The special magic number for quiet-lantern is 8301947. {FILLER}")
+    shorter = f" --prompt-file book.txt --question '{QUESTION}'"
     for kind, text in BLOCK.findall((PAGES / page).read_text()):
         if named := re.match(r"# (\S+\.(?:py|yaml))\n", text):
             place = (house if named[1].startswith("sp/") else folder) / named[1]
@@ -53,7 +60,7 @@ def carry_out(page: str, house: Path, folder: Path) -> str:
             place.write_text(text)
         elif kind != "toml":
             assert kind in ("python", "console"), f"{page}: a block of {kind} that is no file"
-            steps.append((kind, text))
+            steps.append((kind, re.sub(r"^sp run .*", lambda line: line[0] + shorter, text, flags=re.M)))
     done = subprocess.run(
         [sys.executable, "-c", DRIVER],
         input=json.dumps(steps),
@@ -69,6 +76,7 @@ def carry_out(page: str, house: Path, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_scorer(house: Path, tmp_path: Path) -> None:
     shown = carry_out("scorer.md", house, tmp_path)
     assert "sharpest_head queries=16" in shown
@@ -80,6 +88,7 @@ def test_a_scorer(house: Path, tmp_path: Path) -> None:
     assert float(rows["question_echo"]) > float(rows["random"])
 
 
+@pytest.mark.slow
 def test_a_selector(house: Path, tmp_path: Path) -> None:
     shown = carry_out("selector.md", house, tmp_path)
     assert "best_token neighbours=0 sink=4" in shown
@@ -88,6 +97,7 @@ def test_a_selector(house: Path, tmp_path: Path) -> None:
     assert "chunk_size=16" in trace["options"]["selector"]
 
 
+@pytest.mark.slow
 def test_a_task(house: Path, tmp_path: Path) -> None:
     shown = carry_out("task.md", house, tmp_path)
     [rows] = (tmp_path / "sp-sweep" / "lost_key").glob("*.jsonl")

@@ -146,6 +146,7 @@ def fresh(pipeline: Pipeline, count: int) -> list[Example]:
     return [task.example(100 + index, 1500, tokens) for index in range(count)]
 
 
+@pytest.mark.slow
 def test_the_target_answers_fresh_prompts(pipeline: Pipeline) -> None:
     right = 0
     for example in fresh(pipeline, 4):

@@ -42,6 +42,7 @@ def pipeline() -> Pipeline:
     return Pipeline(load(embedded("target"), device="cpu")).with_draft(embedded("draft"))
 
 
+@pytest.mark.slow
 @measured
 def test_answers_are_greedy_decodings_in_far_fewer_passes(pipeline: Pipeline) -> None:
     """At least half as many tokens a pass as were measured on all tasks."""

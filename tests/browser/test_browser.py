@@ -181,6 +181,7 @@ def the_server_page_answers_and_shows_what_was_kept(looks: Looks) -> None:
         assert one["told"]["dropped"]
 
 
+@pytest.mark.slow
 def test_pages(tmp_path: Path) -> None:
     looks = look(tmp_path)  # one browser for all: starting it anew for each test takes longer than all of them
     every_page_is_sound_in_every_look(looks)

@@ -201,6 +201,7 @@ def test_python_of_pages_is_python(block: Block) -> None:
     ast.parse(text)
 
 
+@pytest.mark.slow
 def test_what_is_marked_runs(tmp_path: Path) -> None:
     """In a folder with a short `book.txt`, one after the other in one process; Python last."""
     filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 16

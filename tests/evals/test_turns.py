@@ -195,6 +195,7 @@ def test_lines_add_up() -> None:
     assert [line["words_match"] for line in lines[3:]] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_conversations_go_on_from_turn_to_turn(pipeline: Pipeline, transcript: Transcript) -> None:
     rows = made(pipeline, transcript, ["conversation", "recall"], cells("tail", "random"))
     assert [(row["way"], row["turn"], row["scorer"]) for row in rows] == [

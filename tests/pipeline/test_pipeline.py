@@ -32,7 +32,7 @@ def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def task() -> TextTask:
-    return text_task(3000, needles=10, seed=4)
+    return text_task(2000, needles=10, seed=4)
 
 
 def prompt_of(task: TextTask, pair: Pipeline) -> Prompt:
@@ -71,7 +71,7 @@ def test_dropping_the_needle_loses_the_answer(pair: Pipeline, task: TextTask) ->
 def test_the_oracle_control_always_suffices_and_random_rarely_does(pair: Pipeline) -> None:
     found = {"oracle": 0, "random": 0}
     for seed in range(6):
-        task = text_task(3000, needles=10, seed=50 + seed)
+        task = text_task(2000, needles=10, seed=50 + seed)
         for name in found:
             found[name] += run(pair, task, scorer=SCORERS.build(name), seed=seed).answer.text == task.answer
     assert found["oracle"] == 6

@@ -45,6 +45,7 @@ def recall(pair: Pipeline, options: RunOptions, known: bool = True) -> float:
     return float(np.mean(found))
 
 
+@pytest.mark.slow
 def test_the_question_asks_and_not_the_marks_behind_it(thinking: Pipeline) -> None:
     without, by_marks = recall(thinking, OPTIONS), recall(thinking, OPTIONS, known=False)
     print(f"needle recall {without:.2f} by the question, {by_marks:.2f} by the last tokens of the prompt")

@@ -48,6 +48,7 @@ def agent(pair: Pipeline) -> Iterator[tool.Running]:
         yield running
 
 
+@pytest.mark.slow
 def test_python(talking: tool.Running, agent: tool.Running) -> None:
     api = tool.client(talking)
     model = api.models.list().data[0].id

@@ -50,6 +50,7 @@ def test_the_work_of_a_client_that_left_is_ended(server: tool.Running, stream: b
     assert outcomes(server)["cancelled"] == before["cancelled"] + 2
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_mixed_up_under_load(server: tool.Running, expected: dict[str, str]) -> None:
     """Many clients, some slow, some leaving, some sending nonsense; every answer is that of its own question."""
     before = outcomes(server)
@@ -177,6 +178,7 @@ def test_the_server_adds_little_to_the_time_to_first_token(server: tool.Running)
     assert sorted(added)[3] < 30, added  # Nagle's algorithm alone would add 40
 
 
+@pytest.mark.slow
 def test_the_command_ends_in_order_on_sigterm() -> None:
     command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--grace", "20"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -208,6 +210,7 @@ def test_the_command_ends_in_order_on_sigterm() -> None:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_killed_server_starts_clean(expected: dict[str, str]) -> None:
     """SIGKILL in the middle of an answer, then the same command: same port, nothing left over, right answers."""
     key, value = TASKS[0]

@@ -103,6 +103,7 @@ def test_streamed_turns_say_the_same_with_usage_at_the_end(warm: tool.Running) -
     assert last.prompt_tokens_details.cached_tokens == last.sp["cached"] > 300
 
 
+@pytest.mark.slow
 def test_clients_that_take_turns_have_sessions_of_their_own(warm: tool.Running) -> None:
     async def talk(api: Any, number: int) -> list[str]:
         facts = {f"{key}-{number}": str(int(value) + number * 1111) for key, value in list(FACTS.items())[:2]}

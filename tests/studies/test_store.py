@@ -101,6 +101,7 @@ def sweep(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "sp.cli", "sweep", *map(str, arguments)]
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle_loses_nothing_finished(sweep_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "out" / "rows.jsonl"
     process = subprocess.Popen(sweep(sweep_file), stdout=subprocess.DEVNULL, env={**os.environ, "SP_COMMIT": "one"})
