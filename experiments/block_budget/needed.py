@@ -24,9 +24,10 @@ from report import rows_of
 from sp.arrays import Bools, Floats
 from sp.bench.record import append, make_record
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.models import Cache, Model, SparseAttention, read_by_layer
+from sp.models import Model, SparseAttention, read_by_layer
 from sp.models.cache.striped import Stripes
-from sp.ops.attention.key_blocks import BLOCK
+from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_lists import mask_of
 from sp.ops.sparse.block_selector import BlockSelector
 from sp.pipeline import embedded, load
@@ -40,21 +41,20 @@ ROWS = 8
 
 @dataclass
 class Noting:
-    """Attends as `SparseAttention` does, and keeps what share of the moved pages each card's lists name."""
+    """Lists what another selector lists, and keeps what share of the moved pages each card's lists name."""
 
     selector: BlockSelector
     found: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
 
-    def __call__(self, cache: Cache, layer: int, q: Floats, gate: Floats | None) -> Floats:
-        at = cache.stored(layer)
-        blocks = -(-at.tokens // BLOCK)
-        mask = mask_of(self.selector.select(q, at, q.shape[2] ** -0.5), blocks)
-        kv_heads = at.k.shape[2]
+    def select(self, q: Floats, at: PagedKV, scale: float) -> BlockLists:
+        """The other selector's lists."""
+        lists = self.selector.select(q, at, scale)
+        mask, kv_heads = mask_of(lists, -(-at.tokens // BLOCK)), at.k.shape[2]
         grouped = mask.reshape(kv_heads, -1, *mask.shape[1:]).any(axis=1)  # (kv_heads, query_blocks, blocks)
         for cards in CARDS:
             stripes = Stripes(at.tokens, cards, BLOCK)
             self.found.setdefault(cards, []).extend(needed(grouped, stripes, card) for card in range(cards))
-        return SparseAttention(self.selector)(cache, layer, q, gate)
+        return lists
 
 
 def needed(listed: Bools, stripes: Stripes, card: int) -> tuple[float, float, float]:
@@ -77,7 +77,9 @@ def measured(model: Model, ids: np.ndarray, rule: str) -> dict[str, Any]:
     """One reading by a rule."""
     noting, n = Noting(scorer_of(rule).choice()), len(ids)
     cache = model.new_cache(n, layers=1)
-    read_by_layer(model, ids, np.arange(n), cache, lambda layer, q, cache: None, attend=noting, rows=ROWS)
+    read_by_layer(
+        model, ids, np.arange(n), cache, lambda layer, q, cache: None, attend=SparseAttention(noting), rows=ROWS
+    )
     shares = {cards: np.mean(parts, axis=0).tolist() for cards, parts in noting.found.items()}
     return {
         "prompt_tokens": n,

@@ -183,8 +183,8 @@ def group_of(cards: int, where: str) -> NcclGroup | None:
 def copies(group: NcclGroup, opened: Callable[[], T]) -> list[T]:
     """What is opened, once on every card of a group but the first."""
     found = []
-    for device in group.devices[1:]:
-        with import_cupy().cuda.Device(device):
+    for rank in range(1, group.size):
+        with group.at(rank):
             found.append(opened())
     return found
 
