@@ -65,19 +65,20 @@ def make_record(
 def running(path: str, made_in: Arithmetic | None = None, cards: int = 1) -> dict[str, Any]:
     """How a model's work runs, as the keys of records have it.
 
-    `math` is what products of a prompt are made in; where `auto` chose that, `asked_math` says so, for it may have
-    chosen it for some of the weights only.
+    `math` is what products of a prompt are made in, or attention alone: `products` is then what they are in. Where
+    `auto` chose that, `asked_math` says so, for it may have chosen it for some of the weights only.
 
     Examples
     --------
     >>> running("sm_90a")
     {'path': 'sm_90a', 'math': 'bf16', 'cards': 1}
     """
-    math, auto = MATH[path], {}
-    if made_in is not None and made_in.math is not Math.BF16:
-        math = str(made_in.math)
-        auto = {"asked_math": AUTO} if made_in.asked == AUTO else {}
-    return {"path": path, "math": math, "cards": cards, **auto}
+    math, more = MATH[path], {}
+    if made_in is not None and made_in.kind != Math.BF16:
+        math = str(made_in.attention if made_in.math is Math.BF16 else made_in.math)
+        more = {"products": str(made_in.math)} if made_in.math is Math.BF16 else {}
+        more |= {"asked_math": AUTO} if made_in.asked == AUTO else {}
+    return {"path": path, "math": math, "cards": cards, **more}
 
 
 def hashed_anew(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,16 @@ class Arithmetic:
     reason: str = ""
     attention: Math = Math.BF16
 
+    @property
+    def kind(self) -> str:
+        """What records are told apart by: a `Math`, or that only attention is made in one.
+
+        >>> Arithmetic().kind, Arithmetic(math=Math.INT8).kind, Arithmetic(attention=Math.INT8).kind
+        ('bf16', 'int8', 'int8 in attention')
+        """
+        alone = self.math is Math.BF16 and self.attention is not Math.BF16
+        return in_attention(str(self.attention)) if alone else str(self.math)
+
     def __str__(self) -> str:
         """One phrase for reports.
 
@@ -174,6 +184,25 @@ def attention_math(asked: AskedMath, device: str, head_dim: int) -> Math:
     """
     able = head_dim == HEAD_DIM and (device == "cpu" or current_path() == "sm_90a")
     return Math(asked) if able and asked != AUTO else Math.BF16
+
+
+def scoring(made_in: Arithmetic, device: str, head_dim: int) -> Arithmetic:
+    """The same of a model that only scores: with ``auto`` its attention is made in eight bits where that is faster.
+
+    What it gets wrong is a few of the tokens kept (``eight_bit_kept``), which a target's answers would be made of.
+    """
+    if made_in.asked != AUTO or device == "cpu" or current_path() != "sm_90a":
+        return made_in
+    return replace(made_in, attention=attention_math(Math.INT8, device, head_dim))
+
+
+def in_attention(math: str) -> str:
+    """What products in BF16 beside attention in `math` are called.
+
+    >>> in_attention("int8")
+    'int8 in attention'
+    """
+    return f"{math} in attention"
 
 
 def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Math.BF16) -> Arithmetic:

@@ -13,6 +13,7 @@ from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
 from sp.errors import ConfigError
 from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_facts, machine_slug
+from sp.models.arithmetic import in_attention
 from sp.pipeline.load import Loaded
 from sp.pipeline.sizes import format_bytes
 from sp.quant import Math
@@ -41,10 +42,13 @@ def maths_of(config: Mapping[str, Any]) -> tuple[str, str]:
     --------
     >>> maths_of({"math": "int8"}), maths_of({"math": "f32", "drafter_math": "int8"}), maths_of({})
     (('int8', 'int8'), ('bf16', 'int8'), ('bf16', 'bf16'))
+    >>> maths_of({"math": "int8", "drafter_math": "int8", "drafter_products": "bf16"})
+    ('int8', 'int8 in attention')
     """
     target = config.get("math")
-    both = target, config.get("drafter_math") or target
-    return tuple(str(Math.BF16) if math in (None, "f32") else str(math) for math in both)  # type: ignore[return-value]
+    theirs = str(Math.BF16) if target in (None, "f32") else str(target)
+    drafter = str(config.get("drafter_math") or theirs)
+    return theirs, in_attention(drafter) if "drafter_products" in config else drafter
 
 
 def maths_told(config: Mapping[str, Any]) -> str:
@@ -217,7 +221,7 @@ def known_break_evens(
     if records is None and not path.exists():
         return None
     limit = format_bytes(budget)
-    maths = str(target.model.arithmetic.math), str(drafter.model.arithmetic.math)
+    maths = target.model.arithmetic.kind, drafter.model.arithmetic.kind
     found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, maths)
     if records is not None and not found:
         told = "" if maths == PLAIN_MATHS else f" in {' and '.join(maths)}"

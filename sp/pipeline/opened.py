@@ -17,7 +17,7 @@ from sp.parallel.nccl import group_of
 from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.measured import BreakEven, known_break_evens
 from sp.pipeline.options import RunOptions
-from sp.pipeline.pair import load_pair, spread
+from sp.pipeline.pair import load_pair, spread, to_score
 from sp.pipeline.residency import Residency
 from sp.pipeline.sizes import format_bytes
 from sp.quant import Math
@@ -109,7 +109,8 @@ class Opened:
         """
         if cards > 1 and vram is not None:
             raise ConfigError(OF_ONE_CARD)
-        group, pair = group_of(cards, pick_device(device)), load_pair(target, drafter, device=device, vram=vram)
+        drafter, group = to_score(drafter), group_of(cards, pick_device(device))
+        pair = load_pair(target, drafter, device=device, vram=vram)
         return cls(*pair, cards=None if group is None else spread(pair[1], group, drafter))
 
     def within(self, vram: int | None) -> Self:

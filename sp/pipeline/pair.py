@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.models import Cards
+from sp.models.arithmetic import scoring
 from sp.models.model import Device
 from sp.parallel.nccl import NcclGroup, copies
 from sp.pipeline.load import Loaded, Where
@@ -51,6 +52,18 @@ def load_pair(
     residency = Residency(vram)
     heavy = residency.load("target", lambda: target(where))
     return heavy, residency.load("drafter", lambda: drafter(where)), residency
+
+
+def to_score(opened: Callable[[Device], Loaded]) -> Callable[[Device], Loaded]:
+    """Load a model that only scores, see `sp.models.arithmetic.scoring`."""
+
+    def load(device: Device) -> Loaded:
+        found = opened(device)
+        model = found.model
+        model.arithmetic = scoring(model.arithmetic, model.device, model.config.head_dim)
+        return found
+
+    return load
 
 
 def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> Cards:

@@ -114,7 +114,7 @@ def test_padded_runs_are_the_runs_within_rounding(name, path) -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_a_run_without_padding_is_the_same_to_the_bit(name, path) -> None:
-    of, runs = model(name), (512, 128, 1024, 64)
+    of, runs = model(name), (1024, 512, 128, 64)
     (replayed, decoded), told = walked(of, runs)
     assert told == {"replayed": sum(runs)}
     plain, wanted = walk(of, of.new_cache(ROOM), None, runs)

@@ -57,7 +57,7 @@ def bench_drafter(
 
       sp bench drafter --synthetic qwen3-0.6b -p 8k,32k,64k,128k,256k --density 0.05
 
-      sp bench drafter --synthetic qwen3-0.6b -p 128k --density 0.05 --math int8
+      sp bench drafter --synthetic qwen3-0.6b -p 128k --density 0.05 --math auto
 
       sp bench drafter --synthetic qwen3-0.6b -p 128k,256k,512k --blocks constant:64,sqrt:64 --density 0.05
 
@@ -70,6 +70,7 @@ def bench_drafter(
     from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels.device import pick_device
     from sp.models import Cards, read_math
+    from sp.models.arithmetic import scoring
     from sp.parallel.nccl import copies, group_of
     from sp.pipeline.load import LONGEST_DRAFT, embedded
     from sp.studies.sample import sample
@@ -96,6 +97,7 @@ def bench_drafter(
             spread = Cards(group, [model, *others])
     text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
     for one in [model] if spread is None else spread.models:
+        one.arithmetic = scoring(one.arithmetic, where, one.config.head_dim)
         one.config = replace(one.config, context=max(one.config.context, LONGEST_DRAFT))
     timings, (taken, kernels) = [], kernels_of(path, where)
     with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:

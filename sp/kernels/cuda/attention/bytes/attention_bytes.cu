@@ -103,7 +103,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
         for (int i = 0; i < 64; ++i) o[i] = t[i] = 0;
         if (steps > 0) {
             i32 s[64];
-            u32 p[16], next[16];
+            u32 p[16] = {}, next[16];
             f32 keep[2] = {0, 0};  // of the tile whose outputs are in t
             u32 v_stage = 0;
             const auto weigh = [&](u32 stage) {
@@ -136,6 +136,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
                 barrier_wait(&shared.full[k_at.stage], k_at.phase);
                 wgmma_wait<0>();
                 sums_ready(t);
+                operand_read(p);
                 if (step > 1) release(&shared.empty[v_stage]);
                 add_up(o, t, keep);
                 take();
@@ -149,6 +150,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
             }
             wgmma_wait<0>();
             sums_ready(t);
+            operand_read(p);
             if (steps > 1) release(&shared.empty[v_stage]);
             add_up(o, t, keep);
             take();

@@ -46,3 +46,10 @@ SP_DEVICE void sums_ready(i32 (&d)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
+
+// Tensor cores read A until wgmma_wait, the compiler believes they have when they are told to: after the wait, this keeps
+// its registers from being written for something else before.
+SP_DEVICE void operand_read(u32 (&a)[16]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
