@@ -103,7 +103,8 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
         for (int i = 0; i < 64; ++i) o[i] = t[i] = 0;
         if (steps > 0) {
             i32 s[64];
-            u32 p[16] = {}, next[16];
+            f32 w[64];
+            u32 p[16];
             f32 keep[2] = {0, 0};  // of the tile whose outputs are in t
             u32 v_stage = 0;
             const auto weigh = [&](u32 stage) {
@@ -112,14 +113,14 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
                 release(&shared.empty[stage]);
                 if (key + KEYS - 1 > group_start) {
                     hide(s, key, start + row);
-                    soften<true>(next, s, rows, c);
+                    soften<true>(w, s, rows, c);
                 } else {
-                    soften<false>(next, s, rows, c);
+                    soften<false>(w, s, rows, c);
                 }
             };
             const auto take = [&] {
-#pragma unroll
-                for (int i = 0; i < 16; ++i) p[i] = next[i];
+                sums_ready(w);
+                pack_weights(p, w);
                 keep[0] = rows.keep[0], keep[1] = rows.keep[1];
             };
             barrier_wait(&shared.full[ring.stage], ring.phase);
@@ -136,7 +137,6 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
                 barrier_wait(&shared.full[k_at.stage], k_at.phase);
                 wgmma_wait<0>();
                 sums_ready(t);
-                operand_read(p);
                 if (step > 1) release(&shared.empty[v_stage]);
                 add_up(o, t, keep);
                 take();
@@ -150,7 +150,6 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
             }
             wgmma_wait<0>();
             sums_ready(t);
-            operand_read(p);
             if (steps > 1) release(&shared.empty[v_stage]);
             add_up(o, t, keep);
             take();

@@ -30,9 +30,9 @@ SP_DEVICE void hide(i32 (&s)[64], i32 key, i32 position) {
     }
 }
 
-// Sums -> weights, as the A operand of the products with values in the order of key_place.
+// Sums -> weights.
 template <bool Hidden>
-SP_DEVICE void soften(u32 (&p)[16], const i32 (&s)[64], Rows& rows, const f32 (&c)[2]) {
+SP_DEVICE void soften(f32 (&w)[64], const i32 (&s)[64], Rows& rows, const f32 (&c)[2]) {
     i32 high[2] = {s[0], s[2]};
 #pragma unroll
     for (int i = 0; i < 64; ++i) high[i / 2 % 2] = max(high[i / 2 % 2], s[i]);
@@ -50,16 +50,19 @@ SP_DEVICE void soften(u32 (&p)[16], const i32 (&s)[64], Rows& rows, const f32 (&
         shift[r] = none ? 0.0f : fmaf(-MAGIC, c[r], BIAS - reference);
     }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        const int r = i % 2;
-        f32 w[4];
+    for (int i = 0; i < 64; ++i) {
+        const int r = i / 2 % 2;
+        w[i] = exp2_fast(fmaf(__int_as_float(s[i] + MAGIC_BITS), c[r], shift[r]));
+        if (Hidden && s[i] == UNSEEN) w[i] = 0.0f;
+        rows.sum[r] += w[i];
+    }
+}
+
+// Weights as the A operand of the products with values in the order of key_place.
+SP_DEVICE void pack_weights(u32 (&p)[16], const f32 (&w)[64]) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int at = 16 * (i / 4) + 8 * (i % 4 / 2) + 4 * (e / 2) + 2 * r + e % 2;
-            w[e] = exp2_fast(fmaf(__int_as_float(s[at] + MAGIC_BITS), c[r], shift[r]));
-            if (Hidden && s[at] == UNSEEN) w[e] = 0.0f;
-            rows.sum[r] += w[e];
-        }
-        p[i] = pack_e4m3(w[0], w[1], w[2], w[3]);
+    for (int i = 0; i < 16; ++i) {
+        const f32* four = w + 16 * (i / 4) + 8 * (i % 4 / 2) + 2 * (i % 2);
+        p[i] = pack_e4m3(four[0], four[1], four[4], four[5]);
     }
 }

@@ -3,6 +3,8 @@
 // B is in shared memory, K-major (rows of B^T, 128 bytes each), see wgmma_bytes.cuh for D and for what 32 bytes on are.
 // A, four bytes a register, lowest k in the lowest byte, with g = lane / 4 and c = lane % 4 of warp w of the warpgroup:
 //   a[0] = A[16 w + g][4c..], a[1] = A[16 w + g + 8][4c..], a[2] = A[16 w + g][16 + 4c..], a[3] = A[16 w + g + 8][16 + 4c..]
+// Tensor cores read A until wgmma_wait. Registers of A are to be written between the wait before and the product: what is
+// made earlier and copied, the compiler copies before that wait.
 // D holds columns 8 j + 2c and 8 j + 2c + 1 of a row where A wants four in a row: a product of weights that were sums takes
 // its keys in the order of key_place. sm_90a only.
 #pragma once
@@ -45,11 +47,4 @@ SP_DEVICE void sums_ready(f32 (&d)[64]) {
 SP_DEVICE void sums_ready(i32 (&d)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) asm volatile("" : "+r"(d[i])::"memory");
-}
-
-// Tensor cores read A until wgmma_wait, the compiler believes they have when they are told to: after the wait, this keeps
-// its registers from being written for something else before.
-SP_DEVICE void operand_read(u32 (&a)[16]) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
