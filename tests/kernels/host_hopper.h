@@ -102,11 +102,11 @@ inline unsigned char at_descriptor(uint64_t descriptor, unsigned row, unsigned b
     const unsigned place = start + row / 8 * stride + row % 8 * 128 + byte;
     return memory[place ^ (place >> 3 & 0x70)];
 }
-template <class Sum, class Left, class Right>
+template <int Sums, class Sum, class Left, class Right>
 void multiply(Letters& all, Left left, Right right) {
     for (int thread = 0; thread < 128; ++thread) {
         Sum* d = reinterpret_cast<Sum*>(all[thread][0]);
-        for (int i = 0; i < 64; ++i) {
+        for (int i = 0; i < Sums; ++i) {
             const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
             double sum = all[thread][3] ? double(d[i]) : 0;
             for (int k = 0; k < 32; ++k) sum += left(row, k) * right(all[thread][2], column, k);
@@ -117,15 +117,15 @@ void multiply(Letters& all, Left left, Right right) {
 inline double signed_byte(uint64_t descriptor, unsigned row, unsigned k) { return int8_t(at_descriptor(descriptor, row, k)); }
 inline void wgmma_bytes(int (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
     meet(group_place(), 128, {uint64_t(d), a, b, accumulate}, [](Letters& all) {
-        multiply<int>(all, [&](int row, int k) { return signed_byte(all[0][1], row, k); }, signed_byte);
+        multiply<64, int>(all, [&](int row, int k) { return signed_byte(all[0][1], row, k); }, signed_byte);
     });
 }
-inline void wgmma_e4m3(float (&d)[64], const unsigned* a, uint64_t b, bool accumulate) {
-    meet(group_place(), 128, {uint64_t(d), uint64_t(a), b, accumulate}, [](Letters& all) {
+inline void wgmma_e4m3(float (&d)[68], const unsigned* a, uint64_t b) {
+    meet(group_place(), 128, {uint64_t(d), uint64_t(a), b, true}, [](Letters& all) {
         const auto left = [&](int row, int k) {
             const int thread = row / 16 * 32 + row % 8 * 4 + k % 16 / 4, word = row % 16 / 8 + k / 16 * 2;
             return from_e4m3(reinterpret_cast<const unsigned*>(all[thread][1])[word] >> 8 * (k % 4) & 255);
         };
-        multiply<float>(all, left, [](uint64_t from, int row, int k) { return from_e4m3(at_descriptor(from, row, k)); });
+        multiply<68, float>(all, left, [](uint64_t from, int row, int k) { return from_e4m3(at_descriptor(from, row, k)); });
     });
 }

@@ -9,16 +9,18 @@ HEAD_DIM = 128
 """The one size of heads these kernels take: rows of codes as wide as a swizzle."""
 TILE = 128
 """Tokens of a tile, and of a page."""
+STAGE_BYTES = TILE * HEAD_DIM + 1024
+"""A tile and rows of ones."""
 SHARED_BYTES = 1024
 """Barriers and scales."""
 
 
 def smem(defines: Defines) -> int:
     """Queries as they come and as codes, ring, barriers and scales, as laid out in the source."""
-    return TILE * HEAD_DIM * (3 + int(defines["STAGES"])) + SHARED_BYTES
+    return TILE * HEAD_DIM * 3 + int(defines["STAGES"]) * STAGE_BYTES + SHARED_BYTES
 
 
-STAGES = min(MOST_STAGES, (CAPACITY - smem({"STAGES": 0})) // (TILE * HEAD_DIM))
+STAGES = min(MOST_STAGES, (CAPACITY - smem({"STAGES": 0})) // STAGE_BYTES)
 
 ATTENTION_BYTES = KernelSpec(
     source="attention_bytes.cu",

@@ -13,8 +13,10 @@ from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.byte_rows.e4m3 import round_e4m3
 from sp.ops.threads import run_parallel
 
-BIAS = 8
-"""The largest weight of a row so far is 2 to this: nearly all numbers of e4m3 are below."""
+BIAS = 6
+"""A weight as large as a row's reference is 2 to this."""
+RISEN = 2
+"""Scores (of log2) may pass the reference by this; then it moves. What e4m3 holds above 2 to `BIAS`."""
 MOST_SCORES = 1 << 20
 """Of a query block at once, in whole tiles."""
 
@@ -25,8 +27,8 @@ def byte_attention(
     """Attention of the last queries over all keys or the listed blocks, keys after a row left out.
 
     Queries and keys are rounded to signed bytes, values to e4m3 (`sp.ops.attention.byte_attention.codes`); so are
-    weights, relative to the largest of their row in this and later tiles of 128 keys: tiles are read from the diagonal
-    down. Sums of weights are of those before rounding.
+    weights, relative to a reference of their row: the largest score when it was last passed by more than `RISEN`. Tiles
+    of 128 keys are read from the diagonal down. Sums of weights are of those after rounding.
 
     Parameters
     ----------
@@ -101,15 +103,19 @@ class _Rows:
 
     def add(self, scores: Floats, values: Floats) -> None:
         """Tiles in the order they are read: scores (rows, tiles, 128) of log2, values (tiles, 128, d)."""
-        top = np.maximum.accumulate(np.maximum(scores.max(axis=2), self._reference[:, None]), axis=1)
+        top = scores.max(axis=2)
+        reference = self._reference
+        for at in range(top.shape[1]):
+            reference = np.where(top[:, at] > reference + RISEN, top[:, at], reference)
+            top[:, at] = reference
         safe = np.where(np.isinf(top), 0, top)
         weights = np.exp2(scores - safe[:, :, None] + scores.dtype.type(BIAS))
         last: Floats = top[:, -1]
         known = np.where(np.isinf(last), 0, last)
         keep = np.exp2(top - known[:, None])  # what a tile's weights count for once the last is read
         before = np.exp2(self._reference - known)
-        self._sum = self._sum * before + (weights.sum(axis=2) * keep).sum(axis=1)
         rounded = round_e4m3(weights) * keep[:, :, None]
+        self._sum = self._sum * before + rounded.sum(axis=(1, 2))
         flat: Floats = rounded.reshape(len(rounded), -1) @ values.reshape(-1, values.shape[2])
         self._out = self._out * before[:, None] + flat
         self._reference = last

@@ -2,7 +2,7 @@
 //
 //   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group],  j <= tokens - n + i, j in a list
 //   queries and keys as signed bytes, weights and values as e4m3; sums of bytes are exact, those of e4m3 are added up in
-//   float32 after every 128 keys, since tensor cores keep about 14 bits of a sum of such products.
+//   float32 after at most 128 FLUSH keys, since tensor cores keep about 14 bits of a sum of such products.
 //
 // Layouts  q f16 (n, heads, 128), divided by peak / 127 row by row here. Keys i8 (kv_heads, blocks, 128 tokens, 128), times
 //   key_scales f32 (kv_heads, blocks); less a vector that all keys of a head share, which softmax does not see. Values
@@ -19,6 +19,8 @@
 // next keys. After Shah et al., "FlashAttention-3", 2024, and Zhang et al., "SageAttention2", 2024.
 #include "byte_loads.cuh"
 #include "softmax_bytes.cuh"
+
+#define FLUSH 4  // tiles
 
 // A descriptor moves by adding bytes / 16 to its low word: shared addresses fit in the field.
 SP_DEVICE u64 moved_by(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
@@ -65,16 +67,20 @@ SP_DEVICE void scores_of(i32 (&s)[64], u64 queries, u64 keys) {
     wgmma_commit();
 }
 
-SP_DEVICE void values_of(f32 (&t)[64], const u32 (&p)[16], u64 values) {
+// Adds; the last four are sums of weights, from eight columns of ones.
+SP_DEVICE void values_of(f32 (&t)[68], const u32 (&p)[16], u64 values) {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_e4m3(t, p + 4 * k, moved_by(values, 32 * k), k > 0);
+    for (int k = 0; k < 4; ++k) wgmma_e4m3(t, p + 4 * k, moved_by(values, 32 * k));
     wgmma_commit();
 }
 
-SP_DEVICE void add_up(f32 (&o)[64], const f32 (&t)[64], const f32 (&keep)[2]) {
+SP_DEVICE void flush(f32 (&o)[64], f32 (&sum)[2], f32 (&t)[68], const f32 (&keep)[2]) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) o[i] = fmaf(o[i], keep[i / 2 % 2], t[i]);
+    for (int i = 0; i < 64; ++i) o[i] = (o[i] + t[i]) * keep[i / 2 % 2];
+    sum[0] = (sum[0] + t[64]) * keep[0], sum[1] = (sum[1] + t[66]) * keep[1];
+#pragma unroll
+    for (int i = 0; i < 68; ++i) t[i] = 0;
 }
 
 SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape& shape, Shared& shared, u8* queries,
@@ -97,15 +103,13 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
         const f32 scales[2] = {shared.query_scale[row] * factor, shared.query_scale[row + 8] * factor};
         release(&shared.query_empty);
 
-        f32 o[64], t[64];
-        Rows rows;
-#pragma unroll
-        for (int i = 0; i < 64; ++i) o[i] = t[i] = 0;
+        f32 o[64] = {}, sum[2] = {}, t[68] = {};
         if (steps > 0) {
             i32 s[64];
             f32 w[64];
             u32 p[16];
-            f32 keep[2] = {0, 0};  // of the tile whose outputs are in t
+            f32 reference[2] = {-INFINITY_F, -INFINITY_F}, keep[2];
+            bool moved;
             u32 v_stage = 0;
             const auto weigh = [&](u32 stage) {
                 const i32 key = shared.first_key[stage];
@@ -113,15 +117,15 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
                 release(&shared.empty[stage]);
                 if (key + KEYS - 1 > group_start) {
                     hide(s, key, start + row);
-                    soften<true>(w, s, rows, c);
+                    moved = soften<true>(w, s, reference, keep, c);
                 } else {
-                    soften<false>(w, s, rows, c);
+                    moved = soften<false>(w, s, reference, keep, c);
                 }
             };
-            const auto take = [&] {
+            const auto take = [&](bool full) {
+                if (moved || full) flush(o, sum, t, keep);
                 sums_ready(w);
                 pack_weights(p, w);
-                keep[0] = rows.keep[0], keep[1] = rows.keep[1];
             };
             barrier_wait(&shared.full[ring.stage], ring.phase);
             scores_of(s, query_tile, moved_by(tiles, ring.stage * STAGE_BYTES));
@@ -138,8 +142,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
                 wgmma_wait<0>();
                 sums_ready(t);
                 if (step > 1) release(&shared.empty[v_stage]);
-                add_up(o, t, keep);
-                take();
+                take(step % FLUSH == 0);
                 v_stage = v_at.stage;
                 scores_of(s, query_tile, moved_by(tiles, k_at.stage * STAGE_BYTES));
                 barrier_wait(&shared.full[v_stage], v_at.phase);
@@ -151,14 +154,14 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
             wgmma_wait<0>();
             sums_ready(t);
             if (steps > 1) release(&shared.empty[v_stage]);
-            add_up(o, t, keep);
-            take();
+            take(false);
             barrier_wait(&shared.full[ring.stage], ring.phase);
             values_of(t, p, moved_by(tiles, ring.stage * STAGE_BYTES));
             wgmma_wait<0>();
             sums_ready(t);
             release(&shared.empty[ring.stage]);
-            add_up(o, t, keep);
+            keep[0] = keep[1] = 1;
+            flush(o, sum, t, keep);
             ring.advance();
         }
 
@@ -166,7 +169,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const i32 i = first_row + row + 8 * r;
-            const f32 sum = quad_sum(rows.sum[r]), inverse = sum > 0 ? value_scale / sum : 0.0f;
+            const f32 inverse = sum[r] > 0 ? value_scale / sum[r] : 0.0f;
             store_row(out + (i64(i) * shape.heads + head) * D, o, r, inverse, i < shape.n);
         }
     }
@@ -186,6 +189,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         barrier_init(&shared.query_full, 1), barrier_init(&shared.query_empty, 8 * WARP_ARRIVALS);
         barrier_init_fence();
     }
+    for (u32 i = threadIdx.x; i < STAGES * 256; i += 384)  // 256 words a stage: 1 in e4m3
+        reinterpret_cast<u32*>(stages + i / 256 * STAGE_BYTES + TILE_BYTES)[i % 256] = 0x38383838;
+    fence_async_proxy();
     __syncthreads();
     const Shape shape = {n, tokens, heads, group, section, early, (n + QUERIES - 1) / QUERIES};
     if (threadIdx.x < 128) {

@@ -7,7 +7,8 @@
 #define KEYS 128  // of a tile: a page
 #define QUERY_BYTES (QUERIES * D * 2)
 #define CODE_BYTES (QUERIES * D)
-#define STAGE_BYTES (KEYS * D)
+#define TILE_BYTES (KEYS * D)
+#define STAGE_BYTES (TILE_BYTES + 1024)  // behind the tile eight rows of ones, by which values_of adds up weights
 
 struct Shared {
     u64 full[STAGES], empty[STAGES];
@@ -47,7 +48,7 @@ SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const Tensor
             if (lane == 0) {
                 barrier_wait(&shared.empty[ring.stage], ring.phase);
                 shared.first_key[ring.stage] = index * KEYS, shared.key_scale[ring.stage] = scale;
-                barrier_expect(&shared.full[ring.stage], STAGE_BYTES);
+                barrier_expect(&shared.full[ring.stage], TILE_BYTES);
                 tensor_load(stages + ring.stage * STAGE_BYTES, map, &shared.full[ring.stage], 0, (first + index) * KEYS);
             }
             ring.advance();

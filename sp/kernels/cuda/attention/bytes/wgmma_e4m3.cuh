@@ -1,4 +1,4 @@
-// wgmma of e4m3 values with A in registers: D (64, 128) += A (64, 32) B (32, 128) in float32 (PTX ISA 9.7.16.5).
+// wgmma of e4m3 values with A in registers: D (64, 136) += A (64, 32) B (32, 136) in float32 (PTX ISA 9.7.16.5).
 //
 // B is in shared memory, K-major (rows of B^T, 128 bytes each), see wgmma_bytes.cuh for D and for what 32 bytes on are.
 // A, four bytes a register, lowest k in the lowest byte, with g = lane / 4 and c = lane % 4 of warp w of the warpgroup:
@@ -14,16 +14,16 @@
 #define SP_E4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SP_E16(d, i) SP_E4(d, i), SP_E4(d, i + 4), SP_E4(d, i + 8), SP_E4(d, i + 12)
 
-SP_DEVICE void wgmma_e4m3(f32 (&d)[64], const u32* a, u64 b, bool accumulate) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+SP_DEVICE void wgmma_e4m3(f32 (&d)[68], const u32* a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-                 "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n\t}"
-                 : SP_E16(d, 0), SP_E16(d, 16), SP_E16(d, 32), SP_E16(d, 48)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(i32(accumulate)));
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+                 "%64, %65, %66, %67"
+                 "}, {%68, %69, %70, %71}, %72, 1, 1, 1;"
+                 : SP_E16(d, 0), SP_E16(d, 16), SP_E16(d, 32), SP_E16(d, 48), SP_E4(d, 64)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 #undef SP_E4
@@ -39,9 +39,10 @@ SP_DEVICE u32 pack_e4m3(f32 low, f32 high) {
 SP_DEVICE u32 pack_e4m3(f32 a, f32 b, f32 c, f32 d) { return pack_e4m3(a, b) | pack_e4m3(c, d) << 16; }
 
 // Nothing is complete before wgmma_wait; these keep the compiler from reading D ahead of it.
-SP_DEVICE void sums_ready(f32 (&d)[64]) {
+template <int Sums>
+SP_DEVICE void sums_ready(f32 (&d)[Sums]) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < Sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 SP_DEVICE void sums_ready(i32 (&d)[64]) {
