@@ -23,10 +23,10 @@ except DeviceError:
     HOPPER = False
 pytestmark = pytest.mark.skipif(not HOPPER, reason="needs compute capability 9.0")
 
-TWIN = 1e-5
-"""NMSE against the twin: rounding to bf16 is 2.8e-6, and a last bit rounds few weights to a neighbour."""
+TWIN = 4e-5
+"""NMSE against the twin, up to 2.3e-5 measured: tensor cores keep about 14 bits of a sum, of up to 512 keys."""
 EXACT = 2.5e-3
-"""NMSE against float64; that of the twin is about 1.2e-3."""
+"""NMSE against float64; that of the twin is 1.2e-3 to 1.6e-3."""
 
 
 def listed(rng: np.random.Generator, heads: int, n: int, tokens: int) -> BlockLists:
