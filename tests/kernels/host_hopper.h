@@ -115,9 +115,9 @@ void multiply(Letters& all, Left left, Right right) {
     }
 }
 inline double signed_byte(uint64_t descriptor, unsigned row, unsigned k) { return int8_t(at_descriptor(descriptor, row, k)); }
-inline void wgmma_half(int (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
+inline void wgmma_bytes(int (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
     meet(group_place(), 128, {uint64_t(d), a, b, accumulate}, [](Letters& all) {
-        multiply<32, int>(all, [&](int row, int k) { return signed_byte(all[0][1], row, k); }, signed_byte);
+        multiply<64, int>(all, [&](int row, int k) { return signed_byte(all[0][1], row, k); }, signed_byte);
     });
 }
 inline void wgmma_e4m3(float (&d)[68], const unsigned* a, uint64_t b) {

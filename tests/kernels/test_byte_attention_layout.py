@@ -74,7 +74,7 @@ def rounding(tmp_path_factory: pytest.TempPathFactory) -> dict[int, ctypes.CDLL]
 
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return hosted("attention_bytes.cu", ATTENTION, tmp_path_factory.mktemp("products") / "4", STAGES=4)
+    return hosted("attention_bytes.cu", ATTENTION, tmp_path_factory.mktemp("products") / "3", STAGES=3)
 
 
 def key_place(token: int) -> int:
@@ -209,4 +209,4 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
 def test_shared_memory_is_counted_as_it_is_laid_out(products: ctypes.CDLL) -> None:
     text = flatten("attention_bytes.cu")
     assert "QUERY_BYTES (QUERIES * D * 2)" in text
-    assert smem({"STAGES": 4}) == 128 * 128 * (2 + 1 + 4) + 4 * 1024 + 1024
+    assert smem({"STAGES": 3}) == 128 * 128 * (2 + 1 + 3) + 3 * 1024 + 1024

@@ -17,8 +17,6 @@ BIAS = 6
 """A weight as large as a row's reference is 2 to this."""
 RISEN = 2
 """Scores (of log2) may pass the reference by this; then it moves. What e4m3 holds above 2 to `BIAS`."""
-TOGETHER = 64
-"""Keys whose scores are weighed at once."""
 MOST_SCORES = 1 << 20
 """Of a query block at once, in whole tiles."""
 
@@ -29,8 +27,8 @@ def byte_attention(
     """Attention of the last queries over all keys or the listed blocks, keys after a row left out.
 
     Queries and keys are rounded to signed bytes, values to e4m3 (`sp.ops.attention.byte_attention.codes`); so are
-    weights, relative to a reference of their row: the largest score when it was last passed by more than `RISEN`. Keys
-    are read 64 at a time, from the diagonal down. Sums of weights are of those after rounding.
+    weights, relative to a reference of their row: the largest score when it was last passed by more than `RISEN`. Tiles
+    of 128 keys are read from the diagonal down. Sums of weights are of those after rounding.
 
     Parameters
     ----------
@@ -82,9 +80,7 @@ def byte_attention(
             scores = (sums * row_factor).reshape(len(positions), len(part), BLOCK)
             scores *= keys.scales[part, head // group, 0][:, None]
             scores[(part[:, None] * BLOCK + np.arange(BLOCK)) > positions[:, None, None]] = -np.inf
-            halves = len(part), BLOCK // TOGETHER, TOGETHER
-            downwards = scores.reshape(len(positions), *halves)[:, :, ::-1].reshape(len(positions), -1, TOGETHER)
-            state.add(downwards, value_tiles[part, :, head // group].reshape(*halves, d)[:, ::-1].reshape(-1, d))
+            state.add(scores, value_tiles[part, :, head // group])
         out[rows, head] = state.out() * values.scales[head // group]
 
     run_parallel(one, list(np.ndindex(heads, -(-n // BLOCK))))
@@ -106,7 +102,7 @@ class _Rows:
         self._out: Floats = np.zeros((rows, d), dtype)
 
     def add(self, scores: Floats, values: Floats) -> None:
-        """Keys in the order they are read: scores (rows, times, together) of log2, values (times * together, d)."""
+        """Tiles in the order they are read: scores (rows, tiles, 128) of log2, values (tiles, 128, d)."""
         top = scores.max(axis=2)
         reference = self._reference
         for at in range(top.shape[1]):
@@ -120,7 +116,7 @@ class _Rows:
         before = np.exp2(self._reference - known)
         rounded = round_e4m3(weights) * keep[:, :, None]
         self._sum = self._sum * before + rounded.sum(axis=(1, 2))
-        flat: Floats = rounded.reshape(len(rounded), -1) @ values
+        flat: Floats = rounded.reshape(len(rounded), -1) @ values.reshape(-1, values.shape[2])
         self._out = self._out * before[:, None] + flat
         self._reference = last
 

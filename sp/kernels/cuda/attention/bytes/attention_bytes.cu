@@ -20,9 +20,7 @@
 #include "byte_loads.cuh"
 #include "softmax_bytes.cuh"
 
-#define FLUSH 4  // tiles
-
-static_assert(STAGES % 2 == 0, "keys and values of a tile side by side");
+#define FLUSH 8  // tiles
 
 // A descriptor moves by adding bytes / 16 to its low word: shared addresses fit in the field.
 SP_DEVICE u64 moved_by(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
@@ -62,19 +60,18 @@ SP_DEVICE void round_queries(const u8* queries, u8* codes, f32* scales, u32 grou
     named_barrier(1 + group, 128);
 }
 
-// Against 64 of the keys of a tile, the upper ones or the lower.
-SP_DEVICE void scores_of(i32 (&s)[32], u64 queries, u64 keys, bool upper) {
+SP_DEVICE void scores_of(i32 (&s)[64], u64 queries, u64 keys) {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_half(s, moved_by(queries, 32 * k), moved_by(keys, 8192 * upper + 32 * k), k > 0);
+    for (int k = 0; k < 4; ++k) wgmma_bytes(s, moved_by(queries, 32 * k), moved_by(keys, 32 * k), k > 0);
     wgmma_commit();
 }
 
-// Adds those of 64 keys; the last four are sums of weights, from eight columns of ones.
-SP_DEVICE void values_of(f32 (&t)[68], const u32 (&p)[8], u64 values, bool upper) {
+// Adds; the last four are sums of weights, from eight columns of ones.
+SP_DEVICE void values_of(f32 (&t)[68], const u32 (&p)[16], u64 values) {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 2; ++k) wgmma_e4m3(t, p + 4 * k, moved_by(values, 64 * upper + 32 * k));
+    for (int k = 0; k < 4; ++k) wgmma_e4m3(t, p + 4 * k, moved_by(values, 32 * k));
     wgmma_commit();
 }
 
@@ -108,64 +105,64 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
 
         f32 o[64] = {}, sum[2] = {}, t[68] = {};
         if (steps > 0) {
-            i32 upper[32], lower[32];
-            f32 w[32];
-            u32 p[8];
-            f32 reference[2] = {-INFINITY_F, -INFINITY_F}, keep[2], c[2];
+            i32 s[64];
+            f32 w[64];
+            u32 p[16];
+            f32 reference[2] = {-INFINITY_F, -INFINITY_F}, keep[2];
             bool moved;
-            i32 key = 0;  // of the tile whose scores are weighed
-            const auto weigh = [&](i32 (&s)[32], i32 first) {
-                if (first + KEYS / 2 - 1 > group_start) {
-                    hide(s, first, start + row);
+            u32 v_stage = 0;
+            const auto weigh = [&](u32 stage) {
+                const i32 key = shared.first_key[stage];
+                const f32 scale = shared.key_scale[stage], c[2] = {scales[0] * scale, scales[1] * scale};
+                release(&shared.empty[stage]);
+                if (key + KEYS - 1 > group_start) {
+                    hide(s, key, start + row);
                     moved = soften<true>(w, s, reference, keep, c);
                 } else {
                     moved = soften<false>(w, s, reference, keep, c);
                 }
             };
-            // The weights become the A operand once the products that read the older ones are done.
             const auto take = [&](bool full) {
                 if (moved || full) flush(o, sum, t, keep);
                 sums_ready(w);
                 pack_weights(p, w);
             };
             barrier_wait(&shared.full[ring.stage], ring.phase);
-            scores_of(upper, query_tile, moved_by(tiles, ring.stage * STAGE_BYTES), true);
+            scores_of(s, query_tile, moved_by(tiles, ring.stage * STAGE_BYTES));
             wgmma_wait<0>();
-            sums_ready(upper);
-            const auto step_of = [&](i32 step, bool more) {
-                const u32 k_stage = ring.stage, v_stage = k_stage + 1;
-                const u64 keys = moved_by(tiles, k_stage * STAGE_BYTES), values = moved_by(tiles, v_stage * STAGE_BYTES);
-                key = shared.first_key[k_stage];
-                const f32 scale = shared.key_scale[k_stage];
-                c[0] = scales[0] * scale, c[1] = scales[1] * scale;
-                scores_of(lower, query_tile, keys, false);
-                weigh(upper, key + KEYS / 2);
+            sums_ready(s);
+            weigh(ring.stage);
+            ring.advance();
+            for (i32 step = 1; step < steps; ++step) {
+                const Ring k_at = ring;
+                ring.advance();
+                const Ring v_at = ring;
+                ring.advance();
+                barrier_wait(&shared.full[k_at.stage], k_at.phase);
                 wgmma_wait<0>();
-                sums_ready(lower), sums_ready(t);
-                release(&shared.empty[k_stage]);
-                if (step > 0) release(&shared.empty[(v_stage + STAGES - 2) % STAGES]);
+                sums_ready(t);
+                if (step > 1) release(&shared.empty[v_stage]);
                 take(step % FLUSH == 0);
-                barrier_wait(&shared.full[v_stage], ring.phase);
-                values_of(t, p, values, true);
-                ring.advance();
-                ring.advance();
-                if (more) {
-                    barrier_wait(&shared.full[ring.stage], ring.phase);
-                    scores_of(upper, query_tile, moved_by(tiles, ring.stage * STAGE_BYTES), true);
-                }
-                weigh(lower, key);
-                wgmma_wait<0>();
-                sums_ready(upper), sums_ready(t);
-                take(false);
-                values_of(t, p, values, false);
-            };
-            for (i32 step = 0; step < steps - 1; ++step) step_of(step, true);
-            step_of(steps - 1, false);
+                v_stage = v_at.stage;
+                scores_of(s, query_tile, moved_by(tiles, k_at.stage * STAGE_BYTES));
+                barrier_wait(&shared.full[v_stage], v_at.phase);
+                values_of(t, p, moved_by(tiles, v_stage * STAGE_BYTES));
+                wgmma_wait<1>();
+                sums_ready(s);
+                weigh(k_at.stage);
+            }
             wgmma_wait<0>();
             sums_ready(t);
-            release(&shared.empty[(ring.stage + STAGES - 1) % STAGES]);
+            if (steps > 1) release(&shared.empty[v_stage]);
+            take(false);
+            barrier_wait(&shared.full[ring.stage], ring.phase);
+            values_of(t, p, moved_by(tiles, ring.stage * STAGE_BYTES));
+            wgmma_wait<0>();
+            sums_ready(t);
+            release(&shared.empty[ring.stage]);
             keep[0] = keep[1] = 1;
             flush(o, sum, t, keep);
+            ring.advance();
         }
 
         const f32 value_scale = value_peaks[head / shape.group] * (1.0f / 448.0f);

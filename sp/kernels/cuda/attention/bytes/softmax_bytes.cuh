@@ -19,10 +19,10 @@ SP_DEVICE i32 quad_most(i32 x) {
 }
 
 // Sums of keys past the row's own position become UNSEEN; `key` is the tile's first, `position` that of the first row.
-SP_DEVICE void hide(i32 (&s)[32], i32 key, i32 position) {
+SP_DEVICE void hide(i32 (&s)[64], i32 key, i32 position) {
     const i32 limit = position - key - 2 * i32(threadIdx.x % 4);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < 16; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             if (8 * j + e > limit) s[4 * j + e] = UNSEEN;
@@ -33,10 +33,10 @@ SP_DEVICE void hide(i32 (&s)[32], i32 key, i32 position) {
 
 // Sums -> weights. True when references of the warp moved, by `keep`.
 template <bool Hidden>
-SP_DEVICE bool soften(f32 (&w)[32], const i32 (&s)[32], f32 (&reference)[2], f32 (&keep)[2], const f32 (&c)[2]) {
+SP_DEVICE bool soften(f32 (&w)[64], const i32 (&s)[64], f32 (&reference)[2], f32 (&keep)[2], const f32 (&c)[2]) {
     i32 high[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
-    for (int i = 8; i < 32; ++i) high[i / 2 % 4] = max(high[i / 2 % 4], s[i]);
+    for (int i = 8; i < 64; ++i) high[i / 2 % 4] = max(high[i / 2 % 4], s[i]);
 #pragma unroll
     for (int i = 1; i < 8; i += 2) high[i / 2] = max(high[i / 2], s[i]);
     f32 shift[2];
@@ -51,7 +51,7 @@ SP_DEVICE bool soften(f32 (&w)[32], const i32 (&s)[32], f32 (&reference)[2], f32
         shift[r] = none ? 0.0f : fmaf(-MAGIC, c[r], BIAS - reference[r]);
     }
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < 64; ++i) {
         const int r = i / 2 % 2;
         w[i] = exp2_fast(fmaf(__int_as_float(s[i] + MAGIC_BITS), c[r], shift[r]));
         if (Hidden && s[i] == UNSEEN) w[i] = 0.0f;
@@ -60,9 +60,9 @@ SP_DEVICE bool soften(f32 (&w)[32], const i32 (&s)[32], f32 (&reference)[2], f32
 }
 
 // Weights as the A operand of the products with values in the order of key_place.
-SP_DEVICE void pack_weights(u32 (&p)[8], const f32 (&w)[32]) {
+SP_DEVICE void pack_weights(u32 (&p)[16], const f32 (&w)[64]) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 16; ++i) {
         const f32* four = w + 16 * (i / 4) + 8 * (i % 4 / 2) + 2 * (i % 2);
         p[i] = pack_e4m3(four[0], four[1], four[4], four[5]);
     }

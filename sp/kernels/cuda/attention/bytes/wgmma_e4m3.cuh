@@ -13,8 +13,6 @@
 
 #define SP_E4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SP_E16(d, i) SP_E4(d, i), SP_E4(d, i + 4), SP_E4(d, i + 8), SP_E4(d, i + 12)
-#define SP_I4(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
-#define SP_I16(d, i) SP_I4(d, i), SP_I4(d, i + 4), SP_I4(d, i + 8), SP_I4(d, i + 12)
 
 SP_DEVICE void wgmma_e4m3(f32 (&d)[68], const u32* a, u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3 {"
@@ -28,21 +26,8 @@ SP_DEVICE void wgmma_e4m3(f32 (&d)[68], const u32* a, u64 b) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// D (64, 64) of signed bytes, both sides in shared memory; else as in wgmma_bytes.cuh.
-SP_DEVICE void wgmma_half(i32 (&d)[32], u64 a, u64 b, u32 accumulate) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %34, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, %32, %33, p;\n\t}"
-                 : SP_I16(d, 0), SP_I16(d, 16)
-                 : "l"(a), "l"(b), "r"(accumulate));
-}
-
 #undef SP_E4
 #undef SP_E16
-#undef SP_I4
-#undef SP_I16
 
 // Nearest e4m3 values, past 448 that; `low` in the low byte.
 SP_DEVICE u32 pack_e4m3(f32 low, f32 high) {
@@ -60,7 +45,7 @@ SP_DEVICE void sums_ready(f32 (&d)[Sums]) {
     for (int i = 0; i < Sums; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-SP_DEVICE void sums_ready(i32 (&d)[32]) {
+SP_DEVICE void sums_ready(i32 (&d)[64]) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) asm volatile("" : "+r"(d[i])::"memory");
+    for (int i = 0; i < 64; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
