@@ -128,8 +128,8 @@ MODELS = (
     Item(
         "eight bits, what they cost",
         script("eight_bit/large_model.py", "--record", "{results}"),
-        40,
-        (Want("eight_bit_large", 5),),
+        50,
+        (Want("eight_bit_large", 5, {"left": None}), Want("eight_bit_large", 7, {"path": "sm_90a", "math": "int8"})),
     ),
     Item(
         "turns within 23 GiB",

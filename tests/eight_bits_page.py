@@ -10,6 +10,8 @@ import numpy as np
 from models_page import table, write
 
 from sp.bench.record import newest
+from sp.models.arithmetic import FIRST_LAYERS
+from sp.models.synthetic.shapes import find_shape
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "eight-bits.md"
@@ -53,6 +55,22 @@ def model() -> list[str]:
         m = record["metrics"][way]
         rows.append([name, f"{m['kl']:.1e}", f"{100 * m['logits']:.2f}", f"{100 * m['stream'][-1]:.2f}"])
     return table(["products", "KL (nats)", "logits (%)", "stream after the last layer (%)"], rows)
+
+
+def large() -> list[str]:
+    """What the 27B shape loses on a card, by how many of its first layers are left in BF16."""
+    found: dict[tuple[str, str, int], dict[str, float]] = {}
+    for record in newest(CARD / "eight_bit_large.jsonl"):
+        c = record["config"]
+        layers = find_shape(c["shape"]).config.layers
+        left = c.get("left", layers if c["math"] == "bf16" else FIRST_LAYERS)
+        found[c["path"], c["math"], left] = record["metrics"]
+    del found["sm_90a", "bf16", layers]  # what others are compared with
+    rows = [
+        [path, math, f"{left}", f"{m['kl']:.2g}", f"{100 * m['logits']:.2g}", f"{100 * m['top']:.0f}"]
+        for (path, math, left), m in sorted(found.items(), key=lambda item: (item[0][0] == "portable", *item[0][1:]))
+    ]
+    return table(["kernels", "products", "first layers in BF16", "KL (nats)", "logits (%)", "same token (%)"], rows)
 
 
 def answers() -> list[str]:
@@ -143,6 +161,7 @@ def tables() -> dict[str, list[str]]:
         "rates": rates(),
         "products": products(),
         "model": model(),
+        "large": large(),
         "answers": answers(),
         "choices": choices(),
         "attention": attention(),

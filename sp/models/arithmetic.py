@@ -12,6 +12,7 @@ from sp.kernels.path import current_path
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
 from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, is_faster, rounding_error, sampled_rows
+from sp.models.recording import layer_of
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import kernels
@@ -24,6 +25,11 @@ AskedMath = Math | Literal["auto"]
 FEWEST_ROWS = 256
 """Narrower matrices (gates of a DeltaNet head) are multiplied in BF16: their results steer all others."""
 
+FIRST_LAYERS = 2
+"""So many layers at the start are multiplied in BF16, whatever is asked: their errors go through all later layers.
+
+``eight_bit_large`` (``results/nvidia-h200/eight_bit_large.jsonl``) has how far 27B shapes in int8 are from BF16, by how
+many of their first layers are left in it."""
 
 ROUTER = "ffn_gate_inp.weight"
 """Which experts are chosen hangs on small differences."""
@@ -116,8 +122,9 @@ def with_math(
 ) -> tuple[Trunk, str]:
     """The same weights, those of blocks to be multiplied in what is asked where a prompt is read, and why so.
 
-    Left in BF16: the head, which reads few tokens; experts and their router; matrices of under 256 rows or of a width
-    that is no multiple of 256; vectors; with ``auto`` what int8 would cost too much, see `sp.models.auto_math`.
+    Left in BF16: the first `FIRST_LAYERS` layers; the head, which reads few tokens; experts and their router; matrices
+    of under 256 rows or of a width that is no multiple of 256; vectors; with ``auto`` what int8 would cost too much,
+    see `sp.models.auto_math`.
 
     Parameters
     ----------
@@ -219,13 +226,20 @@ def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Ma
     return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason, attention)
 
 
-def is_eligible(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor (out, in) of a file may be multiplied in eight bits.
+def is_eligible(name: str, shape: tuple[int, ...], left: int = FIRST_LAYERS) -> bool:
+    """Whether a tensor (out, in) of a file may be multiplied in eight bits, be it int8 or e4m3.
+
+    Those of the first `left` layers may not, see `FIRST_LAYERS`; of what belongs to no layer the shape decides.
 
     Examples
     --------
-    >>> is_eligible("blk.0.ffn_up.weight", (17408, 5120)), is_eligible("blk.0.ssm_beta.weight", (48, 5120))
+    >>> is_eligible("blk.2.ffn_up.weight", (17408, 5120)), is_eligible("blk.2.ssm_beta.weight", (48, 5120))
     (True, False)
+    >>> is_eligible("blk.1.ffn_up.weight", (17408, 5120)), is_eligible("blk.1.ffn_up.weight", (17408, 5120), left=1)
+    (False, True)
     """
+    layer = layer_of(name)
+    if layer is not None and layer < left:
+        return False
     wide = len(shape) == 2 and shape[0] >= FEWEST_ROWS and shape[1] % GROUPED == 0
     return wide and not name.endswith((ROUTER, EXPERTS))

@@ -75,7 +75,7 @@ def math_lines(
     >>> from sp.scoring import SCORERS
     >>> target, stages = load(embedded("target"), device="cpu", math="int8"), [Stage("target prefill", 3000)]
     >>> math_lines(target, None, SCORERS.build("tail"), stages)
-    ['target: int8 for 70 of 70 matrices of layers, 2,048 of 3,000 tokens; attention of runs from 2,049 tokens on']
+    ['target: int8 for 56 of 70 matrices of layers, 2,048 of 3,000 tokens; attention of runs from 2,049 tokens on']
     """
     counts = {stage.name: stage.tokens for stage in stages}
     together = chunk_tokens(target.model.device, target.model.arithmetic.math)

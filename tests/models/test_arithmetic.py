@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,30 @@ from tiny_models import write_tiny
 from sp.errors import ConfigError
 from sp.models import arithmetic as marking
 from sp.models import auto_math, load_model
-from sp.models.arithmetic import AUTO, Arithmetic, check_math, read_math, with_math
+from sp.models.arithmetic import (
+    AUTO,
+    FIRST_LAYERS,
+    Arithmetic,
+    check_math,
+    is_eligible,
+    read_math,
+    with_math,
+)
 from sp.models.auto_math import FASTER, MOST_ERROR, is_faster, rounding_error, sampled_rows
 from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.memory import STREAMS, product_bytes, reading_bytes, scoring_bytes
+from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.byte_products import workspace_bytes
+from sp.parallel.host import HostGroup
 from sp.pipeline.load import embedded
 from sp.quant import Math, Weight
+
+
+def past_the_first(names: Iterable[str]) -> set[str]:
+    """Those of layers that are not at the start."""
+    return {name for name in names if int(name.split(".")[1]) >= FIRST_LAYERS}
 
 
 def maths(trunk: Trunk) -> dict[str, Math]:
@@ -49,11 +65,32 @@ def test_other_words_are_refused_in_one_line(text: str) -> None:
 @pytest.mark.parametrize("math", [Math.INT8, Math.FP8])
 def test_wide_matrices_of_layers_are_marked_and_nothing_else(math: Math) -> None:
     model = load_model(embedded("drafter"), math=str(math))
-    assert set(maths(model.trunk).values()) == {math}
+    found = maths(model.trunk)
+    assert {name for name, made_in in found.items() if made_in is math} == past_the_first(found)
     assert {model.trunk.embed.math, model.trunk.output.math} == {Math.BF16}
-    assert model.arithmetic == Arithmetic(math, math, 35, 35, attention=math)
-    assert str(model.arithmetic) == f"{math} for 35 of 35 matrices of layers"
+    assert model.arithmetic == Arithmetic(math, math, 21, 35, attention=math)
+    assert str(model.arithmetic) == f"{math} for 21 of 35 matrices of layers"
     assert load_model(embedded("drafter")).arithmetic == Arithmetic(matrices=35)
+
+
+def test_the_first_layers_stay_whatever_is_asked() -> None:
+    wide = (17408, 5120)
+    eligible = [n for n in range(64) if is_eligible(f"blk.{n}.ffn_up.weight", wide)]
+    assert eligible == list(range(FIRST_LAYERS, 64))
+    assert [n for n in range(12) if is_eligible(f"blk.{n}.attn_q.weight", wide, left=0)] == list(range(12))
+    for name in ("output.weight", "token_embd.weight", "blk.weight", "blk.x.ffn_up.weight", "", "1.ffn_up.weight"):
+        assert is_eligible(name, wide), "of no layer: the shape decides"
+        assert not is_eligible(name, (17408,))
+
+
+def test_every_card_leaves_the_same_layers() -> None:
+    shards = load_shards(embedded("target"), HostGroup(2), decode_budget=0, math="int8")
+    narrow = ("attn_k.weight", "attn_v.weight")  # 128 rows a card
+    for part in shards.models:
+        found = maths(part.trunk)
+        marked = {name for name, math in found.items() if math is Math.INT8}
+        assert marked == {name for name in past_the_first(found) if not name.endswith(narrow)}
+        assert len(marked) == 40
 
 
 def test_a_model_of_narrow_matrices_says_that_none_is_marked(tmp_path) -> None:
@@ -88,10 +125,11 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
     monkeypatch.setattr(marking, "LEAST_INPUTS", 256)
     marked, reason = with_math(trunk, AUTO, "cuda", sampled)
     found = maths(marked)
-    assert [name for name, math in found.items() if math is Math.BF16] == [worst]
+    assert {name for name, math in found.items() if math is not Math.BF16} == past_the_first(found) - {worst}
     assert reason.startswith("known; rounding costs 1 weights over 1.00%, at most ")
     plain, reason = with_math(trunk, AUTO, "cuda")
-    assert set(maths(plain).values()) == {Math.INT8}
+    found = maths(plain)
+    assert {name for name, math in found.items() if math is Math.INT8} == past_the_first(found)
     assert reason == "known; rounding costs weights at most 0.86%"
 
 
@@ -183,9 +221,9 @@ def test_marks_reach_the_kernels_of_a_device() -> None:
     assert launches["bf16", "1100"] == (0, 0)
     assert launches["auto", "1100"] == (0, 0)  # all of its matrices are narrow
     for math in ("int8", "fp8"):
-        assert launches[math, "1023"] == (70, 0)
+        assert launches[math, "1023"] == (56, 0)
         assert launches[math, "1100"] == launches["int8", "1100"]
-    assert launches["int8", "1100"][1] > 50
+    assert launches["int8", "1100"] == (56, 7 * 6 + 2)  # gate and up are one; of the last layer only keys and values
 
 
 @pytest.mark.parametrize("tokens", [1023, 1024, 5000, 100_000])

@@ -184,7 +184,7 @@ def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
         "architecture": "qwen35",
         "kind": "hybrid",
         "experts": None,
-        "eight_bits": {"weights": 400, "matrices": 496},
+        "eight_bits": {"weights": 388, "matrices": 496},
         "layers": 64,
         "attention_layers": 16,
         "delta_layers": 48,

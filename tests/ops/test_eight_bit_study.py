@@ -1,4 +1,4 @@
-"""The ways to round of the study of errors in eight bits, against definitions written the slow way."""
+"""The study of errors in eight bits: ways to round, and distances, against definitions written the slow way."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dry_walk import walked
 
+from sp.models import load_model
 from sp.models.synthetic.random_blocks import random_blocks
-from sp.quant import Q4_K, Q6_K, Q8_0, Weight
+from sp.models.trunk import Trunk, mapped
+from sp.pipeline.load import embedded
+from sp.quant import Q4_K, Q6_K, Q8_0, Math, Weight
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "eight_bit"))
 import errors
+import large_model
 from roundings import apart, bf16, e4m3, in_groups, int8, integer_form, ours, ways
 
 
@@ -86,3 +91,64 @@ def test_every_way_is_near_the_product(fmt) -> None:
     found = {name: errors.measured(way, w, (both, -both)) for name, way in ways(fmt).items()}
     assert all(1e-4 < metrics["whole"] < 0.06 for metrics in found.values()), found
     assert found["int8 per 32, ours"]["whole"] < found["int8 per 128"]["whole"] < found["int8 per row"]["whole"]
+
+
+def marked_layers(trunk: Trunk) -> list[int]:
+    """How many weights of each layer are in int8."""
+    counts = []
+    for block in trunk.blocks:
+        maths: list[Math] = []
+        mapped(block, lambda leaf, maths=maths: maths.append(getattr(leaf, "math", Math.BF16)) or leaf)
+        counts.append(maths.count(Math.INT8))
+    return counts
+
+
+def test_layers_left_in_bf16_are_the_first() -> None:
+    plain = load_model(embedded("target")).trunk
+    for left in large_model.LEFT:
+        assert marked_layers(large_model.marked(plain, left)) == [0] * left + [7] * (10 - left)
+    assert marked_layers(plain) == [0] * 10
+
+
+def test_distances_are_those_of_the_definition() -> None:
+    exact, found = np.random.default_rng(0).standard_normal((2, 5, 9))
+    p, q = (np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) for x in (exact, found))
+    metrics = large_model.Compared(exact).metrics(found)
+    assert metrics["kl"] == pytest.approx(np.mean([sum(a * np.log(a / b)) for a, b in zip(p, q, strict=True)]))
+    assert metrics["logits"] == pytest.approx(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+    assert metrics["top"] == sum(a.argmax() == b.argmax() for a, b in zip(p, q, strict=True)) / 5
+    assert large_model.Compared(exact).metrics(exact) == {"kl": 0, "logits": 0, "top": 1}
+
+
+WALK = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import dry_device
+dry_device.install()
+import numpy as np
+import large_model
+from sp.kernels import forced_path
+from sp.models import load_model
+model = load_model(sys.argv[3], device="cuda")
+for way, trunk in large_model.ways(model.trunk):
+    model.trunk = trunk
+    dry_device.launches.clear()
+    with forced_path(way["path"]):
+        shape = large_model.logits(model, np.arange(large_model.TOKENS)).shape
+    kernel = "gemm_bytes_sm90" if way["path"] == "sm_90a" else "gemm_bytes_portable"
+    print(way["path"], way["math"], way.get("left", "rule"), *shape, dry_device.launches.get(kernel, 0))
+"""
+
+
+def test_the_large_model_is_read_in_every_way() -> None:
+    study = str(Path(large_model.__file__).parent)
+    said = [line.split() for line in walked(WALK, study, str(embedded("target"))).splitlines()]
+    launches = {(path, math, left): int(count) for path, math, left, *_, count in said}
+    assert {(rows, vocab) for *_, rows, vocab, _ in said} == {("264", "4096")}
+    assert len(launches) == len(said) == 11
+    assert launches["sm_90a", "bf16", "rule"] == launches["portable", "bf16", "rule"] == 0
+    by_left = [launches["sm_90a", "int8", str(left)] for left in large_model.LEFT]
+    assert by_left == sorted(by_left, reverse=True)
+    assert len(set(by_left)) == len(by_left)
+    assert launches["sm_90a", "int8", "rule"] == launches["sm_90a", "int8", "2"] == launches["sm_90a", "fp8", "rule"]
+    assert launches["portable", "int8", "rule"] > 0

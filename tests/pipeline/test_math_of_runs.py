@@ -59,15 +59,15 @@ def test_the_trace_tells_of_tokens_that_were_multiplied_in_bytes(pair: Pipeline,
     assert kept < 1024
     assert set(rounded) == {n}, "the drafter reads all of them together, and the target too few"
     lines = [
-        f"target: int8 for 70 of 70 matrices of layers, 0 of {kept:,} tokens{ATTENTION}",
-        f"drafter: int8 for 35 of 35 matrices of layers, {n:,} of {n:,} tokens{ATTENTION}",
+        f"target: int8 for 56 of 70 matrices of layers, 0 of {kept:,} tokens{ATTENTION}",
+        f"drafter: int8 for 21 of 35 matrices of layers, {n:,} of {n:,} tokens{ATTENTION}",
     ]
     assert result.answer.trace.facts["math"] == lines
     assert summary(result, {})["math"] == lines
     facts = run_trace(result, pair, options, {}).facts
     assert facts["math"] == lines
     assert facts["target"]["math"] == {
-        "asked": "int8", "math": "int8", "weights": 70, "matrices": 70, "reason": "", "attention": "int8",
+        "asked": "int8", "math": "int8", "weights": 56, "matrices": 70, "reason": "", "attention": "int8",
     }  # fmt: skip
 
 
@@ -77,8 +77,8 @@ def test_a_prompt_that_is_read_whole_goes_through_the_target_in_chunks(pair: Pip
     assert set(rounded) == {1024}
     assert rounded_tokens(n, 1024) == 1024
     assert result.answer.trace.facts["math"] == [
-        f"target: int8 for 70 of 70 matrices of layers, 1,024 of {n:,} tokens{ATTENTION}",
-        f"drafter: int8 for 35 of 35 matrices of layers{ATTENTION}",
+        f"target: int8 for 56 of 70 matrices of layers, 1,024 of {n:,} tokens{ATTENTION}",
+        f"drafter: int8 for 21 of 35 matrices of layers{ATTENTION}",
     ]
 
 
@@ -93,7 +93,7 @@ def test_a_short_prompt_is_the_one_of_bf16(pair: Pipeline, rounded: list[int]) -
 def test_gaps_leave_the_count_out(pair: Pipeline) -> None:
     options = RunOptions(compress="always", keep_ratio=0.3, state_gaps="reset", max_new_tokens=1)
     found = pair.run(prompt_of(pair, 300), options, full=False).answer.trace.facts["math"]
-    assert found[0] == f"target: int8 for 70 of 70 matrices of layers{ATTENTION}"
+    assert found[0] == f"target: int8 for 56 of 70 matrices of layers{ATTENTION}"
 
 
 def test_a_turn_tells_of_what_is_new(pair: Pipeline) -> None:

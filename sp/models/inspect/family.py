@@ -86,7 +86,7 @@ def eight_bits(config: ModelConfig) -> dict[str, int]:
 
     >>> from sp.models.synthetic.shapes import find_shape
     >>> eight_bits(find_shape("qwen3.6-27b").config)
-    {'weights': 400, 'matrices': 496}
+    {'weights': 388, 'matrices': 496}
     """
     matrices = layer_matrices(config)
     return {"weights": sum(is_eligible(each.name, each.shape) for each in matrices), "matrices": len(matrices)}
