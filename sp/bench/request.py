@@ -118,7 +118,8 @@ def _told(how: Mapping[str, Any]) -> dict[str, Any]:
 def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, str]:
     """What the drafter's products are made in, where that is not what the target's are."""
     theirs, ours = (running(path, one.model.arithmetic) for one in (target, drafter))
-    return {} if ours == theirs else {f"drafter_{key}": ours[key] for key in ("math", "products", "asked_math") if key in ours}
+    told = [key for key in ("math", "products", "asked_math") if key in ours]
+    return {} if ours == theirs else {f"drafter_{key}": ours[key] for key in told}
 
 
 def without_ends(loaded: Loaded) -> Loaded:
