@@ -141,12 +141,34 @@ def rates() -> list[str]:
             found_rates.setdefault((c["path"], c["prompt_tokens"]), {})[c["math"]] = record["metrics"]["tok_s"]
     rows = [
         [f"{tokens:,}", path, f"{found['bf16']:,.0f}", f"{found['int8']:,.0f}", f"{found['int8'] / found['bf16']:.2f}"]
-        for (path, tokens), found in sorted(
-            found_rates.items(), key=lambda item: (item[0][0] == "portable", item[0][1])
-        )
+        for (path, tokens), found in sorted(found_rates.items(), key=by_path)
         if "int8" in found
     ]
     return table(["tokens", "kernels", "bf16 (tok/s)", "int8 (tok/s)", "int8 over bf16"], rows)
+
+
+def attention_rates() -> list[str]:
+    """Milliseconds of a drafter's attention and scoring on a card, by what its attention is made in."""
+    layers, times = {}, {}
+    for record in newest(CARD / "byte_attention.jsonl"):
+        c = record["config"]
+        if c["stage"] == "round":
+            rounding = record["metrics"]["ms"]
+        else:
+            layers[c["density"], c["math"]] = record["metrics"]["ms"], c["read"]
+    for record in newest(CARD / "drafter.jsonl"):
+        c = record["config"]
+        wanted = {"model": "qwen3-0.6b bf16 (random)", "prompt_tokens": 131072, "path": "sm_90a", "tokens": "random"}
+        if {name: c[name] for name in wanted} == wanted and c["cards"] == 1 and "blocks" not in c:
+            if c["math"] == "bf16" or "products" in c:
+                times[c["density"], c["math"]] = 1e3 * record["metrics"]["score_s"]
+    rows = []
+    for density in sorted({density for density, _ in layers}):
+        (half, read), (eight, _) = (layers[density, math] for math in ("f16", "int8"))
+        cells = [f"{100 * read:.1f} %", f"{half:.1f}", f"{eight:.1f}", f"{rounding:.2f}"]
+        rows.append([*cells, *(f"{times[density, math]:.0f}" for math in ("bf16", "int8"))])
+    heads = ["blocks read", "a layer, float16 (ms)", "eight bits (ms)", "rounding (ms)"]
+    return table([*heads, "scoring, float16 (ms)", "eight bits (ms)"], rows)
 
 
 def difference(found: Sequence[float]) -> str:
@@ -166,6 +188,7 @@ def tables() -> dict[str, list[str]]:
         "choices": choices(),
         "attention": attention(),
         "kept": kept(),
+        "attention rates": attention_rates(),
     }
 
 
