@@ -193,7 +193,7 @@ def test_sparse_layers(text: str, config: dict[str, object]) -> None:
 @pytest.mark.parametrize("tokens", [8192, 32768, 65536, 131072, 262144])
 def test_drafter(tokens: int) -> None:
     names = ("density", "score_s", "limit_s", "peak_bytes")
-    config = {"prompt_tokens": tokens, "path": "sm_90a", "density": 0.05, "tokens": "random"}
+    config = {"prompt_tokens": tokens, "path": "sm_90a", "density": 0.05, "tokens": "random", "math": "bf16"}
     read, seconds, limit, peak = (metric("drafter", name, **config) for name in names)
     row(
         f"score {tokens:,} tokens",
