@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sp.models import load_model, read_by_layer
+from sp.bench.record import running
+from sp.models import arithmetic, load_model, read_by_layer
 from sp.models.cache import cache as caches
 from sp.models.passes import layer_attention
 from sp.models.passes.layer_attention import SparseAttention
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
+from sp.pipeline import Pipeline, pair
 from sp.pipeline.load import embedded
+from sp.quant import Math
 
 DRY = """
 import json, sys
@@ -25,7 +28,8 @@ import dry_device
 dry_device.install()
 import numpy as np
 from sp.kernels import forced_path
-from sp.models import load_model, read_by_layer
+from sp.bench.record import running
+from sp.models import arithmetic, load_model, read_by_layer
 from sp.models.passes.layer_attention import SparseAttention, dense_attention
 from sp.ops.sparse.flashprefill import TopDensity
 found = []
@@ -74,3 +78,33 @@ def test_launches_on_a_device_and_the_portable_path_keeps_to_float16() -> None:
     for path, n, counts in json.loads(done.stdout):
         long = path == "sm_90a" and n == BYTE_QUERIES
         assert counts == ([4, 4, 4, 0] if long else [0, 0, 0, 4]), (path, n)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "path", "head_dim", "attention"),
+    [
+        ("auto", "cuda", "sm_90a", 128, "int8"),
+        ("auto", "cuda", "sm_90a", 64, "bf16"),
+        ("auto", "cuda", "portable", 128, "bf16"),
+        ("auto", "cpu", "sm_90a", 128, "bf16"),
+        (Math.BF16, "cuda", "sm_90a", 128, "bf16"),
+    ],
+)
+def test_auto_takes_attention_of_a_model_that_scores(monkeypatch, asked, device, path, head_dim, attention) -> None:
+    monkeypatch.setattr(arithmetic, "current_path", lambda: path)
+    made_in = arithmetic.Arithmetic(asked, reason="no matrix has 4,096 inputs")
+    found = arithmetic.scoring(made_in, device, head_dim)
+    assert str(found.attention) == attention
+    assert (found.math, found.reason) == (Math.BF16, made_in.reason)
+    told = running("sm_90a", found)
+    if attention == "int8":
+        assert told == {"path": "sm_90a", "math": "int8", "products": "bf16", "cards": 1, "asked_math": "auto"}
+    else:
+        assert told == {"path": "sm_90a", "math": "bf16", "cards": 1}
+
+
+def test_a_pair_loads_its_drafter_to_score_and_its_target_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(pair, "scoring", lambda made_in, device, head_dim: asked.append(head_dim) or made_in)
+    found = Pipeline.open(device="cpu", math="auto", drafter_math="auto")
+    assert asked == [found.drafter.model.config.head_dim]

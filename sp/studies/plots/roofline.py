@@ -146,16 +146,17 @@ def draw_roof(axes: Axes, found: Sequence[Point], limits: Limits) -> None:
     for place, (rate, words) in enumerate(ceilings):
         ridge = 1e3 * rate / bandwidth
         x = np.array([low, ridge, high])
-        dashes = "-" if place == 0 else "--"
+        dashes, below = "-" if place == 0 else "--", rate < highest
         axes.plot(x, np.minimum(x * bandwidth / 1e3, rate), color=INK, linewidth=1.2, linestyle=dashes, zorder=2)
         axes.annotate(
             f"{rate:,.0f} {words}, the most reached",
             (high, rate),
-            xytext=(-4, 4),
+            xytext=(-4, -4 if below else 4),
             textcoords="offset points",
             fontsize=8,
             color=INK,
             ha="right",
+            va="top" if below else "bottom",
         )
     middle = float(np.sqrt(low * 1e3 * lowest / bandwidth))
     axes.text(
