@@ -42,8 +42,8 @@ class Card:
     pcie : float
         Bytes a second from the host, one way.
     warp_share : float
-        Share of `flops` and `int8` that products of single warps (`mma.sync`, which portable kernels are made of) can reach: all
-        of it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it).
+        Share of `flops` and `int8` that products of single warps (`mma.sync`, which portable kernels are made of) can
+        reach: all of it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it).
     """
 
     name: str

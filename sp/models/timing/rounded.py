@@ -49,11 +49,16 @@ class Rounded:
         Rounded(products=False, attention=False, least_inputs=4096, left=2)
         """
         if asked == Math.BF16:
-            return cls()
+            return NOTHING
         attention = path == "sm_90a" and config.head_dim == HEAD_DIM
         if asked == AUTO:
             return cls((path, card.capability) in FASTER, attention, LEAST_INPUTS)
         return cls(True, attention)
+
+    @property
+    def math(self) -> Math:
+        """Of the products that are marked; BF16 where none is."""
+        return Math.INT8 if self.products else Math.BF16
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether products with a matrix are made in int8.
@@ -64,3 +69,7 @@ class Rounded:
         """
         wide = tensor.shape[-1] >= self.least_inputs
         return self.products and wide and is_eligible(tensor.name, tensor.shape, self.left)
+
+
+NOTHING = Rounded()
+"""All in BF16."""

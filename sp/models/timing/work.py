@@ -15,11 +15,10 @@ from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.recording import RecordingStore, Tensor
 from sp.models.synthetic.shapes import find_shape
-from sp.models.timing.rounded import Rounded
+from sp.models.timing.rounded import NOTHING, Rounded
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.quant import Math
 
 NORMED, ADDED, STORED, GATED = 2 * 6, 2 * 8, 4, 6
 """Bytes a value that surrounds products: two norms of a block read float32 and write bf16; two sums read and write
@@ -72,7 +71,7 @@ class Weights:
 
     config: ModelConfig
     nbytes: int
-    rounded: Rounded = Rounded()
+    rounded: Rounded = NOTHING
 
     @classmethod
     def of_shape(cls, name: str, file_type: str) -> Weights:
@@ -91,7 +90,7 @@ def reading(model: Weights, tokens: int) -> list[Work]:
     >>> [(one.kind, one.launches) for one in work]
     [('matmul', 426), ('delta', 192), ('traffic', 160), ('attention', 15)]
     """
-    chunk = chunk_tokens("cuda", Math.INT8 if model.rounded.products else Math.BF16)
+    chunk = chunk_tokens("cuda", model.rounded.math)
     return [*_common(model, tokens, chunk), *_attention(model, tokens, "attention", 1.0, chunk)]
 
 
