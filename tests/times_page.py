@@ -9,12 +9,14 @@ from models_page import table, write
 
 from sp.bench.predicted.rows import Row, rows
 from sp.commands.plan import expected
+from sp.models.arithmetic import AUTO, AskedMath
 from sp.models.inspect.known_cards import KNOWN, Card
 from sp.models.inspect.plan import make_plan
 from sp.models.inspect.subject import shape_subject
 from sp.models.timing.fitted import fitted
 from sp.models.timing.times import predicted_times
 from sp.models.timing.times_table import shown
+from sp.quant import Math
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "predicted-times.md"
@@ -23,11 +25,11 @@ PAIR = ("qwen3.6-27b", "q4_k_m"), ("qwen3-0.6b", "bf16")
 SHORT, LONG = 8192, 131072
 
 
-def times(card: Card) -> list[str]:
+def times(card: Card, math: AskedMath = Math.BF16, drafter_math: AskedMath = Math.BF16) -> list[str]:
     """A card's cells: a full prefill of 8K tokens, the first token of 128K in full and at keep 0.05, decoding."""
     target, drafter = (shape_subject(*one) for one in PAIR)
     plan = make_plan(target, drafter, card.gib, LONG, lengths=(SHORT, LONG))
-    short, long = predicted_times(plan, card, fitted(), expected)
+    short, long = predicted_times(plan, card, fitted(), expected, math, drafter_math)
     return [shown(one) for one in (short["full_s"], long["full_s"], long["ttft_s"], long["decode_tok_s"])]
 
 
@@ -40,6 +42,19 @@ def cards() -> list[str]:
         [
             [one.name, f"{one.flops / 1e12:g}", f"{one.bandwidth / 1e9:g}", str(one.gib), one.path, *times(one)]
             for one in KNOWN
+        ],
+    )
+
+
+def eight() -> list[str]:
+    """The same in int8, cards left out that have no room; what int8 leaves alone, decoding, too."""
+    heads = [f"*predicted* {head}" for head in ("8K in full (s)", "128K in full (s)", "128K, keep 0.05 (s)")]
+    return table(
+        ["card", "TOP/s, int8", *heads],
+        [
+            [one.name, f"{one.int8 / 1e12:g}", *times(one, Math.INT8, AUTO)[:3]]
+            for one in KNOWN
+            if times(one)[0] != shown(None)
         ],
     )
 
@@ -79,7 +94,7 @@ def summary() -> list[str]:
 
 def tables() -> dict[str, list[str]]:
     """Every table of the page by its name there."""
-    return {"cards": cards(), "summary": summary(), "errors": errors()}
+    return {"cards": cards(), "eight": eight(), "summary": summary(), "errors": errors()}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from sp.config import token_count
 from sp.errors import ConfigError, short
 
 if TYPE_CHECKING:
+    from sp.models.arithmetic import AskedMath
     from sp.models.inspect.known_cards import Card
     from sp.models.inspect.subject import Subject
 
@@ -42,14 +43,20 @@ def plan(
         str, typer.Option("-p", "--context", help="Prompt and answer together, in tokens, e.g. 32k, or 8k,128k.")
     ] = "128k",
     keep_ratio: Annotated[float, typer.Option(help="Share of the prompt that the target reads.")] = KEEP,
+    math: Annotated[
+        str, typer.Option(help="What the target multiplies where it reads a prompt: bf16 or int8.")
+    ] = "bf16",
+    drafter_math: Annotated[
+        str, typer.Option(help="The same of the drafter: bf16, or auto, which takes int8 where that is faster.")
+    ] = "bf16",
     as_json: AsJson = False,
 ) -> None:
     """Tell whether a model file runs, on which card, with what memory and drafter, and by which command.
 
     Only headers are read. Memory is reckoned as it is reserved when models are loaded, and what work takes besides by
     bounds that recorded requests stayed within. For a card by name times are predicted too, from its data sheet and the
-    rates that kernels reach on an H200, with products in bf16: those of --math int8 are not predicted. Exit status 1 if
-    the answer is no.
+    rates that kernels reach on an H200, in the arithmetic of --math and --drafter-math; memory beside them is that of
+    bf16. Exit status 1 if the answer is no.
 
     [bold]Examples[/bold]
 
@@ -58,6 +65,8 @@ def plan(
       sp plan Qwen3.6-27B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --card 24g --context 128k
 
       sp plan --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b --card rtx3090 -p 8k,128k --keep-ratio 0.05
+
+      sp plan --synthetic-target qwen3.6-27b --card h200 --math int8 --drafter-math auto
     """
     from sp.models.inspect.plan import make_plan
     from sp.models.inspect.plan_tables import render_plan
@@ -71,6 +80,7 @@ def plan(
         raise ConfigError(f"--keep-ratio {keep_ratio:g}: it is a share of the prompt, above 0 and up to 1")
     if card is not None:
         gib, known = read_card(card)
+    maths = read_maths(math, drafter_math)
     heavy = read_model("target", file or target, synthetic_target, target_type)
     if heavy is None or (file and target):
         raise ConfigError("give one model: a GGUF file, or --synthetic-target with the name of a shape")
@@ -79,8 +89,13 @@ def plan(
     told = found.as_dict()
     if found.drafter is not None and found.target.config is not None:
         told["drafter"]["pays_from_tokens"] = break_even(found.target.config, found.drafter.config, keep_ratio)
-    times = [] if known is None else predicted_times(found, known, fitted(), expected)
-    told["predicted"] = None if known is None else {"card": known.name, "kernels": known.path, "times": times}
+    times = [] if known is None else predicted_times(found, known, fitted(), expected, **maths)
+    spoken = {name: str(one) for name, one in maths.items()}
+    told["predicted"] = None if known is None else {"card": known.name, "kernels": known.path, **spoken, "times": times}
+    if told["command"] is not None:
+        told["command"] += "".join(
+            f" --{name.replace('_', '-')} {one}" for name, one in spoken.items() if one != "bf16"
+        )
     if as_json:
         print_json(told)
     else:
@@ -88,7 +103,7 @@ def plan(
         console.print(render_plan(told))
         if known is not None and times:
             console.print("", render_times(times, known), sep="\n")
-            for line in legend(known, keep_ratio):
+            for line in legend(known, keep_ratio, **maths):
                 console.print(line, style="dim")
         if told["command"] is not None:
             console.print(f"\n{escape(told['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied
@@ -132,6 +147,33 @@ def read_card(text: str) -> tuple[int, Card | None]:
         told = f"--card takes whole GiB such as 24g, at least 2, or a name ({', '.join(known)})"
         raise ConfigError(f"{told}, not {text[:40]!r}")
     return int(digits), None
+
+
+PREDICTED = {"math": ("bf16", "int8"), "drafter_math": ("bf16", "auto")}
+"""Arithmetics whose times are fitted to records. `auto` of a target hangs on what rounding its weights costs, and a
+drafter with all products in int8 is no faster."""
+
+
+def read_maths(math: str, drafter_math: str) -> dict[str, AskedMath]:
+    """The arithmetic that times are predicted in; ConfigError for what is none, and for what is not predicted.
+
+    >>> read_maths("int8", "auto")
+    {'math': <Math.INT8: 'int8'>, 'drafter_math': 'auto'}
+    >>> read_maths("fp8", "bf16")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: --math fp8: no times of it are predicted; sp plan takes bf16 or int8
+    """
+    from sp.models import read_math
+
+    found = {}
+    for name, text in (("math", math), ("drafter_math", drafter_math)):
+        option = f"--{name.replace('_', '-')}"
+        found[name] = read_math(text, option)
+        if text not in PREDICTED[name]:
+            raise ConfigError(
+                f"{option} {text}: no times of it are predicted; sp plan takes {' or '.join(PREDICTED[name])}"
+            )
+    return found
 
 
 def read_model(role: str, path: Path | None, shape: str | None, file_type: str) -> Subject | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
@@ -19,6 +19,7 @@ from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import Fitted, Host, Rate, bound
 from sp.models.timing.work import Weights, reading
 
+Rates = Mapping[str, Mapping[str, Rate]]
 LONG, SHORT = 32768, 512
 KERNELS: tuple[KernelPath, ...] = ("sm_90a", "portable")
 TARGET = ("qwen3.6-27b", "q4_k_m")
@@ -41,6 +42,8 @@ def fit(folder: Path) -> Fitted:
     rates: dict[str, dict[str, Rate]] = {path: _rates(samples, path) for path in KERNELS}
     idle = Fitted(rates, Host(0.0, 0.0, 0.0, 0.0, 1.0, 1.0))
     host = idle.host
+    for path in KERNELS:
+        rates[path]["matmul int8"] = _of_a_row(_row(known, "prefill int8", path), "matmul int8", path, rates, host)
     launches = sum(one.launches for one in reading(Weights.of_shape(*TARGET), SHORT))
     short = [_row(known, "prefill", SHORT).seconds, _row(known, "full", SHORT).seconds]
     host = replace(host, launch_s=mean(short) / launches)
@@ -88,13 +91,26 @@ def fit_rate(samples: Iterable[Sample], path: KernelPath) -> Rate:
     return Rate(float(1 / inverse), float(launch))
 
 
+def _of_a_row(row: Row, kind: str, path: KernelPath, rates: Rates, host: Host) -> Rate:
+    """Share of the bound with which a kind takes what the other kinds leave of a row.
+
+    Of products in int8 kernels were not timed by themselves on this machine.
+    """
+
+    def without(rate: Rate) -> float:
+        return _left(row, {**rates, path: {**rates[path], kind: rate}}, host)
+
+    others, bounded = without(Rate(float("inf"))), without(Rate(1.0))
+    return Rate((others - bounded) / others)
+
+
 def _row(known: dict[tuple[Any, ...], Row], *key: Any) -> Row:
     if key not in known:
         raise ConfigError(f"no record to fit to: {' '.join(map(str, key))}")
     return known[key]
 
 
-def _left(row: Row, rates: Any, host: Host) -> float:
+def _left(row: Row, rates: Rates, host: Host) -> float:
     """Measured seconds that the prediction so far does not have."""
     return row.seconds - row.predict(Fitted(rates, host))
 

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sp.bench.record import newest
 from sp.errors import ConfigError
+from sp.models.arithmetic import FIRST_LAYERS, in_attention
 from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
+from sp.models.timing.rounded import Rounded
 from sp.models.timing.work import Weights
-from sp.pipeline.measured import PLAIN_MATHS, maths_of
+from sp.pipeline.measured import maths_of
+from sp.quant import Math
 
 CARD = "h200"
 """That all records are of."""
 FIT_SHAPES, FIT_TOKENS = ("qwen3.6-27b", "qwen3-0.6b"), (512, 32768)
 """Models and prompts whose rows may be fitted to; rows of any other model or length are held out, always."""
+EIGHT_TOKENS = 8192
+"""Prompt of `FIT_SHAPES[0]` whose prefill in int8 may be fitted to, once for each path of kernels."""
+LEFT_SINCE = "2026-11-24T04:22:55+00:00"
+"""Since when the first layers stay in BF16 where int8 is asked for (`FIRST_LAYERS`): before, all were in int8.
+
+Older records on Hopper's kernels are no rows. Of the portable ones there are no others, so that they are predicted as
+they were measured. No rows either are drafters with products in int8: no record is of the attention they have now.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,9 @@ def rows(folder: Path) -> Iterator[Row]:
     """Rows of a machine's newest records of dense models in named shapes on one card, of four benches."""
     for bench, read in _READ.items():
         for record in newest(folder / f"{bench}.jsonl"):
-            found = None if record["config"].get("cards", 1) > 1 else read(record["config"], record["metrics"])
+            left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
+            config = {"left": left, **record["config"]}
+            found = None if config.get("cards", 1) > 1 else read(config, record["metrics"])
             if found is not None:
                 yield found
 
@@ -78,16 +91,46 @@ def _weights(name: str, file_type: str | None = None) -> Weights | None:
     return None if found.config.experts else found
 
 
+def _target(model: Weights, c: Mapping[str, Any]) -> Weights | None:
+    """A target in the arithmetic of its record; None where that is not predicted."""
+    if maths_of(c)[0] == Math.BF16:
+        return model
+    if c["math"] != Math.INT8 or "products" in c or "asked_math" in c or (c["left"] == 0 and c["path"] == "sm_90a"):
+        return None
+    rounded = Rounded.of(Math.INT8, model.config, find_card(CARD), c["path"])
+    return replace(model, rounded=replace(rounded, left=c["left"]))
+
+
+def _reader(model: Weights, math: str) -> Weights | None:
+    """A drafter in the arithmetic of its record; None where that is not predicted."""
+    if math == Math.BF16:
+        return model
+    return replace(model, rounded=Rounded(attention=True)) if math == in_attention(Math.INT8) else None
+
+
+def _spoken(model: Weights) -> str:
+    """What is in int8, for names of rows; empty for nothing."""
+    if model.rounded.products:
+        return " in int8" if model.rounded.left else " in int8, all layers"
+    return f" {in_attention(Math.INT8)}" if model.rounded.attention else ""
+
+
 def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     model = _weights(c["shape"] or "", c["type"] or "")
-    if model is None or c["engine"] != "sp" or c.get("asked_density") is not None or c["math"] != "bf16":
+    if model is None or c["engine"] != "sp" or c.get("asked_density") is not None:
         return None
-    n, path = c["prompt_tokens"], c["path"]
-    plain = (c["type"], path) == ("q4_k_m", "sm_90a")
+    target = _target(model, c)
+    if target is None:
+        return None
+    n, path, plain = c["prompt_tokens"], c["path"], c["type"] == "q4_k_m"
+    if target.rounded.products:
+        fit, key = plain and (c["shape"], n) == (FIT_SHAPES[0], EIGHT_TOKENS), ("prefill int8", path)
+    else:
+        fit, key = plain and path == "sm_90a" and _may_fit(c["shape"], n), ("prefill", n)
     return Row(
-        "prefill", f"{c['shape']} {c['type']}, {n:,} tokens, {path}", n / m["tok_s"],
-        lambda known: _predictor(known, path).prefill_s(model, n),
-        _may_fit(c["shape"], n) and plain, ("prefill", n),
+        "prefill", f"{c['shape']} {c['type']}{_spoken(target)}, {n:,} tokens, {path}", n / m["tok_s"],
+        lambda known: _predictor(known, path).prefill_s(target, n),
+        fit, key,
     )  # fmt: skip
 
 
@@ -107,39 +150,52 @@ def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
 def _drafter(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     shape, _, rest = c["model"].partition(" ")
     model = _weights(shape, rest.partition(" ")[0])
-    if model is None or maths_of(c) != PLAIN_MATHS:
+    if model is None:
         return None
+    drafter = _reader(model, in_attention(c["math"]) if "products" in c else maths_of(c)[0])
+    if drafter is None:
+        return None
+    plain = c["path"] == "sm_90a" and c["density"] == 0.05 and not drafter.rounded.attention
     n, path, density = c["prompt_tokens"], c["path"], m["density"] if c["attention"] == "flashprefill" else None
     return Row(
-        "drafter", f"{shape}, {n:,} tokens at density {m['density']:.2f}, {path}", m["score_s"],
-        lambda known: _predictor(known, path).score_s(model, n, density),
-        _may_fit(shape, n) and path == "sm_90a" and c["density"] == 0.05, ("drafter", n),
+        "drafter", f"{shape}{_spoken(drafter)}, {n:,} tokens at density {m['density']:.2f}, {path}", m["score_s"],
+        lambda known: _predictor(known, path).score_s(drafter, n, density),
+        _may_fit(shape, n) and plain, ("drafter", n),
     )  # fmt: skip
 
 
 def _ttft(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     """Within a budget of memory too; of scorers those that a drafter reads for."""
-    target = _weights(c["target"])
-    if target is None or maths_of(c) != PLAIN_MATHS or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
+    model = _weights(c["target"])
+    if model is None or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
+        return None
+    target = _target(model, c)
+    if target is None:
         return None
     n, path = m["prompt_tokens"], c["path"]
     name = c["target"].removesuffix(".synthetic")
+    shape, told = name.rpartition("-")[0], f"{name}{_spoken(target)}"
+    in_bf16 = not target.rounded.products
     if c["drafter"] is None:
         return Row(
-            "ttft", f"{name}, {n:,} tokens in full, {path}", m["ttft_s"],
+            "ttft", f"{told}, {n:,} tokens in full, {path}", m["ttft_s"],
             lambda known: _predictor(known, path).full_s(target, n),
-            _may_fit(name.rpartition("-")[0], n), ("full", n),
+            _may_fit(shape, n) and in_bf16, ("full", n),
         )  # fmt: skip
-    drafter, density = _weights(c["drafter"]), m["density"]
+    small, density = _weights(c["drafter"]), m["density"]
+    drafter = None if small is None else _reader(small, maths_of(c)[1])
     if drafter is None:
         return None
+    if drafter.rounded.attention:
+        told += f", drafter{_spoken(drafter)}"
+    in_bf16 = in_bf16 and not drafter.rounded.attention
     plain = (c["keep_ratio"], c["density"], c["vram"]) == (0.05, 0.05, None)
     kept = m["kept_tokens"] / n
     within = f", --vram {c['vram']}" if c["vram"] else ""
     return Row(
-        "ttft", f"{name}, {n:,} tokens, keep {c['keep_ratio']:g}, density {density:.2f}{within}, {path}", m["ttft_s"],
+        "ttft", f"{told}, {n:,} tokens, keep {c['keep_ratio']:g}, density {density:.2f}{within}, {path}", m["ttft_s"],
         lambda known: _predictor(known, path).compressed(target, drafter, n, kept, density).ttft_s,
-        _may_fit(name.rpartition("-")[0], n) and plain, ("ttft", n),
+        _may_fit(shape, n) and plain and in_bf16, ("ttft", n),
         m["ttft_s"] - m["stages"].get("score", 0.0) - m["stages"]["target prefill"],
     )  # fmt: skip
 

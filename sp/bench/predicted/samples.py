@@ -83,6 +83,15 @@ def _select(c: Facts, m: Facts) -> Sample | None:
     return replace(found, seconds=found.seconds + m["ms_means"] / 1e3)
 
 
+def _bytes_attention(c: Facts, m: Facts) -> Sample | None:
+    """Attention in eight bits of a drafter's layer, and what rounds its keys and values."""
+    if c["stage"] == "round":
+        return replace(_bytes("rounding", 1e9 * m["gb_s"], m["ms"] / 1e3), path=c["path"])
+    found = _flops("attention int8", c["path"], m["tflops"], m["ms"], c["head_dim"])
+    # What it takes besides grows with the queries; all records are of as many, so that no launch is told apart.
+    return replace(found, work=replace(found.work, launches=0)) if c["math"] == "int8" else None
+
+
 def _few(c: Facts, m: Facts) -> Sample | None:
     return _bytes(f"keys {c['kv']}", 1e9 * m["gb_s"], m["ms"] / 1e3) if c["queries"] == 1 else None
 
@@ -114,6 +123,7 @@ _READ: tuple[tuple[str, Callable[[Facts, Facts], Sample | None]], ...] = (
     ("attention_lists", _lists),
     ("flashprefill_layer", _sparse_portable),
     ("flashprefill_layer", _select),
+    ("byte_attention", _bytes_attention),
     ("attention_few", _few),
     ("decode_matmul", _vector),
     ("delta_mixer", _delta),

@@ -14,7 +14,7 @@ from sp.models.inspect.cold_layers import least_cold
 from sp.models.inspect.known_cards import KNOWN
 from sp.models.inspect.memory import Stacks, held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes
 from sp.models.synthetic.shapes import find_shape, list_shapes
-from sp.quant import BlockFormat
+from sp.quant import BlockFormat, Math
 
 CARDS = tuple(sorted({card.gib for card in KNOWN}))
 """Sizes of cards in GiB."""
@@ -110,10 +110,11 @@ def need(
     kv: str,
     keep: float = KEEP,
     stacks: Stacks = (),
+    math: Math = Math.BF16,
 ) -> Need:
     """What a prompt of so many tokens and its answer need: read whole, or a share after a drafter has scored it.
 
-    `stacks` are those of a mixture's experts, see `stack_bytes`.
+    `stacks` are those of a mixture's experts, see `stack_bytes`; `math` is what the target's products are made in.
 
     Examples
     --------
@@ -124,7 +125,7 @@ def need(
     """
     read = tokens if drafter is None else ceil(keep * tokens)
     held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
-    reading = held + reading_bytes(target, read)
+    reading = held + reading_bytes(target, read, math)
     cold = least_cold(target, weights, stacks, reading - weights)
     if drafter is None:
         return Need(reading, reading, cold)

@@ -42,8 +42,8 @@ class Card:
     pcie : float
         Bytes a second from the host, one way.
     warp_share : float
-        Share of `flops` that products of single warps (`mma.sync`, which portable kernels are made of) can reach: all
-        of it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it).
+        Share of `flops` and `int8` that products of single warps (`mma.sync`, which portable kernels are made of) can
+        reach: all of it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it).
     """
 
     name: str
@@ -69,13 +69,16 @@ class Card:
         """Kernels that run there: those of Hopper on compute capability 9.0, elsewhere the portable ones."""
         return "sm_90a" if self.capability == (9, 0) else "portable"
 
-    def peak(self, path: Path) -> float:
-        """Tensor operations a second that kernels of a path could reach.
+    def peak(self, path: Path, in_bytes: bool = False) -> float:
+        """Tensor operations a second that kernels of a path could reach in bf16, or in int8.
 
         >>> round(find_card("h200").peak("portable") / 1e12), round(find_card("rtx3090").peak("portable") / 1e12)
         (623, 71)
+        >>> round(find_card("h200").peak("sm_90a", in_bytes=True) / 1e12)
+        1979
         """
-        return self.flops if path == "sm_90a" else self.flops * self.warp_share
+        rate = self.int8 if in_bytes else self.flops
+        return rate if path == "sm_90a" else rate * self.warp_share
 
 
 _PCIE4, _PCIE5 = 32e9, 64e9  # 16 lanes

@@ -9,6 +9,7 @@ from sp.models.cache.pages import DEVICE_KV_FORMATS, KV_FORMATS
 from sp.models.config import ModelConfig
 from sp.models.inspect.cards import ANSWER, CARDS, KEEP, SYSTEM, Drafter, need
 from sp.models.inspect.memory import Stacks, scoring_bytes
+from sp.quant import Math
 
 SPOKEN = (8192, 32768, 131072)
 """Lengths of prompt and answer, in tokens, that a plan tells memory of."""
@@ -59,17 +60,18 @@ def ways(
     tokens: int,
     keep: float = KEEP,
     stacks: Stacks = (),
+    math: Math = Math.BF16,
 ) -> Iterator[Way]:
     """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first.
 
     Turns cost copies and change no token, those of experts (`stacks`, see `stack_bytes`) the most; a narrower cache
     rounds keys and values, so it comes after them. Without a drafter everything is read, of which there is no way where
-    the window is shorter.
+    the window is shorter. Products in `math` take room of their own.
     """
     if drafter is None and tokens > target.context:
         return
     for kv in caches(target):
-        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks)
+        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks, math)
         yield Way(kv, False, found.together)
         if found.by_turns < found.together:
             yield Way(kv, True, found.by_turns)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.known_cards import Path as KernelPath
-from sp.models.timing.work import Work
+from sp.models.timing.work import IN_BYTES, Work
 
 FILE = Path(__file__).with_name("fitted.json")
 
@@ -80,7 +80,7 @@ def fitted() -> Fitted:
 
 def bound(work: Work, card: Card, path: KernelPath) -> float:
     """Seconds below which no kernel does the work: its operations or its bytes, whichever take longer."""
-    return max(work.flops / card.peak(path), work.nbytes / card.bandwidth)
+    return max(work.flops / card.peak(path, work.kind in IN_BYTES), work.nbytes / card.bandwidth)
 
 
 def busy(work: Iterable[Work], card: Card, path: KernelPath, rates: Mapping[str, Rate]) -> float:

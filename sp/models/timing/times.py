@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sp.models.config import ModelConfig
+from sp.models.arithmetic import AskedMath
 from sp.models.inspect.cards import ANSWER, Drafter, need
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.plan import Plan
 from sp.models.inspect.ways import best, room, ways
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
+from sp.models.timing.rounded import Rounded
 from sp.models.timing.work import Weights
+from sp.quant import Math
 
 Density = Callable[[int], float | None]
 """Of a prompt of so many tokens the share of causal blocks that a drafter is expected to read; None for all."""
 
 
-def predicted_times(plan: Plan, card: Card, known: Fitted, density: Density) -> list[dict[str, Any]]:
+def predicted_times(
+    plan: Plan,
+    card: Card,
+    known: Fitted,
+    density: Density,
+    math: AskedMath = Math.BF16,
+    drafter_math: AskedMath = Math.BF16,
+) -> list[dict[str, Any]]:
     """Predicted seconds of a plan's requests on a card, one dict a length.
 
     Parameters
@@ -28,6 +37,8 @@ def predicted_times(plan: Plan, card: Card, known: Fitted, density: Density) -> 
     known : Fitted
     density : callable
         Of the drafter's attention.
+    math, drafter_math : Math or "auto"
+        What target and drafter are asked to multiply, see `Rounded.of`.
 
     Returns
     -------
@@ -41,18 +52,22 @@ def predicted_times(plan: Plan, card: Card, known: Fitted, density: Density) -> 
     config, held = plan.sizes
     if config.experts or (plan.drafter is not None and plan.drafter.config.experts):
         return []
-    predictor, target = Predictor.of(card, known), Weights(config, plan.target.streamed)
+    target = Weights(config, plan.target.streamed, Rounded.of(math, config, card, card.path))
+    predictor, reader = Predictor.of(card, known), None
+    if plan.drafter is not None:
+        rounded = Rounded.of(drafter_math, plan.drafter.config, card, card.path)
+        reader = Weights(plan.drafter.config, plan.drafter.weights, rounded)
     return [
         {"tokens": tokens}
         | _full(predictor, target, held, tokens)
-        | (_compressed(predictor, plan, target, held, tokens, density) if plan.drafter else {})
+        | (_compressed(predictor, plan, target, reader, held, tokens, density) if reader else {})
         for tokens in plan.lengths
     ]
 
 
 def _full(predictor: Predictor, target: Weights, held: int, tokens: int) -> dict[str, float | None]:
     """Of a prompt that is read whole."""
-    way = best(list(ways(target.config, held, None, tokens)), predictor.card.gib)
+    way = best(list(ways(target.config, held, None, tokens, math=target.rounded.math)), predictor.card.gib)
     if way is None:
         return {"full_s": None, "decode_tok_s": None}
     prompt = tokens - ANSWER
@@ -60,17 +75,17 @@ def _full(predictor: Predictor, target: Weights, held: int, tokens: int) -> dict
 
 
 def _compressed(
-    predictor: Predictor, plan: Plan, target: Weights, held: int, tokens: int, density: Density
+    predictor: Predictor, plan: Plan, target: Weights, reader: Weights, held: int, tokens: int, density: Density
 ) -> dict[str, float | None]:
     """Of one that a drafter scores."""
     drafter, gib = plan.drafter, predictor.card.gib
     assert drafter is not None
-    way = best(list(ways(target.config, held, drafter, tokens, plan.keep)), gib)
+    math = target.rounded.math
+    way = best(list(ways(target.config, held, drafter, tokens, plan.keep, math=math)), gib)
     if way is None:
         return dict.fromkeys(("score_s", "prefill_s", "ttft_s", "decode_tok_s"))
     prompt = tokens - ANSWER
-    moved = _moved(target.config, held, drafter, prompt, way.kv, plan.keep, gib) if way.by_turns else 0
-    reader = Weights(drafter.config, drafter.weights)
+    moved = _moved(target, held, drafter, prompt, way.kv, plan.keep, gib) if way.by_turns else 0
     found = predictor.compressed(target, reader, prompt, plan.keep, density(prompt), moved)
     return {
         "score_s": found.score_s,
@@ -80,6 +95,7 @@ def _compressed(
     }
 
 
-def _moved(config: ModelConfig, held: int, drafter: Drafter, prompt: int, kv: str, keep: float, gib: int) -> int:
+def _moved(target: Weights, held: int, drafter: Drafter, prompt: int, kv: str, keep: float, gib: int) -> int:
     """Bytes that wait in host memory while the drafter is at work, and come back."""
-    return max(0, need(config, held, drafter, prompt, kv, keep).together - room(gib))
+    found = need(target.config, held, drafter, prompt, kv, keep, math=target.rounded.math)
+    return max(0, found.together - room(gib))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sp.models.arithmetic import AskedMath
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.verdict import spoken
+from sp.quant import Math
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,10 +45,19 @@ def shown(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.{2 if value >= 1 else 3}f}"
 
 
-def legend(card: Card, keep: float) -> tuple[str, ...]:
-    """What the times rest on."""
+def legend(
+    card: Card, keep: float, math: AskedMath = Math.BF16, drafter_math: AskedMath = Math.BF16
+) -> tuple[str, ...]:
+    """What the times rest on.
+
+    >>> from sp.models.inspect.known_cards import find_card
+    >>> legend(find_card("rtx3090"), 0.05, Math.INT8)[-1]
+    'predicted with --math int8 and --drafter-math bf16'
+    """
     kernels = "kernels of Hopper" if card.path == "sm_90a" else "portable kernels"
+    plain = math == drafter_math == Math.BF16
     return (
         f"predicted from {card.name}'s data sheet, for {kernels}, by rates of an H200;",
         f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
+        *(() if plain else (f"predicted with --math {math} and --drafter-math {drafter_math}",)),
     )

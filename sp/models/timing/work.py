@@ -11,15 +11,23 @@ from sp.models.architectures.base import find_architecture
 from sp.models.config import ModelConfig
 from sp.models.cost import prefill_cost
 from sp.models.inspect.memory import kv_bytes, streamed_bytes
-from sp.models.passes.forward import CHUNK
+from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
-from sp.models.recording import RecordingStore
+from sp.models.recording import RecordingStore, Tensor
 from sp.models.synthetic.shapes import find_shape
+from sp.models.timing.rounded import NOTHING, Rounded
+from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.attention.key_blocks import BLOCK
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 
 NORMED, ADDED, STORED, GATED = 2 * 6, 2 * 8, 4, 6
 """Bytes a value that surrounds products: two norms of a block read float32 and write bf16; two sums read and write
 float32; q, k and v are read and stored in 16 bits; a gate is read beside the output, which is read and written."""
+ROUNDING = 4
+"""Bytes a key or value that is rounded for attention in eight bits, as records of that count them."""
+IN_BYTES = ("matmul int8", "attention int8")
+"""Kinds whose operations are those of int8 (of attention the second half e4m3, at the same rate). The kernel of such
+attention reads all blocks or those of lists; what it is fitted to are lists."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,9 @@ class Work:
     Attributes
     ----------
     kind : str
-        ``"matmul"``, ``"attention"``, ``"sparse"``, ``"select"``, ``"importance"``, ``"delta"``, ``"traffic"`` and,
-        of a decoded token, ``"vector"``, ``"keys f16"``, ``"keys q4_0"``, ``"delta step"``.
+        ``"matmul"``, ``"attention"``, ``"sparse"``, ``"select"``, ``"importance"``, ``"delta"``, ``"traffic"``; in
+        eight bits ``"matmul int8"`` (with what rounds its operands), ``"attention int8"`` and ``"rounding"`` of keys
+        and values for it; of a decoded token ``"vector"``, ``"keys f16"``, ``"keys q4_0"``, ``"delta step"``.
     flops : float
         Tensor operations.
     nbytes : float
@@ -56,10 +65,13 @@ class Weights:
     config : ModelConfig
     nbytes : int
         Of the weights that a pass reads, see `streamed_bytes`.
+    rounded : Rounded
+        What is made in int8 where prompts are read.
     """
 
     config: ModelConfig
     nbytes: int
+    rounded: Rounded = NOTHING
 
     @classmethod
     def of_shape(cls, name: str, file_type: str) -> Weights:
@@ -78,8 +90,8 @@ def reading(model: Weights, tokens: int) -> list[Work]:
     >>> [(one.kind, one.launches) for one in work]
     [('matmul', 426), ('delta', 192), ('traffic', 160), ('attention', 15)]
     """
-    c = model.config
-    return [*_common(model, tokens, CHUNK["cuda"]), _attention(c, tokens, "attention", 1.0, CHUNK["cuda"])]
+    chunk = chunk_tokens("cuda", model.rounded.math)
+    return [*_common(model, tokens, chunk), *_attention(model, tokens, "attention", 1.0, chunk)]
 
 
 def scoring(model: Weights, tokens: int, density: float | None = None) -> list[Work]:
@@ -97,10 +109,9 @@ def scoring(model: Weights, tokens: int, density: float | None = None) -> list[W
     read = layers * 2.0 * tokens * c.kv_heads * c.head_dim
     found = [*_common(model, tokens, CHUNK_BY_LAYER["cuda"]), Work("importance", 0.0, read, 4 * layers)]
     if density is None:
-        return [*found, _attention(c, tokens, "attention", 1.0, tokens)]
-    sparse = _attention(c, tokens, "sparse", density, tokens)
-    scores = sparse.flops / density / (2 * BLOCK)  # of mean keys, and no values
-    return [*found, sparse, Work("select", scores, 0.0, sparse.launches)]
+        return [*found, *_attention(model, tokens, "attention", 1.0, tokens)]
+    scores = 4.0 * c.head_dim * _pairs(c, tokens, 1.0) / (2 * BLOCK)  # of mean keys, and no values
+    return [*found, *_attention(model, tokens, "sparse", density, tokens), Work("select", scores, 0.0, _attending(c))]
 
 
 def step(model: Weights, context: int, kv: str) -> list[Work]:
@@ -126,30 +137,70 @@ def step(model: Weights, context: int, kv: str) -> list[Work]:
 def _common(model: Weights, tokens: int, chunk: int) -> Iterator[Work]:
     """What a prefill and a scoring have in common: all but attention and what chooses for it."""
     c, chunks = model.config, ceil(tokens / chunk)
-    shapes = [shape for layer in _matrices(c)[:-1] for shape in layer]
     attending, recurrent = len(c.attention_layers), len(c.delta_layers)
-    flops = 2.0 * tokens * sum(rows * width for rows, width in shapes)
-    launches = len(shapes) - (c.layers - 1)  # gate and up go together
-    yield Work("matmul", flops, chunks * model.nbytes, chunks * launches)
+    yield from _products(model, tokens, chunk)
     yield Work("delta", prefill_cost(c, tokens).delta, 0.0, 4 * chunks * recurrent)
     q, kv = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
     around = c.layers * (NORMED + ADDED) * c.hidden + attending * (STORED * (q + kv) + (GATED * q if c.gated else 0))
     yield Work("traffic", 0.0, float(tokens * around), chunks * (2 * c.layers + attending * (2 if c.gated else 1)))
 
 
-def _attention(config: ModelConfig, tokens: int, kind: str, share: float, chunk: int) -> Work:
-    """Attention of all layers but the last over a share of the causal pairs."""
-    layers = len(config.attention_layers) - (config.kinds[-1] == "attention")
-    pairs = layers * config.heads * share * tokens * (tokens + 1) / 2
-    return Work(kind, 4.0 * config.head_dim * pairs, 0.0, ceil(tokens / chunk) * layers, pairs)
+def _products(model: Weights, tokens: int, chunk: int) -> Iterator[Work]:
+    """Products with the matrices of all layers but the last, those in int8 apart; short runs have none of these."""
+    matrices = [one for layer in _matrices(model.config)[:-1] for one in layer]
+    marked = [one for one in matrices if model.rounded.takes(one)]
+    long = [n for _, n in _runs(tokens, chunk) if n >= ROUNDED_TOKENS] if marked else []
+    size, chunks = sum(one.size for one in matrices), ceil(tokens / chunk)
+    rounded = sum(one.size for one in marked)
+    flops, nbytes, launches = 2.0 * sum(long) * rounded, len(long) * model.nbytes * rounded / size, _launches(marked)
+    yield Work(
+        "matmul", 2.0 * tokens * size - flops, chunks * model.nbytes - nbytes,
+        chunks * _launches(matrices) - len(long) * launches,
+    )  # fmt: skip
+    if long:
+        yield Work("matmul int8", flops, nbytes, len(long) * launches)
+
+
+def _launches(matrices: list[Tensor]) -> int:
+    """Gate and up of a feed-forward go together."""
+    return sum(not one.name.endswith("ffn_gate.weight") for one in matrices)
+
+
+def _attention(model: Weights, tokens: int, kind: str, share: float, chunk: int) -> Iterator[Work]:
+    """Attention of all layers but the last over a share of the causal pairs, long runs in eight bits if they may be."""
+    c, layers, runs = model.config, _attending(model.config), list(_runs(tokens, chunk))
+    long = [(start, n) for start, n in runs if model.rounded.attention and n >= BYTE_QUERIES]
+    in_bytes = sum(_pairs(c, start + n, share) - _pairs(c, start, share) for start, n in long)
+    others = _pairs(c, tokens, share) - in_bytes
+    if len(long) < len(runs):
+        yield Work(kind, 4.0 * c.head_dim * others, 0.0, (len(runs) - len(long)) * layers, others)
+    if long:
+        read = sum(start + n for start, n in long) * 2.0 * c.kv_heads * c.head_dim
+        yield Work("attention int8", 4.0 * c.head_dim * in_bytes, 0.0, len(long) * layers, in_bytes)
+        yield Work("rounding", 0.0, ROUNDING * layers * read, len(long) * layers)
+
+
+def _pairs(config: ModelConfig, tokens: int, share: float) -> float:
+    """A share of the causal pairs, of all heads and of all layers but the last."""
+    return _attending(config) * config.heads * share * tokens * (tokens + 1) / 2
+
+
+def _attending(config: ModelConfig) -> int:
+    """Layers with attention, the last left out."""
+    return len(config.attention_layers) - (config.kinds[-1] == "attention")
+
+
+def _runs(tokens: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """Where every chunk starts, and its tokens."""
+    return ((start, min(chunk, tokens - start)) for start in range(0, tokens, chunk))
 
 
 @cache
-def _matrices(config: ModelConfig) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Shapes of every layer's matrices."""
+def _matrices(config: ModelConfig) -> tuple[tuple[Tensor, ...], ...]:
+    """Every layer's matrices."""
     found = []
     for layer in range(config.layers):
         store = RecordingStore(config)
         find_architecture(config.architecture).block(store, layer)
-        found.append(tuple(one.shape for one in store.tensors.values() if one.kind == "matrix"))
+        found.append(tuple(one for one in store.tensors.values() if one.kind == "matrix"))
     return tuple(found)
