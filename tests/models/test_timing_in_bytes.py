@@ -19,6 +19,7 @@ from sp.models.timing.fitted import bound, fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
 from sp.models.timing.work import Weights, Work, reading, scoring
+from sp.pipeline.load import embedded
 from sp.quant import Math
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200"
@@ -247,3 +248,15 @@ def test_other_arithmetics_are_refused_in_a_line(
     err = capsys.readouterr().err
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_the_command_to_copy_asks_for_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = []
+    for options in ([], ["--math", "int8", "--drafter-math", "auto"]):
+        plan = ["plan", str(embedded("target")), "--card", "h200", "-p", "8k", "--json", *options]
+        assert call(*plan, monkeypatch=monkeypatch) == 0
+        commands.append(json.loads(capsys.readouterr().out)["command"])
+    assert "math" not in commands[0]
+    assert commands[1] == f"{commands[0]} --math int8 --drafter-math auto"
