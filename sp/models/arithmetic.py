@@ -198,7 +198,7 @@ def scoring(made_in: Arithmetic, device: str, head_dim: int) -> Arithmetic:
 
     What it gets wrong is a few of the tokens kept (``eight_bit_kept``), which a target's answers would be made of.
     """
-    if made_in.asked != AUTO or device == "cpu" or current_path() != "sm_90a":
+    if made_in.asked != AUTO or device == "cpu":
         return made_in
     return replace(made_in, attention=attention_math(Math.INT8, device, head_dim))
 

@@ -44,11 +44,16 @@ def maths_of(config: Mapping[str, Any]) -> tuple[str, str]:
     (('int8', 'int8'), ('bf16', 'int8'), ('bf16', 'bf16'))
     >>> maths_of({"math": "int8", "drafter_math": "int8", "drafter_products": "bf16"})
     ('int8', 'int8 in attention')
+    >>> maths_of({"math": "int8", "drafter_math": "f32"}), maths_of({"math": "int8", "products": "bf16"})[0]
+    (('int8', 'bf16'), 'int8 in attention')
     """
-    target = config.get("math")
-    theirs = str(Math.BF16) if target in (None, "f32") else str(target)
-    drafter = str(config.get("drafter_math") or theirs)
-    return theirs, in_attention(drafter) if "drafter_products" in config else drafter
+
+    def kind(role: str) -> str:
+        math = config.get(f"{role}math")
+        found = str(Math.BF16) if math in (None, "f32") else str(math)
+        return in_attention(found) if f"{role}products" in config else found
+
+    return kind(""), kind("drafter_" if config.get("drafter_math") else "")
 
 
 def maths_told(config: Mapping[str, Any]) -> str:

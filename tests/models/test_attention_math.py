@@ -28,8 +28,7 @@ import dry_device
 dry_device.install()
 import numpy as np
 from sp.kernels import forced_path
-from sp.bench.record import running
-from sp.models import arithmetic, load_model, read_by_layer
+from sp.models import load_model, read_by_layer
 from sp.models.passes.layer_attention import SparseAttention, dense_attention
 from sp.ops.sparse.flashprefill import TopDensity
 found = []

@@ -93,9 +93,10 @@ def _weights(name: str, file_type: str | None = None) -> Weights | None:
 
 def _target(model: Weights, c: Mapping[str, Any]) -> Weights | None:
     """A target in the arithmetic of its record; None where that is not predicted."""
-    if maths_of(c)[0] == Math.BF16:
+    math, _ = maths_of(c)
+    if math == Math.BF16:
         return model
-    if c["math"] != Math.INT8 or "products" in c or "asked_math" in c or (c["left"] == 0 and c["path"] == "sm_90a"):
+    if math != Math.INT8 or "asked_math" in c or (c["left"] == 0 and c["path"] == "sm_90a"):
         return None
     rounded = Rounded.of(Math.INT8, model.config, find_card(CARD), c["path"])
     return replace(model, rounded=replace(rounded, left=c["left"]))
@@ -152,7 +153,7 @@ def _drafter(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     model = _weights(shape, rest.partition(" ")[0])
     if model is None:
         return None
-    drafter = _reader(model, in_attention(c["math"]) if "products" in c else maths_of(c)[0])
+    drafter = _reader(model, maths_of(c)[0])
     if drafter is None:
         return None
     plain = c["path"] == "sm_90a" and c["density"] == 0.05 and not drafter.rounded.attention
