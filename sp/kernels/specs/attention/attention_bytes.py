@@ -16,8 +16,8 @@ SHARED_BYTES = 1024
 
 
 def smem(defines: Defines) -> int:
-    """Queries as they come and as codes, outputs, ring, barriers and scales, as laid out in the source."""
-    return TILE * HEAD_DIM * (2 + 1 + 4) + int(defines["STAGES"]) * STAGE_BYTES + SHARED_BYTES
+    """Queries as they come and as codes, ring, barriers and scales, as laid out in the source."""
+    return TILE * HEAD_DIM * 3 + int(defines["STAGES"]) * STAGE_BYTES + SHARED_BYTES
 
 
 STAGES = min(MOST_STAGES, (CAPACITY - smem({"STAGES": 0})) // STAGE_BYTES)

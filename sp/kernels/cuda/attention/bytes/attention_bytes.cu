@@ -15,8 +15,8 @@
 // Arch     sm_90a.
 //
 // Warpgroup 0 loads. Warpgroups 1 and 2 compute 64 query rows each, from the diagonal down: while the softmax of one tile
-// runs, the tensor cores multiply the keys of the next tile, and the weights of the tile before by V. Sums of two tiles
-// leave no registers for outputs that are added up: those wait in shared memory. After Shah et al., "FlashAttention-3", 2024, and Zhang et al., "SageAttention2", 2024.
+// runs, the tensor cores multiply the weights of the tile before by V, and while outputs are added up they multiply the
+// next keys. After Shah et al., "FlashAttention-3", 2024, and Zhang et al., "SageAttention2", 2024.
 #include "byte_loads.cuh"
 #include "softmax_bytes.cuh"
 
@@ -75,33 +75,21 @@ SP_DEVICE void values_of(f32 (&t)[68], const u32 (&p)[16], u64 values) {
     wgmma_commit();
 }
 
-// Four outputs, two of each of a thread's rows.
-SP_DEVICE void add_scaled(f32* t, float4 old, const f32 (&owed)[2]) {
-    t[0] = fmaf(old.x, owed[0], t[0]), t[1] = fmaf(old.y, owed[0], t[1]);
-    t[2] = fmaf(old.z, owed[1], t[2]), t[3] = fmaf(old.w, owed[1], t[3]);
-}
-
-// Outputs so far join those in shared memory, 16 bytes a thread and chunk, which are to be scaled by `owed` first.
-SP_DEVICE void add_up(float4* outputs, f32 (&sum)[2], f32 (&t)[68], f32 (&owed)[2], bool first) {
+SP_DEVICE void flush(f32 (&o)[64], f32 (&sum)[2], f32 (&t)[68], const f32 (&keep)[2]) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        if (!first) add_scaled(t + 4 * i, outputs[128 * i], owed);
-        outputs[128 * i] = float4{t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]};
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] += t[64 + 2 * r], owed[r] = 1;
+    for (int i = 0; i < 64; ++i) o[i] = (o[i] + t[i]) * keep[i / 2 % 2];
+    sum[0] = (sum[0] + t[64]) * keep[0], sum[1] = (sum[1] + t[66]) * keep[1];
 #pragma unroll
     for (int i = 0; i < 68; ++i) t[i] = 0;
 }
 
 SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape& shape, Shared& shared, u8* queries,
-                       u8* codes, u8* outputs, u8* stages) {
+                       u8* codes, u8* stages) {
     const u32 group = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0), lane = threadIdx.x % 32;
     const i32 row = 64 * group + 16 * (threadIdx.x / 32 % 4) + lane / 4;  // and row + 8
     const u64 query_tile = wgmma_descriptor(shared_address(codes) + group * 8192);
     const u64 tiles = wgmma_descriptor(shared_address(stages));
-    float4* own = reinterpret_cast<float4*>(outputs) + group * (64 * D / 4) + threadIdx.x % 128;
-    const auto release = [&](u32 stage) { barrier_arrive_warp(&shared.empty[stage], lane); };
+    const auto release = [&](u64* barrier) { barrier_arrive_warp(barrier, lane); };
     Ring ring;
     for (u32 query_phase = 0;; query_phase ^= 1) {
         barrier_wait(&shared.query_full, query_phase);
@@ -113,75 +101,68 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
         const i32 group_start = start + 64 * group;
         round_queries(queries, codes, shared.query_scale, group);
         const f32 scales[2] = {shared.query_scale[row] * factor, shared.query_scale[row + 8] * factor};
-        barrier_arrive_warp(&shared.query_empty, lane);
+        release(&shared.query_empty);
 
-        f32 sum[2] = {}, t[68] = {};
+        f32 o[64] = {}, sum[2] = {}, t[68] = {};
         if (steps > 0) {
-            struct Read {
-                i32 key;
-                f32 scale;
-            } even_of, odd_of;             // first keys of the tiles below, and their scales
-            i32 even[64] = {}, odd[64] = {};  // sums, in their place weights, of tiles 0, 2, ... and 1, 3, ...
-            u32 p[16], k_stage = 0, v_stage = 0;
-            f32 reference[2] = {-INFINITY_F, -INFINITY_F}, owed[2] = {1, 1};
-            // Past the last tile of keys some stage is multiplied, and nobody looks at it: wgmma under a condition is serialised.
-            const auto begin = [&](i32 (&s)[64], Read& of, bool real) {
-                if (real) {
-                    barrier_wait(&shared.full[ring.stage], ring.phase);
-                    k_stage = ring.stage;
-                    of = {shared.first_key[k_stage], shared.key_scale[k_stage]};
-                    ring.advance();
-                }
-                scores_of(s, query_tile, moved_by(tiles, k_stage * STAGE_BYTES));
-            };
-            // While the sums of the next tile and the outputs of the one before are on their way.
-            const auto weigh = [&](i32 (&s)[64], Read& of, i32 (&next)[64], i32 step) {
-                const f32 c[2] = {scales[0] * of.scale, scales[1] * of.scale};
-                f32 keep[2];
-                bool moved;
-                if (of.key + KEYS - 1 > group_start) {
-                    hide(s, of.key, start + row);
-                    moved = soften<true>(s, reference, keep, c);
+            i32 s[64];
+            f32 w[64];
+            u32 p[16];
+            f32 reference[2] = {-INFINITY_F, -INFINITY_F}, keep[2];
+            bool moved;
+            u32 v_stage = 0;
+            const auto weigh = [&](u32 stage) {
+                const i32 key = shared.first_key[stage];
+                const f32 scale = shared.key_scale[stage], c[2] = {scales[0] * scale, scales[1] * scale};
+                release(&shared.empty[stage]);
+                if (key + KEYS - 1 > group_start) {
+                    hide(s, key, start + row);
+                    moved = soften<true>(w, s, reference, keep, c);
                 } else {
-                    moved = soften<false>(s, reference, keep, c);
+                    moved = soften<false>(w, s, reference, keep, c);
                 }
-                wgmma_wait<0>();
-                sums_ready(next), sums_ready(t), sums_ready(s);
-                if (step + 1 < steps) release(k_stage);
-                if (step > 0) release(v_stage);
-                if (moved) {
-#pragma unroll
-                    for (int i = 0; i < 68; ++i) t[i] *= keep[i / 2 % 2];
-#pragma unroll
-                    for (int r = 0; r < 2; ++r) sum[r] *= keep[r], owed[r] *= keep[r];
-                }
-                if (step > 0 && step % FLUSH == 0) add_up(own, sum, t, owed, step == FLUSH);
-                pack_weights(p, s);
-                begin(s, of, step + 2 < steps);
-                barrier_wait(&shared.full[ring.stage], ring.phase);
-                v_stage = ring.stage;
-                values_of(t, p, moved_by(tiles, v_stage * STAGE_BYTES));
-                ring.advance();
             };
-            begin(even, even_of, true);
+            const auto take = [&](bool full) {
+                if (moved || full) flush(o, sum, t, keep);
+                sums_ready(w);
+                pack_weights(p, w);
+            };
+            barrier_wait(&shared.full[ring.stage], ring.phase);
+            scores_of(s, query_tile, moved_by(tiles, ring.stage * STAGE_BYTES));
             wgmma_wait<0>();
-            sums_ready(even);
-            release(k_stage);
-            begin(odd, odd_of, steps > 1);
-            for (i32 step = 0;;) {
-                weigh(even, even_of, odd, step);
-                if (++step == steps) break;
-                weigh(odd, odd_of, even, step);
-                if (++step == steps) break;
+            sums_ready(s);
+            weigh(ring.stage);
+            ring.advance();
+            for (i32 step = 1; step < steps; ++step) {
+                const Ring k_at = ring;
+                ring.advance();
+                const Ring v_at = ring;
+                ring.advance();
+                barrier_wait(&shared.full[k_at.stage], k_at.phase);
+                wgmma_wait<0>();
+                sums_ready(t);
+                if (step > 1) release(&shared.empty[v_stage]);
+                take(step % FLUSH == 0);
+                v_stage = v_at.stage;
+                scores_of(s, query_tile, moved_by(tiles, k_at.stage * STAGE_BYTES));
+                barrier_wait(&shared.full[v_stage], v_at.phase);
+                values_of(t, p, moved_by(tiles, v_stage * STAGE_BYTES));
+                wgmma_wait<1>();
+                sums_ready(s);
+                weigh(k_at.stage);
             }
             wgmma_wait<0>();
             sums_ready(t);
-            release(v_stage);
-            sum[0] += t[64], sum[1] += t[66];
-            if (steps > FLUSH) {
-#pragma unroll
-                for (int i = 0; i < 16; ++i) add_scaled(t + 4 * i, own[128 * i], owed);
-            }
+            if (steps > 1) release(&shared.empty[v_stage]);
+            take(false);
+            barrier_wait(&shared.full[ring.stage], ring.phase);
+            values_of(t, p, moved_by(tiles, ring.stage * STAGE_BYTES));
+            wgmma_wait<0>();
+            sums_ready(t);
+            release(&shared.empty[ring.stage]);
+            keep[0] = keep[1] = 1;
+            flush(o, sum, t, keep);
+            ring.advance();
         }
 
         const f32 value_scale = value_peaks[head / shape.group] * (1.0f / 448.0f);
@@ -189,7 +170,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
         for (int r = 0; r < 2; ++r) {
             const i32 i = first_row + row + 8 * r;
             const f32 inverse = sum[r] > 0 ? value_scale / sum[r] : 0.0f;
-            store_row(out + (i64(i) * shape.heads + head) * D, t, r, inverse, i < shape.n);
+            store_row(out + (i64(i) * shape.heads + head) * D, o, r, inverse, i < shape.n);
         }
     }
 }
@@ -200,8 +181,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                     const i32* counts, const i32* indices, u16* out, i32* next_tile, i32 tokens, i32 n, i32 heads,
                     i32 group, i32 section, i32 early, i32 width, f32 scale) {
     extern __shared__ __align__(1024) u8 memory[];
-    u8 *queries = memory, *codes = queries + QUERY_BYTES, *outputs = codes + CODE_BYTES;
-    u8* stages = outputs + OUTPUT_BYTES;
+    u8 *queries = memory, *codes = queries + QUERY_BYTES, *stages = codes + CODE_BYTES;
     Shared& shared = *reinterpret_cast<Shared*>(stages + STAGES * STAGE_BYTES);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i)
@@ -220,7 +200,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             load(&q_map, &k_map, &v_map, key_scales, counts, indices, width, next_tile, shape, shared, queries, stages);
     } else {
         registers_raise<240>();
-        compute(out, value_peaks, scale * 1.4426950408889634f, shape, shared, queries, codes, outputs,
-                stages);
+        compute(out, value_peaks, scale * 1.4426950408889634f, shape, shared, queries, codes, stages);
     }
 }

@@ -7,7 +7,6 @@
 #define KEYS 128  // of a tile: a page
 #define QUERY_BYTES (QUERIES * D * 2)
 #define CODE_BYTES (QUERIES * D)
-#define OUTPUT_BYTES (QUERIES * D * 4)
 #define TILE_BYTES (KEYS * D)
 #define STAGE_BYTES (TILE_BYTES + 1024)  // behind the tile eight rows of ones, by which values_of adds up weights
 
@@ -22,7 +21,7 @@ struct Shared {
 
 #include "tile_order.cuh"
 
-// Run by one whole warp: K0 K1 K2 V0 K3 V1 ..., as far ahead as the ring is long, and into the next tile.
+// Run by one whole warp: K0 K1 V0 K2 V1 ..., as far ahead as the ring is long, and into the next tile.
 SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, const f32* key_scales,
                     const i32* counts, const i32* indices, i32 width, i32* next_tile, const Shape& shape, Shared& shared,
                     u8* queries, u8* stages) {
@@ -54,7 +53,7 @@ SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const Tensor
             }
             ring.advance();
         };
-        i32 mine = 0, last_two[2] = {};
+        i32 mine = 0, index = 0;
         f32 my_scale = 0;
         for (i32 step = 0; step < steps; ++step) {
             if (step % 32 == 0) {  // each lane looks up one of the next 32 tiles
@@ -64,11 +63,10 @@ SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const Tensor
             }
             const i32 next = __shfl_sync(0xffffffffu, mine, step % 32);
             copy(k_map, next, __shfl_sync(0xffffffffu, my_scale, step % 32));
-            if (step > 1) copy(v_map, last_two[0], 0);
-            last_two[0] = last_two[1], last_two[1] = next;
+            if (step > 0) copy(v_map, index, 0);
+            index = next;
         }
-        if (steps > 1) copy(v_map, last_two[0], 0);
-        if (steps > 0) copy(v_map, last_two[1], 0);
+        if (steps > 0) copy(v_map, index, 0);
         if (lane == 0) tile = i32(gridDim.x) + atomicAdd(next_tile, 1);
         tile = __shfl_sync(0xffffffffu, tile, 0);
     }

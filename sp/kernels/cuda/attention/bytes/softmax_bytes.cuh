@@ -31,9 +31,9 @@ SP_DEVICE void hide(i32 (&s)[64], i32 key, i32 position) {
     }
 }
 
-// Sums -> bits of weights in their place. True when references of the warp moved, by `keep`.
+// Sums -> weights. True when references of the warp moved, by `keep`.
 template <bool Hidden>
-SP_DEVICE bool soften(i32 (&s)[64], f32 (&reference)[2], f32 (&keep)[2], const f32 (&c)[2]) {
+SP_DEVICE bool soften(f32 (&w)[64], const i32 (&s)[64], f32 (&reference)[2], f32 (&keep)[2], const f32 (&c)[2]) {
     i32 high[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
     for (int i = 8; i < 64; ++i) high[i / 2 % 4] = max(high[i / 2 % 4], s[i]);
@@ -53,18 +53,17 @@ SP_DEVICE bool soften(i32 (&s)[64], f32 (&reference)[2], f32 (&keep)[2], const f
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
         const int r = i / 2 % 2;
-        const f32 weight = exp2_fast(fmaf(__int_as_float(s[i] + MAGIC_BITS), c[r], shift[r]));
-        s[i] = Hidden && s[i] == UNSEEN ? 0 : i32(__float_as_uint(weight));
+        w[i] = exp2_fast(fmaf(__int_as_float(s[i] + MAGIC_BITS), c[r], shift[r]));
+        if (Hidden && s[i] == UNSEEN) w[i] = 0.0f;
     }
     return __any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f);
 }
 
 // Weights as the A operand of the products with values in the order of key_place.
-SP_DEVICE void pack_weights(u32 (&p)[16], const i32 (&w)[64]) {
+SP_DEVICE void pack_weights(u32 (&p)[16], const f32 (&w)[64]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        const i32* four = w + 16 * (i / 4) + 8 * (i % 4 / 2) + 2 * (i % 2);
-        p[i] = pack_e4m3(__int_as_float(four[0]), __int_as_float(four[1]), __int_as_float(four[4]),
-                         __int_as_float(four[5]));
+        const f32* four = w + 16 * (i / 4) + 8 * (i % 4 / 2) + 2 * (i % 2);
+        p[i] = pack_e4m3(four[0], four[1], four[4], four[5]);
     }
 }
