@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,10 +110,17 @@ def device_count() -> int:
         return int(import_cupy().cuda.runtime.getDeviceCount())
 
 
+def import_nccl() -> Any:
+    """CuPy's module of NCCL, which `import cupy` leaves out; None where the library is not found."""
+    import_cupy()
+    found = import_module("cupy.cuda.nccl")
+    return found if found.available else None
+
+
 def nccl_version() -> int:
     """NCCL's version number, e.g. 22809; 0 where CuPy does not find the library."""
-    nccl: Any = getattr(import_cupy().cuda, "nccl", None)
-    return int(nccl.get_version()) if getattr(nccl, "available", False) else 0
+    nccl = import_nccl()
+    return 0 if nccl is None else int(nccl.get_version())
 
 
 def require_device() -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
-from sp.kernels.device import current_device, device_count, nccl_version
+from sp.kernels.device import current_device, device_count, import_nccl, nccl_version
 from sp.parallel.group import LEAVE_SECONDS, WAIT_SECONDS, Card, Group, Meeting, Step, StoppedError
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class _NcclCard(Card):
 
     def all_gather(self, *wholes: Any) -> None:
         """See `Card`."""
-        step, nccl = self._come("all-gather", GATHERS_AHEAD), import_cupy().cuda.nccl
+        step, nccl = self._come("all-gather", GATHERS_AHEAD), import_nccl()
         for whole in wholes:
             assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
             assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
@@ -48,7 +48,7 @@ class _NcclCard(Card):
 
     def all_reduce(self, *arrays: Any) -> None:
         """See `Card`; whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
-        step, nccl = self._come("all-reduce", REDUCES_AHEAD), import_cupy().cuda.nccl
+        step, nccl = self._come("all-reduce", REDUCES_AHEAD), import_nccl()
         for array in arrays:
             assert array.dtype == "float32", f"{array.dtype}"
             assert array.flags.c_contiguous, f"{array.shape} is not contiguous"
@@ -139,7 +139,7 @@ class NcclGroup(Group):
             for device in self.devices:
                 with cupy.cuda.Device(device):
                     self._streams.append(cupy.cuda.Stream(non_blocking=True))
-            self._communicators = dict(enumerate(cupy.cuda.nccl.NcclCommunicator.initAll(list(self.devices))))
+            self._communicators = dict(enumerate(import_nccl().NcclCommunicator.initAll(list(self.devices))))
 
     @contextmanager
     def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections import Counter, defaultdict
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import dry_device
@@ -144,14 +145,11 @@ def install(count: int) -> None:
     cuda.get_elapsed_time = lambda before, after: 1.0
     cuda.runtime.getDeviceCount = lambda: count
     cuda.runtime.getDevice = lambda: getattr(here, "device", 0)
-    cuda.nccl = SimpleNamespace(
-        available=True,
-        get_version=lambda: 22809,
-        NcclCommunicator=Communicator,
-        NCCL_UINT8=1,
-        NCCL_FLOAT32=7,
-        NcclError=NcclError,
-    )
+    nccl: Any = ModuleType("cupy.cuda.nccl")  # no attribute of cupy.cuda until it is imported, as CuPy has it
+    nccl.available, nccl.get_version = True, lambda: 22809
+    nccl.NcclCommunicator, nccl.NcclError = Communicator, NcclError
+    nccl.NCCL_UINT8, nccl.NCCL_FLOAT32 = 1, 7
+    sys.modules["cupy.cuda.nccl"] = nccl
     from sp.kernels.launch import KernelSpec
 
     launch = KernelSpec.launch

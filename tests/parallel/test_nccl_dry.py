@@ -63,8 +63,7 @@ for devices, kind in (((0, 0), ConfigError), ((1, 2), ConfigError), (tuple(range
         NcclGroup(devices)
     except kind as error:
         print(error)
-import cupy
-cupy.cuda.nccl.available = False
+sys.modules["cupy.cuda.nccl"].available = False
 try:
     NcclGroup((0, 1))
 except DeviceError as error:
