@@ -13,8 +13,8 @@ import numpy as np
 
 from sp.arrays import Ints
 from sp.bench.kernel_times import kernel_times
+from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
-from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cards, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
@@ -130,10 +130,10 @@ def run_drafts(
 
     for draft in drafts:
         scorer = SCORERS.build("tail", draft.options)
-        _free(model)
+        free_pool(model)
         reset_launched()
         score(scorer, draft.tokens)
-        _free(model)
+        free_pool(model)
         seconds = []
         found = Importance(np.zeros(0, np.float32))
         for _ in range(repeats):
@@ -142,7 +142,7 @@ def run_drafts(
             seconds.append(time.perf_counter() - start)
             if progress is not None:
                 progress()
-        peak, sources = _peak(model), launched_sources()
+        peak, sources = pool_bytes(model), launched_sources()
         stages = _stages(partial(score, scorer, draft.tokens)) if model.device == "cuda" and count == 1 else {}
         density = mean(found.densities) if found.densities else 1.0
         limit, weights = 0.0, 0
@@ -189,14 +189,3 @@ def _stages(work: Callable[[], object]) -> dict[str, float]:
     for item in kernel_times(work, hold_ms=60.0):
         found[STAGES.get(item.entry, "projections")] += item.ms
     return found
-
-
-def _free(model: Model) -> None:
-    """Give memory of the test before back, so that the peak is that of this one."""
-    if model.device == "cuda":
-        import_cupy().get_default_memory_pool().free_all_blocks()
-
-
-def _peak(model: Model) -> int:
-    """Bytes the pool has taken from the device since `_free`; it gives none back meanwhile."""
-    return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0

@@ -1,4 +1,4 @@
-"""Memory of this process while it works on the CPU: a thread that watches it, and timelines thinned out to be kept."""
+"""Memory that a measurement takes: of this process on the CPU, watched by a thread, and of the device's pool."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sp.kernels import import_cupy
+from sp.models import Model
 from sp.trace import peak_bytes
 
 PERIOD = 0.002  # seconds between two looks
@@ -52,3 +54,14 @@ def thinned(seen: Sequence[tuple[float, int]], most: int = 400) -> list[tuple[fl
     """
     step = -(-len(seen) // most)
     return [max(seen[i : i + step], key=lambda point: point[1]) for i in range(0, len(seen), step)] if seen else []
+
+
+def free_pool(model: Model) -> None:
+    """Give memory of the test before back, so that the peak is that of this one."""
+    if model.device == "cuda":
+        import_cupy().get_default_memory_pool().free_all_blocks()
+
+
+def pool_bytes(model: Model) -> int:
+    """Bytes the pool has taken from the device since `free_pool`; it gives none back meanwhile."""
+    return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0

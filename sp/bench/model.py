@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
+from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
+from sp.decode.graph import GraphDecoder
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
@@ -75,6 +77,8 @@ class Timing:
         was not asked.
     cards : int
         How many share the model; memory is that of the one that held most.
+    refused : str or None
+        Why no CUDA graph could be captured of work that otherwise is one, and which was launched kernel by kernel.
     """
 
     test: Trial
@@ -85,6 +89,7 @@ class Timing:
     imbalance: float | None = None
     read: Mapping[str, int] = field(default_factory=dict)
     cards: int = 1
+    refused: str | None = None
 
     @property
     def rates(self) -> list[float]:
@@ -144,7 +149,7 @@ def run_tests(
     draws: dict[int, np.random.Generator] = defaultdict(lambda: np.random.default_rng(0))  # all cards read the same
     for test in tests:
         # Each for all cards before the next: memory is not to come or go while another card waits for this one.
-        run(_free)
+        run(free_pool)
         reset_launched()
         made = {id(one.model): one for one in run(functools.partial(_Run, draws, test, kv, rotate, chunk))}
         _each(run, made, _Run.warm)
@@ -156,9 +161,10 @@ def run_tests(
             densities = took[0][1]
             if progress is not None:
                 progress(test.name)
-        peak, sources, told = max(run(_peak)), launched_sources(), made[id(model)].end()
+        peak, sources = max(run(pool_bytes)), launched_sources()
+        told, refused = _each(run, made, _Run.end)[0]
         spread = None if test.new or together else spread_of(min(test.prompt, MOST_SPREAD))
-        yield Timing(test, tuple(seconds), peak, sources, densities, spread, told, len(made))
+        yield Timing(test, tuple(seconds), peak, sources, densities, spread, told, len(made), refused)
 
 
 def _each(run: Together, made: Mapping[int, _Run], what: Callable[[_Run], Any]) -> list[Any]:
@@ -173,6 +179,8 @@ class _Run:
         room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
         self._cache = model.new_cache(room, kv, rotate=rotate)
         self._graphs, self._told = _graphs(model, self._cache, test), dict[str, int]()
+        on_device = test.new and model.device == "cuda" and model.captures
+        self._decoder = GraphDecoder(model, self._cache, self._cache.capacity) if on_device else None
 
     def warm(self) -> None:
         """What comes before the repetitions."""
@@ -184,16 +192,18 @@ class _Run:
         """Seconds of one repetition, with other tokens, and densities."""
         self._cache.reset()
         if self._test.new:
-            return _decode(self.model, self._cache, self._rng, self._test, self._chunk), ()
+            return _decode(self.model, self._cache, self._rng, self._test, self._chunk, self._decoder), ()
         found = self._read(self._test)
         self._told = {} if self._graphs is None else self._graphs.told()
         return found
 
-    def end(self) -> dict[str, int]:
-        """Let go of graphs; see `Timing.read`."""
-        if self._graphs is not None:
-            self._graphs.end()
-        return self._told
+    def end(self) -> tuple[dict[str, int], str | None]:
+        """Let go of graphs; see `Timing.read` and `Timing.refused`."""
+        refused = None
+        for one in filter(None, (self._graphs, self._decoder)):
+            one.end()
+            refused = one.refused or refused
+        return self._told, refused
 
     def _read(self, test: Trial) -> tuple[float, tuple[float, ...]]:
         return _prefill(self.model, self._cache, self._rng, test, self._chunk, self._graphs)
@@ -247,28 +257,19 @@ def _prefill(
     return float(events.get_elapsed_time(before, after)) / 1e3, densities
 
 
-def _decode(model: Model, cache: Cache, rng: np.random.Generator, test: Trial, chunk: int | None) -> float:
+def _decode(
+    model: Model, cache: Cache, rng: np.random.Generator, test: Trial, chunk: int | None, decoder: GraphDecoder | None
+) -> float:
     """Seconds between the arrivals of the first and the last token that are counted."""
     read = max(1, test.prompt)
     logits = prefill(model, _ids(model, rng, read), np.arange(read), cache, chunk=chunk)
-    tokens = generate(model, logits, read, cache, limit=SKIPPED + test.new)
+    tokens = generate(model, logits, read, cache, limit=SKIPPED + test.new, decoder=decoder)
     for _ in range(SKIPPED):
         next(tokens)
     start = time.perf_counter()
     for _ in tokens:
         pass
     return time.perf_counter() - start
-
-
-def _free(model: Model) -> None:
-    """Give memory of the test before back, so that the peak is that of this one."""
-    if model.device == "cuda":
-        import_cupy().get_default_memory_pool().free_all_blocks()
-
-
-def _peak(model: Model) -> int:
-    """Bytes the pool has taken from the device since `_free`; it gives none back meanwhile."""
-    return int(import_cupy().get_default_memory_pool().total_bytes()) if model.device == "cuda" else 0
 
 
 def describe(

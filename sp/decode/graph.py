@@ -41,8 +41,9 @@ class GraphDecoder:
         cupy = import_cupy()
         self._model, self._cache, self._last_position = model, cache, -1
         self._lane = CaptureStream()
-        self._read_next: CapturedGraph[None] = CapturedGraph(eager=eager)
-        self._next_logits: CapturedGraph[Any] = CapturedGraph(eager=eager)
+        how: dict[str, Any] = {"eager": eager, "agreed": model.agreed, "cache": cache}
+        self._read_next: CapturedGraph[None] = CapturedGraph(**how)
+        self._next_logits: CapturedGraph[Any] = CapturedGraph(**how)
         self._arrived = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * limit), np.int32, limit)
         self._token, self._history = cupy.empty(1, np.int32), cupy.empty(limit, np.int32)
         self._position, self._step = cupy.zeros(1, np.int64), cupy.zeros(1, np.int32)
@@ -78,10 +79,15 @@ class GraphDecoder:
                     self._advance(chooser)
                     waiting.append(self._fetch(launched))
                     launched += 1
-                waiting.pop(0).synchronize()
+                self._model.arrived(waiting.pop(0))
                 yield int(self._arrived[number])
         finally:
             self._lane.stream.synchronize()  # the cache may be let go of now
+
+    @property
+    def refused(self) -> str | None:
+        """Why steps are not in a graph; only where cards share the model, otherwise that is an error."""
+        return self._read_next.refused or self._next_logits.refused
 
     def end(self) -> None:
         """Let go of the graph and its memory."""

@@ -34,8 +34,9 @@ class GraphCycle(Cycle):
         self._tree = PinnedStaging(ids=(np.int32, nodes), positions=(np.int64, nodes), seen=(np.uint64, nodes))
         self._path = PinnedStaging(path=(np.int32, MOST_NODES), kept=(np.int32, 1))
         self._picked: Any = None
-        self._reading: CapturedGraph[TreePass] = CapturedGraph()
-        self._keeping: CapturedGraph[Any] = CapturedGraph()
+        how: dict[str, Any] = {"agreed": model.agreed, "cache": cache}
+        self._reading: CapturedGraph[TreePass] = CapturedGraph(**how)
+        self._keeping: CapturedGraph[Any] = CapturedGraph(**how)
 
     def working(self) -> AbstractContextManager[None]:
         """See `Cycle`: a stream and memory of its own."""
@@ -58,6 +59,7 @@ class GraphCycle(Cycle):
         seen = self._reading(self._read)
         if counting:  # while the device is at work
             self._cache.count(nodes)
+        self._model.settled()
         return seen
 
     def keep(self, path: Ints) -> None:

@@ -28,8 +28,7 @@ def greedy(
 ) -> list[int]:
     """Tokens generated from the logits of the last prompt token.
 
-    On the device every step but the first is the replay of a CUDA graph, see `GraphDecoder`; not of a model that cards
-    share.
+    On the device every step but the first is the replay of a CUDA graph, see `GraphDecoder`.
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -45,9 +46,12 @@ class Model:
         What products of a prompt are made in.
     captures : bool
         Whether work on the device may become CUDA graphs.
+    agreed : callable or None
+        See `ShardModel.agreed`; None of a model that nobody else has a share of.
     """
 
     captures = True
+    agreed: Callable[[bool], bool] | None = None
 
     def __init__(
         self,
@@ -144,6 +148,13 @@ class Model:
     def whole(self, x: Floats) -> Floats:
         """The residual stream as features take it, of one as layers hand it on: the same, but where cards share it."""
         return x
+
+    def arrived(self, event: Any) -> None:
+        """Wait until an event of the device has happened."""
+        event.synchronize()
+
+    def settled(self) -> None:
+        """Wait until what was queued is done, where cards share the model: one that hangs is found out."""
 
     @property
     def norms(self) -> tuple[Norm, ...]:

@@ -128,7 +128,11 @@ class Card(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Until all that was queued is done; errors are those of `all_gather`."""
+        """Until all that was queued is done, nothing in a graph being made; errors are those of `all_gather`."""
+
+    def arrived(self, event: Any) -> None:
+        """Until an event of this card's device has happened; errors are those of `all_gather`."""
+        event.synchronize()
 
 
 class Group(ABC):
@@ -141,7 +145,11 @@ class Group(ABC):
         See `WAIT_SECONDS` and `LEAVE_SECONDS`.
     runs : int
         How often they began to work together.
+    captures : bool
+        Whether what cards do, all-gathers and all-reduces with it, may become CUDA graphs.
     """
+
+    captures = False
 
     def __init__(self, size: int, wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS) -> None:
         self.size, self.wait_seconds, self.leave_seconds = size, wait_seconds, leave_seconds

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from sp.errors import ConfigError, DeviceError
@@ -22,51 +24,70 @@ GATHERS_AHEAD = 1
 """Most steps under way once an all-gather is queued: a card that hangs is found out one layer later."""
 REDUCES_AHEAD = 64
 """The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
+ABORT_SECONDS = 1.0
+"""How long the end of a communicator is waited for."""
 
 AVERAGE = 4
 """`ncclAvg` of nccl.h, since NCCL 2.10."""
 
 
 class _NcclCard(Card):
-    """A thread that queues on the stream of its device, some steps ahead of it."""
+    """A thread that queues on the current stream of its device, some steps ahead of it.
 
-    def __init__(self, rank: int, communicator: Any, stream: Any, meeting: Meeting, seconds: float, size: int) -> None:
+    Where that stream is captured nothing is under way and nothing is waited for: whoever replays the graph waits.
+    """
+
+    def __init__(
+        self, rank: int, communicator: Any, meeting: Meeting, seconds: float, size: int, give_up: Callable[[], None]
+    ) -> None:
         super().__init__(rank, size)
-        self._communicator, self._stream, self._meeting, self._seconds = communicator, stream, meeting, seconds
+        self._communicator, self._meeting, self._seconds, self._give_up = communicator, meeting, seconds, give_up
         self._ahead: deque[tuple[Step, Any]] = deque()  # steps that were under way when last looked at, and their ends
 
     def all_gather(self, *wholes: Any) -> None:
         """See `Card`."""
-        step, nccl = self._come("all-gather", GATHERS_AHEAD), import_nccl()
+        stream, step, nccl = *self._come("all-gather", GATHERS_AHEAD), import_nccl()
         for whole in wholes:
             assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
             assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
             part, start = whole.nbytes // self.size, whole.data.ptr
             mine = start + self.rank * part  # NCCL takes this as all-gather in place
-            self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, self._stream.ptr)
-        self._ahead.append((step, self._stream.record()))
+            self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, stream.ptr)
+        self._queued(stream, step)
 
     def all_reduce(self, *arrays: Any) -> None:
         """See `Card`; whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
-        step, nccl = self._come("all-reduce", REDUCES_AHEAD), import_nccl()
+        stream, step, nccl = *self._come("all-reduce", REDUCES_AHEAD), import_nccl()
         for array in arrays:
             assert array.dtype == "float32", f"{array.dtype}"
             assert array.flags.c_contiguous, f"{array.shape} is not contiguous"
             here = array.data.ptr
-            self._communicator.allReduce(here, here, array.size, nccl.NCCL_FLOAT32, AVERAGE, self._stream.ptr)
-        self._ahead.append((step, self._stream.record()))
+            self._communicator.allReduce(here, here, array.size, nccl.NCCL_FLOAT32, AVERAGE, stream.ptr)
+        self._queued(stream, step)
 
     def wait(self) -> None:
         """See `Card`."""
-        self._drain(0)
-        self._done(self._stream.record(), Step(self._meeting.came[self.rank], "after step"))
+        stream = current_stream()
+        if not stream.is_capturing():
+            self._drain(0)
+            self.arrived(stream.record())
 
-    def _come(self, kind: str, ahead: int) -> Step:
-        """Note the next step, once no more than so many of those before are under way."""
-        self._drain(ahead - 1)
+    def arrived(self, event: Any) -> None:
+        """See `Card`."""
+        self._done(event, Step(self._meeting.came[self.rank], "after step"))
+
+    def _come(self, kind: str, ahead: int) -> tuple[Any, Step]:
+        """The current stream, and the next step, once no more than so many of those before are under way."""
+        stream = current_stream()
+        if not stream.is_capturing():
+            self._drain(ahead - 1)
         if self._meeting.stopped:
             raise StoppedError
-        return self._meeting.come(self.rank, kind)
+        return stream, self._meeting.come(self.rank, kind)
+
+    def _queued(self, stream: Any, step: Step) -> None:
+        if not stream.is_capturing():
+            self._ahead.append((step, stream.record()))
 
     def _drain(self, left: int) -> None:
         while len(self._ahead) > left:
@@ -77,8 +98,10 @@ class _NcclCard(Card):
         until, pause = time.monotonic() + self._seconds, FIRST_POLL
         while not event.done:
             if self._meeting.stopped:
+                self._give_up()  # whoever is told next may wait for the stream
                 raise StoppedError
             if time.monotonic() > until:
+                self._give_up()
                 raise self._meeting.late(step, self._seconds)
             time.sleep(pause)
             pause = min(2 * pause, POLL_SECONDS)
@@ -90,7 +113,7 @@ class NcclGroup(Group):
     """Cards of this machine.
 
     Communicators are made at the first run and kept; after a run that failed they are ended, and the next one makes
-    new ones.
+    new ones. Graphs that were captured with them must be gone before they are: NCCL waits for that.
 
     Parameters
     ----------
@@ -106,6 +129,8 @@ class NcclGroup(Group):
     DeviceError
         Where there are fewer cards, no NCCL, or no GPU at all.
     """
+
+    captures = True
 
     def __init__(
         self, devices: tuple[int, ...], wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS
@@ -148,19 +173,34 @@ class NcclGroup(Group):
             device.synchronize()  # weights were queued on other streams
             try:
                 with stream:
-                    yield _NcclCard(rank, self._communicators[rank], stream, meeting, self.wait_seconds, self.size)
+                    communicator, give_up = self._communicators[rank], partial(self._force, {rank})
+                    yield _NcclCard(rank, communicator, meeting, self.wait_seconds, self.size, give_up)
             except BaseException:
                 meeting.stop()
                 self._force({rank})
                 raise
 
     def _force(self, ranks: set[int]) -> None:
-        """End communicators: what is queued on them would wait for ever, and a thread in a call of CUDA with it."""
-        for rank in ranks:
-            communicator = self._communicators.pop(rank, None)
-            if communicator is not None:
-                with suppress(Exception):  # the first cause is what is told
-                    communicator.abort()
+        """End communicators: what is queued on them would wait for ever, and a thread in a call of CUDA with it.
+
+        That itself waits until graphs are gone that were captured with them, which others may have to see to.
+        """
+        found = [self._communicators.pop(rank, None) for rank in ranks]
+        ending = [threading.Thread(target=_abort, args=(one,), daemon=True) for one in found if one is not None]
+        for thread in ending:
+            thread.start()
+        for thread in ending:
+            thread.join(ABORT_SECONDS)
+
+
+def _abort(communicator: Any) -> None:
+    with suppress(Exception):  # the first cause is what is told
+        communicator.abort()
+
+
+def current_stream() -> Any:
+    """The stream of this thread, on its device."""
+    return import_cupy().cuda.get_current_stream()
 
 
 def group_of(cards: int, where: str) -> NcclGroup | None:

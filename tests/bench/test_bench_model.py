@@ -63,7 +63,7 @@ def test_only_counted_tokens_are_timed(model, monkeypatch) -> None:
     clock = iter([10.0, 14.0])
     made: list[int] = []
 
-    def slow(model, logits, position, cache, *, limit):
+    def slow(model, logits, position, cache, *, limit, decoder):
         for number in range(limit):
             made.append(number)
             yield number

@@ -6,10 +6,12 @@ import cupy
 import numpy as np
 import pytest
 
+from sp.decode.graph import GraphDecoder
 from sp.decode.greedy import generate
 from sp.errors import PromptError
 from sp.kernels.device import device_count, nccl_version
 from sp.models import Model, decode_step, load_model, prefill
+from sp.models.passes.prefill_graphs import PrefillGraphs
 from sp.models.passes.tree import TreeReader
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.random_shards import random_shards
@@ -75,6 +77,50 @@ def test_a_model_of_random_weights_decodes(kind) -> None:
     one, other = shards.run(answer)
     assert one == other
     assert len(one) == 20
+
+
+@pytest.mark.parametrize("name", ["target", "tiny-qwen35:q8_0"])
+def test_replayed_steps_and_prompts_are_those_launched_one_by_one(name, tmp_path) -> None:
+    shape, _, file_type = name.partition(":")
+    path = write_synthetic(tmp_path / "m.gguf", shape, file_type) if file_type else embedded(name)
+    shards, new = load_shards(path, group_of("cards"), device="cuda"), 24
+    ids = np.random.default_rng(0).integers(0, shards.config.vocab, N)
+
+    def work(model: Model, eager: bool) -> tuple[list[int], dict[str, int], str | None]:
+        cache = model.new_cache(N + new)
+        graphs, decoder = PrefillGraphs(model, cache, eager=eager), GraphDecoder(model, cache, new, eager=eager)
+        for _ in range(3):
+            cache.reset()
+            logits = prefill(model, ids, np.arange(N), cache, graphs=graphs)
+            told = graphs.told()
+        tokens = list(decoder.tokens(logits, N, new))
+        refused = graphs.refused or decoder.refused
+        for one in (graphs, decoder):
+            one.end()
+        return tokens, told, refused
+
+    eager, other = shards.run(lambda model: work(model, True))
+    assert eager == other
+    assert eager[1] == {"eager": N}
+    assert shards.run(lambda model: work(model, False)) == [(eager[0], {"replayed": N}, None)] * 2
+
+
+def test_a_card_that_fails_between_replays_ends_all_and_graphs_are_made_anew() -> None:
+    shards = load_shards(embedded("target"), group_of("cards"), device="cuda")
+
+    def work(model: Model, failing: bool) -> list[int]:
+        cache, ids, found = model.new_cache(100), np.arange(40), []
+        for token in generate(model, prefill(model, ids, ids, cache), 40, cache, limit=30):
+            found.append(token)
+            if failing and model is shards.models[1] and len(found) == 10:
+                raise PromptError("enough")
+        return found
+
+    with pytest.raises(PromptError, match="card 1 of 2: enough"):
+        shards.run(lambda model: work(model, failing=True))
+    one, other = shards.run(lambda model: work(model, failing=False))
+    assert one == other
+    assert len(one) == 30
 
 
 def test_means_over_cards() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections import Counter
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
@@ -48,6 +49,9 @@ class Array:
 
     def __int__(self) -> int:
         return int(self.host)
+
+    def __float__(self) -> float:
+        return float(self.host)
 
     def __getitem__(self, key: Any) -> Array:
         return Array(self.host[key.host if isinstance(key, Array) else key])
@@ -124,27 +128,39 @@ class Stream:
     """Does everything at once; a captured graph does nothing. One made anew can be captured, the default one cannot."""
 
     def __init__(self, non_blocking: bool = False, ptr: int = 1) -> None:
-        self.ptr = ptr
+        self.ptr, self.capturing = ptr, False
 
     def __enter__(self) -> None:
-        streams.append(self)
+        streams.stack.append(self)
 
     def __exit__(self, *_: object) -> None:
-        streams.pop()
+        streams.stack.pop()
 
     def record(self, event: object = None) -> Event:
         return Event()
 
     def wait_event(self, event: object) -> None: ...
     def synchronize(self) -> None: ...
+    def is_capturing(self) -> bool:
+        return self.capturing
+
     def begin_capture(self) -> None:
         assert self.ptr, "the default stream cannot be captured"
+        self.capturing = True
 
     def end_capture(self) -> SimpleNamespace:
-        return SimpleNamespace(launch=lambda stream: None)
+        self.capturing = False
+        return SimpleNamespace(launch=lambda stream: None, upload=lambda stream: None)
 
 
-streams = [Stream(ptr=0)]
+class Streams(threading.local):
+    """Those a thread is inside of, the current one last."""
+
+    def __init__(self) -> None:
+        self.stack = [Stream(ptr=0)]
+
+
+streams = Streams()
 
 
 class Event:
@@ -193,7 +209,7 @@ def install() -> None:
             Stream=Stream,
             Event=Event,
             Device=Device,
-            get_current_stream=lambda: streams[-1],
+            get_current_stream=lambda: streams.stack[-1],
             alloc_pinned_memory=bytearray,
             **dry_memory.NAMES,
         ),

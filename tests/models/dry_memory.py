@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,22 +111,31 @@ pinned: list[int] = []
 most_pinned: list[int] = []
 """Bytes that can be pinned, if there is a limit."""
 pool = Pool()
-allocators: list[Callable[[int], Any]] = [pool.malloc]
+
+
+class Allocators(threading.local):
+    """Those of a thread, the present one last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Callable[[int], Any]] = [pool.malloc]
+
+
+allocators = Allocators()
 
 
 @contextmanager
 def using_allocator(allocator: Callable[[int], Any]) -> Iterator[None]:
-    allocators.append(allocator)
+    allocators.stack.append(allocator)
     try:
         yield
     finally:
-        allocators.pop()
+        allocators.stack.pop()
 
 
 def lend(nbytes: int) -> np.ndarray:
     """Zeros of host memory that stand for so many bytes of the device, as long as anything looks at them."""
     room = np.zeros(nbytes + 256, np.uint8)
-    memory = allocators[-1](nbytes)
+    memory = allocators.stack[-1](nbytes)
     weakref.finalize(room, lambda held: None, memory)
     return room
 
@@ -139,7 +149,7 @@ NAMES: dict[str, Any] = {
     "PinnedMemoryPointer": lambda memory, offset: memory.bytes,
     "memory": SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     "using_allocator": using_allocator,
-    "get_allocator": lambda: allocators[-1],
+    "get_allocator": lambda: allocators.stack[-1],
     "get_elapsed_time": lambda before, after: 1.0,
 }
 """What `cupy.cuda` has of it."""

@@ -6,7 +6,7 @@ import ctypes
 import sys
 import threading
 from collections import Counter, defaultdict
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import dry_device
@@ -14,6 +14,8 @@ import numpy as np
 
 hung: set[int] = set()
 """Ranks whose gathers and means never end."""
+stalled: set[int] = set()
+"""Ranks whose graphs never end."""
 aborted: list[int] = []
 """Ranks whose communicators were aborted, in order."""
 opened: list[int] = []
@@ -39,17 +41,35 @@ class Event(dry_device.Event):
 
 
 class Stream(dry_device.Stream):
-    """Does everything at once, until a gather hangs; no other thread sees which one is current."""
+    """Does everything at once, until a gather hangs; what is captured is not done."""
 
     def __init__(self, non_blocking: bool = False) -> None:
         super().__init__(ptr=id(self))
         self.hangs = False
         streams[self.ptr] = self
 
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
     def record(self, event: object = None) -> Event:
+        assert not self.capturing, "an event in a graph never happens"
         return Event(self)
+
+    def end_capture(self) -> SimpleNamespace:
+        graph, rank = super().end_capture(), here.device
+        if rank in unable:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        def launch(stream: Stream) -> None:
+            replayed.append(rank)
+            stream.hangs = stream.hangs or rank in stalled
+
+        return SimpleNamespace(launch=launch, upload=graph.upload)
+
+
+unable: set[int] = set()
+"""Devices on which nothing can be captured."""
+replayed: list[int] = []
+"""The devices that graphs were launched on, in order."""
+captured: dict[int, list[int]] = defaultdict(list)
+"""Numbers in every all-reduce that each card has captured."""
 
 
 streams: dict[int, Stream] = {}
@@ -91,6 +111,8 @@ class Communicator:
         return [Communicator(rank, barrier) for rank in range(len(devices))]
 
     def allGather(self, send: int, receive: int, count: int, kind: int, stream: int) -> None:  # noqa: N802
+        if streams[stream].capturing:
+            return
         if self._rank in hung:
             streams[stream].hangs = True
             return
@@ -108,6 +130,9 @@ class Communicator:
         self._barrier.wait(5)
 
     def allReduce(self, send: int, receive: int, count: int, kind: int, op: int, stream: int) -> None:  # noqa: N802
+        if streams[stream].capturing:
+            captured[self._rank].append(count)
+            return
         if self._rank in hung:
             streams[stream].hangs = True
             return

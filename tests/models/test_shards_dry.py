@@ -37,8 +37,12 @@ def goes_on(model):
     logits, cache = reads(model, 100)
     assert logits.shape == (VOCAB,) and logits.dtype == np.float32
     cache = model.new_cache(N)
-    assert PrefillGraphs(model, cache).begin(ids[:100], np.arange(100)) is None
-    prefill(model, ids[:100], np.arange(100), cache)
+    graphs = PrefillGraphs(model, cache)
+    for way in ("eager", "captured", "replayed"):
+        cache.reset()
+        prefill(model, ids[:100], np.arange(100), cache, graphs=graphs)
+        assert graphs.told() == {way: 100} and cache.tokens == 100
+    graphs.end()
     assert len(list(generate(model, logits, 100, cache, limit=4))) == 4
     reader = TreeReader(model, cache, (1,), most=8)
     tree = reader.read_tree(ids[:4], np.array([-1, 0, 0, 1]), 103 + np.array([0, 1, 1, 2]))
@@ -49,6 +53,11 @@ def goes_on(model):
 for path in ("sm_90a", "portable"):
     with forced_path(path):
         assert shards.run(goes_on) == [(VOCAB,)] * CARDS
+        # A graph of 100 tokens, filled up, through all layers but one; and one of a step, replayed twice.
+        graph = [128 * hidden] * 2 * (layers - 1) + [hidden] * 2 * layers
+        assert list(dry_nccl.captured.values()) == [graph] * CARDS, dry_nccl.captured
+        assert sorted(dry_nccl.replayed) == sorted([*range(CARDS)] * 4), dry_nccl.replayed
+        dry_nccl.captured.clear(), dry_nccl.replayed.clear()
         dry_nccl.launches.clear(), dry_nccl.reduced.clear()
         shards.run(reads)
         # Of the last layer's first chunk nothing is put out, of its second one token.

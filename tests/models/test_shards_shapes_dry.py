@@ -46,11 +46,11 @@ class Unfilled(RandomStore):
         return dry_device.empty(size)
 
 
-models = []
+models, group = [], HostGroup(CARDS)
 for rank in range(CARDS):
     store = Unfilled(config, replace(shape, config=config).plan(sys.argv[3]), share=Share(rank, CARDS))
-    models.append(ShardModel(store.config, store.trunk(), "cuda", 0, (), Arithmetic(), Share(rank, CARDS)))
-shards, ids = Shards(HostGroup(CARDS), config, tuple(models)), np.arange(N)
+    models.append(ShardModel(store.config, store.trunk(), "cuda", 0, (), Arithmetic(), Share(rank, CARDS), group))
+shards, ids = Shards(group, config, tuple(models)), np.arange(N)
 
 
 def work(model):

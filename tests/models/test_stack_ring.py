@@ -43,7 +43,7 @@ class Ordered(dry_device.Stream):
 
 known = {}
 main = Ordered(ptr=99)
-dry_device.streams[0] = main
+dry_device.streams.stack[0] = main
 cupy.cuda.Stream = Ordered
 before = lambda a, b: all(b[stream] >= count for stream, count in a.items())
 copied, read, log = {}, {}, []

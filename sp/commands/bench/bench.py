@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -104,18 +105,12 @@ def bench_model(
         keep(bench="load", config=first, metrics={"seconds": load[0]}, samples=[load[0]])
     timings = []
     with on_path:
+        how: dict[str, Any] = {"kv": kv, "rotate": rotate, "chunk": chunk, "together": together}
         with progress_bar("measuring", repeats * len(tests)) as advance:
-            for timing in run_tests(
-                model,
-                tests,
-                repeats,
-                kv=kv,
-                rotate=rotate,
-                chunk=chunk,
-                progress=lambda _: advance(1),
-                together=together,
-            ):
+            for timing in run_tests(model, tests, repeats, progress=lambda _: advance(1), **how):
                 timings.append(timing)
+                if timing.refused is not None:
+                    print(f"sp: {timing.test.name}: not in a CUDA graph: {timing.refused}", file=sys.stderr)
                 keep(**describe(timing, facts, taken, kv + (" rotated" if rotate else ""), model.arithmetic))
         profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
     rows = [_row(timing, name, model, kv, taken) for timing in timings]

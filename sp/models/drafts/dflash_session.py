@@ -36,8 +36,7 @@ class DraftSession:
     cache : Cache
         Of the draft's own layers, with room for a block behind what is to be remembered.
     eager : bool
-        Launch everything kernel by kernel, as a reference; always done where cards share the target, each of which then
-        has the whole draft.
+        Launch everything kernel by kernel, as a reference. Where cards share the target, each has the whole draft.
     """
 
     def __init__(self, draft: Draft, target: Model, cache: Cache, *, eager: bool = False) -> None:
@@ -46,7 +45,7 @@ class DraftSession:
         rules = zip(draft.config.causal, draft.config.windows, strict=True)
         words = [seen_words(block_mask(self.block_size, causal, window)) for causal, window in rules]
         self._seen = [target.place(word, np.uint64) for word in words]
-        self._graphs = None if target.device == "cpu" else _Graphs(self, eager or not target.captures)
+        self._graphs = None if target.device == "cpu" else _Graphs(self, target, eager or not target.captures)
 
     @classmethod
     def begin(cls, draft: Draft, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
@@ -104,6 +103,7 @@ class DraftSession:
         if self._graphs is None:
             return self.read_block(ids, positions)[:depth]
         logits: Floats = self._graphs.guess(self, ids, positions)[:depth]
+        self._target.settled()
         return logits
 
     def reset(self) -> None:
@@ -152,14 +152,15 @@ class DraftSession:
 class _Graphs:
     """The two halves of a draft step on the device, between buffers whose addresses stay."""
 
-    def __init__(self, session: DraftSession, eager: bool) -> None:
+    def __init__(self, session: DraftSession, target: Model, eager: bool) -> None:
         size = session.block_size
         self._cache, self._size = session._cache, size
+        how: dict[str, Any] = {"eager": eager, "agreed": target.agreed, "cache": self._cache}
         self._features = import_cupy().zeros((size, session._draft.fuse.shape[1]), np.uint16)
         self._read = PinnedStaging(positions=(np.int64, size), kept=(np.int32, 1))
         self._block = PinnedStaging(ids=(np.int32, size), positions=(np.int64, size))
-        self._remember: CapturedGraph[None] = CapturedGraph(eager=eager)
-        self._guess: CapturedGraph[Floats] = CapturedGraph(eager=eager)
+        self._remember: CapturedGraph[None] = CapturedGraph(**how)
+        self._guess: CapturedGraph[Floats] = CapturedGraph(**how)
 
     def remember(self, session: DraftSession, features: Any, positions: Ints) -> None:
         """As `DraftSession.remember`, for at most `block_size` tokens."""

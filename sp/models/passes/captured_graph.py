@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
+from sp.errors import DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.kept import lent
+from sp.models.cache.cache import Cache
 
 Made = TypeVar("Made")
 
@@ -82,14 +84,33 @@ class CapturedGraph(Generic[Made]):
         Never capture, as a reference.
     scratch : Scratch, optional
         Memory to share with others that are never under way at the same time; whoever made it ends it.
+    agreed : callable, optional
+        `Model.agreed` of a model that cards share: all of them capture, or none does.
+    cache : Cache, optional
+        Whose counts a capture that cannot be made moves back, so that the work is done without; by default the error is
+        raised, on all cards.
+
+    Attributes
+    ----------
+    refused : str or None
+        Why it could not be captured, and is not tried again.
     """
 
-    def __init__(self, *, eager: bool = False, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        eager: bool = False,
+        scratch: Scratch | None = None,
+        agreed: Callable[[bool], bool] | None = None,
+        cache: Cache | None = None,
+    ) -> None:
         self._eager, self._own = eager, scratch is None
         self._scratch = Scratch() if scratch is None else scratch
         self._graph: Any = None
+        self._agreed, self._cache = agreed, cache  # these go after the graph: what it was captured with must outlive it
         self._made: Any = None
         self._warm = False
+        self.refused: str | None = None
 
     @property
     def ready(self) -> bool:
@@ -113,7 +134,11 @@ class CapturedGraph(Generic[Made]):
                 if self._eager or not self._warm or not stream.ptr:
                     self._made, self._warm = work(), bool(stream.ptr)
                     return self._made  # type: ignore[no-any-return]
-                self._capture(work, stream)
+                if self._agreed is None:
+                    self._capture(work, stream)
+                elif not self._captured_on_all(work, stream, self._agreed):
+                    self._made = work()
+                    return self._made  # type: ignore[no-any-return]
         self._graph.launch(stream)
         return self._made  # type: ignore[no-any-return]
 
@@ -133,6 +158,35 @@ class CapturedGraph(Generic[Made]):
                 stream.end_capture()
             raise
         self._graph = stream.end_capture()
+
+    def _captured_on_all(self, work: Callable[[], Made], stream: Any, agreed: Callable[[bool], bool]) -> bool:
+        """Capture what cards do together; whether all of them could, so that the work is replayed on all or on none."""
+        agreed(True)  # all that was queued is done: to ask for memory may wait for what others are waited for by
+        tokens = None if self._cache is None else self._cache.tokens
+        error: Exception | None = None
+        try:
+            self._capture(work, stream)
+            self._graph.upload(stream)
+        except Exception as found:
+            error = found
+        if agreed(error is None):
+            return True
+        error = error or DeviceError("another card could not capture what all of them do")
+        self._graph = self._made = None
+        if self._cache is None or tokens is None:
+            raise error
+        self._cache.crop(tokens)
+        self._eager, self.refused = True, why(error)
+        return False
+
+
+def why(error: Exception) -> str:
+    """An error in one line.
+
+    >>> why(ValueError("no\n  room"))
+    'ValueError: no room'
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _from_here(cuda: Any) -> Callable[[int], Any]:

@@ -23,7 +23,7 @@ from sp.models.cache.delta_state import padded
 from sp.models.layers.attention import Attention
 from sp.models.layers.delta import GatedDelta
 from sp.models.model import Model
-from sp.models.passes.captured_graph import CapturedGraph, CaptureStream, Scratch
+from sp.models.passes.captured_graph import CapturedGraph, CaptureStream, Scratch, why
 from sp.models.passes.pinned_staging import PinnedStaging
 from sp.ops.attention.paged_attention import FEW_QUERIES
 
@@ -61,8 +61,8 @@ class PrefillGraphs:
 
     Graphs share their memory, but for what they return; a larger run than any so far lets go of them all first. Runs
     that cannot go this way are left to the caller: those of few or many tokens, models on the CPU, with experts in host
-    memory, shared by cards or with mixers not of this house, and packed pages behind tokens that are there already,
-    which are unpacked to what they hold.
+    memory or with mixers not of this house, and packed pages behind tokens that are there already, which are unpacked
+    to what they hold.
 
     Parameters
     ----------
@@ -154,7 +154,8 @@ class PrefillGraphs:
         if self._trunk is not self._model.trunk or size > self._largest:
             self._drop()
             self._trunk, self._largest = self._model.trunk, size
-        graph = self._graphs.pop(size, None) or CapturedGraph(eager=self._eager, scratch=self._scratch)
+        how: dict[str, Any] = {"eager": self._eager, "scratch": self._scratch, "agreed": self._model.agreed}
+        graph = self._graphs.pop(size, None) or CapturedGraph(**how)
         if len(self._graphs) >= KEPT:
             self._lane.stream.synchronize()
             self._graphs.pop(next(iter(self._graphs))).clear()
@@ -177,7 +178,7 @@ class PrefillGraphs:
 
     def _refuse(self, error: Exception, start: int) -> None:
         """Go on without graphs; what was being captured has not run, and moved nothing but counts of the host."""
-        self.refused = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self.refused = why(error)
         self._cache.crop(start)
         self._drop()
 

@@ -88,7 +88,7 @@ def load_shards(
                 trunk, nbytes, again, _ = trunk_to_device(trunk, file, progress)
             else:
                 nbytes, again = held_bytes(trunk), ()
-            models.append(ShardModel(share.config(config), trunk, device, nbytes, again, made_in, share))
+            models.append(ShardModel(share.config(config), trunk, device, nbytes, again, made_in, share, group))
     return Shards(group, config, tuple(models))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from sp.models.trunk import Trunk
 from sp.ops.array_module import array_module
 from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready
+from sp.parallel.group import Group
 from sp.quant.repack import Repacked
 
 
@@ -33,11 +35,11 @@ class ShardModel(Model):
     trunk : Trunk
         Embedding and norms whole, of all else this card's share; blocks are `ShardBlock`.
     share : Share
+    group : Group
+        Whose cards share it. It lives as long as this, and so as long as graphs of this.
     others
         See `Model`.
     """
-
-    captures = False
 
     def __init__(
         self,
@@ -48,8 +50,9 @@ class ShardModel(Model):
         repacked: tuple[Repacked, ...],
         arithmetic: Arithmetic,
         share: Share,
+        group: Group,
     ) -> None:
-        self.share = share
+        self.share, self.group, self.captures = share, group, group.captures
         trunk = replace(trunk, blocks=tuple(self._shared(block) for block in trunk.blocks))
         super().__init__(config, trunk, device, nbytes, repacked, None, arithmetic)
 
@@ -70,6 +73,21 @@ class ShardModel(Model):
         """See `Model`."""
         found: Floats = x * np.float32(self.share.size)
         return found
+
+    def agreed(self, fine: bool) -> bool:
+        """Whether all cards say so; all that was queued on any of them is done then."""
+        card, votes = this_card(), array_module(self.trunk.output_norm).full(1, float(fine), np.float32)
+        card.all_reduce(votes)
+        card.wait()
+        return float(votes[0]) > 1 - 0.5 / self.share.size
+
+    def arrived(self, event: Any) -> None:
+        """See `Model`; a card that hangs is found out."""
+        this_card().arrived(event)
+
+    def settled(self) -> None:
+        """See `Model`."""
+        this_card().wait()
 
     @property
     def norms(self) -> tuple[Norm, ...]:

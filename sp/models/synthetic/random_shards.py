@@ -34,6 +34,6 @@ def random_shards(shape: str, file_type: str, group: Group, math: str = Math.BF1
             store = RandomStore(found.config, found.plan(file_type), rank, share=share)
             trunk, reason = with_math(store.trunk(), asked, "cuda", store.sampled)
             made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", found.config.head_dim))
-            model = ShardModel(store.config, trunk, "cuda", store.nbytes, store.repacked, made_in, share)
+            model = ShardModel(store.config, trunk, "cuda", store.nbytes, store.repacked, made_in, share, group)
         models.append(model)
     return Shards(group, found.config, tuple(models))

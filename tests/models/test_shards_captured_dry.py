@@ -1,0 +1,96 @@
+"""Graphs of what cards do together, without a device: one that cannot be captured, and one that never ends."""
+
+from __future__ import annotations
+
+import pytest
+from dry_walk import walked
+from tiny_models import write_tiny
+
+from sp.quant import Q8_0
+
+START = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import dry_nccl
+dry_nccl.install(2)
+import numpy as np
+from sp.decode import Sample
+from sp.decode.graph import GraphDecoder
+from sp.errors import DeviceError
+from sp.models import load_shards, prefill
+from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.parallel.nccl import NcclGroup
+N, NEW = 100, 6
+group = NcclGroup((0, 1), wait_seconds=0.3, leave_seconds=1.0)
+shards, ids = load_shards(sys.argv[2], group, device="cuda"), np.arange(N) % 50
+
+def answer(model, chooser=None):
+    cache = model.new_cache(N + NEW)
+    logits, decoder = prefill(model, ids, np.arange(N), cache), GraphDecoder(model, cache, NEW)
+    try:
+        tokens = list(decoder.tokens(logits, N, NEW, chooser))
+        assert cache.tokens == N + NEW - 1, cache.tokens
+        return len(tokens), decoder.refused
+    finally:
+        decoder.end()
+"""
+UNABLE = (
+    START
+    + """
+def read(model):
+    cache = model.new_cache(N)
+    graphs = PrefillGraphs(model, cache)
+    for _ in range(3):
+        cache.reset()
+        prefill(model, ids, np.arange(N), cache, graphs=graphs)
+        assert cache.tokens == N and graphs.told() == {"eager": N}
+    graphs.end()
+    return graphs.refused
+
+dry_nccl.unable.add(1)
+for chooser in (lambda: None, lambda: Sample().chooser(1)):
+    (one, first), (other, second) = shards.run(lambda model: answer(model, chooser()))
+    assert one == other == NEW and not dry_nccl.replayed
+    print(first, second, sep="|")
+print(*shards.run(read), sep="|")
+dry_nccl.unable.clear()
+assert shards.run(answer) == [(NEW, None)] * 2
+assert len(dry_nccl.replayed) == 2 * (NEW - 2) and not dry_nccl.aborted
+"""
+)
+HANGS = (
+    START
+    + """
+assert shards.run(answer) == [(NEW, None)] * 2
+dry_nccl.replayed.clear()
+dry_nccl.stalled.add(1)
+start = time.monotonic()
+try:
+    shards.run(answer)
+except DeviceError as error:
+    print(error)
+assert time.monotonic() - start < 2 and threading.active_count() == 1
+assert sorted(dry_nccl.aborted) == [0, 1], dry_nccl.aborted
+dry_nccl.stalled.clear()
+assert shards.run(answer) == [(NEW, None)] * 2
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> str:
+    sizes = {"embedding_length": 256, "feed_forward_length": 512, "attention__head_count": 8}
+    file = tmp_path_factory.mktemp("captured") / "m.gguf"
+    return str(write_tiny(file, "qwen3", fmt=Q8_0, attention__head_count_kv=4, **sizes))
+
+
+def test_where_one_card_cannot_capture_all_go_on_launch_by_launch(path) -> None:
+    why = "RuntimeError: operation not permitted when stream is capturing"
+    other = "DeviceError: another card could not capture what all of them do"
+    assert walked(UNABLE, path).splitlines() == [f"{other}|{why}"] * 3
+
+
+def test_a_replay_that_hangs_ends_all(path) -> None:
+    assert (
+        walked(HANGS, path).strip().endswith("what was queued did not end within 0.3 s; check nvidia-smi and run again")
+    )
