@@ -48,6 +48,7 @@ INSIDE = {  # rooms inside a room, each of which imports only from those before 
         *("cache", "layers", "architectures", "device", "shards", "passes"),
         *("synthetic", "drafts", "inspect", "timing"),
     ),
+    "pipeline": ("cards",),
     "evals": ("text", "tasks", "formats", "transcripts", "turns"),
     "scoring": ("attention", "trained"),
     "selection": ("structured",),

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from sp.bench.record import running
+from sp.models.shards.shared_model import SharedModel
 from sp.pipeline import Loaded, Pipeline, RunOptions
 from sp.pipeline.sizes import format_bytes
 from sp.prompt import Prompt
@@ -36,7 +37,8 @@ class Request:
     decode_tok_s : float or None
         Tokens a second after the first few; None if there were too few.
     peak_bytes : int
-        Most device memory in use during the request, weights included; on the CPU the process' most so far.
+        Most device memory in use during the request, weights included, of cards that of the one that held most; on the
+        CPU the process' most so far.
     timeline : tuple of (seconds, bytes)
         Device memory in use since the request began.
     moves : tuple of dict
@@ -67,7 +69,8 @@ def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
     density = mean(densities) if densities else None
     memory = result.answer.trace.facts.get("residency", {})
     timeline = tuple((at, used) for at, used in memory.get("memory", ()))
-    peak, moves = memory.get("peak_bytes", result.peak_bytes), tuple(memory.get("transitions", ()))
+    moves, peaks = tuple(memory.get("transitions", ())), result.answer.trace.facts.get("card_peaks", ())
+    peak = max(memory.get("peak_bytes", 0), *peaks, 0) or result.peak_bytes
     tokens, kept = len(result.prompt), result.kept_tokens
     return Request(ttft, stages, tokens, kept, density, rate, peak, timeline, moves)
 
@@ -92,11 +95,14 @@ def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
 def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path: str, drafts: bool) -> dict[str, Any]:
     """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted.
 
-    `cards` are those on which it drafts; `math` is the target's, `drafter_math` the drafter's where it is another.
+    `cards` are those on which it drafts, `target_cards` those that share the target, where there are several; `math`
+    is the target's, `drafter_math` the drafter's where it is another.
     """
     drafter = pipeline.drafter if drafts else None
     cards = 1 if pipeline.cards is None or drafter is None else pipeline.cards.group.size
     roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
+    model = pipeline.target.model
+    shared = {"target_cards": model.shards.group.size} if isinstance(model, SharedModel) else {}
     return {
         "target": pipeline.target.path.name,
         "drafter": drafter.path.name if drafter else None,
@@ -104,7 +110,8 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         "selector": SELECTORS.name_of(options.selector) if drafts else None,
         "vram": format_bytes(vram),
         "kv": options.kv + (" rotated" if options.rotate else ""),
-        **running(path, pipeline.target.model.arithmetic, cards),
+        **running(path, model.arithmetic, cards),
+        **shared,
         **(_drafter_math(pipeline.target, drafter, path) if drafter else {}),
         **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
     }

@@ -65,6 +65,17 @@ RayAddress = Annotated[
 DraftingCards = Annotated[
     int, typer.Option("--cards", min=1, help="GPUs on which the drafter reads a prompt together, from the first on.")
 ]
+RunCards = Annotated[
+    int,
+    typer.Option(
+        "--cards",
+        min=1,
+        help="GPUs for one run, from the first on: they read a prompt for the drafter together, and share the target.",
+    ),
+]
+TargetCards = Annotated[
+    int | None, typer.Option("--target-cards", min=1, help="GPUs that share the target, if not as many as --cards.")
+]
 VRAM = Annotated[
     str | None,
     typer.Option("--vram", help="GPU memory for models, caches and work, e.g. 24g; all there is if left out."),

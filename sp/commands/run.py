@@ -20,12 +20,13 @@ from sp.commands.options import (
     Drafter,
     DrafterMath,
     DrafterRope,
-    DraftingCards,
     OnDevice,
     ReasoningEffort,
     Rotate,
+    RunCards,
     Scorer,
     Target,
+    TargetCards,
     TargetMath,
     TargetRope,
     ThinkingMode,
@@ -76,7 +77,8 @@ def run(
     reasoning_effort: ReasoningEffort = None,
     max_new_tokens: Annotated[int, tokens_option(least=1, help="Longest answer, thinking included, in tokens.")] = 64,
     device: OnDevice = "auto",
-    cards: DraftingCards = 1,
+    cards: RunCards = 1,
+    target_cards: TargetCards = None,
     vram: VRAM = None,
     full: Annotated[bool, typer.Option(help="Also run the full prefill, for comparison.")] = True,
     show_kept: Annotated[bool, typer.Option(help="Print all kept text, not an excerpt.")] = False,
@@ -149,7 +151,8 @@ def run(
         raise PromptError(f"the question is missing: say what to ask about {about} with --question")
     else:
         document = read_text(prompt_file, "--prompt-file", piped=True)
-    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths | {"cards": cards})
+    on = {"cards": cards, "target_cards": target_cards}
+    pipeline = open_pair(target, drafter, device, vram, break_even, draft, ropes | maths | on)
     tell_thinking(asked, pipeline.target)
     told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": asked}
     prompt = Prompt.from_document(document, question, pipeline.target.template, **told)  # type: ignore[arg-type]

@@ -47,6 +47,11 @@ class Cycle:
         self._guesser, self.block_size = guesser, guesser.block_size
         self._reader = TreeReader(model, cache, guesser.layers, nodes)
 
+    @property
+    def refused(self) -> str | None:
+        """Why a pass is launched kernel by kernel that would be a CUDA graph; None where nothing is in the way."""
+        return None
+
     def working(self) -> AbstractContextManager[None]:
         """Around all other calls and what is made of their results."""
         return nullcontext()

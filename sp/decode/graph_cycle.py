@@ -38,6 +38,11 @@ class GraphCycle(Cycle):
         self._reading: CapturedGraph[TreePass] = CapturedGraph(**how)
         self._keeping: CapturedGraph[Any] = CapturedGraph(**how)
 
+    @property
+    def refused(self) -> str | None:
+        """See `Cycle`."""
+        return self._reading.refused or self._keeping.refused
+
     def working(self) -> AbstractContextManager[None]:
         """See `Cycle`: a stream and memory of its own."""
         return self._lane.working()

@@ -203,8 +203,8 @@ def current_stream() -> Any:
     return import_cupy().cuda.get_current_stream()
 
 
-def group_of(cards: int, where: str) -> NcclGroup | None:
-    """The first `cards` GPUs; None for one.
+def group_of(cards: int, where: str, option: str = "--cards") -> NcclGroup | None:
+    """The first `cards` GPUs; None for one. An `option` of the command line asked for them.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def group_of(cards: int, where: str) -> NcclGroup | None:
     if cards == 1:
         return None
     if where == "cpu":
-        raise ConfigError("--cards is for GPUs; on the CPU leave it away")
+        raise ConfigError(f"{option} is for GPUs; on the CPU leave it away")
     return NcclGroup(tuple(range(cards)))
 
 

@@ -22,6 +22,22 @@ from sp.pipeline.options import RunOptions
 Progress = Callable[[int], None]
 
 
+@dataclass
+class OnCards:
+    """What cards that share the target tell of an answer, once `Begun.tokens` is closed.
+
+    Attributes
+    ----------
+    peaks : list of int
+        Most bytes in use on each card up to the first token; 0 on the CPU.
+    refused : str or None
+        See `PooledCache.refused`.
+    """
+
+    peaks: list[int]
+    refused: str | None = None
+
+
 @dataclass(frozen=True)
 class Begun:
     """An answer whose first token is known; `rest` computes the others as it is asked for them.
@@ -29,7 +45,8 @@ class Begun:
     `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
     `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
     those that were taken from it are left. `read` tells how many tokens of the prompt were read in which way, see
-    `sp.models.passes.prefill_graphs.Way`; empty where all were read launch by launch without asking.
+    `sp.models.passes.prefill_graphs.Way`; empty where all were read launch by launch without asking. `cards` is there
+    where cards share the target.
     """
 
     first: int
@@ -37,6 +54,7 @@ class Begun:
     densities: tuple[float, ...] = ()
     passes: list[int] = field(default_factory=list)
     read: Mapping[str, int] = field(default_factory=dict)
+    cards: OnCards | None = None
 
     def tokens(self) -> Generator[int]:
         """All tokens, the first one first; closes `rest` when closed."""

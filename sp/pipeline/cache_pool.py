@@ -13,6 +13,7 @@ from sp.decode.new_cycle import new_cycle
 from sp.models import Draft, Model
 from sp.models.drafts.dflash_session import DraftSession
 from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.parallel.group import Group
 
 STEPS = 16
 """Caches are this many times larger than the steps by which they grow."""
@@ -54,7 +55,7 @@ class PooledCache:
 
     def greedy(self) -> GraphDecoder | None:
         """What decodes greedily, on the device."""
-        if self._greedy is None and self._model.device == "cuda":
+        if self._greedy is None and self._model.device == "cuda" and self._model.captures:
             self._greedy = GraphDecoder(self._model, self.cache, self.cache.capacity)
         return self._greedy
 
@@ -63,6 +64,12 @@ class PooledCache:
         if self._prefill is None and self._kept and self._model.device == "cuda":
             self._prefill = PrefillGraphs(self._model, self.cache)
         return self._prefill
+
+    @property
+    def refused(self) -> str | None:
+        """Why something is launched kernel by kernel that would be a CUDA graph."""
+        made = self._greedy, self._prefill, self._cycle and self._cycle[1]
+        return next((one.refused for one in made if one is not None and one.refused), None)
 
     def session(self, draft: Draft) -> DraftSession:
         """A draft that remembers nothing yet."""
@@ -163,3 +170,25 @@ class CachePool:
             return tokens
         step = max(SMALLEST, (1 << tokens.bit_length()) // STEPS)
         return -(-tokens // step) * step
+
+
+class CardPools:
+    """A pool for each of the cards that share a model.
+
+    Parameters
+    ----------
+    group : Group
+    keep : bool
+        See `CachePool`.
+    """
+
+    def __init__(self, group: Group, keep: bool = True) -> None:
+        self.group, self.pools = group, [CachePool(keep) for _ in range(group.size)]
+
+    def drop(self) -> bool:
+        """Let go of what is kept on any card, and tell whether there was anything; while no card is at work."""
+        found = False
+        for rank, pool in enumerate(self.pools):
+            with self.group.at(rank):
+                found = pool.drop() or found
+        return found

@@ -7,17 +7,19 @@ from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from sp.errors import ConfigError, ModelError, plain
 from sp.gguf import ChatTemplate, GGUFFile, Tokenizer, chat_template
 from sp.kernels.device import pick_device
-from sp.models import AskedScaling, Model, ModelConfig, load_model, read_config
+from sp.models import AskedScaling, Model, ModelConfig, load_model, load_shards, read_config
 from sp.models.arithmetic import AUTO, read_math
 from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.memory import file_formats, held_weights, stack_bytes
 from sp.models.rope_keys import rope_facts
+from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
+from sp.parallel.group import Group
 from sp.quant import BlockFormat, Math
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
@@ -96,6 +98,7 @@ def load(
     progress: Callable[[int], None] | None = None,
     room: int | None = None,
     math: str = Math.BF16,
+    group: Group | None = None,
 ) -> Loaded:
     """Open a GGUF file as a model with its tokenizer.
 
@@ -117,6 +120,8 @@ def load(
         memory, see `cold_layers`; without it all weights lie on the device.
     math : {"bf16", "int8", "fp8", "auto"}
         See `load_model`.
+    group : Group, optional
+        Cards that share it, see `load_shards`; the model is then a `SharedModel`.
 
     Raises
     ------
@@ -127,7 +132,7 @@ def load(
     DeviceError
         With ``cuda``: there is no usable device, or too little memory on it.
     ConfigError
-        No products are made in `math` there.
+        No products are made in `math` there, or so many cards cannot share the model.
 
     Examples
     --------
@@ -141,8 +146,11 @@ def load(
     trained = (config if rope is None else rope.applied(config)).context
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
-    cold = cold_within(config, formats, room, math)
-    model = load_model(file, device=where, context=context, rope=rope, progress=progress, cold=cold, math=math)
+    how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
+    if group is None:
+        model = load_model(file, cold=cold_within(config, formats, room, math), **how)
+    else:
+        model = SharedModel(load_shards(file, group, **how))
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
@@ -162,6 +170,7 @@ def synthetic(
     seed: int = 0,
     room: int | None = None,
     math: str = Math.BF16,
+    group: Group | None = None,
 ) -> Loaded:
     """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
 
@@ -173,7 +182,7 @@ def synthetic(
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str
         One of `sp.models.file_type.FILE_TYPES`.
-    extrapolate, device, rope, room, math
+    extrapolate, device, rope, room, math, group
         See `load`.
     seed : int
 
@@ -201,14 +210,18 @@ def synthetic(
             )
         with TemporaryDirectory() as folder:
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
-            made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math)
+            made = load(file, extrapolate=extrapolate, device="cpu", rope=rope, math=math, group=group)
             return replace(made, path=name)
+    from sp.models.synthetic.random_shards import random_shards
     from sp.models.synthetic.random_store import random_model
 
     found = find_shape(shape)
     metadata = synthetic_metadata(found, file_type)
-    cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
-    model = random_model(shape, file_type, seed, rope, cold, math)
+    if group is None:
+        cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
+        model = random_model(shape, file_type, seed, rope, cold, math)
+    else:
+        model = SharedModel(random_shards(shape, file_type, group, math, seed, rope))
     trained = model.config.context
     if extrapolate:
         model.config = replace(model.config, context=longest(trained))

@@ -26,6 +26,7 @@ TIMED: Mapping[str, Wanted] = {
     "prompt_tokens": whole(1),
     "keep_ratio": number(0, 1),
     **dict.fromkeys((*DRAFTING, "vram"), ATOM.optional),
+    **dict.fromkeys(("cards", "target_cards"), whole(1).optional),
 }
 """What the configuration of a `ttft` record must have."""
 TIMES: Mapping[str, Wanted] = {
@@ -68,6 +69,15 @@ def maths_told(config: Mapping[str, Any]) -> str:
     return "" if (target, drafter) == PLAIN_MATHS else target if target == drafter else f"{target} and {drafter}"
 
 
+def cards_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """On how many cards the drafter of a record read, and how many shared the target.
+
+    >>> cards_of({"cards": 2, "target_cards": 4}), cards_of({"cards": 2}), cards_of({})
+    ((2, 4), (2, 1), (1, 1))
+    """
+    return config.get("cards") or 1, config.get("target_cards") or 1
+
+
 @dataclass(frozen=True)
 class BreakEven:
     """What was measured at one keep ratio.
@@ -90,6 +100,8 @@ class BreakEven:
         The budget of device memory.
     maths : tuple of str
         What target and drafter multiplied, see `maths_of`.
+    cards : tuple of int
+        See `cards_of`.
     """
 
     keep_ratio: float
@@ -102,6 +114,7 @@ class BreakEven:
     samples: int
     vram: str | None = None
     maths: tuple[str, str] = PLAIN_MATHS
+    cards: tuple[int, int] = (1, 1)
 
     def describe(self) -> str:
         """One phrase for reports."""
@@ -144,7 +157,7 @@ def crossing(points: Sequence[tuple[int, float]]) -> tuple[int | None, int | Non
 
 
 def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEven, ...]:
-    """Break-even of every budget, arithmetic, keep ratio below 1 and way of drafting in `ttft` records.
+    """Break-even of every budget, arithmetic, number of cards, keep ratio below 1 and way of drafting in records.
 
     They are of one pair and machine. The newest record of a length counts. Records without a full prefill of the same
     run are of no use here.
@@ -153,14 +166,16 @@ def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEve
     for record in records:
         config, metrics = record["config"], record["metrics"]
         if config["keep_ratio"] < 1 and metrics.get("ttft_s") and metrics.get("full_ttft_s"):
-            key = (config.get("vram"), maths_of(config), config["keep_ratio"], *map(config.get, DRAFTING))
+            how = map(config.get, DRAFTING)
+            key = (config.get("vram"), maths_of(config), cards_of(config), config["keep_ratio"], *how)
             groups[key][config["prompt_tokens"]] = record
     found = []
-    for (vram, maths, keep, *how), by_length in sorted(groups.items(), key=repr):
+    for (vram, maths, cards, keep, *how), by_length in sorted(groups.items(), key=repr):
         points = [(n, r["metrics"]["full_ttft_s"] / r["metrics"]["ttft_s"]) for n, r in sorted(by_length.items())]
         samples = min(min(len(r["samples"]), _full_runs(r)) for r in by_length.values())
         drafted = dict(zip(DRAFTING, how, strict=True))
-        found.append(BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram, maths))
+        even = BreakEven(keep, drafted, *crossing(points), points[0][0], points[-1][0], samples, vram, maths, cards)
+        found.append(even)
     return tuple(found)
 
 
@@ -170,9 +185,15 @@ def _full_runs(record: Mapping[str, Any]) -> int:
 
 
 def read_break_evens(
-    path: Path, target: str, drafter: str, machine: str, vram: str | None, maths: tuple[str, str] = PLAIN_MATHS
+    path: Path,
+    target: str,
+    drafter: str,
+    machine: str,
+    vram: str | None,
+    maths: tuple[str, str] = PLAIN_MATHS,
+    cards: tuple[int, int] = (1, 1),
 ) -> tuple[BreakEven, ...]:
-    """Break-evens of one pair, arithmetic, machine and memory limit in a file of `ttft` records.
+    """Break-evens of one pair, arithmetic, machine, number of cards and memory limit in a file of `ttft` records.
 
     Raises
     ------
@@ -185,7 +206,8 @@ def read_break_evens(
         if record.get("bench") == "ttft":
             check_timed(record, f"{path}, line {line}")
             config = record["config"]
-            if all(config.get(name) == value for name, value in want.items()) and maths_of(config) == maths:
+            alike = maths_of(config) == maths and cards_of(config) == cards
+            if alike and all(config.get(name) == value for name, value in want.items()):
                 mine.append(record)
     return measured_break_evens(r for r in mine if machine_slug(r) == machine)
 
@@ -204,7 +226,7 @@ def check_machine(record: Mapping[str, Any], where: str) -> None:
 
 
 def known_break_evens(
-    records: Path | None, target: Loaded, drafter: Loaded, budget: int | None
+    records: Path | None, target: Loaded, drafter: Loaded, budget: int | None, cards: tuple[int, int] = (1, 1)
 ) -> tuple[BreakEven, ...] | None:
     """What was measured of a pair on this machine within a budget of device memory; None without a file of records.
 
@@ -215,6 +237,8 @@ def known_break_evens(
     target, drafter
     budget : int or None
         Bytes; None for all there is.
+    cards : tuple of int
+        See `cards_of`.
 
     Raises
     ------
@@ -227,9 +251,10 @@ def known_break_evens(
         return None
     limit = format_bytes(budget)
     maths = target.model.arithmetic.kind, drafter.model.arithmetic.kind
-    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, maths)
+    found = read_break_evens(path, target.path.name, drafter.path.name, machine, limit, maths, cards)
     if records is not None and not found:
         told = "" if maths == PLAIN_MATHS else f" in {' and '.join(maths)}"
+        told += "" if cards == (1, 1) else f" with {cards[0]} cards that draft and {cards[1]} that share the target"
         raise ConfigError(
             f"{path} tells of no full and compressed prefill by {target.path.name} and "
             f"{drafter.path.name} on {machine}{f' within {limit}' if limit else ''}{told}; make some with "

@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from sp.errors import ConfigError, plain
 from sp.kernels.device import pick_device
 from sp.models import AskedScaling, Cards, Draft, load_draft
 from sp.models.model import Device
-from sp.parallel.nccl import group_of
+from sp.models.shards.shared_model import SharedModel
+from sp.parallel.nccl import NcclGroup, group_of
+from sp.pipeline.cards.draft import draft_on_cards
 from sp.pipeline.load import Loaded, Where, embedded, load
 from sp.pipeline.measured import BreakEven, known_break_evens
 from sp.pipeline.options import RunOptions
@@ -22,7 +24,23 @@ from sp.pipeline.residency import Residency
 from sp.pipeline.sizes import format_bytes
 from sp.quant import Math
 
-OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards"
+OF_ONE_CARD = "a budget of GPU memory is for one card; leave --vram away, or --cards and --target-cards"
+
+
+def sharing(cards: int, target_cards: int | None, where: Device, vram: int | None) -> NcclGroup | None:
+    """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
+
+    Raises
+    ------
+    ConfigError
+        With a budget of memory, or on the CPU.
+    DeviceError
+        Where there are not so many, or no NCCL.
+    """
+    count = cards if target_cards is None else target_cards
+    if vram is not None and max(cards, count) > 1:
+        raise ConfigError(OF_ONE_CARD)
+    return group_of(count, where, "--cards" if target_cards is None else "--target-cards")
 
 
 @dataclass(frozen=True)
@@ -77,14 +95,17 @@ class Opened:
         math: str = Math.BF16,
         drafter_math: str = Math.BF16,
         cards: int = 1,
+        target_cards: int | None = None,
     ) -> Self:
         """Open two GGUF files; the embedded ones where a path is left out.
 
-        `vram` is for both, `math` the target's. On several `cards` the drafter reads together with copies of itself.
-        The rest and errors as for `load`.
+        `vram` is for both, `math` the target's. On several `cards` the drafter reads together with copies of itself,
+        and they share the target, or `target_cards` do. The rest and errors as for `load`.
         """
+        group = sharing(cards, target_cards, pick_device(device), vram)
+        how: dict[str, Any] = {"rope": target_rope, "room": vram, "math": math, "group": group}
         return cls.assemble(
-            lambda where: load(target or embedded("target"), device=where, rope=target_rope, room=vram, math=math),
+            lambda where: load(target or embedded("target"), device=where, **how),
             lambda where: load(
                 drafter or embedded("drafter"), extrapolate=True, device=where, rope=drafter_rope, math=drafter_math
             ),
@@ -105,7 +126,7 @@ class Opened:
     ) -> Self:
         """Load two models by functions of the device, for example by `load` or `synthetic`; see `load_pair`.
 
-        The drafter is loaded on each of `cards` GPUs, the target on the first.
+        The drafter is loaded on each of `cards` GPUs, the target where its function loads it: see `sharing`.
         """
         if cards > 1 and vram is not None:
             raise ConfigError(OF_ONE_CARD)
@@ -117,7 +138,7 @@ class Opened:
         """The same pair under another budget of device memory in bytes; None for all there is."""
         if vram is not None and self.target.model.device == "cpu":
             raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
-        if vram is not None and self.cards is not None:
+        if vram is not None and (self.cards is not None or isinstance(self.target.model, SharedModel)):
             raise ConfigError(OF_ONE_CARD)
         return replace(self, residency=self.residency.within(vram))
 
@@ -128,7 +149,9 @@ class Opened:
         """
         if self.drafter is None:
             return self
-        found = known_break_evens(records, self.target, self.drafter, self.residency.budget)
+        count, model = 1 if self.cards is None else self.cards.group.size, self.target.model
+        cards = count, model.shards.group.size if isinstance(model, SharedModel) else 1
+        found = known_break_evens(records, self.target, self.drafter, self.residency.budget, cards)
         return self if found is None else replace(self, break_evens=found)
 
     def with_draft(self, path: str | Path) -> Self:
@@ -143,6 +166,8 @@ class Opened:
         (8,)
         """
         model = self.target.model
+        if isinstance(model, SharedModel):
+            return replace(self, draft=draft_on_cards(path, model))
         if model.device == "cpu":
             return replace(self, draft=load_draft(path, model))
         return replace(self, draft=self.residency.hold("draft", lambda: load_draft(path, model)))
@@ -152,6 +177,10 @@ class Opened:
 
         Those of the target are there already.
         """
+        if options.scorer.reads_target and isinstance(self.target.model, SharedModel):
+            raise ConfigError(
+                "the scorer reads with the target, which cards share; add --target-cards 1, or take another"
+            )
         if not options.scorer.drafts:
             return "target", self.target
         assert self.drafter is not None, "score needs a drafter"

@@ -20,7 +20,8 @@ from sp.errors import DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.models import Draft, Model
 from sp.models.device.parts import Parts
-from sp.pipeline.cache_pool import CachePool
+from sp.models.shards.shared_model import SharedModel
+from sp.pipeline.cache_pool import CachePool, CardPools
 from sp.pipeline.load import Loaded
 from sp.pipeline.meter import Journal, Meter
 from sp.pipeline.pool import Pool
@@ -53,6 +54,7 @@ class Residency:
     budget: int | None = None
     cache_pool: CachePool = field(init=False)
     pool: Pool = field(init=False)
+    card_pools: CardPools | None = field(init=False, default=None)
     guests: WeakSet[Guest] = field(default_factory=WeakSet)
     _left: int = 0
     _models: dict[str, Parts] = field(default_factory=dict)
@@ -70,7 +72,7 @@ class Residency:
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
         other = replace(self, budget=budget, _offloaded_for={})
-        other.cache_pool = self.cache_pool.sharing(keep=budget is None)
+        other.cache_pool, other.card_pools = self.cache_pool.sharing(keep=budget is None), self.card_pools
         return other
 
     def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
@@ -91,6 +93,9 @@ class Residency:
 
     def add(self, name: str, model: Model, since: float | None = None) -> None:
         """Take a model on, loaded `since` then; one on the CPU is nobody's concern, a known one stays as it is."""
+        if isinstance(model, SharedModel):  # it never leaves; what its cards keep between answers may
+            self.card_pools = self.card_pools or CardPools(model.shards.group)
+            return
         if model.device == "cpu" or (name in self._models and self._models[name].model is model):
             return
         self._models[name] = parts = Parts(model)
@@ -256,7 +261,7 @@ class Residency:
         An idle cache goes before all else: it takes milliseconds to make, and the weights of a model longer to copy.
         Then what guests hold, the one used longest ago first, and room that experts are brought to.
         """
-        if size and self.cache_pool.drop():
+        if size and (self.cache_pool.drop() or (self.card_pools is not None and self.card_pools.drop())):
             return True
         for guest in sorted(self.guests, key=lambda guest: guest.used):
             if size and guest.leave_for(self._busy):

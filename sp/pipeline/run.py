@@ -112,7 +112,7 @@ class Pipeline(Opened):
             scores, selection = self.select(scored, tokenised, options, trace)
         kept = everything if selection is None else selection
         answer = self.read(tokenised, kept, options, trace, reporter, "target prefill", on_token)
-        cards = scored.trace.facts.get("cards") if scored else None
+        cards = [*(scored.trace.facts.get("cards", ()) if scored else ()), *answer.trace.facts.get("target_cards", ())]
         facts = {"cards": cards, "window": window.note, "residency": self.residency.report(start)}
         trace.facts |= told(self.target, self.drafter, self.draft, options, scored, trace.stages, facts)
         baseline = answer if full and window.whole else None

@@ -16,6 +16,7 @@ from sp.gguf import Tokenizer
 from sp.models import Cards
 from sp.models.drafts.dflash import Draft
 from sp.pipeline.answer import begin
+from sp.pipeline.cards.answer import begin_on_cards, target_line
 from sp.pipeline.compress import Cut, compress
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
@@ -210,7 +211,11 @@ def read(
         )
     with ExitStack() as stack:
         with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
-            work = partial(begin, target, given, options, progress, draft, residency.cache_pool)
+            asked = target, given, options, progress, draft
+            if residency.card_pools is None:
+                work = partial(begin, *asked, residency.cache_pool)
+            else:
+                work = partial(begin_on_cards, *asked, residency.card_pools)
             begun = residency.attempt(stack, "target", len(given.ids), work)
         ttft, cold = trace.seconds, target.model.cold
         if begun.read:
@@ -220,6 +225,8 @@ def read(
         with trace.stage("decode") as stage:
             tokens = gather(begun.tokens(), target.tokenizer.eos_ids, on_token)
             stage.tokens = len(tokens)
+        if begun.cards is not None:
+            trace.facts |= {"target_cards": [target_line(target, begun.cards)], "card_peaks": begun.cards.peaks}
         if cold is not None:
             choices = cold.choices()
             trace.facts |= {"experts": cold.lines(choices), "expert_choices": asdict(choices)}

@@ -19,7 +19,10 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.parallel.group import Card, Group
 from sp.parallel.host import HostGroup
 from sp.parallel.nccl import NcclGroup
+from sp.pipeline import Pipeline, RunOptions
 from sp.pipeline.load import embedded
+from sp.prompt import Prompt
+from sp.studies.sample import sample
 
 N = 700
 GROUPS = ["threads", "cards"]
@@ -121,6 +124,28 @@ def test_a_card_that_fails_between_replays_ends_all_and_graphs_are_made_anew() -
     one, other = shards.run(lambda model: work(model, failing=False))
     assert one == other
     assert len(one) == 30
+
+
+def test_a_run_whose_target_is_shared_is_that_of_one_card() -> None:
+    group_of("cards")
+    document, example = sample()
+    alone, shared = (Pipeline.open(device="cuda", cards=cards) for cards in (1, 2))
+    prompt = Prompt.from_document(document, example.question, alone.target.template)
+    options = RunOptions(keep_ratio=0.1, compress="always", max_new_tokens=16)
+    want, got = alone.run(prompt, options), shared.run(prompt, options)
+    assert got.full.tokens == want.full.tokens
+    for way in ("eager", "captured", "replayed"):  # into the cache that the full prefill has made
+        got = shared.run(prompt, options, full=False)
+        assert got.answer.tokens == want.answer.tokens
+        facts = got.answer.trace.facts
+        assert facts["cards"][-1].startswith("target: shared by 2 cards, ")
+        assert "not in CUDA graphs" not in facts["cards"][-1]
+        assert min(facts["card_peaks"]) > 0
+        assert facts["prefill_read"].keys() == {way}
+    seen: list[int] = []
+    shared.run(prompt, options, full=False, on_token=lambda token: seen.append(token) or len(seen) == 4)
+    assert seen == list(want.answer.tokens[:4])
+    assert shared.run(prompt, options, full=False).answer.tokens == want.answer.tokens
 
 
 def test_means_over_cards() -> None:

@@ -59,7 +59,7 @@ def test_nothing_is_said_where_no_model_reads(alone: Pipeline) -> None:
 
 
 def test_mistakes_are_one_line(alone: Pipeline) -> None:
-    with pytest.raises(ConfigError, match=r"leave --vram away, or --cards$"):
+    with pytest.raises(ConfigError, match=r"leave --vram away, or --cards and --target-cards$"):
         Pipeline.assemble(lambda _: alone.target, lambda _: alone.target, device="cpu", vram=1 << 30, cards=2)
     recurrent = synthetic("tiny-qwen35", device="cpu")
     with pytest.raises(ConfigError, match=r"tiny-qwen35.* has recurrent layers"):

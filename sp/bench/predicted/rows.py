@@ -15,7 +15,7 @@ from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
 from sp.models.timing.work import Weights
-from sp.pipeline.measured import maths_of
+from sp.pipeline.measured import cards_of, maths_of
 from sp.quant import Math
 
 CARD = "h200"
@@ -71,7 +71,7 @@ def rows(folder: Path) -> Iterator[Row]:
         for record in newest(folder / f"{bench}.jsonl"):
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
             config = {"left": left, **record["config"]}
-            found = None if config.get("cards", 1) > 1 else read(config, record["metrics"])
+            found = None if max(cards_of(config)) > 1 else read(config, record["metrics"])
             if found is not None:
                 yield found
 

@@ -22,16 +22,17 @@ from sp.commands.options import (
     DrafterMath,
     DrafterRope,
     DrafterType,
-    DraftingCards,
     KernelPath,
     OnDevice,
     Output,
     RecordBelow,
     Rotate,
+    RunCards,
     Selector,
     SyntheticDrafter,
     SyntheticTarget,
     Target,
+    TargetCards,
     TargetMath,
     TargetRope,
     TargetType,
@@ -81,7 +82,8 @@ def bench_ttft(
         str,
         typer.Option(help="Limits of device memory, comma-separated, e.g. none,23g; the full prefill has the first."),
     ] = "none",
-    cards: DraftingCards = 1,
+    cards: RunCards = 1,
+    target_cards: TargetCards = None,
     kv: Cache = "f16",
     rotate: Rotate = False,
     new: Annotated[int, tokens_option("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 32,
@@ -135,7 +137,7 @@ def bench_ttft(
     where, models = pick_device(device), asked_ropes(target_rope, drafter_rope) | asked_maths(math, drafter_math)
     with kernels_of(path, where)[1]:
         named = (target, synthetic_target, target_type), (drafter, synthetic_drafter, drafter_type)
-        pair = open_timed_pair(*named, models, where, budgets, cards)
+        pair = open_timed_pair(*named, models, where, budgets, cards, target_cards)
     if (most := pair.target.model.config.context - new) < 1:
         raise ConfigError(f"-n {new}: the target's context of {most + new} tokens has no room for a prompt besides")
     lengths = sorted({min(n, most) for n in asked})
@@ -182,16 +184,19 @@ def open_timed_pair(
     device: Any,
     budgets: Sequence[int | None],
     cards: int = 1,
+    target_cards: int | None = None,
 ) -> Pipeline:
     """The pair, within the first budget, whose answers are as long as is asked; every budget can be.
 
-    `asked` is what `asked_ropes` and `asked_maths` found, `cards` those on which it drafts.
+    `asked` is what `asked_ropes` and `asked_maths` found; cards are as for `Pipeline.open`.
     """
     from sp.bench.request import without_ends
     from sp.pipeline import Pipeline
+    from sp.pipeline.opened import sharing
 
+    group = sharing(cards, target_cards, device, budgets[0])
     pair = Pipeline.assemble(
-        lambda at: open_model(*target, "target", at, asked["math"], asked.get("target_rope"), budgets[0]),
+        lambda at: open_model(*target, "target", at, asked["math"], asked.get("target_rope"), budgets[0], group),
         lambda at: open_model(*drafter, "drafter", at, asked["drafter_math"], asked.get("drafter_rope")),
         device=device,
         vram=budgets[0],
@@ -214,8 +219,9 @@ def open_model(
     math: str,
     rope: AskedScaling | None = None,
     room: int | None = None,
+    group: Any = None,
 ) -> Any:
-    """A file, random weights in a shape, or the embedded model of a role; `room` as for `sp.pipeline.load`."""
+    """A file, random weights in a shape, or the embedded model of a role; the last two as for `sp.pipeline.load`."""
     from sp.pipeline import embedded, load, synthetic
 
     if file is not None and shape is not None:
@@ -225,6 +231,7 @@ def open_model(
         "device": device,
         "rope": rope,
         "room": room,
+        "group": group,
         "math": math,
     }
     if shape is not None:

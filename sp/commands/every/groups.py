@@ -9,7 +9,8 @@ GROUPS: dict[str, str] = {
     "Scoring": "scorer settings alpha density blocks layers seed",
     "Selection": "keep_ratio selector controls compress threshold break_even positions mapping mark_omitted",
     "Turns": "recall recall_ratio recall_tokens sessions policies new_tokens",
-    "Cache and devices": "kv rotate keys session_keys session_memory session_vram device devices cards vram path",
+    "Cache and devices": "kv rotate keys session_keys session_memory session_vram device devices cards target_cards "
+    "vram path",
     "Decoding": "decode thinking reasoning_effort max_new_tokens max_tokens",
     "Tasks": "names tasks listed lengths n number ways layout depths mode filler value phrasing no_shared_ngrams shots "
     "files format_name metric prompt prompts examples",

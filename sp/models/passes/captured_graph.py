@@ -183,7 +183,7 @@ class CapturedGraph(Generic[Made]):
 def why(error: Exception) -> str:
     """An error in one line.
 
-    >>> why(ValueError("no\n  room"))
+    >>> why(ValueError("no   room"))
     'ValueError: no room'
     """
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -130,7 +130,7 @@ class Pace:
 
     def __init__(self, model: Model, progress: Progress | None) -> None:
         self._stream = import_cupy().cuda.get_current_stream() if progress and model.device == "cuda" else None
-        self._progress = progress
+        self._arrived, self._progress = model.arrived, progress
         self._queued: list[tuple[Any, int]] = []
 
     def done(self, amount: int) -> None:
@@ -151,7 +151,7 @@ class Pace:
 
     def _wait(self) -> None:
         event, amount = self._queued.pop(0)
-        event.synchronize()
+        self._arrived(event)
         assert self._progress is not None
         self._progress(amount)
 

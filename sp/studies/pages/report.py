@@ -12,6 +12,7 @@ from sp.errors import ConfigError
 from sp.evals.trained_for import note_of_records
 from sp.json_lines import parse_object
 from sp.kernels.machine import machine_slug
+from sp.pipeline.measured import cards_of
 from sp.studies.figures import save_png
 from sp.studies.pages.quality import Comparable, comparable, provenance, quality
 from sp.studies.pages.study_page import Section, study_page
@@ -163,10 +164,11 @@ def times_section(records: Sequence[Row], out: Path) -> list[str]:
 
     long = headline(records)
     parts = [f"## Time to the first token of long prompts\n\n{long}"] if long != NOTHING else []
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, int], list[Row]] = {}
     for record in records:
-        groups.setdefault((machine_slug(record), record["config"]["target"]), []).append(record)
-    for number, ((machine, _), group) in enumerate(sorted(groups.items()), 1):
+        of = machine_slug(record), record["config"]["target"], cards_of(record["config"])[1]
+        groups.setdefault(of, []).append(record)
+    for number, ((machine, *_), group) in enumerate(sorted(groups.items()), 1):
         name = f"ttft_stages_{number}.png" if len(groups) > 1 else "ttft_stages.png"
         rows = [row_of(record) for record in group]
         heads, cells, _ = cells_of(rows)

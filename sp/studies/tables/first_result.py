@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sp.kernels.machine import machine_slug
-from sp.pipeline.measured import maths_of
+from sp.pipeline.measured import cards_of, maths_of
 from sp.studies.sweep.cells import is_control
 from sp.studies.tables.headline import GIB, KEEP, NOTHING, describe, full_by_math, row_order, show_seconds
 from sp.studies.tables.report_tables import markdown
@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 
 def first_result(records: Iterable[Record]) -> str:
-    """Markdown of a few of the newest `ttft` records: a row for the full prefill, one for each way to draft.
+    """Markdown of a few of the newest `ttft` records on one card: rows for the full prefill and each way to draft.
 
     Of several machines and targets those with the most records, and of these the longest prompt.
 
@@ -28,7 +28,8 @@ def first_result(records: Iterable[Record]) -> str:
     """
     groups: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     for record in records:
-        if record.get("bench") == "ttft" and record["metrics"].get("ttft_s"):
+        alone = record.get("bench") == "ttft" and max(cards_of(record["config"])) == 1
+        if alone and record["metrics"].get("ttft_s"):
             key = json.dumps(record["config"], sort_keys=True)
             groups[machine_slug(record), record["config"]["target"]][key] = record
     if not groups:

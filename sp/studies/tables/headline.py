@@ -9,7 +9,7 @@ from typing import Any
 
 from sp.bench.llama_cpp import best_peer
 from sp.kernels.machine import machine_slug
-from sp.pipeline.measured import PLAIN_MATHS, BreakEven, maths_of, maths_told, measured_break_evens
+from sp.pipeline.measured import PLAIN_MATHS, BreakEven, cards_of, maths_of, maths_told, measured_break_evens
 from sp.pipeline.sizes import parse_bytes
 from sp.scoring.reading import attending
 from sp.studies.sweep.cells import is_control
@@ -22,7 +22,7 @@ GIB = float(1 << 30)
 
 
 def headline(records: Iterable[Record]) -> str:
-    """Markdown of the newest `ttft` records of every machine and target, for prompts of 32K tokens and more.
+    """Markdown of the newest `ttft` records on one card of every machine and target, for prompts of 32K and more.
 
     Rows are full prefills (ours, and llama.cpp's at its best recorded setting), the compressed prefill at keep ratio
     0.05 with every density and within every memory limit, its first request beside the others, and controls. Below
@@ -39,7 +39,7 @@ def headline(records: Iterable[Record]) -> str:
     peers: dict[str, dict[str, Record]] = defaultdict(dict)
     for record in records:
         key = json.dumps(record.get("config"), sort_keys=True)
-        if record.get("bench") == "ttft":
+        if record.get("bench") == "ttft" and max(cards_of(record["config"])) == 1:
             groups[machine_slug(record), record["config"]["target"]][key] = record
         elif record.get("bench") == "serve_load":
             served[machine_slug(record)][key] = record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sp.pipeline.measured import maths_told
+from sp.pipeline.measured import cards_of, maths_told
 from sp.scoring.reading import attending
 
 Record = Mapping[str, Any]
@@ -54,10 +54,19 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
     facts = (
         ("path", rows[0].get("path")),
         ("math", maths_told(told) or None),
+        ("cards", _cards_told(told)),
         ("kv", rows[0].get("kv")),
         ("tokens decoded", rows[0].get("new_tokens")),
     )
     return "; ".join([pair, *(f"{name} {value}" for name, value in facts if value is not None)])
+
+
+def _cards_told(config: Mapping[str, Any]) -> str | None:
+    """How many cards draft and share the target; None of one."""
+    drafting, sharing = cards_of(config)
+    if max(drafting, sharing) == 1:
+        return None
+    return str(drafting) if drafting == sharing else f"{drafting}, of the target {sharing}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
