@@ -16,6 +16,7 @@ from sp.models import AskedScaling, Model, ModelConfig, load_model, load_shards,
 from sp.models.arithmetic import AUTO, read_math
 from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.memory import file_formats, held_weights, stack_bytes
+from sp.models.layers.share import Share
 from sp.models.rope_keys import rope_facts
 from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
@@ -146,6 +147,8 @@ def load(
     trained = (config if rope is None else rope.applied(config)).context
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
+    if group is not None:
+        check_sharing(config, group)
     how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
     if group is None:
         model = load_model(file, cold=cold_within(config, formats, room, math), **how)
@@ -221,6 +224,7 @@ def synthetic(
         cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
         model = random_model(shape, file_type, seed, rope, cold, math)
     else:
+        check_sharing(found.config, group)
         model = SharedModel(random_shards(shape, file_type, group, math, seed, rope))
     trained = model.config.context
     if extrapolate:
@@ -228,6 +232,14 @@ def synthetic(
     tokenizer = Tokenizer.from_metadata(metadata, str(name))
     template = ChatTemplate.of_file(str(metadata["tokenizer.chat_template"]), tokenizer)
     return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
+
+
+def check_sharing(config: ModelConfig, group: Group) -> None:
+    """ConfigError where the cards of a group cannot share a model; it says which numbers of cards can."""
+    try:
+        Share(0, group.size).config(config)
+    except ConfigError as error:
+        raise ConfigError(f"{error}: --target-cards says how many share the target") from error
 
 
 def cold_within(

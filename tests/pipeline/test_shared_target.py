@@ -119,7 +119,10 @@ def test_refusals_are_one_line(shared: Pipeline) -> None:
         Conversation(shared).ask([{"role": "user", "content": "What is it?"}])
     with pytest.raises(ConfigError, match=r"for one card; leave --vram away, or --cards and --target-cards$"):
         sharing(1, 2, "cuda", 1 << 30)
-    with pytest.raises(ConfigError, match=r"3 cards cannot share 2 kv heads, .*; 1 or 2 can$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"3 cards cannot share 2 kv heads, .*; 1 or 2 can: --target-cards says how many share the target$",
+    ):
         load(embedded("target"), device="cpu", group=HostGroup(3))
     done = CliRunner().invoke(app, ["run", "--device", "cpu", "--target-cards", "2"])
     assert str(done.exception) == "--target-cards is for GPUs; on the CPU leave it away"

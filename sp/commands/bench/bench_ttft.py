@@ -117,7 +117,10 @@ def bench_ttft(
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 \\
       --math int8 --drafter-math int8
 
-      sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 --cards 4
+      sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 --cards 2
+
+      sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 --cards 4 \\
+      --target-cards 1
     """
     from sp.bench.prompts import PromptMaker
     from sp.bench.record import append
