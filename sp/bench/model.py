@@ -200,9 +200,10 @@ class _Run:
     def end(self) -> tuple[dict[str, int], str | None]:
         """Let go of graphs; see `Timing.read` and `Timing.refused`."""
         refused = None
-        for one in filter(None, (self._graphs, self._decoder)):
-            one.end()
-            refused = one.refused or refused
+        for one in (self._graphs, self._decoder):
+            if one is not None:
+                one.end()
+                refused = one.refused or refused
         return self._told, refused
 
     def _read(self, test: Trial) -> tuple[float, tuple[float, ...]]:

@@ -166,8 +166,8 @@ def measured_break_evens(records: Iterable[Mapping[str, Any]]) -> tuple[BreakEve
     for record in records:
         config, metrics = record["config"], record["metrics"]
         if config["keep_ratio"] < 1 and metrics.get("ttft_s") and metrics.get("full_ttft_s"):
-            how = map(config.get, DRAFTING)
-            key = (config.get("vram"), maths_of(config), cards_of(config), config["keep_ratio"], *how)
+            made = config.get("vram"), maths_of(config), cards_of(config)
+            key = (*made, config["keep_ratio"], *map(config.get, DRAFTING))
             groups[key][config["prompt_tokens"]] = record
     found = []
     for (vram, maths, cards, keep, *how), by_length in sorted(groups.items(), key=repr):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sp.models.config import ModelConfig
-from sp.models.model import Model
 from sp.models.shards.shard_block import working_with
 from sp.models.shards.shard_model import ShardModel
 from sp.parallel.group import Card, Group
@@ -32,7 +31,7 @@ class Shards:
     config: ModelConfig
     models: tuple[ShardModel, ...]
 
-    def run(self, work: Callable[[Model], T]) -> list[T]:
+    def run(self, work: Callable[[ShardModel], T]) -> list[T]:
         """Do `work` with each card's share at once, in a thread a card; what it returns, by card.
 
         It must do the same on every card: the same passes over the same tokens, with a cache that it makes of its

@@ -43,7 +43,7 @@ class SharedModel(Model):
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, shared by {self.shards.group.size})"
 
-    def new_cache(self, *_: object, **__: object) -> NoReturn:  # type: ignore[override]
+    def new_cache(self, *_: object, **__: object) -> NoReturn:
         """Refused, as all that reads by itself is."""
         self._refuse()
 

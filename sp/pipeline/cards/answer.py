@@ -68,7 +68,8 @@ def begin_on_cards(
                 told.refused = pool.idle.refused
 
     pieces = stream(model.shards, work, spoiled=pools.drop)
-    return replace(next(pieces), rest=pieces, cards=told)
+    first: Begun = next(pieces)
+    return replace(first, rest=pieces, cards=told)
 
 
 def target_line(target: Loaded, told: OnCards) -> str:
