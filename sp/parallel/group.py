@@ -41,11 +41,14 @@ class Meeting:
         All-gathers and all-reduces that each card has come to.
     causes : list of (int, BaseException)
         Cards that failed and why, the first one first.
+    votes : dict of int to list of bool
+        What cards said at a step at which they agree.
     """
 
     def __init__(self, size: int) -> None:
         self.came = [0] * size
         self.causes: list[tuple[int, BaseException]] = []
+        self.votes: dict[int, list[bool]] = {}
         self._stop = threading.Event()
 
     @property
@@ -129,6 +132,16 @@ class Card(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Until all that was queued is done, nothing in a graph being made; errors are those of `all_gather`."""
+
+    @abstractmethod
+    def agree(self, fine: bool) -> bool:
+        """Whether all cards say so; they ask each other on the host, once all that any has queued is done.
+
+        Raises
+        ------
+        DeviceError
+            When another card does not come in time.
+        """
 
     def arrived(self, event: Any) -> None:
         """Until an event of this card's device has happened; errors are those of `all_gather`."""

@@ -59,6 +59,13 @@ class _HostCard(Card):
     def wait(self) -> None:
         """Nothing was queued."""
 
+    def agree(self, fine: bool) -> bool:
+        """See `Card`."""
+        step = self._show((fine,), "agreement")
+        found = all(said for (said,) in self._table.shown)
+        self._meet(step)  # before anyone shows something else
+        return found
+
     def _show(self, arrays: tuple[Any, ...], kind: str) -> Step:
         """Let the others see arrays, and see theirs."""
         self._table.shown[self.rank] = arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -24,6 +25,9 @@ GATHERS_AHEAD = 1
 """Most steps under way once an all-gather is queued: a card that hangs is found out one layer later."""
 REDUCES_AHEAD = 64
 """The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
+NO_REGISTERING = "NCCL_GRAPH_REGISTER", "0"
+"""Without it NCCL registers buffers while a graph is captured, for which cards wait for each other; what meets in graphs
+is short, and graphs and single launches are to do the same."""
 ABORT_SECONDS = 1.0
 """How long the end of a communicator is waited for."""
 
@@ -34,7 +38,8 @@ AVERAGE = 4
 class _NcclCard(Card):
     """A thread that queues on the current stream of its device, some steps ahead of it.
 
-    Where that stream is captured nothing is under way and nothing is waited for: whoever replays the graph waits.
+    Where that stream is captured nothing is under way and nothing is waited for: whoever replays the graph waits. Once
+    a capture has failed, to ask whether the stream is captured raises that, before NCCL is called in vain.
     """
 
     def __init__(
@@ -72,6 +77,15 @@ class _NcclCard(Card):
             self._drain(0)
             self.arrived(stream.record())
 
+    def agree(self, fine: bool) -> bool:
+        """See `Card`; no card has a kernel under way that waits for another one."""
+        self.wait()
+        step = self._meeting.come(self.rank, "agreement")
+        votes = self._meeting.votes.setdefault(step.number, [])
+        votes.append(fine)
+        self._until(lambda: len(votes) == self.size, step)
+        return all(votes)
+
     def arrived(self, event: Any) -> None:
         """See `Card`."""
         self._done(event, Step(self._meeting.came[self.rank], "after step"))
@@ -95,8 +109,11 @@ class _NcclCard(Card):
             self._done(event, step)
 
     def _done(self, event: Any, step: Step) -> None:
+        self._until(lambda: event.done, step)
+
+    def _until(self, true: Callable[[], bool], step: Step) -> None:
         until, pause = time.monotonic() + self._seconds, FIRST_POLL
-        while not event.done:
+        while not true():
             if self._meeting.stopped:
                 self._give_up()  # whoever is told next may wait for the stream
                 raise StoppedError
@@ -159,6 +176,7 @@ class NcclGroup(Group):
 
     def _open(self) -> None:
         cupy = import_cupy()
+        os.environ.setdefault(*NO_REGISTERING)
         with device_errors(), nccl_errors():
             self._streams = []
             for device in self.devices:
