@@ -26,7 +26,7 @@ GATHERS_AHEAD = 1
 REDUCES_AHEAD = 64
 """The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
 NO_REGISTERING = "NCCL_GRAPH_REGISTER", "0"
-"""Without it NCCL registers buffers while a graph is captured, for which cards wait for each other; what meets in graphs
+"""Otherwise NCCL registers buffers while a graph is captured, for which cards wait for each other; what meets in graphs
 is short, and graphs and single launches are to do the same."""
 ABORT_SECONDS = 1.0
 """How long the end of a communicator is waited for."""
