@@ -9,7 +9,8 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from sp.parallel.group import Card, Group, Meeting, Step, StoppedError
+from sp.parallel.group import Card, Group
+from sp.parallel.meeting import Meeting, Step, StoppedError
 
 
 class _Table(Meeting):
