@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from tiny_models import VOCAB, write_tiny
 from sp.errors import ConfigError, PromptError
 from sp.models import LayerAttention, Model, SparseAttention, dense_attention, load_model, read_by_layer
 from sp.models.cache.striped import Stripes
-from sp.models.passes.on_cards import read_by_layer_on
+from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.models.passes.on_cards import MOST_TOGETHER, read_by_layer_on, tokens_together
+from sp.models.synthetic.shapes import find_shape
 from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import Dense, Streaming
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
@@ -114,6 +118,15 @@ def test_progress_counts_all_of_it_and_depth_stops(model) -> None:
     )
     assert [layer for layer, *_ in seen] == [0]
     assert sum(told) == MOST * model.config.layers
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("qwen3-0.6b", MOST_TOGETHER), ("llama-3.1-8b", 16384), ("qwen3-30b-a3b", 16384)]
+)
+def test_as_few_launches_as_memory_allows(name, wanted, model) -> None:
+    shape: Any = SimpleNamespace(config=find_shape(name).config, device="cuda")
+    assert tokens_together(shape) == wanted
+    assert tokens_together(model) == CHUNK_BY_LAYER["cpu"]
 
 
 def test_refusals_and_a_watch_that_fails(model, gated, tmp_path) -> None:

@@ -90,9 +90,9 @@ class Stripes:
 class StripedCache(Cache):
     """What a card has of one layer: room for all pages of the prompt, into which it writes those of its stripes.
 
-    `append` and `append_heads` take the tokens of the card's stripes, one after the other. After `gather_pages` what
-    reads the layer sees the tokens up to the end of the stripe that `look` named, so that queries of that stripe are
-    the last of what they see.
+    `append` and `append_heads` take the tokens of the card's stripes, one after the other, into pages that follow each
+    other; the host alone counts them. After `gather_pages` what reads the layer sees the tokens up to the end of the
+    stripe that `look` named, so that queries of that stripe are the last of what they see.
 
     Parameters
     ----------
@@ -124,16 +124,26 @@ class StripedCache(Cache):
     ) -> None:
         room = stripes.cards * stripes.pages * PAGE_TOKENS
         super().__init__(config, room, kv, rotate=rotate, layers=1, device=device, math=math)
-        self._before = card * stripes.pages
-        self._pool.take(self._before)  # not given back, so that pages of a layer are taken from the card's own part
-        table = stripes.table()
+        own, table = card * stripes.pages + np.arange(stripes.pages), stripes.table()
+        self._own: Any = own if device == "cpu" else import_cupy().asarray(own, np.int32)
         self._table: Any = table if device == "cpu" else import_cupy().asarray(table, np.int32)
         self._cards, self._seen = stripes.cards, stripes.tokens
+        self._filled = 0
 
     def reset(self) -> None:
         """See `Cache`."""
         super().reset()
-        self._pool.take(self._before)
+        self._filled = 0
+
+    def release(self, layer: int) -> None:
+        """Let the next layer have the pages; nothing is written anew for it, on the device either."""
+        self._filled = 0
+
+    def _room(self, layer: int, tokens: int) -> PagedKV:
+        at = self._pool.view(self._own, self._filled)
+        self._filled += tokens
+        assert self._filled <= len(self._own) * PAGE_TOKENS, f"{self._filled} tokens in {len(self._own)} pages"
+        return at
 
     def look(self, stripe: Stripe) -> None:
         """Show tokens up to the end of a stripe."""

@@ -11,6 +11,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
 from sp.models.cache.striped import StripedCache, Stripes
+from sp.models.config import ModelConfig
 from sp.models.layers.attention import Attention
 from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
@@ -19,6 +20,11 @@ from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_la
 from sp.models.passes.walk import Walk, Watch
 from sp.ops.attention.key_blocks import BLOCK
 from sp.parallel.group import Card, Group
+
+MOST_TOGETHER = 65536
+"""Most tokens that a card of several projects together."""
+TOGETHER_BYTES = 1 << 30
+"""What the widest product of that many may take."""
 
 
 class Cards(NamedTuple):
@@ -56,8 +62,10 @@ def read_by_layer_on(
     group : Group
     models : sequence of Model
         The same one on each card, in the group's order; only layers with attention.
-    ids, positions, attend, rows, depth, chunk, progress
-        See `read_by_layer`. `progress` may be called from any thread of the group, from one at a time.
+    ids, positions, attend, rows, depth, progress
+        See `read_by_layer`. `progress` is told layer by layer, from any thread of the group, from one at a time.
+    chunk : int, optional
+        Tokens that a card projects together; see `tokens_together`.
     watch : Watch
         Called in the thread of card 0, with the queries of the last stripe or of `rows`, and all keys.
     kv, rotate
@@ -90,14 +98,14 @@ def read_by_layer_on(
     [(0, 600), (1, 600)]
     """
     model = _checked(group, models)
-    depth, chunk = checked_depth(model, depth), CHUNK_BY_LAYER[model.device] if chunk is None else chunk
-    ids, positions = checked_prompt(model, ids, positions, chunk, rows)
+    depth, alone = checked_depth(model, depth), CHUNK_BY_LAYER[model.device] if chunk is None else chunk
+    ids, positions = checked_prompt(model, ids, positions, alone, rows)
     tail = max(rows, BLOCK)  # of a block of queries no part is left to attend densely where the whole would not
     if group.size == 1 or not Stripes.fits(len(ids), group.size, tail):
         cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
-        how = {"attend": attend, "rows": rows, "depth": depth, "chunk": chunk, "progress": progress}
+        how = {"attend": attend, "rows": rows, "depth": depth, "chunk": alone, "progress": progress}
         return read_by_layer(model, ids, positions, cache, watch, **how)  # type: ignore[arg-type]
-    stripes = Stripes(len(ids), group.size, tail)
+    stripes, chunk = Stripes(len(ids), group.size, tail), tokens_together(model) if chunk is None else chunk
     reading = _Reading(
         models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, _in_turn(progress)
     )
@@ -107,6 +115,33 @@ def read_by_layer_on(
     if progress is not None and depth < model.config.layers:
         progress(len(ids) * (model.config.layers - depth))
     return None
+
+
+def tokens_together(model: Model) -> int:
+    """Tokens that each of several cards projects together.
+
+    The threads of all cards take turns at Python for every launch, so there are as few launches as memory allows: on
+    the device twice as many tokens as one card takes and twice as many again, while the widest product fits
+    `TOGETHER_BYTES`. Experts sort tokens, which takes more.
+
+    Examples
+    --------
+    >>> from sp.models import load_model
+    >>> from sp.pipeline.load import embedded
+    >>> tokens_together(load_model(embedded("drafter")))
+    2048
+    """
+    config, found = model.config, CHUNK_BY_LAYER[model.device]
+    if model.device == "cuda" and config.experts is None:
+        while found < MOST_TOGETHER and 2 * found * _widest(config) <= TOGETHER_BYTES:
+            found *= 2
+    return found
+
+
+def _widest(config: ModelConfig) -> int:
+    """Bytes of a token in 16 bits: normed, and as queries, gates, keys and values or in a feed-forward."""
+    heads = config.heads * (2 if config.gated else 1) + 2 * config.kv_heads
+    return 2 * (config.hidden + max(*config.ffn, heads * config.head_dim))
 
 
 @dataclass(frozen=True)
@@ -131,16 +166,16 @@ class _Reading:
         model, places, mine = self.models[card.rank], self.stripes.places(card.rank), self.stripes.of(card.rank)
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
-        walk = Walk(
-            model, model.place(self.positions[places]), cache, self.attend, self.chunk, Pace(model, self.progress)
-        )
+        walk = Walk(model, model.place(self.positions[places]), cache, self.attend, self.chunk, Pace(model, None))
+        pace = Pace(model, self.progress)  # waits for the device, which nobody does who has the turn
         attends = [_before_end(self.attend, self.stripes.tokens - stripe.stop) for stripe in mine]
         x = model.embed(self.ids[places])
         for layer in range(self.depth):
             self._layer(walk, cache, card, layer, x, attends)
             cache.release(layer)
+            pace.done(len(x))
         card.wait()
-        walk.pace.finish()
+        pace.finish()
         return _counted(attends)
 
     def _layer(
@@ -149,7 +184,8 @@ class _Reading:
         block, finish, mine = walk.model.trunk.blocks[layer], layer < self.depth - 1, self.stripes.of(card.rank)
         assert isinstance(block.mixer, Attention)
         wanted = len(x) if finish else self.rows if card.rank == 0 else 0
-        q, gate = walk.enter(block.mixer, block, x, wanted, tell=not finish)
+        with card.turn():
+            q, gate = walk.enter(block.mixer, block, x, wanted, tell=False)
         cache.gather_pages(card.all_gather)
         if card.rank == 0:
             cache.look(mine[1])
@@ -157,12 +193,13 @@ class _Reading:
         if not finish:
             return
         at = 0
-        for stripe, attend in zip(mine, attends, strict=True):
-            part = slice(at, at + stripe.stop - stripe.start)
-            cache.look(stripe)
-            attended = attend(cache, layer, q[part], None if gate is None else gate[part])
-            walk.leave(block.mixer, block, x[part], attended)
-            at = part.stop
+        with card.turn():
+            for stripe, attend in zip(mine, attends, strict=True):
+                part = slice(at, at + stripe.stop - stripe.start)
+                cache.look(stripe)
+                attended = attend(cache, layer, q[part], None if gate is None else gate[part])
+                walk.leave(block.mixer, block, x[part], attended)
+                at = part.stop
 
 
 def _checked(group: Group, models: Sequence[Model]) -> Model:
