@@ -25,7 +25,7 @@ GRACE_SECONDS = 1.0
 LOOK_SECONDS = 0.25
 """How often it looks."""
 LEAVE_PART = 3 / 8
-"""Of the time to leave: for cards that end by themselves, and again for those that are forced; `_force` has the rest."""
+"""Of the time to leave: for cards that end by themselves, and again once the others are forced; `_force` has the rest."""
 
 
 class Card(ABC):
