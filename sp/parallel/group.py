@@ -25,7 +25,7 @@ GRACE_SECONDS = 1.0
 LOOK_SECONDS = 0.25
 """How often it looks."""
 LEAVE_PART = 3 / 8
-"""Of the time to leave: for cards that end by themselves, and again once the others are forced; `_force` has the rest."""
+"""Of the time to leave: for cards that end by themselves, and again once the others are forced, which has the rest."""
 
 
 class Card(ABC):
@@ -40,15 +40,24 @@ class Card(ABC):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
-    @abstractmethod
     def all_gather(self, *wholes: Any) -> None:
-        """Fill every array from all cards, in place.
+        """Fill every array from all cards, in place; see `begin_gather`. On a device this is queued like a kernel."""
+        self.begin_gather(*wholes)()
+
+    @abstractmethod
+    def begin_gather(self, *wholes: Any) -> Callable[[], None]:
+        """Begin to fill every array from all cards, in place, once what is queued now is done.
 
         Parameters
         ----------
         *wholes : array (size, ...)
             Contiguous, where the card is, of the same shape on every card. Part `rank` of it is this card's, and part i
-            becomes that of card i. On a device this is queued like a kernel.
+            becomes that of card i.
+
+        Returns
+        -------
+        callable
+            What is queued after a call of it finds the arrays filled; what is queued before runs beside.
 
         Raises
         ------

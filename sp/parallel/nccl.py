@@ -22,39 +22,50 @@ POLL_SECONDS = 0.0005
 """Longest pause between two looks at an event; the device has work queued meanwhile, but for the last one of a run."""
 FIRST_POLL = 0.0001
 """The first pause; each is twice the one before. Every look takes Python's lock from a thread that queues work."""
-GATHERS_AHEAD = 1
+GATHERS_AHEAD = 2
 """Most steps under way once an all-gather is queued: a card that hangs is found out one layer later."""
 REDUCES_AHEAD = 64
 """The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
-FIRST_STEPS = 2
-"""Steps of a run that no card queues before all have come to them. The first one is waited for as well: what a layer
-loads and allocates when it is first run is loaded and allocated while no card waits for another."""
-
+FIRST_STEPS = 4
+"""Steps of a run that no card queues before all have come to them. All of these but the last are waited for as well:
+what a layer loads and allocates when it is first run is loaded and allocated while no card waits for another."""
+FIRST_SERVED = -1
+"""Priority of a stream whose blocks take the next place that is free; others have 0."""
 AVERAGE = 4
 """`ncclAvg` of nccl.h, since NCCL 2.10."""
 
 
 class _NcclCard(Card):
-    """A thread that queues on the stream of its device, some steps ahead of it."""
+    """A thread that queues on a stream of its device, some steps ahead of it, and what cards gather on a second one."""
 
     def __init__(
-        self, rank: int, communicator: Any, stream: Any, meeting: Meeting, turns: Turns, seconds: float, size: int
+        self,
+        rank: int,
+        communicator: Any,
+        streams: tuple[Any, Any],
+        meeting: Meeting,
+        turns: Turns,
+        seconds: float,
+        size: int,
     ) -> None:
         super().__init__(rank, size)
-        self._communicator, self._stream, self._meeting, self._seconds = communicator, stream, meeting, seconds
-        self._turns = turns
+        self._communicator, self._meeting, self._turns, self._seconds = communicator, meeting, turns, seconds
+        self._stream, self._beside = streams
         self._ahead: deque[tuple[Step, Any]] = deque()  # steps that were under way when last looked at, and their ends
 
-    def all_gather(self, *wholes: Any) -> None:
+    def begin_gather(self, *wholes: Any) -> Callable[[], None]:
         """See `Card`."""
         step, nccl = self._come("all-gather", GATHERS_AHEAD), import_nccl()
+        self._beside.wait_event(self._stream.record())
         for whole in wholes:
             assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
             assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
             part, start = whole.nbytes // self.size, whole.data.ptr
             mine = start + self.rank * part  # NCCL takes this as all-gather in place
-            self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, self._stream.ptr)
-        self._queued(step)
+            self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, self._beside.ptr)
+        ended = self._beside.record()
+        self._queued(step, ended)
+        return lambda: self._stream.wait_event(ended)
 
     def all_reduce(self, *arrays: Any) -> None:
         """See `Card`; whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
@@ -64,7 +75,7 @@ class _NcclCard(Card):
             assert array.flags.c_contiguous, f"{array.shape} is not contiguous"
             here = array.data.ptr
             self._communicator.allReduce(here, here, array.size, nccl.NCCL_FLOAT32, AVERAGE, self._stream.ptr)
-        self._queued(step)
+        self._queued(step, self._stream.record())
 
     def wait(self) -> None:
         """See `Card`."""
@@ -95,9 +106,9 @@ class _NcclCard(Card):
             self._until(lambda: min(self._meeting.came) >= step.number, step)
         return step
 
-    def _queued(self, step: Step) -> None:
-        self._ahead.append((step, self._stream.record()))
-        if step.number == 1:
+    def _queued(self, step: Step, ended: Any) -> None:
+        self._ahead.append((step, ended))
+        if step.number < FIRST_STEPS:
             self.drain()
 
     def _done(self, event: Any, step: Step) -> None:
@@ -147,7 +158,7 @@ class NcclGroup(Group):
         check_cards(devices)
         self.devices = devices
         self._communicators: dict[int, Any] = {}
-        self._streams: list[Any] = []
+        self._streams: list[tuple[Any, Any]] = []
         self._turns = Turns()
 
     def at(self, rank: int) -> AbstractContextManager[Any]:
@@ -172,18 +183,19 @@ class NcclGroup(Group):
             self._streams = []
             for device in self.devices:
                 with cupy.cuda.Device(device):
-                    self._streams.append(cupy.cuda.Stream(non_blocking=True))
+                    work = cupy.cuda.Stream(non_blocking=True)
+                    self._streams.append((work, cupy.cuda.Stream(non_blocking=True, priority=FIRST_SERVED)))
             self._communicators = dict(enumerate(import_nccl().NcclCommunicator.initAll(list(self.devices))))
 
     @contextmanager
     def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
-        device, stream = import_cupy().cuda.Device(self.devices[rank]), self._streams[rank]
+        device, streams = import_cupy().cuda.Device(self.devices[rank]), self._streams[rank]
         made = meeting, self._turns, self.wait_seconds, self.size
         try:
             with device, device_errors(), nccl_errors():
                 device.synchronize()  # weights were queued on other streams
-                card = _NcclCard(rank, self._communicators[rank], stream, *made)
-                with stream, before_loading(card.drain):
+                card = _NcclCard(rank, self._communicators[rank], streams, *made)
+                with streams[0], before_loading(card.drain):
                     yield card
         except BaseException as error:
             if not isinstance(error, StoppedError):

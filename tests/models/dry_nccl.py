@@ -45,7 +45,7 @@ class Event(dry_device.Event):
 class Stream(dry_device.Stream):
     """Does everything at once, until a gather hangs; no other thread sees which one is current."""
 
-    def __init__(self, non_blocking: bool = False) -> None:
+    def __init__(self, non_blocking: bool = False, priority: int = 0) -> None:
         super().__init__(ptr=id(self))
         self.hangs = False
         streams[self.ptr] = self

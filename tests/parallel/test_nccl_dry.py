@@ -81,8 +81,8 @@ from sp.parallel.nccl import NcclGroup
 let_go = threading.Event()
 def work(card):
     whole = dry_device.empty((card.size, 3), np.uint16)
-    for step in range(4):
-        if card.rank == 1 and step == 2 and not let_go.is_set():
+    for step in range(7):
+        if card.rank == 1 and step == 5 and not let_go.is_set():
             let_go.wait()  # a call of the driver that does not return
         card.all_gather(whole)
     return card.rank
@@ -105,10 +105,10 @@ def told(text, names):
     assert threading.active_count() == 1
     let_go.clear(), dry_nccl.stuck.clear()
 group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
-told("all-gather 3: card 1 did not come within 0.3 s", ["sp-card-1"])
+told("all-gather 6: card 1 did not come within 0.3 s", ["sp-card-1"])
 dry_nccl.stuck["abort"] = threading.Event()
 every = ["sp-card-0", "sp-card-1", "sp-card-2"]  # none of them ends, or tells of it
-told("all-gather 3: card 1 did not come within 0.3 s", ["sp-abort", *every])
+told("all-gather 6: card 1 did not come within 0.3 s", ["sp-abort", *every])
 dry_nccl.stuck["query"] = threading.Event()
 let_go.set()
 told("all-gather 1: what was queued did not end within 0.3 s", every)
@@ -130,33 +130,32 @@ def gathers(self, *given):
     queued.append((self._rank, dict(came)))
     gather(self, *given)
 def asks(self):
-    asked.append(dry_nccl.here.device)
+    asked.append((dry_nccl.here.device, 0))
     return done.fget(self)
 dry_nccl.Communicator.allGather, dry_nccl.Event.done = gathers, property(asks)
 came = {0: 0, 1: 0}
 def work(card):
     whole = dry_device.empty((card.size, 3), np.uint16)
-    for step in range(1, 5):
+    for step in range(1, 8):
         if card.rank == 1:
             time.sleep(0.05)
         came[card.rank] = step
         card.all_gather(whole)
-        if step in (1, 4):
-            asked.append((card.rank, step))
-    before = asked.count(card.rank)
+        asked.append((card.rank, step))
+    before = asked.count((card.rank, 0))
     jit._before_loading.get()()  # what loading a kernel begins with
-    assert asked.count(card.rank) == before + 1
+    assert asked.count((card.rank, 0)) == before + 2
     jit._before_loading.get()()
-    assert asked.count(card.rank) == before + 1
+    assert asked.count((card.rank, 0)) == before + 2
     return step
-assert NcclGroup((0, 1)).run(work) == [4, 4]
+assert NcclGroup((0, 1)).run(work) == [7, 7]
 assert jit._before_loading.get() is None
-first = [seen for rank, seen in queued if rank == 0]
-assert [seen[1] for seen in first] == [1, 2, 2, 3], first  # the first two only when both had come
+first = [seen[1] for rank, seen in queued if rank == 0]
+assert first == [1, 2, 3, 4, 4, 5, 6], first  # the first four only when both had come
 for rank in range(2):
-    mine = [one for one in asked if one in (rank, (rank, 1), (rank, 4))]
-    assert mine[:2] == [rank, (rank, 1)], mine  # waited for
-    assert mine.index((rank, 4)) == 4, mine  # the others a step later, and the last one not yet
+    mine = [step for one, step in asked if one == rank]  # 0 where an event was asked for
+    looks = [mine[: mine.index(step)].count(0) for step in range(1, 8)]
+    assert looks == [1, 2, 3, 3, 3, 4, 5], mine  # three are waited for, the others two steps later
 """
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
-from sp.models.cache.striped import StripedCache, Stripes
+from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.config import ModelConfig
 from sp.models.layers.attention import Attention
 from sp.models.model import Model
@@ -52,10 +52,10 @@ def read_by_layer_on(
     """Read a prompt as `read_by_layer` does, on all cards of a group.
 
     Every card reads the stripes that `Stripes` gives it. In each layer it computes and stores their keys and values,
-    gathers those of the others, and attends for its own queries. Cards meet once a layer. What `watch` sees and what
-    `attend` counts is what one card would show and count, within rounding; where attention is made in eight bits,
-    stripes of less than `BYTE_QUERIES` are not. A prompt with less than a page a stripe is read by the first card
-    alone.
+    gathers those of the others, and attends for its own queries. Cards meet twice a layer, once for each stripe. What
+    `watch` sees and what `attend` counts is what one card would show and count, within rounding; where attention is
+    made in eight bits, stripes of less than `BYTE_QUERIES` are not. A prompt with less than a page a stripe is read by
+    the first card alone.
 
     Parameters
     ----------
@@ -162,44 +162,87 @@ class _Reading:
     progress: Progress | None
 
     def on(self, card: Card) -> dict[int, list[Read]]:
-        """One card's part; what its attention counted, on the host."""
-        model, places, mine = self.models[card.rank], self.stripes.places(card.rank), self.stripes.of(card.rank)
+        """One card's part; what its attention counted, on the host.
+
+        While one stripe passes what is left of a layer and begins the next, the other stripe's keys and values of the
+        next layer are on their way.
+        """
+        model = self.models[card.rank]
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
-        walk = Walk(model, model.place(self.positions[places]), cache, self.attend, self.chunk, Pace(model, None))
-        pace = Pace(model, self.progress)  # waits for the device, which nobody does who has the turn
-        attends = [_before_end(self.attend, self.stripes.tokens - stripe.stop) for stripe in mine]
-        x = model.embed(self.ids[places])
+        halves = [self._half(model, cache, which, stripe) for which, stripe in enumerate(self.stripes.of(card.rank))]
+        pace = Pace(model, self.progress)  # waits for the device, which nobody does whose turn it is
+        for half in halves:
+            self._enter(half, card, 0)
         for layer in range(self.depth):
-            self._layer(walk, cache, card, layer, x, attends)
+            for half in halves:
+                self._pass(half, card, layer)
             cache.release(layer)
-            pace.done(len(x))
+            pace.done(sum(len(half.x) for half in halves))
         card.wait()
         pace.finish()
-        return _counted(attends)
+        return _counted([half.walk.attend for half in halves])
 
-    def _layer(
-        self, walk: Walk, cache: StripedCache, card: Card, layer: int, x: Floats, attends: Sequence[LayerAttention]
-    ) -> None:
-        block, finish, mine = walk.model.trunk.blocks[layer], layer < self.depth - 1, self.stripes.of(card.rank)
+    def _half(self, model: Model, cache: StripedCache, which: int, stripe: Stripe) -> _Half:
+        places = slice(*stripe)
+        attend = _before_end(self.attend, self.stripes.tokens - stripe.stop)
+        walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
+        return _Half(which, stripe, walk, cache, model.embed(self.ids[places]))
+
+    def _enter(self, half: _Half, card: Card, layer: int) -> None:
+        """What comes before attention in a layer, and the gather, which goes on by itself."""
+        walk, ends = half.walk, half.which == 1 and card.rank == 0
+        block, wanted = walk.model.trunk.blocks[layer], self.rows if ends else 0
         assert isinstance(block.mixer, Attention)
-        wanted = len(x) if finish else self.rows if card.rank == 0 else 0
         with card.turn():
-            q, gate = walk.enter(block.mixer, block, x, wanted, tell=False)
-        cache.gather_pages(card.all_gather)
-        if card.rank == 0:
-            cache.look(mine[1])
-            self.watch(layer, q[-(mine[1].stop - mine[1].start) :], cache)
-        if not finish:
+            rows = len(half.x) if layer < self.depth - 1 else wanted
+            half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False)
+        half.gathered = half.cache.begin_stripe(layer, half.which, card.begin_gather)
+
+    def _pass(self, half: _Half, card: Card, layer: int) -> None:
+        """Attention and what comes after it in a layer, and what comes before it in the next one."""
+        half.gathered()
+        half.cache.look(half.stripe)
+        walk, cache = half.walk, half.cache
+        if half.which == 1 and card.rank == 0:
+            self.watch(layer, half.asked[0], cache)
+        if layer == self.depth - 1:
             return
-        at = 0
+        block = walk.model.trunk.blocks[layer]
+        assert isinstance(block.mixer, Attention)
         with card.turn():
-            for stripe, attend in zip(mine, attends, strict=True):
-                part = slice(at, at + stripe.stop - stripe.start)
-                cache.look(stripe)
-                attended = attend(cache, layer, q[part], None if gate is None else gate[part])
-                walk.leave(block.mixer, block, x[part], attended)
-                at = part.stop
+            attended = walk.attend(cache, layer, *half.asked)
+            del half.asked  # as large as the stripe: gone before the feed-forward needs room
+            walk.leave(block.mixer, block, half.x, attended)
+        del attended
+        self._enter(half, card, layer + 1)
+
+
+@dataclass
+class _Half:
+    """One of a card's two stripes on its way through the layers.
+
+    Attributes
+    ----------
+    which : int
+        0 for the first, 1 for the second.
+    stripe : Stripe
+    walk : Walk
+    cache : StripedCache
+    x : float32 (tokens, hidden)
+    asked : tuple
+        Queries and gates of the layer that is next to attend.
+    gathered : callable
+        Makes what is queued wait for the keys and values of that layer.
+    """
+
+    which: int
+    stripe: Stripe
+    walk: Walk
+    cache: StripedCache
+    x: Floats
+    asked: tuple[Floats, Floats | None] = field(init=False)
+    gathered: Callable[[], None] = field(init=False)
 
 
 def _checked(group: Group, models: Sequence[Model]) -> Model:
