@@ -98,7 +98,7 @@ class Card(ABC):
     def wait(self) -> None:
         """Until all that was queued is done; errors are those of `all_gather`."""
 
-    def turn(self) -> AbstractContextManager[None]:
+    def turn(self) -> AbstractContextManager[Any]:
         """Inside, this card queues work: see `Turns`. It does not wait for its device, nor for other cards."""
         return nullcontext()
 

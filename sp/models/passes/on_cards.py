@@ -173,7 +173,9 @@ class _Reading:
         halves = [self._half(model, cache, which, stripe) for which, stripe in enumerate(self.stripes.of(card.rank))]
         pace = Pace(model, self.progress)  # waits for the device, which nobody does whose turn it is
         for half in halves:
-            self._enter(half, card, 0)
+            with card.turn():
+                self._enter(half, card, 0)
+            half.gathered = cache.begin_stripe(0, half.which, card.begin_gather)
         for layer in range(self.depth):
             for half in halves:
                 self._pass(half, card, layer)
@@ -190,17 +192,15 @@ class _Reading:
         return _Half(which, stripe, walk, cache, model.embed(self.ids[places]))
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
-        """What comes before attention in a layer, and the gather, which goes on by itself."""
+        """What comes before attention in a layer."""
         walk, ends = half.walk, half.which == 1 and card.rank == 0
         block, wanted = walk.model.trunk.blocks[layer], self.rows if ends else 0
         assert isinstance(block.mixer, Attention)
-        with card.turn():
-            rows = len(half.x) if layer < self.depth - 1 else wanted
-            half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False)
-        half.gathered = half.cache.begin_stripe(layer, half.which, card.begin_gather)
+        rows = len(half.x) if layer < self.depth - 1 else wanted
+        half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False)
 
     def _pass(self, half: _Half, card: Card, layer: int) -> None:
-        """Attention and what comes after it in a layer, and what comes before it in the next one."""
+        """Attention and what comes after it in a layer, and what comes before it in the next one, with its gather."""
         half.gathered()
         half.cache.look(half.stripe)
         walk, cache = half.walk, half.cache
@@ -214,8 +214,9 @@ class _Reading:
             attended = walk.attend(cache, layer, *half.asked)
             del half.asked  # as large as the stripe: gone before the feed-forward needs room
             walk.leave(block.mixer, block, half.x, attended)
-        del attended
-        self._enter(half, card, layer + 1)
+            del attended
+            self._enter(half, card, layer + 1)
+        half.gathered = cache.begin_stripe(layer + 1, half.which, card.begin_gather)
 
 
 @dataclass
