@@ -81,12 +81,18 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
 def test_a_card_that_fails_or_hangs_ends_all() -> None:
     group = group_of(2, wait_seconds=2.0, leave_seconds=4.0)
 
+    def begin(card: Card) -> None:
+        for _ in range(2):  # past the first steps, before which hosts wait for each other and no device does
+            gather(card)
+
     def fails(card: Card) -> None:
+        begin(card)
         if card.rank == 1:
             raise PromptError("enough")
         gather(card)
 
     def stays(card: Card) -> None:
+        begin(card)
         if card.rank == 1:
             time.sleep(3)
         gather(card)
