@@ -160,6 +160,7 @@ class NcclGroup(Group):
         self._communicators: dict[int, Any] = {}
         self._streams: list[tuple[Any, Any]] = []
         self._turns = Turns()
+        self._aborts: deque[threading.Thread] = deque(maxlen=2 * len(devices))
 
     def at(self, rank: int) -> AbstractContextManager[Any]:
         """See `Group`."""
@@ -179,6 +180,7 @@ class NcclGroup(Group):
 
     def _open(self) -> None:
         cupy = import_cupy()
+        self._join(self.leave_seconds)
         with device_errors(), nccl_errors():
             self._streams = []
             for device in self.devices:
@@ -209,12 +211,18 @@ class NcclGroup(Group):
 
         That is a call which may itself not return, so others make it, who are left behind then.
         """
-        found = [self._communicators.pop(rank, None) for rank in ranks]
-        aborts = [threading.Thread(target=_abort, args=(one,), name="sp-abort", daemon=True) for one in found if one]
-        for abort in aborts:
-            abort.start()
-        until = time.monotonic() + (1 - 2 * LEAVE_PART) * self.leave_seconds
-        for abort in aborts:
+        for rank in ranks:
+            communicator = self._communicators.pop(rank, None)
+            if communicator is not None:
+                abort = threading.Thread(target=_abort, args=(communicator,), name="sp-abort", daemon=True)
+                abort.start()
+                self._aborts.append(abort)
+        self._join((1 - 2 * LEAVE_PART) * self.leave_seconds)
+
+    def _join(self, seconds: float) -> None:
+        """Wait so long at most for communicators that are being ended."""
+        until = time.monotonic() + seconds
+        for abort in tuple(self._aborts):
             abort.join(max(0.0, until - time.monotonic()))
 
 
