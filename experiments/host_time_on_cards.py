@@ -4,8 +4,8 @@
 
 A drafter of random weights reads a few times, and once more while every launch and every wait is timed, by thread:
 `_take` waits for a turn, `_until` for the end of a step or for others to come to it; `begin_gather` has the calls of
-NCCL besides. Where threads wait much in `_until`, the devices set the pace; where they hardly do, the host does.
-Nothing is recorded.
+NCCL besides. Where threads wait much in `_until`, the devices set the pace; where they hardly do, the host does. With
+`--without-turns` all threads launch at once. Nothing is recorded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,10 @@ def main() -> None:
     parser.add_argument("--cards", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--density", type=float, default=0.05)
+    parser.add_argument("--without-turns", action="store_true", help="let all threads launch at once")
     given = parser.parse_args()
+    if given.without_turns:
+        _NcclCard.turn = lambda card: nullcontext()  # type: ignore[method-assign]
     group = group_of(given.cards, "cuda")
     models = [random_model(given.shape, "bf16", math="auto")]
     if group is not None:
