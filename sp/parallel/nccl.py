@@ -89,8 +89,8 @@ class _NcclCard(Card):
     def drain(self, left: int = 0) -> None:
         """Until no more than so many steps are under way.
 
-        To load a kernel the driver may wait for all that a device has queued. If that is a step for which another
-        card's thread has queued nothing yet, and that thread needs the driver, neither goes on.
+        To load a kernel or to give memory the driver may wait for all that a device has queued. If that is a step for
+        which another card's thread has queued nothing yet, and that thread needs the driver, neither goes on.
         """
         while len(self._ahead) > left:
             step, event = self._ahead.popleft()
@@ -197,7 +197,7 @@ class NcclGroup(Group):
             with device, device_errors(), nccl_errors():
                 device.synchronize()  # weights were queued on other streams
                 card = _NcclCard(rank, self._communicators[rank], streams, *made)
-                with streams[0], before_loading(card.drain):
+                with streams[0], before_loading(card.drain), _before_memory(card.drain):
                     yield card
         except BaseException as error:
             if not isinstance(error, StoppedError):
@@ -224,6 +224,19 @@ class NcclGroup(Group):
         until = time.monotonic() + seconds
         for abort in tuple(self._aborts):
             abort.join(max(0.0, until - time.monotonic()))
+
+
+def _before_memory(wait: Callable[[], None]) -> AbstractContextManager[Any]:
+    """Inside, `wait` is called in this thread before CuPy's pool takes memory from the driver, which it seldom does."""
+
+    class Hook(import_cupy().cuda.MemoryHook):  # type: ignore[misc]
+        name = "sp.parallel"
+
+        def alloc_preprocess(self, **_: Any) -> None:
+            wait()
+
+    hook: AbstractContextManager[Any] = Hook()
+    return hook
 
 
 def _abort(communicator: Any) -> None:
