@@ -8,122 +8,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from typing import Any, TypeVar
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import current_device, device_count, import_nccl, nccl_version
-from sp.parallel.group import LEAVE_SECONDS, WAIT_SECONDS, Card, Group, Meeting, Step, StoppedError
+from sp.kernels.jit import before_loading
+from sp.parallel.group import LEAVE_PART, LEAVE_SECONDS, WAIT_SECONDS, Card, Group
+from sp.parallel.meeting import Meeting, StoppedError
+from sp.parallel.nccl_card import NcclCard
+from sp.parallel.turns import Turns
 
 T = TypeVar("T")
-POLL_SECONDS = 0.0005
-"""Longest pause between two looks at an event; the device has work queued meanwhile, but for the last one of a run."""
-FIRST_POLL = 0.00002
-"""The first pause; each is twice the one before."""
-GATHERS_AHEAD = 1
-"""Most steps under way once an all-gather is queued: a card that hangs is found out one layer later."""
-REDUCES_AHEAD = 64
-"""The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
 NO_REGISTERING = "NCCL_GRAPH_REGISTER", "0"
 """Otherwise NCCL registers buffers while a graph is captured, for which cards wait for each other; what meets in graphs
 is short, and graphs and single launches are to do the same."""
-ABORT_SECONDS = 1.0
-"""How long the end of a communicator is waited for."""
-
-AVERAGE = 4
-"""`ncclAvg` of nccl.h, since NCCL 2.10."""
-
-
-class _NcclCard(Card):
-    """A thread that queues on the current stream of its device, some steps ahead of it.
-
-    Where that stream is captured nothing is under way and nothing is waited for: whoever replays the graph waits. Once
-    a capture has failed, to ask whether the stream is captured raises that, before NCCL is called in vain.
-    """
-
-    def __init__(
-        self, rank: int, communicator: Any, meeting: Meeting, seconds: float, size: int, give_up: Callable[[], None]
-    ) -> None:
-        super().__init__(rank, size)
-        self._communicator, self._meeting, self._seconds, self._give_up = communicator, meeting, seconds, give_up
-        self._ahead: deque[tuple[Step, Any]] = deque()  # steps that were under way when last looked at, and their ends
-
-    def all_gather(self, *wholes: Any) -> None:
-        """See `Card`."""
-        stream, step, nccl = *self._come("all-gather", GATHERS_AHEAD), import_nccl()
-        for whole in wholes:
-            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
-            assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
-            part, start = whole.nbytes // self.size, whole.data.ptr
-            mine = start + self.rank * part  # NCCL takes this as all-gather in place
-            self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, stream.ptr)
-        self._queued(stream, step)
-
-    def all_reduce(self, *arrays: Any) -> None:
-        """See `Card`; whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
-        stream, step, nccl = *self._come("all-reduce", REDUCES_AHEAD), import_nccl()
-        for array in arrays:
-            assert array.dtype == "float32", f"{array.dtype}"
-            assert array.flags.c_contiguous, f"{array.shape} is not contiguous"
-            here = array.data.ptr
-            self._communicator.allReduce(here, here, array.size, nccl.NCCL_FLOAT32, AVERAGE, stream.ptr)
-        self._queued(stream, step)
-
-    def wait(self) -> None:
-        """See `Card`."""
-        stream = current_stream()
-        if not stream.is_capturing():
-            self._drain(0)
-            self.arrived(stream.record())
-
-    def agree(self, fine: bool) -> bool:
-        """See `Card`; no card has a kernel under way that waits for another one."""
-        self.wait()
-        step = self._meeting.come(self.rank, "agreement")
-        votes = self._meeting.votes.setdefault(step.number, [])
-        votes.append(fine)
-        self._until(lambda: len(votes) == self.size, step)
-        return all(votes)
-
-    def arrived(self, event: Any) -> None:
-        """See `Card`."""
-        self._done(event, Step(self._meeting.came[self.rank], "after step"))
-
-    def _come(self, kind: str, ahead: int) -> tuple[Any, Step]:
-        """The current stream, and the next step, once no more than so many of those before are under way."""
-        stream = current_stream()
-        if not stream.is_capturing():
-            self._drain(ahead - 1)
-        if self._meeting.stopped:
-            raise StoppedError
-        return stream, self._meeting.come(self.rank, kind)
-
-    def _queued(self, stream: Any, step: Step) -> None:
-        if not stream.is_capturing():
-            self._ahead.append((step, stream.record()))
-
-    def _drain(self, left: int) -> None:
-        while len(self._ahead) > left:
-            step, event = self._ahead.popleft()
-            self._done(event, step)
-
-    def _done(self, event: Any, step: Step) -> None:
-        self._until(lambda: event.done, step)
-
-    def _until(self, true: Callable[[], bool], step: Step) -> None:
-        until, pause = time.monotonic() + self._seconds, FIRST_POLL
-        while not true():
-            if self._meeting.stopped:
-                self._give_up()  # whoever is told next may wait for the stream
-                raise StoppedError
-            if time.monotonic() > until:
-                self._give_up()
-                raise self._meeting.late(step, self._seconds)
-            time.sleep(pause)
-            pause = min(2 * pause, POLL_SECONDS)
-        if self._meeting.stopped:
-            raise StoppedError
+FIRST_SERVED = -1
+"""Priority of a stream whose blocks take the next place that is free; others have 0."""
 
 
 class NcclGroup(Group):
@@ -156,7 +57,9 @@ class NcclGroup(Group):
         check_cards(devices)
         self.devices = devices
         self._communicators: dict[int, Any] = {}
-        self._streams: list[Any] = []
+        self._streams: list[tuple[Any, Any]] = []
+        self._turns = Turns()
+        self._aborts: deque[threading.Thread] = deque(maxlen=2 * len(devices))
 
     def at(self, rank: int) -> AbstractContextManager[Any]:
         """See `Group`."""
@@ -176,49 +79,69 @@ class NcclGroup(Group):
 
     def _open(self) -> None:
         cupy = import_cupy()
+        self._join(self.leave_seconds)
         os.environ.setdefault(*NO_REGISTERING)
         with device_errors(), nccl_errors():
             self._streams = []
             for device in self.devices:
                 with cupy.cuda.Device(device):
-                    self._streams.append(cupy.cuda.Stream(non_blocking=True))
+                    work = cupy.cuda.Stream(non_blocking=True)
+                    self._streams.append((work, cupy.cuda.Stream(non_blocking=True, priority=FIRST_SERVED)))
             self._communicators = dict(enumerate(import_nccl().NcclCommunicator.initAll(list(self.devices))))
 
     @contextmanager
     def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
-        device, stream = import_cupy().cuda.Device(self.devices[rank]), self._streams[rank]
-        with device, device_errors(), nccl_errors():
-            device.synchronize()  # weights were queued on other streams
-            try:
-                with stream:
-                    communicator, give_up = self._communicators[rank], partial(self._force, {rank})
-                    yield _NcclCard(rank, communicator, meeting, self.wait_seconds, self.size, give_up)
-            except BaseException:
-                meeting.stop()
-                self._force({rank})
-                raise
+        device, streams = import_cupy().cuda.Device(self.devices[rank]), self._streams[rank]
+        made = meeting, self._turns, self.wait_seconds, self.size
+        try:
+            with device, device_errors(), nccl_errors():
+                device.synchronize()  # weights were queued on other streams
+                card = NcclCard(rank, self._communicators[rank], streams[1], *made)
+                with streams[0], before_loading(card.wait), _before_memory(card.wait):
+                    yield card
+        except BaseException as error:
+            if not isinstance(error, StoppedError):
+                meeting.fail(rank, error)  # told before anything that may hang
+            meeting.stop()
+            self._force({rank})
+            raise
 
     def _force(self, ranks: set[int]) -> None:
         """End communicators: what is queued on them would wait for ever, and a thread in a call of CUDA with it.
 
-        That itself waits until graphs are gone that were captured with them, which others may have to see to.
+        That is a call which may itself not return, so others make it, who are left behind then.
         """
-        found = [self._communicators.pop(rank, None) for rank in ranks]
-        ending = [threading.Thread(target=_abort, args=(one,), daemon=True) for one in found if one is not None]
-        for thread in ending:
-            thread.start()
-        for thread in ending:
-            thread.join(ABORT_SECONDS)
+        for rank in ranks:
+            communicator = self._communicators.pop(rank, None)
+            if communicator is not None:
+                abort = threading.Thread(target=_abort, args=(communicator,), name="sp-abort", daemon=True)
+                abort.start()
+                self._aborts.append(abort)
+        self._join((1 - 2 * LEAVE_PART) * self.leave_seconds)
+
+    def _join(self, seconds: float) -> None:
+        """Wait so long at most for communicators that are being ended."""
+        until = time.monotonic() + seconds
+        for abort in tuple(self._aborts):
+            abort.join(max(0.0, until - time.monotonic()))
+
+
+def _before_memory(wait: Callable[[], None]) -> AbstractContextManager[Any]:
+    """Inside, `wait` is called in this thread before CuPy's pool takes memory from the driver, which it seldom does."""
+
+    class Hook(import_cupy().cuda.MemoryHook):  # type: ignore[misc]
+        name = "sp.parallel"
+
+        def alloc_preprocess(self, **_: Any) -> None:
+            wait()
+
+    hook: AbstractContextManager[Any] = Hook()
+    return hook
 
 
 def _abort(communicator: Any) -> None:
     with suppress(Exception):  # the first cause is what is told
         communicator.abort()
-
-
-def current_stream() -> Any:
-    """The stream of this thread, on its device."""
-    return import_cupy().cuda.get_current_stream()
 
 
 def group_of(cards: int, where: str, option: str = "--cards") -> NcclGroup | None:

@@ -16,6 +16,8 @@ hung: set[int] = set()
 """Ranks whose gathers and means never end."""
 stalled: set[int] = set()
 """Ranks whose graphs never end."""
+stuck: dict[str, threading.Event] = {}
+"""Calls of the driver, "abort" or "query", that do not return before their event is set."""
 aborted: list[int] = []
 """Ranks whose communicators were aborted, in order."""
 opened: list[int] = []
@@ -37,13 +39,15 @@ class Event(dry_device.Event):
 
     @property
     def done(self) -> bool:
+        if "query" in stuck:
+            stuck["query"].wait()
         return self._stream is None or not self._stream.hangs
 
 
 class Stream(dry_device.Stream):
     """Does everything at once, until a gather hangs; what is captured is not done."""
 
-    def __init__(self, non_blocking: bool = False) -> None:
+    def __init__(self, non_blocking: bool = False, priority: int = 0) -> None:
         super().__init__(ptr=id(self))
         self.hangs = False
         streams[self.ptr] = self
@@ -66,6 +70,8 @@ class Stream(dry_device.Stream):
 
 unable: set[int] = set()
 """Devices on which nothing can be captured."""
+broken: set[int] = set()
+"""Ranks whose third all-reduce that is captured fails."""
 replayed: list[int] = []
 """The devices that graphs were launched on, in order."""
 captured: dict[int, list[int]] = defaultdict(list)
@@ -132,6 +138,8 @@ class Communicator:
     def allReduce(self, send: int, receive: int, count: int, kind: int, op: int, stream: int) -> None:  # noqa: N802
         if streams[stream].capturing:
             captured[self._rank].append(count)
+            if self._rank in broken and len(captured[self._rank]) == 3:
+                raise NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR")
             return
         if self._rank in hung:
             streams[stream].hangs = True
@@ -152,6 +160,8 @@ class Communicator:
 
     def abort(self) -> None:
         aborted.append(self._rank)
+        if "abort" in stuck:
+            stuck["abort"].wait()
         self._barrier.abort()
 
 
@@ -175,7 +185,10 @@ def install(count: int) -> None:
     nccl.NcclCommunicator, nccl.NcclError = Communicator, NcclError
     nccl.NCCL_UINT8, nccl.NCCL_FLOAT32 = 1, 7
     sys.modules["cupy.cuda.nccl"] = nccl
+    import sp.parallel.nccl_card
     from sp.kernels.launch import KernelSpec
+
+    sp.parallel.nccl_card.event_done = lambda event: event.done  # there is no driver to ask
 
     launch = KernelSpec.launch
 

@@ -1,0 +1,154 @@
+"""NcclCard: one GPU of several, whose thread queues all-gathers and all-reduces over NCCL and waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sp.kernels import import_cupy
+from sp.kernels.device import event_done, import_nccl
+from sp.parallel.group import Card
+from sp.parallel.meeting import Meeting, Step, StoppedError
+from sp.parallel.turns import Turns
+
+POLL_SECONDS = 0.0005
+"""Longest pause between two looks at an event; the device has work queued meanwhile, but for the last one of a run."""
+FIRST_POLL = 0.0001
+"""The first pause; each is twice the one before. Every look takes Python's lock from a thread that queues work."""
+GATHERS_AHEAD = 2
+"""Most steps under way once an all-gather is queued: a card that hangs is found out one layer later."""
+REDUCES_AHEAD = 64
+"""The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
+FIRST_STEPS = 4
+"""Steps of a run that no card queues before all have come to them. All of these but the last are waited for as well:
+what a layer loads and allocates when it is first run is loaded and allocated while no card waits for another."""
+AVERAGE = 4
+"""`ncclAvg` of nccl.h, since NCCL 2.10."""
+
+
+class NcclCard(Card):
+    """A thread that queues on the current stream of its device, some steps ahead, and gathers on a second one.
+
+    Where the current one is captured nothing is under way, nothing is waited for and no step counts: whoever replays
+    the graph waits, and a capture may fail on one card alone. To ask whether the stream is captured raises that it has
+    failed, before NCCL is called in vain.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        communicator: Any,
+        beside: Any,
+        meeting: Meeting,
+        turns: Turns,
+        seconds: float,
+        size: int,
+    ) -> None:
+        super().__init__(rank, size)
+        self._communicator, self._meeting, self._turns, self._seconds = communicator, meeting, turns, seconds
+        self._beside, self._first = beside, FIRST_STEPS
+        self._ahead: deque[tuple[Step, Any]] = deque()  # steps that were under way when last looked at, and their ends
+
+    def begin_gather(self, *wholes: Any) -> Callable[[], None]:
+        """See `Card`."""
+        stream, step, nccl = *self._come("all-gather", GATHERS_AHEAD), import_nccl()
+        beside = stream if stream.is_capturing() else self._beside  # a graph knows one order
+        if beside is not stream:
+            beside.wait_event(stream.record())
+        for whole in wholes:
+            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
+            assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
+            part, start = whole.nbytes // self.size, whole.data.ptr
+            mine = start + self.rank * part  # NCCL takes this as all-gather in place
+            self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, beside.ptr)
+        if beside is stream:
+            return lambda: None
+        ended = beside.record()
+        self._queued(step, ended)
+        return lambda: stream.wait_event(ended)
+
+    def all_reduce(self, *arrays: Any) -> None:
+        """See `Card`; whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
+        stream, step, nccl = *self._come("all-reduce", REDUCES_AHEAD), import_nccl()
+        for array in arrays:
+            assert array.dtype == "float32", f"{array.dtype}"
+            assert array.flags.c_contiguous, f"{array.shape} is not contiguous"
+            here = array.data.ptr
+            self._communicator.allReduce(here, here, array.size, nccl.NCCL_FLOAT32, AVERAGE, stream.ptr)
+        if not stream.is_capturing():
+            self._queued(step, stream.record())
+
+    def wait(self) -> None:
+        """See `Card`.
+
+        To load a kernel or to give memory the driver may wait for all that a device has queued. If that is a step, in a
+        graph or not, for which another card's thread has queued nothing yet, and that thread needs the driver, neither
+        goes on.
+        """
+        stream = import_cupy().cuda.get_current_stream()
+        if not stream.is_capturing():
+            self._drain(0)
+            self.arrived(stream.record())
+
+    def arrived(self, event: Any) -> None:
+        """See `Card`."""
+        self._done(event, Step(self._meeting.came[self.rank], "after step"))
+
+    def agree(self, fine: bool) -> bool:
+        """See `Card`; nothing is under way then that waits for another card."""
+        self.wait()
+        step = self._meeting.come(self.rank, "agreement")
+        votes = self._meeting.votes.setdefault(step.number, [])
+        votes.append(fine)
+        self._until(lambda: len(votes) == self.size, step)
+        self._first = step.number + FIRST_STEPS  # these are taken as the first of a run are
+        return all(votes)
+
+    def turn(self) -> AbstractContextManager[bool]:
+        """See `Card`."""
+        return self._turns.turn()
+
+    def _drain(self, left: int) -> None:
+        """Until no more than so many steps are under way."""
+        while len(self._ahead) > left:
+            step, event = self._ahead.popleft()
+            self._done(event, step)
+
+    def _come(self, kind: str, ahead: int) -> tuple[Any, Step]:
+        """The current stream, and the next step, once no more than so many of those before are under way."""
+        stream = import_cupy().cuda.get_current_stream()
+        if self._meeting.stopped:
+            raise StoppedError
+        if stream.is_capturing():
+            return stream, Step(self._meeting.came[self.rank], kind)
+        self._drain(ahead - 1)
+        step = self._meeting.come(self.rank, kind)
+        if step.number <= self._first:
+            self._until(lambda: min(self._meeting.came) >= step.number, step)
+        return stream, step
+
+    def _queued(self, step: Step, ended: Any) -> None:
+        self._ahead.append((step, ended))
+        if step.number < self._first:
+            self._drain(0)
+
+    def _done(self, event: Any, step: Step) -> None:
+        self._until(lambda: event_done(event), step)
+
+    def _until(self, true: Callable[[], bool], step: Step) -> None:
+        """Look until something is true of a step; StoppedError, or the error of a card that is late, if not in time."""
+        until, pause = time.monotonic() + self._seconds, FIRST_POLL
+        self._meeting.wait(self.rank, step)
+        while not true():
+            if self._meeting.stopped:
+                raise StoppedError
+            if time.monotonic() > until:
+                raise self._meeting.late(step, self._seconds)
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_SECONDS)
+        self._meeting.wait(self.rank, None)
+        if self._meeting.stopped:
+            raise StoppedError
