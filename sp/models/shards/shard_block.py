@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from sp.arrays import Floats
+from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.models.cache.cache import Cache
-from sp.models.layers.block import Block, Nodes
+from sp.models.layers.block import Block, Nodes, Tap
 from sp.ops.delta.delta_tree import DeltaTrace
 from sp.ops.norms import Norm, Ready
 from sp.parallel.group import Card
@@ -45,7 +45,16 @@ def this_card() -> Card:
 
 @dataclass(frozen=True)
 class ShardBlock(Block):
-    """A block whose halves were cut, see `sp.models.layers.share`; `eps` is of a stream over the number of cards."""
+    """A block whose halves were cut, see `sp.models.layers.share`; `eps` is of a stream over the number of cards.
+
+    Cards queue a half each in turn, see `sp.parallel.turns`.
+    """
+
+    def __call__(self, x: Floats, positions: Ints, cache: Cache, rows: int, tap: Tap | None) -> Floats:
+        """See `Block`."""
+        with this_card().turn():
+            x = self.mixer(x, (self.attn_norm, self.eps), positions, cache, rows, tap)
+        return self.feed_forward(self.joined(x)) if rows else x
 
     def joined(self, x: Floats) -> Floats:
         """The stream (n, hidden), over the number of cards, of the parts that all of them have; in place."""
@@ -54,13 +63,18 @@ class ShardBlock(Block):
 
     def feed_forward(self, x: Floats) -> Floats:
         """See `Block`."""
-        return self.joined(super().feed_forward(x))
+        with this_card().turn():
+            x = super().feed_forward(x)
+        return self.joined(x)
 
     def read_tree(
         self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm
     ) -> tuple[Floats, Norm | Ready]:
         """See `Block`; norms begun of one card's part are of no use."""
         middle = self.ffn_norm, self.eps
-        x, _ = self.mixer.read_tree(x, norm, nodes, cache, trace, middle)
-        x, _ = self.ffn.add_before(self.joined(x), middle, then)
+        with this_card().turn():
+            x, _ = self.mixer.read_tree(x, norm, nodes, cache, trace, middle)
+        x = self.joined(x)
+        with this_card().turn():
+            x, _ = self.ffn.add_before(x, middle, then)
         return self.joined(x), then
