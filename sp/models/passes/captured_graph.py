@@ -132,8 +132,8 @@ class CapturedGraph(Generic[Made]):
             with self._scratch.lent():
                 self._made = None
                 if self._eager or not self._warm or not stream.ptr:
-                    if self._agreed is not None and not self._warm:
-                        self._agreed(True)  # kernels are loaded now, while no card waits for another
+                    if self._agreed is not None and stream.ptr and not self._eager:
+                        self._agreed(True)  # kernels are loaded now, best while no card waits for another
                     self._made, self._warm = work(), bool(stream.ptr)
                     return self._made  # type: ignore[no-any-return]
                 if self._agreed is None:
