@@ -52,6 +52,9 @@ class Arithmetic:
         Why `auto` chose so; empty for what was asked by its name.
     attention : Math
         Of many queries at once; BF16 where it is not made in eight bits.
+    kept : int
+        Bytes of the device that hold the marked matrices rounded from product to product; 0 where each product rounds
+        them anew. See `sp.models.device.kept`.
     """
 
     asked: AskedMath = Math.BF16
@@ -60,6 +63,7 @@ class Arithmetic:
     matrices: int = 0
     reason: str = ""
     attention: Math = Math.BF16
+    kept: int = 0
 
     @property
     def kind(self) -> str:
@@ -76,8 +80,11 @@ class Arithmetic:
 
         >>> str(Arithmetic(Math.INT8, Math.INT8, 60, 72))
         'int8 for 60 of 72 matrices of layers'
+        >>> str(Arithmetic(Math.INT8, Math.INT8, 60, 72, kept=3 << 29))
+        'int8 for 60 of 72 matrices of layers, kept rounded in 1.50 GiB'
         """
         made = str(self.math) + (f" for {self.weights} of {self.matrices} matrices of layers" if self.weights else "")
+        made += f", kept rounded in {self.kept / 2**30:.2f} GiB" if self.kept else ""
         return f"{made}, by auto: {self.reason}" if self.reason else made
 
     def as_dict(self) -> dict[str, Any]:
@@ -212,7 +219,7 @@ def in_attention(math: str) -> str:
     return f"{math} in attention"
 
 
-def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Math.BF16) -> Arithmetic:
+def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Math.BF16, kept: int = 0) -> Arithmetic:
     """What a trunk's products are made in, by the marks on its weights where they lie."""
     maths: list[Math] = []
 
@@ -223,7 +230,7 @@ def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Ma
 
     mapped(trunk.blocks, look)
     marked = [math for math in maths if math is not Math.BF16]
-    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason, attention)
+    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason, attention, kept)
 
 
 def is_eligible(name: str, shape: tuple[int, ...], left: int = FIRST_LAYERS) -> bool:

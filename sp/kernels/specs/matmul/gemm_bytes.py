@@ -18,6 +18,8 @@ CAPACITY = 227 * 1024
 WIDE = (STORE_F32, ADD)
 TOKENS = (192, 128)
 """Of a tile."""
+MOST_OUTS = 3
+"""Weights whose outputs go to arrays of their own in one launch."""
 
 
 def smem(defines: Defines) -> int:
@@ -44,6 +46,8 @@ GEMM_BYTES_SM90 = KernelSpec(
         "map xl_map",
         "map wl_map",
         "map y_map",
+        "map y1_map",
+        "map y2_map",
         "const f32* x_scales",
         "const f32* w_scales",
         "const u32* loud_count",
@@ -51,6 +55,8 @@ GEMM_BYTES_SM90 = KernelSpec(
         "u32 out_blocks",
         "u32 row_tiles",
         "u32 second",
+        "u32 end0",
+        "u32 end1",
         "u32 groups",
         "u32 x_stride",
         "u32 w_stride",
@@ -113,15 +119,36 @@ ROUND_WEIGHT = KernelSpec(
         "const u8*? deltas",
         "u8* codes",
         "f32* scales",
-        "u16* loud",
-        "const u32* count",
-        "const u32* channels",
-        "const u16* mask",
+        "u16*? loud",
+        "const u32*? count",
+        "const u32*? channels",
+        "const u16*? mask",
         "i32 k_tiles",
         "i32 stride",
     ),
     threads=128,
     variants=tuple({"FORMAT": fmt.ggml_type, "KIND": INT8} for fmt in kernel_formats()),
+)
+
+LOUD_SLICES = 8
+"""Blocks that share the loud channels of a row tile."""
+
+LOUD_WEIGHT = KernelSpec(
+    source="loud_weight.cu",
+    entry="loud_weight",
+    args=(
+        "const u8* low",
+        "const u8*? high",
+        "const u8*? plane_scales",
+        "const u8*? deltas",
+        "u16* loud",
+        "const u32* count",
+        "const u32* channels",
+        "i32 k_tiles",
+    ),
+    threads=128,
+    variants=tuple({"FORMAT": fmt.ggml_type} for fmt in kernel_formats()),
+    pdl=True,
 )
 
 WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 17408)
