@@ -14,6 +14,7 @@ from sp.kernels.specs.matmul.gemm_bytes import GROUPED
 from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, is_faster, rounding_error, sampled_rows
 from sp.models.recording import layer_of
 from sp.models.trunk import Trunk, mapped
+from sp.ops.byte_rows.rows import KEPT_TOKENS, ROUNDED_TOKENS
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import kernels
 from sp.quant import Math, Weight
@@ -67,13 +68,26 @@ class Arithmetic:
 
     @property
     def kind(self) -> str:
-        """What records are told apart by: a `Math`, or that only attention is made in one.
+        """What records are told apart by: a `Math`, whether weights are kept for it, or that attention alone is in one.
 
         >>> Arithmetic().kind, Arithmetic(math=Math.INT8).kind, Arithmetic(attention=Math.INT8).kind
         ('bf16', 'int8', 'int8 in attention')
+        >>> Arithmetic(math=Math.INT8, kept=1 << 30).kind
+        'int8 kept'
         """
+        if self.kept:
+            return kept_rounded(str(self.math))
         alone = self.math is Math.BF16 and self.attention is not Math.BF16
         return in_attention(str(self.attention)) if alone else str(self.math)
+
+    @property
+    def least_tokens(self) -> int:
+        """Products of fewer tokens are made in BF16.
+
+        >>> Arithmetic(math=Math.INT8).least_tokens, Arithmetic(math=Math.INT8, kept=1 << 30).least_tokens
+        (1024, 257)
+        """
+        return KEPT_TOKENS if self.kept else ROUNDED_TOKENS
 
     def __str__(self) -> str:
         """One phrase for reports.
@@ -217,6 +231,15 @@ def in_attention(math: str) -> str:
     'int8 in attention'
     """
     return f"{math} in attention"
+
+
+def kept_rounded(math: str) -> str:
+    """What products in `math` are called whose weights are kept rounded.
+
+    >>> kept_rounded("int8")
+    'int8 kept'
+    """
+    return f"{math} kept"
 
 
 def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Math.BF16, kept: int = 0) -> Arithmetic:

@@ -9,7 +9,7 @@ from typing import Any
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, GROUPED, LOUD, MOST_OUTS, TOKENS, variant
+from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, GROUPED, LOUD, MOST_OUTS, SHAPES, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.byte_rows.loud import LoudChannels
 from sp.ops.byte_rows.rows import ByteRows
@@ -96,9 +96,8 @@ def plan_of(
     192
     """
     best: tuple[float, Defines, int, int, tuple[int]] | None = None
-    for size in TOKENS:
-        defines = variant(kind, epilogue, size)
-        cluster = defines["CLUSTER"]
+    for size, cluster in SHAPES:
+        defines = variant(kind, epilogue, size, cluster)
         blocks, outs = -(-tokens // size), -(-row_tiles // (cluster * (1 if epilogue == SWIGLU else 2)))
         tiles, most = blocks * outs, processors // cluster
         work = -(-tiles // most) * (size + FIXED)

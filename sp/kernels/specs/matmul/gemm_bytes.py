@@ -16,8 +16,8 @@ MOST_LOUD_WIDTH = 32768
 """Inputs of a product among which loud channels can be looked for."""
 CAPACITY = 227 * 1024
 WIDE = (STORE_F32, ADD)
-TOKENS = (192, 128)
-"""Of a tile."""
+SHAPES = ((192, 2), (128, 2))
+"""Tokens of a tile, and blocks of a cluster, which share their inputs."""
 MOST_OUTS = 3
 """Weights whose outputs go to arrays of their own in one launch."""
 
@@ -29,7 +29,7 @@ def smem(defines: Defines) -> int:
     return -(-ring // 1024) * 1024 + 2 * 8192 + 16 * stages
 
 
-def variant(kind: int, epilogue: Epilogue, tokens: int, cluster: int = 2, group: int = 8) -> dict[str, int]:
+def variant(kind: int, epilogue: Epilogue, tokens: int, cluster: int, group: int = 8) -> dict[str, int]:
     """Defines as they ship, with as many stages as fit, up to eight."""
     defines = {"KIND": kind, "EPILOGUE": epilogue, "TOKENS": tokens, "STAGES": 1, "CLUSTER": cluster, "GROUP": group}
     while defines["STAGES"] < 8 and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
@@ -64,10 +64,11 @@ GEMM_BYTES_SM90 = KernelSpec(
     ),
     threads=384,
     variants=tuple(
-        variant(kind, epilogue, tokens) for kind in (INT8, E4M3) for epilogue in Epilogue for tokens in TOKENS
+        variant(kind, epilogue, *shape) for kind in (INT8, E4M3) for epilogue in Epilogue for shape in SHAPES
     ),
     arches="90a",
     smem=smem,
+    pdl=True,
 )
 
 PORTABLE_BLOCK = 128
@@ -170,14 +171,16 @@ ROUND_INPUTS = KernelSpec(
     ),
     threads=256,
     variants=tuple({"COLS": width, "KIND": INT8} for width in WIDTHS),
+    pdl=True,
 )
 
 CHANNEL_PEAKS = KernelSpec(
     source="channel_peaks.cu",
     entry="channel_peaks",
-    args=("const u16* x", "u32* peaks", "i32 tokens"),
+    args=("const u16* x", "u32* peaks", "i32 tokens", "i32 each"),
     threads=128,
     variants=tuple({"COLS": width} for width in WIDTHS),
+    pdl=True,
 )
 
 LOUD_CHANNELS = KernelSpec(
@@ -186,4 +189,5 @@ LOUD_CHANNELS = KernelSpec(
     args=("const u32* peaks", "u32* count", "u32* channels", "u16* mask"),
     threads=1024,
     variants=tuple({"COLS": width} for width in WIDTHS),
+    pdl=True,
 )

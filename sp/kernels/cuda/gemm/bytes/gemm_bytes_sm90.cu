@@ -21,6 +21,7 @@
 // Sources: warp-specialised persistent kernels as in CUTLASS (Thakkar et al.), sums scaled outside of the tensor cores as in
 // DeepSeek-V3's FP8 training (2024, section 3.3), loud channels apart as in LLM.int8() (Dettmers et al., 2022).
 #include "gemm_bytes_sm90_finish.cuh"
+#include "pdl.cuh"
 #include "wgmma_bytes.cuh"
 
 #if KIND == 0
@@ -49,6 +50,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     }
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_sync();
+    pdl_launch_dependents();
+    pdl_wait();
 
     const u32 tiles = token_blocks * out_blocks, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
     const u32 loud = *loud_count > 0;

@@ -8,6 +8,7 @@
 // Grid (1), 1024 threads: channels t, t + 1024, .. a thread. Where none is loud, only `count` is written. Define: COLS. Arches: 80+.
 // Source: outlier features of LLM.int8() (Dettmers et al., 2022), found here by comparison with the other channels.
 #include "mma.cuh"
+#include "pdl.cuh"
 
 enum { MOST = 64, BINS = 1024, EACH = (COLS + 1023) / 1024 };
 
@@ -42,6 +43,8 @@ extern "C" __global__ void __launch_bounds__(1024)
     __shared__ u32 last, above;
     const u32 t = threadIdx.x;
     bins[t] = 0;
+    pdl_launch_dependents();
+    pdl_wait();
     u32 bits[EACH];
 #pragma unroll
     for (u32 i = 0; i < EACH; ++i) bits[i] = 1024 * i + t < COLS ? peaks[1024 * i + t] : 0;

@@ -9,6 +9,7 @@
 // Grid at least ceil(tokens / 8), 256 threads: a warp for a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
 // Bound by memory.
 #include "bytes.cuh"
+#include "pdl.cuh"
 
 // Words of a quad of lanes, transposed: lane l gives in[i] to lane i as out[l].
 SP_DEVICE void transpose(u32 (&w)[4], u32 lane) {
@@ -30,6 +31,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     round_inputs(const u16* __restrict__ x, u8* __restrict__ codes, f32* __restrict__ scales, u16* __restrict__ loud,
                  const u32* __restrict__ count, const u32* __restrict__ channels, const u16* __restrict__ mask, i32 tokens,
                  i32 stride) {
+    pdl_launch_dependents();
+    pdl_wait();
     const u32 lane = threadIdx.x % 32;
     const i64 token = i64(blockIdx.x) * 8 + threadIdx.x / 32;
     if (token >= tokens) {
