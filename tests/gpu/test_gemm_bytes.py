@@ -83,12 +83,13 @@ def kernel(request):
 
 
 @pytest.mark.parametrize("loud", [0, 1, 64, 100])
-@pytest.mark.parametrize(("tokens", "width"), [(1, 256), (77, 1024), (300, 5120), (64, 17408)])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 256), (77, 1024), (300, 5120), (64, 17408), (2100, 512)])
 def test_loud_channels_and_rounding_are_the_twins(tokens: int, width: int, loud: int) -> None:
     import cupy
 
     bits = inputs(tokens, width, min(loud, width // 4))
     given, x = cupy.asarray(bits), floats(bits)
+    loud_channels(cupy.asarray(inputs(tokens, width, 64)))  # leaves nothing behind
     found, want = loud_channels(given), loudest(np.abs(x).max(axis=0))
     assert int(found.count[0]) == len(want)
     assert found.channels.get()[: len(want)].tolist() == want.tolist()

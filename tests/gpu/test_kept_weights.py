@@ -13,6 +13,7 @@ import pytest
 from compare import nmse
 from test_gemm_bytes import inputs, weight
 
+from sp.kernels.device import current_device
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
@@ -21,7 +22,7 @@ from sp.models.device import kept as keeping
 from sp.models.device.kept import let_go
 from sp.models.passes.prefill_graphs import PrefillGraphs
 from sp.ops.byte_rows.kept import keep, kept_bytes, kept_together
-from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
+from sp.ops.byte_rows.loud import PeakedInputs, _peaks, loud_channels
 from sp.ops.byte_rows.rows import BYTE_KINDS, KEPT_TOKENS, ByteKind, round_weights
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import MatmulKernel, Product, kernels
@@ -53,7 +54,8 @@ def held(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
 @pytest.mark.parametrize("fmt", kernel_formats(), ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("count", [0, 1, 7, 64])
 def test_what_meets_loud_channels_is_gathered_as_it_is_rounded(fmt, count: int) -> None:
-    weights = held(marked([weight(fmt, 72, 768), weight(fmt, 200, 768, 1), weight(fmt, 64, 768, 2)], Math.INT8))
+    made = [weight(fmt, rows, 768, i) for i, rows in enumerate((72, 200, 64, 8, 128))]
+    weights = held(marked([*made, weight(Q6_K, 64, 768, 9)], Math.INT8))
     loud = loud_channels(cupy.asarray(inputs(64, 768, count)))
     assert int(loud.count[0]) == count
     assert sum(a.nbytes for a in (weights[0].kept.rows.codes, weights[0].kept.rows.scales)) == kept_bytes(weights)
@@ -174,6 +176,8 @@ def test_graphs_of_short_prompts_have_products_of_bytes_in_them(path: str, runs:
         assert graphs.refused is None
         assert graphs.told() == {"eager" if eager else "replayed": sum(runs)}
         graphs.end()
+    for width in (512, 1024, 1536):
+        assert not _peaks(current_device(), width).any(), "zero between launches"
     half = len(seen) // 2
     for got, want in zip(seen[half:], seen[:half], strict=True):
         assert np.isfinite(got).all()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dry_walk import walked
 
-from sp.models import load_model
+from sp.gguf import GGUFFile
+from sp.models import read_config
 from sp.models.arithmetic import is_eligible
-from sp.models.inspect.memory import layer_matrices
+from sp.models.inspect.memory import file_formats, layer_matrices
 from sp.pipeline.load import embedded
 
 WALK = """
@@ -39,8 +40,13 @@ def test_marks_reach_the_kernels_of_a_device() -> None:
     """Of the last layer only keys and values are wanted of all tokens; gate and up are one product."""
     said = [line.split() for line in walked(WALK, str(embedded("target"))).splitlines()]
     launches = {(path, math, limit != "0", int(n)): [*map(int, counts)] for path, math, limit, n, *counts in said}
-    matrices, products, launched = 7 * 7 + 2, 7 * 6 + 2, 7 * 4 + 1  # q, k and v of a layer in one launch if kept
-    config = load_model(embedded("target")).config
+    products, launched = 7 * 6 + 2, 7 * 4 + 1  # q, k and v of a layer in one launch if kept
+    file = GGUFFile.open(embedded("target"))
+    formats, config = file_formats(file), read_config(file)
+    # What meets loud channels is gathered from weights of one format at once.
+    pairs = [[formats[f"blk.{i}.attn_{name}.weight"] for name in "kv"] for i in range(2, config.layers)]
+    gathered = launched + sum(k is not v for k, v in pairs)
+    assert launched < gathered < products
     shapes = [t.shape for t in layer_matrices(config) if is_eligible(t.name, t.shape)]
     nbytes = sum(-(-rows // 64) * 64 * (width + width // 64) for rows, width in shapes)
     for limited in (False, True):
@@ -48,11 +54,11 @@ def test_marks_reach_the_kernels_of_a_device() -> None:
             assert launches["sm_90a", math, limited, 1100] == [0] * 8
     for math in ("int8", "fp8"):
         for n in (257, 1023, 1100):
-            assert launches["sm_90a", math, False, n] == [56, nbytes, 56, launched, 0, 0, 0, matrices]
-        assert launches["sm_90a", math, True, 1100] == [56, 0, 0, products, 0, 0, matrices, 0]
+            assert launches["sm_90a", math, False, n] == [56, nbytes, 56, launched, 0, 0, 0, gathered]
+        assert launches["sm_90a", math, True, 1100] == [56, 0, 0, products, 0, 0, 7 * 7 + 2, 0]
         assert launches["sm_90a", math, False, 256] == [56, nbytes, 56, 0, 0, 0, 0, 0]
         assert launches["sm_90a", math, True, 1023] == [56, 0, 0, 0, 0, 0, 0, 0]
     for n in (257, 1100):
-        assert launches["portable", "int8", False, n] == [56, nbytes, 56, 0, 30, 14, 0, matrices]
-    assert launches["portable", "int8", True, 1100] == [56, 0, 0, 0, 30, 14, matrices, 0]
+        assert launches["portable", "int8", False, n] == [56, nbytes, 56, 0, 30, 14, 0, gathered]
+    assert launches["portable", "int8", True, 1100] == [56, 0, 0, 0, 30, 14, 7 * 7 + 2, 0]
     assert launches["portable", "int8", False, 256][3:] == launches["portable", "int8", True, 1023][3:] == [0] * 5

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.specs.matmul.gemm_bytes import GROUPED, LOUD, LOUD_SLICES, LOUD_WEIGHT
+from sp.kernels.specs.matmul.gemm_bytes import GROUPED, LOUD, LOUD_SLICES, LOUD_WEIGHT, MOST_OUTS, NEVER
 from sp.ops.byte_rows.loud import LoudChannels
 from sp.ops.byte_rows.rows import ByteKind, ByteRows, round_weights
 from sp.quant.packing import TILE
@@ -65,21 +66,34 @@ def kept_together(weights: Sequence[Any], loud: LoudChannels) -> ByteRows | None
     first: KeptRows = weights[0].kept
     height = sum(TILE * w.row_tiles for w in weights)
     beside, at = import_cupy().empty((height, LOUD), np.uint16), 0
-    for w in weights:
-        LOUD_WEIGHT.launch(
-            (w.row_tiles, LOUD_SLICES),
-            w.plane("low"),
-            w.plane("high"),
-            w.plane("scales"),
-            w.plane("deltas"),
-            beside[at:],
-            loud.count,
-            loud.channels,
-            w.k_tiles,
-            defines={"FORMAT": w.format.ggml_type},
-        )
-        at += TILE * w.row_tiles
+    for some in _alike(weights):
+        _gather(some, loud, beside[at:])
+        at += sum(TILE * w.row_tiles for w in some)
     return replace(first.rows, rows=height, loud=beside, first=first.first)
+
+
+def _alike(weights: Sequence[Any]) -> Iterator[list[Any]]:
+    """Up to three that follow one another and are of one format."""
+    for _, group in groupby(weights, key=lambda w: w.format):
+        some = list(group)
+        yield from (some[at : at + MOST_OUTS] for at in range(0, len(some), MOST_OUTS))
+
+
+def _gather(weights: list[Any], loud: LoudChannels, beside: Any) -> None:
+    absent, tiles = MOST_OUTS - len(weights), [w.row_tiles for w in weights]
+    ends = [sum(tiles[: i + 1]) for i in range(len(weights) - 1)]
+    LOUD_WEIGHT.launch(
+        (sum(tiles), LOUD_SLICES),
+        *(w.plane(name) for w in weights for name in ("low", "high", "scales", "deltas")),
+        *(None,) * 4 * absent,
+        beside,
+        loud.count,
+        loud.channels,
+        weights[0].k_tiles,
+        *ends,
+        *(NEVER,) * absent,
+        defines={"FORMAT": weights[0].format.ggml_type},
+    )
 
 
 def follow(weights: Sequence[Any]) -> bool:

@@ -154,8 +154,11 @@ def byte_product(x: Rounded, w: Rounded) -> Floats:
     return y + x.loud @ w.loud.T
 
 
-def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
-    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device."""
+def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels, *, late: bool = False) -> ByteRows:
+    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device.
+
+    `late`: the launch before was one of loud_weight.cu, beside which this may run.
+    """
     if not is_device(x) or x.ndim != 2 or x.dtype != "uint16" or x.shape[1] % GROUPED:
         raise DeviceError(f"bytes: bf16 rows of a multiple of {GROUPED} on a device, not {x.dtype} {x.shape}")
     cupy, (tokens, width) = import_cupy(), x.shape
@@ -179,6 +182,7 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
         loud.mask,
         tokens,
         held,
+        int(late),
         defines={"COLS": width, "KIND": int(kind)},
     )
     return rows

@@ -9,8 +9,8 @@ from sp.errors import DeviceError
 from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED, MOST_LOUD_WIDTH, MOST_OUTS, WIDE
 from sp.ops.byte_rows.kept import follow, kept_together
-from sp.ops.byte_rows.loud import LoudChannels, PeakedInputs, loud_channels
-from sp.ops.byte_rows.rows import BYTE_KINDS, KEPT_TOKENS, ByteKind, ByteRows, round_inputs, round_weights
+from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
+from sp.ops.byte_rows.rows import BYTE_KINDS, KEPT_TOKENS, ByteRows, round_inputs, round_weights
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.quant import Math
 from sp.quant.packing import TILE
@@ -31,16 +31,19 @@ def byte_kernel(name: str, gemm: Gemm, path: str, maths: tuple[Math, ...], *, pe
     def run(p: Product) -> None:
         kind = BYTE_KINDS[p.weights[0].math]
         loud = loud_channels(p.x)
-        x = round_inputs(p.x.values if isinstance(p.x, PeakedInputs) else p.x, kind, loud)
-        if p.epilogue is SWIGLU:
-            out = p.outs[0]
-            into, found = (out.values, out.peaks) if isinstance(out, PeakedInputs) else (out, None)
-            gemm(x, _rounded(p.weights, kind, loud), loud, (into,), SWIGLU, found)
-            return
-        for some in in_launches(p.weights, p.outs):
-            outs = p.outs[some]
-            epilogue = p.epilogue.typed(outs[0].dtype.char == "f")
-            gemm(x, _rounded(p.weights[some], kind, loud), loud, outs, epilogue)
+        launches = [slice(None)] if p.epilogue is SWIGLU else list(in_launches(p.weights, p.outs))
+        kept = [kept_together(p.weights[some], loud) for some in launches]
+        late = any(w is not None for w in kept)
+        x = round_inputs(p.x.values if isinstance(p.x, PeakedInputs) else p.x, kind, loud, late=late)
+        for some, w in zip(launches, kept, strict=True):
+            w = round_weights(p.weights[some], kind, loud) if w is None else w
+            if p.epilogue is SWIGLU:
+                out = p.outs[0]
+                into, found = (out.values, out.peaks) if isinstance(out, PeakedInputs) else (out, None)
+                gemm(x, w, loud, (into,), SWIGLU, found)
+            else:
+                outs = p.outs[some]
+                gemm(x, w, loud, outs, p.epilogue.typed(outs[0].dtype.char == "f"))
 
     return register_matmul(
         MatmulKernel(
@@ -82,10 +85,6 @@ def check_operands(x: ByteRows, w: ByteRows, outs: Sequence[Any], epilogue: Epil
     most = MOST_OUTS if epilogue in STORES else 1
     if not all(out.flags.c_contiguous for out in outs) or not 1 <= len(outs) <= most:
         raise DeviceError(f"bytes: {len(outs)} results {shapes}: C-contiguous, up to {most} with {epilogue.name}")
-
-
-def _rounded(weights: Sequence[Any], kind: ByteKind, loud: LoudChannels) -> ByteRows:
-    return kept_together(weights, loud) or round_weights(weights, kind, loud)
 
 
 def workspace_bytes(tokens: int, rows: int, width: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, GROUPED, LOUD, MOST_OUTS, SHAPES, variant
+from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, GROUPED, LOUD, MOST_OUTS, NEVER, SHAPES, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.byte_rows.loud import LoudChannels
 from sp.ops.byte_rows.rows import ByteRows
@@ -77,8 +77,6 @@ def gemm(
     )
 
 
-NEVER = 2**32 - 1
-"""A row tile that no product has."""
 FIXED = 250
 """What a tile costs besides its tokens, in tokens; measured on an H200. Only chooses between shapes."""
 

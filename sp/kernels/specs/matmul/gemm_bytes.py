@@ -19,7 +19,9 @@ WIDE = (STORE_F32, ADD)
 SHAPES = ((192, 2), (128, 2))
 """Tokens of a tile, and blocks of a cluster, which share their inputs."""
 MOST_OUTS = 3
-"""Weights whose outputs go to arrays of their own in one launch."""
+"""Weights of one launch."""
+NEVER = 2**32 - 1
+"""A row tile that no weight has: where those end that are not there."""
 
 
 def smem(defines: Defines) -> int:
@@ -138,14 +140,13 @@ LOUD_WEIGHT = KernelSpec(
     source="loud_weight.cu",
     entry="loud_weight",
     args=(
-        "const u8* low",
-        "const u8*? high",
-        "const u8*? plane_scales",
-        "const u8*? deltas",
+        *(f"const u8*? {plane}{i}" for i in range(MOST_OUTS) for plane in ("low", "high", "scales", "deltas")),
         "u16* loud",
         "const u32* count",
         "const u32* channels",
         "i32 k_tiles",
+        "u32 end0",
+        "u32 end1",
     ),
     threads=128,
     variants=tuple({"FORMAT": fmt.ggml_type} for fmt in kernel_formats()),
@@ -168,6 +169,7 @@ ROUND_INPUTS = KernelSpec(
         "const u16* mask",
         "i32 tokens",
         "i32 stride",
+        "i32 late",
     ),
     threads=256,
     variants=tuple({"COLS": width, "KIND": INT8} for width in WIDTHS),
@@ -186,7 +188,7 @@ CHANNEL_PEAKS = KernelSpec(
 LOUD_CHANNELS = KernelSpec(
     source="loud_channels.cu",
     entry="loud_channels",
-    args=("const u32* peaks", "u32* count", "u32* channels", "u16* mask"),
+    args=("u32* peaks", "u32* count", "u32* channels", "u16* mask"),
     threads=1024,
     variants=tuple({"COLS": width} for width in WIDTHS),
     pdl=True,

@@ -1,25 +1,33 @@
-// Columns of a packed weight that meet loud channels, in bf16: what round_weight.cu puts beside the bytes, for weights whose bytes
-// are there already.
+// Columns of up to three packed weights that meet loud channels, in bf16: what round_weight.cu puts beside the bytes, for weights
+// whose bytes are there already.
 //
-//   planes    fragment order, 16-byte aligned
+//   planes    fragment order, 16-byte aligned. Row tiles from end0 and from end1 on, of all, are those of the second and the third
+//             weight; ends past all tiles where there are fewer
 //   loud      bf16 [rows of whole 64][64]: the values of `channels` (*count of them, ascending), then zeros; written where
 //             *count > 0
-// Grid (row tiles, slices), 128 threads: the tile's thread numbering; a block takes every slices-th channel of 64 rows. Where no
-// channel is loud, nearly always, blocks end at once. Define: FORMAT. Arches: 80+.
+// Grid (row tiles of all, slices), 128 threads: the tile's thread numbering; a block takes every slices-th channel of 64 rows. Where no
+// channel is loud, nearly always, blocks end at once. The kernel that comes next may start when all before this one is done (PDL):
+// round_inputs.cu does, and has no use for what is gathered. Define: FORMAT. Arches: 80+.
 #include "pdl.cuh"
 #include "tile_words.cuh"
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS)
-    loud_weight(const u8* low, const u8* high, const u8* plane_scales, const u8* deltas, u16* loud, const u32* count,
-                const u32* channels, i32 k_tiles) {
+    loud_weight(const u8* low0, const u8* high0, const u8* scales0, const u8* deltas0, const u8* low1, const u8* high1,
+                const u8* scales1, const u8* deltas1, const u8* low2, const u8* high2, const u8* scales2, const u8* deltas2,
+                u16* loud, const u32* count, const u32* channels, i32 k_tiles, u32 end0, u32 end1) {
     enum { LOUD = 64 };
     __shared__ u32 words[4][TILE_SCALE_WORDS];
-    pdl_launch_dependents();
     pdl_wait();
+    pdl_launch_dependents();
     const u32 found = *count, t = threadIdx.x, row = 16 * (t / 32) + t / 4 % 8, c = t % 4;
-    const i64 row_tile = blockIdx.x;
-    u16* to = loud + row_tile * TILE_ROWS * LOUD;
     if (found == 0) return;
+    const u32 which = blockIdx.x >= end1 ? 2 : blockIdx.x >= end0 ? 1 : 0;
+    const u8* low = which == 2 ? low2 : which == 1 ? low1 : low0;
+    const u8* high = which == 2 ? high2 : which == 1 ? high1 : high0;
+    const u8* plane_scales = which == 2 ? scales2 : which == 1 ? scales1 : scales0;
+    const u8* deltas = which == 2 ? deltas2 : which == 1 ? deltas1 : deltas0;
+    const i64 row_tile = blockIdx.x - (which == 2 ? end1 : which == 1 ? end0 : 0);
+    u16* to = loud + i64(blockIdx.x) * TILE_ROWS * LOUD;
     for (u32 i = t + TILE_THREADS * blockIdx.y; i < TILE_ROWS * LOUD; i += TILE_THREADS * gridDim.y)
         if (i % LOUD >= found) to[i] = 0;
     for (u32 slot = blockIdx.y; slot < found; slot += gridDim.y) {

@@ -7,7 +7,8 @@
 //   loud     bf16 (tokens, 64): the values of `channels` (*count of them), then zeros; written where *count > 0
 //   mask     u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
 // Grid at least ceil(tokens / 8), 256 threads: a warp for a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
-// Bound by memory.
+// Bound by memory. `late`: this runs beside the kernel before, which let it start when all earlier ones were done and writes nothing
+// that is read here.
 #include "bytes.cuh"
 #include "pdl.cuh"
 
@@ -30,13 +31,14 @@ SP_DEVICE void transpose(u32 (&w)[4], u32 lane) {
 extern "C" __global__ void __launch_bounds__(256, 4)
     round_inputs(const u16* __restrict__ x, u8* __restrict__ codes, f32* __restrict__ scales, u16* __restrict__ loud,
                  const u32* __restrict__ count, const u32* __restrict__ channels, const u16* __restrict__ mask, i32 tokens,
-                 i32 stride) {
+                 i32 stride, i32 late) {
+    if (!late) pdl_wait();
     pdl_launch_dependents();
-    pdl_wait();
     const u32 lane = threadIdx.x % 32;
     const i64 token = i64(blockIdx.x) * 8 + threadIdx.x / 32;
     if (token >= tokens) {
         for (u32 i = lane; i < COLS / GROUPED && token < stride; i += 32) scales[i64(i) * stride + token] = 0;
+        if (late) pdl_wait();  // what comes next waits for this kernel alone
         return;
     }
     const u16* from = x + token * COLS;
@@ -76,4 +78,5 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     if (found)
 #pragma unroll
         for (u32 slot = lane; slot < LOUD; slot += 32) loud[token * LOUD + slot] = slot < found ? from[channels[slot]] : u16(0);
+    if (late) pdl_wait();
 }
