@@ -158,6 +158,7 @@ def test_short_prompts_are_read_in_eight_bits_if_weights_are_kept(path: str, tok
     assert 1e-9 < error < 2e-2 if tokens >= KEPT_TOKENS else error == 0
 
 
+@pytest.mark.no_sanitizer  # captures allocate
 @pytest.mark.parametrize("runs", [(512,), (300, 400, 512, 257, 1024), (256, 257, 100, 1900)])
 def test_graphs_of_short_prompts_have_products_of_bytes_in_them(path: str, runs: tuple[int, ...]) -> None:
     """Replays are what launches one by one are; which channels are loud, each run finds for itself."""
@@ -184,6 +185,7 @@ def test_graphs_of_short_prompts_have_products_of_bytes_in_them(path: str, runs:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.no_sanitizer
 def test_weights_that_are_let_go_are_in_no_graph_any_more(path: str) -> None:
     """Between two runs of a size whose graph knows where kept weights lay."""
     model, n = opened(), 1024
