@@ -74,7 +74,7 @@ def running(path: str, made_in: Arithmetic | None = None, cards: int = 1) -> dic
     >>> running("sm_90a")
     {'path': 'sm_90a', 'math': 'bf16', 'cards': 1}
     """
-    math, more = MATH[path], {}
+    math, more = MATH[path], dict[str, Any]()
     if made_in is not None and made_in.kind != Math.BF16:
         math = str(made_in.attention if made_in.math is Math.BF16 else made_in.math)
         more = {"products": str(made_in.math)} if made_in.math is Math.BF16 else {}

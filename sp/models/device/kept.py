@@ -62,4 +62,4 @@ def _is_room(nbytes: int) -> bool:
     if pool.get_limit():
         return False
     free, _ = cupy.cuda.runtime.memGetInfo()
-    return SHARE * nbytes <= free + pool.total_bytes() - pool.used_bytes()
+    return bool(SHARE * nbytes <= free + pool.total_bytes() - pool.used_bytes())

@@ -39,8 +39,8 @@ def kept_bytes(weights: Sequence[Any]) -> int:
     >>> kept_bytes([SimpleNamespace(shape=(60, 512), row_tiles=1)])  # 64 rows of 512 codes and 2 scales
     33280
     """
-    width = weights[0].shape[1]
-    return sum(TILE * w.row_tiles for w in weights) * (width + 4 * (width // GROUPED))
+    width = int(weights[0].shape[1])
+    return sum(TILE * int(w.row_tiles) for w in weights) * (width + 4 * (width // GROUPED))
 
 
 def keep(weights: Sequence[Any], kind: ByteKind) -> list[KeptRows]:

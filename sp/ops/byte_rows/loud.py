@@ -17,8 +17,8 @@ from sp.quant.packing import TILE
 
 OVER = np.float32(4)
 """A channel is loud when its peak is over so many times the geometric mean of all."""
-SHORT = 2048
-"""Up to so many tokens, blocks that look at fewer of them are needed for all multiprocessors to have one."""
+FEW_TOKENS = 2048
+"""Up to so many tokens are shared by more blocks, so that all multiprocessors have some."""
 _BIN = 21
 """Bits of a float32 below its exponent and the two bits of the fraction that peaks are sorted by."""
 
@@ -115,7 +115,7 @@ def loudest(peaks: Floats) -> Any:
 def _on_device(x: Any) -> LoudChannels:
     width = x.shape[1]
     peaks = _peaks(current_device(), width)
-    each = 64 if len(x) > SHORT else 16
+    each = 64 if len(x) > FEW_TOKENS else 16
     CHANNEL_PEAKS.launch((-(-width // 1024), -(-len(x) // each)), x, peaks, len(x), each, defines={"COLS": width})
     return _among(peaks, width)
 

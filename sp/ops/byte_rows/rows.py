@@ -14,7 +14,7 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.gemm_bytes import E4M3, GROUPED, INT8, LOUD, ROUND_INPUTS, ROUND_WEIGHT
 from sp.ops.byte_rows.e4m3 import round_e4m3
-from sp.ops.byte_rows.loud import LoudChannels
+from sp.ops.byte_rows.loud import FEW_TOKENS, LoudChannels
 from sp.quant import Math
 from sp.quant.packing import TILE
 
@@ -172,7 +172,7 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels, *, late: bool = Fal
         cupy.empty((tokens, LOUD), np.uint16),
     )
     ROUND_INPUTS.launch(
-        (held // 8,),
+        (held // 8, 4 if tokens <= FEW_TOKENS else 1),
         x,
         rows.codes,
         rows.scales,

@@ -6,7 +6,7 @@
 //   scales   f32 [COLS / 256][stride], a token each; 0 past the last one, as far as the grid goes
 //   loud     bf16 (tokens, 64): the values of `channels` (*count of them), then zeros; written where *count > 0
 //   mask     u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
-// Grid at least ceil(tokens / 8), 256 threads: a warp for a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
+// Grid (at least ceil(tokens / 8), parts), 256 threads: a warp for every parts-th 512 inputs of a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
 // Bound by memory. `late`: this runs beside the kernel before, which let it start when all earlier ones were done and writes nothing
 // that is read here.
 #include "bytes.cuh"
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const u32 lane = threadIdx.x % 32;
     const i64 token = i64(blockIdx.x) * 8 + threadIdx.x / 32;
     if (token >= tokens) {
-        for (u32 i = lane; i < COLS / GROUPED && token < stride; i += 32) scales[i64(i) * stride + token] = 0;
+        for (u32 i = lane; blockIdx.y == 0 && i < COLS / GROUPED && token < stride; i += 32) scales[i64(i) * stride + token] = 0;
         if (late) pdl_wait();  // what comes next waits for this kernel alone
         return;
     }
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const u32 found = *count;
     constexpr u32 rounds = (COLS + 511) / 512;
 #pragma unroll 4
-    for (u32 i = 0; i < rounds; ++i) {
+    for (u32 i = blockIdx.y; i < rounds; i += gridDim.y) {
         const u32 at = 512 * i + 16 * lane;  // 16 inputs of a lane
         const bool valid = COLS % 512 == 0 || at < COLS;
         uint4 v[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         *reinterpret_cast<uint4*>(codes + token * COLS + at) = make_uint4(w[0], w[1], w[2], w[3]);
         if (lane % 16 == 0) scales[i64(at / GROUPED) * stride + token] = rounding.told;
     }
-    if (found)
+    if (found && blockIdx.y == 0)
 #pragma unroll
         for (u32 slot = lane; slot < LOUD; slot += 32) loud[token * LOUD + slot] = slot < found ? from[channels[slot]] : u16(0);
     if (late) pdl_wait();
