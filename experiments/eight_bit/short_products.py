@@ -16,6 +16,7 @@ From the tokens on at which `int8` is less than `bf16` there, kept weights pay: 
 from __future__ import annotations
 
 import argparse
+import ctypes
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,10 @@ from sp.bench.families.inputs import bf16
 from sp.bench.families.matmul import random_weight
 from sp.bench.timing import spread, time_kernel
 from sp.kernels import current_path, import_cupy
+from sp.kernels.device import current_device
+from sp.kernels.pdl import _Attribute, _Config
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, INT8, variant
 from sp.ops.byte_rows.kept import keep, kept_together
 from sp.ops.byte_rows.loud import loud_channels
 from sp.ops.byte_rows.rows import ByteKind, round_inputs
@@ -37,6 +41,8 @@ from sp.ops.matmul.byte_products import in_launches
 from sp.ops.matmul.registry import Product, kernels, prefill_kernel
 from sp.quant import Q4_K, Math
 
+CLUSTER_DIMENSION = 4
+"""Of CUlaunchAttributeID."""
 TOKENS = (128, 256, 384, 512, 768, 1024, 2048)
 PRODUCTS: dict[str, tuple[tuple[int, ...], int, Epilogue, int]] = {
     "recurrence in": ((10240, 6144), 5120, STORE, 46),
@@ -50,6 +56,18 @@ TILES = tuple(
     (tokens, cluster, most) for tokens in (192, 128) for cluster, most in ((2, 66), (4, 33), (4, 32), (4, 30))
 )
 """Tokens of a tile, blocks of a cluster, clusters at most: more than a card holds at once would run behind others."""
+
+
+def fitting(cluster: int) -> int:
+    """Clusters of so many blocks that the card holds at once, as the driver counts them."""
+    defines = variant(INT8, STORE, 192, cluster)
+    function, (threads,), shared = GEMM_BYTES_SM90._function(defines, current_device())
+    size = _Attribute(CLUSTER_DIMENSION, 0, (ctypes.c_int * 16)(cluster, 1, 1))
+    grid, block = (ctypes.c_uint * 3)(120 * cluster, 1, 1), (ctypes.c_uint * 3)(threads, 1, 1)
+    config, found = _Config(grid, block, shared, None, ctypes.pointer(size), 1), ctypes.c_int()
+    count = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveClusters
+    status = count(ctypes.byref(found), ctypes.c_void_p(function.ptr), ctypes.byref(config))
+    return found.value if status == 0 else -status
 
 
 def us(run: Callable[[], object]) -> float:
@@ -104,6 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     options = parser.parse_args()
+    if current_path() == "sm_90a":
+        print("clusters at once, by blocks of one:", {cluster: fitting(cluster) for cluster in (2, 4)})
     for tokens in options.tokens:
         sums: dict[str, float] = defaultdict(float)
         for name, (rows, width, epilogue, layers) in PRODUCTS.items():
