@@ -124,7 +124,7 @@ class Residency:
         """What `work` makes while the model `name` is in use, which it stays until `stack` is closed.
 
         Where memory ran out although others left it, what is free now lies in scraps: the work is begun
-        anew, with all of it in one piece.
+        anew, with all of it in one piece. Before that it goes on without weights kept rounded.
         """
         before, first = self._gone(name), True
         while True:
@@ -137,6 +137,8 @@ class Residency:
                     stack.enter_context(mine.pop_all())
                     return made
             except DeviceError:
+                if name in self._models and self._models[name].drop_kept():
+                    continue
                 if not first or self._gone(name) == before:
                     raise
                 first = False
@@ -254,7 +256,8 @@ class Residency:
         """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
 
         An idle cache goes before all else: it takes milliseconds to make, and the weights of a model longer to copy.
-        Then what guests hold, the one used longest ago first, and room that experts are brought to.
+        Then what guests hold, the one used longest ago first, and what can be done without: weights kept rounded, and
+        room that experts are brought to.
         """
         if size and self.cache_pool.drop():
             return True
@@ -263,7 +266,7 @@ class Residency:
                 self._left += 1
                 return True
         for name, parts in self._models.items():
-            if size and name != self._busy and parts.drop_ring():
+            if size and name != self._busy and (parts.drop_kept() or parts.drop_ring()):
                 self._left += 1
                 return True
         freed = 0
