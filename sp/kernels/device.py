@@ -17,6 +17,9 @@ from sp.errors import DeviceError, unknown_name
 
 INSTALL = "`pip install 'sp-prefill[cuda13]'` (driver 580 or newer) or `pip install 'sp-prefill[cuda12]'` installs it"
 
+NOT_READY = 600
+"""CUDA_ERROR_NOT_READY."""
+
 
 def is_device(array: object) -> bool:
     """Whether an op given this array launches kernels: everything but a NumPy array does."""
@@ -110,6 +113,21 @@ def device_count() -> int:
         return int(import_cupy().cuda.runtime.getDeviceCount())
 
 
+def event_done(event: Any) -> bool:
+    """Whether an event has happened.
+
+    CuPy asks while it holds Python's lock. Where the driver lets the question wait, for a kernel that is being loaded,
+    no thread of the process went on, nor would any notice.
+    """
+    status = int(_driver().cuEventQuery(ctypes.c_void_p(event.ptr)))
+    return bool(event.done) if status not in (0, NOT_READY) else status == 0  # CuPy knows what other numbers mean
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
 def import_nccl() -> Any:
     """CuPy's module of NCCL, which `import cupy` leaves out; None where the library is not found."""
     import_cupy()
@@ -156,7 +174,7 @@ def pick_device(asked: str) -> Literal["cpu", "cuda"]:
 def _has_driver() -> bool:
     """Whether the library of an NVIDIA driver can be opened."""
     try:
-        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        _driver()
     except OSError:
         return False
     return True

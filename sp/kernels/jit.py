@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,18 @@ from sp.kernels import nvrtc
 from sp.kernels.device import cache_folder, device_errors, import_cupy, require_device
 from sp.kernels.flatten import flatten
 from sp.kernels.nvrtc import Define
+
+_before_loading: ContextVar[Callable[[], None] | None] = ContextVar("before_loading", default=None)
+
+
+@contextmanager
+def before_loading(wait: Callable[[], None]) -> Iterator[None]:
+    """Inside, `wait` is called before a kernel is loaded for the first time, which may wait for all the device does."""
+    token = _before_loading.set(wait)
+    try:
+        yield
+    finally:
+        _before_loading.reset(token)
 
 
 def device_arch(arches: str, capability: tuple[int, int]) -> str:
@@ -81,7 +95,9 @@ def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, sh
         options = nvrtc.compile_options(defines, device_arch(arches, require_device()))
     except DeviceError as error:
         raise DeviceError(f"kernel {entry}: {error}") from None
-    path = build(source, options)
+    path, wait = build(source, options), _before_loading.get()
+    if wait is not None:
+        wait()
     try:
         with device_errors():
             function = _module(str(path), device).get_function(entry)

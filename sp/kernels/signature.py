@@ -93,19 +93,21 @@ def _array_checker(where: str, kind: type[np.generic], alignment: int, strided: 
     def check(value: Any, device: int) -> Any:
         if value is None and null:
             return NULL
-        if not hasattr(value, "data") or not hasattr(value.data, "ptr"):
-            raise DeviceError(f"{where}: expected a {dtype} array on the device, got {describe(value)}")
+        try:
+            address, home = value.data.ptr, value.data.device_id
+        except AttributeError:
+            raise DeviceError(f"{where}: expected a {dtype} array on the device, got {describe(value)}") from None
         if value.dtype != dtype:
             raise DeviceError(f"{where}: expected dtype {dtype}, got {describe(value)}")
-        if value.data.device_id != device:
-            raise DeviceError(f"{where}: lies on device {value.data.device_id}, the launch is on device {device}")
+        if home != device:
+            raise DeviceError(f"{where}: lies on device {home}, the launch is on device {device}")
         if value.size == 0:
             return value
         if not value.flags.c_contiguous and not (strided and rows_contiguous(value)):
             wanted = "contiguous rows" if strided else "a C-contiguous array"
             raise DeviceError(f"{where}: expected {wanted}, got {describe(value)} with strides {value.strides}")
-        if value.data.ptr % alignment:
-            raise DeviceError(f"{where}: expected an address aligned to {alignment} bytes, got {value.data.ptr:#x}")
+        if address % alignment:
+            raise DeviceError(f"{where}: expected an address aligned to {alignment} bytes, got {address:#x}")
         return value
 
     return check

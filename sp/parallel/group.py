@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from sp.errors import DeviceError, SpError, plain
+from sp.parallel.meeting import Meeting, StoppedError
 
 T = TypeVar("T")
 
@@ -19,54 +20,12 @@ WAIT_SECONDS = 20.0
 """Longest wait of a card for the others in one all-gather or all-reduce."""
 LEAVE_SECONDS = 8.0
 """Once a card has failed, the time in which the others are to end; with `WAIT_SECONDS` less than half a minute."""
-
-
-class StoppedError(Exception):
-    """Ends the work of a card because another one has failed, which is what is told."""
-
-
-class Step(NamedTuple):
-    """Something that all cards come to: which one of a run, counted from 1, and whether all-gather or all-reduce."""
-
-    number: int
-    kind: str
-
-
-class Meeting:
-    """What the threads of one `Group.run` know of each other.
-
-    Attributes
-    ----------
-    came : list of int
-        All-gathers and all-reduces that each card has come to.
-    causes : list of (int, BaseException)
-        Cards that failed and why, the first one first.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.came = [0] * size
-        self.causes: list[tuple[int, BaseException]] = []
-        self._stop = threading.Event()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the work is given up."""
-        return self._stop.is_set()
-
-    def stop(self) -> None:
-        """Give the work up."""
-        self._stop.set()
-
-    def come(self, rank: int, kind: str) -> Step:
-        """Note that a card has come to its next step."""
-        self.came[rank] += 1
-        return Step(self.came[rank], kind)
-
-    def late(self, step: Step, seconds: float) -> DeviceError:
-        """What a card says that has waited too long for a step."""
-        missing = [str(other) for other, came in enumerate(self.came) if came < step.number]
-        who = f"card {' and card '.join(missing)} did not come" if missing else "what was queued did not end"
-        return DeviceError(f"{step.kind} {step.number}: {who} within {seconds:g} s; check nvidia-smi and run again")
+GRACE_SECONDS = 1.0
+"""How much longer than a card itself the thread that asked for a run waits before it says that the card is late."""
+LOOK_SECONDS = 0.25
+"""How often it looks."""
+LEAVE_PART = 3 / 8
+"""Of the time to leave: for cards that end by themselves, and again once the others are forced, which has the rest."""
 
 
 class Card(ABC):
@@ -81,15 +40,24 @@ class Card(ABC):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
-    @abstractmethod
     def all_gather(self, *wholes: Any) -> None:
-        """Fill every array from all cards, in place.
+        """Fill every array from all cards, in place; see `begin_gather`. On a device this is queued like a kernel."""
+        self.begin_gather(*wholes)()
+
+    @abstractmethod
+    def begin_gather(self, *wholes: Any) -> Callable[[], None]:
+        """Begin to fill every array from all cards, in place, once what is queued now is done.
 
         Parameters
         ----------
         *wholes : array (size, ...)
             Contiguous, where the card is, of the same shape on every card. Part `rank` of it is this card's, and part i
-            becomes that of card i. On a device this is queued like a kernel.
+            becomes that of card i.
+
+        Returns
+        -------
+        callable
+            What is queued after a call of it finds the arrays filled; what is queued before runs beside.
 
         Raises
         ------
@@ -130,6 +98,10 @@ class Card(ABC):
     def wait(self) -> None:
         """Until all that was queued is done; errors are those of `all_gather`."""
 
+    def turn(self) -> AbstractContextManager[Any]:
+        """Inside, this card queues work: see `Turns`. It does not wait for its device, nor for other cards."""
+        return nullcontext()
+
 
 class Group(ABC):
     """Cards that work together, in threads of this process.
@@ -151,7 +123,8 @@ class Group(ABC):
         """Do `work` on every card at once; what it returns, by card.
 
         When one fails the others are stopped where they next meet. A thread that goes on without coming to one is
-        left to itself after `leave_seconds`; it ends at the next one it comes to.
+        left to itself after `leave_seconds`; it ends at the next one it comes to. The thread that calls this watches,
+        too: where all cards are stuck, none of them would tell.
 
         Raises
         ------
@@ -182,8 +155,7 @@ class Group(ABC):
             except StoppedError:
                 pass
             except BaseException as error:  # of a thread nobody else would hear of it
-                meeting.causes.append((rank, error))
-                meeting.stop()
+                meeting.fail(rank, error)
             finally:
                 ended.put(rank)
 
@@ -227,18 +199,23 @@ class Group(ABC):
         return
 
     def _await(self, meeting: Meeting, ended: SimpleQueue[int]) -> set[int]:
-        """Threads that did not end; once stopped they have half the time to leave, and as much again after `_force`."""
-        left, forced = set(range(self.size)), False
+        """Threads that did not end; once stopped they have some time to leave, and as much again after `_force`."""
+        left, forced, part = set(range(self.size)), False, LEAVE_PART * self.leave_seconds
         until: float | None = None
         while left:
+            now = time.monotonic()
+            if not meeting.stopped and (late := meeting.overdue(self.wait_seconds, GRACE_SECONDS)):
+                meeting.fail(*late)
             if until is None and meeting.stopped:
-                until = time.monotonic() + self.leave_seconds / 2
+                until = now + part
             try:
-                left.discard(ended.get(timeout=None if until is None else max(0.0, until - time.monotonic())))
+                left.discard(ended.get(timeout=LOOK_SECONDS if until is None else max(0.0, until - now)))
             except Empty:
+                if until is None:
+                    continue
                 if forced:
                     return left
-                forced, until = True, time.monotonic() + self.leave_seconds / 2
+                forced, until = True, time.monotonic() + part
                 self._force(left)
         return left
 

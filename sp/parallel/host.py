@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from sp.parallel.group import Card, Group, Meeting, Step, StoppedError
+from sp.parallel.group import Card, Group
+from sp.parallel.meeting import Meeting, Step, StoppedError
 
 
 class _Table(Meeting):
@@ -33,7 +34,7 @@ class _HostCard(Card):
         super().__init__(rank, size)
         self._table, self._seconds = table, seconds
 
-    def all_gather(self, *wholes: Any) -> None:
+    def begin_gather(self, *wholes: Any) -> Callable[[], None]:
         """See `Card`; nothing is queued."""
         step = self._show(wholes, "all-gather")
         for place, whole in enumerate(wholes):
@@ -41,6 +42,7 @@ class _HostCard(Card):
                 if other != self.rank:
                     whole[other] = self._table.shown[other][place][other]
         self._meet(step)  # before anyone writes into its part again
+        return lambda: None
 
     def all_reduce(self, *arrays: Any) -> None:
         """See `Card`; every card adds in the order of ranks."""

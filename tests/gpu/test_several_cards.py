@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sp.errors import DeviceError, PromptError
-from sp.kernels.device import device_count, nccl_version
+from sp.kernels.device import device_count, event_done, nccl_version
 from sp.models import Cards
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
@@ -36,6 +36,20 @@ def gather(card: Card) -> list[int]:
         whole[card.rank] = 10 * step + card.rank
         card.all_gather(whole)
     return [int(value) for value in whole[:, -1].get()]
+
+
+def test_events_are_asked_for_as_cupy_asks() -> None:
+    stream, seen = cupy.cuda.Stream(non_blocking=True), []
+    with stream:
+        a = cupy.ones((8192, 8192), np.float32)
+        for _ in range(20):
+            a = a * np.float32(0.5)
+        event = stream.record()
+        seen.append(event_done(event))  # either way, and no error
+        stream.synchronize()
+    assert event_done(event)
+    assert event.done
+    assert seen[0] in (True, False)
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -67,12 +81,18 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
 def test_a_card_that_fails_or_hangs_ends_all() -> None:
     group = group_of(2, wait_seconds=2.0, leave_seconds=4.0)
 
+    def begin(card: Card) -> None:
+        for _ in range(2):  # past the first steps, before which hosts wait for each other and no device does
+            gather(card)
+
     def fails(card: Card) -> None:
+        begin(card)
         if card.rank == 1:
             raise PromptError("enough")
         gather(card)
 
     def stays(card: Card) -> None:
+        begin(card)
         if card.rank == 1:
             time.sleep(3)
         gather(card)

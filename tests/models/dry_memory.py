@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,26 +41,26 @@ class Pool:
 
     def malloc(self, size: int) -> Memory:
         size = -(-int(size) // 512) * 512
-        for hook in hooks:
+        for hook in hooks.entered:
             hook.malloc_preprocess(mem_size=size)
         block = min((b for b in self._blocks if b.free >= size), key=lambda b: b.free, default=None)
         if block is None:
             if self._limit and self.total_bytes() + size > self._limit:
                 raise OutOfMemoryError(f"Out of memory allocating {size} bytes of {self._limit}")
-            for hook in hooks:
+            for hook in hooks.entered:
                 hook.alloc_preprocess(mem_size=size)
             block = Block(size, self._source(size) if self._source else None)
             self._blocks.append(block)
-            for hook in hooks:
+            for hook in hooks.entered:
                 hook.alloc_postprocess(mem_size=size)
         block.free -= size
-        for hook in hooks:
+        for hook in hooks.entered:
             hook.malloc_postprocess(mem_size=size, mem_ptr=1)
         return Memory(self, size, block)
 
     def give_back(self, size: int, block: Block) -> None:
         block.free += size
-        for hook in hooks:
+        for hook in hooks.entered:
             hook.free_postprocess(mem_size=size)
 
     def free_all_blocks(self) -> None:
@@ -86,11 +87,17 @@ class Pool:
 class MemoryHook:
     """Told of everything while it is entered."""
 
+    def malloc_preprocess(self, **event: Any) -> None: ...
+    def alloc_preprocess(self, **event: Any) -> None: ...
+    def alloc_postprocess(self, **event: Any) -> None: ...
+    def malloc_postprocess(self, **event: Any) -> None: ...
+    def free_postprocess(self, **event: Any) -> None: ...
+
     def __enter__(self) -> None:
-        hooks.append(self)
+        hooks.entered.append(self)
 
     def __exit__(self, *_: object) -> None:
-        hooks.remove(self)
+        hooks.entered.remove(self)
 
 
 class PinnedMemory:
@@ -104,7 +111,14 @@ class PinnedMemory:
         pinned.append(size)
 
 
-hooks: list[Any] = []
+class _Hooks(threading.local):
+    """Those that a thread has entered; they are told of its own memory alone."""
+
+    def __init__(self) -> None:
+        self.entered: list[Any] = []
+
+
+hooks = _Hooks()
 lost: list[Block] = []
 pinned: list[int] = []
 most_pinned: list[int] = []

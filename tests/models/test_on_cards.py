@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +15,15 @@ from tiny_models import VOCAB, write_tiny
 from sp.errors import ConfigError, PromptError
 from sp.models import LayerAttention, Model, SparseAttention, dense_attention, load_model, read_by_layer
 from sp.models.cache.striped import Stripes
-from sp.models.passes.on_cards import read_by_layer_on
+from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.models.passes.on_cards import MOST_TOGETHER, read_by_layer_on, tokens_together
+from sp.models.synthetic.shapes import find_shape
 from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import Dense, Streaming
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
+from sp.parallel.group import Card
 from sp.parallel.host import HostGroup
+from sp.parallel.meeting import Meeting
 
 MOST, ROWS = 1500, 8
 IDS = np.random.default_rng(0).integers(0, VOCAB, MOST)
@@ -27,6 +34,11 @@ Seen = list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Model:
     return load_model(write_tiny(tmp_path_factory.mktemp("m") / "tiny.gguf", "qwen3", block_count=2))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory) -> Model:
+    return load_model(write_tiny(tmp_path_factory.mktemp("m") / "deep.gguf", "qwen3", block_count=5))
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +54,32 @@ def seen_by(read: Callable[..., None]) -> Seen:
     return found
 
 
-def both(model: Model, n: int, cards: int, attend: Callable[[], LayerAttention], kv: str, rotate: bool) -> None:
+class LateGroup(HostGroup):
+    """Gathers as late as it may be, while `HostGroup` does so as early as it can be."""
+
+    @contextmanager
+    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
+        with super()._card(rank, meeting) as card:
+            begin = card.begin_gather
+            card.begin_gather = lambda *wholes: lambda: begin(*wholes)()  # type: ignore[method-assign]
+            yield card
+
+
+def both(
+    model: Model,
+    n: int,
+    cards: int,
+    attend: Callable[[], LayerAttention],
+    kv: str,
+    rotate: bool,
+    kind: type[HostGroup] = HostGroup,
+) -> None:
     """Read alone and together, and compare all that is seen and counted."""
     prompt, alone, spread = (IDS[:n], WHERE[:n]), attend(), attend()
     cache = model.new_cache(n, kv, rotate=rotate, layers=1)
     want = seen_by(lambda watch: read_by_layer(model, *prompt, cache, watch, attend=alone, rows=ROWS))
     how = {"attend": spread, "rows": ROWS, "kv": kv, "rotate": rotate, "chunk": 200}
-    got = seen_by(lambda watch: read_by_layer_on(HostGroup(cards), [model] * cards, *prompt, watch, **how))
+    got = seen_by(lambda watch: read_by_layer_on(kind(cards), [model] * cards, *prompt, watch, **how))
     assert [layer for layer, *_ in got] == [layer for layer, *_ in want] == list(range(model.config.layers))
     for (_, *mine), (_, *theirs) in zip(got, want, strict=True):
         for one, other in zip(mine, theirs, strict=True):
@@ -63,6 +94,19 @@ def both(model: Model, n: int, cards: int, attend: Callable[[], LayerAttention],
 @pytest.mark.parametrize("n", [100, 512, 1025, 1100, 1499])
 def test_lengths_of_all_kinds(model, n, cards) -> None:
     both(model, n, cards, lambda: dense_attention, "f16", rotate=False)
+
+
+@pytest.mark.parametrize("kind", [HostGroup, LateGroup])
+@pytest.mark.parametrize("cards", [2, 3, 4])
+def test_gathers_may_come_early_or_late(deep, cards, kind) -> None:
+    for n in (1100, 1499):
+        both(deep, n, cards, lambda: dense_attention, "f16", False, kind)
+        both(deep, n, cards, lambda: SparseAttention(TopDensity(0.5)), "f16", True, kind)
+
+
+def test_a_model_of_one_layer(tmp_path) -> None:
+    one = load_model(write_tiny(tmp_path / "one.gguf", "qwen3", block_count=1))
+    both(one, 1100, 2, lambda: dense_attention, "f16", rotate=False)
 
 
 @pytest.mark.parametrize(("kv", "rotate"), [("f32", False), ("f16", True), ("q4_0", False), ("q4_0", True)])
@@ -114,6 +158,15 @@ def test_progress_counts_all_of_it_and_depth_stops(model) -> None:
     )
     assert [layer for layer, *_ in seen] == [0]
     assert sum(told) == MOST * model.config.layers
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("qwen3-0.6b", MOST_TOGETHER), ("llama-3.1-8b", 16384), ("qwen3-30b-a3b", 16384)]
+)
+def test_as_few_launches_as_memory_allows(name, wanted, model) -> None:
+    shape: Any = SimpleNamespace(config=find_shape(name).config, device="cuda")
+    assert tokens_together(shape) == wanted
+    assert tokens_together(model) == CHUNK_BY_LAYER["cpu"]
 
 
 def test_refusals_and_a_watch_that_fails(model, gated, tmp_path) -> None:

@@ -46,7 +46,9 @@ for path in ("sm_90a", "portable"):
                     attended = count["attention_sm90"] + count["attention_portable"]
                     assert attended == 2 * 2, count
                     assert [count[name] > 0 for name in mean] == [attend is not dense_attention] * 2, count
-                    assert count["gather_rows"] == 1, count
+                    assert count["gather_rows"] == 2, count
+                    assert count["attention_heads"] == 4, count  # a stripe at once
+                    assert count["advance_counts"] == 0, count  # only the host counts
 for card, count in sorted(dry_nccl.launches.items()):
     print(card, sum(count.values()))
 scorer = SCORERS.build("tail", {"attention": "flashprefill"})

@@ -70,6 +70,103 @@ except DeviceError as error:
     print(error)
 """
 
+STUCK = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import dry_device, dry_nccl
+dry_nccl.install(3)
+import numpy as np
+from sp.errors import DeviceError
+from sp.parallel.nccl import NcclGroup
+let_go = threading.Event()
+def work(card):
+    whole = dry_device.empty((card.size, 3), np.uint16)
+    for step in range(7):
+        if card.rank == 1 and step == 5 and not let_go.is_set():
+            let_go.wait()  # a call of the driver that does not return
+        card.all_gather(whole)
+    return card.rank
+def told(text, names):
+    start = time.monotonic()
+    try:
+        group.run(work)
+    except DeviceError as error:
+        assert text in str(error) and "\\n" not in str(error), error
+    else:
+        raise AssertionError(text)
+    took = time.monotonic() - start
+    assert took < 3.5, took
+    left = sorted({thread.name for thread in threading.enumerate()} - {"MainThread"})
+    assert left == names, left
+    let_go.set(), [event.set() for event in dry_nccl.stuck.values()]
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(2)
+    assert threading.active_count() == 1
+    let_go.clear(), dry_nccl.stuck.clear()
+group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
+told("all-gather 6: card 1 did not come within 0.3 s", ["sp-card-1"])
+dry_nccl.stuck["abort"] = threading.Event()
+every = ["sp-card-0", "sp-card-1", "sp-card-2"]  # none of them ends, or tells of it
+told("all-gather 6: card 1 did not come within 0.3 s", ["sp-abort", *every])
+dry_nccl.stuck["query"] = threading.Event()
+let_go.set()
+told("all-gather 1: what was queued did not end within 0.3 s", every)
+let_go.set()
+assert group.run(work) == [0, 1, 2]
+"""
+
+FIRST = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import dry_device, dry_nccl
+dry_nccl.install(2)
+import numpy as np
+from sp.kernels import jit
+from sp.parallel.nccl import NcclGroup
+queued, asked, kept = [], [], []
+gather, done = dry_nccl.Communicator.allGather, dry_nccl.Event.done
+def gathers(self, *given):
+    queued.append((self._rank, dict(came)))
+    gather(self, *given)
+def asks(self):
+    asked.append((dry_nccl.here.device, 0))
+    return done.fget(self)
+dry_nccl.Communicator.allGather, dry_nccl.Event.done = gathers, property(asks)
+came = {0: 0, 1: 0}
+def work(card):
+    whole = dry_device.empty((card.size, 3), np.uint16)
+    for step in range(1, 8):
+        if card.rank == 1:
+            time.sleep(0.05)
+        came[card.rank] = step
+        card.all_gather(whole)
+        asked.append((card.rank, step))
+    before = asked.count((card.rank, 0))
+    kept.append(dry_device.empty((1 << 24) + card.rank, np.uint8))  # memory of the driver
+    assert asked.count((card.rank, 0)) == before + 2
+    card.all_gather(whole)
+    jit._before_loading.get()()  # what loading a kernel begins with
+    assert asked.count((card.rank, 0)) == before + 3
+    return step
+assert NcclGroup((0, 1)).run(work) == [7, 7]
+assert jit._before_loading.get() is None
+first = [seen[1] for rank, seen in queued if rank == 0]
+assert first[:7] == [1, 2, 3, 4, 4, 5, 6], first  # the first four only when both had come
+for rank in range(2):
+    mine = [step for one, step in asked if one == rank]  # 0 where an event was asked for
+    looks = [mine[: mine.index(step)].count(0) for step in range(1, 8)]
+    assert looks == [1, 2, 3, 3, 3, 4, 5], mine  # three are waited for, the others two steps later
+"""
+
+
+def test_first_steps_are_taken_together_and_loading_waits() -> None:
+    walked(FIRST)
+
+
+def test_cards_stuck_in_calls_of_the_driver_are_left_behind() -> None:
+    walked(STUCK)
+
 
 def test_gathers_hangs_and_refusals() -> None:
     twice, first, few, library = walked(WALK).splitlines()

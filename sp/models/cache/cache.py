@@ -115,7 +115,7 @@ class Cache:
         PromptError
             Past the capacity, after `release`, or when the pool has no free page.
         """
-        self._tables.add(layer, len(k)).append(k, v)
+        self._room(layer, len(k)).append(k, v)
 
     def append_heads(
         self,
@@ -135,17 +135,17 @@ class Cache:
         k, v : float32 (tokens, kv_heads, head_dim)
         positions : int64 (tokens,)
         out : float32 (tokens, heads, head_dim), optional
-            Where to write the queries.
-
-        Returns
-        -------
-        float32 (tokens, heads, head_dim)
+            Where to write the queries, which are returned in any case.
         """
-        return attention_heads(q, k, v, norms, positions, self.config.rope, self._tables.add(layer, len(k)), out)
+        return attention_heads(q, k, v, norms, positions, self.config.rope, self._room(layer, len(k)), out)
 
     def append_context(self, layer: int, k: Floats, v: Floats, norms: HeadNorms, positions: Ints) -> None:
         """As `append_heads`, for tokens that ask nothing."""
-        context_heads(k, v, norms, positions, self.config.rope, self._tables.add(layer, len(k)))
+        context_heads(k, v, norms, positions, self.config.rope, self._room(layer, len(k)))
+
+    def _room(self, layer: int, tokens: int) -> PagedKV:
+        """Where the next tokens of a layer go, which are counted."""
+        return self._tables.add(layer, tokens)
 
     def together(self, tokens: int) -> AbstractContextManager[None]:
         """Inside, every layer reads the same next `tokens`: counts on the device move at once, not layer by layer."""

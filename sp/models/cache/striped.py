@@ -1,4 +1,4 @@
-"""StripedCache: keys and values of a prompt that several cards read in stripes, one layer at a time."""
+"""StripedCache: keys and values of a prompt that several cards read in stripes, two layers at a time."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Stripes:
     >>> stripes = Stripes(tokens=1000, cards=2, tail=8)
     >>> [tuple(stripe) for stripe in stripes.of(0)], [tuple(stripe) for stripe in stripes.of(1)]
     ([(0, 256), (768, 1000)], [(256, 512), (512, 768)])
-    >>> stripes.pages, stripes.table().tolist()  # of a card, and where each block of the prompt lies
-    (4, [0, 1, 4, 5, 6, 7, 2, 3])
+    >>> stripes.pages, stripes.table().tolist()  # where each block of the prompt lies
+    ((2, 2), [0, 1, 2, 3, 6, 7, 4, 5])
     """
 
     def __init__(self, tokens: int, cards: int, tail: int) -> None:
@@ -72,27 +72,27 @@ class Stripes:
         return np.concatenate([np.arange(*stripe) for stripe in self.of(card)])
 
     @property
-    def pages(self) -> int:
-        """Most pages of a card; each has room for so many, since an all-gather takes equal parts."""
-        return max(len(self._blocks[card]) + len(self._blocks[-1 - card]) for card in range(self.cards))
+    def pages(self) -> tuple[int, int]:
+        """Most pages of a card's first stripe and of its second; all have room for so many, as all-gathers ask for."""
+        return max(map(len, self._blocks[: self.cards])), max(map(len, self._blocks[self.cards :]))
 
     def table(self) -> Ints:
-        """Page of each block of the prompt where the pages of all cards lie one card after the other: (blocks,)."""
-        parts = 2 * self.cards
+        """Page of each block of the prompt where the first stripes of all cards lie, and then the second: (blocks,)."""
+        first, second = self.pages
         pages = np.empty(self._blocks[-1].stop, np.int64)
         for part, blocks in enumerate(self._blocks):
-            card = min(part, parts - 1 - part)
-            before = 0 if part == card else len(self._blocks[card])
-            pages[blocks.start : blocks.stop] = card * self.pages + before + np.arange(len(blocks))
+            card = min(part, 2 * self.cards - 1 - part)
+            start = card * first if part == card else self.cards * first + card * second
+            pages[blocks.start : blocks.stop] = start + np.arange(len(blocks))
         return pages
 
 
 class StripedCache(Cache):
-    """What a card has of one layer: room for all pages of the prompt, into which it writes those of its stripes.
+    """What a card has of two layers that follow each other: room for all pages of the prompt, some written by itself.
 
-    `append` and `append_heads` take the tokens of the card's stripes, one after the other. After `gather_pages` what
-    reads the layer sees the tokens up to the end of the stripe that `look` named, so that queries of that stripe are
-    the last of what they see.
+    `append` and `append_heads` take the tokens of the card's stripes, one after the other; the host alone counts them.
+    After both `begin_stripe` what reads a layer sees the tokens up to the end of the stripe that `look` named, so that
+    queries of that stripe are the last of what they see; after the first one the card's first stripe may be named.
 
     Parameters
     ----------
@@ -122,18 +122,25 @@ class StripedCache(Cache):
         device: Literal["cpu", "cuda"] = "cpu",
         math: Math = Math.BF16,
     ) -> None:
-        room = stripes.cards * stripes.pages * PAGE_TOKENS
-        super().__init__(config, room, kv, rotate=rotate, layers=1, device=device, math=math)
-        self._before = card * stripes.pages
-        self._pool.take(self._before)  # not given back, so that pages of a layer are taken from the card's own part
-        table = stripes.table()
-        self._table: Any = table if device == "cpu" else import_cupy().asarray(table, np.int32)
-        self._cards, self._seen = stripes.cards, stripes.tokens
+        room = stripes.cards * sum(stripes.pages)
+        super().__init__(config, room * PAGE_TOKENS, kv, rotate=rotate, layers=2, device=device, math=math)
+        table, self._stripes, self._seen = stripes.table(), stripes, stripes.tokens
+        own = np.concatenate(
+            [table[first // PAGE_TOKENS : -(-stop // PAGE_TOKENS)] for first, stop in stripes.of(card)]
+        )
+        self._starts = range(0, room * min(2, config.layers), room)  # of the layers that are held at once
+        self._own = [self._placed(own + start) for start in self._starts]
+        self._all = [self._placed(table + start) for start in self._starts]
+        self._filled = [0 for _ in self._starts]
 
     def reset(self) -> None:
         """See `Cache`."""
         super().reset()
-        self._pool.take(self._before)
+        self._filled = [0 for _ in self._starts]
+
+    def release(self, layer: int) -> None:
+        """Let the next layer but one have the pages; nothing is written anew for it, on the device either."""
+        self._filled[self._place(layer)] = 0
 
     def look(self, stripe: Stripe) -> None:
         """Show tokens up to the end of a stripe."""
@@ -141,9 +148,27 @@ class StripedCache(Cache):
 
     def stored(self, layer: int) -> PagedKV:
         """Where keys and values up to the end of the stripe in view lie, once they are gathered."""
-        return self._pool.view(self._table, self._seen)
+        return self._pool.view(self._all[self._place(layer)], self._seen)
 
-    def gather_pages(self, all_gather: Callable[..., None]) -> None:
-        """Fetch the pages of all cards, in place: keys (cards, pages, ...) and as many values."""
-        at = self.stored(0)
-        all_gather(*(pages.reshape(self._cards, -1, *pages.shape[1:]) for pages in (at.k, at.v)))
+    def begin_stripe(self, layer: int, which: int, begin: Callable[..., Callable[[], None]]) -> Callable[[], None]:
+        """Fetch the first (0) or second (1) stripes of all cards, in place: keys (cards, pages, ...), and as values.
+
+        `begin` is `Card.begin_gather`, whose result is returned.
+        """
+        pages, at = self._stripes.pages, self.stored(layer)
+        start = self._starts[self._place(layer)] + which * self._stripes.cards * pages[0]
+        part = slice(start, start + self._stripes.cards * pages[which])
+        return begin(*(one[part].reshape(self._stripes.cards, pages[which], *one.shape[1:]) for one in (at.k, at.v)))
+
+    def _room(self, layer: int, tokens: int) -> PagedKV:
+        place = self._place(layer)
+        at = self._pool.view(self._own[place], self._filled[place])
+        self._filled[place] += tokens
+        assert self._filled[place] <= len(self._own[place]) * PAGE_TOKENS, f"{self._filled[place]} tokens"
+        return at
+
+    def _place(self, layer: int) -> int:
+        return layer % len(self._starts)
+
+    def _placed(self, table: Ints) -> Any:
+        return table if self.device == "cpu" else import_cupy().asarray(table, np.int32)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
-from sp.models.cache.striped import StripedCache, Stripes
+from sp.models.cache.striped import Stripe, StripedCache, Stripes
+from sp.models.config import ModelConfig
 from sp.models.layers.attention import Attention
 from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
@@ -19,6 +20,11 @@ from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_la
 from sp.models.passes.walk import Walk, Watch
 from sp.ops.attention.key_blocks import BLOCK
 from sp.parallel.group import Card, Group
+
+MOST_TOGETHER = 65536
+"""Most tokens that a card of several projects together."""
+TOGETHER_BYTES = 1 << 30
+"""What the widest product of that many may take."""
 
 
 class Cards(NamedTuple):
@@ -46,18 +52,20 @@ def read_by_layer_on(
     """Read a prompt as `read_by_layer` does, on all cards of a group.
 
     Every card reads the stripes that `Stripes` gives it. In each layer it computes and stores their keys and values,
-    gathers those of the others, and attends for its own queries. Cards meet once a layer. What `watch` sees and what
-    `attend` counts is what one card would show and count, within rounding; where attention is made in eight bits,
-    stripes of less than `BYTE_QUERIES` are not. A prompt with less than a page a stripe is read by the first card
-    alone.
+    gathers those of the others, and attends for its own queries. Cards meet twice a layer, once for each stripe. What
+    `watch` sees and what `attend` counts is what one card would show and count, within rounding; where attention is
+    made in eight bits, stripes of less than `BYTE_QUERIES` are not. A prompt with less than a page a stripe is read by
+    the first card alone.
 
     Parameters
     ----------
     group : Group
     models : sequence of Model
         The same one on each card, in the group's order; only layers with attention.
-    ids, positions, attend, rows, depth, chunk, progress
-        See `read_by_layer`. `progress` may be called from any thread of the group, from one at a time.
+    ids, positions, attend, rows, depth, progress
+        See `read_by_layer`. `progress` is told layer by layer, from any thread of the group, from one at a time.
+    chunk : int, optional
+        Tokens that a card projects together; see `tokens_together`.
     watch : Watch
         Called in the thread of card 0, with the queries of the last stripe or of `rows`, and all keys.
     kv, rotate
@@ -90,14 +98,14 @@ def read_by_layer_on(
     [(0, 600), (1, 600)]
     """
     model = _checked(group, models)
-    depth, chunk = checked_depth(model, depth), CHUNK_BY_LAYER[model.device] if chunk is None else chunk
-    ids, positions = checked_prompt(model, ids, positions, chunk, rows)
+    depth, alone = checked_depth(model, depth), CHUNK_BY_LAYER[model.device] if chunk is None else chunk
+    ids, positions = checked_prompt(model, ids, positions, alone, rows)
     tail = max(rows, BLOCK)  # of a block of queries no part is left to attend densely where the whole would not
     if group.size == 1 or not Stripes.fits(len(ids), group.size, tail):
         cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
-        how = {"attend": attend, "rows": rows, "depth": depth, "chunk": chunk, "progress": progress}
+        how = {"attend": attend, "rows": rows, "depth": depth, "chunk": alone, "progress": progress}
         return read_by_layer(model, ids, positions, cache, watch, **how)  # type: ignore[arg-type]
-    stripes = Stripes(len(ids), group.size, tail)
+    stripes, chunk = Stripes(len(ids), group.size, tail), tokens_together(model) if chunk is None else chunk
     reading = _Reading(
         models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, _in_turn(progress)
     )
@@ -107,6 +115,33 @@ def read_by_layer_on(
     if progress is not None and depth < model.config.layers:
         progress(len(ids) * (model.config.layers - depth))
     return None
+
+
+def tokens_together(model: Model) -> int:
+    """Tokens that each of several cards projects together.
+
+    The threads of all cards take turns at Python for every launch, so there are as few launches as memory allows: on
+    the device twice as many tokens as one card takes and twice as many again, while the widest product fits
+    `TOGETHER_BYTES`. Experts sort tokens, which takes more.
+
+    Examples
+    --------
+    >>> from sp.models import load_model
+    >>> from sp.pipeline.load import embedded
+    >>> tokens_together(load_model(embedded("drafter")))
+    2048
+    """
+    config, found = model.config, CHUNK_BY_LAYER[model.device]
+    if model.device == "cuda" and config.experts is None:
+        while found < MOST_TOGETHER and 2 * found * _widest(config) <= TOGETHER_BYTES:
+            found *= 2
+    return found
+
+
+def _widest(config: ModelConfig) -> int:
+    """Bytes of a token in 16 bits: normed, and as queries, gates, keys and values or in a feed-forward."""
+    heads = config.heads * (2 if config.gated else 1) + 2 * config.kv_heads
+    return 2 * (config.hidden + max(*config.ffn, heads * config.head_dim))
 
 
 @dataclass(frozen=True)
@@ -127,42 +162,88 @@ class _Reading:
     progress: Progress | None
 
     def on(self, card: Card) -> dict[int, list[Read]]:
-        """One card's part; what its attention counted, on the host."""
-        model, places, mine = self.models[card.rank], self.stripes.places(card.rank), self.stripes.of(card.rank)
+        """One card's part; what its attention counted, on the host.
+
+        While one stripe passes what is left of a layer and begins the next, the other stripe's keys and values of the
+        next layer are on their way.
+        """
+        model = self.models[card.rank]
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
-        walk = Walk(
-            model, model.place(self.positions[places]), cache, self.attend, self.chunk, Pace(model, self.progress)
-        )
-        attends = [_before_end(self.attend, self.stripes.tokens - stripe.stop) for stripe in mine]
-        x = model.embed(self.ids[places])
+        halves = [self._half(model, cache, which, stripe) for which, stripe in enumerate(self.stripes.of(card.rank))]
+        pace = Pace(model, self.progress)  # waits for the device, which nobody does whose turn it is
+        for half in halves:
+            with card.turn():
+                self._enter(half, card, 0)
+            half.gathered = cache.begin_stripe(0, half.which, card.begin_gather)
         for layer in range(self.depth):
-            self._layer(walk, cache, card, layer, x, attends)
+            for half in halves:
+                self._pass(half, card, layer)
             cache.release(layer)
+            pace.done(sum(len(half.x) for half in halves))
         card.wait()
-        walk.pace.finish()
-        return _counted(attends)
+        pace.finish()
+        return _counted([half.walk.attend for half in halves])
 
-    def _layer(
-        self, walk: Walk, cache: StripedCache, card: Card, layer: int, x: Floats, attends: Sequence[LayerAttention]
-    ) -> None:
-        block, finish, mine = walk.model.trunk.blocks[layer], layer < self.depth - 1, self.stripes.of(card.rank)
+    def _half(self, model: Model, cache: StripedCache, which: int, stripe: Stripe) -> _Half:
+        places = slice(*stripe)
+        attend = _before_end(self.attend, self.stripes.tokens - stripe.stop)
+        walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
+        return _Half(which, stripe, walk, cache, model.embed(self.ids[places]))
+
+    def _enter(self, half: _Half, card: Card, layer: int) -> None:
+        """What comes before attention in a layer."""
+        walk, ends = half.walk, half.which == 1 and card.rank == 0
+        block, wanted = walk.model.trunk.blocks[layer], self.rows if ends else 0
         assert isinstance(block.mixer, Attention)
-        wanted = len(x) if finish else self.rows if card.rank == 0 else 0
-        q, gate = walk.enter(block.mixer, block, x, wanted, tell=not finish)
-        cache.gather_pages(card.all_gather)
-        if card.rank == 0:
-            cache.look(mine[1])
-            self.watch(layer, q[-(mine[1].stop - mine[1].start) :], cache)
-        if not finish:
+        rows = len(half.x) if layer < self.depth - 1 else wanted
+        half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False)
+
+    def _pass(self, half: _Half, card: Card, layer: int) -> None:
+        """Attention and what comes after it in a layer, and what comes before it in the next one, with its gather."""
+        half.gathered()
+        half.cache.look(half.stripe)
+        walk, cache = half.walk, half.cache
+        if half.which == 1 and card.rank == 0:
+            self.watch(layer, half.asked[0], cache)
+        if layer == self.depth - 1:
             return
-        at = 0
-        for stripe, attend in zip(mine, attends, strict=True):
-            part = slice(at, at + stripe.stop - stripe.start)
-            cache.look(stripe)
-            attended = attend(cache, layer, q[part], None if gate is None else gate[part])
-            walk.leave(block.mixer, block, x[part], attended)
-            at = part.stop
+        block = walk.model.trunk.blocks[layer]
+        assert isinstance(block.mixer, Attention)
+        with card.turn():
+            attended = walk.attend(cache, layer, *half.asked)
+            del half.asked  # as large as the stripe: gone before the feed-forward needs room
+            walk.leave(block.mixer, block, half.x, attended)
+            del attended
+            self._enter(half, card, layer + 1)
+        half.gathered = cache.begin_stripe(layer + 1, half.which, card.begin_gather)
+
+
+@dataclass
+class _Half:
+    """One of a card's two stripes on its way through the layers.
+
+    Attributes
+    ----------
+    which : int
+        0 for the first, 1 for the second.
+    stripe : Stripe
+    walk : Walk
+    cache : StripedCache
+    x : float32 (tokens, hidden)
+    asked : tuple
+        Queries and gates of the layer that is next to attend.
+    gathered : callable
+        Makes what is queued wait for the keys and values of that layer.
+    """
+
+    which: int
+    stripe: Stripe
+    walk: Walk
+    cache: StripedCache
+    x: Floats
+    asked: tuple[Floats, Floats | None] = field(init=False)
+    gathered: Callable[[], None] = field(init=False)
 
 
 def _checked(group: Group, models: Sequence[Model]) -> Model:

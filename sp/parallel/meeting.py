@@ -1,0 +1,93 @@
+"""Meeting: what the threads of one run know of each other, and who of them is late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import NamedTuple
+
+from sp.errors import DeviceError
+
+
+class StoppedError(Exception):
+    """Ends the work of a card because another one has failed, which is what is told."""
+
+
+class Step(NamedTuple):
+    """Something that all cards come to: which one of a run, counted from 1, and whether all-gather or all-reduce."""
+
+    number: int
+    kind: str
+
+
+class Meeting:
+    """What the threads of one `Group.run` know of each other.
+
+    Attributes
+    ----------
+    came : list of int
+        All-gathers and all-reduces that each card has come to.
+    causes : list of (int, BaseException)
+        Cards that failed and why, the first one first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.came = [0] * size
+        self.causes: list[tuple[int, BaseException]] = []
+        self._last: list[tuple[Step, float] | None] = [None] * size
+        self._waiting: list[tuple[Step, float] | None] = [None] * size
+        self._stop = threading.Event()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the work is given up."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Give the work up."""
+        self._stop.set()
+
+    def fail(self, rank: int, cause: BaseException) -> None:
+        """Give the work up because of a card; the same cause counts once."""
+        if all(cause is not known for _, known in self.causes):
+            self.causes.append((rank, cause))
+        self.stop()
+
+    def come(self, rank: int, kind: str) -> Step:
+        """Note that a card has come to its next step."""
+        step = Step(self.came[rank] + 1, kind)
+        self._last[rank] = step, time.monotonic()
+        self.came[rank] = step.number
+        return step
+
+    def wait(self, rank: int, step: Step | None) -> None:
+        """Note that a card waits for a step to end, or with None that it no longer does."""
+        self._waiting[rank] = None if step is None else (step, time.monotonic())
+
+    def late(self, step: Step, seconds: float) -> DeviceError:
+        """What a card says that has waited too long for a step."""
+        missing = [str(other) for other, came in enumerate(self.came) if came < step.number]
+        who = f"card {' and card '.join(missing)} did not come" if missing else "what was queued did not end"
+        return DeviceError(f"{step.kind} {step.number}: {who} within {seconds:g} s; check nvidia-smi and run again")
+
+    def overdue(self, seconds: float, grace: float) -> tuple[int, DeviceError] | None:
+        """The card that should have said `late` after so many seconds, and has not for a further `grace`.
+
+        It may itself be stuck in a call that does not return, while it looks whether a step has ended or before that,
+        when it has come to a step that another has not come to.
+
+        Examples
+        --------
+        >>> meeting = Meeting(2)
+        >>> step = meeting.come(1, "all-gather")
+        >>> meeting.overdue(60.0, 0.0)
+        >>> meeting.overdue(0.0, 0.0)[0]
+        1
+        """
+        now, first = time.monotonic(), min(self.came)
+        held = [*enumerate(self._waiting)]
+        held += [(rank, last) for rank, last in enumerate(self._last) if self.came[rank] > first]
+        for rank, since in held:
+            if since is not None and now - since[1] >= seconds + grace:
+                return rank, self.late(since[0], seconds)
+        return None
