@@ -218,6 +218,8 @@ class Residency:
             return
         self.cache_pool.drop()
         for name, parts in self._models.items():
+            if self.budget:
+                parts.drop_kept()
             if back := parts.returned:  # in pieces of memory that suited the other
                 self._leave(name, back)
         self.pool.limit()

@@ -121,7 +121,10 @@ parts.onload(parts.away, cupy.cuda.Stream())
 assert kept(target) == 0
 prefill(target, np.arange(300), np.arange(300), target.new_cache(300))
 
-# Under a budget nothing is kept.
+# Under a budget nothing is kept, nor from one on.
+pair, target, drafter = opened()
+with pair.within(1 << 40).residency.using("target", 300):
+    assert kept(target) == kept(drafter) == target.arithmetic.kept == drafter.arithmetic.kept == 0
 bound = Pipeline.open(device="cuda", vram=1 << 30, math="int8")
 assert bound.target.model.arithmetic.kept == kept(bound.target.model) == 0
 """
