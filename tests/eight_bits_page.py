@@ -10,8 +10,9 @@ import numpy as np
 from models_page import table, write
 
 from sp.bench.record import newest
-from sp.models.arithmetic import FIRST_LAYERS
+from sp.models.arithmetic import FIRST_LAYERS, kept_rounded
 from sp.models.synthetic.shapes import find_shape
+from sp.pipeline.measured import maths_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "eight-bits.md"
@@ -138,13 +139,21 @@ def rates() -> list[str]:
     for record in newest(CARD / "prefill.jsonl"):
         c = record["config"]
         if (c["engine"], c["shape"], c["type"], c.get("asked_density")) == ("sp", "qwen3.6-27b", "q4_k_m", None):
-            found_rates.setdefault((c["path"], c["prompt_tokens"]), {})[c["math"]] = record["metrics"]["tok_s"]
+            found_rates.setdefault((c["path"], c["prompt_tokens"]), {})[maths_of(c)[0]] = record["metrics"]["tok_s"]
     rows = [
-        [f"{tokens:,}", path, f"{found['bf16']:,.0f}", f"{found['int8']:,.0f}", f"{found['int8'] / found['bf16']:.2f}"]
+        [
+            f"{tokens:,}",
+            path,
+            weights,
+            f"{found['bf16']:,.0f}",
+            f"{found[way]:,.0f}",
+            f"{found[way] / found['bf16']:.2f}",
+        ]
         for (path, tokens), found in sorted(found_rates.items(), key=by_path)
-        if "int8" in found
+        for way, weights in (("int8", "anew"), (kept_rounded("int8"), "kept"))
+        if way in found
     ]
-    return table(["tokens", "kernels", "bf16 (tok/s)", "int8 (tok/s)", "int8 over bf16"], rows)
+    return table(["tokens", "kernels", "weights", "bf16 (tok/s)", "int8 (tok/s)", "int8 over bf16"], rows)
 
 
 def attention_rates() -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from models_page import table, write
 
@@ -12,10 +15,13 @@ from sp.models import ModelConfig
 from sp.models.layers.share import Share
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
+from sp.scoring.reading import attending
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "many-cards.md"
 NEEDED = ROOT / "results" / "intel-r-xeon-r-processor-2core" / "needed_pages.jsonl"
+CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3"
+"""Machine that several cards were measured on."""
 TYPE, LONG = "q4_k_m", 131072
 MODELS, SIZES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "llama-3.1-70b"), (1, 2, 4, 8)
 TOGETHER = {"one token": 1, "a tree of 16": 16, "a chunk of 8K": 8192, "a prompt of 128K": LONG}
@@ -76,9 +82,38 @@ def needed() -> list[str]:
     return table(heads, found)
 
 
+def by_cards(bench: str, **wanted: Any) -> dict[tuple[Any, ...], dict[int, dict[str, Any]]]:
+    """Newest records of a benchmark, by what they read and then by cards."""
+    found: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for row in newest(CARD / f"{bench}.jsonl"):
+        config = row["config"]
+        if row["samples"] and all(config.get(name) == value for name, value in wanted.items()):
+            read = attending(config) or ("dense" if config.get("keep_ratio", 0) < 1 else "everything")
+            found[read, config.get("math"), config["prompt_tokens"]][config["cards"]] = row
+    return dict(sorted(found.items(), key=lambda item: tuple(map(str, item[0][:2])) + (item[0][2],)))
+
+
+def drafting() -> list[str]:
+    """Seconds to score a prompt, by cards; the exponent is that of one card's time, or else of two, since half the tokens."""
+    found, rows = by_cards("drafter", model="qwen3-0.6b bf16 (random)"), []
+    for (read, made_in, tokens), cards in found.items():
+        one, two = (cards[size]["metrics"] if size in cards else None for size in (1, 2))
+        seconds = [f"{each['score_s']:.3f}" if each else "" for each in (one, two)]
+        ratio = f"{one['score_s'] / two['score_s']:.2f}" if one and two else ""
+        shorter = max((n for r, m, n in found if (r, m) == (read, made_in) and n < tokens), default=0)
+        before, exponent = found.get((read, made_in, shorter), {}), ""
+        if shorter and (size := next((s for s in (1, 2) if s in cards and s in before), 0)):
+            grew = cards[size]["metrics"]["score_s"] / before[size]["metrics"]["score_s"]
+            exponent = f"{math.log(grew) / math.log(tokens / shorter):.2f}"
+        memory = [f"{each['peak_bytes'] / 1e9:.1f}" if each else "" for each in (one, two)]
+        rows.append([f"{tokens:,}", read, *seconds, ratio, exponent, *memory])
+    heads = ["tokens", "blocks read", "1 card (s)", "2 cards (s)", "times as fast", "exponent"]
+    return table([*heads, "memory, 1 card (GB)", "of 2, each (GB)"], rows)
+
+
 def tables() -> dict[str, list[str]]:
     """Every table of the page that is made, by its name there."""
-    return {"held": held(), "moved": moved(), "needed": needed()}
+    return {"held": held(), "moved": moved(), "needed": needed(), "drafting": drafting()}
 
 
 if __name__ == "__main__":

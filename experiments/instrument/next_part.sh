@@ -6,6 +6,7 @@
 #                         itself, unless FLASH=--flash
 #   drafter       410 s   drafter-11, its file, and the mean with the embedded one
 #   target        520 s   target-11 likewise
+#   both          520 s   drafter and target side by side, on two cards of one machine with 32 cores
 #   read          240 s   held-out phrases at 8K before and after, all six files; 32K of the three targets
 #   discriminates 180 s   sp eval discriminates at 8K; CHOSEN=new or CHOSEN=mean says which pair (default: mean)
 #   long          360 s   the same at 32K
@@ -37,6 +38,10 @@ data) "$PYTHON" ../needle_pair/bank.py "$DATA" && cp start/vocabulary.json "$DAT
 kernels) timeout 180 "$PYTHON" attention.py configs/drafter-11.yaml configs/target-11.yaml ;;
 drafter) train drafter 440 490 ;;
 target) train target 540 585 ;;
+both)
+    CUDA_VISIBLE_DEVICES=1 train drafter 440 490 > "$OUT/drafter.txt" 2>&1 &
+    CUDA_VISIBLE_DEVICES=0 train target 540 585 > "$OUT/target.txt" 2>&1 || { tail "$OUT/target.txt" && exit 1; }
+    wait $! || { tail "$OUT/drafter.txt" && exit 1; } ;;
 read) told target 8192 50 && told drafter 8192 50 && told target 32768 30 ;;
 discriminates) timeout 400 "$PYTHON" -m sp eval discriminates --target "$OUT/$CHOSEN/target.gguf" \
     --drafter "$OUT/$CHOSEN/drafter.gguf" -p 8k -n 100 --out "$OUT/discriminates-8k.jsonl" ;;

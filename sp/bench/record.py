@@ -66,18 +66,20 @@ def running(path: str, made_in: Arithmetic | None = None, cards: int = 1) -> dic
     """How a model's work runs, as the keys of records have it.
 
     `math` is what products of a prompt are made in, or attention alone: `products` is then what they are in. Where
-    `auto` chose that, `asked_math` says so, for it may have chosen it for some of the weights only.
+    `auto` chose that, `asked_math` says so, for it may have chosen it for some of the weights only. `kept_bytes` is
+    there where weights are kept rounded, and is what they take.
 
     Examples
     --------
     >>> running("sm_90a")
     {'path': 'sm_90a', 'math': 'bf16', 'cards': 1}
     """
-    math, more = MATH[path], {}
+    math, more = MATH[path], dict[str, Any]()
     if made_in is not None and made_in.kind != Math.BF16:
         math = str(made_in.attention if made_in.math is Math.BF16 else made_in.math)
         more = {"products": str(made_in.math)} if made_in.math is Math.BF16 else {}
         more |= {"asked_math": AUTO} if made_in.asked == AUTO else {}
+        more |= {"kept_bytes": made_in.kept} if made_in.kept else {}
     return {"path": path, "math": math, "cards": cards, **more}
 
 

@@ -122,11 +122,12 @@ def _told(how: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in how.items() if name != "blocks" or value is not None}
 
 
-def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, str]:
+def _drafter_math(target: Loaded, drafter: Loaded, path: str) -> dict[str, Any]:
     """What the drafter's products are made in, where that is not what the target's are."""
     theirs, ours = (running(path, one.model.arithmetic) for one in (target, drafter))
-    told = [key for key in ("math", "products", "asked_math") if key in ours]
-    return {} if ours == theirs else {f"drafter_{key}": ours[key] for key in told}
+    told = [key for key in ("math", "products", "asked_math", "kept_bytes") if key in ours]
+    alike = ours.keys() == theirs.keys() and all(ours[key] == theirs[key] for key in told if key != "kept_bytes")
+    return {} if alike else {f"drafter_{key}": ours[key] for key in told}
 
 
 def without_ends(loaded: Loaded) -> Loaded:

@@ -117,7 +117,7 @@ class Bench:
         Its target best `without_ends`.
     maker : PromptMaker
     repeats, full_repeats : int
-        Requests that count, compressed and of the full prefill, after one that does not.
+        Requests that count, compressed and of the full prefill, after one that does not; without full prefills 0.
     full_seconds : float
         No further full prefill of a length once those that count have taken so long together.
     timelines : bool
@@ -172,7 +172,8 @@ class Bench:
                 cells = [cell for cell in cells if known(cell) is None]
                 if fresh and cells:
                     cold, fresh = self._cold(pipeline, cells[0]), False
-                if number == 0:
+                wholes.setdefault(tokens, ())
+                if number == 0 and self.full_repeats:
                     whole = Cell(tokens, replace(settings[0], keep_ratio=1.0, compress="off"), vram)
                     if (full := known(whole)) is None:
                         timing = self._timed(pipeline, whole, self.full_repeats, warm=not any(wholes.values()))

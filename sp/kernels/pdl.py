@@ -55,17 +55,19 @@ def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tupl
     block : int
         Threads.
     arguments : tuple
-        Device arrays and NumPy scalars, as `sp.kernels.signature` leaves them.
+        Device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves them.
     shared : int
         Dynamic shared memory in bytes.
     """
     values = np.zeros(len(arguments), np.uint64)
+    pointers = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.uint64)
     for i, value in enumerate(arguments):
         if hasattr(value, "data") and hasattr(value.data, "ptr"):
             values[i] = value.data.ptr
+        elif value.nbytes > 8:  # a tensor map, read where it lies
+            pointers[i] = value.ctypes.data
         else:
             values[i : i + 1].view(np.uint8)[: value.nbytes] = np.frombuffer(value.tobytes(), np.uint8)
-    pointers = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.uint64)
     attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     config = _Config(
         (ctypes.c_uint * 3)(*grid, *(1,) * (3 - len(grid))),

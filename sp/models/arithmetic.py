@@ -14,6 +14,7 @@ from sp.kernels.specs.matmul.gemm_bytes import GROUPED
 from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, is_faster, rounding_error, sampled_rows
 from sp.models.recording import layer_of
 from sp.models.trunk import Trunk, mapped
+from sp.ops.byte_rows.rows import KEPT_TOKENS, ROUNDED_TOKENS
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import kernels
 from sp.quant import Math, Weight
@@ -52,6 +53,9 @@ class Arithmetic:
         Why `auto` chose so; empty for what was asked by its name.
     attention : Math
         Of many queries at once; BF16 where it is not made in eight bits.
+    kept : int
+        Bytes of the device that hold the marked matrices rounded from product to product; 0 where each product rounds
+        them anew. See `sp.models.device.kept`.
     """
 
     asked: AskedMath = Math.BF16
@@ -60,24 +64,41 @@ class Arithmetic:
     matrices: int = 0
     reason: str = ""
     attention: Math = Math.BF16
+    kept: int = 0
 
     @property
     def kind(self) -> str:
-        """What records are told apart by: a `Math`, or that only attention is made in one.
+        """What records are told apart by: a `Math`, whether weights are kept for it, or that attention alone is in one.
 
         >>> Arithmetic().kind, Arithmetic(math=Math.INT8).kind, Arithmetic(attention=Math.INT8).kind
         ('bf16', 'int8', 'int8 in attention')
+        >>> Arithmetic(math=Math.INT8, kept=1 << 30).kind
+        'int8 kept'
         """
+        if self.kept:
+            return kept_rounded(str(self.math))
         alone = self.math is Math.BF16 and self.attention is not Math.BF16
         return in_attention(str(self.attention)) if alone else str(self.math)
+
+    @property
+    def least_tokens(self) -> int:
+        """Products of fewer tokens are made in BF16.
+
+        >>> Arithmetic(math=Math.INT8).least_tokens, Arithmetic(math=Math.INT8, kept=1 << 30).least_tokens
+        (1024, 257)
+        """
+        return KEPT_TOKENS if self.kept else ROUNDED_TOKENS
 
     def __str__(self) -> str:
         """One phrase for reports.
 
         >>> str(Arithmetic(Math.INT8, Math.INT8, 60, 72))
         'int8 for 60 of 72 matrices of layers'
+        >>> str(Arithmetic(Math.INT8, Math.INT8, 60, 72, kept=3 << 29))
+        'int8 for 60 of 72 matrices of layers, kept rounded in 1.50 GiB'
         """
         made = str(self.math) + (f" for {self.weights} of {self.matrices} matrices of layers" if self.weights else "")
+        made += f", kept rounded in {self.kept / 2**30:.2f} GiB" if self.kept else ""
         return f"{made}, by auto: {self.reason}" if self.reason else made
 
     def as_dict(self) -> dict[str, Any]:
@@ -212,7 +233,16 @@ def in_attention(math: str) -> str:
     return f"{math} in attention"
 
 
-def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Math.BF16) -> Arithmetic:
+def kept_rounded(math: str) -> str:
+    """What products in `math` are called whose weights are kept rounded.
+
+    >>> kept_rounded("int8")
+    'int8 kept'
+    """
+    return f"{math} kept"
+
+
+def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Math.BF16, kept: int = 0) -> Arithmetic:
     """What a trunk's products are made in, by the marks on its weights where they lie."""
     maths: list[Math] = []
 
@@ -223,7 +253,7 @@ def arithmetic(trunk: Trunk, asked: AskedMath, reason: str, attention: Math = Ma
 
     mapped(trunk.blocks, look)
     marked = [math for math in maths if math is not Math.BF16]
-    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason, attention)
+    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(maths), reason, attention, kept)
 
 
 def is_eligible(name: str, shape: tuple[int, ...], left: int = FIRST_LAYERS) -> bool:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
+from sp.kernels import device_errors
 from sp.models.architectures.base import find_architecture, read_config
 from sp.models.arithmetic import arithmetic, attention_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
 from sp.models.config import ModelConfig
+from sp.models.device.kept import keep_rounded
 from sp.models.device.to_device import trunk_to_device
 from sp.models.model import Device, Model
 from sp.models.trunk import Trunk
@@ -51,7 +53,8 @@ def load_model(
         On the device: layers whose experts wait in pinned memory of the host; see
         `sp.models.inspect.cold_layers.cold_layers`.
     math : {"bf16", "int8", "fp8", "auto"}
-        What products of a prompt are made in; see `sp.models.arithmetic.with_math`.
+        What products of a prompt are made in; see `sp.models.arithmetic.with_math`, and for what is kept on the
+        device for it `sp.models.device.kept`.
 
     Returns
     -------
@@ -80,7 +83,9 @@ def load_model(
     if device == "cpu":
         return Model(config, trunk, device, store.nbytes, arithmetic=arithmetic(trunk, asked, reason, attention))
     trunk, nbytes, repacked, shared = trunk_to_device(trunk, file, progress, cold)
-    return Model(config, trunk, device, nbytes, repacked, shared, arithmetic(trunk, asked, reason, attention))
+    with device_errors():
+        trunk, kept = keep_rounded(trunk)
+    return Model(config, trunk, device, nbytes, repacked, shared, arithmetic(trunk, asked, reason, attention, kept))
 
 
 def asked_config(file: GGUFFile, context: int | None, rope: AskedScaling | None) -> ModelConfig:

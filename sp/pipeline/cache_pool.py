@@ -121,16 +121,25 @@ class CachePool:
     ----------
     dropped : int
         How often what was kept had to go.
+    cards : CardPools or None
+        Of cards that share a model, whose caches lie there and not here.
     """
 
     def __init__(self, keep: bool, shelf: list[PooledCache] | None = None) -> None:
         self._keep = keep
         self._shelf = [] if shelf is None else shelf
         self.dropped = 0
+        self.cards: CardPools | None = None
 
     def sharing(self, keep: bool) -> CachePool:
         """Another for the same device, which lends and drops what this one keeps."""
-        return CachePool(keep, self._shelf)
+        other = CachePool(keep, self._shelf)
+        other.cards = self.cards
+        return other
+
+    def spread(self, group: Group) -> None:
+        """Keep caches on the cards of a group from now on."""
+        self.cards = self.cards or CardPools(group)
 
     @property
     def idle(self) -> PooledCache | None:
@@ -157,12 +166,13 @@ class CachePool:
             pooled.end()
 
     def drop(self) -> bool:
-        """Let go of what is kept, and tell whether there was anything."""
-        if not self._shelf:
-            return False
-        self._shelf.pop().end()
-        self.dropped += 1
-        return True
+        """Let go of what is kept, on cards too, and tell whether there was anything."""
+        found = self.cards is not None and self.cards.drop()
+        if self._shelf:
+            self._shelf.pop().end()
+            found = True
+        self.dropped += found
+        return found
 
     def _roomy(self, model: Model, tokens: int) -> int:
         """A few tokens more where it is kept, so that an answer a little longer fits too."""

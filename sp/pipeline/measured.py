@@ -13,7 +13,7 @@ from sp.checked import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, whole
 from sp.errors import ConfigError
 from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_facts, machine_slug
-from sp.models.arithmetic import in_attention
+from sp.models.arithmetic import in_attention, kept_rounded
 from sp.pipeline.load import Loaded
 from sp.pipeline.sizes import format_bytes
 from sp.quant import Math
@@ -47,14 +47,27 @@ def maths_of(config: Mapping[str, Any]) -> tuple[str, str]:
     ('int8', 'int8 in attention')
     >>> maths_of({"math": "int8", "drafter_math": "f32"}), maths_of({"math": "int8", "products": "bf16"})[0]
     (('int8', 'bf16'), 'int8 in attention')
+    >>> maths_of({"math": "int8", "kept_bytes": 1 << 30, "drafter_math": "bf16"})
+    ('int8 kept', 'bf16')
     """
 
     def kind(role: str) -> str:
         math = config.get(f"{role}math")
         found = str(Math.BF16) if math in (None, "f32") else str(math)
+        if f"{role}kept_bytes" in config:
+            return kept_rounded(found)
         return in_attention(found) if f"{role}products" in config else found
 
     return kind(""), kind("drafter_" if config.get("drafter_math") else "")
+
+
+def target_alone(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration tells what the target multiplied, for rows that no drafter has a part in.
+
+    >>> target_alone({"math": "int8", "kept_bytes": 9, "drafter_math": "bf16", "vram": None})
+    {'math': 'int8', 'kept_bytes': 9}
+    """
+    return {name: config[name] for name in ("math", "kept_bytes") if name in config}
 
 
 def maths_told(config: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from sp.kernels import device_errors, import_cupy
 from sp.models import Draft, Model
 from sp.models.device.parts import Parts
 from sp.models.shards.shared_model import SharedModel
-from sp.pipeline.cache_pool import CachePool, CardPools
+from sp.pipeline.cache_pool import CachePool
 from sp.pipeline.load import Loaded
 from sp.pipeline.meter import Journal, Meter
 from sp.pipeline.pool import Pool
@@ -54,7 +54,6 @@ class Residency:
     budget: int | None = None
     cache_pool: CachePool = field(init=False)
     pool: Pool = field(init=False)
-    card_pools: CardPools | None = field(init=False, default=None)
     guests: WeakSet[Guest] = field(default_factory=WeakSet)
     _left: int = 0
     _models: dict[str, Parts] = field(default_factory=dict)
@@ -72,7 +71,7 @@ class Residency:
     def within(self, budget: int | None) -> Residency:
         """The same models under another budget, which holds from its next use on."""
         other = replace(self, budget=budget, _offloaded_for={})
-        other.cache_pool, other.card_pools = self.cache_pool.sharing(keep=budget is None), self.card_pools
+        other.cache_pool = self.cache_pool.sharing(keep=budget is None)
         return other
 
     def load(self, name: str, make: Callable[[], Loaded]) -> Loaded:
@@ -94,13 +93,11 @@ class Residency:
     def add(self, name: str, model: Model, since: float | None = None) -> None:
         """Take a model on, loaded `since` then; one on the CPU is nobody's concern, a known one stays as it is."""
         if isinstance(model, SharedModel):  # it never leaves; what its cards keep between answers may
-            self.card_pools = self.card_pools or CardPools(model.shards.group)
-            return
-        if model.device == "cpu" or (name in self._models and self._models[name].model is model):
-            return
-        self._models[name] = parts = Parts(model)
-        times = () if since is None else (since, time.perf_counter() - since)
-        self._journal.note("load", name, len(parts.sizes), sum(parts.sizes.values()), *times)
+            self.cache_pool.spread(model.shards.group)
+        elif model.device != "cpu" and not (name in self._models and self._models[name].model is model):
+            self._models[name] = parts = Parts(model)
+            times = () if since is None else (since, time.perf_counter() - since)
+            self._journal.note("load", name, len(parts.sizes), sum(parts.sizes.values()), *times)
 
     @contextmanager
     def using(self, name: str, tokens: int) -> Iterator[None]:
@@ -129,7 +126,7 @@ class Residency:
         """What `work` makes while the model `name` is in use, which it stays until `stack` is closed.
 
         Where memory ran out although others left it, what is free now lies in scraps: the work is begun
-        anew, with all of it in one piece.
+        anew, with all of it in one piece. Before that it goes on without weights kept rounded.
         """
         before, first = self._gone(name), True
         while True:
@@ -142,6 +139,8 @@ class Residency:
                     stack.enter_context(mine.pop_all())
                     return made
             except DeviceError:
+                if name in self._models and self._models[name].drop_kept():
+                    continue
                 if not first or self._gone(name) == before:
                     raise
                 first = False
@@ -221,6 +220,8 @@ class Residency:
             return
         self.cache_pool.drop()
         for name, parts in self._models.items():
+            if self.budget:
+                parts.drop_kept()
             if back := parts.returned:  # in pieces of memory that suited the other
                 self._leave(name, back)
         self.pool.limit()
@@ -259,16 +260,17 @@ class Residency:
         """Let parts of idle models leave, of `size` bytes if there are so many; False if there are none.
 
         An idle cache goes before all else: it takes milliseconds to make, and the weights of a model longer to copy.
-        Then what guests hold, the one used longest ago first, and room that experts are brought to.
+        Then what guests hold, the one used longest ago first, and what can be done without: weights kept rounded, and
+        room that experts are brought to.
         """
-        if size and (self.cache_pool.drop() or (self.card_pools is not None and self.card_pools.drop())):
+        if size and self.cache_pool.drop():
             return True
         for guest in sorted(self.guests, key=lambda guest: guest.used):
             if size and guest.leave_for(self._busy):
                 self._left += 1
                 return True
         for name, parts in self._models.items():
-            if size and name != self._busy and parts.drop_ring():
+            if size and name != self._busy and (parts.drop_kept() or parts.drop_ring()):
                 self._left += 1
                 return True
         freed = 0

@@ -212,10 +212,8 @@ def read(
     with ExitStack() as stack:
         with trace.stage("target prefill", len(given.ids)), reporter(what, len(given.ids)) as progress:
             asked = target, given, options, progress, draft
-            if residency.card_pools is None:
-                work = partial(begin, *asked, residency.cache_pool)
-            else:
-                work = partial(begin_on_cards, *asked, residency.card_pools)
+            pool = residency.cache_pool
+            work = partial(begin, *asked, pool) if pool.cards is None else partial(begin_on_cards, *asked, pool.cards)
             begun = residency.attempt(stack, "target", len(given.ids), work)
         ttft, cold = trace.seconds, target.model.cold
         if begun.read:

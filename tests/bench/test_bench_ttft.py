@@ -126,6 +126,19 @@ def test_full_prefills_end_when_they_have_taken_long_enough(maker: PromptMaker, 
     assert counts == [[1, 1], [3, 1]]
 
 
+def test_without_full_prefills_the_compressed_requests_stand_alone(maker: PromptMaker, pair: Pipeline) -> None:
+    timings = list(Bench(pair, maker, repeats=1, full_repeats=0).run([600], [RunOptions(keep_ratio=0.2)]))
+    assert [timing.cell.full for timing in timings] == [False]
+    metrics = timings[0].metrics()
+    assert metrics["ttft_s"] > 0
+    assert (metrics["full_ttft_s"], metrics["full_runs"]) == (None, 0)
+    command = ["bench", "ttft", "-p", "600", "--keep-ratio", "0.2", "--full-repeats", "0", "-r", "1", "-n", "2"]
+    ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
+    assert ended.exit_code == 0, ended.output
+    assert "everything" not in ended.output
+    assert "measured to pay" not in ended.output
+
+
 def test_memory_is_watched_while_something_runs() -> None:
     with watched() as seen:
         until = time.monotonic() + 30

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import eight_bits_page
 import pytest
 
 from sp.bench.record import newest
 from sp.models import load_model
-from sp.models.arithmetic import FIRST_LAYERS
+from sp.models.arithmetic import FIRST_LAYERS, Arithmetic, is_eligible
 from sp.models.auto_math import FASTER, MOST_ERROR, SAMPLED
-from sp.models.inspect.memory import product_bytes
+from sp.models.device.kept import SHARE
+from sp.models.inspect.memory import held_weights, layer_matrices, product_bytes
 from sp.models.synthetic.shapes import find_shape
-from sp.ops.byte_rows.rows import ROUNDED_TOKENS
+from sp.ops.byte_rows.kept import kept_bytes
+from sp.ops.byte_rows.rows import KEPT_TOKENS, ROUNDED_TOKENS
 from sp.pipeline.load import embedded
 from sp.quant import Math
 
@@ -33,10 +36,26 @@ def test_tables_are_those_of_records(name: str) -> None:
 def test_numbers_of_the_text_are_those_of_the_code() -> None:
     assert f"at most {100 * MOST_ERROR:.2f} %" in TEXT
     assert f"{SAMPLED} rows" in TEXT
-    assert f"From {ROUNDED_TOKENS:,} tokens on" in TEXT
+    assert f"From {ROUNDED_TOKENS:,} tokens on, or {KEPT_TOKENS}." in TEXT
+    assert f"runs of {KEPT_TOKENS} to {ROUNDED_TOKENS - 1:,} tokens" in TEXT
     assert {f"{major}.{minor}" for path, (major, minor) in FASTER if path == "portable"} == {"8.6", "8.9", "9.0"}
     taken = product_bytes(find_shape("qwen3.6-27b").config, 8192, Math.INT8)
     assert f"{taken >> 20} MiB" in TEXT
+
+
+def test_what_is_kept_of_the_27b_shape_is_what_the_page_says() -> None:
+    shape = find_shape("qwen3.6-27b")
+    config, matrices = shape.config, layer_matrices(shape.config)
+    marked = [
+        SimpleNamespace(shape=t.shape, row_tiles=-(-t.shape[0] // 64)) for t in matrices if is_eligible(t.name, t.shape)
+    ]
+    nbytes = sum(kept_bytes([one]) for one in marked)
+    told = Arithmetic(Math.INT8, Math.INT8, len(marked), len(matrices), kept=nbytes)
+    assert f"`target: {told}`" in TEXT
+    packed = sum(row.nbytes for row in held_weights(config, {name: fmt for name, _, fmt in shape.plan("q4_k_m")}))
+    assert f"they take {nbytes / 2**30:.2f} GiB beside {packed / 2**30:.2f} of the packed weights" in TEXT
+    assert SHARE == 2
+    assert "at most half of the memory that is free" in TEXT
 
 
 def test_as_many_first_layers_stay_as_the_page_says() -> None:

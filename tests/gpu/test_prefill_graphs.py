@@ -18,6 +18,7 @@ from sp.decode.greedy import greedy
 from sp.kernels.device import current_device
 from sp.models import Model, load_model, prefill
 from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.ops.byte_rows import loud
 from sp.ops.delta import delta_mixer
 from sp.ops.delta.padding import HIDDEN, hide_padding, keep_taps
 from sp.ops.matmul import gemm_portable, gemm_sm90
@@ -40,6 +41,7 @@ COUNTERS = (
     gemm_portable._arrivals,
     gemm_sm90._workspace,
     delta_mixer._arrivals,
+    loud._peaks,
 )
 """What kernels keep from their first use on, zero between launches."""
 

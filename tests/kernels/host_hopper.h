@@ -27,6 +27,16 @@ inline unsigned pack_f16(float low, float high) { return half_bits(low) | half_b
 inline unsigned pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 inline unsigned pack_e4m3(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float saturated_fma(float x, float slope, float shift) {
+    const float value = std::fma(x, slope, shift);
+    return value > 0 ? std::fmin(value, 1.0f) : 0.0f;  // NaN is not greater
+}
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    const auto byte = [&](unsigned at) { return (at & 4 ? b : a) >> 8 * (at & 3) & 255; };
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= byte(selector >> 4 * i & 7) << 8 * i;
+    return result;
+}
 
 // ---- barriers and copies
 struct Mbarrier { int arrivals, pending, bytes; unsigned phase; };

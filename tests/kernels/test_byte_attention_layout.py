@@ -200,10 +200,10 @@ def test_lists_of_blocks(rounding: Any, products: ctypes.CDLL) -> None:
 
 
 def close(got: np.ndarray, want: np.ndarray) -> None:
-    """Within the rounding of bf16, but for the few weights that the last bit of an exponent rounds to a neighbour."""
+    """Within the rounding of bf16, but for the few weights that the last bit of a score rounds to a neighbour."""
     assert np.isfinite(got).all()
     error = np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2))
-    assert error < 3e-3, f"relative error {error:.2e}"
+    assert error < 4e-3, f"relative error {error:.2e}"
 
 
 def test_shared_memory_is_counted_as_it_is_laid_out(products: ctypes.CDLL) -> None:

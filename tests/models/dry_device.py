@@ -186,6 +186,7 @@ def install() -> None:
     runtime = SimpleNamespace(
         getDevice=lambda: 0,
         getDeviceProperties=lambda device: H200,
+        memGetInfo=lambda: (140 << 30, 141 << 30),
         memcpyAsync=lambda target, source, nbytes, kind, stream: ctypes.memmove(target, source, nbytes),
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dry_walk import walked
 from tiny_models import write_tiny
 
 from sp.errors import ConfigError
@@ -195,35 +194,6 @@ def test_what_no_kernel_makes_is_refused_in_one_line(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match=r"^math fp8 needs a GPU of compute capability 9\.0 .* bf16 or int8$"):
         check_math(Math.FP8, "cuda")
     check_math(Math.FP8, "cpu")
-
-
-WALK = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import dry_device
-dry_device.install()
-import numpy as np
-from sp.kernels import forced_path
-from sp.models import load_model, prefill
-with forced_path("sm_90a"):
-    for math in ("bf16", "int8", "fp8", "auto"):
-        model = load_model(sys.argv[2], device="cuda", math=math)
-        for n in (1023, 1100):
-            dry_device.launches.clear()
-            prefill(model, np.arange(n), np.arange(n), model.new_cache(n))
-            print(math, n, model.arithmetic.weights, dry_device.launches.get("gemm_bytes_sm90", 0))
-"""
-
-
-def test_marks_reach_the_kernels_of_a_device() -> None:
-    said = [line.split() for line in walked(WALK, str(embedded("target"))).splitlines()]
-    launches = {(math, n): (int(marked), int(count)) for math, n, marked, count in said}
-    assert launches["bf16", "1100"] == (0, 0)
-    assert launches["auto", "1100"] == (0, 0)  # all of its matrices are narrow
-    for math in ("int8", "fp8"):
-        assert launches[math, "1023"] == (56, 0)
-        assert launches[math, "1100"] == launches["int8", "1100"]
-    assert launches["int8", "1100"] == (56, 7 * 6 + 2)  # gate and up are one; of the last layer only keys and values
 
 
 @pytest.mark.parametrize("tokens", [1023, 1024, 5000, 100_000])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sp.errors import DeviceError
-from sp.ops.byte_rows.e4m3 import round_e4m3
+from sp.ops.byte_rows.e4m3 import near_exp2, round_e4m3
 from sp.ops.byte_rows.loud import loud_channels, loudest
 from sp.ops.byte_rows.rows import ByteKind, byte_product, round_rows
 from sp.ops.matmul.linear import linear
@@ -35,6 +35,20 @@ def test_e4m3_is_the_nearest_number_of_its_table() -> None:
     ties = ((E4M3[1:] + E4M3[:-1]) / 2).astype(np.float32)
     places = np.searchsorted(E4M3, round_e4m3(ties))
     assert (places % 2 == 0).all()  # halves to even: the table begins with an even one and they alternate
+
+
+def test_numbers_near_powers_of_two() -> None:
+    y = np.linspace(-12, 8.75, 5000).astype(np.float32)
+    got = near_exp2(y)
+    assert np.isin(got, E4M3).all()
+    assert (np.diff(got) >= 0).all()
+    normal = y >= -6
+    ratio = got[normal] / np.exp2(y[normal])
+    assert 0.95 < ratio.min() < 0.97
+    assert 1.10 < ratio.max() < 1.12  # 1.0861 in the middle of octaves, and rounding
+    assert not near_exp2(np.array([-7.1, -np.inf], np.float32)).any()
+    whole = np.arange(-6, 9, dtype=np.float32)
+    np.testing.assert_array_equal(near_exp2(whole), np.exp2(whole))
 
 
 @pytest.mark.parametrize("kind", ByteKind)

@@ -28,7 +28,7 @@ def run(**options):
     dry_nccl.replayed.clear(), dry_nccl.captured.clear()
     given = {"keep_ratio": 0.2, "compress": "always", "max_new_tokens": NEW} | options
     found = pair.run(prompt, RunOptions(**given), full=False).answer
-    kept = [pool.idle for pool in residency.card_pools.pools]
+    kept = [pool.idle for pool in residency.cache_pool.cards.pools]
     assert None not in kept and residency.cache_pool.idle is None
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sp-card")]
     return found, kept
@@ -60,13 +60,13 @@ for _ in range(2):
         run()
     except DeviceError as error:
         print(error)
-    assert [pool.idle for pool in residency.card_pools.pools] == [None, None]
+    assert [pool.idle for pool in residency.cache_pool.cards.pools] == [None, None]
     dry_nccl.stalled.clear()
     answer, again = run()
     assert graphs()[0] == sorted([0, 1] * (NEW - 2)), "graphs of ended communicators are gone"
     run(), run()
     dry_nccl.stalled.add(0)
-assert residency.card_pools.drop() and not residency.card_pools.drop()
+assert residency.cache_pool.cards.drop() and not residency.cache_pool.cards.drop()
 dry_nccl.stalled.clear()
 dry_nccl.unable.add(0)
 answer, _ = run()

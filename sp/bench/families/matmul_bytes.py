@@ -44,7 +44,7 @@ def cases() -> Iterator[Case]:
             module, these = kinds[path]
             for kind in these:
                 given, held = round_inputs(x, kind, loud), round_weights(weights, kind, loud)
-                run = partial(module.gemm, given, held, 0, rows, loud, out, epilogue)
+                run = partial(module.gemm, given, held, loud, (out,), epilogue)
                 config = shape | {"math": "int8" if kind is ByteKind.INT8 else "fp8"}
                 yield Case(config, path, run, bytes=moved, flops=flops, graph=True)
         if epilogue is STORE:

@@ -88,7 +88,9 @@ def bench_ttft(
     rotate: Rotate = False,
     new: Annotated[int, tokens_option("-n", "--new", least=1, help="Tokens decoded after the first is timed.")] = 32,
     repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Requests a cell, after a warm-up.")] = 5,
-    full_repeats: Annotated[int, typer.Option(min=1, help="Full prefills a length, after a shorter one.")] = 1,
+    full_repeats: Annotated[
+        int, typer.Option(min=0, help="Full prefills a length, after a shorter one; 0 where they would take too long.")
+    ] = 1,
     full_seconds: Annotated[
         float, typer.Option(help="No further full prefill of a length once its repeats have taken so long.")
     ] = 60.0,
@@ -121,6 +123,9 @@ def bench_ttft(
 
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 --cards 4 \\
       --target-cards 1
+
+      sp bench ttft --synthetic-target qwen3.6-27b --target-rope yarn:4 --synthetic-drafter qwen3-0.6b -p 1m \\
+      --keep-ratio 0.02 --blocks constant:64 --full-repeats 0
     """
     from sp.bench.prompts import PromptMaker
     from sp.bench.record import append

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
+from sp.models.device.kept import let_go
 from sp.models.layers.pinned_weight import PinnedWeight
 from sp.models.model import Model
 from sp.models.trunk import mapped
@@ -92,7 +93,11 @@ class Parts:
         return back or self.here[:1]
 
     def offload(self, names: list[str]) -> None:
-        """Let go of the device memory of parts; what leaves for the first time is copied, and waited for."""
+        """Let go of the device memory of parts; what leaves for the first time is copied, and waited for.
+
+        Weights are no longer kept rounded then: memory is too short for that.
+        """
+        self.drop_kept()
         for name in names:
             if name not in self._copies:
                 self._copies[name] = _to_host(self._tree(name))
@@ -125,6 +130,14 @@ class Parts:
     def drop_ring(self) -> bool:
         """Let go of the room that experts of cold layers are brought to, which is taken anew; whether there was any."""
         return self.model.cold is not None and self.model.cold.ring.drop()
+
+    def drop_kept(self) -> bool:
+        """Let go of weights that are kept rounded, for good: products round them anew; whether there were any."""
+        model = self.model
+        if not model.arithmetic.kept:
+            return False
+        model.trunk, model.arithmetic = let_go(model.trunk), replace(model.arithmetic, kept=0)
+        return True
 
     def _tree(self, name: str) -> Any:
         trunk = self.model.trunk

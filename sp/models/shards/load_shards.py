@@ -9,8 +9,10 @@ from typing import Any
 
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import GGUFFile
+from sp.kernels import device_errors
 from sp.models.arithmetic import arithmetic, attention_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
+from sp.models.device.kept import keep_rounded
 from sp.models.device.to_device import trunk_to_device
 from sp.models.layers.share import Share, Shareable
 from sp.models.load import asked_config, taken_trunk
@@ -83,11 +85,15 @@ def load_shards(
     for share in shares:
         with group.at(share.rank):
             trunk, reason = with_math(cut(whole, share), asked, device)
-            made_in = arithmetic(trunk, asked, reason, attention_math(asked, device, config.head_dim))
+            attention, kept = attention_math(asked, device, config.head_dim), 0
+            made_in = arithmetic(trunk, asked, reason, attention)
             if device == "cuda":
                 trunk, nbytes, again, _ = trunk_to_device(trunk, file, progress)
+                with device_errors():
+                    trunk, kept = keep_rounded(trunk)
             else:
                 nbytes, again = held_bytes(trunk), ()
+            made_in = replace(made_in, kept=kept)
             models.append(ShardModel(share.config(config), trunk, device, nbytes, again, made_in, share, group))
     return Shards(group, config, tuple(models))
 

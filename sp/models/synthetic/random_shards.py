@@ -6,6 +6,7 @@ from sp.kernels import device_errors
 from sp.kernels.device import require_device
 from sp.models.arithmetic import arithmetic, attention_math, check_math, read_math, with_math
 from sp.models.asked_scaling import AskedScaling
+from sp.models.device.kept import keep_rounded
 from sp.models.layers.share import Share
 from sp.models.shards.shard_model import ShardModel
 from sp.models.shards.shards import Shards
@@ -41,7 +42,8 @@ def random_shards(
         with group.at(rank), device_errors():
             store = RandomStore(config, found.plan(file_type), seed * group.size + rank, share=share)
             trunk, reason = with_math(store.trunk(), asked, "cuda", store.sampled)
-            made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", config.head_dim))
+            trunk, kept = keep_rounded(trunk)
+            made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", config.head_dim), kept)
             model = ShardModel(store.config, trunk, "cuda", store.nbytes, store.repacked, made_in, share, group)
         models.append(model)
     return Shards(group, config, tuple(models))

@@ -17,6 +17,7 @@ from sp.models.asked_scaling import AskedScaling
 from sp.models.auto_math import SAMPLED
 from sp.models.config import ModelConfig
 from sp.models.device.cold import with_cold
+from sp.models.device.kept import keep_rounded
 from sp.models.device.parts import arrays_of
 from sp.models.device.to_device import as_format, empty_matrix, empty_table, fill_rows, row_slices
 from sp.models.layers.share import Share
@@ -64,7 +65,8 @@ def random_model(
         trunk, reason = with_math(store.trunk(), asked, "cuda", store.sampled)
         trunk, shared = with_cold(trunk, cold)
         room = shared.ring.room if shared else 0
-        made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", store.config.head_dim))
+        trunk, kept = keep_rounded(trunk)
+        made_in = arithmetic(trunk, asked, reason, attention_math(asked, "cuda", store.config.head_dim), kept)
         return Model(store.config, trunk, "cuda", store.nbytes + room, store.repacked, shared, made_in)
 
 

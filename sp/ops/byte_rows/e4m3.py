@@ -1,4 +1,4 @@
-"""round_e4m3: the nearest number of eight bits with four of exponent and three of fraction."""
+"""Numbers of eight bits, four of exponent and three of fraction: the nearest one, and one near a power of two."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import numpy as np
 from sp.arrays import Floats
 
 LARGEST = np.float32(448)
+LAST = 126
+"""Bits of `LARGEST`; those after it are no number."""
+NUMBERS: Floats = np.where(
+    np.arange(LAST + 1) < 8,
+    np.ldexp(np.arange(LAST + 1), -9),
+    np.ldexp(8 + np.arange(LAST + 1) % 8, np.arange(LAST + 1) // 8 - 10),
+).astype(np.float32)
+"""Those that are not negative, by their bits."""
 
 
 def round_e4m3(x: Floats) -> Floats:
@@ -34,3 +42,32 @@ def round_e4m3(x: Floats) -> Floats:
     step = np.ldexp(np.float32(1), exponent - 3)
     rounded: Floats = np.copysign(np.rint(size / step) * step, x).astype(np.float32)
     return rounded
+
+
+def near_exp2(y: Floats) -> Floats:
+    """An e4m3 number near 2 to `y`, without a power: the one whose bits are the rounded 8 (7 + y), at least 0.
+
+    Those bits, read as a whole number, are 8 (7 + log2) of the number, but for up to 0.7 in the middle of an octave. So
+    it is within 12.5 % of the power from 2 to the -6 up to 448, and below 2 to the -7 it is 0.
+
+    Parameters
+    ----------
+    y : float32
+        At most 8.75, past which it is taken as that; minus infinity gives 0.
+
+    Returns
+    -------
+    float32
+
+    References
+    ----------
+    Schraudolph, "A fast, compact approximation of the exponential function", 1999.
+
+    Examples
+    --------
+    >>> near_exp2(np.array([0.0, 0.5, 1.0, 6.3, -8.0, -np.inf], np.float32)).tolist()
+    [1.0, 1.5, 2.0, 80.0, 0.0, 0.0]
+    """
+    bits = np.rint(np.clip(8 * (y + 7), 0, LAST)).astype(np.int64)
+    found: Floats = NUMBERS[bits]
+    return found

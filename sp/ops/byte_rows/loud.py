@@ -10,11 +10,15 @@ import numpy as np
 from sp.arrays import Floats
 from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
+from sp.kernels.device import current_device
+from sp.kernels.kept import cache
 from sp.kernels.specs.matmul.gemm_bytes import CHANNEL_PEAKS, LOUD, LOUD_CHANNELS, MOST_LOUD_WIDTH
 from sp.quant.packing import TILE
 
 OVER = np.float32(4)
 """A channel is loud when its peak is over so many times the geometric mean of all."""
+FEW_TOKENS = 2048
+"""Up to so many tokens are shared by more blocks, so that all multiprocessors have some."""
 _BIN = 21
 """Bits of a float32 below its exponent and the two bits of the fraction that peaks are sorted by."""
 
@@ -46,7 +50,7 @@ class PeakedInputs:
     values : uint16 (tokens, in)
         BF16.
     peaks : uint32 (in of whole 64,)
-        The largest absolute value of each channel, as bits of a float32.
+        The largest absolute value of each channel, as bits of a float32; zeros once `loud_channels` has looked.
     """
 
     values: Any
@@ -109,10 +113,17 @@ def loudest(peaks: Floats) -> Any:
 
 
 def _on_device(x: Any) -> LoudChannels:
-    cupy, width = import_cupy(), x.shape[1]
-    peaks = cupy.zeros(width, np.uint32)
-    CHANNEL_PEAKS.launch((-(-width // 1024), -(-len(x) // 64)), x, peaks, len(x), defines={"COLS": width})
+    width = x.shape[1]
+    peaks = _peaks(current_device(), width)
+    each = 64 if len(x) > FEW_TOKENS else 16
+    CHANNEL_PEAKS.launch((-(-width // 1024), -(-len(x) // each)), x, peaks, len(x), each, defines={"COLS": width})
     return _among(peaks, width)
+
+
+@cache
+def _peaks(device: int, width: int) -> Any:
+    """Largest values by channel, zero between launches."""
+    return import_cupy().zeros(width, np.uint32)
 
 
 def _among(peaks: Any, width: int) -> LoudChannels:

@@ -14,7 +14,7 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.gemm_bytes import E4M3, GROUPED, INT8, LOUD, ROUND_INPUTS, ROUND_WEIGHT
 from sp.ops.byte_rows.e4m3 import round_e4m3
-from sp.ops.byte_rows.loud import LoudChannels
+from sp.ops.byte_rows.loud import FEW_TOKENS, LoudChannels
 from sp.quant import Math
 from sp.quant.packing import TILE
 
@@ -22,6 +22,10 @@ LEAST, MOST = np.float32(2.0**-100), np.float32(2.0**100)
 """A group without a larger value than the first counts as zeros, one with a larger one than the second as no number."""
 ROUNDED_TOKENS = 1024
 """Fewer tokens are multiplied in BF16: rounding the weight would cost more than the product gains."""
+KEPT_TOKENS = 257
+"""The same of weights that are kept rounded, where only inputs are. Counted, not measured: up to 256 tokens are two
+columns of tiles of 192, a third of them empty, which with what rounds the inputs takes as long as the product in BF16.
+More than 256 are a larger size of `PrefillGraphs`."""
 PADDED = 256
 """Tokens past the end for which there is room among the scales, so that no copy of a tile reaches past it."""
 
@@ -67,11 +71,13 @@ class ByteRows:
     ----------
     rows, width : int
     kind : ByteKind
-    codes : uint8 (rows, in)
+    codes : uint8 (rows and more, in)
         Of weights rows of whole tiles of 64. In the order of round_weight.cu.
     scales : float32 (in / 256, stride)
-    loud : uint16 (rows, 64)
-        BF16; not written where no channel is loud.
+    loud : uint16 (rows, 64) or None
+        BF16; not written where no channel is loud. None of weights that are kept, for which a product finds its own.
+    first : int
+        Where these rows begin among those of `codes` and `scales`.
     """
 
     rows: int
@@ -80,6 +86,7 @@ class ByteRows:
     codes: Any
     scales: Any
     loud: Any
+    first: int = 0
 
 
 def round_rows(values: Floats, kind: ByteKind, loud: Ints, apart: bool) -> Rounded:
@@ -147,8 +154,11 @@ def byte_product(x: Rounded, w: Rounded) -> Floats:
     return y + x.loud @ w.loud.T
 
 
-def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
-    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device."""
+def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels, *, late: bool = False) -> ByteRows:
+    """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device.
+
+    `late`: the launch before was one of loud_weight.cu, beside which this may run.
+    """
     if not is_device(x) or x.ndim != 2 or x.dtype != "uint16" or x.shape[1] % GROUPED:
         raise DeviceError(f"bytes: bf16 rows of a multiple of {GROUPED} on a device, not {x.dtype} {x.shape}")
     cupy, (tokens, width) = import_cupy(), x.shape
@@ -162,7 +172,7 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
         cupy.empty((tokens, LOUD), np.uint16),
     )
     ROUND_INPUTS.launch(
-        (held // 8,),
+        (held // 8, 4 if tokens <= FEW_TOKENS else 1),
         x,
         rows.codes,
         rows.scales,
@@ -172,13 +182,17 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
         loud.mask,
         tokens,
         held,
+        int(late),
         defines={"COLS": width, "KIND": int(kind)},
     )
     return rows
 
 
-def round_weights(weights: Sequence[Any], kind: ByteKind, loud: LoudChannels) -> ByteRows:
-    """`round_rows` of PackedWeights of one width, one under the other from whole tiles of 64 rows on."""
+def round_weights(weights: Sequence[Any], kind: ByteKind, loud: LoudChannels | None) -> ByteRows:
+    """`round_rows` of PackedWeights of one width, one under the other from whole tiles of 64 rows on.
+
+    Without `loud` nothing is gathered beside the bytes, which are the same.
+    """
     cupy, width = import_cupy(), weights[0].shape[1]
     tiles = sum(w.row_tiles for w in weights)
     rows = ByteRows(
@@ -187,7 +201,7 @@ def round_weights(weights: Sequence[Any], kind: ByteKind, loud: LoudChannels) ->
         kind,
         cupy.empty((tiles * TILE, width), np.uint8),
         cupy.empty((width // GROUPED, tiles * TILE), np.float32),
-        cupy.empty((tiles * TILE, LOUD), np.uint16),
+        None if loud is None else cupy.empty((tiles * TILE, LOUD), np.uint16),
     )
     first = 0
     for w in weights:
@@ -199,10 +213,7 @@ def round_weights(weights: Sequence[Any], kind: ByteKind, loud: LoudChannels) ->
             w.plane("deltas"),
             rows.codes[first:],
             rows.scales.reshape(-1)[first:],
-            rows.loud[first:],
-            loud.count,
-            loud.channels,
-            loud.mask,
+            *((None,) * 4 if loud is None else (rows.loud[first:], loud.count, loud.channels, loud.mask)),
             w.k_tiles,
             tiles * TILE,
             defines={"FORMAT": w.format.ggml_type, "KIND": int(kind)},

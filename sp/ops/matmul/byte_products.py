@@ -1,39 +1,49 @@
-"""What surrounds the kernels that multiply bytes: inputs and weights are rounded, then multiplied."""
+"""What surrounds the kernels that multiply bytes: inputs are rounded, and weights that are not kept rounded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_bytes import GROUPED, MOST_LOUD_WIDTH
+from sp.errors import DeviceError
+from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemm_bytes import GROUPED, MOST_LOUD_WIDTH, MOST_OUTS, WIDE
+from sp.ops.byte_rows.kept import follow, kept_together
 from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
-from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, round_inputs, round_weights
+from sp.ops.byte_rows.rows import BYTE_KINDS, ByteRows, round_inputs, round_weights
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.quant import Math
 from sp.quant.packing import TILE
 
 Gemm = Callable[..., None]
 """See `sp.ops.matmul.gemm_bytes_sm90.gemm`."""
+STORES = (STORE, STORE_F32)
+"""Of several weights at once."""
 
 
 def byte_kernel(name: str, gemm: Gemm, path: str, maths: tuple[Math, ...], *, peaks: bool) -> MatmulKernel:
-    """Register a kernel that multiplies `ByteRows`; weights are rounded again for every product, in room of its own.
+    """Register a kernel that multiplies `ByteRows`.
 
-    With `peaks` it finds those of what SWIGLU makes.
+    Weights that are not kept rounded are rounded again for every product, in room of its own. With `peaks` it finds
+    those of what SWIGLU makes.
     """
 
     def run(p: Product) -> None:
         kind = BYTE_KINDS[p.weights[0].math]
         loud = loud_channels(p.x)
-        x = round_inputs(p.x.values if isinstance(p.x, PeakedInputs) else p.x, kind, loud)
-        if p.epilogue is SWIGLU:
-            out, rows = p.outs[0], p.weights[0].shape[0]
-            into, found = (out.values, out.peaks) if isinstance(out, PeakedInputs) else (out, None)
-            gemm(x, round_weights(p.weights, kind, loud), 0, rows, loud, into, SWIGLU, found)
-            return
-        for w, out in zip(p.weights, p.outs, strict=True):
-            epilogue = p.epilogue.typed(out.dtype.char == "f")
-            gemm(x, round_weights((w,), kind, loud), 0, w.shape[0], loud, out, epilogue)
+        launches = [slice(None)] if p.epilogue is SWIGLU else list(in_launches(p.weights, p.outs))
+        kept = [kept_together(p.weights[some], loud) for some in launches]
+        late = any(w is not None for w in kept)
+        x = round_inputs(p.x.values if isinstance(p.x, PeakedInputs) else p.x, kind, loud, late=late)
+        for some, w in zip(launches, kept, strict=True):
+            w = round_weights(p.weights[some], kind, loud) if w is None else w
+            if p.epilogue is SWIGLU:
+                out = p.outs[0]
+                into, found = (out.values, out.peaks) if isinstance(out, PeakedInputs) else (out, None)
+                gemm(x, w, loud, (into,), SWIGLU, found)
+            else:
+                outs = p.outs[some]
+                gemm(x, w, loud, outs, p.epilogue.typed(outs[0].dtype.char == "f"))
 
     return register_matmul(
         MatmulKernel(
@@ -50,6 +60,33 @@ def byte_kernel(name: str, gemm: Gemm, path: str, maths: tuple[Math, ...], *, pe
     )
 
 
+def in_launches(weights: Sequence[Any], outs: Sequence[Any]) -> Iterator[slice]:
+    """Which weights are multiplied in one launch: up to three that are kept one under the other, results of one type.
+
+    Those that are rounded anew go one by one, so that their bytes take no more room than those of the largest.
+    """
+    first = 0
+    for i in range(1, len(weights) + 1):
+        together = i < len(weights) and i - first < MOST_OUTS and outs[i].dtype == outs[first].dtype
+        if not together or not follow(weights[first : i + 1]):
+            yield slice(first, i)
+            first = i
+
+
+def check_operands(x: ByteRows, w: ByteRows, outs: Sequence[Any], epilogue: Epilogue) -> None:
+    """DeviceError unless these are operands of a `Gemm`."""
+    wanted, shapes = "float32" if epilogue in WIDE else "uint16", [(out.dtype, out.shape) for out in outs]
+    rows = [out.shape[-1] for out in outs]
+    padded = sum(-(-count // TILE) * TILE for count in rows) * (1 + (epilogue == SWIGLU))
+    if (x.width, x.kind) != (w.width, w.kind) or padded > w.rows or w.first % TILE:
+        raise DeviceError(f"bytes: inputs {x.rows, x.width}, weights {w.rows, w.width} from {w.first} on, out {shapes}")
+    if any(out.shape != (x.rows, out.shape[-1]) or out.dtype != wanted or out.shape[-1] % 8 for out in outs):
+        raise DeviceError(f"bytes: {x.rows} tokens, results {shapes}: {wanted}, multiples of 8 a token")
+    most = MOST_OUTS if epilogue in STORES else 1
+    if not all(out.flags.c_contiguous for out in outs) or not 1 <= len(outs) <= most:
+        raise DeviceError(f"bytes: {len(outs)} results {shapes}: C-contiguous, up to {most} with {epilogue.name}")
+
+
 def workspace_bytes(tokens: int, rows: int, width: int) -> int:
     """Room that a product of bytes takes besides its operands: both, rounded."""
     padded = -(-rows // TILE) * TILE
@@ -57,5 +94,5 @@ def workspace_bytes(tokens: int, rows: int, width: int) -> int:
 
 
 def _room(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
-    fits = tokens >= ROUNDED_TOKENS and width % GROUPED == 0 and width <= MOST_LOUD_WIDTH
-    return tokens if fits else 0
+    """How few tokens are worth it, weights say: see `PackedWeight.least_tokens`."""
+    return tokens if width % GROUPED == 0 and width <= MOST_LOUD_WIDTH else 0

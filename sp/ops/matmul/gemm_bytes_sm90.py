@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sp.errors import DeviceError
 from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, GROUPED, LOUD, TOKENS, WIDE, variant
+from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, GROUPED, LOUD, MOST_OUTS, NEVER, SHAPES, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.byte_rows.loud import LoudChannels
 from sp.ops.byte_rows.rows import ByteRows
-from sp.ops.matmul.byte_products import byte_kernel
+from sp.ops.matmul.byte_products import byte_kernel, check_operands
 from sp.quant import Math
 from sp.quant.packing import TILE
 
@@ -21,10 +21,8 @@ from sp.quant.packing import TILE
 def gemm(
     x: ByteRows,
     w: ByteRows,
-    first: int,
-    rows: int,
     loud: LoudChannels,
-    out: Any,
+    outs: Sequence[Any],
     epilogue: Epilogue,
     peaks: Any = None,
 ) -> None:
@@ -34,42 +32,43 @@ def gemm(
     ----------
     x : ByteRows of inputs
     w : ByteRows of weights
-        Of SWIGLU gate and up, as many rows each.
-    first, rows : int
-        Which rows of w, from a whole tile of 64 on; of SWIGLU those of gate. A multiple of 8.
+        As many as `outs`, one under the other from whole tiles of 64 rows on; of SWIGLU gate and up.
     loud : LoudChannels that both were rounded with
-    out : (tokens, rows)
-        bf16 as uint16 for STORE and SWIGLU, float32 for STORE_F32 and ADD.
+    outs : sequence of (tokens, rows)
+        bf16 as uint16 for STORE and SWIGLU, float32 for STORE_F32 and ADD. Up to three, of ADD and SWIGLU one; rows
+        are multiples of 8.
     epilogue : Epilogue
     peaks : uint32 (rows of whole 64), optional
         Of SWIGLU: raised to the largest absolute values of the outputs.
     """
-    wanted = "float32" if epilogue in WIDE else "uint16"
-    if (x.width, x.kind) != (w.width, w.kind) or out.shape != (x.rows, rows) or out.dtype != wanted:
-        raise DeviceError(f"bytes: inputs {x.rows, x.width}, weights {rows, w.width}, out {out.dtype} {out.shape}")
-    if rows % 8 or first % TILE or not out.flags.c_contiguous:
-        raise DeviceError(f"bytes: {rows} outputs from {first} on: multiples of 8 and of {TILE}; out C-contiguous")
+    check_operands(x, w, outs, epilogue)
     if x.rows == 0:
         return
-    row_tiles = -(-rows // TILE)
+    tiles = [-(-out.shape[1] // TILE) for out in outs]
+    row_tiles = sum(tiles)
     defines, token_blocks, out_blocks, grid = plan_of(
         int(x.kind), epilogue, x.rows, row_tiles, multiprocessors(current_device())
     )
-    part, height = int(defines["TOKENS"]) // int(defines["CLUSTER"]), len(w.codes) - first
+    part, height = int(defines["TOKENS"]) // int(defines["CLUSTER"]), len(w.codes) - w.first
+    stored = [tensor_map(y, (y.shape[1], x.rows), (y.shape[1] * y.itemsize,), (128 // y.itemsize, 32)) for y in outs]
+    ends = [sum(tiles[: i + 1]) for i in range(len(outs) - 1)]
     GEMM_BYTES_SM90.launch(
         grid,
         tensor_map(x.codes, (x.width, x.rows), (x.width,), (128, part)),
-        tensor_map(w.codes[first:], (x.width, height), (x.width,), (128, TILE)),
+        tensor_map(w.codes[w.first :], (x.width, height), (x.width,), (128, TILE)),
         tensor_map(x.loud, (LOUD, x.rows), (2 * LOUD,), (LOUD, part)),
-        tensor_map(w.loud[first:], (LOUD, height), (2 * LOUD,), (LOUD, TILE)),
-        tensor_map(out, (rows, x.rows), (rows * out.itemsize,), (128 // out.itemsize, 32)),
+        tensor_map(w.loud, (LOUD, len(w.loud)), (2 * LOUD,), (LOUD, TILE)),
+        *stored,
+        *stored[-1:] * (MOST_OUTS - len(stored)),
         x.scales,
-        w.scales.reshape(-1)[first:],
+        w.scales.reshape(-1)[w.first :],
         loud.count,
         token_blocks,
         out_blocks,
         row_tiles,
         row_tiles,
+        *ends,
+        *(NEVER,) * (MOST_OUTS - 1 - len(ends)),
         x.width // GROUPED,
         x.scales.shape[1],
         w.scales.shape[1],
@@ -95,9 +94,8 @@ def plan_of(
     192
     """
     best: tuple[float, Defines, int, int, tuple[int]] | None = None
-    for size in TOKENS:
-        defines = variant(kind, epilogue, size)
-        cluster = defines["CLUSTER"]
+    for size, cluster in SHAPES:
+        defines = variant(kind, epilogue, size, cluster)
         blocks, outs = -(-tokens // size), -(-row_tiles // (cluster * (1 if epilogue == SWIGLU else 2)))
         tiles, most = blocks * outs, processors // cluster
         work = -(-tiles // most) * (size + FIXED)

@@ -173,8 +173,8 @@ class MatmulKernel:
             return
         kinds = [w.format.ggml_type for w in product.weights]
         mine = [i for i, w in enumerate(product.weights) if self.multiplies(w)]
+        given = self._prepared(product) if mine else product
         if mine:
-            given = self._prepared(product)
             keys = [None if self.alike is None else self.alike(kinds[i]) for i in mine]
             for some in grouped(keys, self.max_weights):
                 self._store(given.part([mine[i] for i in some]))
@@ -182,7 +182,9 @@ class MatmulKernel:
             other = self.otherwise or prefill_kernel(current_path())
             if other is self:
                 raise DeviceError(f"{self.name} does not take all the formats of {[w.name for w in product.weights]}")
-            other.launch(product.part([i for i in range(len(kinds)) if i not in mine]))
+            # What was done to x before is not done again, where the other would do just that.
+            again = Fusion.NORM in other.fusions or isinstance(given.x, InputTiles)
+            other.launch((product if again else given).part([i for i in range(len(kinds)) if i not in mine]))
 
     def _prepared(self, product: Product) -> Product:
         """With x as this kernel takes it."""

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sp.errors import ConfigError
-from sp.pipeline.measured import maths_told
+from sp.pipeline.measured import maths_told, target_alone
 from sp.scoring.reading import attending
 from sp.studies.figures import INK, save_png
 
@@ -113,7 +113,7 @@ def label_of(config: Mapping[str, Any]) -> str:
     if config.get("engine"):
         return f"{config['engine']}, full prefill"
     if config["keep_ratio"] == 1:
-        return ", ".join(part for part in ("full prefill", maths_told({"math": config.get("math")})) if part)
+        return ", ".join(part for part in ("full prefill", maths_told(target_alone(config))) if part)
     limit = config.get("vram") and f"in {config['vram']}"
     parts = [f"keep {config['keep_ratio']:g}", config.get("scorer"), attending(config), maths_told(config), limit]
     return ", ".join(part for part in parts if part)

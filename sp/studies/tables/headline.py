@@ -9,7 +9,15 @@ from typing import Any
 
 from sp.bench.llama_cpp import best_peer
 from sp.kernels.machine import machine_slug
-from sp.pipeline.measured import PLAIN_MATHS, BreakEven, cards_of, maths_of, maths_told, measured_break_evens
+from sp.pipeline.measured import (
+    PLAIN_MATHS,
+    BreakEven,
+    cards_of,
+    maths_of,
+    maths_told,
+    measured_break_evens,
+    target_alone,
+)
 from sp.pipeline.sizes import parse_bytes
 from sp.scoring.reading import attending
 from sp.studies.sweep.cells import is_control
@@ -129,7 +137,7 @@ def describe(config: Mapping[str, Any]) -> str:
 def _made_in(config: Mapping[str, Any]) -> str:
     """What models multiplied, after a comma; nothing of BF16."""
     full = config["keep_ratio"] == 1
-    told = maths_told({"math": config.get("math")} if full else config)
+    told = maths_told(target_alone(config) if full else config)
     return told and f", {told}"
 
 

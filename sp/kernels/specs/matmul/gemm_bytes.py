@@ -16,8 +16,12 @@ MOST_LOUD_WIDTH = 32768
 """Inputs of a product among which loud channels can be looked for."""
 CAPACITY = 227 * 1024
 WIDE = (STORE_F32, ADD)
-TOKENS = (192, 128)
-"""Of a tile."""
+SHAPES = ((192, 2), (128, 2))
+"""Tokens of a tile, and blocks of a cluster, which share their inputs."""
+MOST_OUTS = 3
+"""Weights of one launch."""
+NEVER = 2**32 - 1
+"""A row tile that no weight has: where those end that are not there."""
 
 
 def smem(defines: Defines) -> int:
@@ -27,7 +31,7 @@ def smem(defines: Defines) -> int:
     return -(-ring // 1024) * 1024 + 2 * 8192 + 16 * stages
 
 
-def variant(kind: int, epilogue: Epilogue, tokens: int, cluster: int = 2, group: int = 8) -> dict[str, int]:
+def variant(kind: int, epilogue: Epilogue, tokens: int, cluster: int, group: int = 8) -> dict[str, int]:
     """Defines as they ship, with as many stages as fit, up to eight."""
     defines = {"KIND": kind, "EPILOGUE": epilogue, "TOKENS": tokens, "STAGES": 1, "CLUSTER": cluster, "GROUP": group}
     while defines["STAGES"] < 8 and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
@@ -44,6 +48,8 @@ GEMM_BYTES_SM90 = KernelSpec(
         "map xl_map",
         "map wl_map",
         "map y_map",
+        "map y1_map",
+        "map y2_map",
         "const f32* x_scales",
         "const f32* w_scales",
         "const u32* loud_count",
@@ -51,6 +57,8 @@ GEMM_BYTES_SM90 = KernelSpec(
         "u32 out_blocks",
         "u32 row_tiles",
         "u32 second",
+        "u32 end0",
+        "u32 end1",
         "u32 groups",
         "u32 x_stride",
         "u32 w_stride",
@@ -58,10 +66,11 @@ GEMM_BYTES_SM90 = KernelSpec(
     ),
     threads=384,
     variants=tuple(
-        variant(kind, epilogue, tokens) for kind in (INT8, E4M3) for epilogue in Epilogue for tokens in TOKENS
+        variant(kind, epilogue, *shape) for kind in (INT8, E4M3) for epilogue in Epilogue for shape in SHAPES
     ),
     arches="90a",
     smem=smem,
+    pdl=True,
 )
 
 PORTABLE_BLOCK = 128
@@ -113,15 +122,35 @@ ROUND_WEIGHT = KernelSpec(
         "const u8*? deltas",
         "u8* codes",
         "f32* scales",
-        "u16* loud",
-        "const u32* count",
-        "const u32* channels",
-        "const u16* mask",
+        "u16*? loud",
+        "const u32*? count",
+        "const u32*? channels",
+        "const u16*? mask",
         "i32 k_tiles",
         "i32 stride",
     ),
     threads=128,
     variants=tuple({"FORMAT": fmt.ggml_type, "KIND": INT8} for fmt in kernel_formats()),
+)
+
+LOUD_SLICES = 8
+"""Blocks that share the loud channels of a row tile."""
+
+LOUD_WEIGHT = KernelSpec(
+    source="loud_weight.cu",
+    entry="loud_weight",
+    args=(
+        *(f"const u8*? {plane}{i}" for i in range(MOST_OUTS) for plane in ("low", "high", "scales", "deltas")),
+        "u16* loud",
+        "const u32* count",
+        "const u32* channels",
+        "i32 k_tiles",
+        "u32 end0",
+        "u32 end1",
+    ),
+    threads=128,
+    variants=tuple({"FORMAT": fmt.ggml_type} for fmt in kernel_formats()),
+    pdl=True,
 )
 
 WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 17408)
@@ -140,23 +169,27 @@ ROUND_INPUTS = KernelSpec(
         "const u16* mask",
         "i32 tokens",
         "i32 stride",
+        "i32 late",
     ),
     threads=256,
     variants=tuple({"COLS": width, "KIND": INT8} for width in WIDTHS),
+    pdl=True,
 )
 
 CHANNEL_PEAKS = KernelSpec(
     source="channel_peaks.cu",
     entry="channel_peaks",
-    args=("const u16* x", "u32* peaks", "i32 tokens"),
+    args=("const u16* x", "u32* peaks", "i32 tokens", "i32 each"),
     threads=128,
     variants=tuple({"COLS": width} for width in WIDTHS),
+    pdl=True,
 )
 
 LOUD_CHANNELS = KernelSpec(
     source="loud_channels.cu",
     entry="loud_channels",
-    args=("const u32* peaks", "u32* count", "u32* channels", "u16* mask"),
+    args=("u32* peaks", "u32* count", "u32* channels", "u16* mask"),
     threads=1024,
     variants=tuple({"COLS": width} for width in WIDTHS),
+    pdl=True,
 )

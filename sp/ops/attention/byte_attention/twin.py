@@ -10,7 +10,7 @@ import numpy as np
 from sp.arrays import Floats
 from sp.ops.attention.byte_attention.codes import key_centre, key_codes, query_codes, value_codes
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
-from sp.ops.byte_rows.e4m3 import round_e4m3
+from sp.ops.byte_rows.e4m3 import near_exp2
 from sp.ops.threads import run_parallel
 
 BIAS = 6
@@ -26,9 +26,10 @@ def byte_attention(
 ) -> Floats:
     """Attention of the last queries over all keys or the listed blocks, keys after a row left out.
 
-    Queries and keys are rounded to signed bytes, values to e4m3 (`sp.ops.attention.byte_attention.codes`); so are
-    weights, relative to a reference of their row: the largest score when it was last passed by more than `RISEN`. Tiles
-    of 128 keys are read from the diagonal down. Sums of weights are of those after rounding.
+    Queries and keys are rounded to signed bytes, values to e4m3 (`sp.ops.attention.byte_attention.codes`). Weights are
+    the e4m3 numbers near 2 to a score (`near_exp2`), relative to a reference of their row: the largest score when it
+    was last passed by more than `RISEN`. Tiles of 128 keys are read from the diagonal down. Sums are of the same
+    weights.
 
     Parameters
     ----------
@@ -109,12 +110,12 @@ class _Rows:
             reference = np.where(top[:, at] > reference + RISEN, top[:, at], reference)
             top[:, at] = reference
         safe = np.where(np.isinf(top), 0, top)
-        weights = np.exp2(scores - safe[:, :, None] + scores.dtype.type(BIAS))
+        weights = near_exp2(scores - safe[:, :, None] + scores.dtype.type(BIAS))
         last: Floats = top[:, -1]
         known = np.where(np.isinf(last), 0, last)
         keep = np.exp2(top - known[:, None])  # what a tile's weights count for once the last is read
         before = np.exp2(self._reference - known)
-        rounded = round_e4m3(weights) * keep[:, :, None]
+        rounded = weights * keep[:, :, None]
         self._sum = self._sum * before + rounded.sum(axis=(1, 2))
         flat: Floats = rounded.reshape(len(rounded), -1) @ values.reshape(-1, values.shape[2])
         self._out = self._out * before[:, None] + flat

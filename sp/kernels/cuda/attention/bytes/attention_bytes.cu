@@ -106,7 +106,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
         f32 o[64] = {}, sum[2] = {}, t[68] = {};
         if (steps > 0) {
             i32 s[64];
-            f32 w[64];
+            u32 w[32];
             u32 p[16];
             f32 reference[2] = {-INFINITY_F, -INFINITY_F}, keep[2];
             bool moved;

@@ -1,15 +1,18 @@
-// Online softmax of one warpgroup on wgmma sums of signed bytes, its weights in e4m3 at once.
+// Online softmax of one warpgroup on wgmma sums of signed bytes, its weights as e4m3 straight from the scores.
 //
-// A row's score is c[r] times its sum, c = log2(e) scale and what queries and keys were divided by. Weights are
-// 2^(score - reference + BIAS), reference a largest score seen earlier, which moves only when a score passes it by RISEN:
-// e4m3 holds 2^-9 to 448, so most of its range lies below the largest weight. Outputs so far are to be scaled by keep.
+// A row's score is c[r] times its sum, c = log2(e) scale and what queries and keys were divided by. Weights are about
+// 2^y, y = score - reference + BIAS, reference a largest score seen earlier, which moves only when a score passes it by
+// RISEN. The bits of an e4m3 number, read as a whole number, are 8 (7 + log2 of it) but for 0.7 at most in the middle of an
+// octave (after Schraudolph, "A fast, compact approximation of the exponential function", 1999): so a weight is the
+// rounded 8 (7 + y), at least 0. Neither exponentials nor conversions to e4m3 are asked for, of which a multiprocessor makes
+// 16 a clock. Outputs so far are to be scaled by keep.
 #pragma once
 #include "softmax_sm90.cuh"
 #include "wgmma_e4m3.cuh"
 
 #define RISEN 2.0f
 #define BIAS 6.0f  // and RISEN are the twin's
-#define UNSEEN i32(0x80000000)
+#define UNSEEN i32(0xFF800000)  // -inf: the least of the sums, and a weight of 0
 #define MAGIC 12582912.0f  // 1.5 * 2^23: its bits and a whole number below 2^22 are the bits of their sum
 #define MAGIC_BITS 0x4B400000
 
@@ -31,15 +34,27 @@ SP_DEVICE void hide(i32 (&s)[64], i32 key, i32 position) {
     }
 }
 
-// Sums -> weights. True when references of the warp moved, by `keep`.
+// x * slope + shift within 0 and 1, NaN as 0, in one instruction; __saturatef would take two.
+SP_DEVICE f32 saturated_fma(f32 x, f32 slope, f32 shift) {
+    f32 share;
+    asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(share) : "f"(x), "f"(slope), "f"(shift));
+    return share;
+}
+
+// The low byte is the weight's e4m3, 120 at most; `sum` has the bits of MAGIC, or is UNSEEN.
+SP_DEVICE u32 weight_bits(i32 sum, f32 slope, f32 shift) {
+    return __float_as_uint(fmaf(saturated_fma(__int_as_float(sum), slope, shift), 128.0f, MAGIC));
+}
+
+// Sums -> weights, two neighbours in the low half of a word. True when references of the warp moved, by `keep`.
 template <bool Hidden>
-SP_DEVICE bool soften(f32 (&w)[64], const i32 (&s)[64], f32 (&reference)[2], f32 (&keep)[2], const f32 (&c)[2]) {
+SP_DEVICE bool soften(u32 (&w)[32], const i32 (&s)[64], f32 (&reference)[2], f32 (&keep)[2], const f32 (&c)[2]) {
     i32 high[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
     for (int i = 8; i < 64; ++i) high[i / 2 % 4] = max(high[i / 2 % 4], s[i]);
 #pragma unroll
     for (int i = 1; i < 8; i += 2) high[i / 2] = max(high[i / 2], s[i]);
-    f32 shift[2];
+    f32 slope[2], shift[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const i32 most = quad_most(max(high[r], high[r + 2]));
@@ -48,22 +63,24 @@ SP_DEVICE bool soften(f32 (&w)[64], const i32 (&s)[64], f32 (&reference)[2], f32
         // While a row has seen no key both are -inf, and their difference would be NaN.
         const bool none = Hidden && reference[r] == -INFINITY_F;
         keep[r] = none ? 1.0f : exp2_fast(old - reference[r]);
-        shift[r] = none ? 0.0f : fmaf(-MAGIC, c[r], BIAS - reference[r]);
+        slope[r] = c[r] * 0.0625f;
+        shift[r] = none ? 0.0f : fmaf(-MAGIC, slope[r], (7.0f + BIAS - reference[r]) * 0.0625f);
     }
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
-        const int r = i / 2 % 2;
-        w[i] = exp2_fast(fmaf(__int_as_float(s[i] + MAGIC_BITS), c[r], shift[r]));
-        if (Hidden && s[i] == UNSEEN) w[i] = 0.0f;
+    for (int i = 0; i < 32; ++i) {
+        const int r = i % 2;
+        const i32 one = Hidden && s[2 * i] == UNSEEN ? UNSEEN : s[2 * i] + MAGIC_BITS;
+        const i32 other = Hidden && s[2 * i + 1] == UNSEEN ? UNSEEN : s[2 * i + 1] + MAGIC_BITS;
+        w[i] = weight_bits(one, slope[r], shift[r]) + (weight_bits(other, slope[r], shift[r]) << 8);
     }
     return __any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f);
 }
 
 // Weights as the A operand of the products with values in the order of key_place.
-SP_DEVICE void pack_weights(u32 (&p)[16], const f32 (&w)[64]) {
+SP_DEVICE void pack_weights(u32 (&p)[16], const u32 (&w)[32]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        const f32* four = w + 16 * (i / 4) + 8 * (i % 4 / 2) + 2 * (i % 2);
-        p[i] = pack_e4m3(four[0], four[1], four[4], four[5]);
+        const u32* pair = w + 8 * (i / 4) + 4 * (i % 4 / 2) + i % 2;
+        p[i] = __byte_perm(pair[0], pair[2], 0x5410);
     }
 }

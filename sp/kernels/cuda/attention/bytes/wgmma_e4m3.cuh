@@ -49,3 +49,8 @@ SP_DEVICE void sums_ready(i32 (&d)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
+
+SP_DEVICE void sums_ready(u32 (&d)[32]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}

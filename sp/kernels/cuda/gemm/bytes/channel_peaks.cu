@@ -2,13 +2,17 @@
 //
 //   x      bf16 (tokens, COLS), COLS % 8 == 0
 //   peaks  u32 (COLS), zeros before; a NaN is larger than all
-// Grid (ceil(COLS / 1024), ceil(tokens / 64)), 128 threads: 8 channels a thread, 64 tokens a block. Arches: 80+. Bound by memory.
-#include "types.cuh"
+// Grid (ceil(COLS / 1024), ceil(tokens / each)), 128 threads: 8 channels a thread, `each` tokens a block. Arches: 80+. Bound by
+// memory.
+#include "pdl.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) channel_peaks(const u16* __restrict__ x, u32* peaks, i32 tokens) {
+extern "C" __global__ void __launch_bounds__(128) channel_peaks(const u16* __restrict__ x, u32* peaks, i32 tokens,
+                                                                   i32 each) {
+    pdl_launch_dependents();
+    pdl_wait();
     const i32 at = 8 * (blockIdx.x * 128 + threadIdx.x);
     if (at >= COLS) return;
-    const i32 first = 64 * blockIdx.y, last = min(tokens, first + 64);
+    const i32 first = each * blockIdx.y, last = min(tokens, first + each);
     u32 most[8] = {};
 #pragma unroll 8
     for (i32 n = first; n < last; ++n) {

@@ -6,7 +6,9 @@
 //            those of up from row tile `second` on
 //   loud     bf16 (tokens, 64) and (rows, 64) by xl_map and wl_map, boxes of as many rows; not read where *loud_count is 0
 //   Y        (tokens, out) row-major, by y_map: box of 128-byte rows x 32 tokens, 128-byte swizzle; EPILOGUE STORE bf16,
-//            STORE_F32 float32, ADD float32 that the product is added to, SWIGLU bf16 silu(X Gᵀ) * (X Uᵀ)
+//            STORE_F32 float32, ADD float32 that the product is added to, SWIGLU bf16 silu(X Gᵀ) * (X Uᵀ). Of up to three
+//            weights one under the other, row tiles from end0 and from end1 on go to arrays of their own, by y1_map and y2_map;
+//            ends past all tiles where there are fewer
 //   peaks    u32 (rows of whole 64) or null, of SWIGLU: raised to the largest |y| of an output over all tokens, as bits of a float32
 // Both sides hold the inputs of each 64 in the same order, whichever that is. Every map has the 128-byte swizzle.
 //
@@ -19,6 +21,7 @@
 // Sources: warp-specialised persistent kernels as in CUTLASS (Thakkar et al.), sums scaled outside of the tensor cores as in
 // DeepSeek-V3's FP8 training (2024, section 3.3), loud channels apart as in LLM.int8() (Dettmers et al., 2022).
 #include "gemm_bytes_sm90_finish.cuh"
+#include "pdl.cuh"
 #include "wgmma_bytes.cuh"
 
 #if KIND == 0
@@ -30,9 +33,10 @@ typedef f32 Part;
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     gemm_bytes_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
                     const __grid_constant__ TensorMap xl_map, const __grid_constant__ TensorMap wl_map,
-                    const __grid_constant__ TensorMap y_map, const f32* x_scales, const f32* w_scales, const u32* loud_count,
-                    u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 second, u32 groups, u32 x_stride, u32 w_stride,
-                    u32* peaks) {
+                    const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap y1_map,
+                    const __grid_constant__ TensorMap y2_map, const f32* x_scales, const f32* w_scales, const u32* loud_count,
+                    u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 second, u32 end0, u32 end1, u32 groups, u32 x_stride,
+                    u32 w_stride, u32* peaks) {
     extern __shared__ __align__(1024) u8 shared[];
     u64* full = reinterpret_cast<u64*>(shared + BARRIER_OFFSET);
     u64* empty = full + STAGES;
@@ -46,6 +50,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
     }
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_sync();
+    pdl_launch_dependents();
+    pdl_wait();
 
     const u32 tiles = token_blocks * out_blocks, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
     const u32 loud = *loud_count > 0;
@@ -155,7 +161,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 else
                     finish_gated<1>(d, areas + STAGING_BYTES, areas, &y_map, 64 * tile.row_tile, tile.token, thread, at_peaks);
             } else {
-                finish(d, areas + group * STAGING_BYTES, &y_map, 64 * (tile.row_tile + i32(group)), tile.token, group, thread);
+                const u32 at = tile.row_tile + group, from = at >= end1 ? end1 : at >= end0 ? end0 : 0;
+                const TensorMap* map = at >= end1 ? &y2_map : at >= end0 ? &y1_map : &y_map;
+                finish(d, areas + group * STAGING_BYTES, map, 64 * i32(at - from), tile.token, group, thread);
             }
         }
         if (group == 0) named_barrier(TURN, 256);  // the turn that nobody needed

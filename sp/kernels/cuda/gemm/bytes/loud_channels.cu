@@ -1,6 +1,7 @@
 // Which channels are loud: those whose peak is over four times the geometric mean of all peaks, the 64 loudest at most.
 //
-//   peaks     u32 (COLS): bits of float32 values, none negative; COLS % 32 == 0, at most 32,768. Those of 0 are left out of the mean
+//   peaks     u32 (COLS): bits of float32 values, none negative; COLS % 32 == 0, at most 32,768. Those of 0 are left out of the mean.
+//             Zeros afterwards
 //   count     u32: how many are loud
 //   channels  u32 (64): which, ascending
 //   mask      u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
@@ -8,6 +9,7 @@
 // Grid (1), 1024 threads: channels t, t + 1024, .. a thread. Where none is loud, only `count` is written. Define: COLS. Arches: 80+.
 // Source: outlier features of LLM.int8() (Dettmers et al., 2022), found here by comparison with the other channels.
 #include "mma.cuh"
+#include "pdl.cuh"
 
 enum { MOST = 64, BINS = 1024, EACH = (COLS + 1023) / 1024 };
 
@@ -36,12 +38,14 @@ SP_DEVICE u32 sum_before(u32 value, u32* room, u32& total) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-    loud_channels(const u32* peaks, u32* count, u32* channels, u16* mask) {
+    loud_channels(u32* peaks, u32* count, u32* channels, u16* mask) {
     __shared__ u32 bins[BINS], room[32];
     __shared__ f32 sums[32];
     __shared__ u32 last, above;
     const u32 t = threadIdx.x;
     bins[t] = 0;
+    pdl_launch_dependents();
+    pdl_wait();
     u32 bits[EACH];
 #pragma unroll
     for (u32 i = 0; i < EACH; ++i) bits[i] = 1024 * i + t < COLS ? peaks[1024 * i + t] : 0;
@@ -68,7 +72,12 @@ extern "C" __global__ void __launch_bounds__(1024)
     u32 total;
     sum_before(mine, room, total);
     if (t == 0) *count = min(total, u32(MOST)), last = 0, above = total;  // all fit
-    if (total == 0) return;
+    if (total == 0) {
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i)
+            if (1024 * i + t < COLS) peaks[1024 * i + t] = 0;
+        return;
+    }
 
     // Thread t looks at bin 1023 - t: those before it are louder.
     const u32 inside = bins[BINS - 1 - t];
@@ -81,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 #pragma unroll 1
     for (u32 i = 0; i < EACH; ++i) {
         const u32 channel = 1024 * i + t, own = channel < COLS ? peaks[channel] : 0;
+        if (channel < COLS) peaks[channel] = 0;
         const bool loud = own > least_bits, is_over = loud && bin_of(own) > from, is_equal = loud && bin_of(own) == from;
         u32 both;
         const u32 before = sum_before(is_over ? 1 << 16 : is_equal, room, both);

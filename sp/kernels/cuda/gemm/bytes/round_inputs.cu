@@ -6,9 +6,11 @@
 //   scales   f32 [COLS / 256][stride], a token each; 0 past the last one, as far as the grid goes
 //   loud     bf16 (tokens, 64): the values of `channels` (*count of them), then zeros; written where *count > 0
 //   mask     u16 (COLS / 16): bit i of word j is set where channel 16 j + i is loud
-// Grid at least ceil(tokens / 8), 256 threads: a warp for a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
-// Bound by memory.
+// Grid (at least ceil(tokens / 8), parts), 256 threads: a warp for every parts-th 512 inputs of a token, 16 lanes for a group. Defines: COLS, KIND. Arches: 80+, KIND 1 89+.
+// Bound by memory. `late`: this runs beside the kernel before, which let it start when all earlier ones were done and writes nothing
+// that is read here.
 #include "bytes.cuh"
+#include "pdl.cuh"
 
 // Words of a quad of lanes, transposed: lane l gives in[i] to lane i as out[l].
 SP_DEVICE void transpose(u32 (&w)[4], u32 lane) {
@@ -29,18 +31,21 @@ SP_DEVICE void transpose(u32 (&w)[4], u32 lane) {
 extern "C" __global__ void __launch_bounds__(256, 4)
     round_inputs(const u16* __restrict__ x, u8* __restrict__ codes, f32* __restrict__ scales, u16* __restrict__ loud,
                  const u32* __restrict__ count, const u32* __restrict__ channels, const u16* __restrict__ mask, i32 tokens,
-                 i32 stride) {
+                 i32 stride, i32 late) {
+    if (!late) pdl_wait();
+    pdl_launch_dependents();
     const u32 lane = threadIdx.x % 32;
     const i64 token = i64(blockIdx.x) * 8 + threadIdx.x / 32;
     if (token >= tokens) {
-        for (u32 i = lane; i < COLS / GROUPED && token < stride; i += 32) scales[i64(i) * stride + token] = 0;
+        for (u32 i = lane; blockIdx.y == 0 && i < COLS / GROUPED && token < stride; i += 32) scales[i64(i) * stride + token] = 0;
+        if (late) pdl_wait();  // what comes next waits for this kernel alone
         return;
     }
     const u16* from = x + token * COLS;
     const u32 found = *count;
     constexpr u32 rounds = (COLS + 511) / 512;
 #pragma unroll 4
-    for (u32 i = 0; i < rounds; ++i) {
+    for (u32 i = blockIdx.y; i < rounds; i += gridDim.y) {
         const u32 at = 512 * i + 16 * lane;  // 16 inputs of a lane
         const bool valid = COLS % 512 == 0 || at < COLS;
         uint4 v[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
@@ -70,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         *reinterpret_cast<uint4*>(codes + token * COLS + at) = make_uint4(w[0], w[1], w[2], w[3]);
         if (lane % 16 == 0) scales[i64(at / GROUPED) * stride + token] = rounding.told;
     }
-    if (found)
+    if (found && blockIdx.y == 0)
 #pragma unroll
         for (u32 slot = lane; slot < LOUD; slot += 32) loud[token * LOUD + slot] = slot < found ? from[channels[slot]] : u16(0);
+    if (late) pdl_wait();
 }

@@ -5,40 +5,10 @@
 //   codes    [rows of whole 64][64 k_tiles]; of 64 inputs byte 16 c + 4 s + 2 h + e has input 16 s + 8 h + 2 c + e
 //   scales   f32 [k_tiles / 4][stride], from row 0 of this weight on
 //   loud     bf16 [rows][64]: the values of channels listed in `channels` (*count of them, ascending), then zeros; written where
-//            *count > 0. mask: bit i of word j is set where channel 16 j + i is loud
+//            *count > 0; all four null where nothing is asked of them. mask: bit i of word j is set where channel 16 j + i is loud
 // Grid (k_tiles / 4, row tiles), 128 threads: the tile's thread numbering. Defines: FORMAT, KIND. Arches: 80+, KIND 1 89+.
 #include "bytes.cuh"
-#include "scale_words.cuh"
-
-using P = Packing<FORMAT>;
-
-// The scale words of a row in one tile after the other, made by the thread of that row.
-SP_DEVICE void make_words(u32 (*words)[TILE_SCALE_WORDS], const u8* scales, const u8* deltas, i64 tile, u32 row) {
-    if constexpr (P::super) {
-        const i64 place = tile / 4 * TILE_ROWS + row;
-        RowWords<FORMAT> of_row;
-        of_row.unpack(reinterpret_cast<const typename RowWords<FORMAT>::Header*>(scales)[place],
-                      P::delta_bytes ? reinterpret_cast<const u16*>(deltas)[place] : u16(0));
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            const uint2 both = of_row.words(i);
-            words[i][row] = both.x, words[i][TILE_ROWS + row] = both.y;
-        }
-    } else if constexpr (!P::plain) {
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-            const i64 at = (tile * 2 + i) * TILE_ROWS + row;
-            u32 scale;
-            if constexpr (P::scale_bytes == 1)
-                scale = scales[at];
-            else if constexpr (P::scale_bytes == 2)
-                scale = reinterpret_cast<const u16*>(scales)[at];
-            else
-                scale = reinterpret_cast<const u32*>(scales)[at];
-            words[i / 2][i % 2 * TILE_ROWS + row] = block_word<FORMAT>(scale);
-        }
-    }
-}
+#include "tile_words.cuh"
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
     round_weight(const u8* low, const u8* high, const u8* plane_scales, const u8* deltas, u8* codes, f32* scales, u16* loud,
@@ -84,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
         if (c == 0) scales[group * stride + first + 8 * r] = rounding.told;
     }
 
-    const u32 found = *count;
+    const u32 found = count == nullptr ? 0 : *count;
     if (found == 0) return;
     if (group == 0)
         for (u32 i = t; i < TILE_ROWS * LOUD; i += TILE_THREADS)

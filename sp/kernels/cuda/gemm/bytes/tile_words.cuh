@@ -1,0 +1,33 @@
+// Scale words of a packed weight, a super-block of inputs at a time. Define: FORMAT. Arches: 80+.
+#pragma once
+#include "scale_words.cuh"
+
+using P = Packing<FORMAT>;
+
+// The scale words of a row in one tile after the other, made by the thread of that row.
+SP_DEVICE void make_words(u32 (*words)[TILE_SCALE_WORDS], const u8* scales, const u8* deltas, i64 tile, u32 row) {
+    if constexpr (P::super) {
+        const i64 place = tile / 4 * TILE_ROWS + row;
+        RowWords<FORMAT> of_row;
+        of_row.unpack(reinterpret_cast<const typename RowWords<FORMAT>::Header*>(scales)[place],
+                      P::delta_bytes ? reinterpret_cast<const u16*>(deltas)[place] : u16(0));
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const uint2 both = of_row.words(i);
+            words[i][row] = both.x, words[i][TILE_ROWS + row] = both.y;
+        }
+    } else if constexpr (!P::plain) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            const i64 at = (tile * 2 + i) * TILE_ROWS + row;
+            u32 scale;
+            if constexpr (P::scale_bytes == 1)
+                scale = scales[at];
+            else if constexpr (P::scale_bytes == 2)
+                scale = reinterpret_cast<const u16*>(scales)[at];
+            else
+                scale = reinterpret_cast<const u32*>(scales)[at];
+            words[i / 2][i % 2 * TILE_ROWS + row] = block_word<FORMAT>(scale);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+"""Weights that are kept rounded: the products, to the bit, of weights that are rounded anew; whole models in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+from compare import nmse
+from test_gemm_bytes import inputs, weight
+
+from sp.kernels.device import current_device
+from sp.kernels.launch import launched_sources, reset_launched
+from sp.kernels.path import native_path
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.models import Model, load_model, prefill
+from sp.models.device import kept as keeping
+from sp.models.device.kept import let_go
+from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.ops.byte_rows.kept import keep, kept_bytes, kept_together
+from sp.ops.byte_rows.loud import PeakedInputs, _peaks, loud_channels
+from sp.ops.byte_rows.rows import BYTE_KINDS, KEPT_TOKENS, ByteKind, round_weights
+from sp.ops.matmul.packed import PackedWeight
+from sp.ops.matmul.registry import MatmulKernel, Product, kernels
+from sp.pipeline.load import embedded
+from sp.quant import Q4_K, Q6_K, Math, kernel_formats
+
+KERNELS = [("gemm_bytes_sm90", Math.INT8), ("gemm_bytes_sm90", Math.FP8), ("gemm_bytes_portable", Math.INT8)]
+
+
+@pytest.fixture(params=KERNELS, ids=["sm_90a-int8", "sm_90a-fp8", "portable-int8"])
+def multiplied(request) -> tuple[MatmulKernel, Math]:
+    name, math = request.param
+    if name == "gemm_bytes_sm90" and native_path() != "sm_90a":
+        pytest.skip("needs compute capability 9.0")
+    return next(one for one in kernels("sm_90a" if name.endswith("90") else "portable") if one.name == name), math
+
+
+def marked(weights: Sequence[PackedWeight], math: Math) -> list[PackedWeight]:
+    return [replace(w, math=math) for w in weights]
+
+
+def held(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """Rounded together, as those of a layer are."""
+    return [
+        replace(w, kept=place) for w, place in zip(weights, keep(weights, BYTE_KINDS[weights[0].math]), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("fmt", kernel_formats(), ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("count", [0, 1, 7, 64])
+def test_what_meets_loud_channels_is_gathered_as_it_is_rounded(fmt, count: int) -> None:
+    made = [weight(fmt, rows, 768, i) for i, rows in enumerate((72, 200, 64, 8, 128))]
+    weights = held(marked([*made, weight(Q6_K, 64, 768, 9)], Math.INT8))
+    loud = loud_channels(cupy.asarray(inputs(64, 768, count)))
+    assert int(loud.count[0]) == count
+    assert sum(a.nbytes for a in (weights[0].kept.rows.codes, weights[0].kept.rows.scales)) == kept_bytes(weights)
+    for some in (weights, weights[:1], weights[1:]):
+        got, want = kept_together(some, loud), round_weights(some, ByteKind.INT8, loud)
+        assert got is not None
+        assert got.rows == want.rows
+        place = slice(got.first, got.first + got.rows)
+        np.testing.assert_array_equal(got.codes[place].get(), want.codes.get())
+        np.testing.assert_array_equal(got.scales[:, place].get(), want.scales.get())
+        if count:
+            np.testing.assert_array_equal(got.loud.get(), want.loud.get())
+    assert kept_together([weights[0], weights[2]], loud) is None, "one is between them"
+    assert kept_together(weights[::-1], loud) is None
+    assert kept_together([replace(weights[0], kept=None)], loud) is None
+
+
+def made(kernel: MatmulKernel, x: Any, weights: Sequence[PackedWeight], epilogue: Epilogue, wide: bool) -> list[Any]:
+    """Results with a guard before and behind, as they lie in memory."""
+    count = 1 if epilogue is SWIGLU else len(weights)
+    dtype = np.float32 if wide else np.uint16
+    rooms = [cupy.full((len(x) + 2, w.shape[0]), 3, dtype) for w in weights[:count]]
+    kernel.launch(Product(x, weights, [room[1:-1] for room in rooms], epilogue))
+    return [room.get() for room in rooms]
+
+
+@pytest.mark.parametrize("loud", [0, 5])
+@pytest.mark.parametrize("tokens", [1, 193, 257, 512, 1100])
+@pytest.mark.parametrize(
+    ("rows", "epilogue", "wide"),
+    [
+        ((1000, 264, 72), STORE, False),
+        ((64, 8, 264), STORE, True),
+        ((512, 64, 1000, 72, 128), STORE, False),
+        ((520, 520), SWIGLU, False),
+        ((1000,), ADD, True),
+    ],
+)
+def test_products_are_the_same_to_the_bit(multiplied, rows, epilogue, wide, tokens: int, loud: int) -> None:
+    kernel, math = multiplied
+    width, x = 1024, cupy.asarray(inputs(tokens, 1024, loud))
+    weights = marked([weight(Q6_K if i % 2 else Q4_K, n, width, i) for i, n in enumerate(rows)], math)
+    want = made(kernel, x, weights, epilogue, wide)
+    for got, expected in zip(made(kernel, x, held(weights), epilogue, wide), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+        assert (got[[0, -1]] == 3).all()
+        assert np.ptp(got[1:-1].astype(np.float64)) > 0
+
+
+def test_peaks_are_found_with_kept_weights() -> None:
+    if native_path() != "sm_90a":
+        pytest.skip("needs compute capability 9.0")
+    kernel = next(one for one in kernels("sm_90a") if one.name == "gemm_bytes_sm90")
+    x, weights = (
+        cupy.asarray(inputs(333, 512, 2)),
+        marked([weight(Q4_K, 328, 512), weight(Q4_K, 328, 512, 1)], Math.INT8),
+    )
+    found = [PeakedInputs.empty(333, 328) for _ in range(2)]
+    for out, some in zip(found, (weights, held(weights)), strict=True):
+        kernel.launch(Product(x, some, (out,), SWIGLU))
+    for name in ("values", "peaks"):
+        got, want = (getattr(one, name).get() for one in found)
+        np.testing.assert_array_equal(got, want)
+
+
+def opened() -> Model:
+    """The embedded target in int8."""
+    return load_model(embedded("target"), device="cuda", math="int8")
+
+
+def ids_of(n: int) -> np.ndarray:
+    return np.random.default_rng(n).integers(0, 4096, n)
+
+
+@pytest.mark.parametrize("tokens", [1024, 1500, 3000])
+def test_a_model_says_the_same_with_weights_kept_or_not(path: str, tokens: int) -> None:
+    model = opened()
+    assert model.arithmetic.kept > 0
+    ids, where = ids_of(tokens), np.arange(tokens)
+    reset_launched()
+    found = prefill(model, ids, where, model.new_cache(tokens), chunk=1500).get()
+    assert "round_weight.cu" not in launched_sources()
+    model.trunk = let_go(model.trunk)
+    want = prefill(model, ids, where, model.new_cache(tokens), chunk=1500).get()
+    assert "round_weight.cu" in launched_sources()
+    np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("tokens", [KEPT_TOKENS - 1, KEPT_TOKENS, 512])
+def test_short_prompts_are_read_in_eight_bits_if_weights_are_kept(path: str, tokens: int) -> None:
+    model, ids, where = opened(), ids_of(tokens), np.arange(tokens)
+    reset_launched()
+    found = prefill(model, ids, where, model.new_cache(tokens)).get()
+    assert ("loud_weight.cu" in launched_sources()) == (tokens >= KEPT_TOKENS)
+    model.trunk = let_go(model.trunk)
+    reset_launched()
+    want = prefill(model, ids, where, model.new_cache(tokens)).get()
+    assert "round_inputs.cu" not in launched_sources()
+    error = nmse(found, want)
+    assert 1e-9 < error < 2e-2 if tokens >= KEPT_TOKENS else error == 0
+
+
+@pytest.mark.no_sanitizer  # captures allocate
+@pytest.mark.parametrize("runs", [(512,), (300, 400, 512, 257, 1024), (256, 257, 100, 1900)])
+def test_graphs_of_short_prompts_have_products_of_bytes_in_them(path: str, runs: tuple[int, ...]) -> None:
+    """Replays are what launches one by one are; which channels are loud, each run finds for itself."""
+    model = opened()
+    seen = []
+    for eager in (True, False):
+        cache = model.new_cache(4096)
+        graphs = PrefillGraphs(model, cache, eager=eager)
+        for turn in range(4):
+            cache.reset()
+            graphs.told()
+            for n in runs:
+                at = cache.tokens
+                logits = prefill(model, ids_of(n + turn)[:n], np.arange(at, at + n), cache, graphs=graphs).get()
+                seen.append(logits)
+        assert graphs.refused is None
+        assert graphs.told() == {"eager" if eager else "replayed": sum(runs)}
+        graphs.end()
+    for width in (512, 1024, 1536):
+        assert not _peaks(current_device(), width).any(), "zero between launches"
+    half = len(seen) // 2
+    for got, want in zip(seen[half:], seen[:half], strict=True):
+        assert np.isfinite(got).all()
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.no_sanitizer
+def test_weights_that_are_let_go_are_in_no_graph_any_more(path: str) -> None:
+    """Between two runs of a size whose graph knows where kept weights lay."""
+    model, n = opened(), 1024
+    cache = model.new_cache(n)
+    graphs, found = PrefillGraphs(model, cache), []
+    for turn in range(5):
+        if turn == 3:
+            model.trunk = let_go(model.trunk)
+            cupy.get_default_memory_pool().free_all_blocks()
+            cupy.full(1 << 28, 0xFF, cupy.uint8)
+        cache.reset()
+        found.append(prefill(model, ids_of(n), np.arange(n), cache, graphs=graphs).get())
+    assert graphs.refused is None
+    graphs.end()
+    for logits in found[1:]:
+        np.testing.assert_array_equal(logits, found[0])
+
+
+def test_nothing_is_kept_under_a_limit_or_where_it_would_take_over_half(monkeypatch) -> None:
+    pool = cupy.get_default_memory_pool()
+    before = pool.get_limit()
+    try:
+        pool.set_limit(size=1 << 33)
+        assert load_model(embedded("target"), device="cuda", math="int8").arithmetic.kept == 0
+    finally:
+        pool.set_limit(size=before)
+    model = load_model(embedded("target"), device="cuda", math="int8")
+    nbytes = model.arithmetic.kept
+    assert nbytes > 0
+    pool.free_all_blocks()
+    for spare, found in ((2 * nbytes - 1, 0), (2 * nbytes, nbytes)):
+        free = spare - (pool.total_bytes() - pool.used_bytes())
+        runtime = SimpleNamespace(memGetInfo=lambda free=free: (free, 0))
+        seen = SimpleNamespace(
+            get_default_memory_pool=cupy.get_default_memory_pool, cuda=SimpleNamespace(runtime=runtime)
+        )
+        monkeypatch.setattr(keeping, "import_cupy", lambda seen=seen: seen)
+        assert keeping.keep_rounded(let_go(model.trunk))[1] == found

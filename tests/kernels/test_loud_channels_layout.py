@@ -1,0 +1,71 @@
+"""The search for loud channels on the host: it finds what the twin finds, and leaves zeros for the next one."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from host_code import aligned, library, pointer, without_ptx
+
+from sp.kernels.flatten import flatten
+from sp.kernels.specs.matmul.gemm_bytes import LOUD
+from sp.ops.byte_rows.loud import loudest
+
+GIVEN = """
+inline void pdl_launch_dependents() {}
+inline void pdl_wait() {}
+inline float __log2f(float v) { return std::log2(v); }
+inline unsigned __ballot_sync(unsigned, bool value) {
+    const Letters& all = meet(warp_place(), 32, {value});
+    unsigned bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= unsigned(all[i][0]) << i;
+    return bits;
+}
+"""
+PEAKS = """
+extern "C" void run(const u16* x, u32* peaks, i32 tokens, i32 each) {
+    for (blockIdx.y = 0; blockIdx.y < unsigned((tokens + each - 1) / each); ++blockIdx.y)
+        run_blocks((COLS + 1023) / 1024, 128, [=] { channel_peaks(x, peaks, tokens, each); });
+}
+"""
+LOUDEST = """
+extern "C" void run(u32* peaks, u32* count, u32* channels, u16* mask) {
+    run_blocks(1, 1024, [=] { loud_channels(peaks, count, channels, mask); });
+}
+"""
+
+
+@cache
+def compiled(source: str, driver: str, width: int) -> ctypes.CDLL:
+    text = re.sub(r"#pragma (once|unroll.*)|^#line.*$", "", "".join(without_ptx(flatten(source))), flags=re.MULTILINE)
+    text = re.sub(r"\bMOST\b", "MOST_LOUD", text)  # a name of host_block.h
+    return library("host_block.h", GIVEN + text + driver, {"COLS": width}, Path(mkdtemp()), "-std=c++20", "-O1")
+
+
+@pytest.mark.parametrize("width", [256, 1280, 2080])
+@pytest.mark.parametrize("each", [16, 64])
+@pytest.mark.parametrize("loud", [0, 3, 100])
+def test_what_is_loud_is_found_and_peaks_are_cleared(width: int, each: int, loud: int) -> None:
+    tokens, rng = 70, np.random.default_rng([width, loud])
+    x = rng.standard_normal((tokens, width)).astype(np.float32)
+    x[:, rng.choice(width, loud, replace=False)] *= rng.uniform(50, 1000, loud).astype(np.float32)
+    bits = aligned((x.view(np.uint32) >> 16).astype(np.uint16))
+    x = (bits.astype(np.uint32) << 16).view(np.float32)
+    peaks = aligned(np.zeros(width, np.uint32))
+    compiled("channel_peaks.cu", PEAKS, width).run(pointer(bits), pointer(peaks), tokens, each)
+    np.testing.assert_array_equal(peaks.view(np.float32), np.abs(x).max(axis=0))
+    want = loudest(peaks.view(np.float32))
+    count, channels = aligned(np.array([9999], np.uint32)), aligned(np.full(LOUD, 9999, np.uint32))
+    mask = aligned(np.full(-(-width // 32) * 2, 0xFFFF, np.uint16))
+    compiled("loud_channels.cu", LOUDEST, width).run(*map(pointer, (peaks, count, channels, mask)))
+    assert count[0] == len(want) >= min(loud, LOUD)
+    assert channels[: len(want)].tolist() == want.tolist()
+    if len(want):
+        marked = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        assert marked.tolist() == want.tolist()
+    assert not peaks.any()

@@ -1,0 +1,142 @@
+"""Weights that are kept rounded: where there is room for them, which products take them, and when they are let go."""
+
+from __future__ import annotations
+
+from dry_walk import walked
+
+from sp.gguf import GGUFFile
+from sp.models import read_config
+from sp.models.arithmetic import is_eligible
+from sp.models.inspect.memory import file_formats, layer_matrices
+from sp.pipeline.load import embedded
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import cupy
+import numpy as np
+from sp.kernels import forced_path
+from sp.models import load_model, prefill
+COUNTED = "gemm_bytes_sm90", "gemm_bytes_portable", "gemm_bytes_portable_f32", "round_weight", "loud_weight"
+for path in ("sm_90a", "portable"):
+    for limit in (0, 1 << 40):
+        cupy.get_default_memory_pool().set_limit(limit)
+        for math in ("bf16", "int8", "fp8", "auto") if path == "sm_90a" else ("int8",):
+            with forced_path(path):
+                dry_device.launches.clear()
+                model = load_model(sys.argv[2], device="cuda", math=math)
+                made = dry_device.launches["round_weight"]
+                for n in (256, 257, 1023, 1100):
+                    dry_device.launches.clear()
+                    prefill(model, np.arange(n), np.arange(n), model.new_cache(n))
+                    counts = [dry_device.launches[name] for name in COUNTED]
+                    print(path, math, limit, n, model.arithmetic.weights, model.arithmetic.kept, made, *counts)
+"""
+
+
+def test_marks_reach_the_kernels_of_a_device() -> None:
+    """Of the last layer only keys and values are wanted of all tokens; gate and up are one product."""
+    said = [line.split() for line in walked(WALK, str(embedded("target"))).splitlines()]
+    launches = {(path, math, limit != "0", int(n)): [*map(int, counts)] for path, math, limit, n, *counts in said}
+    products, launched = 7 * 6 + 2, 7 * 4 + 1  # q, k and v of a layer in one launch if kept
+    file = GGUFFile.open(embedded("target"))
+    formats, config = file_formats(file), read_config(file)
+    # What meets loud channels is gathered from weights of one format at once.
+    pairs = [[formats[f"blk.{i}.attn_{name}.weight"] for name in "kv"] for i in range(2, config.layers)]
+    gathered = launched + sum(k is not v for k, v in pairs)
+    assert launched < gathered < products
+    shapes = [t.shape for t in layer_matrices(config) if is_eligible(t.name, t.shape)]
+    nbytes = sum(-(-rows // 64) * 64 * (width + width // 64) for rows, width in shapes)
+    for limited in (False, True):
+        for math in ("bf16", "auto"):  # all of its matrices are narrow
+            assert launches["sm_90a", math, limited, 1100] == [0] * 8
+    for math in ("int8", "fp8"):
+        for n in (257, 1023, 1100):
+            assert launches["sm_90a", math, False, n] == [56, nbytes, 56, launched, 0, 0, 0, gathered]
+        assert launches["sm_90a", math, True, 1100] == [56, 0, 0, products, 0, 0, 7 * 7 + 2, 0]
+        assert launches["sm_90a", math, False, 256] == [56, nbytes, 56, 0, 0, 0, 0, 0]
+        assert launches["sm_90a", math, True, 1023] == [56, 0, 0, 0, 0, 0, 0, 0]
+    for n in (257, 1100):
+        assert launches["portable", "int8", False, n] == [56, nbytes, 56, 0, 30, 14, 0, gathered]
+    assert launches["portable", "int8", True, 1100] == [56, 0, 0, 0, 30, 14, 7 * 7 + 2, 0]
+    assert launches["portable", "int8", False, 256][3:] == launches["portable", "int8", True, 1023][3:] == [0] * 5
+
+
+SHORT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+import cupy
+import numpy as np
+from contextlib import ExitStack
+from sp.errors import DeviceError
+from sp.models import prefill
+from sp.models.device.kept import let_go
+from sp.models.trunk import mapped
+from sp.pipeline import Pipeline, RunOptions
+from sp.pipeline.told import math_lines
+from sp.trace import Stage
+
+def kept(model):
+    found = []
+    mapped(model.trunk.blocks, lambda leaf: found.append(leaf) if getattr(leaf, "kept", None) else leaf)
+    return len(found)
+
+def opened():
+    pair = Pipeline.open(device="cuda", math="int8", drafter_math="int8")
+    models = pair.target.model, pair.drafter.model
+    assert [(kept(one), one.arithmetic.kept > 0) for one in models] == [(56, True), (21, True)]
+    return pair, *models
+
+pair, target, drafter = opened()
+lines = math_lines(pair.target, pair.drafter, RunOptions().scorer, [Stage("target prefill", 300), Stage("score", 256)])
+print(*lines, sep="\\n")
+
+# The model that reads goes on without its own, once.
+tries = []
+def work():
+    tries.append((kept(target), kept(drafter)))
+    if len(tries) == 1:
+        raise DeviceError("the GPU's memory is full")
+    return "read"
+with ExitStack() as stack:
+    assert pair.residency.attempt(stack, "target", 300, work) == "read"
+assert tries == [(56, 21), (0, 21)], tries
+assert target.arithmetic.kept == 0 and drafter.arithmetic.kept > 0
+
+# Where memory is short, what is kept goes before parts of a model that is idle.
+assert pair.residency._leave_room(1)
+assert kept(drafter) == 0 and not pair.residency._models["drafter"].away
+print(*math_lines(pair.target, pair.drafter, RunOptions().scorer, []), sep="\\n")
+
+# Parts that leave take nothing along.
+pair, target, drafter = opened()
+parts = pair.residency._models["target"]
+parts.offload(parts.here[:3])
+assert target.arithmetic.kept == 0
+parts.onload(parts.away, cupy.cuda.Stream())
+assert kept(target) == 0
+prefill(target, np.arange(300), np.arange(300), target.new_cache(300))
+
+# Under a budget nothing is kept, nor from one on.
+pair, target, drafter = opened()
+with pair.within(1 << 40).residency.using("target", 300):
+    assert kept(target) == kept(drafter) == target.arithmetic.kept == drafter.arithmetic.kept == 0
+bound = Pipeline.open(device="cuda", vram=1 << 30, math="int8")
+assert bound.target.model.arithmetic.kept == kept(bound.target.model) == 0
+"""
+
+
+def test_what_is_kept_is_let_go_where_memory_is_short_and_the_report_says_so() -> None:
+    said = walked(SHORT).splitlines()
+    tail = "; attention of runs from 2,049 tokens on"
+    assert said[0] == "target: int8 for 56 of 70 matrices of layers, kept rounded in 0.03 GiB, 300 of 300 tokens" + tail
+    assert said[1].startswith("drafter: int8 for 21 of 35 matrices of layers, kept rounded in 0.0")
+    assert said[1].endswith(" GiB, 0 of 256 tokens" + tail)
+    assert said[2:] == [
+        "target: int8 for 56 of 70 matrices of layers" + tail,
+        "drafter: int8 for 21 of 35 matrices of layers" + tail,
+    ]
