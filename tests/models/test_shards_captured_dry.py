@@ -102,3 +102,36 @@ def test_a_replay_that_hangs_ends_all(path) -> None:
     assert (
         walked(HANGS, path).strip().endswith("what was queued did not end within 0.3 s; check nvidia-smi and run again")
     )
+
+
+KEPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_nccl
+dry_nccl.install(2)
+import numpy as np
+from sp.models import load_shards, prefill
+from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.parallel.nccl import NcclGroup
+from sp.pipeline import embedded
+shards, ids = load_shards(embedded("target"), NcclGroup((0, 1)), device="cuda", math="int8"), np.arange(300)
+
+def read(model):
+    cache = model.new_cache(600)
+    graphs = PrefillGraphs(model, cache)
+    for way in ("eager", "captured", "replayed"):
+        cache.reset()
+        prefill(model, ids, ids, cache, graphs=graphs)
+        assert graphs.told() == {way: 300}
+    graphs.end()
+    return model.arithmetic.weights, model.arithmetic.kept > 0
+
+dry_nccl.launches.clear()
+assert shards.run(read) == [(40, True)] * 2
+assert all(counts["gemm_bytes_sm90"] > 0 and not counts["round_weight"] for counts in dry_nccl.launches.values())
+assert len(dry_nccl.launches) == 2 and {len(counts) for counts in dry_nccl.captured.values()} == {2 * 9}
+"""
+
+
+def test_weights_that_stay_rounded_are_read_on_each_card() -> None:
+    walked(KEPT)
