@@ -90,11 +90,11 @@ def by_cards(bench: str, **wanted: Any) -> dict[tuple[Any, ...], dict[int, dict[
         if row["samples"] and all(config.get(name) == value for name, value in wanted.items()):
             read = attending(config) or ("dense" if config.get("keep_ratio", 0) < 1 else "everything")
             found[read, config.get("math"), config["prompt_tokens"]][config["cards"]] = row
-    return dict(sorted(found.items(), key=lambda item: tuple(map(str, item[0][:2])) + (item[0][2],)))
+    return dict(sorted(found.items(), key=lambda item: (*map(str, item[0][:2]), item[0][2])))
 
 
 def drafting() -> list[str]:
-    """Seconds to score a prompt, by cards; the exponent is that of one card's time, or else of two, since half the tokens."""
+    """Seconds to score a prompt, by cards; the exponent is of one card's time, or else of two, since half the tokens."""
     found, rows = by_cards("drafter", model="qwen3-0.6b bf16 (random)"), []
     for (read, made_in, tokens), cards in found.items():
         one, two = (cards[size]["metrics"] if size in cards else None for size in (1, 2))
