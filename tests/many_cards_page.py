@@ -94,7 +94,7 @@ def by_cards(bench: str, **wanted: Any) -> dict[tuple[Any, ...], dict[int, dict[
 
 
 def drafting() -> list[str]:
-    """Seconds to score a prompt, by cards; the exponent is of one card's time, or else of two, since half the tokens."""
+    """Seconds to score, by cards; the exponent is of one card's time, or else of two, since half the tokens."""
     found, rows = by_cards("drafter", model="qwen3-0.6b bf16 (random)"), []
     for (read, made_in, tokens), cards in found.items():
         one, two = (cards[size]["metrics"] if size in cards else None for size in (1, 2))
