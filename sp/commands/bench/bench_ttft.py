@@ -124,7 +124,7 @@ def bench_ttft(
       sp bench ttft --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b -p 128k --density 0.05 --cards 4 \\
       --target-cards 1
 
-      sp bench ttft --synthetic-target qwen3.6-27b --target-rope yarn:4 --synthetic-drafter qwen3-0.6b -p 1m \\
+      sp bench ttft --synthetic-target qwen3.6-27b --target-rope yarn:4 --synthetic-drafter qwen3-0.6b -p 960k \\
       --keep-ratio 0.02 --blocks constant:64 --full-repeats 0
     """
     from sp.bench.prompts import PromptMaker
