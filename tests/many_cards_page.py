@@ -111,9 +111,49 @@ def drafting() -> list[str]:
     return table([*heads, "memory, 1 card (GB)", "of 2, each (GB)"], rows)
 
 
+def sharing() -> list[str]:
+    """Prompts read and tokens decoded a second by the 27B shape, by cards that share it."""
+    rows = []
+    for bench, what in (("prefill", "prompt_tokens"), ("decode", "tokens")):
+        for row in newest(CARD / f"{bench}.jsonl"):
+            config = row["config"]
+            if config["shape"] == MODELS[0] and config["path"] == "sm_90a":
+                did = f"{'reads' if bench == 'prefill' else 'decodes'} {config[what]:,} tokens"
+                made_in = f"{config['math']} kept" if config.get("kept_bytes") else config["math"]
+                rows.append([did, made_in, str(config["cards"]), f"{row['metrics']['tok_s']:,.0f}", row["commit"][:7]])
+    return table(["what", "math", "cards", "tokens a second", "at commit"], sorted(rows))
+
+
+def first_tokens() -> list[str]:
+    """Seconds to the first token of 128K tokens, by cards of the drafter and of the target."""
+    rows = []
+    for row in newest(CARD / "ttft.jsonl"):
+        config, metrics = row["config"], row["metrics"]
+        if not row["samples"] or config["prompt_tokens"] != LONG:
+            continue
+        stages = [metrics["stages"].get(name) for name in ("score", "target prefill")]
+        cells = ["everything"] if config["keep_ratio"] == 1 else [f"keep {config['keep_ratio']}, {attending(config)}"]
+        cells += ["" if config["drafter"] is None else str(config["cards"]), str(config.get("target_cards", 1))]
+        cells += [
+            f"{metrics['ttft_s']:.3f}",
+            *("" if one is None else f"{one:.3f}" for one in stages),
+            row["commit"][:7],
+        ]
+        rows.append(cells)
+    heads = ["target reads", "cards of the drafter", "of the target", "first token (s)", "scoring", "target's prefill"]
+    return table([*heads, "at commit"], sorted(rows))
+
+
 def tables() -> dict[str, list[str]]:
     """Every table of the page that is made, by its name there."""
-    return {"held": held(), "moved": moved(), "needed": needed(), "drafting": drafting()}
+    return {
+        "held": held(),
+        "moved": moved(),
+        "needed": needed(),
+        "drafting": drafting(),
+        "sharing": sharing(),
+        "first tokens": first_tokens(),
+    }
 
 
 if __name__ == "__main__":

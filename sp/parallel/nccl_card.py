@@ -23,8 +23,9 @@ GATHERS_AHEAD = 2
 REDUCES_AHEAD = 64
 """The same of all-reduces, which are short and many; the device has milliseconds of work left while a host looks."""
 FIRST_STEPS = 4
-"""Steps of a run that no card queues before all have come to them. All of these but the last are waited for as well:
-what a layer loads and allocates when it is first run is loaded and allocated while no card waits for another."""
+"""Steps of a run that no card queues before all have come to them, even if gathered beside. All of these but the last
+are waited for as well: what a layer loads and allocates when it is first run is loaded and allocated while no card
+waits for another."""
 AVERAGE = 4
 """`ncclAvg` of nccl.h, since NCCL 2.10."""
 
@@ -52,9 +53,16 @@ class NcclCard(Card):
         self._beside, self._first = beside, FIRST_STEPS
         self._ahead: deque[tuple[Step, Any]] = deque()  # steps that were under way when last looked at, and their ends
 
+    def all_gather(self, *wholes: Any) -> None:
+        """See `Card`; queued once all cards have come."""
+        self._gather(wholes, True)()
+
     def begin_gather(self, *wholes: Any) -> Callable[[], None]:
         """See `Card`."""
-        stream, step, nccl = *self._come("all-gather", GATHERS_AHEAD), import_nccl()
+        return self._gather(wholes, False)
+
+    def _gather(self, wholes: tuple[Any, ...], together: bool) -> Callable[[], None]:
+        stream, step, nccl = *self._come("all-gather", GATHERS_AHEAD, together), import_nccl()
         beside = stream if stream.is_capturing() else self._beside  # a graph knows one order
         if beside is not stream:
             beside.wait_event(stream.record())
@@ -71,8 +79,11 @@ class NcclCard(Card):
         return lambda: stream.wait_event(ended)
 
     def all_reduce(self, *arrays: Any) -> None:
-        """See `Card`; whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
-        stream, step, nccl = *self._come("all-reduce", REDUCES_AHEAD), import_nccl()
+        """See `Card`; queued once all cards have come.
+
+        Whether NCCL goes by ring or tree, one card ends each sum and hands it to the others.
+        """
+        stream, step, nccl = *self._come("all-reduce", REDUCES_AHEAD, True), import_nccl()
         for array in arrays:
             assert array.dtype == "float32", f"{array.dtype}"
             assert array.flags.c_contiguous, f"{array.shape} is not contiguous"
@@ -117,8 +128,12 @@ class NcclCard(Card):
             step, event = self._ahead.popleft()
             self._done(event, step)
 
-    def _come(self, kind: str, ahead: int) -> tuple[Any, Step]:
-        """The current stream, and the next step, once no more than so many of those before are under way."""
+    def _come(self, kind: str, ahead: int, together: bool) -> tuple[Any, Step]:
+        """The current stream, and the next step, once no more than so many of those before are under way.
+
+        `together`: and once all cards have come to it. A card whose device waits in a step for one that has not come
+        would hang it, where that one is about to load a kernel or to ask for memory: see `wait`.
+        """
         stream = import_cupy().cuda.get_current_stream()
         if self._meeting.stopped:
             raise StoppedError
@@ -126,7 +141,7 @@ class NcclCard(Card):
             return stream, Step(self._meeting.came[self.rank], kind)
         self._drain(ahead - 1)
         step = self._meeting.come(self.rank, kind)
-        if step.number <= self._first:
+        if together or step.number <= self._first:
             self._until(lambda: min(self._meeting.came) >= step.number, step)
         return stream, step
 

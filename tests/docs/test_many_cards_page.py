@@ -8,7 +8,7 @@ import many_cards_page
 import pytest
 
 
-@pytest.mark.parametrize("name", ["held", "moved", "needed"])
+@pytest.mark.parametrize("name", ["held", "moved", "needed", "drafting", "sharing", "first tokens"])
 def test_tables_are_those_of_shapes_and_records(name: str) -> None:
     found = re.search(
         rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", many_cards_page.PAGE.read_text(), re.DOTALL

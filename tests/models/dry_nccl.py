@@ -70,6 +70,8 @@ class Stream(dry_device.Stream):
 
 unable: set[int] = set()
 """Devices on which nothing can be captured."""
+asked: Counter[int] = Counter()
+"""All-gathers and all-reduces that each card has queued outside of captures."""
 broken: set[int] = set()
 """Ranks whose third all-reduce that is captured fails."""
 replayed: list[int] = []
@@ -119,6 +121,7 @@ class Communicator:
     def allGather(self, send: int, receive: int, count: int, kind: int, stream: int) -> None:  # noqa: N802
         if streams[stream].capturing:
             return
+        asked[self._rank] += 1
         if self._rank in hung:
             streams[stream].hangs = True
             return
@@ -141,6 +144,7 @@ class Communicator:
             if self._rank in broken and len(captured[self._rank]) == 3:
                 raise NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR")
             return
+        asked[self._rank] += 1
         if self._rank in hung:
             streams[stream].hangs = True
             return
