@@ -10,7 +10,8 @@ Products of a layer of the 27B shape (Q4_K), each as a CUDA graph with its input
 `alone`   the products without that, by tokens of a tile, blocks of a cluster and how many clusters there are at most
 
 The last row of each length is the sum over the layers that are in int8: 46 with a recurrence, 16 with attention.
-From the tokens on at which `int8` is less than `bf16` there, kept weights pay: `sp.ops.byte_rows.rows.KEPT_TOKENS`.
+Where `int8` is less than `bf16` there, kept weights pay; a model multiplies fewer tokens than
+`sp.ops.byte_rows.rows.ROUNDED_TOKENS` in BF16.
 """
 
 from __future__ import annotations

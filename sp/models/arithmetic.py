@@ -14,7 +14,6 @@ from sp.kernels.specs.matmul.gemm_bytes import GROUPED
 from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, is_faster, rounding_error, sampled_rows
 from sp.models.recording import layer_of
 from sp.models.trunk import Trunk, mapped
-from sp.ops.byte_rows.rows import KEPT_TOKENS, ROUNDED_TOKENS
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import kernels
 from sp.quant import Math, Weight
@@ -79,15 +78,6 @@ class Arithmetic:
             return kept_rounded(str(self.math))
         alone = self.math is Math.BF16 and self.attention is not Math.BF16
         return in_attention(str(self.attention)) if alone else str(self.math)
-
-    @property
-    def least_tokens(self) -> int:
-        """Products of fewer tokens are made in BF16.
-
-        >>> Arithmetic(math=Math.INT8).least_tokens, Arithmetic(math=Math.INT8, kept=1 << 30).least_tokens
-        (1024, 257)
-        """
-        return KEPT_TOKENS if self.kept else ROUNDED_TOKENS
 
     def __str__(self) -> str:
         """One phrase for reports.

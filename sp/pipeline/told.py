@@ -9,6 +9,7 @@ from sp.models import Draft, Gaps
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.rope_scaling import LinearScaling, YarnScaling
 from sp.pipeline.load import Loaded
 from sp.pipeline.options import RunOptions
@@ -87,21 +88,21 @@ def math_lines(
     for role, one, tokens, chunk in found:
         made_in, line = one.model.arithmetic, f"{role}: {one.model.arithmetic}"
         if made_in.weights and tokens:
-            line += f", {rounded_tokens(tokens, chunk, made_in.least_tokens):,} of {tokens:,} tokens"
+            line += f", {rounded_tokens(tokens, chunk):,} of {tokens:,} tokens"
         if made_in.attention is not Math.BF16:
             line += f"; attention of runs from {BYTE_QUERIES:,} tokens on"
         lines += [line] if made_in.asked != Math.BF16 else []
     return lines
 
 
-def rounded_tokens(tokens: int, chunk: int, least: int) -> int:
-    """How many of the tokens of a prompt go through layers in chunks of at least so many, as eight bits need.
+def rounded_tokens(tokens: int, chunk: int) -> int:
+    """How many of the tokens of a prompt go through layers in chunks that are long enough for eight bits.
 
-    >>> [rounded_tokens(*sizes, 1024) for sizes in ((3000, 1024), (3000, 2048), (3100, 2048), (398, 1024))]
-    [2048, 2048, 3100, 0]
+    >>> rounded_tokens(3000, 1024), rounded_tokens(3000, 2048), rounded_tokens(3100, 2048), rounded_tokens(398, 1024)
+    (2048, 2048, 3100, 0)
     """
     whole, rest = tokens - tokens % chunk, tokens % chunk
-    return (whole if chunk >= least else 0) + (rest if rest >= least else 0)
+    return (whole if chunk >= ROUNDED_TOKENS else 0) + (rest if rest >= ROUNDED_TOKENS else 0)
 
 
 def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:

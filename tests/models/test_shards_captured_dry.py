@@ -114,15 +114,15 @@ from sp.models import load_shards, prefill
 from sp.models.passes.prefill_graphs import PrefillGraphs
 from sp.parallel.nccl import NcclGroup
 from sp.pipeline import embedded
-shards, ids = load_shards(embedded("target"), NcclGroup((0, 1)), device="cuda", math="int8"), np.arange(300)
+shards, ids = load_shards(embedded("target"), NcclGroup((0, 1)), device="cuda", math="int8"), np.arange(1024)
 
 def read(model):
-    cache = model.new_cache(600)
+    cache = model.new_cache(2048)
     graphs = PrefillGraphs(model, cache)
     for way in ("eager", "captured", "replayed"):
         cache.reset()
         prefill(model, ids, ids, cache, graphs=graphs)
-        assert graphs.told() == {way: 300}
+        assert graphs.told() == {way: 1024}
     graphs.end()
     return model.arithmetic.weights, model.arithmetic.kept > 0
 

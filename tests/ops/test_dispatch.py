@@ -12,7 +12,6 @@ import pytest
 from sp.bench.dispatch_times import table as table_of
 from sp.kernels.path import PATHS
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
-from sp.ops.byte_rows.rows import KEPT_TOKENS, ROUNDED_TOKENS
 from sp.ops.matmul import dispatch
 from sp.ops.matmul.dispatch import ROWS, SHAPES, kernel_for, rows, shape_class, table, times
 from sp.ops.matmul.registry import MatmulKernel, kernels
@@ -132,30 +131,26 @@ def test_the_table_names_kernels_that_are_registered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width", "math", "epilogue", "least", "taken"),
+    ("tokens", "width", "math", "epilogue", "taken"),
     [
-        (1024, 5120, Math.INT8, STORE, ROUNDED_TOKENS, "gemm_bytes_sm90"),
-        (8192, 17408, Math.FP8, ADD, ROUNDED_TOKENS, "gemm_bytes_sm90"),
-        (2048, 5120, Math.INT8, SWIGLU, ROUNDED_TOKENS, "gemm_bytes_sm90"),
-        (1023, 5120, Math.INT8, STORE, ROUNDED_TOKENS, "gemm_sm90"),
-        (257, 5120, Math.INT8, STORE, KEPT_TOKENS, "gemm_bytes_sm90"),
-        (512, 17408, Math.FP8, ADD, KEPT_TOKENS, "gemm_bytes_sm90"),
-        (256, 5120, Math.INT8, SWIGLU, KEPT_TOKENS, "gemm_sm90"),
-        (8192, 5184, Math.INT8, STORE, KEPT_TOKENS, "gemm_sm90"),
-        (8192, 5120, Math.BF16, STORE, ROUNDED_TOKENS, "gemm_sm90"),
+        (1024, 5120, Math.INT8, STORE, "gemm_bytes_sm90"),
+        (8192, 17408, Math.FP8, ADD, "gemm_bytes_sm90"),
+        (2048, 5120, Math.INT8, SWIGLU, "gemm_bytes_sm90"),
+        (1023, 5120, Math.INT8, STORE, "gemm_sm90"),
+        (8192, 5184, Math.INT8, STORE, "gemm_sm90"),
+        (8192, 5120, Math.BF16, STORE, "gemm_sm90"),
     ],
 )
 def test_prompts_are_multiplied_in_what_weights_ask_for(
-    tokens: int, width: int, math: Math, epilogue: Epilogue, least: int, taken: str, monkeypatch: pytest.MonkeyPatch
+    tokens: int, width: int, math: Math, epilogue: Epilogue, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "current_path", lambda: "sm_90a")
-    weight = SimpleNamespace(format=Q4_K, shape=(5120, width), nbytes=1, math=math, least_tokens=least)
+    weight = SimpleNamespace(format=Q4_K, shape=(5120, width), nbytes=1, math=math)
     weights = (weight, weight) if epilogue is SWIGLU else (weight,)
     assert dispatch.choose(tokens, weights, True, epilogue).name == taken
 
 
 def test_gate_and_up_in_two_arithmetics_are_multiplied_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "current_path", lambda: "sm_90a")
-    alike = {"format": Q4_K, "shape": (512, 512), "nbytes": 1, "least_tokens": ROUNDED_TOKENS}
-    two = [SimpleNamespace(**alike, math=math) for math in (Math.INT8, Math.BF16)]
+    two = [SimpleNamespace(format=Q4_K, shape=(512, 512), nbytes=1, math=math) for math in (Math.INT8, Math.BF16)]
     assert dispatch.choose(4096, tuple(two), True, SWIGLU).name == "gemm_sm90"

@@ -75,7 +75,7 @@ def test_a_prompt_that_is_read_whole_goes_through_the_target_in_chunks(pair: Pip
     result = pair.run(prompt_of(pair, 900), RunOptions(compress="off", max_new_tokens=1), full=False)
     n = len(result.prompt)
     assert set(rounded) == {1024}
-    assert rounded_tokens(n, 1024, 1024) == 1024
+    assert rounded_tokens(n, 1024) == 1024
     assert result.answer.trace.facts["math"] == [
         f"target: int8 for 56 of 70 matrices of layers, 1,024 of {n:,} tokens{ATTENTION}",
         f"drafter: int8 for 21 of 35 matrices of layers{ATTENTION}",

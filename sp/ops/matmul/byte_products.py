@@ -10,7 +10,7 @@ from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED, MOST_LOUD_WIDTH, MOST_OUTS, WIDE
 from sp.ops.byte_rows.kept import follow, kept_together
 from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
-from sp.ops.byte_rows.rows import BYTE_KINDS, ByteRows, round_inputs, round_weights
+from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, ByteRows, round_inputs, round_weights
 from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
 from sp.quant import Math
 from sp.quant.packing import TILE
@@ -94,5 +94,5 @@ def workspace_bytes(tokens: int, rows: int, width: int) -> int:
 
 
 def _room(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
-    """How few tokens are worth it, weights say: see `PackedWeight.least_tokens`."""
-    return tokens if width % GROUPED == 0 and width <= MOST_LOUD_WIDTH else 0
+    fits = tokens >= ROUNDED_TOKENS and width % GROUPED == 0 and width <= MOST_LOUD_WIDTH
+    return tokens if fits else 0

@@ -147,8 +147,6 @@ def _in_math(
     tokens: int, weights: tuple[Any, ...], largest: Any, path: str, norm: bool, epilogue: Epilogue
 ) -> MatmulKernel | None:
     """A kernel that makes the product in what the largest weight asks for, where it is worth it."""
-    if tokens < largest.least_tokens:
-        return None
     kinds = tuple(w.format.ggml_type for w in weights)
     for kernel in kernels(path):
         whole = epilogue is Epilogue.STORE or all(kernel.multiplies(w) for w in weights)

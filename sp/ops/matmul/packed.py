@@ -14,7 +14,6 @@ from sp.errors import ModelError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.packed import EXPAND_SCALES, PACK, UNPACK
 from sp.ops.byte_rows.kept import KeptRows
-from sp.ops.byte_rows.rows import KEPT_TOKENS, ROUNDED_TOKENS
 from sp.ops.matmul.fragment_order import Offsets, pack_numpy, plane_offsets, plane_sizes, tiled_packing, unpack_numpy
 from sp.quant import BlockFormat, Math, Packing
 from sp.quant.packing import TILE
@@ -66,11 +65,6 @@ class PackedWeight:
     data: Any = field(repr=False, compare=False)
     math: Math = Math.BF16
     kept: KeptRows | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def least_tokens(self) -> int:
-        """Products of fewer tokens are made in BF16, whatever `math` is."""
-        return ROUNDED_TOKENS if self.kept is None else KEPT_TOKENS
 
     @cached_property
     def packing(self) -> Packing:
