@@ -100,14 +100,15 @@ def drafting() -> list[str]:
         one, two = (cards[size]["metrics"] if size in cards else None for size in (1, 2))
         seconds = [f"{each['score_s']:.3f}" if each else "" for each in (one, two)]
         ratio = f"{one['score_s'] / two['score_s']:.2f}" if one and two else ""
+        four = f"{(3 * two['score_s'] - one['score_s']) / 2:.3f}" if one and two else ""
         shorter = max((n for r, m, n in found if (r, m) == (read, made_in) and n < tokens), default=0)
         before, exponent = found.get((read, made_in, shorter), {}), ""
         if shorter and (size := next((s for s in (1, 2) if s in cards and s in before), 0)):
             grew = cards[size]["metrics"]["score_s"] / before[size]["metrics"]["score_s"]
             exponent = f"{math.log(grew) / math.log(tokens / shorter):.2f}"
         memory = [f"{each['peak_bytes'] / 1e9:.1f}" if each else "" for each in (one, two)]
-        rows.append([f"{tokens:,}", read, *seconds, ratio, exponent, *memory])
-    heads = ["tokens", "blocks read", "1 card (s)", "2 cards (s)", "times as fast", "exponent"]
+        rows.append([f"{tokens:,}", read, *seconds, ratio, four, exponent, *memory])
+    heads = ["tokens", "blocks read", "1 card (s)", "2 cards (s)", "times as fast", "4, predicted (s)", "exponent"]
     return table([*heads, "memory, 1 card (GB)", "of 2, each (GB)"], rows)
 
 
