@@ -15,8 +15,8 @@ from pathlib import Path
 
 from sp.errors import SpError
 
-SECONDS = 1.0
-"""Of processor time, for one step with one file."""
+SECONDS = 2.0
+"""Of processor time, for one step with one file; a good one takes up to half a second, twice that on a shared core."""
 GIVEN_UP = 20.0
 """Seconds after which a file is given up; the machine may do other work."""
 MOST_BYTES = 256 << 20

@@ -11,7 +11,7 @@ from typing import Any
 
 import fuzz_runs
 import pytest
-from fuzz_texts import try_many, without_pictures
+from fuzz_texts import read_whole, try_many
 from input_cases import ASKED, CASES, CLOSING, HEAD, PLAN, RULER, SWEEP, SWEPT, Case
 
 from sp import cli
@@ -44,12 +44,7 @@ def test_damaged_runs_are_drawn_or_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_mutated_is_read_when_it_is_whole(tmp_path: Path, case: Case) -> None:
-    path = tmp_path / case.file
-    for seed in case.seeds:
-        lines = [json.dumps(each) for each in seed] if case.kind == "lines" else [json.dumps(seed)]
-        path.write_text(seed if case.kind == "yaml" else "".join(f"{line}\n" for line in lines))
-        with without_pictures():
-            case.read(path)
+    read_whole(case, tmp_path / case.file)
 
 
 def put(path: Path, *values: Any) -> Path:
