@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from models_page import table, write
 
+from sp.bench.predicted.links import PAIRED
 from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models import ModelConfig
+from sp.models.inspect.known_cards import find_card
 from sp.models.layers.share import Share
 from sp.models.synthetic.shapes import find_shape
+from sp.models.timing.fitted import fitted
+from sp.models.timing.predict import Predictor
+from sp.models.timing.rounded import Rounded
+from sp.models.timing.work import Weights
 from sp.models.trunk import trunk_tensors
 from sp.scoring.reading import attending
 
@@ -94,21 +101,26 @@ def by_cards(bench: str, **wanted: Any) -> dict[tuple[Any, ...], dict[int, dict[
 
 
 def drafting() -> list[str]:
-    """Seconds to score, by cards; the exponent is of one card's time, or else of two, since half the tokens."""
-    found, rows = by_cards("drafter", model="qwen3-0.6b bf16 (random)"), []
+    """Seconds to score, by cards, and predicted; the exponent is of one card's time, or else of two."""
+    found, rows, card = by_cards("drafter", model="qwen3-0.6b bf16 (random)"), [], find_card(PAIRED)
+    reader = replace(Weights.of_shape("qwen3-0.6b", "bf16"), rounded=Rounded(attention=True))
     for (read, made_in, tokens), cards in found.items():
         one, two = (cards[size]["metrics"] if size in cards else None for size in (1, 2))
         seconds = [f"{each['score_s']:.3f}" if each else "" for each in (one, two)]
         ratio = f"{one['score_s'] / two['score_s']:.2f}" if one and two else ""
-        four = f"{(3 * two['score_s'] - one['score_s']) / 2:.3f}" if one and two else ""
+        density = next(each["metrics"]["density"] for each in cards.values())
+        predicted = [
+            f"{Predictor(card, fitted(), card.path, size).score_s(reader, tokens, density):.3f}" for size in (2, 4)
+        ]
         shorter = max((n for r, m, n in found if (r, m) == (read, made_in) and n < tokens), default=0)
         before, exponent = found.get((read, made_in, shorter), {}), ""
         if shorter and (size := next((s for s in (1, 2) if s in cards and s in before), 0)):
             grew = cards[size]["metrics"]["score_s"] / before[size]["metrics"]["score_s"]
             exponent = f"{math.log(grew) / math.log(tokens / shorter):.2f}"
         memory = [f"{each['peak_bytes'] / 1e9:.1f}" if each else "" for each in (one, two)]
-        rows.append([f"{tokens:,}", read, *seconds, ratio, four, exponent, *memory])
-    heads = ["tokens", "blocks read", "1 card (s)", "2 cards (s)", "times as fast", "4, predicted (s)", "exponent"]
+        rows.append([f"{tokens:,}", read, *seconds, ratio, *predicted, exponent, *memory])
+    heads = ["tokens", "blocks read", "1 card (s)", "2 cards (s)", "times as fast", "2, predicted", "4, predicted"]
+    heads.append("exponent")
     return table([*heads, "memory, 1 card (GB)", "of 2, each (GB)"], rows)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sp.commands.options import DrafterType, SyntheticDrafter, SyntheticTarget, TargetType
+from sp.commands.options import DrafterType, SyntheticDrafter, SyntheticTarget, TargetCards, TargetType
 from sp.commands.terminal import AsJson, print_json
 from sp.config import token_count
 from sp.errors import ConfigError, short
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sp.models.inspect.known_cards import Card
     from sp.models.inspect.subject import Subject
 
+MOST_TOGETHER = 16
+"""Cards of a machine; `Share` tells of no more either."""
 KEEP = 0.05
 """That of `sp.models.inspect.cards`, which a command that is only listed does not import; a test compares them."""
 
@@ -49,14 +51,19 @@ def plan(
     drafter_math: Annotated[
         str, typer.Option(help="The same of the drafter: bf16, or auto, which takes int8 where that is faster.")
     ] = "bf16",
+    cards: Annotated[
+        int,
+        typer.Option(min=1, max=MOST_TOGETHER, help="Cards like it that work together, in times that are predicted."),
+    ] = 1,
+    target_cards: TargetCards = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell whether a model file runs, on which card, with what memory and drafter, and by which command.
 
     Only headers are read. Memory is reckoned as it is reserved when models are loaded, and what work takes besides by
     bounds that recorded requests stayed within. For a card by name times are predicted too, from its data sheet and the
-    rates that kernels reach on an H200, in the arithmetic of --math and --drafter-math; memory beside them is that of
-    bf16. Exit status 1 if the answer is no.
+    rates that kernels reach on an H200, in the arithmetic of --math and --drafter-math, and on --cards of them by what
+    two H100 wait for; memory beside them is that of bf16 and of one card. Exit status 1 if the answer is no.
 
     [bold]Examples[/bold]
 
@@ -66,13 +73,14 @@ def plan(
 
       sp plan --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b --card rtx3090 -p 8k,128k --keep-ratio 0.05
 
-      sp plan --synthetic-target qwen3.6-27b --card h200 --math int8 --drafter-math auto
+      sp plan --synthetic-target qwen3.6-27b --card h200 --math int8 --drafter-math auto --cards 4
     """
     from sp.models.inspect.plan import make_plan
     from sp.models.inspect.plan_tables import render_plan
     from sp.models.timing.fitted import fitted
     from sp.models.timing.times import predicted_times
     from sp.models.timing.times_table import legend, render_times
+    from sp.pipeline.load import check_sharing
     from sp.pipeline.plan import break_even
 
     lengths, gib, known = read_lengths(context), None, None
@@ -80,7 +88,10 @@ def plan(
         raise ConfigError(f"--keep-ratio {keep_ratio:g}: it is a share of the prompt, above 0 and up to 1")
     if card is not None:
         gib, known = read_card(card)
-    maths = read_maths(math, drafter_math)
+    maths: dict[str, Any] = dict(read_maths(math, drafter_math))
+    on: dict[str, Any] = {"cards": cards, "target_cards": target_cards or cards}
+    if known is None and max(on.values()) > 1:
+        raise ConfigError("--cards: times are predicted of a card by name; give one, e.g. --card h200")
     heavy = read_model("target", file or target, synthetic_target, target_type)
     if heavy is None or (file and target):
         raise ConfigError("give one model: a GGUF file, or --synthetic-target with the name of a shape")
@@ -89,13 +100,16 @@ def plan(
     told = found.as_dict()
     if found.drafter is not None and found.target.config is not None:
         told["drafter"]["pays_from_tokens"] = break_even(found.target.config, found.drafter.config, keep_ratio)
-    times = [] if known is None else predicted_times(found, known, fitted(), expected, **maths)
+    if found.target.config is not None and on["target_cards"] > 1:
+        check_sharing(found.target.config, on["target_cards"])
+    times = [] if known is None else predicted_times(found, known, fitted(), expected, **maths, **on)
     spoken = {name: str(one) for name, one in maths.items()}
-    told["predicted"] = None if known is None else {"card": known.name, "kernels": known.path, **spoken, "times": times}
+    told["predicted"] = (
+        None if known is None else {"card": known.name, "kernels": known.path, **spoken, **on, "times": times}
+    )
     if told["command"] is not None:
-        told["command"] += "".join(
-            f" --{name.replace('_', '-')} {one}" for name, one in spoken.items() if one != "bf16"
-        )
+        asked = {name: one for name, one in spoken.items() if one != "bf16"} | {n: c for n, c in on.items() if c > 1}
+        told["command"] += "".join(f" --{name.replace('_', '-')} {one}" for name, one in asked.items())
     if as_json:
         print_json(told)
     else:
@@ -103,7 +117,7 @@ def plan(
         console.print(render_plan(told))
         if known is not None and times:
             console.print("", render_times(times, known), sep="\n")
-            for line in legend(known, keep_ratio, **maths):
+            for line in legend(known, keep_ratio, **maths, **on):
                 console.print(line, style="dim")
         if told["command"] is not None:
             console.print(f"\n{escape(told['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied

@@ -148,7 +148,7 @@ def load(
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
     if group is not None:
-        check_sharing(config, group)
+        check_sharing(config, group.size)
     how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
     if group is None:
         model = load_model(file, cold=cold_within(config, formats, room, math), **how)
@@ -224,7 +224,7 @@ def synthetic(
         cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
         model = random_model(shape, file_type, seed, rope, cold, math)
     else:
-        check_sharing(found.config, group)
+        check_sharing(found.config, group.size)
         model = SharedModel(random_shards(shape, file_type, group, math, seed, rope))
     trained = model.config.context
     if extrapolate:
@@ -234,10 +234,10 @@ def synthetic(
     return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
 
 
-def check_sharing(config: ModelConfig, group: Group) -> None:
-    """ConfigError where the cards of a group cannot share a model; it says which numbers of cards can."""
+def check_sharing(config: ModelConfig, cards: int) -> None:
+    """ConfigError where so many cards cannot share a target; it says which numbers of cards can."""
     try:
-        Share(0, group.size).config(config)
+        Share(0, cards).config(config)
     except ConfigError as error:
         raise ConfigError(f"{error}: --target-cards says how many share the target") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sp.bench.predicted.links import ALONE, PAIRED, fit_links
 from sp.bench.predicted.rows import CARD, Row, rows
 from sp.bench.predicted.samples import Sample, kernel_samples
 from sp.bench.record import newest
@@ -25,13 +26,15 @@ KERNELS: tuple[KernelPath, ...] = ("sm_90a", "portable")
 TARGET = ("qwen3.6-27b", "q4_k_m")
 
 
-def fit(folder: Path) -> Fitted:
-    """All that is fitted, from a machine's newest records.
+def fit(folder: Path, pairs: Path) -> Fitted:
+    """All that is fitted, from the newest records of two machines.
 
     Parameters
     ----------
     folder : Path
         ``results/nvidia-h200``.
+    pairs : Path
+        Of two linked cards: ``results/nvidia-h100-80gb-hbm3``.
 
     Raises
     ------
@@ -40,7 +43,7 @@ def fit(folder: Path) -> Fitted:
     """
     samples, known = list(kernel_samples(folder)), {row.key: row for row in rows(folder) if row.fit}
     rates: dict[str, dict[str, Rate]] = {path: _rates(samples, path) for path in KERNELS}
-    idle = Fitted(rates, Host(0.0, 0.0, 0.0, 0.0, 1.0, 1.0))
+    idle = Fitted(rates, Host(0.0, 0.0, 0.0, 0.0, 1.0, 1.0), ALONE)
     host = idle.host
     for path in KERNELS:
         rates[path]["matmul int8"] = _of_a_row(_row(known, "prefill int8", path), "matmul int8", path, rates, host)
@@ -48,17 +51,20 @@ def fit(folder: Path) -> Fitted:
     short = [_row(known, "prefill", SHORT).seconds, _row(known, "full", SHORT).seconds]
     host = replace(host, launch_s=mean(short) / launches)
     host = replace(host, step_share=1 / (1 + _row(known, "decode", 0).error(idle)))
-    host = replace(host, score_s=_left(_row(known, "drafter", LONG), rates, host))
+    host = replace(host, score_s=_left(_row(known, "drafter", LONG, 0.05), rates, host))
     request = _row(known, "ttft", LONG)
     host = replace(host, token_s=request.host_s / LONG)
     host = replace(host, request_s=_left(request, rates, host))
-    return Fitted(rates, replace(host, copy_share=_copy_share(folder)))
+    alone = Fitted(rates, replace(host, copy_share=_copy_share(folder)), ALONE)
+    return replace(alone, links=fit_links(list(rows(pairs, PAIRED)), alone))
 
 
 def told(known: Fitted) -> dict[str, Any]:
     """What `sp.models.timing.fitted` reads, to so many digits as say something."""
     rates = {path: {kind: asdict(one) for kind, one in kinds.items()} for path, kinds in known.rates.items()}
-    rounded: dict[str, Any] = _rounded({"card": CARD, "rates": rates, "host": asdict(known.host)})
+    rounded: dict[str, Any] = _rounded(
+        {"card": CARD, "rates": rates, "host": asdict(known.host), "linked": PAIRED, "links": asdict(known.links)}
+    )
     return rounded
 
 
@@ -112,7 +118,7 @@ def _row(known: dict[tuple[Any, ...], Row], *key: Any) -> Row:
 
 def _left(row: Row, rates: Rates, host: Host) -> float:
     """Measured seconds that the prediction so far does not have."""
-    return row.seconds - row.predict(Fitted(rates, host))
+    return row.seconds - row.predict(Fitted(rates, host, ALONE))
 
 
 def _copy_share(folder: Path) -> float:

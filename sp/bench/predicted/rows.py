@@ -9,17 +9,19 @@ from typing import Any
 
 from sp.bench.record import newest
 from sp.errors import ConfigError
-from sp.models.arithmetic import FIRST_LAYERS, in_attention
+from sp.models.arithmetic import FIRST_LAYERS, in_attention, kept_rounded
 from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
+from sp.models.timing.several import share_of
 from sp.models.timing.work import Weights
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.pipeline.measured import cards_of, maths_of
 from sp.quant import Math
 
 CARD = "h200"
-"""That all records are of."""
+"""Whose records rates are fitted to; rows of other cards, which are known by their data sheets alone, are held out."""
 FIT_SHAPES, FIT_TOKENS = ("qwen3.6-27b", "qwen3-0.6b"), (512, 32768)
 """Models and prompts whose rows may be fitted to; rows of any other model or length are held out, always."""
 EIGHT_TOKENS = 8192
@@ -30,6 +32,10 @@ LEFT_SINCE = "2026-11-24T04:22:55+00:00"
 Older records on Hopper's kernels are no rows. Of the portable ones there are no others, so that they are predicted as
 they were measured. No rows either are drafters with products in int8: no record is of the attention they have now.
 """
+
+TURNS_SINCE = "2026-11-25T22:00:00+00:00"
+"""Since when cards take turns at queueing their work; older records of several cards, which waited for the host, are no
+rows."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ class Row:
     fit : bool
         Whether fitting may look at it.
     key : tuple
-        Of rows that are fitted to, how they are found.
+        What it is of, without the cards: how rows that are fitted to are found.
+    cards : int
+        On how many it ran.
     host_s : float
         Of a request, what its stages on the host took.
     """
@@ -58,6 +66,7 @@ class Row:
     predict: Callable[[Fitted], float]
     fit: bool
     key: tuple[Any, ...]
+    cards: int = 1
     host_s: float = 0.0
 
     def error(self, known: Fitted) -> float:
@@ -65,19 +74,34 @@ class Row:
         return self.predict(known) / self.seconds - 1
 
 
-def rows(folder: Path) -> Iterator[Row]:
-    """Rows of a machine's newest records of dense models in named shapes on one card, of four benches."""
+def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
+    """Rows of a machine's newest records of dense models in named shapes, of four benches.
+
+    Parameters
+    ----------
+    folder : Path
+    card : str
+        Name of the machine's cards.
+    """
     for bench, read in _READ.items():
         for record in newest(folder / f"{bench}.jsonl"):
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
-            config = {"left": left, **record["config"]}
-            found = None if max(cards_of(config)) > 1 else read(config, record["metrics"])
+            config = {"left": left, "card": card, **record["config"]}
+            if max(cards_of(config)) > 1 and (card == CARD or record["date"] < TURNS_SINCE):
+                continue
+            found = read(config, record["metrics"])
             if found is not None:
-                yield found
+                yield found if card == CARD else replace(found, fit=False)
 
 
-def _predictor(known: Fitted, path: Any) -> Predictor:
-    return Predictor(find_card(CARD), known, path)
+def _predictor(known: Fitted, c: Mapping[str, Any], cards: tuple[int, int] = (1, 1)) -> Predictor:
+    """Of a record's card, and so many of them for drafter and target."""
+    return Predictor(find_card(c["card"]), known, c["path"], *cards)
+
+
+def _on(*cards: int) -> str:
+    """For names of rows; empty of one card."""
+    return f", {max(cards)} cards" if max(cards) > 1 else ""
 
 
 def _weights(name: str, file_type: str | None = None) -> Weights | None:
@@ -96,9 +120,13 @@ def _target(model: Weights, c: Mapping[str, Any]) -> Weights | None:
     math, _ = maths_of(c)
     if math == Math.BF16:
         return model
-    if math != Math.INT8 or "asked_math" in c or (c["left"] == 0 and c["path"] == "sm_90a"):
+    if math not in (Math.INT8, kept_rounded(Math.INT8)) or "asked_math" in c:
         return None
-    rounded = Rounded.of(Math.INT8, model.config, find_card(CARD), c["path"])
+    if "kept_bytes" in c and c["prompt_tokens"] < ROUNDED_TOKENS:
+        return None  # measured in int8 to see whether the limit should be lower
+    if c["left"] == 0 and c["path"] == "sm_90a":
+        return None
+    rounded = Rounded.of(Math.INT8, model.config, find_card(c["card"]), c["path"])
     return replace(model, rounded=replace(rounded, left=c["left"]))
 
 
@@ -116,22 +144,27 @@ def _spoken(model: Weights) -> str:
     return f" {in_attention(Math.INT8)}" if model.rounded.attention else ""
 
 
+def _kept(c: Mapping[str, Any]) -> str:
+    """Of weights that stay rounded, for names of rows; they are predicted as others in int8 are."""
+    return ", kept" if "kept_bytes" in c else ""
+
+
 def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     model = _weights(c["shape"] or "", c["type"] or "")
     if model is None or c["engine"] != "sp" or c.get("asked_density") is not None:
         return None
-    target = _target(model, c)
+    target = _target(share_of(model, cards_of(c)[0]), c)
     if target is None:
         return None
-    n, path, plain = c["prompt_tokens"], c["path"], c["type"] == "q4_k_m"
+    n, path, plain, cards = c["prompt_tokens"], c["path"], c["type"] == "q4_k_m", cards_of(c)[0]
     if target.rounded.products:
         fit, key = plain and (c["shape"], n) == (FIT_SHAPES[0], EIGHT_TOKENS), ("prefill int8", path)
     else:
         fit, key = plain and path == "sm_90a" and _may_fit(c["shape"], n), ("prefill", n)
     return Row(
-        "prefill", f"{c['shape']} {c['type']}{_spoken(target)}, {n:,} tokens, {path}", n / m["tok_s"],
-        lambda known: _predictor(known, path).prefill_s(target, n),
-        fit, key,
+        "prefill", f"{c['shape']} {c['type']}{_spoken(target)}{_kept(c)}, {n:,} tokens, {path}{_on(cards)}",
+        n / m["tok_s"], lambda known: _predictor(known, c, (1, cards)).prefill_s(target, n),
+        fit, key, cards,
     )  # fmt: skip
 
 
@@ -139,12 +172,13 @@ def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     model = _weights(c["shape"] or "", c["type"] or "")
     if model is None or c["engine"] != "sp" or c["method"] != "greedy":
         return None
-    context, path = c["context"], c["path"]
+    model = share_of(model, cards_of(c)[0])
+    context, path, cards = c["context"], c["path"], cards_of(c)[0]
     plain = (c["shape"], c["type"], path, context) == (FIT_SHAPES[0], "q4_k_m", "sm_90a", 0)
     return Row(
-        "decode", f"{c['shape']} {c['type']} after {context:,} tokens, {path}", 1 / m["tok_s"],
-        lambda known: _predictor(known, path).step_s(model, context, c["kv"]),
-        plain, ("decode", context),
+        "decode", f"{c['shape']} {c['type']} after {context:,} tokens, {path}{_on(cards)}", 1 / m["tok_s"],
+        lambda known: _predictor(known, c, (1, cards)).step_s(model, context, c["kv"]),
+        plain, ("decode", context), cards,
     )  # fmt: skip
 
 
@@ -158,10 +192,11 @@ def _drafter(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
         return None
     plain = c["path"] == "sm_90a" and c["density"] == 0.05 and not drafter.rounded.attention
     n, path, density = c["prompt_tokens"], c["path"], m["density"] if c["attention"] == "flashprefill" else None
+    cards = cards_of(c)
     return Row(
-        "drafter", f"{shape}{_spoken(drafter)}, {n:,} tokens at density {m['density']:.2f}, {path}", m["score_s"],
-        lambda known: _predictor(known, path).score_s(drafter, n, density),
-        _may_fit(shape, n) and plain, ("drafter", n),
+        "drafter", f"{shape}{_spoken(drafter)}, {n:,} tokens at density {m['density']:.2f}, {path}{_on(*cards)}",
+        m["score_s"], lambda known: _predictor(known, c, cards).score_s(drafter, n, density),
+        _may_fit(shape, n) and plain, ("drafter", n, c["density"]), max(cards),
     )  # fmt: skip
 
 
@@ -170,18 +205,18 @@ def _ttft(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     model = _weights(c["target"])
     if model is None or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
         return None
-    target = _target(model, c)
+    target = _target(share_of(model, cards_of(c)[1]), c)
     if target is None:
         return None
-    n, path = m["prompt_tokens"], c["path"]
+    n, path, cards = m["prompt_tokens"], c["path"], cards_of(c)
     name = c["target"].removesuffix(".synthetic")
-    shape, told = name.rpartition("-")[0], f"{name}{_spoken(target)}"
+    shape, told = name.rpartition("-")[0], f"{name}{_spoken(target)}{_kept(c)}"
     in_bf16 = not target.rounded.products
     if c["drafter"] is None:
         return Row(
-            "ttft", f"{told}, {n:,} tokens in full, {path}", m["ttft_s"],
-            lambda known: _predictor(known, path).full_s(target, n),
-            _may_fit(shape, n) and in_bf16, ("full", n),
+            "ttft", f"{told}, {n:,} tokens in full, {path}{_on(*cards)}", m["ttft_s"],
+            lambda known: _predictor(known, c, cards).full_s(target, n),
+            _may_fit(shape, n) and in_bf16, ("full", n), max(cards),
         )  # fmt: skip
     small, density = _weights(c["drafter"]), m["density"]
     drafter = None if small is None else _reader(small, maths_of(c)[1])
@@ -194,9 +229,10 @@ def _ttft(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     kept = m["kept_tokens"] / n
     within = f", --vram {c['vram']}" if c["vram"] else ""
     return Row(
-        "ttft", f"{told}, {n:,} tokens, keep {c['keep_ratio']:g}, density {density:.2f}{within}, {path}", m["ttft_s"],
-        lambda known: _predictor(known, path).compressed(target, drafter, n, kept, density).ttft_s,
-        _may_fit(shape, n) and plain and in_bf16, ("ttft", n),
+        "ttft",
+        f"{told}, {n:,} tokens, keep {c['keep_ratio']:g}, density {density:.2f}{within}, {path}{_on(*cards)}",
+        m["ttft_s"], lambda known: _predictor(known, c, cards).compressed(target, drafter, n, kept, density).ttft_s,
+        _may_fit(shape, n) and plain and in_bf16, ("ttft", n), max(cards),
         m["ttft_s"] - m["stages"].get("score", 0.0) - m["stages"]["target prefill"],
     )  # fmt: skip
 

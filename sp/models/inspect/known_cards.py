@@ -1,9 +1,9 @@
 """Cards by name: what their vendor's data sheets say of them, which is all that a prediction knows of a card.
 
 Sources: NVIDIA's whitepapers of GA100 (A100), GA102 (RTX 3090; the RTX 3060 by the same operations a clock and
-multiprocessor), AD102 (RTX 4080 and 4090) and RTX Blackwell (RTX 5090), the data sheets of L40S and H200, and the CUDA
-C++ Programming Guide (compute capabilities, shared memory). Tensor operations are dense, without sparsity. GeForce
-cards run bf16 and fp16 at half rate where sums are kept in float32, as here; data-centre cards at the full one.
+multiprocessor), AD102 (RTX 4080 and 4090) and RTX Blackwell (RTX 5090), the data sheets of L40S, H100 SXM and H200, and
+the CUDA C++ Programming Guide (compute capabilities, shared memory). Tensor operations are dense, without sparsity.
+GeForce cards run bf16 and fp16 at half rate where sums are kept in float32, as here; data-centre cards at the full one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class Card:
         Bytes of the second cache, and of shared memory that a block may have.
     pcie : float
         Bytes a second from the host, one way.
+    link : float
+        Bytes a second from other cards of the machine by NVLink, one way, half of what data sheets call its bandwidth;
+        0 of cards that are not linked, or two of them only.
     warp_share : float
         Share of `flops` and `int8` that products of single warps (`mma.sync`, which portable kernels are made of) can
         reach: all of it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it).
@@ -57,6 +60,7 @@ class Card:
     l2: int
     shared: int
     pcie: float
+    link: float = 0.0
     warp_share: float = 1.0
 
     @property
@@ -90,8 +94,9 @@ KNOWN = (
     Card("rtx4090", (8, 9), 128, 2.52e9, 165.2e12, 660.6e12, 24, 1008e9, 72 << 20, 99 << 10, _PCIE4),
     Card("rtx5090", (12, 0), 170, 2.407e9, 209.5e12, 838e12, 32, 1792e9, 96 << 20, 99 << 10, _PCIE5),
     Card("l40s", (8, 9), 142, 2.52e9, 362e12, 733e12, 48, 864e9, 96 << 20, 99 << 10, _PCIE4),
-    Card("a100", (8, 0), 108, 1.41e9, 312e12, 624e12, 80, 2039e9, 40 << 20, 163 << 10, _PCIE4),
-    Card("h200", (9, 0), 132, 1.83e9, 989e12, 1979e12, 140, 4800e9, 50 << 20, 227 << 10, _PCIE5, 0.63),
+    Card("a100", (8, 0), 108, 1.41e9, 312e12, 624e12, 80, 2039e9, 40 << 20, 163 << 10, _PCIE4, 300e9),
+    Card("h100", (9, 0), 132, 1.83e9, 989e12, 1979e12, 80, 3350e9, 50 << 20, 227 << 10, _PCIE5, 450e9, 0.63),
+    Card("h200", (9, 0), 132, 1.83e9, 989e12, 1979e12, 140, 4800e9, 50 << 20, 227 << 10, _PCIE5, 450e9, 0.63),
 )
 """All of them, by memory."""
 

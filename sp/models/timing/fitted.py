@@ -1,4 +1,5 @@
-"""How near to a card's limits each kind of kernel comes, and what the host takes: fitted to records of one card.
+"""How near to a card's limits each kind of kernel comes, and what the host takes: fitted to records of one card;
+what several cards wait for, to records of two.
 
 ``fitted.json`` is made by ``experiments/fit_times.py`` from records that it names; see `sp.bench.predicted`.
 """
@@ -63,11 +64,31 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Links:
+    """What several cards wait for besides their own work.
+
+    Attributes
+    ----------
+    share : float
+        Of NVLink's speed, at which sums and pages go between cards.
+    meeting_s : float
+        Seconds of a layer of a drafter's reading, where cards wait for the last of them; pages are gathered beside it.
+    sum_s : float
+        Seconds of an all-reduce beside its bytes.
+    """
+
+    share: float
+    meeting_s: float
+    sum_s: float
+
+
+@dataclass(frozen=True)
 class Fitted:
-    """All that is fitted: rates by path of kernels and kind of `Work`, and the host's part."""
+    """All that is fitted: rates by path of kernels and kind of `Work`, the host's part, and what cards wait for."""
 
     rates: Mapping[str, Mapping[str, Rate]]
     host: Host
+    links: Links
 
 
 @cache
@@ -75,7 +96,7 @@ def fitted() -> Fitted:
     """What the file beside this one says."""
     told = json.loads(FILE.read_text(encoding="utf-8"))
     rates = {path: {kind: Rate(**one) for kind, one in kinds.items()} for path, kinds in told["rates"].items()}
-    return Fitted(rates, Host(**told["host"]))
+    return Fitted(rates, Host(**told["host"]), Links(**told["links"]))
 
 
 def bound(work: Work, card: Card, path: KernelPath) -> float:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from sp.models.cache.striped import Stripes
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.known_cards import Path as KernelPath
+from sp.models.passes.prefill_graphs import MOST as MOST_IN_A_GRAPH
 from sp.models.timing.fitted import Fitted, busy
+from sp.models.timing.several import gathered, striped, summed, sums
 from sp.models.timing.work import Weights, Work, reading, scoring, step
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts for one card.
+    """Predicts for one card, or several of a kind that are linked.
 
     Parameters
     ----------
@@ -21,11 +24,16 @@ class Predictor:
     known : Fitted
     path : {"sm_90a", "portable"}
         Kernels; those that the card runs are `Card.path`.
+    cards, target_cards : int
+        That read a prompt together for the drafter, and that share the target, whose `Weights` are then those of
+        `share_of`.
     """
 
     card: Card
     known: Fitted
     path: KernelPath
+    cards: int = 1
+    target_cards: int = 1
 
     @classmethod
     def of(cls, card: Card, known: Fitted) -> Predictor:
@@ -34,16 +42,27 @@ class Predictor:
 
     def prefill_s(self, model: Weights, tokens: int) -> float:
         """Seconds in which a target reads so many tokens."""
-        return self._queued(reading(model, tokens), 0.0)
+        n = self.target_cards
+        work = reading(model, tokens)
+        if n == 1:
+            return self._queued(work)
+        between = sums(model.config) * self.known.links.sum_s + self._sent_s(summed(model.config, tokens, n))
+        return self._queued(work, between, cards=0 if tokens <= MOST_IN_A_GRAPH else n)
 
     def score_s(self, drafter: Weights, tokens: int, density: float | None = None) -> float:
         """Seconds in which a drafter scores a prompt; `density` of its attention as for `scoring`."""
-        return self._queued(scoring(drafter, tokens, density), self.known.host.score_s)
+        work, beside, n = scoring(drafter, tokens, density), self.known.host.score_s, self.cards
+        if n == 1 or not Stripes.fits(tokens, n, 1):
+            return self._queued(work, beside)
+        beside += drafter.config.layers * self.known.links.meeting_s
+        pages = self._sent_s(gathered(drafter.config, tokens, n))
+        return max(self._queued(striped(work, tokens, n), beside, cards=n), pages + beside)
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""
         work = step(model, context, kv)
-        return self.known.host.step_share * busy(work, self.card, self.path, self.known.rates[self.path])
+        between = sums(model.config) * self.known.links.sum_s if self.target_cards > 1 else 0.0
+        return self.known.host.step_share * busy(work, self.card, self.path, self.known.rates[self.path]) + between
 
     def copy_s(self, nbytes: float) -> float:
         """Seconds to bring bytes from the host."""
@@ -73,9 +92,13 @@ class Predictor:
         around = self.known.host.request_s + self.known.host.token_s * tokens
         return Compressed(self.score_s(drafter, tokens, density), read, around)
 
-    def _queued(self, work: list[Work], beside: float) -> float:
-        """Seconds of the card and what is beside it, or of the host that queues the launches if these are more."""
-        queued = self.known.host.launch_s * sum(one.launches for one in work)
+    def _sent_s(self, nbytes: float) -> float:
+        """Seconds in which a card receives so much from the others."""
+        return nbytes / (self.card.link * self.known.links.share)
+
+    def _queued(self, work: list[Work], beside: float = 0.0, cards: int = 1) -> float:
+        """Seconds of a card and what is beside it, or of the host that queues the launches of all if these are more."""
+        queued = cards * self.known.host.launch_s * sum(one.launches for one in work)
         return max(busy(work, self.card, self.path, self.known.rates[self.path]) + beside, queued)
 
 

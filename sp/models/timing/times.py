@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from sp.errors import ConfigError
 from sp.models.arithmetic import AskedMath
 from sp.models.inspect.cards import ANSWER, Drafter, need
-from sp.models.inspect.known_cards import Card
+from sp.models.inspect.known_cards import KNOWN, Card
 from sp.models.inspect.plan import Plan
-from sp.models.inspect.ways import best, room, ways
+from sp.models.inspect.ways import Way, best, room, ways
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
+from sp.models.timing.several import share_of
 from sp.models.timing.work import Weights
 from sp.quant import Math
 
@@ -27,8 +29,10 @@ def predicted_times(
     density: Density,
     math: AskedMath = Math.BF16,
     drafter_math: AskedMath = Math.BF16,
+    cards: int = 1,
+    target_cards: int = 1,
 ) -> list[dict[str, Any]]:
-    """Predicted seconds of a plan's requests on a card, one dict a length.
+    """Predicted seconds of a plan's requests on a card or several alike, one dict a length.
 
     Parameters
     ----------
@@ -39,6 +43,8 @@ def predicted_times(
         Of the drafter's attention.
     math, drafter_math : Math or "auto"
         What target and drafter are asked to multiply, see `Rounded.of`.
+    cards, target_cards : int
+        That read a prompt together for the drafter, which lies on each, and that share the target.
 
     Returns
     -------
@@ -46,14 +52,25 @@ def predicted_times(
         ``tokens`` (prompt and answer), ``full_s`` (first token after a full prefill), ``score_s``, ``prefill_s`` and
         ``ttft_s`` of a compressed request, and ``decode_tok_s`` after the prompt as it is read; None where the card
         has no room, or there is no drafter. None at all of mixtures of experts and of models that no card runs.
+
+    Raises
+    ------
+    ConfigError
+        Cards that are not linked, a drafter that several cannot read with, or a target that they cannot share.
     """
     if plan.sizes is None or plan.target.streamed is None or plan.verdict.role == "drafter":
         return []
+    if max(cards, target_cards) > 1 and not card.link:
+        linked = ", ".join(one.name for one in KNOWN if one.link)
+        raise ConfigError(f"{card.name}: times of several cards are predicted of those that NVLink joins: {linked}")
     config, held = plan.sizes
     if config.experts or (plan.drafter is not None and plan.drafter.config.experts):
         return []
-    target = Weights(config, plan.target.streamed, Rounded.of(math, config, card, card.path))
-    predictor, reader = Predictor.of(card, known), None
+    whole = Weights(config, plan.target.streamed, Rounded.of(math, config, card, card.path))
+    target, table = share_of(whole, target_cards), held - whole.nbytes  # every card holds the table of embeddings
+    held, predictor, reader = table + target.nbytes, Predictor(card, known, card.path, cards, target_cards), None
+    if cards > 1 and plan.drafter is not None and plan.drafter.config.delta is not None:
+        raise ConfigError(f"{plan.drafter.name} has recurrent layers, which several cards cannot read together")
     if plan.drafter is not None:
         rounded = Rounded.of(drafter_math, plan.drafter.config, card, card.path)
         reader = Weights(plan.drafter.config, plan.drafter.weights, rounded)
@@ -67,7 +84,7 @@ def predicted_times(
 
 def _full(predictor: Predictor, target: Weights, held: int, tokens: int) -> dict[str, float | None]:
     """Of a prompt that is read whole."""
-    way = best(list(ways(target.config, held, None, tokens, math=target.rounded.math)), predictor.card.gib)
+    way = _way(predictor, ways(target.config, held, None, tokens, math=target.rounded.math))
     if way is None:
         return {"full_s": None, "decode_tok_s": None}
     prompt = tokens - ANSWER
@@ -81,7 +98,7 @@ def _compressed(
     drafter, gib = plan.drafter, predictor.card.gib
     assert drafter is not None
     math = target.rounded.math
-    way = best(list(ways(target.config, held, drafter, tokens, plan.keep, math=math)), gib)
+    way = _way(predictor, ways(target.config, held, drafter, tokens, plan.keep, math=math))
     if way is None:
         return dict.fromkeys(("score_s", "prefill_s", "ttft_s", "decode_tok_s"))
     prompt = tokens - ANSWER
@@ -93,6 +110,12 @@ def _compressed(
         "ttft_s": found.ttft_s,
         "decode_tok_s": 1 / predictor.step_s(target, max(1, int(plan.keep * prompt)), way.kv),
     }
+
+
+def _way(predictor: Predictor, found: Iterable[Way]) -> Way | None:
+    """The first that there is room for; on several cards nothing waits in host memory."""
+    alone = max(predictor.cards, predictor.target_cards) == 1
+    return best([way for way in found if alone or not way.by_turns], predictor.card.gib)
 
 
 def _moved(target: Weights, held: int, drafter: Drafter, prompt: int, kv: str, keep: float, gib: int) -> int:

@@ -46,7 +46,12 @@ def shown(value: float | None) -> str:
 
 
 def legend(
-    card: Card, keep: float, math: AskedMath = Math.BF16, drafter_math: AskedMath = Math.BF16
+    card: Card,
+    keep: float,
+    math: AskedMath = Math.BF16,
+    drafter_math: AskedMath = Math.BF16,
+    cards: int = 1,
+    target_cards: int = 1,
 ) -> tuple[str, ...]:
     """What the times rest on.
 
@@ -60,4 +65,12 @@ def legend(
         f"predicted from {card.name}'s data sheet, for {kernels}, by rates of an H200;",
         f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
         *(() if plain else (f"predicted with --math {math} and --drafter-math {drafter_math}",)),
+        *(
+            ()
+            if max(cards, target_cards) == 1
+            else (
+                f"predicted for a drafter read by {cards} and a target shared by {target_cards} of these cards,",
+                "by what two H100 wait for; memory above is that of one card that does all",
+            )
+        ),
     )

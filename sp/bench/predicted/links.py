@@ -1,0 +1,78 @@
+"""links: what two cards wait for besides their own work, from rows that were measured on one card and on two.
+
+Of a row on two cards the prediction without any waiting is scaled by how far off it is for one card; what is left over
+is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from statistics import mean
+from typing import Any
+
+from sp.bench.predicted.rows import Row
+from sp.errors import ConfigError
+from sp.models.inspect.known_cards import find_card
+from sp.models.synthetic.shapes import find_shape
+from sp.models.timing.fitted import Fitted, Links
+from sp.models.timing.several import summed, sums
+
+PAIRED = "h100"
+"""The cards, two of one machine, that links are fitted to."""
+DRAFTER, TARGET = "qwen3-0.6b", "qwen3.6-27b"
+LONG, LONGER, DENSITY = 1 << 17, 1 << 18, 0.05
+SCORED: tuple[tuple[Any, ...], ...] = (("drafter", LONG, DENSITY), ("drafter", LONGER, DENSITY))
+STEP, FULL = ("decode", 0), ("full", LONG)
+"""What is fitted to: of the pairs of rows these two, of a decoded token two cards alone. Others are held out."""
+ALONE = Links(inf, 0.0, 0.0)
+"""Nothing is waited for."""
+
+
+def fit_links(found: Sequence[Row], known: Fitted) -> Links:
+    """What is waited for, from two scorings, one decoded token and one full prefill of two cards.
+
+    Parameters
+    ----------
+    found : sequence of Row
+    known : Fitted
+        All else, with links that wait for nothing.
+
+    Raises
+    ------
+    ConfigError
+        A row is missing.
+    """
+    drafter, target = find_shape(DRAFTER).config, find_shape(TARGET).config
+    meeting = mean(_waited(found, known, key) for key in SCORED) / drafter.layers
+    step = _one(found, STEP, 2)
+    each = (step.seconds - step.predict(known)) / sums(target)
+    whole = _waited(found, known, FULL) - each * sums(target)
+    return Links(summed(target, LONG, 2) / whole / find_card(PAIRED).link, meeting, each)
+
+
+def marked(rows: Iterable[Row]) -> list[Row]:
+    """Rows of `PAIRED`, those marked that `fit_links` looks at."""
+    found = list(rows)
+    looked_at = {id(row) for row in _looked_at(found)}
+    return [replace(row, fit=id(row) in looked_at) for row in found]
+
+
+def _looked_at(found: Sequence[Row]) -> Iterator[Row]:
+    yield _one(found, STEP, 2)
+    for key in (*SCORED, FULL):
+        yield from (_one(found, key, cards) for cards in (1, 2))
+
+
+def _waited(found: Sequence[Row], known: Fitted, key: tuple[Any, ...]) -> float:
+    alone, both = _one(found, key, 1), _one(found, key, 2)
+    return both.seconds - both.predict(known) * alone.seconds / alone.predict(known)
+
+
+def _one(found: Sequence[Row], key: tuple[Any, ...], cards: int) -> Row:
+    """The last of the rows, which is the newest."""
+    mine = [row for row in found if (row.key, row.cards) == (key, cards)]
+    if not mine:
+        raise ConfigError(f"no record to fit to: {' '.join(map(str, key))} on {cards} cards")
+    return mine[-1]

@@ -1,0 +1,85 @@
+"""What one of several cards does of a drafter's reading or a target's pass, and what the others send it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import ceil
+
+from sp.models.config import ModelConfig
+from sp.models.layers.share import Share
+from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.models.passes.on_cards import MOST_TOGETHER
+from sp.models.timing.work import Weights, Work
+
+STRIPES = 2
+"""Parts of a prompt that each card reads, see `sp.models.cache.striped.Stripes`."""
+OF_PAIRS = ("attention", "sparse", "select", "attention int8")
+"""Kinds that are launched once for every stripe of a layer."""
+
+
+def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
+    """One card's part of a scoring that `cards` of them do together; the first card's, which looks at all keys.
+
+    Each card rounds for itself all keys and values that its two stripes see: those up to their ends, which are together
+    the prompt and one stripe.
+
+    Examples
+    --------
+    >>> whole = [Work("sparse", 8e12, 0.0, 27, 1e9), Work("importance", 0.0, 7e9, 112)]
+    >>> striped(whole, 131072, 4)[0]
+    Work(kind='sparse', flops=2000000000000.0, nbytes=0.0, launches=54, exponentials=250000000.0)
+    >>> striped(whole, 131072, 4)[1] == whole[1]
+    True
+    """
+    stripe = tokens / (STRIPES * cards)
+    runs = STRIPES * ceil(stripe / MOST_TOGETHER) / ceil(tokens / CHUNK_BY_LAYER["cuda"])
+    found = []
+    for one in work:
+        if one.kind == "importance":
+            found.append(one)
+        elif one.kind == "rounding":
+            found.append(replace(one, nbytes=one.nbytes * (1 + stripe / tokens), launches=STRIPES * one.launches))
+        else:
+            parts = one.flops / cards, one.nbytes / cards
+            launches = round(one.launches * (STRIPES if one.kind in OF_PAIRS else runs))
+            found.append(Work(one.kind, *parts, launches, one.exponentials / cards))
+    return found
+
+
+def gathered(config: ModelConfig, tokens: int, cards: int) -> float:
+    """Bytes of keys and values, in 16 bits, that each of several cards receives while a drafter reads.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> round(gathered(find_shape("qwen3-0.6b").config, 131072, 2) / 28 / 1e9, 2)
+    0.27
+    """
+    return len(config.attention_layers) * tokens * 2 * config.kv_heads * config.head_dim * 2 * (cards - 1) / cards
+
+
+def share_of(model: Weights, cards: int) -> Weights:
+    """A target as one of several cards holds it; ConfigError where they cannot share it.
+
+    >>> share_of(Weights.of_shape("qwen3.6-27b", "q4_k_m"), 4).config.heads
+    6
+    """
+    return (
+        model
+        if cards == 1
+        else replace(model, config=Share(0, cards).config(model.config), nbytes=model.nbytes // cards)
+    )
+
+
+def sums(config: ModelConfig) -> int:
+    """All-reduces of a pass, wherever it is cut into chunks."""
+    return 2 * config.layers
+
+
+def summed(config: ModelConfig, tokens: int, cards: int) -> float:
+    """Bytes that each of several cards receives in the all-reduces of a pass, when NCCL goes round in a ring.
+
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> round(summed(find_shape("qwen3.6-27b").config, 8192, 2) / 1e9, 1)
+    21.5
+    """
+    return sums(config) * 4.0 * tokens * config.hidden * 2 * (cards - 1) / cards
