@@ -19,9 +19,7 @@ def test_tables_are_those_of_the_model(made: dict[str, list[str]], name: str) ->
         rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", times_page.PAGE.read_text(), re.DOTALL
     )
     assert found
-    assert found.group(1).strip().splitlines() == made[name], (
-        "run: PYTHONPATH=tests python tests/times_page.py"
-    )
+    assert found.group(1).strip().splitlines() == made[name], "run: PYTHONPATH=tests python tests/times_page.py"
 
 
 def test_every_time_is_called_predicted(made: dict[str, list[str]]) -> None:
