@@ -99,6 +99,9 @@ def check(
     family: Family = None,
     update: Annotated[bool, typer.Option("--update", help="Write the needs found as the new baseline.")] = False,
     baseline: Annotated[Path | None, typer.Option(help="Baseline file; the repository's if left out.")] = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Compile what is not as it was for the baseline, and a few others.")
+    ] = False,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -111,29 +114,31 @@ def check(
 
       sp kernels check
 
-      sp kernels check --arch 90a --update
+      sp kernels check --changed --arch 80,90a
+
+      sp kernels check --update
     """
     from sp.errors import ConfigError, unknown_name
     from sp.kernels.manifest import kernels
     from sp.kernels.tools import check as checks
-    from sp.kernels.tools.baseline import BASELINE, compiler, write_baseline
+    from sp.kernels.tools.baseline import BASELINE, Baseline, compiler, write_baseline
     from sp.kernels.tools.resources import ARCHES
 
     arches, found, file = arch.split(",") if arch else ARCHES, list(kernels(family).values()), baseline or BASELINE
     for name in arches:
         if name not in ARCHES:
             raise unknown_name("architecture", name, ARCHES)
-    if update and (arch or family):
-        raise ConfigError("--update writes the needs of all kernels; leave out --arch and --family")
+    if update and (arch or family or changed):
+        raise ConfigError("--update writes the needs of all kernels; leave out --arch, --family and --changed")
     start = time.perf_counter()
-    with progress_bar("compiling", len(checks.plan(found, arches))) as progress:
-        report = checks.check(found, arches, None if update else file, progress)
+    with progress_bar("compiling", None if changed else len(checks.plan(found, arches))) as progress:
+        report = checks.check(found, arches, None if update else file, progress, changed=changed)
     seconds = time.perf_counter() - start
     if update:
-        write_baseline(file, report.rows)
+        write_baseline(file, Baseline(report.rows, report.compiled))
     if as_json:
         rows = {name: asdict(need) | {"dynamic": report.dynamic[name]} for name, need in report.rows.items()}
-        facts = {"nvrtc": compiler(), "seconds": seconds, "baseline": str(file)}
+        facts = {"nvrtc": compiler(), "seconds": seconds, "baseline": str(file), "compilations": report.jobs}
         print_json(facts | {"rows": rows, "problems": report.problems, "remarks": report.remarks})
     else:
         console = Console(highlight=False, soft_wrap=True)
@@ -144,7 +149,8 @@ def check(
         for text in report.problems:
             console.print(f"[red]fail[/] {escape(text)}")
         outcome = f"{len(report.problems)} problems" if report.problems else "no problems"
-        console.print(f"{len(report.rows)} kernels, NVRTC {compiler()}, {seconds:.0f} s: {outcome}")
+        told = f"{report.jobs} compilations, NVRTC {compiler()}, {seconds:.0f} s"
+        console.print(f"{len(report.rows)} kernels, {told}: {outcome}")
     if report.problems:
         raise typer.Exit(1)
 

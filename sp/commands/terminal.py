@@ -22,8 +22,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Any]:
-    """A bar on stderr while a stage runs; nothing where stderr is no terminal."""
+def progress_bar(what: str, total: int | None) -> Iterator[Any]:
+    """A bar on stderr while a stage runs, which says no end without a total; nothing where stderr is no terminal."""
     columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

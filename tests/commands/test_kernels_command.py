@@ -52,8 +52,8 @@ def report(monkeypatch, tmp_path):
     """A check of two cards that finds what the test wants."""
     pytest.importorskip("cupy")
     rows = {"k A=1 sm_80": Resources(40, 0, 0, 16), "k A=1 sm_90": Resources(44, 8, 0, 16)}
-    made = checks.Report(rows, dict.fromkeys(rows, 1024), [], [])
-    monkeypatch.setattr(checks, "check", lambda *given: made)
+    made = checks.Report(rows, dict.fromkeys(rows, 1024), [], [], {"k A=1 sm_80": "abc"}, 2)
+    monkeypatch.setattr(checks, "check", lambda *given, changed: made)
     return made
 
 
@@ -62,6 +62,7 @@ def test_check_prints_needs_and_passes(monkeypatch, capsys, report):
     assert status == 0
     assert "44 +8" in said.out
     assert "1,040" in said.out
+    assert "2 compilations" in said.out
     assert "no problems" in said.out
 
 
@@ -81,7 +82,7 @@ def test_update_writes_the_baseline(monkeypatch, capsys, report, tmp_path):
     status, _ = run(monkeypatch, capsys, "check", "--update", "--baseline", str(tmp_path / "needs.json"))
     assert status == 0
     (known,) = json.loads((tmp_path / "needs.json").read_text()).values()
-    assert known == {"k A=1 sm_80": [40, 0, 0, 16], "k A=1 sm_90": [44, 8, 0, 16]}
+    assert known == {"k A=1 sm_80": [40, 0, 0, 16, "abc"], "k A=1 sm_90": [44, 8, 0, 16]}
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from sp.kernels import flatten, nvrtc
 from sp.kernels.launch import KernelSpec
 from sp.kernels.manifest import kernels
 from sp.kernels.tools import baseline, check
+from sp.kernels.tools.baseline import Baseline
 from sp.kernels.tools.resources import ARCHES, Resources, misfits, parse_log, warnings
 
 LOG = """\
@@ -79,13 +80,20 @@ def test_a_baseline_keeps_other_compilers(tmp_path, monkeypatch):
     file, row = tmp_path / "data" / "needs.json", {"k A=1 sm_80": Resources(10, 0, 0, 4)}
     monkeypatch.setattr(baseline, "compiler", lambda: "12.9")
     assert baseline.read_baseline(file) is None
-    baseline.write_baseline(file, row)
+    baseline.write_baseline(file, Baseline(row, {"k A=1 sm_80": "abc"}))
     monkeypatch.setattr(baseline, "compiler", lambda: "13.5")
     assert baseline.read_baseline(file) is None
-    baseline.write_baseline(file, {})
-    assert json.loads(file.read_text()) == {"12.9": {"k A=1 sm_80": [10, 0, 0, 4]}, "13.5": {}}
+    baseline.write_baseline(file, Baseline({}, {}))
+    assert json.loads(file.read_text()) == {"12.9": {"k A=1 sm_80": [10, 0, 0, 4, "abc"]}, "13.5": {}}
     monkeypatch.setattr(baseline, "compiler", lambda: "12.9")
-    assert baseline.read_baseline(file) == row
+    assert baseline.read_baseline(file) == (row, {"k A=1 sm_80": "abc"})
+
+
+def test_a_row_without_a_hash_stays_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(baseline, "compiler", lambda: "13.5")
+    found = Baseline({"k sm_80": Resources(10, 0, 0, 4)}, {})
+    baseline.write_baseline(tmp_path / "needs.json", found)
+    assert baseline.read_baseline(tmp_path / "needs.json") == found
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"13.5": 3}', '{"13.5": {"k": 3}}', '{"13.5": {"k": [1]}}'])
@@ -120,6 +128,52 @@ def test_variants_are_compiled_where_their_shared_memory_is():
 def test_every_source_of_a_spec_is_there_and_every_source_has_one():
     named = {kernel.source for kernel in kernels().values()}
     assert named == {path.name for path in flatten.CUDA.rglob("*.cu")}
+
+
+def written(folder, monkeypatch, text):
+    (folder / "k.cu").write_text(text)
+    monkeypatch.setattr(flatten, "CUDA", folder)
+    flatten.flatten.cache_clear()
+
+
+def test_what_differs_from_the_baseline_is_compiled(tmp_path, monkeypatch):
+    """Another text, another option or another entry; not another comment. Others are drawn, as many as asked for."""
+    written(tmp_path, monkeypatch, "int a;  // first")
+    spec = KernelSpec("k.cu", "x", (), 32, ({"A": 1}, {"A": 2}, {"A": 3}))
+    jobs = check.plan([spec], ["80", "120"])
+    rows = {name: Resources(1, 0, 0, 0) for job in jobs for name in check.names(job)}
+    known = Baseline(rows, {name: check.job_hash(job) for job in jobs for name in check.names(job)})
+    assert len(set(known.compiled.values())) == len(jobs) == 6
+    assert check.differing(jobs, known, 0) == []
+    assert len(check.differing(jobs, known, 2)) == 2
+    assert len(check.differing(jobs, known, 99)) == 6
+    with monkeypatch.context() as other:
+        other.setattr(nvrtc, "debugging", lambda: True)
+        assert check.differing(jobs, known, 0) == jobs
+    written(tmp_path, monkeypatch, "\n// another\nint a;")
+    assert check.differing(jobs, known, 0) == []
+    both = [spec, KernelSpec("k.cu", "y", (), 32, ({"A": 2},))]
+    assert [job.defines for job in check.differing(check.plan(both, ["80"]), known, 0)] == [(("A", 2),)]
+    assert check.differing(jobs, Baseline(rows, {}), 0) == jobs
+    written(tmp_path, monkeypatch, "int b;")
+    assert check.differing(jobs, known, 0) == jobs
+    flatten.flatten.cache_clear()
+
+
+def test_a_check_of_what_changed_takes_the_rest_from_the_baseline(tmp_path, monkeypatch):
+    pytest.importorskip("cupy")
+    monkeypatch.setenv("SP_CACHE_DIR", str(tmp_path / "cache"))
+    chosen, file = list(kernels("selftest").values()), tmp_path / "needs.json"
+    first = check.check(chosen, ["80"], None)
+    baseline.write_baseline(file, Baseline(first.rows, first.compiled))
+    monkeypatch.setattr(check, "differing", lambda jobs, known: jobs[:1])
+    again = check.check(chosen, ["80"], file, changed=True)
+    assert (again.jobs, first.jobs) == (1, len(check.plan(chosen, ["80"])))
+    assert again.rows == first.rows
+    assert again.problems == again.remarks == []
+    monkeypatch.undo()
+    none = check.check(chosen, ["80"], tmp_path / "gone.json", changed=True)
+    assert none.jobs == first.jobs
 
 
 def test_planted_faults_are_found(tmp_path, monkeypatch):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sp.errors import ConfigError
 from sp.kernels import nvrtc
@@ -15,6 +14,20 @@ from sp.kernels.tools.resources import Resources
 BASELINE = Path(__file__).parents[3] / "tests" / "data" / "kernel_resources.json"
 GROWTH = 1.1
 Rows = dict[str, Resources]
+
+
+class Baseline(NamedTuple):
+    """What a file records for one compiler.
+
+    Attributes
+    ----------
+    rows : dict of str to Resources
+    compiled : dict of str to str
+        By the same names a hash of what was compiled, of those that nothing was wrong with.
+    """
+
+    rows: Rows
+    compiled: dict[str, str]
 
 
 def compare(rows: Rows, known: Rows | None) -> tuple[list[str], list[str]]:
@@ -36,24 +49,32 @@ def compiler() -> str:
     return ".".join(map(str, nvrtc.version()))
 
 
-def read_baseline(path: Path) -> Rows | None:
+def read_baseline(path: Path) -> Baseline | None:
     """Needs recorded for this compiler; None if there are none."""
-    recorded = _read(path).get(compiler())
+    recorded, needs = _read(path).get(compiler()), len(fields(Resources))
+    if recorded is None:
+        return None
     try:
-        return {name: Resources(*row) for name, row in recorded.items()} if recorded is not None else None
+        rows = {name: Resources(*row[:needs]) for name, row in recorded.items()}
+        return Baseline(rows, {name: str(row[needs]) for name, row in recorded.items() if len(row) > needs})
     except (AttributeError, TypeError):
         raise ConfigError(f"{path} is not a baseline of kernel resources; write a new one with --update") from None
 
 
-def write_baseline(path: Path, rows: Mapping[str, Resources]) -> None:
+def write_baseline(path: Path, found: Baseline) -> None:
     """Record needs for this compiler, one row a line; those for other compilers stay."""
-    recorded = {**_read(path), compiler(): {name: list(asdict(need).values()) for name, need in sorted(rows.items())}}
+    mine = {name: [*asdict(need).values(), *_hash(found, name)] for name, need in sorted(found.rows.items())}
+    recorded = {**_read(path), compiler(): mine}
     blocks = []
     for version, known in sorted(recorded.items()):
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in known.items())
         blocks.append(f" {json.dumps(version)}: {{\n{lines}\n }}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{\n" + ",\n".join(blocks) + "\n}\n", encoding="utf-8")
+
+
+def _hash(found: Baseline, name: str) -> tuple[str, ...]:
+    return (found.compiled[name],) if name in found.compiled else ()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 
 from sp.errors import DeviceError
 from sp.kernels import jit, nvrtc
+from sp.kernels.flatten import text
+from sp.kernels.hashing import bare
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.tools.baseline import BASELINE, Rows, compare, compiler, read_baseline
+from sp.kernels.tools.baseline import BASELINE, Baseline, Rows, compare, compiler, read_baseline
 from sp.kernels.tools.resources import ARCHES, SHARED_LIMIT, misfits, parse_log, warnings
+
+ALSO = 16
+"""Compilations of what is as it was, beside those of what is not."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +36,26 @@ class Job:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcome of a check: needs by row name, problems that fail it, remarks that do not."""
+    """Outcome of a check.
+
+    Attributes
+    ----------
+    rows, dynamic : dict
+        Needs and dynamic shared bytes by row name.
+    problems, remarks : list of str
+        What fails it, and what does not.
+    compiled : dict of str to str
+        Hashes of what has no problem, for a baseline.
+    jobs : int
+        Compilations that were made.
+    """
 
     rows: Rows
     dynamic: dict[str, int]
     problems: list[str]
     remarks: list[str]
+    compiled: dict[str, str]
+    jobs: int
 
 
 def row_name(entry: str, defines: Iterable[tuple[str, nvrtc.Define]], arch: str = "") -> str:
@@ -82,6 +103,30 @@ def plan(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[
     return [Job(source, defines, arch, tuple(entries)) for (source, defines, arch), entries in shared.items()]
 
 
+def job_hash(job: Job) -> str:
+    """Of what is compiled: the flattened text without comments, and all options."""
+    options = nvrtc.compile_options(dict(job.defines), job.arch)
+    return sha256("\0".join((bare(text(job.source)), *options)).encode()).hexdigest()[:12]
+
+
+def names(job: Job) -> list[str]:
+    """Rows of a job."""
+    return [row_name(entry, job.defines, job.arch) for entry, _, _ in job.entries]
+
+
+def differing(jobs: Iterable[Job], known: Baseline, also: int = ALSO) -> list[Job]:
+    """Jobs whose text or options are not those of a baseline, and as many others as `also` says, drawn by lot.
+
+    The same compiler makes the same of the same text; the others are there to show a baseline that was never true.
+    """
+    changed: list[Job] = []
+    same: list[Job] = []
+    for job in jobs:
+        recorded = {known.compiled.get(name) for name in names(job)}
+        (same if recorded == {job_hash(job)} else changed).append(job)
+    return [*changed, *random.sample(same, min(also, len(same)))]
+
+
 def compile_job(job: Job) -> tuple[Rows, list[tuple[str, str]]]:
     """Needs of a job's entries, and what is wrong with them as (variant, complaint)."""
     variant = row_name(job.source, job.defines)
@@ -107,6 +152,7 @@ def check(
     baseline: Path | None = BASELINE,
     progress: Callable[[int], object] = lambda done: None,
     workers: int | None = None,
+    changed: bool = False,
 ) -> Report:
     """Compile and compare.
 
@@ -122,24 +168,30 @@ def check(
         Given 1 after every compilation.
     workers : int, optional
         Processes; as many as cores if left out.
+    changed : bool
+        Compile what is `differing` alone; needs of the rest are those of the baseline.
     """
     kernels, arches = tuple(kernels), tuple(arches)
-    jobs = plan(kernels, arches)
-    rows: Rows = {}
+    known, jobs = read_baseline(baseline) if baseline else None, plan(kernels, arches)
+    made = differing(jobs, known) if changed and known else jobs
+    skipped = {name for job in jobs if job not in made for name in names(job)}
+    rows: Rows = {name: known.rows[name] for name in skipped} if known else {}
+    compiled: dict[str, str] = {}
     complaints: dict[tuple[str, str], list[str]] = defaultdict(list)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        pending = {pool.submit(compile_job, job): job for job in jobs}
+        pending = {pool.submit(compile_job, job): job for job in made}
         for future in as_completed(pending):
             found, wrong = future.result()
             rows |= found
             for complaint in wrong:
                 complaints[complaint].append(f"sm_{pending[future].arch}")
+            if not wrong:
+                compiled |= dict.fromkeys(found, job_hash(pending[future]))
             progress(1)
     rows = dict(sorted(rows.items()))
     dynamic = {row_name(e[0], job.defines, job.arch): e[2] for job in jobs for e in job.entries}
-    known = read_baseline(baseline) if baseline else rows
-    worse, remarks = compare(rows, known)
-    if known is None:
+    worse, remarks = compare(rows, known.rows if known else None if baseline else rows)
+    if baseline and known is None:
         remarks.append(f"no baseline for NVRTC {compiler()} in {baseline}; write it with --update")
     problems = [f"{where} ({' '.join(sorted(cards))}): {what}" for (where, what), cards in sorted(complaints.items())]
-    return Report(rows, dynamic, unserved(kernels, arches) + problems + worse, remarks)
+    return Report(rows, dynamic, unserved(kernels, arches) + problems + worse, remarks, compiled, len(made))
