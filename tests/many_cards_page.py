@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cost_curves
 from models_page import table, write
 
 from sp.bench.predicted.links import PAIRED
@@ -166,6 +167,7 @@ def tables() -> dict[str, list[str]]:
         "drafting": drafting(),
         "sharing": sharing(),
         "first tokens": first_tokens(),
+        "curves": cost_curves.curves(),
     }
 
 

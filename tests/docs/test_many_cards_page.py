@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import re
 
+import cost_curves
 import many_cards_page
 import pytest
 
 
-@pytest.mark.parametrize("name", ["held", "moved", "needed", "drafting", "sharing", "first tokens"])
-def test_tables_are_those_of_shapes_and_records(name: str) -> None:
+@pytest.fixture(scope="module")
+def made() -> dict[str, list[str]]:
+    return many_cards_page.tables()
+
+
+@pytest.mark.parametrize("name", ["held", "moved", "needed", "drafting", "sharing", "first tokens", "curves"])
+def test_tables_are_those_of_shapes_and_records(made: dict[str, list[str]], name: str) -> None:
     found = re.search(
         rf"<!-- {name}: made by [^>]*-->(.*?)<!-- end of {name} -->", many_cards_page.PAGE.read_text(), re.DOTALL
     )
     assert found
-    wanted = many_cards_page.tables()[name]
-    assert found.group(1).strip().splitlines() == wanted, "run: PYTHONPATH=tests python tests/many_cards_page.py"
+    assert found.group(1).strip().splitlines() == made[name], "run: PYTHONPATH=tests python tests/many_cards_page.py"
+
+
+def test_what_the_peer_was_not_asked_for_is_told() -> None:
+    rows = [line.strip("| ").split(" | ") for line in cost_curves.curves()[2:]]
+    told = {row[0]: row[-2] for row in rows}
+    assert told["128K"] == "67.5"
+    assert "interpolated" in told["64K"]
+    assert "extrapolated" in told["1024K"]
+
+
+def test_the_picture_has_all_cards_and_what_was_measured() -> None:
+    left, right = cost_curves.figure().axes
+    labels = [text.get_text() for text in left.get_legend().get_texts()]
+    assert sum("predicted" in label for label in labels) == len(cost_curves.CARDS)
+    assert sum("measured" in label for label in labels) == 2
+    assert any("quoted" in text.get_text() for text in right.get_legend().get_texts())

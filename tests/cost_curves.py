@@ -1,0 +1,157 @@
+"""Cost from 8K to 1M tokens on 1, 2 and 4 cards: predicted, where measured, and the peer's; run it to draw it.
+
+The peer's times are quoted: llama-bench of llama-cpp-python 0.3.36 on an H200, 27B shapes as Q4_K_M, flash attention.
+Between and beyond its prompts they are reckoned by a n + b n^2, fitted to the quoted ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from models_page import table
+from times_page import PAIR, weights
+
+from sp.bench.record import newest
+from sp.models.arithmetic import AUTO
+from sp.models.inspect.known_cards import find_card
+from sp.models.inspect.memory import scoring_bytes
+from sp.models.inspect.verdict import spoken
+from sp.models.timing.fitted import fitted
+from sp.models.timing.predict import Predictor
+from sp.models.timing.several import share_of
+from sp.models.timing.times_table import shown
+from sp.ops.sparse.block_budget import read_rule
+from sp.ops.sparse.expected_density import expected_density
+from sp.quant import Math
+from sp.studies.figures import INK, save_png
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs" / "pictures" / "cost-curves.png"
+CARD, CARDS, RULE, KEEP = "h200", (1, 2, 4), "constant:64", 0.05
+LENGTHS = tuple(1 << power for power in range(13, 21))
+PEER = {8192: 2457.0, 32768: 2330.0, 131072: 1942.0}
+"""Tokens a second by tokens of the prompt, quoted."""
+FULL_UP_TO = 1 << 18
+"""Window of the target's shape."""
+COLOURS = dict(zip(CARDS, ("#1c7ed6", "#2f9e44", "#f08c00"), strict=True))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted seconds at one length and number of cards; `full` is None beyond the target's window."""
+
+    tokens: int
+    cards: int
+    score: float
+    first: float
+    full: float | None
+
+
+def predicted() -> list[Cost]:
+    """All lengths and numbers of cards, on H200."""
+    card, rule, found = find_card(CARD), read_rule(RULE, "blocks"), []
+    target, drafter = weights(card, Math.INT8, *PAIR[0]), weights(card, AUTO, *PAIR[1])
+    for cards in CARDS:
+        one, part = Predictor(card, fitted(), card.path, cards, cards), share_of(target, cards)
+        for n in LENGTHS:
+            times = one.compressed(part, drafter, n, KEEP, expected_density(rule, n))
+            full = one.full_s(part, n) if n <= FULL_UP_TO else None
+            found.append(Cost(n, cards, times.score_s, times.ttft_s, full))
+    return found
+
+
+def peer(tokens: int) -> float:
+    """Seconds of the peer's full prefill: quoted, or by the curve through what is quoted.
+
+    >>> round(peer(131072), 1)
+    67.5
+    """
+    if tokens in PEER:
+        return tokens / PEER[tokens]
+    lengths = np.array(list(PEER), np.float64)
+    seconds = np.array([n / PEER[int(n)] for n in lengths])
+    (linear, square), *_ = np.linalg.lstsq(np.stack([lengths / seconds, lengths**2 / seconds], 1), np.ones(3))
+    return float(linear * tokens + square * tokens**2)
+
+
+def measured() -> list[tuple[str, int, int, float]]:
+    """Machine, cards, tokens and seconds of scorings by the rule, on whatever card."""
+    found = []
+    for folder in sorted((ROOT / "results").glob("nvidia-*")):
+        for row in newest(folder / "drafter.jsonl") if (folder / "drafter.jsonl").exists() else ():
+            c = row["config"]
+            if c.get("blocks") == RULE and c["model"].startswith(PAIR[1][0]):
+                found.append((row["gpu"], c["cards"], c["prompt_tokens"], row["metrics"]["score_s"]))
+    return found
+
+
+def curves() -> list[str]:
+    """A row a length: scoring and the first token by cards, full prefills, and the exponent from the row before on."""
+    costs, lines = {(one.tokens, one.cards): one for one in predicted()}, []
+    config = weights(find_card(CARD), AUTO, *PAIR[1]).config
+    for before, n in zip((None, *LENGTHS), LENGTHS, strict=False):
+        mine = [costs[n, cards] for cards in CARDS]
+        grew = math.log2(costs[n, 1].score / costs[before, 1].score) if before else None
+        other = f"{peer(n):.3g}" + ("" if n in PEER else " (extrapolated)" if n > max(PEER) else " (interpolated)")
+        lines.append(
+            [spoken(n), *(shown(one.score) for one in mine), "" if grew is None else f"{grew:.2f}",
+             *(shown(one.first) for one in mine), *(shown(one.full) for one in mine), other,
+             f"{scoring_bytes(config, n) / 2**30:.1f}"]
+        )  # fmt: skip
+    heads = ["tokens"]
+    heads += [f"scoring, {_cards(n)}" for n in CARDS] + ["exponent"]
+    heads += [f"first token, {_cards(n)}" for n in CARDS] + [f"in full, {_cards(n)}" for n in CARDS]
+    return table([*heads, "llama.cpp in full, one", "scoring, GiB a card"], lines)
+
+
+def _cards(count: int) -> str:
+    return {1: "one", 2: "two", 4: "four"}[count]
+
+
+def figure() -> Figure:
+    """Two panels: scoring with what was measured, and first tokens with full prefills and the peer's."""
+    drawn = Figure(figsize=(7.2, 3.5), layout="constrained")
+    left, right = drawn.subplots(1, 2)
+    costs = predicted()
+    for cards in CARDS:
+        mine = [one for one in costs if one.cards == cards]
+        line: dict[str, Any] = {"color": COLOURS[cards], "linestyle": "--", "linewidth": 1.4}
+        told = f"{cards} {'card' if cards == 1 else 'cards'}"
+        left.plot(LENGTHS, [one.score for one in mine], label=f"{told}, predicted", **line)
+        right.plot(LENGTHS, [one.first for one in mine], label=f"{told}, keep {KEEP}", **line)
+        whole = [one for one in mine if one.full is not None]
+        right.plot([one.tokens for one in whole], [one.full for one in whole], **(line | {"linestyle": ":"}))
+    for cards, marker in ((1, "o"), (2, "s")):
+        points = [(n, seconds) for _, count, n, seconds in measured() if count == cards]
+        style: dict[str, Any] = {"color": COLOURS[cards], "marker": marker, "linestyle": "", "markersize": 5}
+        left.plot(*zip(*points, strict=True), label=f"{cards} H100, measured", **style)
+    quoted, beyond = list(PEER), [n for n in LENGTHS if n >= max(PEER)]
+    right.plot(quoted, [peer(n) for n in quoted], color=INK, label="llama.cpp in full, quoted")
+    right.plot(beyond, [peer(n) for n in beyond], color=INK, linestyle=":", label="the same, extrapolated")
+    right.plot([], [], color="#868e96", linestyle=":", label="ours in full, predicted")
+    _dress(left, f"scoring, {RULE.replace(':', ' ')} blocks")
+    _dress(right, "first token")
+    return drawn
+
+
+def _dress(axes: Axes, title: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks: Sequence[int] = LENGTHS[::2]
+    axes.set_xticks(ticks, [spoken(n) for n in ticks])
+    axes.set_xlabel("tokens", color=INK)
+    axes.set_ylabel("seconds", color=INK)
+    axes.set_title(f"H200: {title}", fontsize=10, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=6.5, frameon=False)
+
+
+if __name__ == "__main__":
+    save_png(figure(), PICTURE, dpi=200)
