@@ -3,7 +3,8 @@
     python experiments/record_all.py --list                     # what is current, what is left, how long it takes
     python experiments/record_all.py --seconds 540 --new OUT    # as much of it as fits, new lines also below OUT
     python experiments/record_all.py --only headline,products   # items whose name begins so; --skip likewise
-    python experiments/record_all.py --seconds 540 --cards 4    # on four cards of one host, an item each
+    python experiments/record_all.py --seconds 540 --cards 4    # on four cards: items of all, then one each
+    python experiments/record_all.py --cards 2 --only build,cards --machine nvidia-h100-80gb-hbm3
     python experiments/record_all.py --take OUT                 # add what another machine's run left below OUT
     python experiments/record_all.py --restate                  # write the counts of results/OLD.json as they are
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
+from record_cards import several
 from record_plan import ROOT, TABLE, TESTS, Item, peer, plan
 
 from sp.bench.budget import restate
@@ -192,7 +194,7 @@ def main() -> None:
         for name, stated in restate(results, TESTS, WHY).items():
             print(f"{name}: {stated['old']} old, {stated['why']}")
         return
-    items = [*plan(results / given.machine), *peer(given.llama_bench, given.gguf)]
+    items = [*plan(results / given.machine, several(given.cards)), *peer(given.llama_bench, given.gguf)]
     items = [item for item in items if not given.only or item.name.startswith(given.only)]
     items = [item for item in items if not given.skip or not item.name.startswith(given.skip)]
     if given.list:

@@ -340,6 +340,6 @@ def peer(program: str, file: str) -> list[Item]:
     return [Item("llama.cpp", command, 330, (Want("prefill", 8, {"engine": "llama.cpp"}),))] if program else []
 
 
-def plan(folder: Path) -> list[Item]:
-    """All items, the most important first."""
-    return [*FIRST, *MODELS, *tests(folder), *KERNELS]
+def plan(folder: Path, together: Sequence[Item] = ()) -> list[Item]:
+    """All items, the most important first; `together` are those of several cards."""
+    return [*FIRST, *together, *MODELS, *tests(folder), *KERNELS]

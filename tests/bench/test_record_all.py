@@ -40,6 +40,25 @@ def test_all_committed_records_of_the_card_are_in_the_plan(module: ModuleType) -
     assert module.peer("llama-bench", "m.gguf")[0].wants[0].keys == {"engine": "llama.cpp"}
 
 
+def test_several_cards_have_items_of_their_own(module: ModuleType) -> None:
+    """Records that two H100 left are what the items of two cards want, but for lengths that were not run."""
+    from record_cards import several
+
+    assert several(1) == []
+    items, folder = several(2), ROOT / "results" / "nvidia-h100-80gb-hbm3"
+    assert all(item.alone and "2" in item.command for item in items if item.name != "cards, tests")
+    assert module.plan(FOLDER, items)[2 : 2 + len(items)] == items
+    found = {}
+    for item in items:
+        for want in item.wants:
+            rows = (folder / f"{want.bench}.jsonl").read_text().splitlines()
+            configs = [json.loads(row)["config"] for row in rows]
+            hits = [c for c in configs if all(c.get(key) == value for key, value in want.keys.items())]
+            found.setdefault(item.name, []).append(len(hits) >= want.count)
+    missing = {name for name, hits in found.items() if not all(hits)}
+    assert missing <= {"cards, first token of a million", "cards, prefill and decode"}  # not run, not at all lengths
+
+
 def test_every_test_file_is_run_once_and_those_current_are_not(module: ModuleType, tmp_path: Path) -> None:
     import record_plan
 
