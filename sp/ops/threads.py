@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
 from typing import TypeVar
@@ -37,6 +38,12 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
+@cache
+def _plain() -> bool:
+    """Whether BLAS had one thread from the start: nothing to limit, which would take as long as small products do."""
+    return all(each["num_threads"] == 1 for each in _blas().info())
+
+
 def run_parallel(work: Callable[[T], None], pieces: Sequence[T]) -> None:
     """Call `work` on every piece; the pieces must write to different places and call no `run_parallel`.
 
@@ -52,7 +59,7 @@ def run_parallel(work: Callable[[T], None], pieces: Sequence[T]) -> None:
     >>> squares.tolist()
     [0.0, 1.0, 4.0, 9.0]
     """
-    with _blas().limit(limits=1):
+    with nullcontext() if _plain() else _blas().limit(limits=1):
         if len(pieces) == 1 or cores() == 1:
             for piece in pieces:
                 work(piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, fields
 from typing import Literal
 
@@ -20,7 +21,7 @@ STEPS = 2.0**32
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockBudget:
+class BlockBudget(ABC):
     """The forced blocks of each query block, then the strongest others, up to a number that a subclass names.
 
     At a set share of the blocks (`TopDensity`) work grows with the square of the prompt; by these rules it grows less.
@@ -55,6 +56,7 @@ class BlockBudget:
         budget = np.minimum(self.budget(np.where(seen, energy, 0), ranked, there), there)
         return always | strongest(ranked, budget)
 
+    @abstractmethod
     def budget(self, energy: Floats, ranked: Floats, seen: Ints) -> Ints:
         """Blocks to read: (query_blocks,) or (lists, query_blocks); more than there are, or forced, changes nothing.
 
@@ -65,15 +67,14 @@ class BlockBudget:
         seen : int64 (query_blocks,)
             Blocks there are to see.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def expected(self, seen: Doubles) -> Doubles:
         """How many blocks are read where so many are seen, as far as that is known before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def numbers(self) -> Numbers:
         """The rule as the kernel takes it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
