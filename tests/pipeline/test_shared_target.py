@@ -34,7 +34,7 @@ def shared(alone: Pipeline) -> Pipeline:
     return Pipeline(target, alone.drafter).with_draft(embedded("draft"))
 
 
-def prompt(pipeline: Pipeline, characters: int = 3000) -> Prompt:
+def prompt(pipeline: Pipeline, characters: int = 2000) -> Prompt:
     document, example = sample()
     return Prompt.from_document(document[:characters], example.question, pipeline.target.template)
 
@@ -72,7 +72,7 @@ def test_an_answer_is_that_of_one_card(alone: Pipeline, shared: Pipeline, more: 
 def test_full_prefills_and_drafters_on_cards(alone: Pipeline, shared: Pipeline) -> None:
     assert shared.drafter is not None
     both = replace(shared, cards=Cards(HostGroup(2), [shared.drafter.model] * 2))
-    asked = prompt(alone, 6000)
+    asked = prompt(alone, 3000)
     want, got = (each.run(asked, options(), full=True) for each in (alone, both))
     assert want.full is not None
     assert got.full is not None
