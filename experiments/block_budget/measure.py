@@ -37,7 +37,6 @@ from prompts import Asked, documents, examples, random_tokens, shared
 from report import BENCH, RULES, rows_of, tables
 
 from sp.bench.record import append, make_record
-from sp.kernels.machine import machine_facts, machine_slug
 from sp.models import Model, Trail, load_model
 from sp.models.synthetic.retriever import write_retriever
 from sp.ops.attention.key_blocks import BLOCK
@@ -134,15 +133,14 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     given = parser.parse_args()
-    path = given.results / machine_slug(machine_facts(given.device)) / f"{BENCH}.jsonl"
     if not given.table:
-        measure(given, path)
-    print(tables(rows_of(path)))
+        measure(given)
+    print(tables(rows_of(given.results)))
 
 
-def measure(given: argparse.Namespace, path: Path) -> None:
+def measure(given: argparse.Namespace) -> None:
     """Append the rows that are missing."""
-    done = [row["config"] for row in rows_of(path)]
+    done = [row["config"] for row in rows_of(given.results)]
     for name in given.drafter or ("embedded", "retriever"):
         other = name == "embedded" and given.task != "needle"
         if name == "embedded":
@@ -169,7 +167,7 @@ def measure(given: argparse.Namespace, path: Path) -> None:
                     prompts = prompts or documents(drafter, tokens, given.questions, seed)
                 found = measured(model, prompts, rule)
                 append(
-                    make_record("block_budget", config, found, [found["first_question_s"]], device=given.device),
+                    make_record(BENCH, config, found, [found["first_question_s"]], device=given.device),
                     given.results,
                 )
                 print(f"{name}, {tokens} tokens, {rule}: {found['kept']} of {found['questions']}", file=sys.stderr)

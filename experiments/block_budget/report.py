@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import log
 from pathlib import Path
@@ -24,9 +25,10 @@ RULES = ("dense", "density 0.05", "constant:1", "constant:16", "sqrt:16", "energ
 SHAPE, FROM, TO = "qwen3-0.6b", 1 << 17, 1 << 20
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The newest record of every cell."""
-    return newest(path) if path.exists() else []
+def rows_of(results: Path) -> list[dict[str, Any]]:
+    """The newest record of every cell, whatever machine it is of: what is kept does not depend on that."""
+    found = [row for path in sorted(results.glob(f"*/{BENCH}.jsonl")) for row in newest(path)]
+    return list({json.dumps(row["config"]): row for row in sorted(found, key=lambda row: row["date"])}.values())
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> str:
