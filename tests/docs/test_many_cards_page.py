@@ -7,6 +7,7 @@ import re
 import cost_curves
 import many_cards_page
 import pytest
+import who_holds_what
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +38,18 @@ def test_the_picture_has_all_cards_and_what_was_measured() -> None:
     assert sum("predicted" in label for label in labels) == len(cost_curves.CARDS)
     assert sum("measured" in label for label in labels) == 2
     assert any("quoted" in text.get_text() for text in right.get_legend().get_texts())
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_parts_of_the_picture_add_up_to_the_table(size: int) -> None:
+    parts = who_holds_what.held(size)
+    weights = sum(parts[name] for name in ("embedding", "mixers", "feed-forward", "head"))
+    assert weights == pytest.approx(many_cards_page.weights(many_cards_page.MODELS[0], size) / 1e9, rel=2e-3)  # norms
+    assert parts["drafter"] == pytest.approx(1.2, abs=0.1)
+    assert set(parts) == set(who_holds_what.PARTS)
+
+
+def test_all_cards_of_the_picture_attend_to_as_many_pairs() -> None:
+    left, _ = who_holds_what.figure().axes
+    told = [text.get_text() for text in left.get_legend().get_texts()]
+    assert told == [f"card {card}: 25.0%" for card in range(who_holds_what.CARDS)]
