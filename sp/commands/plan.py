@@ -53,7 +53,7 @@ def plan(
     ] = "bf16",
     cards: Annotated[
         int,
-        typer.Option(min=1, max=MOST_TOGETHER, help="Cards like it that work together, in times that are predicted."),
+        typer.Option(min=1, max=MOST_TOGETHER, help="Cards like it that share the target and read prompts together."),
     ] = 1,
     target_cards: TargetCards = None,
     as_json: AsJson = False,
@@ -63,7 +63,8 @@ def plan(
     Only headers are read. Memory is reckoned as it is reserved when models are loaded, and what work takes besides by
     bounds that recorded requests stayed within. For a card by name times are predicted too, from its data sheet and the
     rates that kernels reach on an H200, in the arithmetic of --math and --drafter-math, and on --cards of them by what
-    two H100 wait for; memory beside them is that of bf16 and of one card. Exit status 1 if the answer is no.
+    two H100 wait for; memory beside them is that of bf16. With --cards the target is shared, and memory is what each
+    of them needs. Exit status 1 if the answer is no.
 
     [bold]Examples[/bold]
 
@@ -74,13 +75,14 @@ def plan(
       sp plan --synthetic-target qwen3.6-27b --synthetic-drafter qwen3-0.6b --card rtx3090 -p 8k,128k --keep-ratio 0.05
 
       sp plan --synthetic-target qwen3.6-27b --card h200 --math int8 --drafter-math auto --cards 4
+
+      sp plan Llama-3.3-70B-Q4_K_M.gguf --card 24g --cards 2 --context 32k
     """
     from sp.models.inspect.plan import make_plan
     from sp.models.inspect.plan_tables import render_plan
     from sp.models.timing.fitted import fitted
     from sp.models.timing.times import predicted_times
     from sp.models.timing.times_table import legend, render_times
-    from sp.pipeline.load import check_sharing
     from sp.pipeline.plan import break_even
 
     lengths, gib, known = read_lengths(context), None, None
@@ -90,9 +92,7 @@ def plan(
         gib, known = read_card(card)
     maths: dict[str, Any] = dict(read_maths(math, drafter_math))
     on: dict[str, Any] = {"cards": cards, "target_cards": target_cards or cards}
-    if known is None and max(on.values()) > 1:
-        raise ConfigError("--cards: times are predicted of a card by name; give one, e.g. --card h200")
-    heavy = read_model("target", file or target, synthetic_target, target_type)
+    heavy = read_model("target", file or target, synthetic_target, target_type, on["target_cards"])
     if heavy is None or (file and target):
         raise ConfigError("give one model: a GGUF file, or --synthetic-target with the name of a shape")
     small = read_model("drafter", drafter, synthetic_drafter, drafter_type)
@@ -100,15 +100,16 @@ def plan(
     told = found.as_dict()
     if found.drafter is not None and found.target.config is not None:
         told["drafter"]["pays_from_tokens"] = break_even(found.target.config, found.drafter.config, keep_ratio)
-    if found.target.config is not None and on["target_cards"] > 1:
-        check_sharing(found.target.config, on["target_cards"])
-    times = [] if known is None else predicted_times(found, known, fitted(), expected, **maths, **on)
+    timed = known is not None and (known.link > 0 or max(on.values()) == 1)
+    times = predicted_times(found, known, fitted(), expected, cards=cards, **maths) if known and timed else []
     spoken = {name: str(one) for name, one in maths.items()}
     told["predicted"] = (
         None if known is None else {"card": known.name, "kernels": known.path, **spoken, **on, "times": times}
     )
     if told["command"] is not None:
-        asked = {name: one for name, one in spoken.items() if one != "bf16"} | {n: c for n, c in on.items() if c > 1}
+        asked: dict[str, Any] = {name: one for name, one in spoken.items() if one != "bf16"}
+        asked |= {"cards": cards} if cards > 1 else {}
+        asked |= {"target_cards": on["target_cards"]} if on["target_cards"] != cards else {}
         told["command"] += "".join(f" --{name.replace('_', '-')} {one}" for name, one in asked.items())
     if as_json:
         print_json(told)
@@ -119,6 +120,8 @@ def plan(
             console.print("", render_times(times, known), sep="\n")
             for line in legend(known, keep_ratio, **maths, **on):
                 console.print(line, style="dim")
+        if known is not None and not timed:
+            console.print("no times: of several cards they are predicted where NVLink joins these", style="dim")
         if told["command"] is not None:
             console.print(f"\n{escape(told['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied
     if told["verdict"]["runs"] == "no":
@@ -190,16 +193,16 @@ def read_maths(math: str, drafter_math: str) -> dict[str, AskedMath]:
     return found
 
 
-def read_model(role: str, path: Path | None, shape: str | None, file_type: str) -> Subject | None:
-    """A file's header, or a named shape; None if neither is given."""
+def read_model(role: str, path: Path | None, shape: str | None, file_type: str, cards: int = 1) -> Subject | None:
+    """A file's header, or a named shape, as one of so many cards has it; None if neither is given."""
     from sp.models.inspect.plan import read_file
     from sp.models.inspect.subject import shape_subject
 
     if path is not None and shape is not None:
         raise ConfigError(f"give either a file or --synthetic-{role}")
     if shape is not None:
-        return shape_subject(shape, file_type)
-    return None if path is None else read_file(path)
+        return shape_subject(shape, file_type, cards)
+    return None if path is None else read_file(path, cards)
 
 
 def expected(tokens: int) -> float | None:

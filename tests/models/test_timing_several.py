@@ -14,7 +14,7 @@ from sp.bench.predicted.links import ALONE, PAIRED, fit_links, marked
 from sp.bench.predicted.rows import Row, rows
 from sp.errors import ConfigError
 from sp.models.cost import prefill_cost
-from sp.models.inspect.known_cards import KNOWN, find_card
+from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.several import gathered, share_of, striped, summed
@@ -175,13 +175,22 @@ def test_what_one_card_has_no_room_for_two_may_have(
     assert seen[1] > 0
 
 
+def test_cards_that_are_not_linked_have_memory_and_no_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*PAIR, "--card", "rtx4090", "--cards", "2"]
+    assert call(*asked, monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "no times: of several cards they are predicted where NVLink joins these" in out
+    assert "GiB on each of 2 cards" in out
+    assert call(*asked, "--json", monkeypatch=monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["predicted"]["times"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--card", "h200", "--cards", "3"], "1 or 2 or 4 can: --target-cards"),
-        (["--card", "rtx4090", "--cards", "2"], ", ".join(one.name for one in KNOWN if one.link)),
-        (["--cards", "2"], "e.g. --card h200"),
-        (["--card", "24g", "--target-cards", "2"], "e.g. --card h200"),
         (["--card", "h200", "--cards", "99"], "--cards"),
     ],
 )

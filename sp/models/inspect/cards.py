@@ -73,9 +73,9 @@ def _alike(a: str, b: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def weights_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> int:
+def weights_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1) -> int:
     """Bytes of a model's weights on the device; arguments and errors as for `held_weights`."""
-    return sum(row.nbytes for row in held_weights(config, formats))
+    return sum(row.nbytes for row in held_weights(config, formats, cards))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
 Stacks = tuple[tuple[int, ...], ...]
 """Bytes of every stack of experts, by layer."""
-EMBEDDING = "token_embd.weight"
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 STREAMS = 16
 """Residual streams in float32 that the work on one chunk takes, at most."""
 SCRATCH = 640 << 20
@@ -55,7 +55,7 @@ class Held:
     nbytes: int = 0
 
 
-def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> list[Held]:
+def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1) -> list[Held]:
     """What the device holds of a model's weights, one row a format of the file, the most bytes first.
 
     Parameters
@@ -63,6 +63,9 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> lis
     config : ModelConfig
     formats : mapping of str to BlockFormat
         Of every tensor of the file, by name. A head that is tied to the embedding is held once more, packed.
+    cards : int
+        That share the model: `config` is then what `Share.config` says of one of them, and of the head, which it leaves
+        whole, a part is held.
 
     Raises
     ------
@@ -80,13 +83,13 @@ def held_weights(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> lis
     [('Q8_0', ['Q8_0'], 197), ('F32', ['F32'], 113)]
     """
     rows: dict[str, Held] = {}
-    tied = "output.weight" not in formats
+    tied = HEAD not in formats
     for tensor in trunk_tensors(config, formats):
         fmt = formats[tensor.name]
         row = rows.setdefault(fmt.name, Held(fmt.name, []))
         row.tensors += 1
         row.source_bytes += fmt.nbytes(tensor.shape)
-        for target, nbytes in _places(tensor, fmt, tied):
+        for target, nbytes in _places(tensor, fmt, tied, cards):
             row.nbytes += nbytes
             if target not in row.targets:
                 row.targets.append(target)
@@ -120,7 +123,7 @@ def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stac
     return tuple(tuple(sizes) for sizes in found)
 
 
-def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> int:
+def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int = 1) -> int:
     """Bytes of the weights that a pass reads: those that are held but the table of embeddings, of which it reads rows.
 
     Arguments and errors as for `held_weights`.
@@ -131,11 +134,11 @@ def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> i
     15.8
     """
     table = device_format(formats[EMBEDDING], config.hidden, table=True).row_bytes(config.hidden)
-    return sum(row.nbytes for row in held_weights(config, formats)) - config.vocab * table
+    return sum(row.nbytes for row in held_weights(config, formats, cards)) - config.vocab * table
 
 
-def _places(tensor: Tensor, fmt: BlockFormat, tied: bool) -> list[tuple[str, int]]:
-    """Format and bytes of each copy on the device."""
+def _places(tensor: Tensor, fmt: BlockFormat, tied: bool, cards: int = 1) -> list[tuple[str, int]]:
+    """Format and bytes of each copy on one of so many devices."""
     if tensor.kind not in ("matrix", "stack"):
         return [(F32.name, 4 * tensor.size)]
     found, width = [], tensor.shape[-1]
@@ -144,6 +147,7 @@ def _places(tensor: Tensor, fmt: BlockFormat, tied: bool) -> list[tuple[str, int
         table = device_format(fmt, width, table=True)
         found.append((table.name, rows * table.row_bytes(width)))
     if tensor.name != EMBEDDING or tied:
+        rows = -(-rows // cards) if tensor.name in (EMBEDDING, HEAD) else rows
         packed = device_format(fmt, width)
         nbytes, terms = plane_offsets(tensor.name, packed, (rows, width)).end, EXACT_TERMS
         split = is_split(fmt, (rows, width))

@@ -98,7 +98,8 @@ class Plan:
         """All ways to run what was asked for."""
         if self.sizes is None:
             return []
-        return list(ways(*self.sizes, drafter, self.tokens, self.keep, self.target.stacks))
+        alone = self.target.alone
+        return list(ways(*self.sizes, drafter, self.tokens, self.keep, self.target.stacks, alone=alone))
 
     @property
     def cold(self) -> Cold | None:
@@ -110,7 +111,8 @@ class Plan:
         return found if found.layers else None
 
     def memory(self) -> Iterator[dict[str, Any]]:
-        """Bytes on the card by type of cache and length: in full, and with the drafter, both there or by turns.
+        """Bytes on the card, or each of several, by type of cache and length: in full, and with the drafter, both there
+        or by turns.
 
         Of a small model also what it takes to score a prompt for another.
         """
@@ -128,7 +130,7 @@ class Plan:
                     "full": whole and whole.together,
                     "full_cold": whole and whole.cold,
                     "together": pair and pair.together,
-                    "by_turns": pair and pair.by_turns,
+                    "by_turns": pair and pair.by_turns if self.target.alone else None,
                     "cold": pair and pair.cold,
                 }
         if self.verdict.role == "drafter":
@@ -145,7 +147,7 @@ class Plan:
             return
         found = self._ways(self.drafter)
         for card in sorted({*CARDS, *((self.card,) if self.card else ())}):
-            most = longest(*self.sizes, self.drafter, card, self.keep, self.target.stacks)
+            most = longest(*self.sizes, self.drafter, card, self.keep, self.target.stacks, self.target.alone)
             yield {
                 "card": card,
                 "way": _told(best(found, card), card),
@@ -168,6 +170,7 @@ class Plan:
             "path": self.target.path,
             "verdict": self.told_verdict(),
             "tokens": self.tokens,
+            "shared_by": self.target.cards,
             "answer_tokens": ANSWER,
             "keep_ratio": self.keep,
             "window": self.target.config and self.target.config.context,
@@ -202,10 +205,10 @@ def make_plan(
     return Plan(target, drafter, scorer, card, tokens, judge(target, drafter, card, tokens, keep), keep, told)
 
 
-def read_file(path: str | Path) -> Subject:
-    """What the header of a file, or of any shard of it, tells; GGUFError if it is no sound GGUF file."""
+def read_file(path: str | Path, cards: int = 1) -> Subject:
+    """What the header of a file, or of any shard of it, tells, for so many cards; GGUFError if it is no sound one."""
     with GGUFFile.open(path) as file:
-        return read_subject(file)
+        return read_subject(file, cards)
 
 
 def plan_file(

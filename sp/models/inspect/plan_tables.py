@@ -42,7 +42,7 @@ def render_plan(plan: dict[str, Any]) -> RenderableType:
     parts += [Text(f"note: {note}", style="yellow") for note in plan["notes"]]
     parts += [Text(f"{name:<9}{value}") for name, value in _models(plan)]
     if plan["memory"]:
-        parts += ["", _memory(plan["memory"])]
+        parts += ["", _memory(plan["memory"], _where(plan))]
     if plan["cards"]:
         asked = [row for row in plan["cards"] if row["card"] == verdict["card"]]
         parts += ["", _cards(plan), *(Text(line, style="dim") for line in _legend(plan, asked))]
@@ -54,7 +54,7 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if plan["weights_bytes"] is None:
         return
     yield "file", plan["path"]
-    yield "weights", f"{size_of(plan['weights_bytes'])} on the card; a window of {plan['window']:,} tokens"
+    yield "weights", f"{size_of(plan['weights_bytes'])} on {_where(plan)}; a window of {plan['window']:,} tokens"
     if experts := plan["experts"]:
         yield "experts", experts["line"]
         each, over = experts["tokens_a_turn"], experts["host_bytes"] / 1e9
@@ -71,12 +71,17 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "pays", f"{pays}, with {plan['keep_ratio']:.0%} kept (predicted)"
 
 
-def _memory(rows: list[dict[str, Any]]) -> Table:
+def _where(plan: dict[str, Any]) -> str:
+    """What memory is told of."""
+    return "the card" if plan["shared_by"] == 1 else f"each of {plan['shared_by']} cards"
+
+
+def _memory(rows: list[dict[str, Any]], where: str) -> Table:
     """GiB by cache, way and length."""
     from rich.table import Table
 
     lengths = sorted({row["tokens"] for row in rows})
-    table = Table("GiB on the card", "KV", box=None, pad_edge=False, header_style="bold")
+    table = Table(f"GiB on {where}", "KV", box=None, pad_edge=False, header_style="bold")
     for length in lengths:
         table.add_column(spoken(length), justify="right")
     found = {(row["kv"], name, row["tokens"]): row.get(name) for row in rows for name in (*WORDS, "scoring")}
@@ -108,6 +113,6 @@ def _how(way: dict[str, Any], usual: str) -> str:
 def _legend(plan: dict[str, Any], asked: list[dict[str, Any]]) -> Iterator[str]:
     kept = f"{plan['keep_ratio']:.0%} of the prompt is kept" if plan["drafter"] else "read in full"
     yield f"lengths are with an answer of {plan['answer_tokens']} tokens; {kept};"
-    yield f"{SYSTEM >> 30} GiB of the card is left to its driver"
+    yield f"{SYSTEM >> 30} GiB of {_where(plan)} is left to its driver"
     if asked and any("--vram" in option for option in (asked[0]["way"] or {"options": ()})["options"]):
         yield "--vram: idle weights wait in host memory"

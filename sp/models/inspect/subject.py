@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sp.errors import GGUFError, ModelError
+from sp.errors import ConfigError, GGUFError, ModelError
 from sp.gguf import ChatTemplate, GGUFFile, render_chat
 from sp.gguf.template import chat_template, check_template
 from sp.gguf.vocabulary import NORMAL, Vocabulary, read_vocabulary
@@ -18,6 +18,7 @@ from sp.models.file_type import tensor_format
 from sp.models.inspect.cards import weights_bytes
 from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
 from sp.models.inspect.memory import Stacks, file_formats, stack_bytes, streamed_bytes
+from sp.models.layers.share import Share
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
 from sp.quant import BlockFormat
@@ -25,7 +26,7 @@ from sp.quant import BlockFormat
 
 @dataclass(frozen=True)
 class Subject:
-    """A model file as far as its header goes.
+    """A model file as far as its header goes; for several cards that share it, as one of them has it.
 
     Attributes
     ----------
@@ -48,7 +49,9 @@ class Subject:
     shape : str or None
         Of a named shape, which is no file.
     stacks : tuple of tuple of int
-        Bytes of its experts on the device, by layer; none of a model without them.
+        Bytes of its experts on the device, by layer; none of a model without them, or that cards share.
+    cards : int
+        That share it. Configuration and bytes on the device are those of one of them.
     """
 
     path: str
@@ -63,6 +66,12 @@ class Subject:
     streamed: int | None = None
     shape: str | None = None
     stacks: Stacks = ()
+    cards: int = 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether one card has all of it."""
+        return self.cards == 1
 
     @property
     def stopped(self) -> Hindrance | None:
@@ -94,20 +103,26 @@ class Subject:
         try:
             tensors = trunk_tensors(self.config, self.names)
             formats = {t.name: tensor_format(file_type, t.name, t.shape, layers=layers, tied=tied) for t in tensors}
-            return weights_bytes(self.config, formats)
+            return weights_bytes(self.config, formats, self.cards)
         except ModelError:
             return None
 
 
-def read_subject(file: GGUFFile) -> Subject:
-    """What the header of an open file tells; what is wrong with it is among the hindrances."""
+def read_subject(file: GGUFFile, cards: int = 1) -> Subject:
+    """What the header of an open file tells; what is wrong with it is among the hindrances.
+
+    Raises
+    ------
+    ConfigError
+        So many cards cannot share it.
+    """
     vocabulary, problem = _vocabulary(file)
     formats = file_formats(file)
     try:
         config = read_config(file)
     except (GGUFError, ModelError):
         config = None
-    weights, streamed, stacks = _sizes(config, formats)
+    config, (weights, streamed, stacks) = _shared(config, formats, cards)
     return Subject(
         str(file.path),
         file.nbytes,
@@ -120,11 +135,12 @@ def read_subject(file: GGUFFile) -> Subject:
         tuple(file.tensors),
         streamed,
         stacks=stacks,
+        cards=cards,
     )
 
 
-def shape_subject(name: str, file_type: str) -> Subject:
-    """A named shape as a file of that type would be; ConfigError where either is unknown.
+def shape_subject(name: str, file_type: str, cards: int = 1) -> Subject:
+    """A named shape as a file of that type would be; ConfigError where either is unknown, or cards cannot share it.
 
     >>> shape_subject("qwen3.6-27b", "q4_k_m").on_device
     True
@@ -134,10 +150,10 @@ def shape_subject(name: str, file_type: str) -> Subject:
     formats = {tensor: fmt for tensor, _, fmt in plan}
     nbytes = sum(fmt.nbytes(size) for _, size, fmt in plan)
     parameters = sum(tensor.size for tensor in shape.tensors())
-    weights, streamed, stacks = _sizes(shape.config, formats)
+    config, (weights, streamed, stacks) = _shared(shape.config, formats, cards)
     path = f"{name}-{file_type}.synthetic"
-    held = weights, tuple(formats), streamed, name, stacks
-    return Subject(path, nbytes, parameters, False, (), None, shape.config, *held)
+    held = weights, tuple(formats), streamed, name, stacks, cards
+    return Subject(path, nbytes, parameters, False, (), None, config, *held)
 
 
 def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
@@ -148,12 +164,40 @@ def _vocabulary(file: GGUFFile) -> tuple[Vocabulary | None, str | None]:
         return None, without_path(error, file)
 
 
-def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat]) -> tuple[int | None, int | None, Stacks]:
+Sizes = tuple[int | None, int | None, Stacks]
+
+
+def _shared(
+    config: ModelConfig | None, formats: Mapping[str, BlockFormat], cards: int
+) -> tuple[ModelConfig | None, Sizes]:
+    """A configuration and the sizes of a file, or what one of several cards has of them."""
+    if cards > 1 and config is not None:
+        try:
+            config = Share(0, cards).config(config)
+        except ConfigError as error:
+            raise ConfigError(f"{error}: --target-cards says how many share the target") from error
+        _check_blocks(config, formats, cards)
+    return config, _sizes(config, formats, cards)
+
+
+def _check_blocks(config: ModelConfig, formats: Mapping[str, BlockFormat], cards: int) -> None:
+    """ConfigError where a card's columns of a matrix would end within a block of its format."""
+    for tensor in trunk_tensors(config, formats):
+        fmt = formats.get(tensor.name)
+        if fmt is not None and tensor.kind in ("matrix", "stack") and tensor.shape[-1] % fmt.block_size:
+            raise ConfigError(
+                f"{tensor.name}: {cards} cards cannot share its columns in {fmt.name}, which has blocks of "
+                f"{fmt.block_size}; ask for fewer, or take a file in another format"
+            )
+
+
+def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat], cards: int) -> Sizes:
     """Bytes on the device, of them those that a pass reads, and those of experts, as far as there are any."""
     if config is None:
         return None, None, ()
     try:
-        return weights_bytes(config, formats), streamed_bytes(config, formats), stack_bytes(config, formats)
+        stacks = stack_bytes(config, formats) if cards == 1 else ()
+        return weights_bytes(config, formats, cards), streamed_bytes(config, formats, cards), stacks
     except (ModelError, KeyError):  # too narrow for the device, or not all there
         return None, None, ()
 

@@ -37,6 +37,8 @@ class Verdict:
         What to take in its place.
     role : {"target", "drafter"}
         What it is judged as: a small model is one that scores prompts for a larger one.
+    together : int
+        Cards of that size that share it.
     """
 
     runs: Literal["yes", "with", "no"]
@@ -46,6 +48,7 @@ class Verdict:
     why: str | None = None
     instead: str | None = None
     role: Literal["target", "drafter"] = "target"
+    together: int = 1
 
     @property
     def line(self) -> str:
@@ -56,7 +59,8 @@ class Verdict:
         """
         if self.runs == "no":
             return f"no: {self.why}"
-        where = "" if self.card is None else f": {spoken(self.tokens or 0)} tokens on a card of {self.card} GB"
+        on = "a card" if self.together == 1 else f"each of {self.together} cards"
+        where = "" if self.card is None else f": {spoken(self.tokens or 0)} tokens on {on} of {self.card} GB"
         said = ", as a drafter" if self.role == "drafter" else ""
         said += f", with {' '.join(self.options)}" if self.options else ""
         return f"yes{said}{where}"
@@ -107,7 +111,7 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
     if role == "drafter":
         found = [scoring_way(Drafter(target.path, config, weights), tokens)]
     else:
-        found = list(ways(config, weights, drafter, tokens, keep, target.stacks))
+        found = list(ways(config, weights, drafter, tokens, keep, target.stacks, alone=target.alone))
     if not found:
         why = f"{spoken(tokens)} tokens are more than the window of {config.context}, and no drafter compresses them"
         return Verdict("no", card, tokens, why=why)
@@ -115,23 +119,23 @@ def judge(target: Subject, drafter: Drafter | None, card: int | None, tokens: in
     way = best(found, where) if where else None
     if where is None or way is None:
         least, most = min(one.nbytes for one in found), card or CARDS[-1]
-        why = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB, and a card of {most} GB has {room(most) >> 30}"
+        shared = "" if target.alone else f" on each of {target.cards} cards"
+        taken = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB{shared}"
+        why = f"{taken}, and a card of {most} GB has {room(most) >> 30}"
         instead = _instead_of(target, drafter, most, tokens, keep) if role == "target" else None
-        return Verdict("no", most, tokens, why=why, instead=instead, role=role)
+        return Verdict("no", most, tokens, why=why, instead=instead, role=role, together=target.cards)
     options = way.options(where)
-    return Verdict("with" if options else "yes", where, tokens, options, role=role)
+    return Verdict("with" if options else "yes", where, tokens, options, role=role, together=target.cards)
 
 
 def _instead_of(target: Subject, drafter: Drafter | None, card: int, tokens: int, keep: float) -> str | None:
     """What to take where memory does not suffice: a shorter prompt, the same model in fewer bits, or a smaller one."""
     assert target.config is not None
     assert target.weights is not None
-    found = longest(target.config, target.weights, drafter, card, keep, target.stacks)
+    found = longest(target.config, target.weights, drafter, card, keep, target.stacks, target.alone)
     shorter = [f"a prompt of up to {spoken(found[0])}"] if found and found[0] < tokens else []
-    return (
-        ", or ".join([*shorter, *_narrower(target, drafter, card, tokens, keep)] or _published_for(card, tokens))
-        or None
-    )
+    others = [*shorter, *_narrower(target, drafter, card, tokens, keep)]
+    return ", or ".join(others or (_published_for(card, tokens) if target.alone else ["more cards"])) or None
 
 
 def _replacement(target: Subject, card: int | None, tokens: int) -> str | None:
@@ -150,8 +154,10 @@ def _narrower(target: Subject, drafter: Drafter | None, card: int, tokens: int, 
     sizes = {name: target.weights_as(name) for name in COMMON}
     assert target.config is not None
     for name, nbytes in sorted(sizes.items(), key=lambda one: -(one[1] or 0)):
-        if nbytes is not None and best(list(ways(target.config, nbytes, drafter, tokens, keep)), card):
-            return [f"the same model as {name.upper()} ({nbytes / 2**30:.1f} GiB on the card)"]
+        found = [] if nbytes is None else list(ways(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
+        if nbytes is not None and best(found, card):
+            on = "the card" if target.alone else "each card"
+            return [f"the same model as {name.upper()} ({nbytes / 2**30:.1f} GiB on {on})"]
     return []
 
 

@@ -61,21 +61,23 @@ def ways(
     keep: float = KEEP,
     stacks: Stacks = (),
     math: Math = Math.BF16,
+    alone: bool = True,
 ) -> Iterator[Way]:
     """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first.
 
     Turns cost copies and change no token, those of experts (`stacks`, see `stack_bytes`) the most; a narrower cache
     rounds keys and values, so it comes after them. Without a drafter everything is read, of which there is no way where
-    the window is shorter. Products in `math` take room of their own.
+    the window is shorter. Products in `math` take room of their own. Of several cards, of which the target is then a
+    share, no weights wait in host memory.
     """
     if drafter is None and tokens > target.context:
         return
     for kv in caches(target):
         found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks, math)
         yield Way(kv, False, found.together)
-        if found.by_turns < found.together:
+        if alone and found.by_turns < found.together:
             yield Way(kv, True, found.by_turns)
-        if found.least < found.by_turns:
+        if alone and found.least < found.by_turns:
             yield Way(kv, True, found.least)
 
 
@@ -95,10 +97,16 @@ def smallest_card(found: Sequence[Way]) -> int | None:
 
 
 def longest(
-    target: ModelConfig, weights: int, drafter: Drafter | None, card: int, keep: float = KEEP, stacks: Stacks = ()
+    target: ModelConfig,
+    weights: int,
+    drafter: Drafter | None,
+    card: int,
+    keep: float = KEEP,
+    stacks: Stacks = (),
+    alone: bool = True,
 ) -> tuple[int, Way] | None:
     """The longest of `SPOKEN` that a card has a way for, and that way; None if it has none for the shortest."""
     for tokens in reversed(SPOKEN):
-        if way := best(list(ways(target, weights, drafter, tokens, keep, stacks)), card):
+        if way := best(list(ways(target, weights, drafter, tokens, keep, stacks, alone=alone)), card):
             return tokens, way
     return None

@@ -14,7 +14,6 @@ from sp.models.inspect.ways import Way, best, room, ways
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
-from sp.models.timing.several import share_of
 from sp.models.timing.work import Weights
 from sp.quant import Math
 
@@ -30,21 +29,21 @@ def predicted_times(
     math: AskedMath = Math.BF16,
     drafter_math: AskedMath = Math.BF16,
     cards: int = 1,
-    target_cards: int = 1,
 ) -> list[dict[str, Any]]:
     """Predicted seconds of a plan's requests on a card or several alike, one dict a length.
 
     Parameters
     ----------
     plan : Plan
+        Of one card, or of one of several that share the target.
     card : Card
     known : Fitted
     density : callable
         Of the drafter's attention.
     math, drafter_math : Math or "auto"
         What target and drafter are asked to multiply, see `Rounded.of`.
-    cards, target_cards : int
-        That read a prompt together for the drafter, which lies on each, and that share the target.
+    cards : int
+        That read a prompt together for the drafter, which lies on each.
 
     Returns
     -------
@@ -56,19 +55,18 @@ def predicted_times(
     Raises
     ------
     ConfigError
-        Cards that are not linked, a drafter that several cannot read with, or a target that they cannot share.
+        Cards that are not linked, or a drafter that several cannot read with.
     """
     if plan.sizes is None or plan.target.streamed is None or plan.verdict.role == "drafter":
         return []
-    if max(cards, target_cards) > 1 and not card.link:
+    if max(cards, plan.target.cards) > 1 and not card.link:
         linked = ", ".join(one.name for one in KNOWN if one.link)
         raise ConfigError(f"{card.name}: times of several cards are predicted of those that NVLink joins: {linked}")
     config, held = plan.sizes
     if config.experts or (plan.drafter is not None and plan.drafter.config.experts):
         return []
-    whole = Weights(config, plan.target.streamed, Rounded.of(math, config, card, card.path))
-    target, table = share_of(whole, target_cards), held - whole.nbytes  # every card holds the table of embeddings
-    held, predictor, reader = table + target.nbytes, Predictor(card, known, card.path, cards, target_cards), None
+    target = Weights(config, plan.target.streamed, Rounded.of(math, config, card, card.path))
+    predictor, reader = Predictor(card, known, card.path, cards, plan.target.cards), None
     if cards > 1 and plan.drafter is not None and plan.drafter.config.delta is not None:
         raise ConfigError(f"{plan.drafter.name} has recurrent layers, which several cards cannot read together")
     if plan.drafter is not None:
@@ -114,7 +112,7 @@ def _compressed(
 
 def _way(predictor: Predictor, found: Iterable[Way]) -> Way | None:
     """The first that there is room for; on several cards nothing waits in host memory."""
-    alone = max(predictor.cards, predictor.target_cards) == 1
+    alone = max(predictor.cards, predictor.target_cards) == 1  # else `--vram` is refused
     return best([way for way in found if alone or not way.by_turns], predictor.card.gib)
 
 

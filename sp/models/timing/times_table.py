@@ -70,7 +70,7 @@ def legend(
             if max(cards, target_cards) == 1
             else (
                 f"predicted for a drafter read by {cards} and a target shared by {target_cards} of these cards,",
-                "by what two H100 wait for; memory above is that of one card that does all",
+                "by what two H100 wait for",
             )
         ),
     )
