@@ -100,8 +100,7 @@ def plan(
     told = found.as_dict()
     if found.drafter is not None and found.target.config is not None:
         told["drafter"]["pays_from_tokens"] = break_even(found.target.config, found.drafter.config, keep_ratio)
-    timed = known is not None and (known.link > 0 or max(on.values()) == 1)
-    times = predicted_times(found, known, fitted(), expected, cards=cards, **maths) if known and timed else []
+    times = [] if known is None else predicted_times(found, known, fitted(), expected, cards=cards, **maths)
     spoken = {name: str(one) for name, one in maths.items()}
     told["predicted"] = (
         None if known is None else {"card": known.name, "kernels": known.path, **spoken, **on, "times": times}
@@ -120,7 +119,7 @@ def plan(
             console.print("", render_times(times, known), sep="\n")
             for line in legend(known, keep_ratio, **maths, **on):
                 console.print(line, style="dim")
-        if known is not None and not timed:
+        if known is not None and max(on.values()) > 1 and not known.link:
             console.print("no times: of several cards they are predicted where NVLink joins these", style="dim")
         if told["command"] is not None:
             console.print(f"\n{escape(told['command'])}", style="bold", soft_wrap=True)  # on one line, to be copied

@@ -17,7 +17,8 @@ from sp.models.cost import prefill_cost
 from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import fitted
 from sp.models.timing.predict import Predictor
-from sp.models.timing.several import gathered, share_of, striped, summed
+from sp.models.timing.rounded import Rounded
+from sp.models.timing.several import gathered, share_of, striped, summed, sums
 from sp.models.timing.work import Weights, Work, reading, scoring, step
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h100-80gb-hbm3"
@@ -70,6 +71,12 @@ def test_a_card_of_several_scores_its_part_and_looks_at_all_keys(cards: int) -> 
     assert mine["importance"] == whole["importance"]
     assert mine["rounding"].nbytes == pytest.approx(whole["rounding"].nbytes * (1 + 1 / (2 * cards)))
     assert mine["matmul"].launches == whole["matmul"].launches / 8 * 2  # chunks of 16K before, stripes now
+
+
+def test_sums_are_two_a_layer_and_chunk() -> None:
+    """Chunks of 8,192 tokens, and of 16,384 where products are made in int8."""
+    assert [sums(TARGET, n) for n in (1, 8192, 8193, 131072)] == [128, 128, 256, 128 * 16]
+    assert sums(replace(TARGET, rounded=Rounded(products=True)), 131072) == 128 * 8
 
 
 def test_what_goes_between_cards() -> None:

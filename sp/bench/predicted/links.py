@@ -17,11 +17,13 @@ from sp.errors import ConfigError
 from sp.models.inspect.known_cards import find_card
 from sp.models.synthetic.shapes import find_shape
 from sp.models.timing.fitted import Fitted, Links
+from sp.models.timing.rounded import Rounded
 from sp.models.timing.several import summed, sums
+from sp.models.timing.work import Weights
 
 PAIRED = "h100"
 """The cards, two of one machine, that links are fitted to."""
-DRAFTER, TARGET = "qwen3-0.6b", "qwen3.6-27b"
+DRAFTER, TARGET, IN_INT8 = "qwen3-0.6b", ("qwen3.6-27b", "q4_k_m"), Rounded(products=True)
 LONG, LONGER, DENSITY = 1 << 17, 1 << 18, 0.05
 SCORED: tuple[tuple[Any, ...], ...] = (("drafter", LONG, DENSITY), ("drafter", LONGER, DENSITY))
 STEP, FULL = ("decode", 0), ("full", LONG)
@@ -44,12 +46,12 @@ def fit_links(found: Sequence[Row], known: Fitted) -> Links:
     ConfigError
         A row is missing.
     """
-    drafter, target = find_shape(DRAFTER).config, find_shape(TARGET).config
+    drafter, target = find_shape(DRAFTER).config, replace(Weights.of_shape(*TARGET), rounded=IN_INT8)
     meeting = mean(_waited(found, known, key) for key in SCORED) / drafter.layers
     step = _one(found, STEP, 2)
-    each = (step.seconds - step.predict(known)) / sums(target)
-    whole = _waited(found, known, FULL) - each * sums(target)
-    return Links(summed(target, LONG, 2) / whole / find_card(PAIRED).link, meeting, each)
+    each = (step.seconds - step.predict(known)) / sums(target, 1)
+    whole = _waited(found, known, FULL) - each * sums(target, LONG)
+    return Links(summed(target.config, LONG, 2) / whole / find_card(PAIRED).link, meeting, each)
 
 
 def marked(rows: Iterable[Row]) -> list[Row]:

@@ -46,7 +46,7 @@ class Predictor:
         work = reading(model, tokens)
         if n == 1:
             return self._queued(work)
-        between = sums(model.config) * self.known.links.sum_s + self._sent_s(summed(model.config, tokens, n))
+        between = sums(model, tokens) * self.known.links.sum_s + self._sent_s(summed(model.config, tokens, n))
         return self._queued(work, between, cards=0 if tokens <= MOST_IN_A_GRAPH else n)
 
     def score_s(self, drafter: Weights, tokens: int, density: float | None = None) -> float:
@@ -61,7 +61,7 @@ class Predictor:
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""
         work = step(model, context, kv)
-        between = sums(model.config) * self.known.links.sum_s if self.target_cards > 1 else 0.0
+        between = sums(model, 1) * self.known.links.sum_s if self.target_cards > 1 else 0.0
         return self.known.host.step_share * busy(work, self.card, self.path, self.known.rates[self.path]) + between
 
     def copy_s(self, nbytes: float) -> float:

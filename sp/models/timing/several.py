@@ -8,6 +8,7 @@ from math import ceil
 
 from sp.models.config import ModelConfig
 from sp.models.layers.share import Share
+from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.passes.on_cards import MOST_TOGETHER
 from sp.models.timing.work import Weights, Work
@@ -63,16 +64,18 @@ def share_of(model: Weights, cards: int) -> Weights:
     >>> share_of(Weights.of_shape("qwen3.6-27b", "q4_k_m"), 4).config.heads
     6
     """
-    return (
-        model
-        if cards == 1
-        else replace(model, config=Share(0, cards).config(model.config), nbytes=model.nbytes // cards)
-    )
+    if cards == 1:
+        return model
+    return replace(model, config=Share(0, cards).config(model.config), nbytes=model.nbytes // cards)
 
 
-def sums(config: ModelConfig) -> int:
-    """All-reduces of a pass, wherever it is cut into chunks."""
-    return 2 * config.layers
+def sums(model: Weights, tokens: int) -> int:
+    """All-reduces of a pass: two a layer and chunk.
+
+    >>> sums(Weights.of_shape("qwen3.6-27b", "q4_k_m"), 8193)
+    256
+    """
+    return 2 * model.config.layers * ceil(tokens / chunk_tokens("cuda", model.rounded.math))
 
 
 def summed(config: ModelConfig, tokens: int, cards: int) -> float:
@@ -82,4 +85,4 @@ def summed(config: ModelConfig, tokens: int, cards: int) -> float:
     >>> round(summed(find_shape("qwen3.6-27b").config, 8192, 2) / 1e9, 1)
     21.5
     """
-    return sums(config) * 4.0 * tokens * config.hidden * 2 * (cards - 1) / cards
+    return 2 * config.layers * 4.0 * tokens * config.hidden * 2 * (cards - 1) / cards

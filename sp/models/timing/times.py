@@ -8,7 +8,7 @@ from typing import Any
 from sp.errors import ConfigError
 from sp.models.arithmetic import AskedMath
 from sp.models.inspect.cards import ANSWER, Drafter, need
-from sp.models.inspect.known_cards import KNOWN, Card
+from sp.models.inspect.known_cards import Card
 from sp.models.inspect.plan import Plan
 from sp.models.inspect.ways import Way, best, room, ways
 from sp.models.timing.fitted import Fitted
@@ -50,18 +50,18 @@ def predicted_times(
     list of dict
         ``tokens`` (prompt and answer), ``full_s`` (first token after a full prefill), ``score_s``, ``prefill_s`` and
         ``ttft_s`` of a compressed request, and ``decode_tok_s`` after the prompt as it is read; None where the card
-        has no room, or there is no drafter. None at all of mixtures of experts and of models that no card runs.
+        has no room, or there is no drafter. None at all of mixtures of experts, of models that no card runs, and of
+        several cards that are not linked.
 
     Raises
     ------
     ConfigError
-        Cards that are not linked, or a drafter that several cannot read with.
+        Several cards cannot read with the drafter.
     """
     if plan.sizes is None or plan.target.streamed is None or plan.verdict.role == "drafter":
         return []
     if max(cards, plan.target.cards) > 1 and not card.link:
-        linked = ", ".join(one.name for one in KNOWN if one.link)
-        raise ConfigError(f"{card.name}: times of several cards are predicted of those that NVLink joins: {linked}")
+        return []
     config, held = plan.sizes
     if config.experts or (plan.drafter is not None and plan.drafter.config.experts):
         return []

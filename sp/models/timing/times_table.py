@@ -60,17 +60,12 @@ def legend(
     'predicted with --math int8 and --drafter-math bf16'
     """
     kernels = "kernels of Hopper" if card.path == "sm_90a" else "portable kernels"
+    read = f"predicted for a drafter read by {cards} and a target shared by {target_cards} of these cards,"
+    together = read, "by what two H100 wait for"
     plain = math == drafter_math == Math.BF16
     return (
         f"predicted from {card.name}'s data sheet, for {kernels}, by rates of an H200;",
         f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
         *(() if plain else (f"predicted with --math {math} and --drafter-math {drafter_math}",)),
-        *(
-            ()
-            if max(cards, target_cards) == 1
-            else (
-                f"predicted for a drafter read by {cards} and a target shared by {target_cards} of these cards,",
-                "by what two H100 wait for",
-            )
-        ),
+        *(together if max(cards, target_cards) > 1 else ()),
     )
