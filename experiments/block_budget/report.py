@@ -26,9 +26,17 @@ SHAPE, FROM, TO = "qwen3-0.6b", 1 << 17, 1 << 20
 
 
 def rows_of(results: Path) -> list[dict[str, Any]]:
-    """The newest record of every cell, whatever machine it is of: what is kept does not depend on that."""
+    """The newest record of every cell, whatever machine it is of: what is kept does not depend on that.
+
+    Questions with a text of their own are the first ones of a task, so that those of a longer run hold a shorter one's.
+    """
     found = [row for path in sorted(results.glob(f"*/{BENCH}.jsonl")) for row in newest(path)]
-    return list({json.dumps(row["config"]): row for row in sorted(found, key=lambda row: row["date"])}.values())
+    found.sort(key=lambda row: ("task" in row["config"] and row["config"]["questions"], row["date"]))
+    return list({_cell(row["config"]): row for row in found}.values())
+
+
+def _cell(config: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in config.items() if key != "questions" or "task" not in config})
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> str:
