@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from prompts import Asked, documents, examples, random_tokens, shared
-from report import BENCH, RULES, rows_of, tables
+from report import RULES, rows_of, tables
 
 from sp.bench.record import append, make_record
 from sp.models import Model, Trail, load_model
@@ -167,7 +167,7 @@ def measure(given: argparse.Namespace) -> None:
                     prompts = prompts or documents(drafter, tokens, given.questions, seed)
                 found = measured(model, prompts, rule)
                 append(
-                    make_record(BENCH, config, found, [found["first_question_s"]], device=given.device),
+                    make_record("block_budget", config, found, [found["first_question_s"]], device=given.device),
                     given.results,
                 )
                 print(f"{name}, {tokens} tokens, {rule}: {found['kept']} of {found['questions']}", file=sys.stderr)
