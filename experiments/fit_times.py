@@ -2,7 +2,6 @@
 
 Rates are fitted to records of an H200, what several cards wait for to records of two H100.
 
-
     python experiments/fit_times.py            # prints
     python experiments/fit_times.py --write    # and writes sp/models/timing/fitted.json
 

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from models_page import table
-from times_page import PAIR, weights
+from times_page import PAIR, RULE, weights
 
 from sp.bench.record import newest
 from sp.models.arithmetic import AUTO
@@ -34,12 +34,10 @@ from sp.studies.figures import INK, save_png
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "cost-curves.png"
-CARD, CARDS, RULE, KEEP = "h200", (1, 2, 4), "constant:64", 0.05
+CARD, CARDS, KEEP = "h200", (1, 2, 4), 0.05
 LENGTHS = tuple(1 << power for power in range(13, 21))
 PEER = {8192: 2457.0, 32768: 2330.0, 131072: 1942.0}
 """Tokens a second by tokens of the prompt, quoted."""
-FULL_UP_TO = 1 << 18
-"""Window of the target's shape."""
 COLOURS = dict(zip(CARDS, ("#1c7ed6", "#2f9e44", "#f08c00"), strict=True))
 
 
@@ -59,10 +57,10 @@ def predicted() -> list[Cost]:
     card, rule, found = find_card(CARD), read_rule(RULE, "blocks"), []
     target, drafter = weights(card, Math.INT8, *PAIR[0]), weights(card, AUTO, *PAIR[1])
     for cards in CARDS:
-        one, part = Predictor(card, fitted(), card.path, cards, cards), share_of(target, cards)
+        one, part = Predictor.of(card, fitted(), cards, cards), share_of(target, cards)
         for n in LENGTHS:
             times = one.compressed(part, drafter, n, KEEP, expected_density(rule, n))
-            full = one.full_s(part, n) if n <= FULL_UP_TO else None
+            full = one.full_s(part, n) if n <= target.config.context else None
             found.append(Cost(n, cards, times.score_s, times.ttft_s, full))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sp.errors import ConfigError
 from sp.models import ModelConfig
 from sp.models.inspect.known_cards import find_card
 from sp.models.layers.share import Share
+from sp.models.recording import Tensor
 from sp.models.synthetic.shapes import find_shape
 from sp.models.timing.fitted import fitted
 from sp.models.timing.predict import Predictor
@@ -35,18 +37,22 @@ MODELS, SIZES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "llama-3.1-70b"), (1, 2, 4, 8
 TOGETHER = {"one token": 1, "a tree of 16": 16, "a chunk of 8K": 8192, "a prompt of 128K": LONG}
 
 
-def weights(name: str, size: int) -> int:
-    """Bytes of a file's tensors that one card holds of it."""
+def tensor_bytes(name: str, size: int) -> Iterator[tuple[Tensor, int]]:
+    """Tensors of a file, with what one card holds of them."""
     shape = find_shape(name)
     formats = {tensor: fmt for tensor, _, fmt in shape.plan(TYPE)}
-    share, total = Share(0, size), 0
+    share = Share(0, size)
     for tensor in trunk_tensors(share.config(shape.config), formats):
         rows = tensor.shape
         if tensor.name == "output.weight":
             mine = share.vocabulary(rows[0])
             rows = mine.stop - mine.start, rows[1]
-        total += formats[tensor.name].nbytes(rows)
-    return total
+        yield tensor, formats[tensor.name].nbytes(rows)
+
+
+def weights(name: str, size: int) -> int:
+    """Bytes of a file's tensors that one card holds of it."""
+    return sum(nbytes for _, nbytes in tensor_bytes(name, size))
 
 
 def keys_and_values(config: ModelConfig) -> int:
@@ -110,9 +116,7 @@ def drafting() -> list[str]:
         seconds = [f"{each['score_s']:.3f}" if each else "" for each in (one, two)]
         ratio = f"{one['score_s'] / two['score_s']:.2f}" if one and two else ""
         density = next(each["metrics"]["density"] for each in cards.values())
-        predicted = [
-            f"{Predictor(card, fitted(), card.path, size).score_s(reader, tokens, density):.3f}" for size in (2, 4)
-        ]
+        predicted = [f"{Predictor.of(card, fitted(), size).score_s(reader, tokens, density):.3f}" for size in (2, 4)]
         shorter = max((n for r, m, n in found if (r, m) == (read, made_in) and n < tokens), default=0)
         before, exponent = found.get((read, made_in, shorter), {}), ""
         if shorter and (size := next((s for s in (1, 2) if s in cards and s in before), 0)):

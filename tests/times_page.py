@@ -74,7 +74,7 @@ def several() -> list[str]:
     lines, of_rule = [], expected_density(read_rule(RULE, "blocks"), MILLION)
     for card in (one for one in KNOWN if one.link and one.path == "sm_90a"):
         for count in (1, 2, 4):
-            found = Predictor(card, fitted(), card.path, count, count)
+            found = Predictor.of(card, fitted(), count, count)
             target = share_of(weights(card, Math.INT8, *PAIR[0]), count)
             drafter = weights(card, AUTO, *PAIR[1])
             dense = [found.compressed(target, drafter, LONG, 0.05, density) for density in DENSITIES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from many_cards_page import LONG, MODELS, TYPE, keys_and_values
+from many_cards_page import LONG, MODELS, TYPE, keys_and_values, tensor_bytes
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -14,7 +14,6 @@ from sp.models.cache.striped import Stripes
 from sp.models.layers.share import Share
 from sp.models.recording import layer_of
 from sp.models.synthetic.shapes import find_shape
-from sp.models.trunk import trunk_tensors
 from sp.studies.figures import INK, save_png
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "who-holds-what.png"
@@ -32,22 +31,15 @@ def held(size: int) -> dict[str, float]:
     >>> {name: round(gb, 2) for name, gb in held(2).items()}["keys and values"]
     4.29
     """
-    shape, drafter = find_shape(MODELS[0]), find_shape(PAIR[1][0])
-    formats = {tensor: fmt for tensor, _, fmt in shape.plan(TYPE)}
-    share = Share(0, size)
-    config = share.config(shape.config)
+    config, drafter = Share(0, size).config(find_shape(MODELS[0]).config), find_shape(PAIR[1][0])
     found = dict.fromkeys(PARTS, 0.0)
-    for tensor in trunk_tensors(config, formats):
-        rows = tensor.shape
+    for tensor, nbytes in tensor_bytes(MODELS[0], size):
         if tensor.kind not in ("matrix", "stack"):
             continue
-        if tensor.name == "output.weight":
-            mine = share.vocabulary(rows[0])
-            rows = mine.stop - mine.start, rows[1]
         part = "feed-forward" if "ffn" in tensor.name else "mixers"
         if layer_of(tensor.name) is None:
             part = "head" if tensor.name == "output.weight" else "embedding"
-        found[part] += formats[tensor.name].nbytes(rows) / 1e9
+        found[part] += nbytes / 1e9
     found["keys and values"] = keys_and_values(config) / 1e9
     found["drafter"] = sum(fmt.nbytes(dims) for _, dims, fmt in drafter.plan(PAIR[1][1])) / 1e9
     layer = LONG * 2 * drafter.config.kv_heads * drafter.config.head_dim * 2

@@ -16,7 +16,7 @@ from sp.models import AskedScaling, Model, ModelConfig, load_model, load_shards,
 from sp.models.arithmetic import AUTO, read_math
 from sp.models.inspect.cold_layers import cold_layers
 from sp.models.inspect.memory import file_formats, held_weights, stack_bytes
-from sp.models.layers.share import Share
+from sp.models.layers.share import shared_config
 from sp.models.rope_keys import rope_facts
 from sp.models.shards.shared_model import SharedModel
 from sp.models.synthetic.shapes import find_shape, tensor_plan
@@ -148,7 +148,7 @@ def load(
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
     if group is not None:
-        check_sharing(config, group.size)
+        shared_config(config, group.size)
     how: dict[str, Any] = {"device": where, "context": context, "rope": rope, "progress": progress, "math": math}
     if group is None:
         model = load_model(file, cold=cold_within(config, formats, room, math), **how)
@@ -224,7 +224,7 @@ def synthetic(
         cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, math)
         model = random_model(shape, file_type, seed, rope, cold, math)
     else:
-        check_sharing(found.config, group.size)
+        shared_config(found.config, group.size)
         model = SharedModel(random_shards(shape, file_type, group, math, seed, rope))
     trained = model.config.context
     if extrapolate:
@@ -232,14 +232,6 @@ def synthetic(
     tokenizer = Tokenizer.from_metadata(metadata, str(name))
     template = ChatTemplate.of_file(str(metadata["tokenizer.chat_template"]), tokenizer)
     return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
-
-
-def check_sharing(config: ModelConfig, cards: int) -> None:
-    """ConfigError where so many cards cannot share a target; it says which numbers of cards can."""
-    try:
-        Share(0, cards).config(config)
-    except ConfigError as error:
-        raise ConfigError(f"{error}: --target-cards says how many share the target") from error
 
 
 def cold_within(

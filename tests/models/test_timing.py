@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 import pytest
+from plan_calls import PAIR, call
 
-from sp import cli
 from sp.bench.predicted.fit import fit, fit_rate, told
 from sp.bench.predicted.rows import FIT_SHAPES, FIT_TOKENS, Row, rows
 from sp.bench.predicted.samples import Sample
@@ -127,16 +127,6 @@ def test_a_better_card_is_never_slower() -> None:
 
 def test_the_usual_keep_ratio_is_the_one_that_memory_is_reckoned_with() -> None:
     assert KEEP == cards.KEEP
-
-
-PAIR = ["plan", "--synthetic-target", "qwen3.6-27b", "--synthetic-drafter", "qwen3-0.6b"]
-
-
-def call(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["sp", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
 
 
 def test_plan_says_predicted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_calls import PAIR, call
 
-from sp import cli
 from sp.bench.predicted.rows import EIGHT_TOKENS, FIT_SHAPES, LEFT_SINCE, Row, rows
 from sp.bench.predicted.samples import kernel_samples
 from sp.bench.record import newest
@@ -189,14 +189,7 @@ def test_rounded_operands_take_room() -> None:
     assert need(*args, math=Math.INT8).together > need(*args).together + (200 << 20)
 
 
-PLAN = ["plan", "--synthetic-target", "qwen3.6-27b", "--synthetic-drafter", "qwen3-0.6b", "--card", "h200"]
-
-
-def call(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["sp", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
+PLAN = [*PAIR, "--card", "h200"]
 
 
 def test_plan_predicts_in_the_arithmetic_asked_for(

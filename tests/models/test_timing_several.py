@@ -8,8 +8,8 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from plan_calls import PAIR, call
 
-from sp import cli
 from sp.bench.predicted.links import ALONE, PAIRED, fit_links, marked
 from sp.bench.predicted.rows import Row, rows
 from sp.errors import ConfigError
@@ -132,7 +132,7 @@ def test_rows_of_a_card_that_was_never_fitted_to_are_near(pairs: list[Row]) -> N
 def test_two_cards_are_faster_than_one_and_four_than_two() -> None:
     card, times = find_card("h200"), []
     for cards in (1, 2, 4):
-        one = Predictor(card, fitted(), card.path, cards, cards)
+        one = Predictor.of(card, fitted(), cards, cards)
         target = share_of(TARGET, cards)
         found = one.compressed(target, DRAFTER, 131072, 0.05, 0.24)
         times.append((found.score_s, found.prefill_s, one.full_s(target, 131072)))
@@ -142,19 +142,9 @@ def test_two_cards_are_faster_than_one_and_four_than_two() -> None:
 
 def test_a_prompt_of_few_pages_is_read_by_one_card() -> None:
     card = find_card("h200")
-    alone, four = (Predictor(card, fitted(), card.path, cards) for cards in (1, 4))
+    alone, four = (Predictor.of(card, fitted(), cards) for cards in (1, 4))
     assert four.score_s(DRAFTER, 800) == alone.score_s(DRAFTER, 800)
     assert four.score_s(DRAFTER, 131072) < alone.score_s(DRAFTER, 131072)
-
-
-PAIR = ["plan", "--synthetic-target", "qwen3.6-27b", "--synthetic-drafter", "qwen3-0.6b"]
-
-
-def call(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["sp", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
 
 
 def test_plan_says_how_many_cards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
-from sp.kernels import jit, nvrtc
+from sp.kernels import jit
 from sp.kernels.tools.check import Job
 
 
@@ -23,14 +23,10 @@ def build_all(jobs: Sequence[Job], progress: Callable[[int], object] = lambda do
 
 def missing(jobs: Sequence[Job]) -> list[Job]:
     """Those whose cubin is not in the cache."""
-    return [job for job in jobs if not jit.cubin_path(job.source, _options(job)).exists()]
+    return [job for job in jobs if not jit.cubin_path(job.source, job.options).exists()]
 
 
 def _build(job: Job) -> bool:
     new = bool(missing([job]))
-    jit.build(job.source, _options(job))
+    jit.build(job.source, job.options)
     return new
-
-
-def _options(job: Job) -> tuple[str, ...]:
-    return nvrtc.compile_options(dict(job.defines), job.arch)

@@ -33,6 +33,11 @@ class Job:
     arch: str
     entries: tuple[tuple[str, int, int], ...]
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What the compiler is given."""
+        return nvrtc.compile_options(dict(self.defines), self.arch)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -105,8 +110,7 @@ def plan(kernels: Iterable[KernelSpec], arches: Iterable[str] = ARCHES) -> list[
 
 def job_hash(job: Job) -> str:
     """Of what is compiled: the flattened text without comments, and all options."""
-    options = nvrtc.compile_options(dict(job.defines), job.arch)
-    return sha256("\0".join((bare(text(job.source)), *options)).encode()).hexdigest()[:12]
+    return sha256("\0".join((bare(text(job.source)), *job.options)).encode()).hexdigest()[:12]
 
 
 def names(job: Job) -> list[str]:
@@ -131,8 +135,7 @@ def compile_job(job: Job) -> tuple[Rows, list[tuple[str, str]]]:
     """Needs of a job's entries, and what is wrong with them as (variant, complaint)."""
     variant = row_name(job.source, job.defines)
     try:
-        options = nvrtc.compile_options(dict(job.defines), job.arch)
-        log = jit.compile_log(job.source, options)
+        log = jit.compile_log(job.source, job.options)
     except (DeviceError, FileNotFoundError) as error:
         return {}, [(variant, str(error))]
     found, rows = parse_log(log), {}
@@ -174,8 +177,7 @@ def check(
     kernels, arches = tuple(kernels), tuple(arches)
     known, jobs = read_baseline(baseline) if baseline else None, plan(kernels, arches)
     made = differing(jobs, known) if changed and known else jobs
-    skipped = {name for job in jobs if job not in made for name in names(job)}
-    rows: Rows = {name: known.rows[name] for name in skipped} if known else {}
+    rows: Rows = {name: known.rows[name] for job in {*jobs} - {*made} for name in names(job)} if known else {}
     compiled: dict[str, str] = {}
     complaints: dict[tuple[str, str], list[str]] = defaultdict(list)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:

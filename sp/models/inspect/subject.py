@@ -18,7 +18,7 @@ from sp.models.file_type import tensor_format
 from sp.models.inspect.cards import weights_bytes
 from sp.models.inspect.hindrances import Hindrance, find_hindrances, is_draft, of_vocabulary, without_path
 from sp.models.inspect.memory import Stacks, file_formats, stack_bytes, streamed_bytes
-from sp.models.layers.share import Share
+from sp.models.layers.share import shared_config
 from sp.models.synthetic.shapes import find_shape
 from sp.models.trunk import trunk_tensors
 from sp.quant import BlockFormat
@@ -172,10 +172,7 @@ def _shared(
 ) -> tuple[ModelConfig | None, Sizes]:
     """A configuration and the sizes of a file, or what one of several cards has of them."""
     if cards > 1 and config is not None:
-        try:
-            config = Share(0, cards).config(config)
-        except ConfigError as error:
-            raise ConfigError(f"{error}: --target-cards says how many share the target") from error
+        config = shared_config(config, cards)
         _check_blocks(config, formats, cards)
     return config, _sizes(config, formats, cards)
 

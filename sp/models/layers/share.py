@@ -124,3 +124,11 @@ class Share:
         """Recurrent layers as this card has them."""
         heads = delta.key_heads // self.size, delta.value_heads // self.size
         return replace(delta, key_heads=heads[0], value_heads=heads[1])
+
+
+def shared_config(config: ModelConfig, cards: int) -> ModelConfig:
+    """A target as one of so many cards has it; ConfigError where they cannot share it, which says how many can."""
+    try:
+        return Share(0, cards).config(config)
+    except ConfigError as error:
+        raise ConfigError(f"{error}: --target-cards says how many share the target") from error

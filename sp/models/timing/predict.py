@@ -36,9 +36,14 @@ class Predictor:
     target_cards: int = 1
 
     @classmethod
-    def of(cls, card: Card, known: Fitted) -> Predictor:
+    def of(cls, card: Card, known: Fitted, cards: int = 1, target_cards: int = 1) -> Predictor:
         """With the kernels that the card runs."""
-        return cls(card, known, card.path)
+        return cls(card, known, card.path, cards, target_cards)
+
+    @property
+    def alone(self) -> bool:
+        """Whether one card does all, so that weights may wait in host memory."""
+        return self.cards == self.target_cards == 1
 
     def prefill_s(self, model: Weights, tokens: int) -> float:
         """Seconds in which a target reads so many tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from sp.errors import ConfigError
@@ -10,7 +10,7 @@ from sp.models.arithmetic import AskedMath
 from sp.models.inspect.cards import ANSWER, Drafter, need
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.plan import Plan
-from sp.models.inspect.ways import Way, best, room, ways
+from sp.models.inspect.ways import best, room, ways
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
@@ -66,7 +66,7 @@ def predicted_times(
     if config.experts or (plan.drafter is not None and plan.drafter.config.experts):
         return []
     target = Weights(config, plan.target.streamed, Rounded.of(math, config, card, card.path))
-    predictor, reader = Predictor(card, known, card.path, cards, plan.target.cards), None
+    predictor, reader = Predictor.of(card, known, cards, plan.target.cards), None
     if cards > 1 and plan.drafter is not None and plan.drafter.config.delta is not None:
         raise ConfigError(f"{plan.drafter.name} has recurrent layers, which several cards cannot read together")
     if plan.drafter is not None:
@@ -82,7 +82,10 @@ def predicted_times(
 
 def _full(predictor: Predictor, target: Weights, held: int, tokens: int) -> dict[str, float | None]:
     """Of a prompt that is read whole."""
-    way = _way(predictor, ways(target.config, held, None, tokens, math=target.rounded.math))
+    way = best(
+        list(ways(target.config, held, None, tokens, math=target.rounded.math, alone=predictor.alone)),
+        predictor.card.gib,
+    )
     if way is None:
         return {"full_s": None, "decode_tok_s": None}
     prompt = tokens - ANSWER
@@ -96,7 +99,7 @@ def _compressed(
     drafter, gib = plan.drafter, predictor.card.gib
     assert drafter is not None
     math = target.rounded.math
-    way = _way(predictor, ways(target.config, held, drafter, tokens, plan.keep, math=math))
+    way = best(list(ways(target.config, held, drafter, tokens, plan.keep, math=math, alone=predictor.alone)), gib)
     if way is None:
         return dict.fromkeys(("score_s", "prefill_s", "ttft_s", "decode_tok_s"))
     prompt = tokens - ANSWER
@@ -108,12 +111,6 @@ def _compressed(
         "ttft_s": found.ttft_s,
         "decode_tok_s": 1 / predictor.step_s(target, max(1, int(plan.keep * prompt)), way.kv),
     }
-
-
-def _way(predictor: Predictor, found: Iterable[Way]) -> Way | None:
-    """The first that there is room for; on several cards nothing waits in host memory."""
-    alone = max(predictor.cards, predictor.target_cards) == 1  # else `--vram` is refused
-    return best([way for way in found if alone or not way.by_turns], predictor.card.gib)
 
 
 def _moved(target: Weights, held: int, drafter: Drafter, prompt: int, kv: str, keep: float, gib: int) -> int:
