@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import cupy
 import numpy as np
 import pytest
@@ -26,15 +28,18 @@ from sp.studies.sample import sample
 
 N = 700
 GROUPS = ["threads", "cards"]
+NAMES = ["target", "tiny-qwen35:q8_0", "tiny-llama:bf16"]
+FOUR = ("qwen3-0.6b:q8_0", "four cards")  # heads of the smaller ones are too few
 
 
 def group_of(kind: str) -> Group:
-    """Two threads on one card, or two cards; skips where there are not so many."""
+    """Two threads on one card, or two or four cards; skips where there are not so many."""
     if kind == "threads":
         return HostGroup(2)
-    if device_count() < 2 or not nccl_version():
-        pytest.skip("needs 2 cards and NCCL")
-    return NcclGroup((0, 1))
+    count = 4 if kind == "four cards" else 2
+    if device_count() < count or not nccl_version():
+        pytest.skip(f"needs {count} cards and NCCL")
+    return NcclGroup(tuple(range(count)))
 
 
 def apart(one: np.ndarray, other: np.ndarray) -> float:
@@ -42,8 +47,7 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
     return float(((one - other) ** 2).sum() / (other**2).sum())
 
 
-@pytest.mark.parametrize("kind", GROUPS)
-@pytest.mark.parametrize("name", ["target", "tiny-qwen35:q8_0", "tiny-llama:bf16"])
+@pytest.mark.parametrize(("name", "kind"), [*product(NAMES, GROUPS), FOUR])
 def test_prompts_steps_and_trees_are_those_of_one_card(name, kind, tmp_path) -> None:
     shape, _, file_type = name.partition(":")
     path = write_synthetic(tmp_path / "m.gguf", shape, file_type) if file_type else embedded(name)
@@ -61,9 +65,11 @@ def test_prompts_steps_and_trees_are_those_of_one_card(name, kind, tmp_path) -> 
         reader.commit_path(np.array([0, 1]))
         return [*found, decode_step(model, 5, N + 5, cache).get()]
 
-    want, (first, second) = work(whole), shards.run(work)
-    for mine, its, expected in zip(first, second, want, strict=True):
-        assert np.array_equal(mine, its)
+    want, (first, *others) = work(whole), shards.run(work)
+    assert len(others) == group.size - 1
+    for its in others:
+        assert all(map(np.array_equal, first, its))
+    for mine, expected in zip(first, want, strict=True):
         assert apart(mine, expected) < 1e-3
     held = [model.nbytes for model in shards.models]
     assert max(held) < 0.8 * whole.nbytes
