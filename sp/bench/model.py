@@ -230,9 +230,9 @@ def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
 
 
 def _graphs(model: Model, cache: Cache, test: Trial) -> PrefillGraphs | None:
-    """What reads a short prompt on the device; of long ones hardly anything would be read so."""
-    short = not test.new and test.density is None and test.prompt <= MOST
-    return PrefillGraphs(model, cache) if short and model.device == "cuda" else None
+    """What reads a prompt on the device that is short, or whose model cards share; of others hardly anything would be."""
+    wanted = not test.new and test.density is None and (test.prompt <= MOST or model.sharers > 1)
+    return PrefillGraphs(model, cache) if wanted and model.device == "cuda" else None
 
 
 def _prefill(

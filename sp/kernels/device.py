@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,8 @@ import numpy as np
 from sp.errors import DeviceError, unknown_name
 
 INSTALL = "`pip install 'sp-prefill[cuda13]'` (driver 580 or newer) or `pip install 'sp-prefill[cuda12]'` installs it"
+
+_left_free: ContextVar[int] = ContextVar("left_free", default=0)
 
 NOT_READY = 600
 """CUDA_ERROR_NOT_READY."""
@@ -77,6 +80,21 @@ def device_name(device: int) -> str:
 def multiprocessors(device: int) -> int:
     """Streaming multiprocessors of a device."""
     return int(_properties(device)["multiProcessorCount"])
+
+
+@contextmanager
+def leaving_free(count: int) -> Iterator[None]:
+    """Inside, kernels that stay on their multiprocessors leave so many to others that run beside them."""
+    token = _left_free.set(count)
+    try:
+        yield
+    finally:
+        _left_free.reset(token)
+
+
+def multiprocessors_to_fill(device: int) -> int:
+    """Those that a kernel which stays on all of them may take; see `leaving_free`."""
+    return multiprocessors(device) - _left_free.get()
 
 
 def shared_bytes_per_block(device: int) -> int:

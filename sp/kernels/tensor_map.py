@@ -13,8 +13,9 @@ from sp.kernels.signature import describe, rows_contiguous
 
 TYPES = {"uint8": 0, "int8": 0, "uint16": 1, "uint32": 2, "int32": 3, "float16": 6, "float32": 7}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-KEPT = 4096
-"""Descriptors kept, the latest used ones; 128 bytes each."""
+KEPT = 32768
+"""Descriptors kept, the latest used ones, about a kilobyte each: a 27B target on four cards and a drafter on each ask
+for some thousands in turn, and with less room than for all of them none would be found again."""
 
 
 def tensor_map(
@@ -82,7 +83,7 @@ def _encode(
     )
     if status:
         raise DeviceError(f"{what}: cuTensorMapEncodeTiled failed with status {status}")
-    return buffer[start : start + 128].view(np.dtype([("words", "<u8", (16,))])).copy()
+    return buffer[start : start + 128].view("V128").copy()  # of a dtype with fields CuPy would ask for each at a launch
 
 
 @cache

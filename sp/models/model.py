@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -48,10 +49,18 @@ class Model:
         Whether work on the device may become CUDA graphs.
     agreed : callable or None
         See `ShardModel.agreed`; None of a model that nobody else has a share of.
+    sharers : int
+        Cards that have a share of it.
+    in_parts : callable or None
+        Of a model that cards share: takes many tokens (n, hidden), their positions, a cache, and how many behind
+        `sp.models.shards.in_parts.middle` count, through all layers but the last, on the device; counts of the cache
+        are moved in all layers there.
     """
 
     captures = True
+    sharers = 1
     agreed: Callable[[bool], bool] | None = None
+    in_parts: Callable[[Floats, Ints, Cache, Ints], Floats] | None = None
 
     def __init__(
         self,
@@ -152,6 +161,10 @@ class Model:
     def arrived(self, event: Any) -> None:
         """Wait until an event of the device has happened."""
         event.synchronize()
+
+    def queueing(self) -> AbstractContextManager[None]:
+        """Around a pass of many tokens; where cards share the model, they queue it side by side."""
+        return nullcontext()
 
     def settled(self) -> None:
         """Wait until what was queued is done, where cards share the model: one that hangs is found out."""

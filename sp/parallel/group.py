@@ -65,9 +65,8 @@ class Card(ABC):
             When another card does not come in time.
         """
 
-    @abstractmethod
     def all_reduce(self, *arrays: Any) -> None:
-        """Put the mean over all cards in the place of every array.
+        """Put the mean over all cards in the place of every array; see `begin_reduce`. It is queued as a gather is.
 
         Where each card holds 1/size of something and adds its part of a sum, what all hold then is 1/size of both: see
         `sp.models.shards.shard_block`. All cards hold the same bits afterwards.
@@ -75,7 +74,7 @@ class Card(ABC):
         Parameters
         ----------
         *arrays : float32 array
-            Contiguous, where the card is, of the same shape on every card. On a device this is queued like a kernel.
+            Contiguous, where the card is, of the same shape on every card.
 
         Raises
         ------
@@ -92,6 +91,22 @@ class Card(ABC):
         ...     return found.tolist()
         >>> HostGroup(2).run(mean)
         [[0.5, 0.5], [0.5, 0.5]]
+        """
+        self.begin_reduce(*arrays)()
+
+    @abstractmethod
+    def begin_reduce(self, *arrays: Any) -> Callable[[], None]:
+        """Begin an `all_reduce` once what is queued now is done.
+
+        Returns
+        -------
+        callable
+            What is queued after a call of it finds the means; what is queued before runs beside, in a CUDA graph too.
+
+        Raises
+        ------
+        DeviceError
+            When another card does not come in time.
         """
 
     @abstractmethod
@@ -112,6 +127,10 @@ class Card(ABC):
         """Until an event of this card's device has happened; errors are those of `all_gather`."""
         event.synchronize()
 
+    def one_core(self) -> AbstractContextManager[None]:
+        """Inside, this card's thread is where those of the others are: see `sp.parallel.one_core`."""
+        return nullcontext()
+
     def turn(self) -> AbstractContextManager[Any]:
         """Inside, this card queues work: see `Turns`. It does not wait for its device, nor for other cards."""
         return nullcontext()
@@ -129,9 +148,12 @@ class Group(ABC):
         How often they began to work together.
     captures : bool
         Whether what cards do, all-gathers and all-reduces with it, may become CUDA graphs.
+    busy : int
+        Multiprocessors that a gather or sum under way keeps busy.
     """
 
     captures = False
+    busy = 0
 
     def __init__(self, size: int, wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS) -> None:
         self.size, self.wait_seconds, self.leave_seconds = size, wait_seconds, leave_seconds

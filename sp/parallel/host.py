@@ -44,8 +44,8 @@ class _HostCard(Card):
         self._meet(step)  # before anyone writes into its part again
         return lambda: None
 
-    def all_reduce(self, *arrays: Any) -> None:
-        """See `Card`; every card adds in the order of ranks."""
+    def begin_reduce(self, *arrays: Any) -> Callable[[], None]:
+        """See `Card`; every card adds in the order of ranks, and nothing is queued."""
         step = self._show(arrays, "all-reduce")
         sums = []
         for place, array in enumerate(arrays):
@@ -57,6 +57,7 @@ class _HostCard(Card):
         self._meet(step)  # before anyone writes over what others read
         for array, total in zip(arrays, sums, strict=True):
             array[...] = total
+        return lambda: None
 
     def wait(self) -> None:
         """Nothing was queued."""

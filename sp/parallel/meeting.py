@@ -40,6 +40,7 @@ class Meeting:
         self._last: list[tuple[Step, float] | None] = [None] * size
         self._waiting: list[tuple[Step, float] | None] = [None] * size
         self._stop = threading.Event()
+        self._changed = threading.Condition()
 
     @property
     def stopped(self) -> bool:
@@ -49,6 +50,8 @@ class Meeting:
     def stop(self) -> None:
         """Give the work up."""
         self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def fail(self, rank: int, cause: BaseException) -> None:
         """Give the work up because of a card; the same cause counts once."""
@@ -60,8 +63,22 @@ class Meeting:
         """Note that a card has come to its next step."""
         step = Step(self.came[rank] + 1, kind)
         self._last[rank] = step, time.monotonic()
-        self.came[rank] = step.number
+        with self._changed:
+            self.came[rank] = step.number
+            if min(self.came) == step.number:
+                self._changed.notify_all()
         return step
+
+    def all_came(self, step: Step, seconds: float) -> bool:
+        """Wait until all cards have come to a step, or the work is given up; whether that was in time.
+
+        >>> meeting = Meeting(2)
+        >>> first = meeting.come(0, "all-gather")
+        >>> meeting.all_came(first, 0.0), meeting.come(1, "all-gather") == first, meeting.all_came(first, 0.0)
+        (False, True, True)
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self.stopped or min(self.came) >= step.number, seconds)
 
     def wait(self, rank: int, step: Step | None) -> None:
         """Note that a card waits for a step to end, or with None that it no longer does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -17,12 +18,16 @@ from sp.kernels.jit import before_loading
 from sp.parallel.group import LEAVE_PART, LEAVE_SECONDS, WAIT_SECONDS, Card, Group
 from sp.parallel.meeting import Meeting, StoppedError
 from sp.parallel.nccl_card import NcclCard
+from sp.parallel.one_core import OneCore
 from sp.parallel.turns import Turns
 
 T = TypeVar("T")
 NO_REGISTERING = "NCCL_GRAPH_REGISTER", "0"
 """Otherwise NCCL registers buffers while a graph is captured, for which cards wait for each other; what meets in graphs
 is short, and graphs and single launches are to do the same."""
+MOST_BLOCKS = "NCCL_MAX_CTAS"
+"""Blocks of a gather or sum at most, each of which keeps a multiprocessor from what is computed meanwhile."""
+BLOCKS = 16
 FIRST_SERVED = -1
 """Priority of a stream whose blocks take the next place that is free; others have 0."""
 
@@ -49,6 +54,7 @@ class NcclGroup(Group):
     """
 
     captures = True
+    busy = BLOCKS
 
     def __init__(
         self, devices: tuple[int, ...], wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS
@@ -59,6 +65,7 @@ class NcclGroup(Group):
         self._communicators: dict[int, Any] = {}
         self._streams: list[tuple[Any, Any]] = []
         self._turns = Turns()
+        self._core = OneCore()
         self._aborts: deque[threading.Thread] = deque(maxlen=2 * len(devices))
 
     def at(self, rank: int) -> AbstractContextManager[Any]:
@@ -70,8 +77,10 @@ class NcclGroup(Group):
     def _around(self, meeting: Meeting) -> Iterator[None]:
         if not self._communicators:
             self._open()
+        self._core = OneCore()
         try:
-            yield
+            with _no_collecting():
+                yield
         finally:
             if meeting.stopped:
                 self._force(set(range(self.size)))
@@ -81,6 +90,7 @@ class NcclGroup(Group):
         cupy = import_cupy()
         self._join(self.leave_seconds)
         os.environ.setdefault(*NO_REGISTERING)
+        os.environ.setdefault(MOST_BLOCKS, str(BLOCKS))
         with device_errors(), nccl_errors():
             self._streams = []
             for device in self.devices:
@@ -92,7 +102,7 @@ class NcclGroup(Group):
     @contextmanager
     def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
         device, streams = import_cupy().cuda.Device(self.devices[rank]), self._streams[rank]
-        made = meeting, self._turns, self.wait_seconds, self.size
+        made = meeting, self._turns, self.wait_seconds, self.size, self._core
         try:
             with device, device_errors(), nccl_errors():
                 device.synchronize()  # weights were queued on other streams
@@ -137,6 +147,19 @@ def _before_memory(wait: Callable[[], None]) -> AbstractContextManager[Any]:
 
     hook: AbstractContextManager[Any] = Hook()
     return hook
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Inside, Python looks for no cycles: that stops whoever queues work, for tens of milliseconds with models held."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _abort(communicator: Any) -> None:

@@ -12,6 +12,7 @@ from sp.kernels import import_cupy
 from sp.kernels.device import event_done, import_nccl
 from sp.parallel.group import Card
 from sp.parallel.meeting import Meeting, Step, StoppedError
+from sp.parallel.one_core import OneCore
 from sp.parallel.turns import Turns
 
 POLL_SECONDS = 0.0005
@@ -47,8 +48,10 @@ class NcclCard(Card):
         turns: Turns,
         seconds: float,
         size: int,
+        core: OneCore,
     ) -> None:
         super().__init__(rank, size)
+        self._core = core
         self._communicator, self._meeting, self._turns, self._seconds = communicator, meeting, turns, seconds
         self._beside, self._first = beside, FIRST_STEPS
         self._ahead: deque[tuple[Step, Any]] = deque()  # steps that were under way when last looked at, and their ends
@@ -79,18 +82,31 @@ class NcclCard(Card):
         return lambda: stream.wait_event(ended)
 
     def all_reduce(self, *arrays: Any) -> None:
-        """See `Card`; queued once all cards have come.
+        """See `Card`; queued once all cards have come."""
+        stream = import_cupy().cuda.get_current_stream()
+        step = self._reduce(arrays, stream)
+        if not stream.is_capturing():
+            self._queued(step, stream.record())
 
-        Whether NCCL goes by ring or tree, one card ends each sum and hands it to the others.
-        """
-        stream, step, nccl = *self._come("all-reduce", REDUCES_AHEAD, True), import_nccl()
+    def begin_reduce(self, *arrays: Any) -> Callable[[], None]:
+        """See `Card`; queued once all cards have come."""
+        stream, beside = import_cupy().cuda.get_current_stream(), self._beside
+        beside.wait_event(stream.record())
+        step = self._reduce(arrays, beside)
+        ended = beside.record()
+        if not stream.is_capturing():
+            self._queued(step, ended)
+        return lambda: stream.wait_event(ended)
+
+    def _reduce(self, arrays: tuple[Any, ...], stream: Any) -> Step:
+        """Whether NCCL goes by ring or tree, one card ends each sum and hands it to the others."""
+        (_, step), nccl = self._come("all-reduce", REDUCES_AHEAD, True), import_nccl()
         for array in arrays:
             assert array.dtype == "float32", f"{array.dtype}"
             assert array.flags.c_contiguous, f"{array.shape} is not contiguous"
             here = array.data.ptr
             self._communicator.allReduce(here, here, array.size, nccl.NCCL_FLOAT32, AVERAGE, stream.ptr)
-        if not stream.is_capturing():
-            self._queued(step, stream.record())
+        return step
 
     def wait(self) -> None:
         """See `Card`.
@@ -118,6 +134,10 @@ class NcclCard(Card):
         self._first = step.number + FIRST_STEPS  # these are taken as the first of a run are
         return all(votes)
 
+    def one_core(self) -> AbstractContextManager[None]:
+        """See `Card`."""
+        return self._core.inside()
+
     def turn(self) -> AbstractContextManager[bool]:
         """See `Card`."""
         return self._turns.turn()
@@ -142,13 +162,22 @@ class NcclCard(Card):
         self._drain(ahead - 1)
         step = self._meeting.come(self.rank, kind)
         if together or step.number <= self._first:
-            self._until(lambda: min(self._meeting.came) >= step.number, step)
+            self._wait_for_all(step)
         return stream, step
 
     def _queued(self, step: Step, ended: Any) -> None:
         self._ahead.append((step, ended))
         if step.number < self._first:
             self._drain(0)
+
+    def _wait_for_all(self, step: Step) -> None:
+        """Until all cards have come; who waits is woken by the last one, and takes Python's lock from nobody before."""
+        self._meeting.wait(self.rank, step)
+        if not self._meeting.all_came(step, self._seconds):
+            raise self._meeting.late(step, self._seconds)
+        self._meeting.wait(self.rank, None)
+        if self._meeting.stopped:
+            raise StoppedError
 
     def _done(self, event: Any, step: Step) -> None:
         self._until(lambda: event_done(event), step)

@@ -28,8 +28,8 @@ class Turns:
 
     def __init__(self, seconds: float = TURN_SECONDS) -> None:
         self._seconds = seconds
-        self._changed = threading.Condition()
-        self._asking: deque[object] = deque()
+        self._lock = threading.Lock()
+        self._asking: deque[threading.Lock] = deque()
         self._taken = False
 
     @contextmanager
@@ -40,17 +40,28 @@ class Turns:
             yield mine
         finally:
             if mine:
-                with self._changed:
-                    self._taken = False
-                    self._changed.notify_all()
+                self._give()
 
     def _take(self) -> bool:
-        me = object()
-        with self._changed:
-            self._asking.append(me)
-            free = self._changed.wait_for(lambda: not self._taken and self._asking[0] is me, self._seconds)
-            self._asking.remove(me)
-            self._taken = self._taken or free
-            if not free:  # the next one may be first now
-                self._changed.notify_all()
-        return free
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return True
+            mine = threading.Lock()
+            mine.acquire()
+            self._asking.append(mine)
+        if mine.acquire(timeout=self._seconds):
+            return True
+        with self._lock:
+            late = mine in self._asking  # or it was handed over meanwhile
+            if late:
+                self._asking.remove(mine)
+        return not late
+
+    def _give(self) -> None:
+        """Hand the turn to the one that asked first, and wake nobody else."""
+        with self._lock:
+            if self._asking:
+                self._asking.popleft().release()
+            else:
+                self._taken = False

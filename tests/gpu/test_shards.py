@@ -15,6 +15,7 @@ from sp.kernels.device import device_count, nccl_version
 from sp.models import Model, decode_step, load_model, prefill
 from sp.models.passes.prefill_graphs import PrefillGraphs
 from sp.models.passes.tree import TreeReader
+from sp.models.shards.in_parts import PART
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.random_shards import random_shards
 from sp.models.synthetic.synthetic import write_synthetic
@@ -112,6 +113,36 @@ def test_replayed_steps_and_prompts_are_those_launched_one_by_one(name, tmp_path
     assert eager == other
     assert eager[1] == {"eager": N}
     assert shards.run(lambda model: work(model, False)) == [(eager[0], {"replayed": N}, None)] * 2
+
+
+@pytest.mark.parametrize(("name", "kind"), [*((name, "cards") for name in NAMES), FOUR])
+def test_long_runs_go_in_two_parts_and_are_those_of_one_card(name, kind, tmp_path) -> None:
+    shape, _, file_type = name.partition(":")
+    path = write_synthetic(tmp_path / "m.gguf", shape, file_type) if file_type else embedded(name)
+    group, whole, n = group_of(kind), load_model(path, device="cuda"), 2 * PART + 230
+    shards = load_shards(path, group, device="cuda")
+    ids = np.random.default_rng(0).integers(0, whole.config.vocab, 2 * n)
+
+    def work(model: Model) -> tuple[list[np.ndarray], dict[str, int]]:
+        cache = model.new_cache(2 * n + PART)  # room for padding behind both runs
+        graphs, found = PrefillGraphs(model, cache) if model.sharers > 1 else None, []
+        for _ in range(3):
+            cache.reset()
+            for start in (0, n):
+                some = np.arange(start, start + n)
+                found.append(prefill(model, ids[some], some, cache, graphs=graphs).get())
+            found.append(decode_step(model, 3, 2 * n, cache).get())
+        told = {} if graphs is None else graphs.told()
+        if graphs is not None:
+            assert graphs.refused is None
+            graphs.end()
+        return found, told
+
+    (want, _), ((first, told), *others) = work(whole), shards.run(work)
+    assert told == {"eager": n, "captured": n, "replayed": 4 * n}
+    for its, _ in others:
+        assert all(map(np.array_equal, first, its))
+    assert max(map(apart, first, want)) < 1e-3
 
 
 def test_a_card_that_fails_between_replays_ends_all_and_graphs_are_made_anew() -> None:

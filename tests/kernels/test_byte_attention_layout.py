@@ -13,7 +13,7 @@ from host_code import aligned, library, pointer, without_ptx
 
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.attention.attention_bytes import smem
-from sp.ops.attention.byte_attention.codes import key_centre, key_codes, value_codes
+from sp.ops.attention.byte_attention.codes import key_centre, key_codes, sampled_blocks, value_codes
 from sp.ops.attention.byte_attention.twin import byte_attention
 from sp.ops.attention.kv_pages import kv_append
 from sp.ops.sparse.block_lists import lists_of
@@ -22,6 +22,11 @@ from sp.quant import F16, Q4_0, BlockFormat
 GIVEN_HERE = ("wgmma_bytes.cuh",)
 """Headers of nothing but PTX."""
 ROUNDING = """
+extern "C" void middle(const u8* k, const i32* table, f32* centre, i32 sampled, i32 step, i32 kv_heads) {
+    gridDim = {unsigned(kv_heads), 1, 1};
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+        run_block(1024, [=] { key_centre(k, table, centre, sampled, step, kv_heads); });
+}
 extern "C" void peaks(const u8* v, const i32* table, u32* peaks, i32 tokens, i32 kv_heads) {
     gridDim = {unsigned(kv_heads), unsigned((tokens + 127) / 128), 1};
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
@@ -110,14 +115,16 @@ class Case:
         self.k, self.v = (fmt.decode(page[table[every // 128], every % 128]) for page in pages)
         if fmt is Q4_0:  # the kernel holds them as float16, as pages are unpacked
             self.v = self.v.astype(np.float16).astype(np.float32)
-        self.centre = key_centre(self.k)
+        self.centre, sampled = aligned(np.full((kv_heads, 128), np.nan, np.float32)), range(10**6)[sampled_blocks(tokens)]
+        sizes = map(ctypes.c_int, (len(sampled), sampled.step, kv_heads))
+        lib.middle(pointer(pages[0]), pointer(table), pointer(self.centre), *sizes)
         shape = kv_heads, self.blocks, 128, 128
         self.key_bytes, self.value_bytes = (aligned(np.full(shape, 0x55, np.uint8)) for _ in "kv")
         self.key_scales = aligned(np.full(shape[:2], np.nan, np.float32))
         self.peaks = aligned(np.zeros(kv_heads, np.float32))
         size = ctypes.c_int(tokens), ctypes.c_int(kv_heads)
         lib.peaks(pointer(pages[1]), pointer(table), pointer(self.peaks), *size)
-        given = (*pages, table, aligned(self.centre), self.peaks, self.key_bytes, self.key_scales, self.value_bytes)
+        given = (*pages, table, self.centre, self.peaks, self.key_bytes, self.key_scales, self.value_bytes)
         lib.bytes(*map(pointer, given), *size)
 
     def key_numbers(self) -> np.ndarray:
@@ -144,6 +151,15 @@ def test_pages_are_rounded_as_the_twin_rounds(rounding: Any, fmt: BlockFormat, k
     assert (case.key_numbers() == keys.codes).mean() > 0.9999  # but for halves, after a last bit
     assert np.abs(case.key_numbers() - keys.codes).max() <= 1
     np.testing.assert_array_equal(case.value_numbers(), values.codes)
+
+
+@pytest.mark.parametrize("tokens", [100, 300, 2600, 4500])
+@pytest.mark.parametrize("fmt", [F16, Q4_0], ids=lambda fmt: fmt.name)
+def test_the_mean_of_sampled_keys(rounding: Any, fmt: BlockFormat, tokens: int) -> None:
+    case = Case(rounding[int(fmt is Q4_0)], fmt, tokens, 3, "shared")
+    want = key_centre(case.k.astype(np.float64))
+    np.testing.assert_allclose(case.centre, want, rtol=0, atol=2e-6 * np.abs(case.k).max())
+    assert (tokens < 128) == (not want.any())
 
 
 def tensor_map(array: np.ndarray, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:

@@ -164,7 +164,9 @@ streams = Streams()
 
 
 class Event:
-    """Has always happened."""
+    """Has always happened; of no capture."""
+
+    origin = stream = None
 
     def __init__(self, **flags: bool) -> None: ...
     def record(self, stream: object = None) -> None: ...

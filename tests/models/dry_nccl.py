@@ -31,32 +31,58 @@ launches: dict[int, Counter[str]] = defaultdict(Counter)
 
 
 class Event(dry_device.Event):
-    """Has happened unless its stream hangs."""
+    """Has happened unless its stream hangs; one that was recorded in a capture never does."""
 
     def __init__(self, stream: Stream | None = None, **flags: bool) -> None:
         super().__init__(**flags)
-        self._stream = stream
+        self.stream: Any = stream
+        self.origin: Any = None if stream is None else stream.origin
 
     @property
     def done(self) -> bool:
+        assert self.origin is None, "an event in a graph never happens"
         if "query" in stuck:
             stuck["query"].wait()
-        return self._stream is None or not self._stream.hangs
+        return self.stream is None or not self.stream.hangs
 
 
 class Stream(dry_device.Stream):
-    """Does everything at once, until a gather hangs; what is captured is not done."""
+    """Does everything at once, until a gather hangs; what is captured is not done.
+
+    A capture goes on in streams that wait for an event of it, until its own one waits for their last.
+    """
 
     def __init__(self, non_blocking: bool = False, priority: int = 0) -> None:
         super().__init__(ptr=id(self))
         self.hangs = False
+        self.origin: Stream | None = None
+        self.apart: set[Stream] = set()
+        self.latest: Event | None = None
         streams[self.ptr] = self
 
     def record(self, event: object = None) -> Event:
-        assert not self.capturing, "an event in a graph never happens"
-        return Event(self)
+        self.latest = Event(self)
+        return self.latest
+
+    def wait_event(self, event: Event) -> None:
+        origin, other = event.origin, event.stream
+        if origin is None:
+            assert self.origin is None, "a graph that waits for what is not in it"
+        elif self is not origin:
+            self.origin, self.capturing = origin, True
+            origin.apart.add(self)
+        elif other is not None and event is other.latest:
+            origin.apart.discard(other)
+            other.origin, other.capturing = None, False
+
+    def begin_capture(self) -> None:
+        super().begin_capture()
+        self.origin = self
 
     def end_capture(self) -> SimpleNamespace:
+        self.origin = None
+        if self.apart:
+            raise RuntimeError("work of a graph that nothing waits for")
         graph, rank = super().end_capture(), here.device
         if rank in unable:
             raise RuntimeError("operation not permitted when stream is capturing")

@@ -133,5 +133,40 @@ assert len(dry_nccl.launches) == 2 and {len(counts) for counts in dry_nccl.captu
 """
 
 
+IN_PARTS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_nccl
+dry_nccl.install(2)
+import numpy as np
+from sp.models import load_shards, prefill
+from sp.models.passes.prefill_graphs import PrefillGraphs
+from sp.parallel.nccl import NcclGroup
+N = 2300
+shards, ids = load_shards(sys.argv[2], NcclGroup((0, 1)), device="cuda"), np.arange(N) % 50
+hidden, layers = shards.config.hidden, shards.config.layers
+
+def read(model):
+    cache = model.new_cache(2 * N + 100)
+    graphs = PrefillGraphs(model, cache)
+    for way in ("eager", "captured", "replayed"):
+        cache.reset()
+        prefill(model, ids, np.arange(N), cache, graphs=graphs)
+        assert graphs.told() == {way: N} and cache.tokens == N, graphs.refused
+        assert int(cache.stored(layers - 1).total[0]) in (0, N)
+    graphs.end()
+
+shards.run(read)
+for rank in (0, 1):
+    assert dry_nccl.captured[rank] == [1152 * hidden] * 4 * (layers - 1), dry_nccl.captured[rank]
+    assert dry_nccl.reduced[rank][0] == 2304 * hidden  # by itself, in one part
+assert dry_nccl.replayed.count(0) == dry_nccl.replayed.count(1) == 2
+"""
+
+
+def test_a_long_run_in_a_graph_goes_in_two_parts(path) -> None:
+    walked(IN_PARTS, path)
+
+
 def test_weights_that_stay_rounded_are_read_on_each_card() -> None:
     walked(KEPT)

@@ -125,10 +125,10 @@ class BlockTables:
         if self._device is not None:
             self._device.set(tokens)
 
-    def advance(self, tokens: int, more: Any = None) -> None:
-        """Count `tokens`, and what `more` holds, more in every layer, on the device alone."""
+    def advance(self, tokens: int, more: Any = None, layer: int | None = None) -> None:
+        """Count `tokens`, and what `more` holds, more in every layer or in one, on the device alone."""
         if self._device is not None:
-            self._device.advance(tokens, more=more)
+            self._device.advance(tokens, None if layer is None else self._rows[layer], more)
 
     def release(self, layer: int) -> None:
         """Give the pages of a layer back; it takes no more tokens until `clear`."""

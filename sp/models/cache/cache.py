@@ -164,12 +164,13 @@ class Cache:
         for layer, state in self._states.items():
             state.tokens += tokens if layers is None or layer in layers else 0
 
-    def advance(self, tokens: int, more: Any = None) -> None:
-        """Count `tokens` more (if negative, fewer) in every layer, on the device alone; nothing on the CPU.
+    def advance(self, tokens: int, more: Any = None, layer: int | None = None) -> None:
+        """Count `tokens` more (if negative, fewer) in every layer or in one, on the device alone; nothing on the CPU.
 
-        `more`, int32 (1,) on the device, is added to them.
+        `more`, int32 (1,) on the device, is added to them. A `layer` without pages counts nothing there.
         """
-        self._tables.advance(tokens, more)
+        if layer is None or layer in self._tables:
+            self._tables.advance(tokens, more, layer)
 
     def crop(self, tokens: int) -> None:
         """Hold the first `tokens` tokens alone, host and device, even of layers half read; states stay as they are."""

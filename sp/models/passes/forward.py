@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -94,26 +95,29 @@ def prefill(
         For an empty prompt, ids outside the vocabulary, positions that do not match or pass the context, a full
         or released cache.
     """
-    chunk = chunk_tokens(model.device, model.arithmetic.math) if chunk is None else chunk
+    graphs = graphs if tap is None and after is None else None
+    if chunk is None:
+        chunk = chunk_tokens(model.device, model.arithmetic.math)
+        chunk = chunk if graphs is None else graphs.chunk(chunk)
     ids, positions = checked(model, ids, positions, cache, chunk, rows)
     crossed = {} if gaps == "compact" else gap_lengths(positions)
     pace, x = Pace(model, progress), np.empty((0, model.config.hidden), np.float32)
-    graphs = graphs if tap is None and after is None else None
     for part, wanted in slices(len(ids), chunk, rows, crossed):
         if part.start in crossed:
             cross_gap(model, cache, crossed[part.start], gaps)
-        begun = None if graphs is None else graphs.begin(ids[part], positions[part])
-        if begun is None:
-            begun, first = Begun(model.embed(ids[part]), model.place(positions[part])), 0
-        else:
-            first = model.config.layers - 1
-        x = begun.x
-        with cache.together(len(x)):
-            for layer in range(first, model.config.layers):
-                last = layer == model.config.layers - 1
-                x = model.layer(layer, x, begun.positions, cache, rows=wanted if last else None, tap=tap)
-                if after is not None:
-                    after(layer, model.whole(x))
+        with model.queueing() if part.stop - part.start > 1 else nullcontext():
+            begun = None if graphs is None else graphs.begin(ids[part], positions[part])
+            if begun is None:
+                begun, first = Begun(model.embed(ids[part]), model.place(positions[part])), 0
+            else:
+                first = model.config.layers - 1
+            x = begun.x
+            with cache.together(len(x)):
+                for layer in range(first, model.config.layers):
+                    last = layer == model.config.layers - 1
+                    x = model.layer(layer, x, begun.positions, cache, rows=wanted if last else None, tap=tap)
+                    if after is not None:
+                        after(layer, model.whole(x))
         pace.done(part.stop - part.start)
     pace.finish()
     logits: Floats = model.head(x[-1:])[0]

@@ -12,7 +12,7 @@ from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.hadamard import hadamard
 from sp.ops.sparse.block_budget import BlockBudget
-from sp.ops.sparse.block_lists import candidates
+from sp.ops.sparse.block_lists import possible
 from sp.ops.sparse.block_selector import BlockSelector
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.ops.sparse.sparse_attention import sparse_attention
@@ -76,8 +76,7 @@ class SparseAttention:
             out, counts = attend(q, at, d**-0.5, lists), lists.counts
         else:
             out, counts = sparse_attention(q, at, d**-0.5, selector)
-        possible = heads * int(candidates(n, at.tokens).sum())
-        self.reads.setdefault(layer, []).append(Read(counts, possible))
+        self.reads.setdefault(layer, []).append(Read(counts, heads * possible(n, at.tokens)))
         return gate_output(out, gate, at.rotated)
 
     def before_end(self, blocks: int) -> SparseAttention:

@@ -167,6 +167,10 @@ class _Reading:
         While one stripe passes what is left of a layer and begins the next, the other stripe's keys and values of the
         next layer are on their way.
         """
+        with card.one_core():
+            return self._read(card)
+
+    def _read(self, card: Card) -> dict[int, list[Read]]:
         model = self.models[card.rank]
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]

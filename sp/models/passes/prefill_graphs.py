@@ -1,4 +1,4 @@
-"""PrefillGraphs: few hundred tokens of a prompt as one CUDA graph, the same for all runs of up to so many tokens.
+"""PrefillGraphs: a run of a prompt's tokens as one CUDA graph, the same for all runs of up to so many tokens.
 
 A pass through a large model is hundreds of launches, which take many hosts longer than the device takes for the work.
 In a graph they are one. Tokens, positions and how many they are lie in device memory that the host fills before each
@@ -25,10 +25,14 @@ from sp.models.layers.delta import GatedDelta
 from sp.models.model import Model
 from sp.models.passes.captured_graph import CapturedGraph, CaptureStream, Scratch, why
 from sp.models.passes.pinned_staging import PinnedStaging
+from sp.models.shards.in_parts import middle
 from sp.ops.attention.paged_attention import FEW_QUERIES
+from sp.quant import Math
 
 MOST = 2048
 """Tokens of the longest run in a graph; for more the device takes longer than hosts do to launch it."""
+MOST_SHARED = 8192
+"""The same where cards share the model: one host launches for all of them, while each has less to do."""
 FEWEST = 3
 """Tokens of the shortest, as many as a convolution remembers; see `keep_taps`."""
 SMALLEST = 16
@@ -79,6 +83,7 @@ class PrefillGraphs:
 
     def __init__(self, model: Model, cache: Cache, *, eager: bool = False) -> None:
         self._model, self._cache, self._eager, self._trunk = model, cache, eager, model.trunk
+        self._most = longest(model.sharers, cache.math)
         self._last = model.config.layers - 1
         self._able = model.device == "cuda" and model.captures and model.cold is None and _all_known(model)
         self._states = [cache.state(layer) for layer in model.config.delta_layers]
@@ -88,7 +93,17 @@ class PrefillGraphs:
         self.refused: str | None = None
         if self._able:
             self._lane, self._scratch = CaptureStream(), Scratch()
-            self._inputs = PinnedStaging(ids=(np.int32, MOST), positions=(np.int64, MOST), real=(np.int32, 1))
+            self._inputs = PinnedStaging(
+                ids=(np.int32, self._most),
+                positions=(np.int64, self._most),
+                real=(np.int32, 1),
+                rest=(np.int32, 1),
+            )
+
+    def chunk(self, tokens: int) -> int:
+        """Tokens of a prompt to go through a layer together in place of so many: no more than a graph takes, if it is
+        a long one."""
+        return min(tokens, self._most) if self._able and self._most > MOST else tokens
 
     def begin(self, ids: Ints, positions: Ints) -> Begun | None:
         """Read tokens up to the last layer; None, and nothing is read, if they cannot go this way.
@@ -109,7 +124,7 @@ class PrefillGraphs:
             self._cache.reserve(size)
             self._send(ids, positions, size)
             try:
-                x = graph(partial(self._work, size))
+                x = graph(partial(self._work, size, capturing))
             except Exception as found:
                 if not capturing:
                     raise
@@ -141,7 +156,7 @@ class PrefillGraphs:
 
     def _size_of(self, n: int, start: int) -> int | None:
         """Tokens of the graph for n of them behind `start`; None where there can be none."""
-        if not self._able or self.refused is not None or not FEWEST <= n <= MOST:
+        if not self._able or self.refused is not None or not FEWEST <= n <= self._most:
             return None
         size = size_class(n)
         if start + size > self._cache.capacity:
@@ -167,14 +182,19 @@ class PrefillGraphs:
         for name, values in (("ids", ids), ("positions", positions)):
             host[name][:n] = values
             host[name][n:size] = values[-1]
-        host["real"][:] = n
+        host["real"][:], host["rest"][:] = n, max(0, n - middle(size))
         self._inputs.send()
 
-    def _work(self, size: int) -> Any:
-        inputs = self._inputs.device
-        x = self._model.embed(inputs["ids"][:size])
+    def _work(self, size: int, capturing: bool) -> Any:
+        """Through all layers but the last; in parts only in a graph, for they are twice as many launches."""
+        inputs, cache = self._inputs.device, self._cache
+        x, positions = self._model.embed(inputs["ids"][:size]), inputs["positions"][:size]
+        if capturing and self._model.in_parts is not None and middle(size):
+            x = self._model.in_parts(x, positions, cache, inputs["rest"])
+            cache.advance(-size)
+            return x
         with padded(self._states, inputs["real"]):
-            return through(self._model, x, inputs["positions"][:size], self._cache)
+            return through(self._model, x, positions, cache)
 
     def _refuse(self, error: Exception, start: int) -> None:
         """Go on without graphs; what was being captured has not run, and moved nothing but counts of the host."""
@@ -205,11 +225,22 @@ def through(model: Model, x: Floats, positions: Ints, cache: Cache) -> Floats:
     return x
 
 
+def longest(sharers: int, attention: Math) -> int:
+    """Tokens of the longest run in a graph of a model that so many cards share.
+
+    Attention in eight bits takes the number of tokens from the host, and is for longer runs than those of one card.
+
+    >>> longest(1, Math.BF16), longest(4, Math.BF16), longest(4, Math.INT8)
+    (2048, 8192, 2048)
+    """
+    return MOST_SHARED if sharers > 1 and attention is Math.BF16 else MOST
+
+
 def size_class(tokens: int) -> int:
     """Tokens of the graph for so many: steps are tiles of the matrix products, and small beside the whole.
 
-    >>> [size_class(tokens) for tokens in (3, 17, 100, 128, 129, 512, 1000, 1025, 2048)]
-    [16, 32, 128, 128, 256, 512, 1024, 1280, 2048]
+    >>> [size_class(tokens) for tokens in (3, 17, 100, 128, 129, 512, 1000, 1025, 2048, 6554)]
+    [16, 32, 128, 128, 256, 512, 1024, 1280, 2048, 6656]
     """
     if tokens <= 128:
         return max(SMALLEST, 1 << (tokens - 1).bit_length())

@@ -8,7 +8,7 @@ size squared as well; where the size is a power of two, not even rounding differ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -66,6 +66,18 @@ class ShardBlock(Block):
         with this_card().turn():
             x = super().feed_forward(x)
         return self.joined(x)
+
+    def begin_mixing(self, x: Floats, positions: Ints, cache: Cache) -> Callable[[], None]:
+        """The first half of all tokens on the device, in place; see `Card.begin_reduce` for what is returned."""
+        with this_card().turn():
+            self.mixer(x, (self.attn_norm, self.eps), positions, cache, len(x), None)
+        return this_card().begin_reduce(x)
+
+    def begin_feeding(self, x: Floats) -> Callable[[], None]:
+        """The second half, as `begin_mixing`."""
+        with this_card().turn():
+            super().feed_forward(x)
+        return this_card().begin_reduce(x)
 
     def read_tree(
         self, x: Floats, norm: Norm | Ready, nodes: Nodes, cache: Cache, trace: DeltaTrace | None, then: Norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.models.arithmetic import Arithmetic
+from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
 from sp.models.layers.block import Block
 from sp.models.layers.share import Share
 from sp.models.model import Device, Model
+from sp.models.shards.in_parts import in_parts
 from sp.models.shards.shard_block import ShardBlock, this_card
 from sp.models.trunk import Trunk
 from sp.ops.array_module import array_module
@@ -52,7 +55,7 @@ class ShardModel(Model):
         share: Share,
         group: Group,
     ) -> None:
-        self.share, self.group, self.captures = share, group, group.captures
+        self.share, self.group, self.captures, self.sharers = share, group, group.captures, share.size
         trunk = replace(trunk, blocks=tuple(self._shared(block) for block in trunk.blocks))
         super().__init__(config, trunk, device, nbytes, repacked, None, arithmetic)
 
@@ -74,6 +77,13 @@ class ShardModel(Model):
         found: Floats = x * np.float32(self.share.size)
         return found
 
+    def in_parts(self, x: Floats, positions: Ints, cache: Cache, rest: Ints) -> Floats:
+        """See `Model`."""
+        blocks: Any = self.trunk.blocks[:-1]
+        in_parts(blocks, x, positions, cache, rest, self.group.busy)
+        cache.advance(len(x), layer=len(blocks))
+        return x
+
     def agreed(self, fine: bool) -> bool:
         """Whether all cards say so, see `Card.agree`."""
         return this_card().agree(fine)
@@ -81,6 +91,10 @@ class ShardModel(Model):
     def arrived(self, event: Any) -> None:
         """See `Model`; a card that hangs is found out."""
         this_card().arrived(event)
+
+    def queueing(self) -> AbstractContextManager[None]:
+        """See `Model`."""
+        return this_card().one_core()
 
     def settled(self) -> None:
         """See `Model`."""

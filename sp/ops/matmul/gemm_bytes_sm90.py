@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.device import current_device, multiprocessors_to_fill
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, GROUPED, LOUD, MOST_OUTS, NEVER, SHAPES, variant
@@ -47,7 +47,7 @@ def gemm(
     tiles = [-(-out.shape[1] // TILE) for out in outs]
     row_tiles = sum(tiles)
     defines, token_blocks, out_blocks, grid = plan_of(
-        int(x.kind), epilogue, x.rows, row_tiles, multiprocessors(current_device())
+        int(x.kind), epilogue, x.rows, row_tiles, multiprocessors_to_fill(current_device())
     )
     part, height = int(defines["TOKENS"]) // int(defines["CLUSTER"]), len(w.codes) - w.first
     stored = [tensor_map(y, (y.shape[1], x.rows), (y.shape[1] * y.itemsize,), (128 // y.itemsize, 32)) for y in outs]

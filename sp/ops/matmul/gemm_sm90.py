@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.device import current_device, multiprocessors, multiprocessors_to_fill
 from sp.kernels.kept import cache
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
@@ -64,7 +64,8 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, epilogue: Epilo
     if len(x) == 0:
         return
     device = current_device()
-    plan = plan_of(w.format.ggml_type, epilogue, len(x), w.row_tiles, w.k_tiles, multiprocessors(device))
+    processors = multiprocessors_to_fill(device)
+    plan = plan_of(w.format.ggml_type, epilogue, len(x), w.row_tiles, w.k_tiles, processors)
     GEMM_SM90.launch(
         plan.grid,
         tensor_map(x, (width, len(x)), (2 * width,), plan.x_box),

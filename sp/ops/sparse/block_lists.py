@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,16 @@ def candidates(n: int, tokens: int) -> Ints:
     """
     ends = np.minimum(np.arange(BLOCK, n + BLOCK, BLOCK), n) + tokens - n
     return np.asarray(-(-ends // BLOCK), np.int64)
+
+
+@lru_cache(256)
+def possible(n: int, tokens: int) -> int:
+    """How many `candidates` there are in all; every layer of a prompt asks for the same.
+
+    >>> possible(300, 300)
+    6
+    """
+    return int(candidates(n, tokens).sum())
 
 
 def causal(n: int, tokens: int) -> Bools:

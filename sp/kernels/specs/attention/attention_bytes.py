@@ -52,6 +52,22 @@ ATTENTION_BYTES = KernelSpec(
 
 PAGES = ({"Q4": 0}, {"Q4": 1})
 
+KEY_CENTRE = KernelSpec(
+    source="kv_bytes.cu",
+    entry="key_centre",
+    args=(
+        "const u8* pages",
+        "const i32* table",
+        "f32* centre",
+        "i32 sampled",
+        "i32 step",
+        "i32 kv_heads",
+    ),
+    threads=1024,
+    variants=PAGES,
+    arches="90a",
+)
+
 VALUE_PEAKS = KernelSpec(
     source="kv_bytes.cu",
     entry="value_peaks",

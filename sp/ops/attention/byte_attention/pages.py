@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.specs.attention.attention_bytes import HEAD_DIM, KV_BYTES, TILE, VALUE_PEAKS
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIM, KEY_CENTRE, KV_BYTES, TILE, VALUE_PEAKS
 from sp.ops.attention.byte_attention.codes import sampled_blocks
-from sp.ops.attention.kv_pages import is_packed, page_head_dim, unpacked_pages
+from sp.ops.attention.kv_pages import is_packed, page_head_dim
 from sp.ops.attention.paged_kv import PagedKV
 
 
@@ -67,9 +67,8 @@ def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
 
 def sampled_centre(at: PagedKV) -> Any:
     """`key_centre` of the keys of `at`: float32 (kv_heads, head_dim)."""
-    cupy = import_cupy()
-    sampled = cupy.ascontiguousarray(at.table[sampled_blocks(at.tokens)])
-    if not len(sampled):
-        return cupy.zeros((at.kv_heads, at.head_dim), np.float32)
-    keys = unpacked_pages(at.k, sampled, len(sampled) * TILE, at.fmt)
-    return cupy.asarray(keys.mean(axis=(0, 1), dtype=np.float32))
+    centre, sampled = import_cupy().empty((at.kv_heads, HEAD_DIM), np.float32), sampled_blocks(at.tokens)
+    count = len(range(sampled.start, sampled.stop, sampled.step))
+    defines = {"Q4": int(is_packed(at.fmt))}
+    KEY_CENTRE.launch((at.kv_heads,), at.k, at.table, centre, count, sampled.step, at.kv_heads, defines=defines)
+    return centre

@@ -1,5 +1,6 @@
 // Keys and values of a sequence from its pages to bytes, as attention_bytes.cu multiplies them.
 //
+//   key_centre[h] = mean of the keys of pages table[0], table[step], .. `sampled` of them; zeros if there are none
 //   value_peaks[h] = max |v|, over all tokens; to be 0 before
 //   key_scales[h, b] = max |k - centre[h]| / 127 over block b; k_codes = round((k - centre) / key_scale)
 //   v_codes[h, b, i, key_place(token)] = e4m3(v[i] * 448 / value_peaks[h])
@@ -9,7 +10,7 @@
 // Layouts: pages (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of page table[j / 128]; centre
 //   f32 (kv_heads, 128); k_codes i8 (kv_heads, blocks, 128 tokens, 128), v_codes e4m3 (kv_heads, blocks, 128, 128 tokens):
 //   zeros past `tokens`, where pages are not read.
-// Launch: (kv_heads, blocks) blocks of 256 threads. 16-byte aligned arrays. Defines: Q4 (Q4_0 pages, else f16). sm_90a.
+// Launch: (kv_heads, blocks) blocks of 256 threads; key_centre (kv_heads) of 1,024. 16-byte aligned arrays. Defines: Q4 (Q4_0 pages, else f16). sm_90a.
 #include "mma.cuh"
 #include "wgmma_e4m3.cuh"
 
@@ -44,6 +45,30 @@ SP_DEVICE f32 block_max(f32 peak, f32* shared) {
     __syncthreads();
     for (int i = 0; i < WARPS; ++i) peak = fmaxf(peak, shared[i]);
     return peak;
+}
+
+constexpr int CENTRE_WARPS = 32;
+
+extern "C" __global__ void __launch_bounds__(32 * CENTRE_WARPS)
+key_centre(const u8* pages, const i32* table, f32* centre, i32 sampled, i32 step, i32 kv_heads) {
+    __shared__ f32 sums[CENTRE_WARPS][WIDTH];
+    const i32 head = i32(blockIdx.x);
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Four sum = {};
+#pragma unroll 8
+    for (int row = int(warp); row < sampled * PAGE; row += CENTRE_WARPS) {
+        const i64 token = i64(table[row / PAGE * step]) * PAGE + row % PAGE;
+        const Four four = four_of(pages + (token * kv_heads + head) * ROW_BYTES, lane);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum.x[j] += four.x[j];
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[warp][4 * lane + j] = sum.x[j];
+    __syncthreads();
+    if (threadIdx.x >= WIDTH) return;
+    f32 total = 0;
+    for (int i = 0; i < CENTRE_WARPS; ++i) total += sums[i][threadIdx.x];
+    centre[head * WIDTH + threadIdx.x] = sampled ? total / f32(sampled * PAGE) : 0.0f;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
