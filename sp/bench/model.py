@@ -230,7 +230,7 @@ def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
 
 
 def _graphs(model: Model, cache: Cache, test: Trial) -> PrefillGraphs | None:
-    """What reads a prompt on the device that is short, or whose model cards share; of others hardly anything would be."""
+    """What reads a prompt on the device that is short, or whose model cards share; of others it would read little."""
     wanted = not test.new and test.density is None and (test.prompt <= MOST or model.sharers > 1)
     return PrefillGraphs(model, cache) if wanted and model.device == "cuda" else None
 

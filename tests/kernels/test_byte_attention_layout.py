@@ -115,7 +115,8 @@ class Case:
         self.k, self.v = (fmt.decode(page[table[every // 128], every % 128]) for page in pages)
         if fmt is Q4_0:  # the kernel holds them as float16, as pages are unpacked
             self.v = self.v.astype(np.float16).astype(np.float32)
-        self.centre, sampled = aligned(np.full((kv_heads, 128), np.nan, np.float32)), range(10**6)[sampled_blocks(tokens)]
+        self.centre = aligned(np.full((kv_heads, 128), np.nan, np.float32))
+        sampled = range(10**6)[sampled_blocks(tokens)]
         sizes = map(ctypes.c_int, (len(sampled), sampled.step, kv_heads))
         lib.middle(pointer(pages[0]), pointer(table), pointer(self.centre), *sizes)
         shape = kv_heads, self.blocks, 128, 128

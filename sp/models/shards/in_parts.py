@@ -1,7 +1,7 @@
 """in_parts: tokens through layers in two parts, so that cards add up the one while they compute the other.
 
-A half of a layer ends in a sum over all cards, which waits for it and for which the next half waits. Of two parts of the
-tokens one is always free to go on:
+A half of a layer ends in a sum over all cards, which waits for it and for which the next half waits. Of two parts of
+the tokens one is always free to go on:
 
     computed     first: mixer | second: mixer | first: feed-forward | second: feed-forward | first: the next mixer
     added up                  | first         | second              | first                | second
@@ -61,7 +61,10 @@ def in_parts(
     cut = middle(len(x))
     assert cut, f"{len(x)} tokens in parts of {PART}"
     first, second = slice(0, cut), slice(cut, len(x))
-    passes = [_pass(blocks, x[first], positions[first], cache), _pass(blocks, x[second], positions[second], cache, rest)]
+    passes = [
+        _pass(blocks, x[first], positions[first], cache),
+        _pass(blocks, x[second], positions[second], cache, rest),
+    ]
     with leaving_free(left_free):
         while passes:
             passes = [one for one in passes if next(one, False) is None]

@@ -8,7 +8,7 @@ from math import ceil
 from sp.models.cache.striped import Stripes
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.known_cards import Path as KernelPath
-from sp.models.passes.prefill_graphs import MOST as MOST_IN_A_GRAPH
+from sp.models.passes.prefill_graphs import MOST, longest
 from sp.models.timing.fitted import Fitted, busy
 from sp.models.timing.several import gathered, striped, summed, sums
 from sp.models.timing.work import Weights, Work, reading, scoring, step
@@ -52,7 +52,8 @@ class Predictor:
         if n == 1:
             return self._queued(work)
         between = sums(model, tokens) * self.known.links.sum_s + self._sent_s(summed(model.config, tokens, n))
-        return self._queued(work, between, cards=0 if tokens <= MOST_IN_A_GRAPH else n)
+        in_graphs = tokens <= MOST or longest(n, model.rounded.attention_math) > MOST
+        return self._queued(work, between, cards=0 if in_graphs else n)
 
     def score_s(self, drafter: Weights, tokens: int, density: float | None = None) -> float:
         """Seconds in which a drafter scores a prompt; `density` of its attention as for `scoring`."""

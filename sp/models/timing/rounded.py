@@ -56,6 +56,11 @@ class Rounded:
         return cls(True, attention)
 
     @property
+    def attention_math(self) -> Math:
+        """Of attention to many tokens."""
+        return Math.INT8 if self.attention else Math.BF16
+
+    @property
     def math(self) -> Math:
         """Of the products that are marked; BF16 where none is."""
         return Math.INT8 if self.products else Math.BF16

@@ -18,7 +18,7 @@
 // Defines: HEAD_DIM 64, 128, 256; MOST_BLOCKS, a multiple of 64, for which shared memory was sized; RULE, 0 if there is none.
 // sm_80 and newer.
 //
-// Queries are held in registers; mean keys come 32 at a time through a ring of two tiles. A warp sums against its own running
+// Queries are held in registers; mean keys come KEYS at a time through a ring of two tiles. A warp sums against its own running
 // maximum, the warps' sums are joined one chunk later, and all are scaled to one maximum at the end: no score leaves the block.
 // After Fan et al., "FlashPrefill", 2026.
 #include "mma.cuh"
@@ -27,12 +27,15 @@
 #define RULE 0
 #endif
 
-constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = 32;  // of a tile
+// On an H200 heads of 128 gain by more blocks a multiprocessor, and where the energies of many key blocks leave no room for them
+// by larger tiles (results/notes/block-select.md).
+constexpr bool MEASURED = HEAD_DIM == 128 && __CUDA_ARCH__ == 900, LONG = MOST_BLOCKS > 2048;
+constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = MEASURED && LONG ? 64 : 32;  // of a tile
 constexpr int SLICES = D > 128 ? 1 : 2, WARPS = ROWS / (16 * SLICES), THREADS = 32 * WARPS;
 constexpr int PITCH = 2 * D, TILE = KEYS * PITCH;
 constexpr f32 SMALLEST = 1.17549435e-38f;  // energies below count as none
 // Blocks a multiprocessor: cards with 100 KiB of shared memory hold two anyway.
-constexpr int RESIDENT = D <= 128 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) ? 3 : 2;
+constexpr int RESIDENT = MEASURED ? (LONG ? 2 : 4) : D <= 128 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) ? 3 : 2;
 #include "block_sums.cuh"
 #define INFINITY_F __int_as_float(0x7f800000)
 
@@ -142,13 +145,8 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
             mine = {value, reference};
         };
 
-        f32 reference = NEVER;
-        for (i32 chunk = 0; chunk * KEYS < candidates; ++chunk) {
-            cp_async_wait<0>();
-            __syncthreads();
-            if ((chunk + 1) * KEYS < candidates) issue(chunk + 1);
+        const auto multiply = [&](f32 (&s)[SLICES][KEYS / 8][4], i32 chunk) {
             const u32 keys = tiles + chunk % 2 * TILE + place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-            f32 s[SLICES][KEYS / 8][4];
 #pragma unroll
             for (int m = 0; m < SLICES; ++m)
 #pragma unroll
@@ -165,6 +163,9 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
                         mma_f16(s[m][2 * j + 1], a[m][k], b[2], b[3]);
                     }
                 }
+        };
+        f32 reference = NEVER;
+        const auto add_up = [&](f32 (&s)[SLICES][KEYS / 8][4], i32 chunk) {
             if (chunk * KEYS + KEYS - 1 > warp_limit) {
                 const i32 column = chunk * KEYS + i32(lane) % 4 * 2;
 #pragma unroll
@@ -175,7 +176,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
                         for (int i = 0; i < 4; ++i)
                             if (column + 8 * j + i % 2 > limit_of(row + 16 * m + i / 2 * 8)) s[m][j][i] = -INFINITY_F;
             }
-            if (chunk > 0) join(chunk - 1);
             f32 most = -INFINITY_F;
 #pragma unroll
             for (int m = 0; m < SLICES; ++m)
@@ -184,20 +184,33 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
 #pragma unroll
                     for (int i = 0; i < 4; ++i) most = fmaxf(most, s[m][j][i]);
             reference = fmaxf(reference, warp_max(most) * scale);
-            f32 sums[8];
 #pragma unroll
-            for (int j = 0; j < KEYS / 8; ++j)
+            for (int half = 0; half < KEYS / 32; ++half) {
+                f32 sums[8];
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    f32 sum = 0;
+                for (int j = 0; j < 4; ++j)
 #pragma unroll
-                    for (int m = 0; m < SLICES; ++m)
-                        sum += exp2_fast(fmaf(s[m][j][e], scale, -reference)) +
-                               exp2_fast(fmaf(s[m][j][e + 2], scale, -reference));
-                    sums[2 * j + e] = sum;
-                }
-            sum_columns(sums, partial[chunk % 2][warp]);
+                    for (int e = 0; e < 2; ++e) {
+                        f32 sum = 0;
+#pragma unroll
+                        for (int m = 0; m < SLICES; ++m)
+                            sum += exp2_fast(fmaf(s[m][4 * half + j][e], scale, -reference)) +
+                                   exp2_fast(fmaf(s[m][4 * half + j][e + 2], scale, -reference));
+                        sums[2 * j + e] = sum;
+                    }
+                sum_columns(sums, partial[chunk % 2][warp] + 32 * half);
+            }
             if (lane == 0) references[chunk % 2][warp] = reference;
+        };
+        const i32 chunks = (candidates + KEYS - 1) / KEYS;
+        for (i32 chunk = 0; chunk < chunks; ++chunk) {
+            cp_async_wait<0>();
+            __syncthreads();
+            if (chunk + 1 < chunks) issue(chunk + 1);
+            if (chunk > 0) join(chunk - 1);
+            f32 s[SLICES][KEYS / 8][4];
+            multiply(s, chunk);
+            add_up(s, chunk);
         }
         __syncthreads();
         join((candidates - 1) / KEYS);

@@ -55,7 +55,7 @@ key_centre(const u8* pages, const i32* table, f32* centre, i32 sampled, i32 step
     const i32 head = i32(blockIdx.x);
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Four sum = {};
-#pragma unroll 8
+#pragma unroll 4
     for (int row = int(warp); row < sampled * PAGE; row += CENTRE_WARPS) {
         const i64 token = i64(table[row / PAGE * step]) * PAGE + row % PAGE;
         const Four four = four_of(pages + (token * kv_heads + head) * ROW_BYTES, lane);
