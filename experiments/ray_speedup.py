@@ -1,10 +1,11 @@
 """How much faster a study ends on several actors of Ray than on one: wall time of the whole command, start to end.
 
-    python experiments/ray_speedup.py results --actors 1,4 [--runs 96] [--threads 1]
+    python experiments/ray_speedup.py results --actors 1,4 [--runs 96] [--threads 1] [--at-once]
 
 Every actor computes with as many threads, in both cases, so that what is measured is the spreading of runs. Start of
 Ray, of the actors and the loading of a pair by each are part of the time, as they are for whoever waits for a study.
-Actors in turn, so often as `--repeats` says; the speed-up is between medians. More actors than cores are refused.
+Actors in turn, so often as `--repeats` says; the speed-up is between medians. More actors than cores are refused. With
+`--at-once` studies of all numbers of actors run side by side, on a machine with cores for all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from sp.bench.record import append, make_record
@@ -60,15 +63,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=1, help="of each actor")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--at-once", action="store_true", help="with all numbers of actors side by side")
     arguments = parser.parse_args()
     counts = [int(each) for each in arguments.actors.split(",")]
-    if max(counts) * arguments.threads > (cores := os.cpu_count() or 1):
-        parser.error(f"{max(counts)} actors of {arguments.threads} threads need as many cores; here are {cores}")
+    most = sum(counts) if arguments.at_once else max(counts)
+    if most * arguments.threads > (cores := os.cpu_count() or 1):
+        parser.error(f"{most} actors of {arguments.threads} threads need as many cores; here are {cores}")
     samples: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     for _ in range(arguments.repeats):
-        for count in counts:
-            samples[count].append(study(count, arguments.runs, arguments.tokens, arguments.threads))
-            print(f"{count} actors: {samples[count][-1][0]:.1f} s", file=sys.stderr, flush=True)
+        with ThreadPoolExecutor(len(counts) if arguments.at_once else 1) as pool:
+            how = {"runs": arguments.runs, "tokens": arguments.tokens, "threads": arguments.threads}
+            found = pool.map(partial(study, **how), counts)
+            for count, sample in zip(counts, found, strict=True):
+                samples[count].append(sample)
+                print(f"{count} actors: {sample[0]:.1f} s", file=sys.stderr, flush=True)
     walls = {count: statistics.median(wall for wall, _ in found) for count, found in samples.items()}
     for count in counts[1:]:
         config = {"actors": count, "against": counts[0], "runs": arguments.runs, "tokens": arguments.tokens}
@@ -81,7 +89,7 @@ def main() -> None:
         both = [
             {"actors": each, "wall_s": [round(wall, 2) for wall, _ in samples[each]]} for each in (counts[0], count)
         ]
-        config |= {"threads": arguments.threads}
+        config |= {"threads": arguments.threads, "at_once": arguments.at_once}
         append(make_record("ray_speedup", config, metrics, both, device="cpu"), arguments.out)
         print(json.dumps(metrics, indent=1))
 

@@ -141,6 +141,8 @@ def _before_memory(wait: Callable[[], None]) -> AbstractContextManager[Any]:
 
     class Hook(import_cupy().cuda.MemoryHook):  # type: ignore[misc]
         name = "sp.parallel"
+        # CuPy calls these at every array that comes or goes; `dict` takes what they are given, and no time.
+        malloc_preprocess = malloc_postprocess = free_preprocess = free_postprocess = alloc_postprocess = dict
 
         def alloc_preprocess(self, **_: Any) -> None:
             wait()

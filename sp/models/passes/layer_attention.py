@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from sp.arrays import Floats
@@ -68,7 +69,7 @@ class SparseAttention:
             return cache.attend(layer, q, gate)
         selector = self.selector
         if not self.ends and isinstance(selector, FlashPrefill | TopDensity | BlockBudget):
-            selector = replace(selector, last_n=0)
+            selector = _without_ends(selector)
         if at.rotated:
             q = hadamard(q, at.key_block)
         if takes_bytes(cache.math, n) and not (isinstance(selector, FlashPrefill) and selector.mean_correction):
@@ -93,3 +94,9 @@ class SparseAttention:
             sum(int(read.counts.sum()) for read in reads) / sum(read.possible for read in reads)
             for _, reads in sorted(self.reads.items())
         )
+
+
+@lru_cache(64)
+def _without_ends(selector: Any) -> Any:
+    """The same for queries that are not a prompt's last, which every layer asks for."""
+    return replace(selector, last_n=0)

@@ -72,6 +72,11 @@ class Walk:
         q: Floats = xp.empty((rows, c.heads, c.head_dim), np.float16 if on_device else np.float32)
         shape = rows, c.heads, 2 * c.head_dim
         gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if c.gated else None
+        if rows == len(x) <= self.chunk and gates is None and self.tap is None:  # one piece, and nothing to cut
+            mixer.enter(x, norm, self.positions, self.cache, rows, None, q)
+            if tell:
+                self.pace.done(rows)
+            return q, None
         at = 0
         for part, wanted in slices(len(x), self.chunk, rows):
             to = q[at : at + wanted]
@@ -87,6 +92,10 @@ class Walk:
 
     def leave(self, mixer: Attention, block: Block, x: Floats, attended: Floats) -> None:
         """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place."""
+        if len(x) <= self.chunk and is_device(x):
+            block.feed_forward(block.joined(mixer.leave(x, attended)))
+            self.pace.done(len(x))
+            return
         for part, _ in slices(len(x), self.chunk, len(x)):
             done = block.feed_forward(block.joined(mixer.leave(x[part], attended[part])))
             if not is_device(done):
