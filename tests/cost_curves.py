@@ -79,14 +79,13 @@ def peer(tokens: int) -> float:
     return float(linear * tokens + square * tokens**2)
 
 
-def measured() -> list[tuple[str, int, int, float]]:
-    """Machine, cards, tokens and seconds of scorings by the rule, on whatever card."""
+def measured() -> list[tuple[int, int, float]]:
+    """Cards, tokens and seconds of scorings by the rule."""
     found = []
-    for folder in sorted((ROOT / "results").glob("nvidia-*")):
-        for row in newest(folder / "drafter.jsonl") if (folder / "drafter.jsonl").exists() else ():
-            c = row["config"]
-            if c.get("blocks") == RULE and c["model"].startswith(PAIR[1][0]):
-                found.append((row["gpu"], c["cards"], c["prompt_tokens"], row["metrics"]["score_s"]))
+    for row in newest(ROOT / "results" / f"nvidia-{CARD}" / "drafter.jsonl"):
+        c = row["config"]
+        if c.get("blocks") == RULE and c["model"].startswith(PAIR[1][0]):
+            found.append((c["cards"], c["prompt_tokens"], row["metrics"]["score_s"]))
     return found
 
 
@@ -126,10 +125,10 @@ def figure() -> Figure:
         right.plot(LENGTHS, [one.first for one in mine], label=f"{told}, keep {KEEP}", **line)
         whole = [one for one in mine if one.full is not None]
         right.plot([one.tokens for one in whole], [one.full for one in whole], **(line | {"linestyle": ":"}))
-    for cards, marker in ((1, "o"), (2, "s")):
-        points = [(n, seconds) for _, count, n, seconds in measured() if count == cards]
+    for cards, marker in ((1, "o"), (2, "s"), (4, "D")):
+        points = [(n, seconds) for count, n, seconds in measured() if count == cards]
         style: dict[str, Any] = {"color": COLOURS[cards], "marker": marker, "linestyle": "", "markersize": 5}
-        left.plot(*zip(*points, strict=True), label=f"{cards} H100, measured", **style)
+        left.plot(*zip(*points, strict=True), label=f"{cards}, measured", **style)
     quoted, beyond = list(PEER), [n for n in LENGTHS if n >= max(PEER)]
     right.plot(quoted, [peer(n) for n in quoted], color=INK, label="llama.cpp in full, quoted")
     right.plot(beyond, [peer(n) for n in beyond], color=INK, linestyle=":", label="the same, extrapolated")

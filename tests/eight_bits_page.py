@@ -142,7 +142,8 @@ def rates() -> list[str]:
     found_rates: dict[tuple[str, int], dict[str, float]] = {}
     for record in newest(CARD / "prefill.jsonl"):
         c = record["config"]
-        if (c["engine"], c["shape"], c["type"], c.get("asked_density")) == ("sp", "qwen3.6-27b", "q4_k_m", None):
+        alone = c["engine"] == "sp" and c.get("cards", 1) == 1
+        if alone and (c["shape"], c["type"], c.get("asked_density")) == ("qwen3.6-27b", "q4_k_m", None):
             found_rates.setdefault((c["path"], c["prompt_tokens"]), {})[maths_of(c)[0]] = record["metrics"]["tok_s"]
     rows = [
         [

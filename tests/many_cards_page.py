@@ -12,7 +12,6 @@ from typing import Any
 import cost_curves
 from models_page import table, write
 
-from sp.bench.predicted.links import PAIRED
 from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models import ModelConfig
@@ -30,8 +29,11 @@ from sp.scoring.reading import attending
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "many-cards.md"
 NEEDED = ROOT / "results" / "intel-r-xeon-r-processor-2core" / "needed_pages.jsonl"
-CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3"
-"""Machine that several cards were measured on."""
+MACHINES = {
+    name: ROOT / "results" / folder for name, folder in (("h100", "nvidia-h100-80gb-hbm3"), ("h200", "nvidia-h200"))
+}
+"""Those that several cards were measured on."""
+READERS = (1, 2, 4)
 TYPE, LONG = "q4_k_m", 131072
 MODELS, SIZES = ("qwen3.6-27b", "qwen3.6-35b-a3b", "llama-3.1-70b"), (1, 2, 4, 8)
 TOGETHER = {"one token": 1, "a tree of 16": 16, "a chunk of 8K": 8192, "a prompt of 128K": LONG}
@@ -96,70 +98,74 @@ def needed() -> list[str]:
     return table(heads, found)
 
 
-def by_cards(bench: str, **wanted: Any) -> dict[tuple[Any, ...], dict[int, dict[str, Any]]]:
-    """Newest records of a benchmark, by what they read and then by cards."""
+def by_cards(machine: Path, bench: str, **wanted: Any) -> dict[tuple[Any, ...], dict[int, dict[str, Any]]]:
+    """Newest records of a benchmark that several cards have run as well as one, by what they read and then by cards."""
     found: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
-    for row in newest(CARD / f"{bench}.jsonl"):
+    for row in newest(machine / f"{bench}.jsonl"):
         config = row["config"]
         if row["samples"] and all(config.get(name) == value for name, value in wanted.items()):
             read = attending(config) or ("dense" if config.get("keep_ratio", 0) < 1 else "everything")
             found[read, config.get("math"), config["prompt_tokens"]][config["cards"]] = row
-    return dict(sorted(found.items(), key=lambda item: (*map(str, item[0][:2]), item[0][2])))
+    ordered = sorted(found.items(), key=lambda item: (*map(str, item[0][:2]), item[0][2]))
+    return {key: rows for key, rows in ordered if max(rows) > 1}
 
 
 def drafting() -> list[str]:
-    """Seconds to score, by cards, and predicted; the exponent is of one card's time, or else of two."""
-    found, rows, card = by_cards("drafter", model="qwen3-0.6b bf16 (random)"), [], find_card(PAIRED)
+    """Seconds to score, by cards, and predicted; the exponent is of the fewest cards that read both lengths."""
     reader = replace(Weights.of_shape("qwen3-0.6b", "bf16"), rounded=Rounded(attention=True))
-    for (read, made_in, tokens), cards in found.items():
-        one, two = (cards[size]["metrics"] if size in cards else None for size in (1, 2))
-        seconds = [f"{each['score_s']:.3f}" if each else "" for each in (one, two)]
-        ratio = f"{one['score_s'] / two['score_s']:.2f}" if one and two else ""
-        density = next(each["metrics"]["density"] for each in cards.values())
-        predicted = [f"{Predictor.of(card, fitted(), size).score_s(reader, tokens, density):.3f}" for size in (2, 4)]
-        shorter = max((n for r, m, n in found if (r, m) == (read, made_in) and n < tokens), default=0)
-        before, exponent = found.get((read, made_in, shorter), {}), ""
-        if shorter and (size := next((s for s in (1, 2) if s in cards and s in before), 0)):
-            grew = cards[size]["metrics"]["score_s"] / before[size]["metrics"]["score_s"]
-            exponent = f"{math.log(grew) / math.log(tokens / shorter):.2f}"
-        memory = [f"{each['peak_bytes'] / 1e9:.1f}" if each else "" for each in (one, two)]
-        rows.append([f"{tokens:,}", read, *seconds, ratio, *predicted, exponent, *memory])
-    heads = ["tokens", "blocks read", "1 card (s)", "2 cards (s)", "times as fast", "2, predicted", "4, predicted"]
-    heads.append("exponent")
-    return table([*heads, "memory, 1 card (GB)", "of 2, each (GB)"], rows)
+    rows = []
+    for card, machine in MACHINES.items():
+        found = by_cards(machine, "drafter", model="qwen3-0.6b bf16 (random)", path="sm_90a")
+        for (read, made_in, tokens), cards in found.items():
+            seconds = {size: cards[size]["metrics"]["score_s"] for size in READERS if size in cards}
+            most = max(seconds)
+            ratio = f"{seconds[1] / seconds[most]:.2f}" if 1 in seconds else ""
+            density = next(each["metrics"]["density"] for each in cards.values())
+            by_model = (Predictor.of(find_card(card), fitted(), size) for size in (2, 4))
+            predicted = [f"{one.score_s(reader, tokens, density):.3f}" for one in by_model]
+            shorter = max((n for r, m, n in found if (r, m) == (read, made_in) and n < tokens), default=0)
+            before, exponent = found.get((read, made_in, shorter), {}), ""
+            if shorter and (size := next((s for s in READERS if s in cards and s in before), 0)):
+                grew = cards[size]["metrics"]["score_s"] / before[size]["metrics"]["score_s"]
+                exponent = f"{math.log(grew) / math.log(tokens / shorter):.2f}"
+            memory = " / ".join(f"{cards[size]['metrics']['peak_bytes'] / 1e9:.1f}" for size in seconds)
+            told = [f"{seconds[size]:.3f}" if size in seconds else "" for size in READERS]
+            rows.append([card, f"{tokens:,}", read, *told, ratio, *predicted, exponent, memory])
+    heads = ["card", "tokens", "blocks read", *(f"{n} (s)" for n in READERS), "times as fast", "2, predicted"]
+    return table([*heads, "4, predicted", "exponent", "GB a card"], rows)
 
 
 def sharing() -> list[str]:
     """Prompts read and tokens decoded a second by the 27B shape, by cards that share it."""
     rows = []
-    for bench, what in (("prefill", "prompt_tokens"), ("decode", "tokens")):
-        for row in newest(CARD / f"{bench}.jsonl"):
-            config = row["config"]
-            if config["shape"] == MODELS[0] and config["path"] == "sm_90a":
-                did = f"{'reads' if bench == 'prefill' else 'decodes'} {config[what]:,} tokens"
-                made_in = f"{config['math']} kept" if config.get("kept_bytes") else config["math"]
-                rows.append([did, made_in, str(config["cards"]), f"{row['metrics']['tok_s']:,.0f}", row["commit"][:7]])
-    return table(["what", "math", "cards", "tokens a second", "at commit"], sorted(rows))
+    for card, machine in MACHINES.items():
+        for bench, what in (("prefill", "prompt_tokens"), ("decode", "tokens")):
+            for row in newest(machine / f"{bench}.jsonl"):
+                config = row["config"]
+                if config.get("shape") == MODELS[0] and config["path"] == "sm_90a" and config.get("cards", 1) > 1:
+                    did = f"{'reads' if bench == 'prefill' else 'decodes'} {config[what]:,} tokens"
+                    rate = f"{row['metrics']['tok_s']:,.0f}"
+                    rows.append([did, config["math"], card, str(config["cards"]), rate, row["commit"][:7]])
+    return table(["what", "math", "card", "cards", "tokens a second", "at commit"], sorted(rows))
 
 
 def first_tokens() -> list[str]:
-    """Seconds to the first token of 128K tokens, by cards of the drafter and of the target."""
+    """Seconds to the first token of long prompts, by cards that hold both models."""
     rows = []
-    for row in newest(CARD / "ttft.jsonl"):
-        config, metrics = row["config"], row["metrics"]
-        if not row["samples"] or config["prompt_tokens"] != LONG:
-            continue
-        stages = [metrics["stages"].get(name) for name in ("score", "target prefill")]
-        cells = ["everything"] if config["keep_ratio"] == 1 else [f"keep {config['keep_ratio']}, {attending(config)}"]
-        cells += ["" if config["drafter"] is None else str(config["cards"]), str(config.get("target_cards", 1))]
-        cells += [
-            f"{metrics['ttft_s']:.3f}",
-            *("" if one is None else f"{one:.3f}" for one in stages),
-            row["commit"][:7],
-        ]
-        rows.append(cells)
-    heads = ["target reads", "cards of the drafter", "of the target", "first token (s)", "scoring", "target's prefill"]
-    return table([*heads, "at commit"], sorted(rows))
+    for card, machine in MACHINES.items():
+        for row in newest(machine / "ttft.jsonl"):
+            config, metrics = row["config"], row["metrics"]
+            sizes = config["cards"], config.get("target_cards", 1)
+            pair = config["target"].startswith(MODELS[0]) and config["prompt_tokens"] >= LONG and row["samples"]
+            if not pair or not config.get("kept_bytes") or (config["drafter"] and sizes[0] != sizes[1]):
+                continue
+            stages = [metrics["stages"].get(name) for name in ("score", "target prefill")]
+            read = "everything" if config["keep_ratio"] == 1 else f"keep {config['keep_ratio']}, {attending(config)}"
+            times = [metrics["ttft_s"], metrics["first_ttft_s"], *stages]
+            cells = ["" if one is None else f"{one:.3f}" for one in times]
+            rows.append([f"{config['prompt_tokens']:,}", read, card, str(max(sizes)), *cells, row["commit"][:7]])
+    heads = ["tokens", "target reads", "card", "cards", "first token (s)", "of the first request", "scoring"]
+    return table([*heads, "target's prefill", "at commit"], sorted(rows))
 
 
 def tables() -> dict[str, list[str]]:

@@ -87,11 +87,12 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
         for record in newest(folder / f"{bench}.jsonl"):
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
             config = {"left": left, "card": card, **record["config"]}
-            if max(cards_of(config)) > 1 and (card == CARD or record["date"] < TURNS_SINCE):
+            several = max(cards_of(config)) > 1
+            if several and record["date"] < TURNS_SINCE:
                 continue
             found = read(config, record["metrics"])
             if found is not None:
-                yield found if card == CARD else replace(found, fit=False)
+                yield found if card == CARD and not several else replace(found, fit=False)
 
 
 def _predictor(known: Fitted, c: Mapping[str, Any], cards: tuple[int, int] = (1, 1)) -> Predictor:

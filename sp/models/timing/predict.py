@@ -9,9 +9,11 @@ from sp.models.cache.striped import Stripes
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.passes.prefill_graphs import MOST, longest
+from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
 from sp.models.timing.several import gathered, striped, summed, sums
 from sp.models.timing.work import Weights, Work, reading, scoring, step
+from sp.parallel.nccl import BLOCKS
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,11 @@ class Predictor:
         if n == 1:
             return self._queued(work)
         between = sums(model, tokens) * self.known.links.sum_s + self._sent_s(summed(model.config, tokens, n))
-        in_graphs = tokens <= MOST or longest(n, model.rounded.attention_math) > MOST
-        return self._queued(work, between, cards=0 if in_graphs else n)
+        long = longest(n, model.rounded.attention_math)
+        if long > MOST and middle(min(tokens, long)):  # in parts, one of which is added up while the other is computed
+            all_of_them = self.card.multiprocessors
+            return max(self._queued(work, cards=0) * all_of_them / (all_of_them - BLOCKS), between)
+        return self._queued(work, between, cards=0 if tokens <= MOST else n)
 
     def score_s(self, drafter: Weights, tokens: int, density: float | None = None) -> float:
         """Seconds in which a drafter scores a prompt; `density` of its attention as for `scoring`."""

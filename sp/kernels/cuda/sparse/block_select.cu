@@ -26,7 +26,6 @@
 #ifndef RULE
 #define RULE 0
 #endif
-
 // On an H200 heads of 128 gain by more blocks a multiprocessor, and where the energies of many key blocks leave no room for them
 // by larger tiles (results/notes/block-select.md).
 constexpr bool MEASURED = HEAD_DIM == 128 && __CUDA_ARCH__ == 900, LONG = MOST_BLOCKS > 2048;
@@ -38,7 +37,6 @@ constexpr f32 SMALLEST = 1.17549435e-38f;  // energies below count as none
 constexpr int RESIDENT = MEASURED ? (LONG ? 2 : 4) : D <= 128 && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) ? 3 : 2;
 #include "block_sums.cuh"
 #define INFINITY_F __int_as_float(0x7f800000)
-
 struct Energy {
     f32 value, reference;  // of one block: value 2^reference
 };
@@ -90,7 +88,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
     const i32 rows = min(ROWS, n - ROWS * block), start = tokens - n + ROWS * block;  // position of the first row
     const i32 candidates = (start + rows - 1) / BLOCK + 1;
     const auto list_of = [&](i32 copy) { return i64(first_head + copy) * query_blocks + block; };
-
     if (block >= query_blocks - last_n) {
         for (i32 copy = 0; copy < together; ++copy) {
             for (i32 j = i32(threadIdx.x); j < candidates; j += THREADS) indices[list_of(copy) * width + j] = j;
@@ -98,7 +95,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
         }
         return;
     }
-
     Energy* energies = reinterpret_cast<Energy*>(shared + ROWS * PITCH);
     const u32 tiles = shared_address(shared);
     const u16* mean_rows = means + i64(first_head / (heads / kv_heads)) * ((tokens + BLOCK - 1) / BLOCK) * D;
@@ -110,7 +106,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
     const i32 warp_row = i32(warp) * 16 * SLICES, row = warp_row + i32(lane) / 4;
     const auto limit_of = [&](i32 r) { return r < rows ? (start + r - (late ? BLOCK - 1 : 0)) >> 7 : -1; };
     const i32 warp_limit = min(limit_of(warp_row), limit_of(warp_row + 16 * SLICES - 1));
-
     for (i32 pass = 0; pass < together; ++pass) {
         __syncthreads();
         load_rows<ROWS>(tiles, q + (i64(block) * ROWS * heads + first_head + pass) * D, heads * D, rows);
@@ -125,7 +120,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
                 ldmatrix_x4(a[m][k], (tiles + place(warp_row + lane % 16, lane / 16) ^ k << 5) + 16 * m * PITCH);
         __syncthreads();
         issue(0);
-
         // The warps' sums over a chunk -> energies of its blocks, joined with those of earlier passes.
         const auto join = [&](i32 chunk) {
             if (threadIdx.x >= KEYS) return;
@@ -144,7 +138,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
             }
             mine = {value, reference};
         };
-
         const auto multiply = [&](f32 (&s)[SLICES][KEYS / 8][4], i32 chunk) {
             const u32 keys = tiles + chunk % 2 * TILE + place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
@@ -216,7 +209,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
         join((candidates - 1) / KEYS);
     }
     __syncthreads();
-
     // One maximum for all blocks, then the threshold.
     const i32 first_block = start / BLOCK;
     const auto forced = [&](i32 j) { return j < sink || j > first_block - window; };
@@ -232,7 +224,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
     most = block_max(most, scratch);
     const bool ranked = RULE > 0 || share > 0;
     const f32 bound = ranked ? INFINITY_F : alpha > 0 ? fmaxf(alpha * most, SMALLEST) : 0.0f;
-
     // Bits of the budget-th largest energy, and how many that equal it are within the budget.
     const auto key_of = [&](i32 j) { return ranked && forced(j) ? 0x7f800000 : __float_as_int(energies[j].value); };
 #if RULE == 2
@@ -288,7 +279,6 @@ block_select(const u16* q, const u16* means, i32* counts, i32* indices, i32 n, i
         block_sum(above, reinterpret_cast<i32*>(scratch));
         ties = budget - above[0];
     }
-
     __syncthreads();
     if (warp > 0) return;
     i32 listed = 0, equal = 0;
