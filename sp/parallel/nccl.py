@@ -25,9 +25,8 @@ T = TypeVar("T")
 NO_REGISTERING = "NCCL_GRAPH_REGISTER", "0"
 """Otherwise NCCL registers buffers while a graph is captured, for which cards wait for each other; what meets in graphs
 is short, and graphs and single launches are to do the same."""
-MOST_BLOCKS = "NCCL_MAX_CTAS"
+MOST_BLOCKS, BLOCKS = "NCCL_MAX_CTAS", 16
 """Blocks of a gather or sum at most, each of which keeps a multiprocessor from what is computed meanwhile."""
-BLOCKS = 16
 FIRST_SERVED = -1
 """Priority of a stream whose blocks take the next place that is free; others have 0."""
 
@@ -54,7 +53,6 @@ class NcclGroup(Group):
     """
 
     captures = True
-    busy = BLOCKS
 
     def __init__(
         self, devices: tuple[int, ...], wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS
@@ -64,6 +62,8 @@ class NcclGroup(Group):
         self.devices = devices
         self._communicators: dict[int, Any] = {}
         self._streams: list[tuple[Any, Any]] = []
+        asked = os.environ.get(MOST_BLOCKS, "")
+        self.busy = int(asked) if asked.isdecimal() else BLOCKS
         self._turns = Turns()
         self._core = OneCore()
         self._aborts: deque[threading.Thread] = deque(maxlen=2 * len(devices))

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class OneCore:
@@ -39,11 +39,13 @@ class OneCore:
             yield
             return
         before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {self.number})
+        with suppress(OSError):  # a sandbox may not let it
+            os.sched_setaffinity(0, {self.number})
         try:
             yield
         finally:
-            os.sched_setaffinity(0, before)
+            with suppress(OSError):
+                os.sched_setaffinity(0, before)
 
 
 def present_core() -> int | None:
