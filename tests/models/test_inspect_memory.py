@@ -35,6 +35,7 @@ from sp.models.inspect.tables import render
 from sp.models.synthetic.shapes import find_shape, list_shapes
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.pipeline.load import embedded
+from sp.pipeline.measured import cards_of
 from sp.quant import FORMATS, Math
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ttft.jsonl"
@@ -44,6 +45,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device
 dry_device.install()
 from sp.models import load_model
+from sp.pipeline.measured import cards_of
 print(*(load_model(path, device="cuda").nbytes for path in sys.argv[2:]))
 """
 TINY = [name for name in list_shapes() if name.startswith("tiny-")]
@@ -86,7 +88,7 @@ def test_caches_are_as_large_as_those_of_an_answer(shape: str, tokens: int, kv: 
 
 
 def recorded() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Requests without a limit, of lengths for which memory is asked about, both ways of reading.
+    """Requests of one card without a limit, of lengths for which memory is asked about, both ways of reading.
 
     Not those after a full prefill with an f16 cache, which stays in the pool: their peak is not their own.
     """
@@ -94,7 +96,7 @@ def recorded() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     for record in newest(RECORDS):
         config, metrics = record["config"], record["metrics"]
         usual = config["scorer"] in (None, "tail") and config["keep_ratio"] in (1.0, 0.05)
-        usual = usual and (config["keep_ratio"] == 1.0 or config["kv"] != "f16")
+        usual = usual and (config["keep_ratio"] == 1.0 or config["kv"] != "f16") and max(cards_of(config)) == 1
         if config["vram"] is None and usual and metrics["prompt_tokens"] >= 8192 and metrics["peak_bytes"]:
             found.append((f"{config['drafter']} {metrics['prompt_tokens']}", config, metrics))
     return found

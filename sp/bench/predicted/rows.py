@@ -25,7 +25,7 @@ CARD = "h200"
 FIT_SHAPES, FIT_TOKENS = ("qwen3.6-27b", "qwen3-0.6b"), (512, 32768)
 """Models and prompts whose rows may be fitted to; rows of any other model or length are held out, always."""
 EIGHT_TOKENS = 8192
-"""Prompt of `FIT_SHAPES[0]` whose prefill in int8 may be fitted to, once for each path of kernels."""
+"""Prompt of `FIT_SHAPES[0]` whose prefill in int8 may be fitted to, of kept weights, once for each path of kernels."""
 LEFT_SINCE = "2026-11-24T04:22:55+00:00"
 """Since when the first layers stay in BF16 where int8 is asked for (`FIRST_LAYERS`): before, all were in int8.
 
@@ -159,7 +159,8 @@ def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
         return None
     n, path, plain, cards = c["prompt_tokens"], c["path"], c["type"] == "q4_k_m", cards_of(c)[0]
     if target.rounded.products:
-        fit, key = plain and (c["shape"], n) == (FIT_SHAPES[0], EIGHT_TOKENS), ("prefill int8", path)
+        fit = plain and (c["shape"], n) == (FIT_SHAPES[0], EIGHT_TOKENS) and "kept_bytes" in c
+        key = "prefill int8", path
     else:
         fit, key = plain and path == "sm_90a" and _may_fit(c["shape"], n), ("prefill", n)
     return Row(
