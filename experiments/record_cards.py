@@ -1,7 +1,6 @@
 """What `record_all.py` measures on several cards of one host, the most important first; nothing else runs meanwhile.
 
-Seconds are of two H100 with compiled kernels, starting Python and making random weights included; those of a million
-tokens are guessed.
+Seconds are of four H200 with compiled kernels, starting Python and making random weights included.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def several(cards: int) -> list[Item]:
         _alone(
             "tests",
             (sys.executable, "-m", "pytest", "-q", *(f"tests/gpu/{name}" for name in FILES), *RECORD),
-            90,
+            120,
             *(Want(GPU_TESTS, 1, {"tests": [name]}) for name in FILES),
         ),
         _alone(
@@ -38,20 +37,20 @@ def several(cards: int) -> list[Item]:
                 *("bench", "ttft", *PAIR, "-p", "128k", "--density", "0.05,0.24"),
                 *(*EIGHT, "--full-repeats", "1", *on, *RECORD),
             ),
-            60,
+            45,
             Want("ttft", 2, {**shared, "cards": cards, "keep_ratio": 0.05}),
             Want("ttft", 1, {**shared, "keep_ratio": 1.0}),
         ),
         _alone(
             "scoring",
             _scoring("128k,256k", on, "--density", "0.05,0.24"),
-            40,
+            25,
             Want("drafter", 4, drafted | {"blocks": None}),
         ),
         _alone(
             "scoring of a million",
             _scoring("128k,1m", on, "--blocks", RULE),
-            60,
+            30,
             Want("drafter", 2, drafted | {"blocks": RULE}),
         ),
         _alone(
@@ -60,13 +59,13 @@ def several(cards: int) -> list[Item]:
                 *("bench", "ttft", *PAIR, "-p", MILLION, "--target-rope", "yarn:4"),
                 *("--keep-ratio", "0.02", "--blocks", RULE, *EIGHT, "--full-repeats", "0", "-r", "2", *on, *RECORD),
             ),
-            90,
+            40,
             Want("ttft", 1, {**shared, "prompt_tokens": MILLION_TOKENS, "cards": cards}),
         ),
         _alone(
             "prefill and decode",
             sp("bench", "model", *TARGET, "-p", "512,8k,128k", "-n", "64", *on, *RECORD),
-            60,
+            50,
             *(Want("prefill", 1, {"cards": cards, "math": "bf16", "prompt_tokens": n}) for n in (512, 8192, 131072)),
             Want("decode", 1, {"cards": cards, "context": 0}),
         ),

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from held_out import NEWER
 from plan_calls import PAIR, call
 
 from sp.bench.predicted.fit import fit, fit_rate, told
@@ -78,10 +79,6 @@ def test_rows_held_out_are_predicted_within_a_tenth_in_the_median(bench: str) ->
     for name, error in errors.items():
         print(f"{error:+7.1%} {name}")
     assert median(map(abs, errors.values())) < 0.1
-
-
-NEWER = "qwen3-0.6b int8 in attention, 262,144 tokens at density 0.24, sm_90a"
-"""A row of a kernel that is faster than the one whose records its rate is fitted to."""
 
 
 def test_long_rows_held_out_of_one_card_are_within_a_tenth() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from held_out import NEWER
 from plan_calls import PAIR, call
 
 from sp.bench.predicted.rows import EIGHT_TOKENS, FIT_SHAPES, LEFT_SINCE, Row, rows
@@ -113,10 +114,6 @@ def test_products_in_bytes_are_bound_by_the_rate_for_int8() -> None:
     card = find_card("rtx4090")
     assert bound(Work("matmul int8", 660.6e12, 0.0, 1), card, "portable") == 1
     assert bound(Work("matmul", 165.2e12, 0.0, 1), card, "portable") == 1
-
-
-NEWER = "qwen3-0.6b int8 in attention, 262,144 tokens at density 0.24, sm_90a"
-"""A row of a kernel that is faster than the one whose records its rate is fitted to."""
 
 
 def eight_rows() -> list[Row]:
