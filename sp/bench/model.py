@@ -21,7 +21,7 @@ from sp.kernels import import_cupy
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
 from sp.models.imbalance import imbalance
-from sp.models.passes.prefill_graphs import MOST, PrefillGraphs
+from sp.models.passes.prefill_graphs import MOST, PrefillGraphs, longest
 from sp.ops.sparse.flashprefill import TopDensity
 
 WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
@@ -230,8 +230,9 @@ def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
 
 
 def _graphs(model: Model, cache: Cache, test: Trial) -> PrefillGraphs | None:
-    """What reads a prompt on the device that is short, or whose model cards share; of others it would read little."""
-    wanted = not test.new and test.density is None and (test.prompt <= MOST or model.sharers > 1)
+    """What reads a prompt on the device that is short, or that long graphs take; of others it would read little."""
+    in_graphs = test.prompt <= MOST or longest(model.sharers, cache.math) > MOST
+    wanted = not test.new and test.density is None and in_graphs
     return PrefillGraphs(model, cache) if wanted and model.device == "cuda" else None
 
 

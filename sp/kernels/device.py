@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sp.errors import DeviceError, unknown_name
+from sp.kernels.setting import setting
 
 INSTALL = "`pip install 'sp-prefill[cuda13]'` (driver 580 or newer) or `pip install 'sp-prefill[cuda12]'` installs it"
 
@@ -82,14 +83,9 @@ def multiprocessors(device: int) -> int:
     return int(_properties(device)["multiProcessorCount"])
 
 
-@contextmanager
-def leaving_free(count: int) -> Iterator[None]:
+def leaving_free(count: int) -> AbstractContextManager[None]:
     """Inside, kernels that stay on their multiprocessors leave so many to others that run beside them."""
-    token = _left_free.set(count)
-    try:
-        yield
-    finally:
-        _left_free.reset(token)
+    return setting(_left_free, count)
 
 
 def multiprocessors_to_fill(device: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -17,18 +17,14 @@ from sp.kernels import nvrtc
 from sp.kernels.device import cache_folder, device_errors, import_cupy, require_device
 from sp.kernels.flatten import flatten
 from sp.kernels.nvrtc import Define
+from sp.kernels.setting import setting
 
 _before_loading: ContextVar[Callable[[], None] | None] = ContextVar("before_loading", default=None)
 
 
-@contextmanager
-def before_loading(wait: Callable[[], None]) -> Iterator[None]:
+def before_loading(wait: Callable[[], None]) -> AbstractContextManager[None]:
     """Inside, `wait` is called before a kernel is loaded for the first time, which may wait for all the device does."""
-    token = _before_loading.set(wait)
-    try:
-        yield
-    finally:
-        _before_loading.reset(token)
+    return setting(_before_loading, wait)
 
 
 def device_arch(arches: str, capability: tuple[int, int]) -> str:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 from sp.kernels.device import import_cupy
+from sp.kernels.setting import setting
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -25,12 +26,8 @@ _before: ContextVar[Allocator | None] = ContextVar("allocator_before_lending", d
 def lent(malloc: Allocator) -> Iterator[None]:
     """Inside, arrays take their memory from `malloc`, but for those that `cache` makes."""
     cuda = import_cupy().cuda
-    token = _before.set(_before.get() or cuda.get_allocator())
-    try:
-        with cuda.using_allocator(malloc):
-            yield
-    finally:
-        _before.reset(token)
+    with setting(_before, _before.get() or cuda.get_allocator()), cuda.using_allocator(malloc):
+        yield
 
 
 def cache(make: Callable[Given, Made]) -> Callable[Given, Made]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 from sp.errors import DeviceError, unknown_name
 from sp.kernels.device import capability, current_device
+from sp.kernels.setting import setting
 
 PATHS = ("sm_90a", "portable")
 _forced: ContextVar[str | None] = ContextVar("forced_path", default=None)
@@ -23,8 +23,7 @@ def current_path() -> str:
     return _forced.get() or native_path()
 
 
-@contextmanager
-def forced_path(path: str) -> Iterator[None]:
+def forced_path(path: str) -> AbstractContextManager[None]:
     """Make ops take one path inside the block, e.g. to test or time the portable kernels on a newer card.
 
     Examples
@@ -37,8 +36,4 @@ def forced_path(path: str) -> Iterator[None]:
         raise unknown_name("kernel path", path, PATHS)
     if path == "sm_90a" and native_path() != path:
         raise DeviceError("the sm_90a path needs a card of compute capability 9.0 (H100, H200, GH200); use 'portable'")
-    token = _forced.set(path)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    return setting(_forced, path)

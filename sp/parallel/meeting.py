@@ -31,6 +31,8 @@ class Meeting:
         Cards that failed and why, the first one first.
     votes : dict of int to list of bool
         What cards said at a step at which they agree.
+    stopped : bool
+        Whether the work is given up.
     """
 
     def __init__(self, size: int) -> None:
@@ -39,18 +41,13 @@ class Meeting:
         self.votes: dict[int, list[bool]] = {}
         self._last: list[tuple[Step, float] | None] = [None] * size
         self._waiting: list[tuple[Step, float] | None] = [None] * size
-        self._stop = threading.Event()
+        self.stopped = False
         self._changed = threading.Condition()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the work is given up."""
-        return self._stop.is_set()
 
     def stop(self) -> None:
         """Give the work up."""
-        self._stop.set()
         with self._changed:
+            self.stopped = True
             self._changed.notify_all()
 
     def fail(self, rank: int, cause: BaseException) -> None:

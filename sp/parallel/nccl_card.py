@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from sp.kernels import import_cupy
@@ -130,7 +131,7 @@ class NcclCard(Card):
         step = self._meeting.come(self.rank, "agreement")
         votes = self._meeting.votes.setdefault(step.number, [])
         votes.append(fine)
-        self._until(lambda: len(votes) == self.size, step)
+        self._until(partial(self._looked, lambda: len(votes) == self.size), step)
         self._first = step.number + FIRST_STEPS  # these are taken as the first of a run are
         return all(votes)
 
@@ -162,7 +163,8 @@ class NcclCard(Card):
         self._drain(ahead - 1)
         step = self._meeting.come(self.rank, kind)
         if together or step.number <= self._first:
-            self._wait_for_all(step)
+            # Who waits is woken by the last one, and takes Python's lock from nobody before.
+            self._until(partial(self._meeting.all_came, step), step)
         return stream, step
 
     def _queued(self, step: Step, ended: Any) -> None:
@@ -170,29 +172,24 @@ class NcclCard(Card):
         if step.number < self._first:
             self._drain(0)
 
-    def _wait_for_all(self, step: Step) -> None:
-        """Until all cards have come; who waits is woken by the last one, and takes Python's lock from nobody before."""
-        self._meeting.wait(self.rank, step)
-        if not self._meeting.all_came(step, self._seconds):
-            raise self._meeting.late(step, self._seconds)
-        self._meeting.wait(self.rank, None)
-        if self._meeting.stopped:
-            raise StoppedError
-
     def _done(self, event: Any, step: Step) -> None:
-        self._until(lambda: event_done(event), step)
+        self._until(partial(self._looked, lambda: event_done(event)), step)
 
-    def _until(self, true: Callable[[], bool], step: Step) -> None:
-        """Look until something is true of a step; StoppedError, or the error of a card that is late, if not in time."""
-        until, pause = time.monotonic() + self._seconds, FIRST_POLL
-        self._meeting.wait(self.rank, step)
-        while not true():
-            if self._meeting.stopped:
-                raise StoppedError
+    def _looked(self, true: Callable[[], bool], seconds: float) -> bool:
+        """Look until something is true, or the work is given up; whether that was in time."""
+        until, pause = time.monotonic() + seconds, FIRST_POLL
+        while not (true() or self._meeting.stopped):
             if time.monotonic() > until:
-                raise self._meeting.late(step, self._seconds)
+                return False
             time.sleep(pause)
             pause = min(2 * pause, POLL_SECONDS)
-        self._meeting.wait(self.rank, None)
+        return True
+
+    def _until(self, waited: Callable[[float], bool], step: Step) -> None:
+        """Wait for something of a step; StoppedError, or the error of a card that is late, if it is not in time."""
+        self._meeting.wait(self.rank, step)
+        if not waited(self._seconds):
+            raise self._meeting.late(step, self._seconds)
         if self._meeting.stopped:
             raise StoppedError
+        self._meeting.wait(self.rank, None)

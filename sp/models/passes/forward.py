@@ -106,22 +106,37 @@ def prefill(
         if part.start in crossed:
             cross_gap(model, cache, crossed[part.start], gaps)
         with model.queueing() if part.stop - part.start > 1 else nullcontext():
-            begun = None if graphs is None else graphs.begin(ids[part], positions[part])
-            if begun is None:
-                begun, first = Begun(model.embed(ids[part]), model.place(positions[part])), 0
-            else:
-                first = model.config.layers - 1
-            x = begun.x
-            with cache.together(len(x)):
-                for layer in range(first, model.config.layers):
-                    last = layer == model.config.layers - 1
-                    x = model.layer(layer, x, begun.positions, cache, rows=wanted if last else None, tap=tap)
-                    if after is not None:
-                        after(layer, model.whole(x))
+            x = _through(model, ids[part], positions[part], cache, wanted, graphs, tap, after)
         pace.done(part.stop - part.start)
     pace.finish()
     logits: Floats = model.head(x[-1:])[0]
     return logits
+
+
+def _through(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    cache: Cache,
+    rows: int,
+    graphs: PrefillGraphs | None,
+    tap: Tap | None,
+    after: After | None,
+) -> Floats:
+    """Tokens of a chunk through all layers: the stream (rows, hidden) of the last of them."""
+    begun = None if graphs is None else graphs.begin(ids, positions)
+    if begun is None:
+        begun, first = Begun(model.embed(ids), model.place(positions)), 0
+    else:
+        first = model.config.layers - 1
+    x = begun.x
+    with cache.together(len(x)):
+        for layer in range(first, model.config.layers):
+            last = layer == model.config.layers - 1
+            x = model.layer(layer, x, begun.positions, cache, rows=rows if last else None, tap=tap)
+            if after is not None:
+                after(layer, model.whole(x))
+    return x
 
 
 def decode_step(model: Model, token: int, position: int, cache: Cache, *, tap: Tap | None = None) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -72,15 +73,11 @@ class Walk:
         q: Floats = xp.empty((rows, c.heads, c.head_dim), np.float16 if on_device else np.float32)
         shape = rows, c.heads, 2 * c.head_dim
         gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if c.gated else None
-        if rows == len(x) <= self.chunk and gates is None and self.tap is None:  # one piece, and nothing to cut
-            mixer.enter(x, norm, self.positions, self.cache, rows, None, q)
-            if tell:
-                self.pace.done(rows)
-            return q, None
         at = 0
         for part, wanted in slices(len(x), self.chunk, rows):
-            to = q[at : at + wanted]
-            got, gate = mixer.enter(x[part], norm, self.positions[part], self.cache, wanted, self.tap, to)
+            to = _cut(q, slice(at, at + wanted))
+            some, places = _cut(x, part), _cut(self.positions, part)
+            got, gate = mixer.enter(some, norm, places, self.cache, wanted, self.tap, to)
             if got is not to and wanted:
                 to[...] = got
             if gates is not None and wanted:
@@ -92,12 +89,13 @@ class Walk:
 
     def leave(self, mixer: Attention, block: Block, x: Floats, attended: Floats) -> None:
         """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place."""
-        if len(x) <= self.chunk and is_device(x):
-            block.feed_forward(block.joined(mixer.leave(x, attended)))
-            self.pace.done(len(x))
-            return
         for part, _ in slices(len(x), self.chunk, len(x)):
-            done = block.feed_forward(block.joined(mixer.leave(x[part], attended[part])))
+            done = block.feed_forward(block.joined(mixer.leave(_cut(x, part), _cut(attended, part))))
             if not is_device(done):
                 x[part] = done
             self.pace.done(part.stop - part.start)
+
+
+def _cut(values: Any, part: slice) -> Any:
+    """``values[part]``; all of them as they are, for to cut an array takes the host a good part of a launch."""
+    return values if part == slice(0, len(values)) else values[part]

@@ -8,13 +8,14 @@ size squared as well; where the size is a power of two, not even rounding differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
+from sp.kernels.setting import setting
 from sp.models.cache.cache import Cache
 from sp.models.layers.block import Block, Nodes, Tap
 from sp.ops.delta.delta_tree import DeltaTrace
@@ -25,14 +26,9 @@ _card: ContextVar[Card | None] = ContextVar("card_of_shard", default=None)
 """Of a thread, not of a model: one that was left behind goes on with the card that it had, and ends by it."""
 
 
-@contextmanager
-def working_with(card: Card) -> Iterator[None]:
+def working_with(card: Card) -> AbstractContextManager[None]:
     """Inside, shards of this thread meet others by this card."""
-    token = _card.set(card)
-    try:
-        yield
-    finally:
-        _card.reset(token)
+    return setting(_card, card)
 
 
 def this_card() -> Card:

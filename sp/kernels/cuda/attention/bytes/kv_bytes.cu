@@ -10,7 +10,8 @@
 // Layouts: pages (pool_pages, 128, kv_heads, row bytes) f16 or Q4_0, token j in slot j % 128 of page table[j / 128]; centre
 //   f32 (kv_heads, 128); k_codes i8 (kv_heads, blocks, 128 tokens, 128), v_codes e4m3 (kv_heads, blocks, 128, 128 tokens):
 //   zeros past `tokens`, where pages are not read.
-// Launch: (kv_heads, blocks) blocks of 256 threads; key_centre (kv_heads) of 1,024. 16-byte aligned arrays. Defines: Q4 (Q4_0 pages, else f16). sm_90a.
+// Launch: (kv_heads, blocks) blocks of 256 threads; key_centre (kv_heads) of 1,024. 16-byte aligned arrays.
+// Defines: Q4 (Q4_0 pages, else f16). sm_90a.
 #include "mma.cuh"
 #include "wgmma_e4m3.cuh"
 
