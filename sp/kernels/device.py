@@ -20,6 +20,7 @@ from sp.kernels.setting import setting
 INSTALL = "`pip install 'sp-prefill[cuda13]'` (driver 580 or newer) or `pip install 'sp-prefill[cuda12]'` installs it"
 
 _left_free: ContextVar[int] = ContextVar("left_free", default=0)
+_stand_in: ContextVar[Any] = ContextVar("stand_in", default=None)
 
 NOT_READY = 600
 """CUDA_ERROR_NOT_READY."""
@@ -42,9 +43,19 @@ def debugging() -> bool:
     return os.environ.get("SP_KERNEL_DEBUG", "0") not in ("", "0")
 
 
-@cache
 def import_cupy() -> Any:
     """The ``cupy`` module, or DeviceError. Imported late: `sp` works without it on NumPy arrays."""
+    stand_in = _stand_in.get()
+    return _cupy() if stand_in is None else stand_in
+
+
+def standing_in(module: Any) -> AbstractContextManager[None]:
+    """Inside, `import_cupy` gives this in place of CuPy."""
+    return setting(_stand_in, module)
+
+
+@cache
+def _cupy() -> Any:
     if "SP_CACHE_DIR" in os.environ:  # CuPy makes its own folder while it is imported
         os.environ.setdefault("CUPY_CACHE_DIR", str(cache_folder() / "cupy"))
     try:

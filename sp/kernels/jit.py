@@ -17,6 +17,7 @@ from sp.kernels import nvrtc
 from sp.kernels.device import cache_folder, device_errors, import_cupy, require_device
 from sp.kernels.flatten import flatten
 from sp.kernels.nvrtc import Define
+from sp.kernels.recording import Kernel
 from sp.kernels.setting import setting
 
 _before_loading: ContextVar[Callable[[], None] | None] = ContextVar("before_loading", default=None)
@@ -85,8 +86,8 @@ def _module(path: str, device: int) -> Any:
     return import_cupy().RawModule(path=path)
 
 
-def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, shared: int, device: int) -> Any:
-    """A ``cupy.cuda.Function`` of the device's own, ready to launch with `shared` bytes of dynamic shared memory."""
+def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, shared: int, device: int) -> Kernel:
+    """A kernel of the device's own, ready to launch with `shared` bytes of dynamic shared memory."""
     try:
         options = nvrtc.compile_options(defines, device_arch(arches, require_device()))
     except DeviceError as error:
@@ -99,6 +100,6 @@ def load(source: str, entry: str, defines: Mapping[str, Define], arches: str, sh
             function = _module(str(path), device).get_function(entry)
             if shared:  # beyond 48 KiB it must be asked for
                 function.max_dynamic_shared_size_bytes = shared
-            return function.kernel  # as a RawKernel it would look for itself at every launch
+            return Kernel(function.kernel)  # as a RawKernel it would look for itself at every launch
     except DeviceError as error:
         raise DeviceError(f"kernel {entry} with {shared} bytes of shared memory cannot be loaded: {error}") from None

@@ -11,7 +11,11 @@ import pytest
 
 from sp.errors import DeviceError, PromptError
 from sp.kernels.device import device_count, event_done, nccl_version
+from sp.kernels.recording import Repeat
 from sp.models import Cards
+from sp.models.arithmetic import scoring
+from sp.models.passes import repeated_turns
+from sp.models.synthetic.random_store import random_model
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
 from sp.pipeline.load import embedded, load
@@ -75,6 +79,31 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
     assert np.abs(got - want).max() < 1e-2 * np.abs(want).max()
     kept = [set(selector.select(SelectionRequest(one, question, KEPT)).indices.tolist()) for one in (want, got)]
     assert len(kept[0] & kept[1]) >= 0.97 * len(kept[0])  # chunks whose scores are equal within rounding
+
+
+@pytest.mark.parametrize("attention", ["flashprefill", "dense"])
+@pytest.mark.parametrize(("math", "tokens"), [("bf16", 6001), ("auto", 33000)])
+@pytest.mark.parametrize("count", [2, 4])
+def test_repeated_turns_change_nothing(count, math, tokens, attention, monkeypatch) -> None:
+    group, models, repeats = group_of(count), [], []
+    for device in group.devices:
+        with cupy.cuda.Device(device):
+            model = random_model("qwen3-0.6b", "bf16", math=math)
+            model.arithmetic = scoring(model.arithmetic, "cuda", model.config.head_dim)
+            models.append(model)
+    again = Repeat.__call__
+    monkeypatch.setattr(Repeat, "__call__", lambda self, to: (repeats.append(len(to)), again(self, to)))
+    nothing, ids = np.zeros(tokens, bool), np.random.default_rng(1).integers(0, models[0].config.vocab, tokens)
+    options = {"attention": attention} | ({"density": 0.1} if attention == "flashprefill" else {})
+    request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, cards=Cards(group, models))
+    repeated = SCORERS.build("tail", options).score(request)
+    assert len(repeats) == count * 2 * (
+        models[0].config.layers - 6
+    )  # two used, two recorded, two at the end
+    monkeypatch.setattr(repeated_turns, "MOST_TOKENS", 0)
+    plain = SCORERS.build("tail", options).score(request)
+    np.testing.assert_array_equal(repeated.scores, plain.scores)
+    assert repeated.densities == plain.densities
 
 
 @pytest.mark.no_sanitizer

@@ -10,6 +10,7 @@ import ctypes
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +20,10 @@ import numpy as np
 
 launches: Counter[str] = Counter()
 """How often each kernel was launched with a grid that is not empty."""
+entries: list[tuple[str, tuple[Any, ...]]] = []
+"""Kernels that were recorded and their arguments; the driver is given their places, counted from 1."""
+told: list[Callable[[str, list[Any]], None]] = []
+"""Told of every launch, with addresses of arrays, values of scalars and None for tensor maps, and of "zeros"."""
 
 H200 = {
     "major": 9,
@@ -221,12 +226,13 @@ def install() -> None:
     )
     sys.modules["cupy"] = cupy
     import sp.kernels.launch
+    import sp.kernels.recording
     import sp.kernels.tensor_map
+    from sp.kernels.recording import Launch, _present, address_of
 
     def launch(self: Any, grid: tuple[int, ...], *values: Any, defines: Any = None, **options: Any) -> None:
         assert len(values) == len(self._checkers), f"{self.entry}: {len(values)} values"
-        for check, value in zip(self._checkers, values, strict=True):
-            check(value, 0)
+        checked = tuple(check(value, 0) for check, value in zip(self._checkers, values, strict=True))
         given = self.variants[0] if defines is None else defines
         assert 0 < self.block(given) <= 1024, f"{self.entry}: {given}"
         assert self.shared_bytes(given) <= H200["sharedMemPerBlockOptin"], f"{self.entry}: {given}"
@@ -234,6 +240,37 @@ def install() -> None:
             # A kernel that is given nothing to read but runs would read what lies behind it.
             assert all(value.size for value in values if isinstance(value, Array)), f"{self.entry}: an empty array"
             launches[self.entry] += 1
+            tell(self.entry, [value.item() if plain(value) else address_of(value) for value in checked])
+            if (recording := _present.get()) is not None:
+                entries.append((self.entry, checked))
+                block = (self.block(given),)
+                recording.made.append(Launch(len(entries), grid, block, checked, self.shared_bytes(given)))
+
+    def tell(entry: str, values: list[Any]) -> None:
+        for one in told:
+            one(entry, values)
+
+    def plain(value: Any) -> bool:
+        return isinstance(value, np.generic) and value.nbytes <= 8
+
+    def again(kernel: Any, *given: Any) -> int:
+        """What ``cuLaunchKernel`` is called with: the last but one says where each argument lies."""
+        (entry, arguments), where = entries[kernel.value - 1], given[-2]
+        launches[entry] += 1
+        values: list[Any] = []
+        for at, value in zip(where, arguments, strict=True):
+            found = ctypes.string_at(at, 8)
+            if plain(value):
+                values.append(np.frombuffer(found[: value.nbytes], value.dtype)[0].item())
+            else:
+                values.append(None if address_of(value) is None else int.from_bytes(found, "little"))
+        tell(entry, values)
+        return 0
+
+    def fill(address: Any, value: Any, nbytes: Any, stream: Any) -> int:
+        tell("zeros", [nbytes.value])
+        return 0
 
     sp.kernels.launch.KernelSpec.launch = launch  # type: ignore[method-assign]
+    sp.kernels.recording._driver = lambda: (again, fill)
     sp.kernels.tensor_map.tensor_map = lambda array, *tile, **options: np.zeros(128, np.uint8)

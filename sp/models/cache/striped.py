@@ -142,6 +142,10 @@ class StripedCache(Cache):
         """Let the next layer but one have the pages; nothing is written anew for it, on the device either."""
         self._filled[self._place(layer)] = 0
 
+    def appended(self, layer: int, tokens: int) -> None:
+        """Count tokens of which keys and values were stored without `append`: launches of another layer, repeated."""
+        self._filled[self._place(layer)] += tokens
+
     def look(self, stripe: Stripe) -> None:
         """Show tokens up to the end of a stripe."""
         self._seen = stripe.stop

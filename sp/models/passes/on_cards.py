@@ -17,6 +17,7 @@ from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_layer
+from sp.models.passes.repeated_turns import Asked, RepeatedTurns
 from sp.models.passes.walk import Walk, Watch
 from sp.ops.attention.key_blocks import BLOCK
 from sp.parallel.group import Card, Group
@@ -193,34 +194,42 @@ class _Reading:
         places = slice(*stripe)
         attend = _before_end(self.attend, self.stripes.tokens - stripe.stop)
         walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
-        return _Half(which, stripe, walk, cache, model.embed(self.ids[places]))
+        turns = RepeatedTurns(walk, stripe.stop - stripe.start)
+        return _Half(which, stripe, walk, turns, cache, model.embed(self.ids[places]))
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""
         walk, ends = half.walk, half.which == 1 and card.rank == 0
         block, wanted = walk.model.trunk.blocks[layer], self.rows if ends else 0
         assert isinstance(block.mixer, Attention)
-        rows = len(half.x) if layer < self.depth - 1 else wanted
-        half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False)
+        rows, into = (len(half.x), half.turns.queries(layer)) if layer < self.depth - 1 else (wanted, None)
+        half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False, into=into)
 
     def _pass(self, half: _Half, card: Card, layer: int) -> None:
         """Attention and what comes after it in a layer, and what comes before it in the next one, with its gather."""
         half.gathered()
         half.cache.look(half.stripe)
-        walk, cache = half.walk, half.cache
         if half.which == 1 and card.rank == 0:
-            self.watch(layer, half.asked[0], cache)
+            self.watch(layer, half.asked[0], half.cache)
         if layer == self.depth - 1:
             return
-        block = walk.model.trunk.blocks[layer]
-        assert isinstance(block.mixer, Attention)
         with card.turn():
-            attended = walk.attend(cache, layer, *half.asked)
-            del half.asked  # as large as the stripe: gone before the feed-forward needs room
-            walk.leave(block.mixer, block, half.x, attended)
-            del attended
-            self._enter(half, card, layer + 1)
-        half.gathered = cache.begin_stripe(layer + 1, half.which, card.begin_gather)
+            if layer + 1 < self.depth - 1:
+                half.asked = half.turns.turn(layer, lambda: self._turn(half, card, layer))
+            else:
+                self._turn(half, card, layer)
+        half.gathered = half.cache.begin_stripe(layer + 1, half.which, card.begin_gather)
+
+    def _turn(self, half: _Half, card: Card, layer: int) -> Asked:
+        """What `_pass` queues, launch by launch; what is asked next."""
+        block = half.walk.model.trunk.blocks[layer]
+        assert isinstance(block.mixer, Attention)
+        attended = half.walk.attend(half.cache, layer, *half.asked)
+        del half.asked  # as large as the stripe: gone before the feed-forward needs room
+        half.walk.leave(block.mixer, block, half.x, attended)
+        del attended
+        self._enter(half, card, layer + 1)
+        return half.asked
 
 
 @dataclass
@@ -233,6 +242,7 @@ class _Half:
         0 for the first, 1 for the second.
     stripe : Stripe
     walk : Walk
+    turns : RepeatedTurns
     cache : StripedCache
     x : float32 (tokens, hidden)
     asked : tuple
@@ -244,9 +254,10 @@ class _Half:
     which: int
     stripe: Stripe
     walk: Walk
+    turns: RepeatedTurns
     cache: StripedCache
     x: Floats
-    asked: tuple[Floats, Floats | None] = field(init=False)
+    asked: Asked = field(init=False)
     gathered: Callable[[], None] = field(init=False)
 
 

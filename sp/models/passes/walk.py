@@ -65,12 +65,15 @@ class Walk:
         self.pace.done(first)
         return x[first:]
 
-    def enter(self, mixer: Attention, block: Block, x: Floats, rows: int, tell: bool) -> tuple[Floats, Floats | None]:
-        """All that comes before attention, chunk by chunk: queries and gates of the last `rows`."""
+    def enter(
+        self, mixer: Attention, block: Block, x: Floats, rows: int, tell: bool, into: Floats | None = None
+    ) -> tuple[Floats, Floats | None]:
+        """All that comes before attention, chunk by chunk: queries, `into` there, and gates of the last `rows`."""
         c, norm = self.model.config, (block.attn_norm, block.eps)
         on_device = is_device(x)
         xp = import_cupy() if on_device else np
-        q: Floats = xp.empty((rows, c.heads, c.head_dim), np.float16 if on_device else np.float32)
+        kind = np.float16 if on_device else np.float32
+        q: Floats = xp.empty((rows, c.heads, c.head_dim), kind) if into is None else into
         shape = rows, c.heads, 2 * c.head_dim
         gates: Floats | None = xp.empty(shape, np.uint16 if on_device else np.float32) if c.gated else None
         at = 0

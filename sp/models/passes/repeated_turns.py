@@ -1,0 +1,123 @@
+"""RepeatedTurns: what a stripe queues from one layer's attention to the next one's, recorded once and queued again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sp.arrays import Floats
+from sp.kernels import debugging, import_cupy
+from sp.kernels.recording import Recording, Repeat
+from sp.models.layers.attention import Attention
+from sp.models.layers.block import Block
+from sp.models.layers.feed_forward import SwiGLU
+from sp.models.passes.layer_attention import Read, SparseAttention
+from sp.models.passes.walk import Walk
+from sp.ops.matmul.packed import PackedWeight
+from sp.quant import Math
+
+Asked = tuple[Floats, Floats | None]
+"""Queries and gates of the layer that is next to attend."""
+
+MOST_TOKENS = 32768
+"""Of the longest stripe whose turns are recorded: what they leave in memory is held, and for longer ones the device
+takes longer than the host."""
+USED = 2
+"""Layers before the first recorded one, in which kernels are loaded and what they keep is made."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A recorded turn, and the blocks that its attention listed, if it did."""
+
+    repeat: Repeat
+    read: Read | None
+
+
+class RepeatedTurns:
+    """The turns of one stripe, layer by layer.
+
+    A turn is what `sp.models.passes.on_cards` queues at once: attention of a layer, what follows it there, and what
+    comes before attention in the next layer. Keys and values of two layers are held, in turn, and so are two arrays of
+    queries: so the turns of every other layer differ by the weights they read, and a turn is recorded for each of both
+    and for each choice of formats. Only products in BF16 are, since those in eight bits reach weights in other ways.
+
+    Parameters
+    ----------
+    walk : Walk
+    tokens : int
+        Of the stripe.
+    """
+
+    def __init__(self, walk: Walk, tokens: int) -> None:
+        model = walk.model
+        plain = not model.config.gated and model.arithmetic.math is Math.BF16 and walk.tap is None
+        self.able = model.device == "cuda" and plain and tokens <= MOST_TOKENS and not debugging()
+        self._walk, self._kept = walk, dict[Any, _Kept | None]()
+        c, room = model.config, 2 if self.able else 0
+        self._queries = [import_cupy().empty((tokens, c.heads, c.head_dim), "float16") for _ in range(room)]
+
+    def queries(self, layer: int) -> Floats | None:
+        """Where the queries of a layer go, if all turns are to find them there."""
+        return self._queries[layer % 2] if self.able else None
+
+    def turn(self, layer: int, make: Callable[[], Asked]) -> Asked:
+        """Queue the turn that begins with attention in a layer.
+
+        Parameters
+        ----------
+        layer : int
+            All of the stripe's tokens are asked for in the next one, too.
+        make : callable
+            Queues it launch by launch; called if it cannot be repeated.
+        """
+        if not self.able or layer < USED:
+            return make()
+        blocks = self._walk.model.trunk.blocks
+        weights = _weights(blocks[layer], blocks[layer + 1])
+        if weights is None:
+            return make()
+        kind = layer % 2, *((w.format.name, w.shape) if isinstance(w, PackedWeight) else w.shape for w in weights)
+        if kind in self._kept:
+            kept = self._kept[kind]
+            return make() if kept is None else self._again(kept, layer, _addresses(weights))
+        recording = Recording()
+        with recording.going_on():
+            asked = make()
+        read = self._read(layer)
+        exchanged = [*_addresses(weights), *([] if read is None else [read.counts.data.ptr])]
+        repeat = recording.repeat(exchanged)
+        self._kept[kind] = None if repeat is None else _Kept(repeat, read)
+        return asked
+
+    def _again(self, kept: _Kept, layer: int, weights: list[int]) -> Asked:
+        if kept.read is None:
+            kept.repeat(weights)
+        else:
+            read = kept.read._replace(counts=import_cupy().empty_like(kept.read.counts))
+            kept.repeat([*weights, read.counts.data.ptr])
+            self._walk.attend.reads.setdefault(layer, []).append(read)  # type: ignore[attr-defined]
+        queries = self._queries[(layer + 1) % 2]
+        self._walk.cache.appended(layer + 1, len(queries))  # type: ignore[attr-defined]
+        return queries, None
+
+    def _read(self, layer: int) -> Read | None:
+        attend = self._walk.attend
+        return attend.reads[layer][-1] if isinstance(attend, SparseAttention) and attend.reads.get(layer) else None
+
+
+def _weights(block: Block, then: Block) -> list[Any] | None:
+    """All that a turn reads of two layers, and nothing else; None where it is not known."""
+    ffn, before, after = block.ffn, block.mixer, then.mixer
+    if not (type(before) is type(after) is Attention and type(ffn) is SwiGLU):
+        return None
+    matrices = before.out, ffn.gate, ffn.up, ffn.down, after.q, after.k, after.v
+    if not all(isinstance(one, PackedWeight) for one in matrices):
+        return None
+    vectors = block.ffn_norm, then.attn_norm, *(after.biases or ()), after.norms.q, after.norms.k
+    return [*matrices, *(one for one in vectors if one is not None)]
+
+
+def _addresses(weights: list[Any]) -> list[int]:
+    return [(one.data if isinstance(one, PackedWeight) else one).data.ptr for one in weights]

@@ -1,0 +1,94 @@
+"""Recordings by themselves: what they hold, what they refuse, and what the driver is told."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sp.errors import DeviceError
+from sp.kernels import import_cupy, recording
+from sp.kernels.device import standing_in
+from sp.kernels.recording import Kernel, Recording
+
+
+class Array:
+    """An address, as CuPy's arrays have one."""
+
+    def __init__(self, ptr: int, nbytes: int = 4) -> None:
+        self.data, self.nbytes = SimpleNamespace(ptr=ptr), nbytes
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """What the driver is given, by call; with a CuPy of which only what is asked for here exists."""
+    given, status = [], [0]
+
+    def launch(kernel, *rest):
+        sizes, stream, pointers, extra = rest[:7], rest[7], rest[8], rest[9]
+        values = [int.from_bytes(ctypes.string_at(at, 8), "little") for at in pointers]
+        given.append((kernel.value, [one.value for one in sizes], stream.value, values))
+        assert extra is None
+        return status[0]
+
+    def fill(at, value, nbytes, stream):
+        given.append((at.value, value.value, nbytes.value, stream.value))
+        return status[0]
+
+    monkeypatch.setattr(recording, "_driver", lambda: (launch, fill))
+    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=77))
+    arrays = iter(range(4096, 1 << 20, 4096))
+    cupy = SimpleNamespace(
+        cuda=cuda, zeros=lambda shape, dtype: Array(next(arrays)), empty=Array, mean=lambda x: 0.0, float32=np.float32
+    )
+    with standing_in(cupy):
+        yield SimpleNamespace(given=given, status=status)
+
+
+def made(*, foreign: bool = False) -> tuple[Recording, list[tuple]]:
+    """A recording of one launch between two fills, and how CuPy was called for it."""
+    called: list[tuple] = []
+    kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: called.append((a, k))})())
+    one = Recording()
+    kernel((1,), (32,), (Array(16),), shared_mem=0)  # before it: not recorded
+    with one.going_on():
+        cupy = import_cupy()
+        counter = cupy.zeros(1, cupy.float32)
+        big = np.arange(16, dtype=np.uint64).view("V128")
+        kernel((3, 2), (64,), (Array(1000), np.int32(-1), np.uint64(0), counter, big), shared_mem=9)
+        if foreign:
+            cupy.mean(counter)
+    kernel((1,), (32,), (Array(16),), shared_mem=0)
+    return one, called
+
+
+def test_a_repeat_gives_the_driver_the_same_but_for_what_is_exchanged(driver) -> None:
+    one, called = made()
+    assert [len(arguments) for (_, _, arguments), _ in called] == [1, 5, 1]
+    repeat = one.repeat([1000])
+    assert repeat is not None
+    repeat([2000])
+    repeat([3000])
+    fill, launch, again, other = driver.given
+    assert fill == again == (4096, 0, 4, 77)
+    assert launch == (5, [3, 2, 1, 64, 1, 1, 9], 77, [2000, 0xFFFFFFFF, 0, 4096, 0])
+    assert other[3][0] == 3000
+    assert other[3][1:] == launch[3][1:]
+
+
+def test_what_is_not_seen_is_not_repeated(driver) -> None:
+    one, _ = made()
+    assert one.repeat([1000, 1001]) is None
+    odd, _ = made(foreign=True)
+    assert odd.foreign == "mean"
+    assert odd.repeat([1000]) is None
+
+
+def test_a_launch_that_the_driver_refuses_is_told(driver) -> None:
+    one, _ = made()
+    repeat = one.repeat([1000])
+    driver.status[0] = 700
+    with pytest.raises(DeviceError, match="CUDA error 700"):
+        repeat([1000])

@@ -1,0 +1,87 @@
+"""Turns that are recorded and repeated, without a device: the driver is given what launches would have given it."""
+
+from __future__ import annotations
+
+import pytest
+from dry_walk import walked
+from tiny_models import VOCAB, write_tiny
+
+from sp.quant import BF16, Q8_0
+
+WALK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_nccl
+CARDS, N, VOCAB, DEPTH = 2, int(sys.argv[4]), int(sys.argv[3]), 8
+dry_nccl.install(CARDS)
+import threading
+from collections import defaultdict
+from dataclasses import replace
+import cupy, dry_device
+import numpy as np
+from sp.kernels import recording
+from sp.models import Cards, SparseAttention, dense_attention, load_model
+from sp.models.passes import repeated_turns
+from sp.models.passes.on_cards import read_by_layer_on
+from sp.ops.sparse.flashprefill import FlashPrefill
+from sp.parallel.nccl import NcclGroup
+from sp.quant import Math
+models = []
+for device in range(CARDS):
+    with cupy.cuda.Device(device):
+        models.append(load_model(sys.argv[2], device="cuda"))
+if N > 4 * 2049:  # a stripe is long enough
+    for model in models:
+        model.arithmetic = replace(model.arithmetic, attention=Math.INT8)
+of_weights = {}
+for card, model in enumerate(models):
+    for layer, block in enumerate(model.trunk.blocks):
+        mixer, ffn = block.mixer, block.ffn
+        matrices = mixer.q, mixer.k, mixer.v, mixer.out, ffn.gate, ffn.up, ffn.down
+        vectors = block.attn_norm, block.ffn_norm, mixer.norms.q, mixer.norms.k
+        for place, one in enumerate((*(w.data for w in matrices), *vectors)):
+            of_weights[one.data.ptr] = card, layer, place
+log, repeats = defaultdict(list), []
+def tell(entry, values):
+    seen = [of_weights.get(value, "array") if value is not None and value > 1 << 32 else value for value in values]
+    log[threading.current_thread().name].append((entry, seen))
+dry_device.told.append(tell)
+again = recording.Repeat.__call__
+def counted(self, addresses):
+    repeats.append(len(addresses))
+    again(self, addresses)
+recording.Repeat.__call__ = counted
+group, ids = NcclGroup(tuple(range(CARDS))), np.arange(N) % VOCAB
+def read(attend):
+    log.clear(), repeats.clear()
+    queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))
+    read_by_layer_on(group, models, ids, np.arange(N), watch, attend=attend, rows=8, depth=DEPTH)
+    sparse = isinstance(attend, SparseAttention)
+    listed = sparse and {layer: len(reads) for layer, reads in attend.reads.items()}
+    filled = sum(one[0] == "zeros" for calls in log.values() for one in calls)
+    assert (filled > 0) == (len(repeats) > 0), filled
+    return {who: [one for one in calls if one[0] != "zeros"] for who, calls in log.items()}, queries, listed
+for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))):
+    repeated = read(made())
+    # layers 2 and 3 are recorded, 4 and 5 repeat them, 6 begins the last layer, of which few rows are wanted
+    assert len(repeats) == CARDS * 2 * 2, repeats
+    most, repeated_turns.MOST_TOKENS = repeated_turns.MOST_TOKENS, 0
+    plain = read(made())
+    repeated_turns.MOST_TOKENS = most
+    assert not repeats
+    assert repeated[1:] == plain[1:], (repeated[1:], plain[1:])
+    for who, calls in plain[0].items():
+        assert calls == repeated[0][who], [both for both in zip(calls, repeated[0][who]) if both[0] != both[1]][:2]
+print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() for name, _ in calls})
+"""
+
+
+@pytest.mark.parametrize("tokens", [2100, 8300])
+@pytest.mark.parametrize("fmt", [BF16, Q8_0])
+def test_repeats_are_the_launches_they_stand_for(fmt, tokens, tmp_path) -> None:
+    sizes = {"embedding_length": 256, "feed_forward_length": 256, "block_count": 8, "context_length": tokens}
+    sizes |= {"attention.key_length": 128, "attention.value_length": 128}
+    path = write_tiny(tmp_path / "m.gguf", "qwen3", fmt=fmt, **sizes)
+    printed = walked(WALK, str(path), str(VOCAB), str(tokens)).split()
+    assert int(printed[0]) > 300
+    assert ("attention_bytes" in printed) == (tokens > 4 * 2049)
