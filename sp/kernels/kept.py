@@ -1,4 +1,5 @@
-"""What kernels keep for themselves from their first use on, such as counters: never in memory that is only lent.
+"""What kernels keep for themselves from their first use on, such as counters: never in memory that is only lent, and
+never part of what is recorded to be repeated.
 
 Work that becomes a CUDA graph takes its arrays from memory lent to it, and gives them back as it goes; other graphs are
 lent the same. Something made there to stay would lie where a graph captured before goes on writing at every replay.
@@ -8,11 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 from sp.kernels.device import import_cupy
+from sp.kernels.recording import unrecorded
 from sp.kernels.setting import setting
 
 Given = ParamSpec("Given")
@@ -37,9 +39,7 @@ def cache(make: Callable[Given, Made]) -> Callable[Given, Made]:
     @functools.wraps(make)
     def once(*given: Given.args, **named: Given.kwargs) -> Made:
         allocator = _before.get()
-        if allocator is None:
-            return make(*given, **named)
-        with import_cupy().cuda.using_allocator(allocator):
+        with unrecorded(), nullcontext() if allocator is None else import_cupy().cuda.using_allocator(allocator):
             return make(*given, **named)
 
     return once  # type: ignore[return-value]

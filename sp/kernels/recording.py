@@ -23,6 +23,13 @@ from sp.kernels.setting import setting
 _present: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside, what is done is no part of a recording under way."""
+    with setting(_present, None), standing_in(None):
+        yield
+
+
 class Kernel:
     """A loaded kernel, called as CuPy's is, that tells the recording under way.
 

@@ -97,9 +97,7 @@ def test_repeated_turns_change_nothing(count, math, tokens, attention, monkeypat
     options = {"attention": attention} | ({"density": 0.1} if attention == "flashprefill" else {})
     request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, cards=Cards(group, models))
     repeated = SCORERS.build("tail", options).score(request)
-    assert len(repeats) == count * 2 * (
-        models[0].config.layers - 6
-    )  # two used, two recorded, two at the end
+    assert len(repeats) == count * 2 * (models[0].config.layers - 4)  # two recorded, two at the end
     monkeypatch.setattr(repeated_turns, "MOST_TOKENS", 0)
     plain = SCORERS.build("tail", options).score(request)
     np.testing.assert_array_equal(repeated.scores, plain.scores)

@@ -63,8 +63,8 @@ def read(attend):
     return {who: [one for one in calls if one[0] != "zeros"] for who, calls in log.items()}, queries, listed
 for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))):
     repeated = read(made())
-    # layers 2 and 3 are recorded, 4 and 5 repeat them, 6 begins the last layer, of which few rows are wanted
-    assert len(repeats) == CARDS * 2 * 2, repeats
+    # turns 0 and 1 are recorded, 2 to 5 repeat them, 6 begins the last layer, of which few rows are wanted
+    assert len(repeats) == CARDS * 2 * 4, repeats
     most, repeated_turns.MOST_TOKENS = repeated_turns.MOST_TOKENS, 0
     plain = read(made())
     repeated_turns.MOST_TOKENS = most

@@ -23,8 +23,6 @@ Asked = tuple[Floats, Floats | None]
 MOST_TOKENS = 32768
 """Of the longest stripe whose turns are recorded: what they leave in memory is held, and for longer ones the device
 takes longer than the host."""
-USED = 2
-"""Layers before the first recorded one, in which kernels are loaded and what they keep is made."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class RepeatedTurns:
         make : callable
             Queues it launch by launch; called if it cannot be repeated.
         """
-        if not self.able or layer < USED:
+        if not self.able:
             return make()
         blocks = self._walk.model.trunk.blocks
         weights = _weights(blocks[layer], blocks[layer + 1])
