@@ -194,13 +194,14 @@ class _Reading:
         places = slice(*stripe)
         attend = _before_end(self.attend, self.stripes.tokens - stripe.stop)
         walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
-        turns = RepeatedTurns(walk, stripe.stop - stripe.start)
-        return _Half(which, stripe, walk, turns, cache, model.embed(self.ids[places]))
+        return _Half(
+            which, stripe, walk, RepeatedTurns(walk, len(walk.positions)), cache, model.embed(self.ids[places])
+        )
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""
-        walk, ends = half.walk, half.which == 1 and card.rank == 0
-        block, wanted = walk.model.trunk.blocks[layer], self.rows if ends else 0
+        walk, wanted = half.walk, self.rows if half.which == 1 and card.rank == 0 else 0
+        block = walk.model.trunk.blocks[layer]
         assert isinstance(block.mixer, Attention)
         rows, into = (len(half.x), half.turns.queries(layer)) if layer < self.depth - 1 else (wanted, None)
         half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False, into=into)
@@ -240,10 +241,7 @@ class _Half:
     ----------
     which : int
         0 for the first, 1 for the second.
-    stripe : Stripe
-    walk : Walk
-    turns : RepeatedTurns
-    cache : StripedCache
+    stripe, walk, turns, cache
     x : float32 (tokens, hidden)
     asked : tuple
         Queries and gates of the layer that is next to attend.
