@@ -10,10 +10,10 @@ Unlike a CUDA graph this needs no capture, takes no memory of its own, and what 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
@@ -75,12 +75,15 @@ class Recording:
     ----------
     made : list of Launch and Zeros
         In their order.
+    held : list of arrays
+        Made meanwhile. Launches may know them by a tensor map alone, which holds no array.
     foreign : str
         What else CuPy was asked for, which is not recorded; empty if nothing was. Methods of arrays are not seen.
     """
 
     def __init__(self) -> None:
         self.made: list[Launch | Zeros] = []
+        self.held: list[Any] = []
         self.foreign = ""
 
     @contextmanager
@@ -96,7 +99,7 @@ class Recording:
         what lies there reached the device in another way.
         """
         given = {address_of(value) for one in self.made if isinstance(one, Launch) for value in one.arguments}
-        return None if self.foreign or not given.issuperset(exchanged) else Repeat(self.made, exchanged)
+        return None if self.foreign or not given.issuperset(exchanged) else Repeat(self.made, self.held, exchanged)
 
 
 def address_of(value: Any) -> int | None:
@@ -107,8 +110,8 @@ def address_of(value: Any) -> int | None:
 class _SeenCuPy:
     """What `import_cupy` gives inside of a recording: CuPy, whose use is looked at."""
 
-    SILENT = ("empty", "empty_like", "ndarray", "cuda")
-    """They put nothing in the device's queue; nor do types."""
+    MAKING = ("empty", "empty_like", "ndarray")
+    """They put nothing in the device's queue; nor do other types, and what `cuda` has."""
 
     def __init__(self, recording: Recording, cupy: Any) -> None:
         self._recording, self._cupy = recording, cupy
@@ -121,16 +124,23 @@ class _SeenCuPy:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cupy, name)
-        if name not in self.SILENT and not isinstance(found, type):
+        if name in self.MAKING:
+            return partial(self._make, found)
+        if name != "cuda" and not isinstance(found, type):
             self._recording.foreign = name
         return found
+
+    def _make(self, make: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        array = make(*given, **named)
+        self._recording.held.append(array)
+        return array
 
 
 class Repeat:
     """Recorded launches, ready to be given to the driver again, on the stream they went to; see `Recording.repeat`."""
 
-    def __init__(self, made: Sequence[Launch | Zeros], exchanged: Sequence[int]) -> None:
-        self._held: list[Any] = [*made]  # arrays and tensor maps, and below what the driver reads
+    def __init__(self, made: Sequence[Launch | Zeros], arrays: Sequence[Any], exchanged: Sequence[int]) -> None:
+        self._held: list[Any] = [*made, *arrays]  # and below what the driver reads
         self._slots: list[tuple[Any, int, int]] = []
         places = {address: place for place, address in enumerate(exchanged)}
         stream = ctypes.c_void_p(import_cupy().cuda.get_current_stream().ptr)

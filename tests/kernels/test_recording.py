@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,6 +77,20 @@ def test_a_repeat_gives_the_driver_the_same_but_for_what_is_exchanged(driver) ->
     assert launch == (5, [3, 2, 1, 64, 1, 1, 9], 77, [2000, 0xFFFFFFFF, 0, 4096, 0])
     assert other[3][0] == 3000
     assert other[3][1:] == launch[3][1:]
+
+
+def test_what_is_made_meanwhile_is_held_as_long_as_it_may_be_repeated(driver) -> None:
+    one = Recording()
+    kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: None})())
+    with one.going_on():
+        array = import_cupy().empty(3000)  # of which the kernel knows by a map alone
+        kernel((1,), (32,), (Array(1000), np.zeros(16, np.uint64).view("V128")), shared_mem=0)
+    looked = weakref.ref(array)
+    repeat = one.repeat([1000])
+    del one, array
+    assert looked() is not None
+    del repeat
+    assert looked() is None
 
 
 def test_what_is_not_seen_is_not_repeated(driver) -> None:

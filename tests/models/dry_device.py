@@ -23,7 +23,7 @@ launches: Counter[str] = Counter()
 entries: list[tuple[str, tuple[Any, ...]]] = []
 """Kernels that were recorded and their arguments; the driver is given their places, counted from 1."""
 told: list[Callable[[str, list[Any]], None]] = []
-"""Told of every launch, with addresses of arrays, values of scalars and None for tensor maps, and of "zeros"."""
+"""Told of every launch, with addresses of arrays and of what tensor maps are of, and values of scalars; of "zeros"."""
 
 H200 = {
     "major": 9,
@@ -188,6 +188,13 @@ class Device(nullcontext):
         return 0
 
 
+def map_of(array: Array, *tile: Any, **options: Any) -> np.ndarray:
+    """128 bytes, in the first of which stands where the array lies."""
+    found = np.zeros(16, np.uint64)
+    found[0] = array.data.ptr
+    return found.view(np.uint8)
+
+
 def install() -> None:
     """Make `sp` use this device from now on."""
     runtime = SimpleNamespace(
@@ -240,7 +247,7 @@ def install() -> None:
             # A kernel that is given nothing to read but runs would read what lies behind it.
             assert all(value.size for value in values if isinstance(value, Array)), f"{self.entry}: an empty array"
             launches[self.entry] += 1
-            tell(self.entry, [value.item() if plain(value) else address_of(value) for value in checked])
+            tell(self.entry, [value.item() if plain(value) else where(value) for value in checked])
             if (recording := _present.get()) is not None:
                 entries.append((self.entry, checked))
                 block = (self.block(given),)
@@ -253,6 +260,10 @@ def install() -> None:
     def plain(value: Any) -> bool:
         return isinstance(value, np.generic) and value.nbytes <= 8
 
+    def where(value: Any) -> int:
+        at = address_of(value)
+        return int(value.view(np.uint64)[0]) if at is None else at
+
     def again(kernel: Any, *given: Any) -> int:
         """What ``cuLaunchKernel`` is called with: the last but one says where each argument lies."""
         (entry, arguments), where = entries[kernel.value - 1], given[-2]
@@ -263,7 +274,7 @@ def install() -> None:
             if plain(value):
                 values.append(np.frombuffer(found[: value.nbytes], value.dtype)[0].item())
             else:
-                values.append(None if address_of(value) is None else int.from_bytes(found, "little"))
+                values.append(int.from_bytes(found, "little"))
         tell(entry, values)
         return 0
 
@@ -273,4 +284,4 @@ def install() -> None:
 
     sp.kernels.launch.KernelSpec.launch = launch  # type: ignore[method-assign]
     sp.kernels.recording._driver = lambda: (again, fill)
-    sp.kernels.tensor_map.tensor_map = lambda array, *tile, **options: np.zeros(128, np.uint8)
+    sp.kernels.tensor_map.tensor_map = map_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -148,9 +149,20 @@ def using_allocator(allocator: Callable[[int], Any]) -> Iterator[None]:
 def lend(nbytes: int) -> np.ndarray:
     """Zeros of host memory that stand for so many bytes of the device, as long as anything looks at them."""
     room = np.zeros(nbytes + 256, np.uint8)
-    memory = allocators.stack[-1](nbytes)
-    weakref.finalize(room, lambda held: None, memory)
+    memory, start = allocators.stack[-1](nbytes), room.ctypes.data
+    lent[start] = start + room.nbytes, next(numbers)
+    weakref.finalize(room, lambda held: lent.pop(start), memory)
     return room
+
+
+lent: dict[int, tuple[int, int]] = {}
+"""Where what somebody looks at begins, where it ends, and a number of its own."""
+numbers = itertools.count()
+
+
+def number_of(address: int) -> int | None:
+    """The number of what lies at an address, if anything does."""
+    return next((number for start, (end, number) in lent.copy().items() if start <= address < end), None)
 
 
 NAMES: dict[str, Any] = {

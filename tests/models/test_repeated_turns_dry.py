@@ -18,6 +18,7 @@ import threading
 from collections import defaultdict
 from dataclasses import replace
 import cupy, dry_device
+from dry_memory import number_of
 import numpy as np
 from sp.kernels import recording
 from sp.models import Cards, SparseAttention, dense_attention, load_model
@@ -41,15 +42,22 @@ for card, model in enumerate(models):
         vectors = block.attn_norm, block.ffn_norm, mixer.norms.q, mixer.norms.k
         for place, one in enumerate((*(w.data for w in matrices), *vectors)):
             of_weights[one.data.ptr] = card, layer, place
-log, repeats = defaultdict(list), []
+log, repeats, lost, recorded, inside = defaultdict(list), [], [], {}, threading.local()
 def tell(entry, values):
-    seen = [of_weights.get(value, "array") if value is not None and value > 1 << 32 else value for value in values]
+    arrays = [value for value in values if value > 1 << 32]
+    if recording._present.get() is not None:
+        recorded.update((value, number_of(value)) for value in arrays)
+    if getattr(inside, "repeat", False):
+        lost.extend((entry, value) for value in arrays if recorded.get(value, number_of(value)) != number_of(value))
+    seen = [of_weights.get(value, "array") if value in arrays else value for value in values]
     log[threading.current_thread().name].append((entry, seen))
 dry_device.told.append(tell)
 again = recording.Repeat.__call__
 def counted(self, addresses):
     repeats.append(len(addresses))
+    inside.repeat = True
     again(self, addresses)
+    inside.repeat = False
 recording.Repeat.__call__ = counted
 group, ids = NcclGroup(tuple(range(CARDS))), np.arange(N) % VOCAB
 def read(attend):
@@ -63,6 +71,7 @@ def read(attend):
     return {who: [one for one in calls if one[0] != "zeros"] for who, calls in log.items()}, queries, listed
 for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))):
     repeated = read(made())
+    assert not lost, f"memory that others may have by now: {lost[:3]}"
     # turns 0 and 1 are recorded, 2 to 5 repeat them, 6 begins the last layer, of which few rows are wanted
     assert len(repeats) == CARDS * 2 * 4, repeats
     most, repeated_turns.MOST_TOKENS = repeated_turns.MOST_TOKENS, 0
