@@ -144,12 +144,13 @@ def event_done(event: Any) -> bool:
     CuPy asks while it holds Python's lock. Where the driver lets the question wait, for a kernel that is being loaded,
     no thread of the process went on, nor would any notice.
     """
-    status = int(_driver().cuEventQuery(ctypes.c_void_p(event.ptr)))
+    status = int(driver().cuEventQuery(ctypes.c_void_p(event.ptr)))
     return bool(event.done) if status not in (0, NOT_READY) else status == 0  # CuPy knows what other numbers mean
 
 
 @cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The library of CUDA's driver, for calls that CuPy does not have, or not without its own work around them."""
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
@@ -199,7 +200,7 @@ def pick_device(asked: str) -> Literal["cpu", "cuda"]:
 def _has_driver() -> bool:
     """Whether the library of an NVIDIA driver can be opened."""
     try:
-        _driver()
+        driver()
     except OSError:
         return False
     return True

@@ -17,7 +17,7 @@ from sp.kernels import nvrtc
 from sp.kernels.device import cache_folder, device_errors, import_cupy, require_device
 from sp.kernels.flatten import flatten
 from sp.kernels.nvrtc import Define
-from sp.kernels.recording import Kernel
+from sp.kernels.repeats import Kernel
 from sp.kernels.setting import setting
 
 _before_loading: ContextVar[Callable[[], None] | None] = ContextVar("before_loading", default=None)

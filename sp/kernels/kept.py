@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 from sp.kernels.device import import_cupy
-from sp.kernels.recording import unrecorded
+from sp.kernels.repeats import unrecorded
 from sp.kernels.setting import setting
 
 Given = ParamSpec("Given")

@@ -49,7 +49,8 @@ def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tupl
 
     Parameters
     ----------
-    function : cupy.cuda.Function
+    function : Kernel
+        See `sp.kernels.repeats`.
     grid : tuple of int
         Up to three.
     block : int

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from sp.errors import DeviceError
-from sp.kernels import import_cupy, recording
+from sp.kernels import import_cupy, repeats
 from sp.kernels.device import standing_in
-from sp.kernels.recording import Kernel, Recording
+from sp.kernels.kept import cache
+from sp.kernels.repeats import Kernel, Recording
 
 
 class Array:
     """An address, as CuPy's arrays have one."""
 
-    def __init__(self, ptr: int, nbytes: int = 4) -> None:
+    def __init__(self, ptr: int, nbytes: int = 64) -> None:
         self.data, self.nbytes = SimpleNamespace(ptr=ptr), nbytes
 
 
@@ -38,7 +39,7 @@ def driver(monkeypatch):
         given.append((at.value, value.value, nbytes.value, stream.value))
         return status[0]
 
-    monkeypatch.setattr(recording, "_driver", lambda: (launch, fill))
+    monkeypatch.setattr(repeats, "driver", lambda: SimpleNamespace(cuLaunchKernel=launch, cuMemsetD8Async=fill))
     cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=77))
     arrays = iter(range(4096, 1 << 20, 4096))
     cupy = SimpleNamespace(
@@ -58,7 +59,7 @@ def made(*, foreign: bool = False) -> tuple[Recording, list[tuple]]:
         cupy = import_cupy()
         counter = cupy.zeros(1, cupy.float32)
         big = np.arange(16, dtype=np.uint64).view("V128")
-        kernel((3, 2), (64,), (Array(1000), np.int32(-1), np.uint64(0), counter, big), shared_mem=9)
+        kernel((3, 2), (64,), (Array(1000), Array(1040), np.int32(-1), np.uint64(0), counter, big), shared_mem=9)
         if foreign:
             cupy.mean(counter)
     kernel((1,), (32,), (Array(16),), shared_mem=0)
@@ -67,16 +68,16 @@ def made(*, foreign: bool = False) -> tuple[Recording, list[tuple]]:
 
 def test_a_repeat_gives_the_driver_the_same_but_for_what_is_exchanged(driver) -> None:
     one, called = made()
-    assert [len(arguments) for (_, _, arguments), _ in called] == [1, 5, 1]
-    repeat = one.repeat([1000])
+    assert [len(arguments) for (_, _, arguments), _ in called] == [1, 6, 1]
+    repeat = one.repeat([Array(1000)])
     assert repeat is not None
     repeat([2000])
     repeat([3000])
     fill, launch, again, other = driver.given
-    assert fill == again == (4096, 0, 4, 77)
-    assert launch == (5, [3, 2, 1, 64, 1, 1, 9], 77, [2000, 0xFFFFFFFF, 0, 4096, 0])
-    assert other[3][0] == 3000
-    assert other[3][1:] == launch[3][1:]
+    assert fill == again == (4096, 0, 64, 77)
+    assert launch == (5, [3, 2, 1, 64, 1, 1, 9], 77, [2000, 2040, 0xFFFFFFFF, 0, 4096, 0])
+    assert other[3][:2] == [3000, 3040]
+    assert other[3][2:] == launch[3][2:]
 
 
 def test_what_is_made_meanwhile_is_held_as_long_as_it_may_be_repeated(driver) -> None:
@@ -86,7 +87,7 @@ def test_what_is_made_meanwhile_is_held_as_long_as_it_may_be_repeated(driver) ->
         array = import_cupy().empty(3000)  # of which the kernel knows by a map alone
         kernel((1,), (32,), (Array(1000), np.zeros(16, np.uint64).view("V128")), shared_mem=0)
     looked = weakref.ref(array)
-    repeat = one.repeat([1000])
+    repeat = one.repeat([Array(1000)])
     del one, array
     assert looked() is not None
     del repeat
@@ -95,15 +96,35 @@ def test_what_is_made_meanwhile_is_held_as_long_as_it_may_be_repeated(driver) ->
 
 def test_what_is_not_seen_is_not_repeated(driver) -> None:
     one, _ = made()
-    assert one.repeat([1000, 1001]) is None
+    assert one.repeat([Array(1000), Array(3000)]) is None
+    assert one.repeat([Array(1000), Array(4096)]) is None, "it is made zero"
     odd, _ = made(foreign=True)
     assert odd.foreign == "mean"
-    assert odd.repeat([1000]) is None
+    assert odd.repeat([Array(1000)]) is None
+
+
+def test_what_kernels_keep_is_no_part_of_it_and_an_error_ends_it(driver) -> None:
+    @cache
+    def kept() -> Array:
+        import_cupy().mean(None)
+        return import_cupy().zeros(1, np.float32)
+
+    def fails() -> None:
+        with one.going_on():
+            kept()
+            raise ZeroDivisionError
+
+    one = Recording()
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert (one.made, one.held, one.foreign) == ([], [], "")
+    import_cupy().zeros(1, np.float32)
+    assert not one.made
 
 
 def test_a_launch_that_the_driver_refuses_is_told(driver) -> None:
     one, _ = made()
-    repeat = one.repeat([1000])
+    repeat = one.repeat([Array(1000)])
     driver.status[0] = 700
-    with pytest.raises(DeviceError, match="CUDA error 700"):
+    with pytest.raises(DeviceError, match="CUDA error 700 when launches were repeated; run again with SP_KERNEL_DEBUG"):
         repeat([1000])

@@ -233,9 +233,9 @@ def install() -> None:
     )
     sys.modules["cupy"] = cupy
     import sp.kernels.launch
-    import sp.kernels.recording
+    import sp.kernels.repeats
     import sp.kernels.tensor_map
-    from sp.kernels.recording import Launch, _present, address_of
+    from sp.kernels.repeats import Launch, _present, address_of
 
     def launch(self: Any, grid: tuple[int, ...], *values: Any, defines: Any = None, **options: Any) -> None:
         assert len(values) == len(self._checkers), f"{self.entry}: {len(values)} values"
@@ -283,5 +283,5 @@ def install() -> None:
         return 0
 
     sp.kernels.launch.KernelSpec.launch = launch  # type: ignore[method-assign]
-    sp.kernels.recording._driver = lambda: (again, fill)
+    sp.kernels.repeats.driver = lambda: SimpleNamespace(cuLaunchKernel=again, cuMemsetD8Async=fill)
     sp.kernels.tensor_map.tensor_map = map_of

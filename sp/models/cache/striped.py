@@ -143,8 +143,10 @@ class StripedCache(Cache):
         self._filled[self._place(layer)] = 0
 
     def appended(self, layer: int, tokens: int) -> None:
-        """Count tokens of which keys and values were stored without `append`: launches of another layer, repeated."""
-        self._filled[self._place(layer)] += tokens
+        """Count tokens whose keys and values are stored, by `append` or by launches of another layer, repeated."""
+        place = self._place(layer)
+        self._filled[place] += tokens
+        assert self._filled[place] <= len(self._own[place]) * PAGE_TOKENS, f"{self._filled[place]} tokens"
 
     def look(self, stripe: Stripe) -> None:
         """Show tokens up to the end of a stripe."""
@@ -167,8 +169,7 @@ class StripedCache(Cache):
     def _room(self, layer: int, tokens: int) -> PagedKV:
         place = self._place(layer)
         at = self._pool.view(self._own[place], self._filled[place])
-        self._filled[place] += tokens
-        assert self._filled[place] <= len(self._own[place]) * PAGE_TOKENS, f"{self._filled[place]} tokens"
+        self.appended(layer, tokens)
         return at
 
     def _place(self, layer: int) -> int:

@@ -194,9 +194,8 @@ class _Reading:
         places = slice(*stripe)
         attend = _before_end(self.attend, self.stripes.tokens - stripe.stop)
         walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
-        return _Half(
-            which, stripe, walk, RepeatedTurns(walk, len(walk.positions)), cache, model.embed(self.ids[places])
-        )
+        turns = RepeatedTurns(walk, len(walk.positions), self.stripes.cards)
+        return _Half(which, stripe, walk, turns, cache, model.embed(self.ids[places]))
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""

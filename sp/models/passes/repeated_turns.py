@@ -8,21 +8,27 @@ from typing import Any
 
 from sp.arrays import Floats
 from sp.kernels import debugging, import_cupy
-from sp.kernels.recording import Recording, Repeat
+from sp.kernels.repeats import Recording, Repeat
 from sp.models.layers.attention import Attention
 from sp.models.layers.block import Block
 from sp.models.layers.feed_forward import SwiGLU
-from sp.models.passes.layer_attention import Read, SparseAttention
+from sp.models.passes.layer_attention import Read, SparseAttention, dense_attention
 from sp.models.passes.walk import Walk
 from sp.ops.matmul.packed import PackedWeight
+from sp.ops.sparse.block_budget import BlockBudget
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.quant import Math
 
 Asked = tuple[Floats, Floats | None]
 """Queries and gates of the layer that is next to attend."""
 
-MOST_TOKENS = 32768
-"""Of the longest stripe whose turns are recorded: what they leave in memory is held, and for longer ones the device
-takes longer than the host."""
+MOST_VALUES = 32768 * 1024
+"""Of the residual stream of the largest stripe whose turns are recorded: what they leave in memory is held, and for
+larger ones the device takes longer than the host."""
+MOST_KINDS = 2
+"""Of turns that are recorded, for the same reason; where layers have other formats the others are not."""
+FEWEST_CARDS = 3
+"""One host launches for all of them; on two H200 repeated turns gained nothing."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +44,31 @@ class RepeatedTurns:
 
     A turn is what `sp.models.passes.on_cards` queues at once: attention of a layer, what follows it there, and what
     comes before attention in the next layer. Keys and values of two layers are held, in turn, and so are two arrays of
-    queries: so the turns of every other layer differ by the weights they read, and a turn is recorded for each of both
-    and for each choice of formats. Only products in BF16 are, since those in eight bits reach weights in other ways.
+    queries: so the turns of every other layer differ by the weights they read, and two turns are recorded. Only where
+    all that is done is known to be launches: products in BF16, since those in eight bits reach weights in other ways,
+    and attention of `sp`'s own.
 
     Parameters
     ----------
     walk : Walk
     tokens : int
         Of the stripe.
+    cards : int
+        That read together.
     """
 
-    def __init__(self, walk: Walk, tokens: int) -> None:
-        model = walk.model
-        plain = not model.config.gated and model.arithmetic.math is Math.BF16 and walk.tap is None
-        self.able = model.device == "cuda" and plain and tokens <= MOST_TOKENS and not debugging()
-        self._walk, self._kept = walk, dict[Any, _Kept | None]()
-        c, room = model.config, 2 if self.able else 0
+    def __init__(self, walk: Walk, tokens: int, cards: int) -> None:
+        model, c = walk.model, walk.model.config
+        known = not c.gated and model.arithmetic.math is Math.BF16 and _is_known(walk.attend)
+        pays = cards >= FEWEST_CARDS and tokens * c.hidden <= MOST_VALUES
+        self.able = model.device == "cuda" and known and pays and not debugging()
+        self._walk, self._kept = walk, dict[Any, _Kept]()
+        room = 2 if self.able else 0
         self._queries = [import_cupy().empty((tokens, c.heads, c.head_dim), "float16") for _ in range(room)]
 
     def queries(self, layer: int) -> Floats | None:
         """Where the queries of a layer go, if all turns are to find them there."""
-        return self._queries[layer % 2] if self.able else None
+        return self._queries[layer % 2] if self._queries else None
 
     def turn(self, layer: int, make: Callable[[], Asked]) -> Asked:
         """Queue the turn that begins with attention in a layer.
@@ -77,16 +87,20 @@ class RepeatedTurns:
         if weights is None:
             return make()
         kind = layer % 2, *((w.format.name, w.shape) if isinstance(w, PackedWeight) else w.shape for w in weights)
+        arrays = [one.data if isinstance(one, PackedWeight) else one for one in weights]
         if kind in self._kept:
-            kept = self._kept[kind]
-            return make() if kept is None else self._again(kept, layer, _addresses(weights))
+            return self._again(self._kept[kind], layer, [one.data.ptr for one in arrays])
+        if len(self._kept) == MOST_KINDS:
+            return make()
         recording = Recording()
         with recording.going_on():
             asked = make()
         read = self._read(layer)
-        exchanged = [*_addresses(weights), *([] if read is None else [read.counts.data.ptr])]
-        repeat = recording.repeat(exchanged)
-        self._kept[kind] = None if repeat is None else _Kept(repeat, read)
+        repeat = recording.repeat(arrays if read is None else [*arrays, read.counts])
+        if repeat is None:
+            self.able = False
+        else:
+            self._kept[kind] = _Kept(repeat, read)
         return asked
 
     def _again(self, kept: _Kept, layer: int, weights: list[int]) -> Asked:
@@ -105,17 +119,19 @@ class RepeatedTurns:
         return attend.reads[layer][-1] if isinstance(attend, SparseAttention) and attend.reads.get(layer) else None
 
 
+def _is_known(attend: Any) -> bool:
+    """Whether it launches kernels of `sp` and does nothing else on the device, and the same in every layer."""
+    known = FlashPrefill | TopDensity | BlockBudget
+    return attend is dense_attention or (type(attend) is SparseAttention and isinstance(attend.selector, known))
+
+
 def _weights(block: Block, then: Block) -> list[Any] | None:
     """All that a turn reads of two layers, and nothing else; None where it is not known."""
     ffn, before, after = block.ffn, block.mixer, then.mixer
-    if not (type(before) is type(after) is Attention and type(ffn) is SwiGLU):
+    if not (type(block) is Block and type(before) is type(after) is Attention and type(ffn) is SwiGLU):
         return None
     matrices = before.out, ffn.gate, ffn.up, ffn.down, after.q, after.k, after.v
     if not all(isinstance(one, PackedWeight) for one in matrices):
         return None
     vectors = block.ffn_norm, then.attn_norm, *(after.biases or ()), after.norms.q, after.norms.k
     return [*matrices, *(one for one in vectors if one is not None)]
-
-
-def _addresses(weights: list[Any]) -> list[int]:
-    return [(one.data if isinstance(one, PackedWeight) else one).data.ptr for one in weights]

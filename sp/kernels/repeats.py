@@ -2,9 +2,9 @@
 
 Planning a launch takes the host several times as long as giving it to the driver: shapes are checked, a form of the
 kernel is chosen, arrays are made. Layers of a model are alike but for their weights. So what one of them launched is
-kept, with its arguments and the arrays they name, and for another the addresses of weights are exchanged.
+kept, with its arguments and all arrays that were made for it, and for another the addresses of weights are exchanged.
 
-Unlike a CUDA graph this needs no capture, takes no memory of its own, and what is exchanged costs one store an address.
+Unlike a CUDA graph this needs no capture, and what is exchanged costs one store an address.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
-from sp.kernels.device import import_cupy, standing_in
+from sp.kernels.device import driver, import_cupy, standing_in
 from sp.kernels.setting import setting
+
+Span = tuple[int, int]
+"""Where an array begins, and its bytes."""
 
 _present: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
@@ -26,7 +29,11 @@ _present: ContextVar[Recording | None] = ContextVar("recording", default=None)
 @contextmanager
 def unrecorded() -> Iterator[None]:
     """Inside, what is done is no part of a recording under way."""
-    with setting(_present, None), standing_in(None):
+    recording = _present.get()
+    if recording is None:
+        yield
+        return
+    with setting(_present, None), standing_in(recording.cupy):
         yield
 
 
@@ -79,27 +86,34 @@ class Recording:
         Made meanwhile. Launches may know them by a tensor map alone, which holds no array.
     foreign : str
         What else CuPy was asked for, which is not recorded; empty if nothing was. Methods of arrays are not seen.
+    cupy : module
+        CuPy itself.
     """
 
     def __init__(self) -> None:
         self.made: list[Launch | Zeros] = []
         self.held: list[Any] = []
         self.foreign = ""
+        self.cupy = import_cupy()
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
         """Inside, kernels and zeros are done, and recorded."""
-        with setting(_present, self), standing_in(_SeenCuPy(self, import_cupy())):
+        with setting(_present, self), standing_in(_SeenCuPy(self)):
             yield
 
-    def repeat(self, exchanged: Sequence[int]) -> Repeat | None:
-        """What does the same again with other addresses in the place of those `exchanged`.
+    def repeat(self, exchanged: Sequence[Any]) -> Repeat | None:
+        """What does the same again with other arrays in the place of those `exchanged`, which lie apart.
 
-        None where that cannot be: something foreign was done, or one of the addresses is no argument of any launch, so
-        what lies there reached the device in another way.
+        None where that cannot be: something foreign was done, one of the arrays was made zero, or none of it is an
+        argument of any launch, so it reached the device in another way.
         """
-        given = {address_of(value) for one in self.made if isinstance(one, Launch) for value in one.arguments}
-        return None if self.foreign or not given.issuperset(exchanged) else Repeat(self.made, self.held, exchanged)
+        if self.foreign:
+            return None
+        spans = [(one.data.ptr, one.nbytes) for one in exchanged]
+        cleared = {one.array.data.ptr for one in self.made if isinstance(one, Zeros)}
+        repeat = Repeat(self.made, self.held, spans)
+        return repeat if repeat.places == set(range(len(spans))) and not cleared & {at for at, _ in spans} else None
 
 
 def address_of(value: Any) -> int | None:
@@ -111,19 +125,19 @@ class _SeenCuPy:
     """What `import_cupy` gives inside of a recording: CuPy, whose use is looked at."""
 
     MAKING = ("empty", "empty_like", "ndarray")
-    """They put nothing in the device's queue; nor do other types, and what `cuda` has."""
+    """They put nothing in the device's queue; nor do types, nor what ops ask `cuda` for."""
 
-    def __init__(self, recording: Recording, cupy: Any) -> None:
-        self._recording, self._cupy = recording, cupy
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
 
     def zeros(self, shape: Any, dtype: Any = float) -> Any:
         """As CuPy's, to be repeated."""
-        array = self._cupy.zeros(shape, dtype)
+        array = self._recording.cupy.zeros(shape, dtype)
         self._recording.made.append(Zeros(array))
         return array
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._cupy, name)
+        found = getattr(self._recording.cupy, name)
         if name in self.MAKING:
             return partial(self._make, found)
         if name != "cuda" and not isinstance(found, type):
@@ -137,36 +151,51 @@ class _SeenCuPy:
 
 
 class Repeat:
-    """Recorded launches, ready to be given to the driver again, on the stream they went to; see `Recording.repeat`."""
+    """Recorded launches, ready to be given to the driver again, on the stream they went to; see `Recording.repeat`.
 
-    def __init__(self, made: Sequence[Launch | Zeros], arrays: Sequence[Any], exchanged: Sequence[int]) -> None:
-        self._held: list[Any] = [*made, *arrays]  # and below what the driver reads
-        self._slots: list[tuple[Any, int, int]] = []
-        places = {address: place for place, address in enumerate(exchanged)}
+    Parameters
+    ----------
+    made, held
+        See `Recording`.
+    exchanged : sequence of Span
+        Kernels may be given any part of them.
+    """
+
+    def __init__(self, made: Sequence[Launch | Zeros], held: Sequence[Any], exchanged: Sequence[Span]) -> None:
+        self._held: list[Any] = [*made, *held]  # and below what the driver reads
+        self._slots: list[tuple[Any, int, int, int]] = []
         stream = ctypes.c_void_p(import_cupy().cuda.get_current_stream().ptr)
-        launch, fill = _driver()
+        launch, fill = driver().cuLaunchKernel, driver().cuMemsetD8Async
         self._calls = [
             (fill, (ctypes.c_void_p(one.array.data.ptr), ctypes.c_ubyte(0), ctypes.c_size_t(one.array.nbytes), stream))
             if isinstance(one, Zeros)
-            else (launch, (*self._packed(one, places, stream), None))
+            else (launch, (*self._packed(one, exchanged, stream), None))
             for one in made
         ]
 
+    @property
+    def places(self) -> set[int]:
+        """Which of the exchanged arrays are arguments."""
+        return {place for _, _, place, _ in self._slots}
+
     def __call__(self, addresses: Sequence[int]) -> None:
-        """Do it again, with these addresses in the place of those exchanged.
+        """Do it again, with arrays of the same layout that begin at these addresses in the place of those exchanged.
 
         Raises
         ------
         DeviceError
             When the driver refuses a launch.
         """
-        for values, index, place in self._slots:
-            values[index] = addresses[place]
+        for values, index, place, offset in self._slots:
+            values[index] = addresses[place] + offset
         for call, given in self._calls:
             if status := call(*given):
-                raise DeviceError(f"a launch was repeated and failed with CUDA error {status}")
+                raise DeviceError(
+                    f"CUDA error {status} when launches were repeated; run again with SP_KERNEL_DEBUG=1, which repeats "
+                    "none and names the kernel"
+                )
 
-    def _packed(self, one: Launch, places: dict[int, int], stream: Any) -> tuple[Any, ...]:
+    def _packed(self, one: Launch, exchanged: Sequence[Span], stream: Any) -> tuple[Any, ...]:
         """The driver's arguments: kernel, grid, block, shared memory, stream, and where each of the kernel's own is."""
         values, pointers = (ctypes.c_uint64 * len(one.arguments))(), (ctypes.c_void_p * len(one.arguments))()
         self._held.append(values)
@@ -174,8 +203,9 @@ class Repeat:
             pointers[i] = here = ctypes.addressof(values) + 8 * i
             if (address := address_of(value)) is not None:
                 values[i] = address
-                if address in places:
-                    self._slots.append((values, i, places[address]))
+                for place, (start, nbytes) in enumerate(exchanged):
+                    if 0 <= address - start < nbytes:
+                        self._slots.append((values, i, place, address - start))
             elif value.nbytes > 8:  # a tensor map, read where it lies
                 pointers[i] = value.ctypes.data
             else:
@@ -183,10 +213,3 @@ class Repeat:
         sides = (*one.grid, *(1,) * (3 - len(one.grid)), *one.block, *(1,) * (3 - len(one.block)))
         numbers = [ctypes.c_uint(each) for each in (*sides, one.shared)]
         return ctypes.c_void_p(one.kernel), *numbers, stream, pointers
-
-
-@cache
-def _driver() -> tuple[Any, Any]:
-    """``cuLaunchKernel`` and ``cuMemsetD8Async``."""
-    library = ctypes.CDLL("libcuda.so.1")
-    return library.cuLaunchKernel, library.cuMemsetD8Async
