@@ -111,6 +111,8 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="JSON-lines file to append to")
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
+    if arguments.out.is_dir():
+        parser.error(f"{arguments.out} is a folder; name a file, e.g. {arguments.out / 'sample_ttft.jsonl'}")
     pipeline = sp.load(device="cpu")
     pipeline.warm_up()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
