@@ -163,7 +163,7 @@ def test_reports_of_rows_that_name_no_drafter(tmp_path: Path) -> None:
     [
         ("docs/quickstart.md", 1, {OURS}),
         ("docs/results/study.md", 1, {TRAINED_FOR}),
-        pytest.param("sp/assets/MODEL_CARD.md", 0, {OURS}, marks=measured),  # controls alone, until scorers were run
+        pytest.param("sp/assets/MODEL_CARD.md", 1, {OURS}, marks=measured),
         ("results/nvidia-h200/study/report.md", 30, {TRAINED_FOR, OURS}),
     ],
 )
