@@ -9,13 +9,11 @@ has no call for it, and calling the driver from here takes the host longer than 
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import Any
 
-import numpy as np
-
 from sp.errors import DeviceError
-from sp.kernels.device import import_cupy
+from sp.kernels.device import driver, import_cupy
+from sp.kernels.repeats import packed
 
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
@@ -39,11 +37,6 @@ class _Config(ctypes.Structure):
     )
 
 
-@cache
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-
-
 def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...], shared: int) -> None:
     """Start `function`, a loaded kernel, on the current stream.
 
@@ -60,15 +53,7 @@ def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tupl
     shared : int
         Dynamic shared memory in bytes.
     """
-    values = np.zeros(len(arguments), np.uint64)
-    pointers = values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.uint64)
-    for i, value in enumerate(arguments):
-        if hasattr(value, "data") and hasattr(value.data, "ptr"):
-            values[i] = value.data.ptr
-        elif value.nbytes > 8:  # a tensor map, read where it lies
-            pointers[i] = value.ctypes.data
-        else:
-            values[i : i + 1].view(np.uint8)[: value.nbytes] = np.frombuffer(value.tobytes(), np.uint8)
+    _values, pointers = packed(arguments)  # the first is what the second points to
     attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     config = _Config(
         (ctypes.c_uint * 3)(*grid, *(1,) * (3 - len(grid))),
@@ -78,6 +63,6 @@ def launch_pdl(function: Any, grid: tuple[int, ...], block: int, arguments: tupl
         ctypes.pointer(attribute),
         1,
     )
-    status = _driver()(ctypes.byref(config), ctypes.c_void_p(function.ptr), ctypes.c_void_p(pointers.ctypes.data), None)
+    status = driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function.ptr), pointers, None)
     if status:
         raise DeviceError(f"cuLaunchKernelEx failed with CUDA error {status}")

@@ -121,6 +121,27 @@ def address_of(value: Any) -> int | None:
     return value.data.ptr if hasattr(value, "data") and hasattr(value.data, "ptr") else None
 
 
+def packed(arguments: Sequence[Any]) -> tuple[Any, Any]:
+    """Arguments as the driver reads them: their values, 8 bytes each, and where each of them lies.
+
+    Parameters
+    ----------
+    arguments : sequence
+        Device arrays, NumPy scalars and tensor maps, as `sp.kernels.signature` leaves them. Maps are read where they
+        are; they and the values must stay until the launch was given to the driver.
+    """
+    values, pointers = (ctypes.c_uint64 * len(arguments))(), (ctypes.c_void_p * len(arguments))()
+    for i, value in enumerate(arguments):
+        pointers[i] = here = ctypes.addressof(values) + 8 * i
+        if (address := address_of(value)) is not None:
+            values[i] = address
+        elif value.nbytes > 8:
+            pointers[i] = value.ctypes.data
+        else:
+            ctypes.memmove(here, value.tobytes(), value.nbytes)
+    return values, pointers
+
+
 class _SeenCuPy:
     """What `import_cupy` gives inside of a recording: CuPy, whose use is looked at."""
 
@@ -197,19 +218,14 @@ class Repeat:
 
     def _packed(self, one: Launch, exchanged: Sequence[Span], stream: Any) -> tuple[Any, ...]:
         """The driver's arguments: kernel, grid, block, shared memory, stream, and where each of the kernel's own is."""
-        values, pointers = (ctypes.c_uint64 * len(one.arguments))(), (ctypes.c_void_p * len(one.arguments))()
+        values, pointers = packed(one.arguments)
         self._held.append(values)
         for i, value in enumerate(one.arguments):
-            pointers[i] = here = ctypes.addressof(values) + 8 * i
-            if (address := address_of(value)) is not None:
-                values[i] = address
-                for place, (start, nbytes) in enumerate(exchanged):
-                    if 0 <= address - start < nbytes:
-                        self._slots.append((values, i, place, address - start))
-            elif value.nbytes > 8:  # a tensor map, read where it lies
-                pointers[i] = value.ctypes.data
-            else:
-                ctypes.memmove(here, value.tobytes(), value.nbytes)
+            if (address := address_of(value)) is None:
+                continue
+            for place, (start, nbytes) in enumerate(exchanged):
+                if 0 <= address - start < nbytes:
+                    self._slots.append((values, i, place, address - start))
         sides = (*one.grid, *(1,) * (3 - len(one.grid)), *one.block, *(1,) * (3 - len(one.block)))
         numbers = [ctypes.c_uint(each) for each in (*sides, one.shared)]
         return ctypes.c_void_p(one.kernel), *numbers, stream, pointers

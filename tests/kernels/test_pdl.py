@@ -35,7 +35,7 @@ def test_arguments_reach_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     stream = SimpleNamespace(ptr=77)
-    monkeypatch.setattr(pdl, "_driver", lambda: driver)
+    monkeypatch.setattr(pdl, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=driver))
     monkeypatch.setattr(
         pdl, "import_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
     )
