@@ -36,6 +36,8 @@ class Stage:
         Shares of samples with skipped positions, and with dropped chunks.
     shape : (start, end)
         Factors of the rate at the two ends of the stage.
+    turns, workers : int
+        Steps in a round and processes that write batches, where stages take turns (`in_turns.py`).
     """
 
     name: str
@@ -55,6 +57,8 @@ class Stage:
     shape: tuple[float, float] = (1.0, 1.0)
     warmup: int = 30
     muon: float = 1.0
+    turns: int = 1
+    workers: int = 1
 
 
 Batch = dict[str, NDArray[Any]]

@@ -21,6 +21,7 @@ from captured import CapturedStep
 from compose import LABELS
 from export import load_quantised, load_weights
 from feed import Stage, feed
+from in_turns import train
 from layers import GGUFModule
 from models import formats
 from muon import Muon
@@ -135,7 +136,11 @@ def main() -> None:
     for stage in cfg["stages"]:
         stage["seconds"] *= args.pace
     stages = [Stage(**{**s, "mix": {**mix, **s.get("mix", {})}}) for s in cfg["stages"]]
-    batches = feed(role, args.data, stages, args.workers, cfg["seed"])  # before CUDA
+    turns = "together" in cfg
+    if turns:  # before CUDA
+        feeds = [feed(role, args.data, [s], s.workers, cfg["seed"] + 100 * i) for i, s in enumerate(stages)]
+    else:
+        feeds = [feed(role, args.data, stages, args.workers, cfg["seed"])]
     torch.manual_seed(cfg["seed"])
     torch.backends.cuda.matmul.allow_tf32 = True
     if gpu:
@@ -162,10 +167,9 @@ def main() -> None:
     day = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     init = args.init.name if args.init else None
     emit({"role": role, "config": cfg, "torch": torch.__version__, "device": card, "date": day, "init": init})
-    for i, stage in enumerate(stages):
-        if time.time() - began > args.limit:
-            break
-        batches.current.value = i
+
+    def begin(stage: Stage) -> Step:
+        """The step of a stage, with the attention kernel and the formats that it asks for."""
         if gpu and not args.flash:
             taken, told = quicker(shape_of(stage, role))
             torch.cuda.empty_cache()
@@ -173,7 +177,29 @@ def main() -> None:
             emit({"stage_begin": stage.name} | told)
         packed = formats(model, role) if stage.quantise else {}
         model.bits = {name: BITS[fmt.name] for name, fmt in packed.items() if fmt.name in BITS}
-        one = Step(model, optimisers, stage, args.device)
+        return Step(model, optimisers, stage, args.device)
+
+    if turns:
+
+        def left() -> float:
+            return min(cfg["together"] * args.pace, began + args.limit - time.time())
+
+        def set_rates(adam: float, matrices: float) -> None:
+            rate.fill_(adam)
+            matrix_rate.fill_(matrices)
+
+        sync = torch.cuda.synchronize if gpu else lambda: None
+        for more in train(stages, feeds, begin, left, set_rates, emit, cfg.get("log_seconds", 15.0), sync):
+            step, tokens = step + 1, tokens + more
+        if gpu:
+            emit({"stage_end": "together", "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)})
+        save(model, args.out / f"{role}.safetensors")
+        stages = []
+    for i, stage in enumerate(stages):
+        if time.time() - began > args.limit:
+            break
+        feeds[0].current.value = i
+        batches, one = feeds[0], begin(stage)
         rate.zero_()
         matrix_rate.zero_()
         start = last = time.time()
@@ -211,7 +237,8 @@ def main() -> None:
             emit({"stage_end": stage.name, "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)})
             torch.cuda.empty_cache()
         save(model, args.out / f"{role}.safetensors")
-    batches.stop()
+    for one_feed in feeds:
+        one_feed.stop()
     emit({"done": role, "steps": step, "tokens": tokens, "seconds": round(time.time() - began, 1)})
 
 

@@ -158,7 +158,7 @@ class Updates(StoryTask):
         One example in so many asks for what was never told; 0 for none.
     """
 
-    never: int = 24
+    never: int = 48
 
     held_out: ClassVar[UpdatesPhrases] = HELD_OUT
     spacing: ClassVar[int] = 128
