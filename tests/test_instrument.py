@@ -18,8 +18,10 @@ from embedded_pair import ROOT, known_task
 sys.path.append(str(ROOT / "experiments" / "instrument"))
 sys.path.append(str(ROOT / "experiments" / "needle_pair"))
 
+import in_turns
 import model_card
 import parts
+from feed import Stage
 from fit_curves import points
 from phrases.crowd import PARTS, crowded
 from phrases.dialect import FRAMES, SLOTS, dialect, spoken
@@ -206,6 +208,52 @@ def test_the_rate_of_a_last_part_falls_along_one_line(name: str) -> None:
             assert stage["lr"] * end == pytest.approx(first + (last - first) * at / whole, rel=0.02), stage["name"]
         passed += stage["seconds"]
     assert stages[-1]["quantise"]
+
+
+class Seen:
+    """Takes steps of a second by a clock of its own, and counts them."""
+
+    now, taken = 0.0, 0
+
+    def __init__(self, rates: list[float]) -> None:
+        self.rates, self.at = rates, list[float]()
+
+    def __call__(self, batch: dict[str, Any]) -> None:
+        Seen.now += 1.0
+        self.at.append(self.rates[-1])
+
+    def next(self) -> dict[str, Any]:
+        return {}
+
+    def seen(self) -> dict[str, Any]:
+        return {"loss": 1.0}
+
+
+def test_stages_in_turns_share_the_time_and_one_falling_rate() -> None:
+    Seen.now = 0.0
+    rates, told = list[float](), list[dict[str, Any]]()
+    some = [
+        Stage("long", 64, 1, 0.0, 0.5, turns=1, warmup=1, shape=(1.0, 0.0)),
+        Stage("short", 8, 2, 0.0, 0.5, turns=4, warmup=1, shape=(1.0, 0.0), muon=2.0),
+    ]
+    steps = {stage.name: Seen(rates) for stage in some}
+
+    def left() -> float:
+        assert (Seen.now, set(rates)) == (2.0, {0.0}), "first steps come before the time, at a rate of 0"
+        return 100.0
+
+    tokens = list(
+        in_turns.train(
+            some, list(steps.values()), lambda stage: steps[stage.name], left,
+            lambda adam, _: rates.append(adam), told.append, 10.0, lambda: None, lambda: Seen.now,
+        )
+    )  # fmt: skip
+    assert [len(one.at) for one in steps.values()] == [21, 81]
+    assert tokens[2:7] == [16, 16, 64, 16, 16]
+    assert rates[1:] == pytest.approx([0.5 * (1 - i / 100) for i in range(100)])
+    assert in_turns.rates(some[1], 1, 0.5) == (0.25, 0.5)
+    assert [(one["stage"], one["step"]) for one in told[:2]] == [("long", 3), ("short", 10)]
+    assert told[-1]["share"] == pytest.approx(0.98, abs=0.02)
 
 
 @pytest.mark.parametrize("name", [*PARTS, "babi", "json"])

@@ -1,8 +1,8 @@
 """Stages that take turns, step by step, until the time is over: no length is forgotten while another is read.
 
-A configuration with ``together: SECONDS`` trains so. `Stage.turns` says how many steps a stage takes in a round, `Stage.
-workers` how many processes write its batches, and the rate of all falls along one line by time, from `Stage.shape`'s
-first factor to its last. `Stage.seconds` and `Stage.until` say nothing here.
+A configuration with ``together: SECONDS`` trains so. `Stage.turns` says how many steps a stage takes in a round and
+`Stage.workers` how many processes write its batches; the rate of all falls along one line by time, from the first
+factor of `Stage.shape` to its last. `Stage.seconds` and `Stage.until` say nothing here.
 """
 
 from __future__ import annotations

@@ -21,13 +21,23 @@ MARKS = ("<!-- parts -->", "<!-- /parts -->")
 
 
 def stages(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Logged lines by stage, in order."""
+    """Logged lines by stage, in order; of stages that take turns (`in_turns.py`) those in which they had one."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        if "first_acc" in record:
-            found.setdefault(record["stage"], []).append(record)
+    turns: dict[str, Any] = {}
+    for record in map(json.loads, path.read_text().splitlines()):
+        if "config" in record:
+            turns = {s["name"]: s for s in record["config"]["stages"]} if "together" in record["config"] else {}
+        if "first_acc" in record and (not turns or record["loss"]):
+            so_far = _by_turns(turns[record["stage"]], record) if turns else {}
+            found.setdefault(record["stage"], []).append(record | so_far)
     return found
+
+
+def _by_turns(stage: dict[str, Any], record: dict[str, Any]) -> dict[str, float]:
+    """Tokens of a stage that takes turns, and its rate: of both its steps and the share of the time tell."""
+    first, final = stage["shape"]
+    rate = stage["lr"] * (first + (final - first) * record["share"])
+    return {"tokens": record["step"] * stage["batch"] * stage["length"], "lr": rate}
 
 
 def ended(path: Path) -> dict[str, Any]:
@@ -80,7 +90,7 @@ def by_stage(files: list[Path]) -> str:
             read = [f"{(last['tokens'] - before) / 1e6:.1f}", "" if math.isnan(pace) else f"{pace:.2f}"]
             fitted = [f"{rates[0]:.2g} to {rates[-1]:.2g}", f"{last['loss']:.3f}"]
             rows.append([*stage, *read, *fitted, share(lines[:LAST]), share(lines)])
-            before = last["tokens"]
+            before = 0 if "share" in last else last["tokens"]
     return markdown(rows)
 
 
