@@ -194,8 +194,7 @@ def main() -> None:
         if gpu:
             emit({"stage_end": "together", "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)})
         save(model, args.out / f"{role}.safetensors")
-        stages = []
-    for i, stage in enumerate(stages):
+    for i, stage in enumerate([] if turns else stages):
         if time.time() - began > args.limit:
             break
         feeds[0].current.value = i
