@@ -254,6 +254,9 @@ def test_stages_in_turns_share_the_time_and_one_falling_rate() -> None:
     assert in_turns.rates(some[1], 1, 0.5) == (0.25, 0.5)
     assert [(one["stage"], one["step"]) for one in told[:2]] == [("long", 3), ("short", 10)]
     assert told[-1]["share"] == pytest.approx(0.98, abs=0.02)
+    in_turns.check_finite(told[-1])
+    with pytest.raises(SystemExit, match="loss is not finite"):
+        in_turns.check_finite({"loss": float("nan")})
 
 
 @pytest.mark.parametrize("name", [*PARTS, "babi", "json"])

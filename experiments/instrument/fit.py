@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from captured import CapturedStep
 from compose import LABELS
 from export import load_quantised, load_weights
 from feed import Stage, feed
-from in_turns import train
+from in_turns import check_finite, rates, train
 from layers import GGUFModule
 from models import formats
 from muon import Muon
@@ -168,6 +167,10 @@ def main() -> None:
     init = args.init.name if args.init else None
     emit({"role": role, "config": cfg, "torch": torch.__version__, "device": card, "date": day, "init": init})
 
+    def set_rates(adam: float, matrices: float) -> None:
+        rate.fill_(adam)
+        matrix_rate.fill_(matrices)
+
     def begin(stage: Stage) -> Step:
         """The step of a stage, with the attention kernel and the formats that it asks for."""
         if gpu and not args.flash:
@@ -184,10 +187,6 @@ def main() -> None:
         def left() -> float:
             return min(cfg["together"] * args.pace, began + args.limit - time.time())
 
-        def set_rates(adam: float, matrices: float) -> None:
-            rate.fill_(adam)
-            matrix_rate.fill_(matrices)
-
         sync = torch.cuda.synchronize if gpu else lambda: None
         for more in train(stages, feeds, begin, left, set_rates, emit, cfg.get("log_seconds", 15.0), sync):
             step, tokens = step + 1, tokens + more
@@ -199,8 +198,7 @@ def main() -> None:
             break
         feeds[0].current.value = i
         batches, one = feeds[0], begin(stage)
-        rate.zero_()
-        matrix_rate.zero_()
+        set_rates(0.0, 0.0)
         start = last = time.time()
         local, waited, best = 0, 0.0, 0.0
         while (used := time.time() - start) < stage.seconds and best <= stage.until:
@@ -212,12 +210,7 @@ def main() -> None:
             if local == 1:
                 start = time.time()  # compiling, the capture and the first batch are no training
             if local > 4:
-                first, final = stage.shape
-                now = (
-                    stage.lr * min(1.0, local / stage.warmup) * (first + (final - first) * min(1, used / stage.seconds))
-                )
-                rate.fill_(now)
-                matrix_rate.fill_(now * stage.muon)
+                set_rates(*rates(stage, local, used / stage.seconds))
             one(batch)
             local, step, tokens = local + 1, step + 1, tokens + stage.batch * stage.length
             if gpu and local % 4 == 0:
@@ -228,8 +221,7 @@ def main() -> None:
                 emit({"stage": stage.name, "step": step, "tokens": tokens, "seconds": round(time.time() - began, 1)}
                      | seen | {"lr": round(rate.item(), 6), "waited": round(waited, 1)})  # fmt: skip
                 last = time.time()
-                if not math.isfinite(seen["loss"]):
-                    raise SystemExit("loss is not finite")
+                check_finite(seen)
         del one
         if gpu:
             torch.cuda.synchronize()

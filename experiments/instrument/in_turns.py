@@ -7,6 +7,7 @@ factor of `Stage.shape` to its last. `Stage.seconds` and `Stage.until` say nothi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,10 +52,16 @@ def order(stages: list[Stage]) -> list[int]:
 
 
 def rates(stage: Stage, steps: int, share: float) -> tuple[float, float]:
-    """Rates of AdamW and of matrices after so many steps of a stage, when a share of all time is over."""
+    """Rates of AdamW and of matrices after so many steps of a stage, when a share of its time is over."""
     first, final = stage.shape
     now = stage.lr * min(1.0, steps / stage.warmup) * (first + (final - first) * min(1.0, share))
     return now, now * stage.muon
+
+
+def check_finite(seen: dict[str, Any]) -> None:
+    """End the training if a loss is no number: nothing is learned from there on."""
+    if not math.isfinite(seen["loss"]):
+        raise SystemExit("loss is not finite")
 
 
 def train(
@@ -100,6 +107,8 @@ def train(
             sync()
         if clock() - last > log_seconds:
             for turn in turns:
+                seen = turn.step.seen()
                 emit({"stage": turn.stage.name, "step": turn.taken, "seconds": round(clock() - start, 1)}
-                     | turn.step.seen() | {"share": round(used / seconds, 3), "waited": round(waited, 1)})  # fmt: skip
+                     | seen | {"share": round(used / seconds, 3), "waited": round(waited, 1)})  # fmt: skip
+                check_finite(seen)
             last = clock()
