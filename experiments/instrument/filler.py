@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 from pieces import Bank
@@ -16,6 +17,8 @@ POOL = 600
 """Pieces of a set of phrases that a process keeps at hand."""
 OWN = 0.85
 """Of the filler between stories whose task has some of its own."""
+INLINE = 0.6
+"""Of running text, how much begins and ends within a line."""
 
 
 class Told:
@@ -27,12 +30,19 @@ class Told:
         A story of about so many passages.
     stream : iterator of sentences or None
         Text of the task's own kind in the same phrases.
+    running : bool
+        Whether that is running text, so that passages may stand within its lines.
     pool : list of token lists
         What was drawn of it.
     """
 
-    def __init__(self, story: Callable[[random.Random, int], Story], stream: Iterator[Sentence] | None) -> None:
-        self.story, self.stream = story, stream
+    def __init__(
+        self,
+        story: Callable[[random.Random, int], Story],
+        stream: Iterator[Sentence] | None,
+        running: bool = False,
+    ) -> None:
+        self.story, self.stream, self.running = story, stream, running
         self.pool: list[list[int]] = []
 
 
@@ -41,8 +51,11 @@ class Filler:
 
     def __init__(self, encoder: Encoder, bank: Bank, rng: random.Random) -> None:
         self.encoder, self.bank, self.rng = encoder, bank, rng
-        ids = bank.kinds["grammar"][0]
-        self.closings = encoder.decode(ids[:20_000].tolist()).splitlines()[1:-1]
+
+    @cached_property
+    def closings(self) -> list[str]:
+        """Lines of the bank that a document may end with."""
+        return self.encoder.decode(self.bank.kinds["grammar"][0][:20_000].tolist()).splitlines()[1:-1]
 
     def closing(self, told: Sequence[Told], length: int) -> str:
         """The last sentence of a document, as text."""
@@ -55,10 +68,13 @@ class Filler:
         """Filler of at most so many tokens between such stories, and whether it stands inside running text."""
         rng, own = self.rng, [one for one in told if one.stream]
         if own and rng.random() < OWN:
-            return self._own(rng.choice(own), size), False
+            one = rng.choice(own)
+            if one.running and plain and rng.random() < INLINE:
+                return self._within(one, size), True
+            return self._own(one, size), False
         kind = rng.choices(("grammar", "prose", "code", "noise"), (0.45, 0.25, 0.2, 0.1))[0]
         ids, lines, _, stops = self.bank.kinds[kind]
-        inline = plain and kind in ("grammar", "prose") and rng.random() < 0.6
+        inline = plain and kind in ("grammar", "prose") and rng.random() < INLINE
         cuts = stops if inline else lines
         out: list[int] = []
         while size - len(out) > 12:
@@ -72,6 +88,14 @@ class Filler:
             if left < 4000:
                 break
         return out, inline
+
+    def _within(self, told: Told, size: int) -> list[int]:
+        """Text of the task's own that goes on with a line and ends within another."""
+        assert told.stream is not None
+        begin = self.encoder(f" {next(told.stream).text}\n")
+        end = self.encoder(next(told.stream).text)
+        left = size - len(begin) - len(end)
+        return [*begin, *self._own(told, left), *end] if left >= 0 else []
 
     def _own(self, told: Told, size: int) -> list[int]:
         pool, stream = told.pool, told.stream

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from filler import Told
+from mentions import mentions
 from phrases.crowd import crowded
 from phrases.dialect import FRAMES, LEAST, MOST, dialect, some
 from phrases.grown import GROWN, SPELT, grown, spelt
@@ -31,6 +32,8 @@ CROWDED = 0.6
 """Of stories in all phrases, those whose names are crowded."""
 DIALECTS = 0.8
 """Of stories of tasks that have dialects, those told in one."""
+MENTIONED = ("nolima",)
+"""Tasks without text of their own whose people are spoken of between stories."""
 KEPT, NEW = 12, 0.1
 """Dialects that a process keeps at hand, and how often one of them gives way to another."""
 Way = tuple[bool, bool]
@@ -53,7 +56,7 @@ class Teller:
             return
         self.phrases: Any = import_module(f"phrases.{name}").TRAIN
         self.tasks: list[Any] = [TASKS.build(name, options) for options in SIZES.get(name, ({},))]
-        self.plain = Told(self._crowded, self._stream(self.phrases))
+        self.plain = self._told(self._crowded, self.phrases)
 
     def told(self, grammar: float = 0.0, letters: float = 0.0) -> Told:
         """Who tells the next story; in the grammar, and with spelt names, so often where the task has either."""
@@ -83,7 +86,7 @@ class Teller:
         elif not letters:
             phrases = crowded(self.name, phrases, self.rng, most)
         tell = self._story(phrases, most)
-        return Told(lambda rng, facts: sent(tell(rng, facts)), self._stream(phrases))
+        return self._told(lambda rng, facts: sent(tell(rng, facts)), phrases)
 
     def _story(self, phrases: Any, most: int) -> Callable[[random.Random, int], Story]:
         return lambda rng, facts: rng.choice(self.tasks).story(rng, phrases, min(facts, most))
@@ -92,8 +95,10 @@ class Teller:
         phrases = crowded(self.name, self.phrases, rng, facts) if rng.random() < CROWDED else self.phrases
         return rng.choice(self.tasks).story(rng, phrases, facts)  # type: ignore[no-any-return]
 
-    def _stream(self, phrases: Any) -> Any:
-        """Text of the task's own kind in the phrases, if it has such."""
-        if TASKS.class_of(self.name).filler is StoryTask.filler:  # type: ignore[attr-defined]
-            return None
-        return self.tasks[-1].filler(random.Random(self.rng.random()), phrases)
+    def _told(self, story: Callable[[random.Random, int], Story], phrases: Any) -> Told:
+        """With text of the task's own kind in the phrases if it has such, or of people called as the phrases' are."""
+        if TASKS.class_of(self.name).filler is not StoryTask.filler:  # type: ignore[attr-defined]
+            return Told(story, self.tasks[-1].filler(random.Random(self.rng.random()), phrases))
+        if self.name not in MENTIONED:
+            return Told(story, None)
+        return Told(story, mentions(random.Random(self.rng.random()), phrases.first, phrases.last), running=True)

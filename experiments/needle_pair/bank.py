@@ -15,6 +15,7 @@ import random
 import re
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from words import ADJECTIVES, FIRST_NAMES, LAST_NAMES, NOUNS, split_words
@@ -65,11 +66,18 @@ TEMPLATES = [
 ]
 
 
-def sentence(rng: random.Random, adjectives: list[str], nouns: list[str], towns: list[str]) -> str:
+def sentence(
+    rng: random.Random,
+    adjectives: list[str],
+    nouns: list[str],
+    towns: list[str],
+    first: Sequence[str] = FIRST_NAMES,
+    last: Sequence[str] = LAST_NAMES,
+) -> str:
     """One sentence of the grammar (about 10^9 distinct ones)."""
 
     def person() -> str:
-        return rng.choice(FIRST_NAMES) + (" " + rng.choice(LAST_NAMES) if rng.random() < 0.4 else "")
+        return rng.choice(first) + (" " + rng.choice(last) if rng.random() < 0.4 else "")
 
     numbers = {"year": str(rng.randrange(1400, 2030)), "small": str(rng.randrange(2, 60))}
     time = rng.choice(TIMES).format(**numbers)
