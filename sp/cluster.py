@@ -19,6 +19,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks for no GPU keeps CUDA_VISIBLE_DEVICES as it is
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what its processes have to say stays in its log files, out of our output
+    "RAY_prestart_worker_first_driver": "0",  # else a process a CPU starts at once, and actors wait behind them
 }
 HEAD_SECONDS = 10.0
 """In which a head must take a connection; Ray itself would try for many minutes."""

@@ -10,7 +10,7 @@ from models_page import table
 from sp.studies.board.entries import Board, Entry, read_board
 
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "results" / "nvidia-h200" / "instrument" / "evals_10"
+RECORDS = ROOT / "results" / "nvidia-h100-80gb-hbm3" / "instrument" / "evals"
 TASKS = "nolima", "updates", "code", "multi_session", "json", "fact"
 SCORERS = {
     "full": "full prefill", "probe": "`probe`, task left out", "lines": "`lines`, task left out", "tail": "`tail`",
@@ -22,7 +22,7 @@ SCORERS = {
 
 @cache
 def board() -> Board:
-    """All records of the pair that was embedded before: no other was asked so much."""
+    """All records of the embedded pair."""
     return read_board([RECORDS])
 
 

@@ -118,7 +118,7 @@ def test_the_card_tells_what_records_and_files_say(tmp_path: Path) -> None:
     (cpu / "draft.jsonl").write_text(json.dumps(told | said) + "\n")
     for task in ("code", "json"):
         (results / "evals" / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(task)))
-    model_card.main(results, assets, cpu)
+    model_card.main(results, assets, cpu, results / "evals")
     card = (assets / "MODEL_CARD.md").read_text()
     for line in (
         "| fit_target | 1 | a | 50000 | 5 M | 500000 |",
@@ -139,7 +139,7 @@ def test_the_card_tells_what_records_and_files_say(tmp_path: Path) -> None:
 def test_a_card_without_records_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("drafter.gguf", "target.gguf", "drafter_heads.json"):
         shutil.copy(ASSETS / name, tmp_path)
-    model_card.main(tmp_path / "none", tmp_path, tmp_path / "none")
+    model_card.main(*(tmp_path / name for name in ("none", ".", "none", "none")))
     card = (tmp_path / "MODEL_CARD.md").read_text()
     assert card.count(model_card.NOT_YET) == 3
     assert "{" not in card

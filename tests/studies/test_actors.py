@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +49,28 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     found = read_results([folder / "rows.jsonl"]).all_rows()
     plain = [{key: value for key, value in row.items() if not key.endswith("_s")} for row in found]
     return sorted(plain, key=lambda row: (row["example"], row["cell"]))
+
+
+def below(pid: int) -> list[str]:
+    """Commands of the processes that descend from one."""
+    parents, found = dict[int, int](), dict[int, str]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+    inside = {pid}
+    while more := {one for one, parent in parents.items() if parent in inside} - inside:
+        inside |= more
+    return [found[one] for one in inside - {pid} if one in found]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+def test_a_cluster_of_our_own_starts_no_worker_that_nobody_asked_for(two: cluster.Cluster) -> None:
+    time.sleep(2.0)
+    commands = below(os.getpid())
+    assert any("raylet" in one for one in commands)
+    assert not [one for one in commands if "ray::IDLE" in one or "default_worker.py" in one.partition(" --")[0]]
 
 
 @pytest.mark.slow
