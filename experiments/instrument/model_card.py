@@ -1,8 +1,8 @@
-"""Write ``MODEL_CARD.md`` from records: ``python model_card.py RESULTS ASSETS CPU_RESULTS``; no number is typed.
+"""Write ``MODEL_CARD.md`` from records: ``python model_card.py RESULTS ASSETS CPU_RESULTS EVALS``; no number is typed.
 
-RESULTS: ``fit_*.jsonl`` and ``train_draft.jsonl`` of the training, ``check_draft.jsonl``, and in ``evals/`` the rows of
-`sp eval --out` or `sp sweep`. ASSETS: the files that were measured, ``drafter_heads.json`` beside them. CPU_RESULTS:
-``draft.jsonl`` of `accept_draft`. What has no record yet is said to have none, and told on stderr.
+RESULTS: ``fit_*.jsonl`` and ``train_draft.jsonl`` of the training, ``check_draft.jsonl``. ASSETS: the files that were
+measured, ``drafter_heads.json`` beside them. CPU_RESULTS: ``draft.jsonl`` of `accept_draft`. EVALS: rows of
+`sp eval --out` and `sp sweep` by these files. What has no record yet is said to have none, and told on stderr.
 """
 
 from __future__ import annotations
@@ -113,6 +113,13 @@ def eval_rows(folder: Path) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def measured_on(folder: Path) -> str:
+    """On which GPUs the rows of a folder were measured, if they say so."""
+    sessions = read_results(find_sources([folder]).results).sessions.values()
+    names = sorted({str(one["gpu"]) for one in sessions if one.get("gpu")})
+    return f", on {' and '.join(names)}" if names else ""
+
+
 def full_table(rows: list[dict[str, Any]]) -> str:
     """Right answers of the full prefill by task and length."""
     whole = [row for row in rows if row["cell"] < 0]
@@ -187,12 +194,12 @@ def template(name: str) -> str:
     return (Path(__file__).parent / name).read_text()
 
 
-def main(results: Path, assets: Path, cpu_results: Path) -> None:
+def main(results: Path, assets: Path, cpu_results: Path, evals: Path) -> None:
     """Fill the template."""
     drafter, target = (file_facts(assets / f"{role}.gguf") for role in ("drafter", "target"))
-    rows = eval_rows(results / "evals") if (results / "evals").is_dir() else []
+    rows = eval_rows(evals) if evals.is_dir() else []
     if not rows:
-        print(f"nothing is told of accuracy: no rows in {results / 'evals'}", file=sys.stderr)
+        print(f"nothing is told of accuracy: no rows in {evals}", file=sys.stderr)
     ratio = int(target["inside"].replace(" ", "")) / int(drafter["inside"].replace(" ", ""))
     same = tokens_of(assets / "drafter.gguf") == tokens_of(assets / "target.gguf")
     fill = {f"drafter_{key}": value for key, value in drafter.items()}
@@ -201,6 +208,7 @@ def main(results: Path, assets: Path, cpu_results: Path) -> None:
         "ratio": f"{ratio:.1f}",
         "shared": "the drafter's" if same else "trained on another mix: the two differ",
         "training": training_table(results),
+        "where": measured_on(evals) if rows else "",
         "full": full_table(rows) if rows else NOT_YET,
         "strategies": strategy_tables(rows, note_of_file(assets / "drafter.gguf")) if rows else NOT_YET,
         "heads": heads_sentence(assets / "drafter_heads.json"),
@@ -210,4 +218,4 @@ def main(results: Path, assets: Path, cpu_results: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main(*map(Path, sys.argv[1:5]))
