@@ -54,10 +54,10 @@ def test_outcomes_tell_faults() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
 def test_outcomes_tell_what_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "SECONDS", 0.02)
-    monkeypatch.setattr(outcomes, "GIVEN_UP", 0.3)
     found = Outcomes()
     found.meet([lambda: sum(range(3_000_000))], str)
     found.meet([lambda: bytearray(b"x") * (300 << 20)], str)
+    monkeypatch.setattr(outcomes, "GIVEN_UP", 0.3)
     found.meet([lambda: time.sleep(5)], str)
     told = " ".join(found.faults)
     assert "took more than" in told
