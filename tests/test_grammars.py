@@ -173,7 +173,7 @@ def composer(tmp_path_factory: pytest.TempPathFactory) -> Composer:
     text = bank.grammar(1, 200_000, False)  # prose and code of the real one are read from all of Python's library
     file.write_text(json.dumps({"train": dict.fromkeys(("grammar", "prose", "code"), text)}))
     encoder = Encoder(VOCABULARY)
-    return Composer(encoder, Bank.load(encoder, file, "train"), 3)
+    return Composer(encoder, Bank.load(encoder, file, "train"), 5)
 
 
 def test_labels_of_older_logs_keep_their_numbers() -> None:
@@ -181,13 +181,22 @@ def test_labels_of_older_logs_keep_their_numbers() -> None:
 
 
 def test_lines_are_plain_text_whose_known_words_are_predicted(composer: Composer) -> None:
-    samples = [composer.lines(700) for _ in range(4)]
-    assert 300 < max(len(sample.ids) for sample in samples) <= 700
-    for sample in samples:
+    for _ in range(4):
+        sample = composer.lines(700)
+        assert 300 < len(sample.ids) <= 700
         assert len(set(sample.rows)) == len(sample.rows) == len(sample.first) == len(sample.kind)
         said = composer.encoder.decode(sample.ids[[row + 1 for row in sample.rows]].tolist())
         assert said.count(".") + said.count(",") + said.count(":") >= sample.first.count(2) / 2
         assert composer.encoder.decode(sample.ids.tolist()).count("<|im_start|>") == 1
+
+
+def test_text_around_people_may_hold_their_passages_within_a_line(composer: Composer) -> None:
+    told = composer.tellers["nolima"].told()
+    for size in (5, 400, 900):
+        ids = composer.filler._within(told, size)
+        text = composer.encoder.decode(ids)
+        assert len(ids) <= size
+        assert (not text and size < 900) or (text[0] == " " and text[-1] == "." and "\n" in text)
 
 
 @pytest.mark.parametrize("name", ["drafter-11", "target-11", "drafter-12", "target-12"])

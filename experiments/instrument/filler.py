@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 from pieces import Bank
@@ -51,11 +50,8 @@ class Filler:
 
     def __init__(self, encoder: Encoder, bank: Bank, rng: random.Random) -> None:
         self.encoder, self.bank, self.rng = encoder, bank, rng
-
-    @cached_property
-    def closings(self) -> list[str]:
-        """Lines of the bank that a document may end with."""
-        return self.encoder.decode(self.bank.kinds["grammar"][0][:20_000].tolist()).splitlines()[1:-1]
+        ids = bank.kinds["grammar"][0]
+        self.closings = encoder.decode(ids[:20_000].tolist()).splitlines()[1:-1]
 
     def closing(self, told: Sequence[Told], length: int) -> str:
         """The last sentence of a document, as text."""

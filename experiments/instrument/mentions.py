@@ -10,14 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from bank import sentence
+from bank import line
 from words import ADJECTIVES, NOUNS, split_words
 
 from sp.evals.text.filler import Sentence
 
 TOWNS = 20
-LINE = (2, 8)
-"""Sentences of a line, at least and at most."""
 
 
 def mentions(rng: random.Random, first: Sequence[str], last: Sequence[str]) -> Iterator[Sentence]:
@@ -32,5 +30,4 @@ def mentions(rng: random.Random, first: Sequence[str], last: Sequence[str]) -> I
     adjectives, nouns = split_words(ADJECTIVES)[0], split_words(NOUNS)[0]
     towns = [f"{noun.capitalize()}ton" for noun in rng.sample(nouns, TOWNS)]
     while True:
-        line = [sentence(rng, adjectives, nouns, towns, first, last) for _ in range(rng.randint(*LINE))]
-        yield Sentence(" ".join(line), True)
+        yield Sentence(line(rng, adjectives, nouns, towns, first, last), True)

@@ -98,26 +98,20 @@ def training_table(results: Path) -> str:
     return markdown(["run", "start", "stages", "steps", "tokens", "seconds"], rows)
 
 
-def eval_rows(folder: Path) -> list[dict[str, Any]]:
-    """Rows of every file of `sp eval` and `sp sweep` in a folder, each example once a way to read it.
+def eval_rows(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """Rows of all files of `sp eval` and `sp sweep` in a folder, each example once a way to read it; and on which GPUs.
 
-    Trained scorers are named by what their weights never saw.
+    Trained scorers are named by what their weights never saw. GPUs are those that sweeps tell of.
     """
     sources = find_sources([folder])
-    rows = [row for path in sources.evals for row in read_jsonl(path)]
+    rows, results = [row for path in sources.evals for row in read_jsonl(path)], read_results(sources.results)
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in [*rows, *read_results(sources.results).all_rows()]:
+    for row in [*rows, *results.all_rows()]:
         scorer = LEFT_OUT.sub(" (this task left out)", str(row["scorer"]))
         key = (row["task"], row["example"], scorer, row["selector"], row["keep_ratio"])
         found.setdefault(key, row | {"scorer": scorer})
-    return list(found.values())
-
-
-def measured_on(folder: Path) -> str:
-    """On which GPUs the rows of a folder were measured, if they say so."""
-    sessions = read_results(find_sources([folder]).results).sessions.values()
-    names = sorted({str(one["gpu"]) for one in sessions if one.get("gpu")})
-    return f", on {' and '.join(names)}" if names else ""
+    gpus = sorted({str(one["gpu"]) for one in results.sessions.values() if one.get("gpu")})
+    return list(found.values()), f", on {' and '.join(gpus)}" if gpus else ""
 
 
 def full_table(rows: list[dict[str, Any]]) -> str:
@@ -197,7 +191,7 @@ def template(name: str) -> str:
 def main(results: Path, assets: Path, cpu_results: Path, evals: Path) -> None:
     """Fill the template."""
     drafter, target = (file_facts(assets / f"{role}.gguf") for role in ("drafter", "target"))
-    rows = eval_rows(evals) if evals.is_dir() else []
+    rows, where = eval_rows(evals) if evals.is_dir() else ([], "")
     if not rows:
         print(f"nothing is told of accuracy: no rows in {evals}", file=sys.stderr)
     ratio = int(target["inside"].replace(" ", "")) / int(drafter["inside"].replace(" ", ""))
@@ -208,7 +202,7 @@ def main(results: Path, assets: Path, cpu_results: Path, evals: Path) -> None:
         "ratio": f"{ratio:.1f}",
         "shared": "the drafter's" if same else "trained on another mix: the two differ",
         "training": training_table(results),
-        "where": measured_on(evals) if rows else "",
+        "where": where,
         "full": full_table(rows) if rows else NOT_YET,
         "strategies": strategy_tables(rows, note_of_file(assets / "drafter.gguf")) if rows else NOT_YET,
         "heads": heads_sentence(assets / "drafter_heads.json"),

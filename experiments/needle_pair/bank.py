@@ -68,9 +68,9 @@ TEMPLATES = [
 
 def sentence(
     rng: random.Random,
-    adjectives: list[str],
-    nouns: list[str],
-    towns: list[str],
+    adjectives: Sequence[str],
+    nouns: Sequence[str],
+    towns: Sequence[str],
     first: Sequence[str] = FIRST_NAMES,
     last: Sequence[str] = LAST_NAMES,
 ) -> str:
@@ -90,6 +90,11 @@ def sentence(
     return s[0].upper() + s[1:]
 
 
+def line(rng: random.Random, *words: Sequence[str]) -> str:
+    """Two to eight sentences; `words` as `sentence` takes them."""
+    return " ".join(sentence(rng, *words) for _ in range(rng.randrange(2, 9)))
+
+
 def grammar(seed: int, characters: int, held_out: bool) -> str:
     rng = random.Random(seed)
     part = 1 if held_out else 0
@@ -97,7 +102,7 @@ def grammar(seed: int, characters: int, held_out: bool) -> str:
     towns = [w.capitalize() + rng.choice(("ton", "ford", "by", "ville", " Bay")) for w in rng.sample(nouns, 20)]
     lines, size = [], 0
     while size < characters:
-        lines.append(" ".join(sentence(rng, adjectives, nouns, towns) for _ in range(rng.randrange(2, 9))))
+        lines.append(line(rng, adjectives, nouns, towns))
         size += len(lines[-1]) + 1
     return "\n".join(lines) + "\n"
 

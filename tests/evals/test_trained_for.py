@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from leaderboard_table import RECORDS
 
 from sp.commands.eval.options import Asked
 from sp.commands.eval.run import ANSWERS, PERPLEXITY, show
@@ -36,8 +37,7 @@ from sp.studies.sweep.store import Store, session_line
 
 ROOT = Path(__file__).parents[2]
 OURS = note_of_file(embedded("drafter"))
-MEASURED = ROOT / "results" / "nvidia-h200" / "instrument" / "evals"
-measured = pytest.mark.skipif(not MEASURED.is_dir(), reason="the embedded pair is not measured yet")
+measured = pytest.mark.skipif(not RECORDS.is_dir(), reason="the embedded pair is not measured yet")
 SAID = "no head was supervised; `tail` had no help."
 RANKED = {"strategy", "answer", "tail@0.05"}
 """A table with one of these columns ranks scorers by what they keep."""
