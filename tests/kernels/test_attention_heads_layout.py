@@ -1,4 +1,4 @@
-"""attention_heads on an emulated warp: one row a warp, and several that share their angles, against the twin."""
+"""attention_heads on an emulated warp: one row a warp, several that share their angles, a token; against the twin."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ struct Job {
 static void warp_of(int lane, void* given) {
     const Job& j = *static_cast<Job*>(given);
     threadIdx.x = 32 * j.warp + lane;
-    attention_heads(j.q, j.k, j.v, j.q_weight, j.k_weight, j.positions, j.turns, j.q_out, j.k_pages, j.v_pages, j.table,
-                    nullptr, j.offset, j.tokens, j.heads, j.kv_heads, j.stride, j.half, 1e-6f, 1.25f);
+    CALLED(j.q, j.k, j.v, j.q_weight, j.k_weight, j.positions, j.turns, j.q_out, j.k_pages, j.v_pages, j.table,
+          nullptr, j.offset, j.tokens, j.heads, j.kv_heads, j.stride, TURNED 1e-6f, 1.25f);
 }
 extern "C" void run(const u16* q, const u16* k, const u16* v, const f32* q_weight, const f32* k_weight,
                     const i64* positions, const i64* turns, u16* q_out, u8* k_pages, u8* v_pages, const i32* table,
@@ -41,6 +41,10 @@ extern "C" void run(const u16* q, const u16* k, const u16* v, const f32* q_weigh
         for (job.warp = 0; job.warp < WARPS; ++job.warp) run_warp(warp_of, &job);
 }
 """
+DRIVERS = {
+    "head_norm_rope.cu": DRIVER.replace("CALLED", "attention_heads").replace("TURNED", "j.half,"),
+    "prompt_heads.cu": DRIVER.replace("CALLED", "prompt_heads").replace("TURNED", ""),
+}
 SHAPES = [(3, 1, 128, 1, 128), (4, 2, 256, 2, 64), (2, 1, 64, 1, 64)]
 
 
@@ -55,26 +59,59 @@ def bf16(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def test_rows_are_those_of_the_twin(
     rows: int, heads: int, kv_heads: int, d: int, wide: int, turned: int, tmp_path: Any
 ) -> None:
+    defines = {"HEAD_DIM": d, "Q4": 0, "ROTATE": 0, "ROWS": rows}
+    a_block = ROWS_A_BLOCK * rows
+    compare("head_norm_rope.cu", defines, (heads, kv_heads, d, wide, turned), True, "halves", a_block, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "wide", "normed", "pairing"),
+    [
+        (3, 1, 128, 1, True, "halves"),
+        (20, 9, 128, 2, True, "halves"),
+        (5, 2, 128, 1, False, "interleaved"),
+        (2, 1, 128, 1, False, "halves"),
+        (17, 3, 64, 1, False, "halves"),
+    ],
+)
+def test_heads_of_a_token_are_those_of_the_twin(
+    heads: int, kv_heads: int, d: int, wide: int, normed: bool, pairing: Any, tmp_path: Any
+) -> None:
+    defines = {"HEAD_DIM": d, "INTERLEAVED": int(pairing == "interleaved"), "NORM": int(normed)}
+    a_block = ROWS_A_BLOCK * (heads + 2 * kv_heads)
+    compare("prompt_heads.cu", defines, (heads, kv_heads, d, wide, d), normed, pairing, a_block, tmp_path)
+
+
+def compare(
+    source: str,
+    defines: dict[str, int],
+    shape: tuple[int, int, int, int, int],
+    normed: bool,
+    pairing: Any,
+    a_block: int,
+    tmp_path: Any,
+) -> None:
+    """A kernel's queries and pages beside the twin's; it takes `a_block` rows a block."""
+    heads, kv_heads, d, wide, turned = shape
     tokens, offset = 11, 125  # rows end within a warp, tokens cross a page
-    rng = np.random.default_rng([rows, d])
+    rng = np.random.default_rng([a_block, d])
     (q_bits, q), (k_bits, k), (v_bits, v) = (
         bf16(rng.standard_normal((tokens, count, size)))
         for count, size in ((heads, wide * d), (kv_heads, d), (kv_heads, d))
     )
     weights = [aligned(rng.uniform(0.5, 2, d).astype(np.float32)) for _ in range(2)]
-    rotary = Rope(1e6, turned, magnitude=1.25)
+    rotary = Rope(1e6, turned, pairing, magnitude=1.25)
     positions, table = aligned(rng.integers(0, 200_000, tokens)), aligned(np.array([1, 0], np.int32))
     pages = [aligned(np.zeros((2, 128, kv_heads, 2 * d), np.uint8)) for _ in range(4)]
     at = PagedKV(pages[0], pages[1], table.astype(np.int64), offset, F16)
-    want = attention_heads(q, k, v, HeadNorms(*weights, 1e-6), positions, rotary, at)
+    norms = HeadNorms(*weights, 1e-6) if normed else HeadNorms()
+    want = attention_heads(q, k, v, norms, positions, rotary, at)
 
     got = aligned(np.zeros((tokens, heads, d), np.uint16))
-    library = compiled(
-        "head_norm_rope.cu", DRIVER, {"HEAD_DIM": d, "Q4": 0, "ROTATE": 0, "ROWS": rows}, tmp_path, whole=True
-    )
+    library = compiled(source, DRIVERS[source], defines, tmp_path, whole=True)
     turns = aligned(np.ascontiguousarray(rotary.turn_fractions()).view(np.int64))
     arrays = (q_bits, k_bits, v_bits, *weights, positions, turns, got, pages[2], pages[3], table)
-    blocks = -(-tokens * (heads + 2 * kv_heads) // (ROWS_A_BLOCK * rows))
+    blocks = -(-tokens * (heads + 2 * kv_heads) // a_block)
     sizes = (offset, tokens, heads, kv_heads, wide * d, turned // 2, blocks)
     library.run(*(pointer(array) for array in arrays), *(ctypes.c_int(size) for size in sizes))
     close(got, want)

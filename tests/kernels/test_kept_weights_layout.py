@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from host_code import aligned, compiled
 
-from sp.kernels.specs.matmul.gemm_bytes import GROUPED, LOUD, LOUD_SLICES
+from sp.kernels.specs.matmul.gemm_bytes import GROUPED, LOUD
 from sp.models.synthetic.random_blocks import random_blocks
 from sp.ops.byte_rows.rows import ByteKind, round_rows
 from sp.ops.matmul.packed import pack, unpack
@@ -45,7 +45,7 @@ CALLS = {
     "round_weight.cu": f"round_weight({PLANES}, j.codes, j.code_scales, j.loud, j.count, j.channels, j.mask, "
     "j.k_tiles, j.stride)",
     "loud_weight.cu": f"loud_weight({PLANES}, j.low1, j.high1, j.scales1, j.deltas1, 0, 0, 0, 0, j.loud, j.count, "
-    "j.channels, j.k_tiles, j.end, ~0u)",
+    "j.channels, j.k_tiles, j.end + 1, j.end, ~0u)",
 }
 POISON = 0x7FC1
 
@@ -72,7 +72,8 @@ def library(source: str, fmt: BlockFormat) -> ctypes.CDLL:
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q3_K", "Q8_0", "Q4_0", "IQ4_XS", "BF16"])
 @pytest.mark.parametrize("channels", [[], [0], [255, 256, 701], [*range(7, 512, 8)]], ids=len)
-def test_columns_are_gathered_as_they_are_rounded(name: str, channels: list[int]) -> None:
+@pytest.mark.parametrize("blocks", [5, 48])
+def test_columns_are_gathered_as_they_are_rounded(name: str, channels: list[int], blocks: int) -> None:
     fmt, rows, width = format_by_name(name), 72, 768
     rng = np.random.default_rng(len(channels))
     if fmt is BF16:
@@ -105,7 +106,7 @@ def test_columns_are_gathered_as_they_are_rounded(name: str, channels: list[int]
 
     anew = launched("round_weight.cu", (width // GROUPED, w.row_tiles), apart=True)
     kept = launched("round_weight.cu", (width // GROUPED, w.row_tiles), apart=False)
-    _, _, gathered = launched("loud_weight.cu", (w.row_tiles + 1, LOUD_SLICES), apart=True)
+    _, _, gathered = launched("loud_weight.cu", (blocks, 1), apart=True)
     for got, want in zip(kept[:2], anew[:2], strict=True):
         np.testing.assert_array_equal(got, want)
     assert (kept[2] == POISON).all()

@@ -9,14 +9,19 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
-from sp.kernels.specs.attention.attention_rows import ATTENTION_HEADS, HEADS_A_WARP, ROWS_A_BLOCK
+from sp.kernels.specs.attention.attention_rows import (
+    ATTENTION_HEADS,
+    HEADS_A_WARP,
+    PROMPT_HEADS,
+    ROWS_A_BLOCK,
+)
 from sp.ops.attention.head_norm_rope import HeadNorms, head_norm_rope, row_defines, turns
 from sp.ops.attention.kv_pages import is_packed, page_head_dim, split_count
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.rope import Rope
 
 MANY = 512
-"""Tokens that fill the card with warps of several heads."""
+"""Tokens that fill the card with warps of several heads, or of all heads of a token."""
 
 
 def attention_heads(
@@ -83,33 +88,30 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
     assert at.k.shape == at.v.shape, f"{at.k.shape}, {at.v.shape}"
     assert len(positions) == tokens, f"{len(positions)} positions for {tokens} tokens"
     start, offset = split_count(at.first)
-    each = HEADS_A_WARP if tokens >= MANY else 1
+    many, defines = tokens >= MANY, row_defines(d, rotary, norms.k is not None)
+    rows = (q, k, v, None if q is None else norms.q, norms.k, positions, turns(rotary, current_device()), out)
+    where = (at.k, at.v, at.table, start, offset, tokens, heads, kv_heads, stride)
+    if many and not is_packed(at.fmt) and not at.rotated and _takes(d, rotary, norms.k is not None):
+        PROMPT_HEADS.launch((-(-tokens // ROWS_A_BLOCK),), *rows, *where, norms.eps, rotary.magnitude, defines=defines)
+        return
+    each = HEADS_A_WARP if many else 1
     ATTENTION_HEADS.launch(
         (-(-tokens * (heads + 2 * kv_heads) // (ROWS_A_BLOCK * each)),),
-        q,
-        k,
-        v,
-        None if q is None else norms.q,
-        norms.k,
-        positions,
-        turns(rotary, current_device()),
-        out,
-        at.k,
-        at.v,
-        at.table,
-        start,
-        offset,
-        tokens,
-        heads,
-        kv_heads,
-        stride,
+        *rows,
+        *where,
         rotary.dim // 2,
         norms.eps,
         rotary.magnitude,
-        defines={
-            **row_defines(d, rotary, norms.k is not None),
-            "Q4": int(is_packed(at.fmt)),
-            "ROTATE": int(at.rotated),
-            "ROWS": each,
-        },
+        defines={**defines, "Q4": int(is_packed(at.fmt)), "ROTATE": int(at.rotated), "ROWS": each},
     )
+
+
+def _takes(d: int, rotary: Rope, normed: bool) -> bool:
+    """Whether prompt_heads turns such heads: whole ones of few sizes.
+
+    >>> _takes(128, Rope(1e6, 128), True), _takes(128, Rope(1e6, 64), False), _takes(64, Rope(1e6, 64), True)
+    (True, False, False)
+    """
+    if normed:
+        return rotary.dim == d == 128 and rotary.pairing == "halves"
+    return rotary.dim == d and d in (64, 128)

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.specs.matmul.gemm_bytes import GROUPED, LOUD, LOUD_SLICES, LOUD_WEIGHT, MOST_OUTS, NEVER
+from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.specs.matmul.gemm_bytes import (
+    GROUPED,
+    LOUD,
+    LOUD_BLOCKS,
+    LOUD_PARTS,
+    LOUD_WEIGHT,
+    MOST_OUTS,
+    NEVER,
+)
 from sp.ops.byte_rows.loud import LoudChannels
 from sp.ops.byte_rows.rows import ByteKind, ByteRows, round_weights
 from sp.quant.packing import TILE
@@ -83,13 +92,14 @@ def _gather(weights: list[Any], loud: LoudChannels, beside: Any) -> None:
     absent, tiles = MOST_OUTS - len(weights), [w.row_tiles for w in weights]
     ends = [sum(tiles[: i + 1]) for i in range(len(weights) - 1)]
     LOUD_WEIGHT.launch(
-        (sum(tiles), LOUD_SLICES),
+        (min(sum(tiles) * LOUD_PARTS, LOUD_BLOCKS * multiprocessors(current_device())),),
         *(w.plane(name) for w in weights for name in ("low", "high", "scales", "deltas")),
         *(None,) * 4 * absent,
         beside,
         loud.count,
         loud.channels,
         weights[0].k_tiles,
+        sum(tiles),
         *ends,
         *(NEVER,) * absent,
         defines={"FORMAT": weights[0].format.ggml_type},

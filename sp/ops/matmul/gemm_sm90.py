@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
@@ -100,6 +101,8 @@ STEP = {128: 0.42, 256: 0.64}
 """Microseconds of a k-step by tokens of a tile."""
 FIXUP = {128: 8.0, 256: 14.0}
 """Microseconds that passing on partial sums costs. Both only choose between forms; measured on an H200."""
+PASS = {128: 1.0, 256: 2.0}
+"""Microseconds that the sums of each block more of a tile take: they are added one after the other."""
 GAIN = 1.05
 """What sharing must promise: in long runs power is short, and blocks that wait leave theirs to the others."""
 
@@ -116,6 +119,8 @@ def plan_of(kind: int, epilogue: Epilogue, tokens: int, row_tiles: int, k_tiles:
     >>> plan = plan_of(12, STORE, 100, 80, 80, 132)
     >>> plan.defines["TOKENS"], plan.clusters, plan.streamed
     (128, 132, 40)
+    >>> plan_of(12, STORE, 512, 1, 80, 132).clusters  # four narrow tiles, of six blocks each
+    24
     """
     plans = (_plan(kind, epilogue, size, tokens, row_tiles, k_tiles, processors) for size in STEP)
     return min(plans, key=lambda plan: plan.cost)
@@ -133,7 +138,9 @@ def _plan(kind: int, epilogue: Epilogue, size: int, tokens: int, row_tiles: int,
         streamed, clusters, cost = 0, min(tiles, most), whole
     else:
         streamed = rest + (most if rounds else 0)
-        defines, clusters, cost = defines | {"STREAM": 1}, min(most, streamed * k_tiles), shared
+        sharers = math.sqrt(k_tiles * STEP[size] / PASS[size])  # of a tile, by which its end comes first
+        clusters = min(most, streamed * k_tiles, math.ceil(streamed * sharers))
+        defines, cost = defines | {"STREAM": 1}, shared
     return Plan(defines, blocks, outs, clusters, streamed, cost, (clusters * cluster,), (64, size // cluster))
 
 

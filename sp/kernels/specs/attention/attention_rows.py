@@ -37,31 +37,30 @@ HEAD_NORM_ROPE = KernelSpec(
     ),
 )
 
+HEADS_ARGS = (
+    "const u16*? q",
+    "const u16* k",
+    "const u16* v",
+    "const f32*? q_weight",
+    "const f32*? k_weight",
+    "const i64* positions",
+    "const i64* turns",
+    "f16*? q_out",
+    "u8* k_pages",
+    "u8* v_pages",
+    "const i32* table",
+    "const i32*? start",
+    "i32 offset",
+    "i32 tokens",
+    "i32 heads",
+    "i32 kv_heads",
+    "i32 stride",
+)
+
 ATTENTION_HEADS = KernelSpec(
     source="head_norm_rope.cu",
     entry="attention_heads",
-    args=(
-        "const u16*? q",
-        "const u16* k",
-        "const u16* v",
-        "const f32*? q_weight",
-        "const f32*? k_weight",
-        "const i64* positions",
-        "const i64* turns",
-        "f16*? q_out",
-        "u8* k_pages",
-        "u8* v_pages",
-        "const i32* table",
-        "const i32*? start",
-        "i32 offset",
-        "i32 tokens",
-        "i32 heads",
-        "i32 kv_heads",
-        "i32 stride",
-        "i32 half",
-        "f32 eps",
-        "f32 magnitude",
-    ),
+    args=(*HEADS_ARGS, "i32 half", "f32 eps", "f32 magnitude"),
     threads=32 * ROWS_A_BLOCK,
     variants=tuple(
         {**variant, "ROWS": rows}
@@ -74,6 +73,20 @@ ATTENTION_HEADS = KernelSpec(
             {"HEAD_DIM": 64, "INTERLEAVED": 1, "NORM": 0, "Q4": 1, "ROTATE": 1},
             {"HEAD_DIM": 64, "NORM": 0, "Q4": 0, "ROTATE": 0},
         )
+    ),
+    pdl=True,
+)
+
+PROMPT_HEADS = KernelSpec(
+    source="prompt_heads.cu",
+    entry="prompt_heads",
+    args=(*HEADS_ARGS, "f32 eps", "f32 magnitude"),
+    threads=32 * ROWS_A_BLOCK,
+    variants=(
+        {"HEAD_DIM": 128},
+        {"HEAD_DIM": 128, "INTERLEAVED": 1, "NORM": 0},
+        {"HEAD_DIM": 128, "NORM": 0},
+        {"HEAD_DIM": 64, "NORM": 0},
     ),
     pdl=True,
 )

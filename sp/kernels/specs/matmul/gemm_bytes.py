@@ -133,8 +133,10 @@ ROUND_WEIGHT = KernelSpec(
     variants=tuple({"FORMAT": fmt.ggml_type, "KIND": INT8} for fmt in kernel_formats()),
 )
 
-LOUD_SLICES = 8
-"""Blocks that share the loud channels of a row tile."""
+LOUD_PARTS = 16
+"""Parts of the loud channels that blocks take one at a time, for a row tile."""
+LOUD_BLOCKS = 8
+"""Blocks a multiprocessor that gather what meets them: all of these run at once."""
 
 LOUD_WEIGHT = KernelSpec(
     source="loud_weight.cu",
@@ -145,6 +147,7 @@ LOUD_WEIGHT = KernelSpec(
         "const u32* count",
         "const u32* channels",
         "i32 k_tiles",
+        "u32 row_tiles",
         "u32 end0",
         "u32 end1",
     ),

@@ -5,51 +5,51 @@
 //             weight; ends past all tiles where there are fewer
 //   loud      bf16 [rows of whole 64][64]: the values of `channels` (*count of them, ascending), then zeros; written where
 //             *count > 0
-// Grid (row tiles of all, slices), 128 threads: the tile's thread numbering; a block takes every slices-th channel of 64 rows. Where no
-// channel is loud, nearly always, blocks end at once. The kernel that comes next may start when all before this one is done (PDL):
-// round_inputs.cu does, and has no use for what is gathered. Define: FORMAT. Arches: 80+.
+// Grid (any number of blocks), 128 threads: a block takes 64 rows and four channels at a time, a channel to each lane of a quad, which
+// reads what the tile's thread of that channel has, of two rows: all loads of a block are on their way at once, and nothing is
+// shared. Where no channel is loud, nearly always, blocks end at once. The kernel that comes next may start when all before this
+// one is done (PDL): round_inputs.cu does, and has no use for what is gathered. Define: FORMAT. Arches: 80+.
 #include "pdl.cuh"
 #include "tile_words.cuh"
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     loud_weight(const u8* low0, const u8* high0, const u8* scales0, const u8* deltas0, const u8* low1, const u8* high1,
                 const u8* scales1, const u8* deltas1, const u8* low2, const u8* high2, const u8* scales2, const u8* deltas2,
-                u16* loud, const u32* count, const u32* channels, i32 k_tiles, u32 end0, u32 end1) {
-    enum { LOUD = 64 };
-    __shared__ u32 words[4][TILE_SCALE_WORDS];
+                u16* loud, const u32* count, const u32* channels, i32 k_tiles, u32 row_tiles, u32 end0, u32 end1) {
+    enum { LOUD = 64, EACH = 4, PARTS = LOUD / EACH };
     pdl_wait();
     pdl_launch_dependents();
     const u32 found = *count, t = threadIdx.x, row = 16 * (t / 32) + t / 4 % 8, c = t % 4;
     if (found == 0) return;
-    const u32 which = blockIdx.x >= end1 ? 2 : blockIdx.x >= end0 ? 1 : 0;
-    const u8* low = which == 2 ? low2 : which == 1 ? low1 : low0;
-    const u8* high = which == 2 ? high2 : which == 1 ? high1 : high0;
-    const u8* plane_scales = which == 2 ? scales2 : which == 1 ? scales1 : scales0;
-    const u8* deltas = which == 2 ? deltas2 : which == 1 ? deltas1 : deltas0;
-    const i64 row_tile = blockIdx.x - (which == 2 ? end1 : which == 1 ? end0 : 0);
-    u16* to = loud + i64(blockIdx.x) * TILE_ROWS * LOUD;
-    for (u32 i = t + TILE_THREADS * blockIdx.y; i < TILE_ROWS * LOUD; i += TILE_THREADS * gridDim.y)
-        if (i % LOUD >= found) to[i] = 0;
-    for (u32 slot = blockIdx.y; slot < found; slot += gridDim.y) {
-        const u32 channel = channels[slot], place = channel % 64;
-        const i64 tile = row_tile * k_tiles + channel / 64;
-        __syncthreads();  // the words of the channel before are read
-        if (t < TILE_ROWS) make_words(words, plane_scales, deltas, row_tile * k_tiles + channel / 256 * 4, t);
-        Quants<FORMAT> q;
-        load_quants<FORMAT>(q, low + tile * P::low_bytes, high + tile * P::high_bytes, t);
-        __syncthreads();
+#pragma unroll 1
+    for (u32 item = blockIdx.x; item < row_tiles * PARTS; item += gridDim.x) {
+        const u32 all = item / PARTS, slot = item % PARTS * EACH + c, which = all >= end1 ? 2 : all >= end0 ? 1 : 0;
+        u32 both = 0;  // of `row`, and of row + 8 in the high half
+        if (slot < found) {
+            const u8* low = which == 2 ? low2 : which == 1 ? low1 : low0;
+            const u8* high = which == 2 ? high2 : which == 1 ? high1 : high0;
+            const u8* plane_scales = which == 2 ? scales2 : which == 1 ? scales1 : scales0;
+            const u8* deltas = which == 2 ? deltas2 : which == 1 ? deltas1 : deltas0;
+            const u32 channel = channels[slot], place = channel % 64, pair = place % 8 / 2;
+            const i64 tile = i64(all - (which == 2 ? end1 : which == 1 ? end0 : 0)) * k_tiles + channel / 64;
+            Quants<FORMAT> q;
+            load_quants<FORMAT>(q, low + tile * P::low_bytes, high + tile * P::high_bytes, t - c + pair);
+            const u32 half = place / 32;
+            const u32 word0 = row_word(plane_scales, deltas, tile, half, row);
+            const u32 word8 = row_word(plane_scales, deltas, tile, half, row + 8);
 #pragma unroll
-        for (u32 s = 0; s < 4; ++s) {
-            if (s != place / 16) continue;
-            const u32* here = words[channel / 64 % 4] + s / 2 * TILE_ROWS + row;
-            u32 a[4];  // inputs 8 (j / 2) + 2 c.. of 16, row + 8 (j % 2)
-            a_fragment<FORMAT>(a, q, s, P::plain ? 0 : here[0], P::plain ? 0 : here[8]);
-            if (c != place % 8 / 2) continue;
-#pragma unroll
-            for (u32 r = 0; r < 2; ++r) {
-                const u32 both = place % 16 < 8 ? a[r] : a[2 + r];
-                to[(row + 8 * r) * LOUD + slot] = u16(both >> 16 * (place % 2));
+            for (u32 s = 0; s < 4; ++s) {
+                if (s != place / 16) continue;
+                u32 a[4];  // inputs 8 (j / 2) + 2 pair.. of 16, row + 8 (j % 2)
+                a_fragment<FORMAT>(a, q, s, word0, word8);
+                const bool later = place % 16 >= 8;
+                both = __byte_perm(later ? a[2] : a[0], later ? a[3] : a[1], place % 2 ? 0x7632 : 0x5410);
             }
         }
+        // Even lanes store two channels of `row`, odd ones of row + 8.
+        const u32 beside = __shfl_xor_sync(0xffffffffu, both, 1), odd = c % 2;
+        const u32 two = odd ? __byte_perm(beside, both, 0x7632) : __byte_perm(both, beside, 0x5410);
+        u16* to = loud + (i64(all) * TILE_ROWS + row + 8 * odd) * LOUD + slot - odd;
+        *reinterpret_cast<u32*>(to) = two;
     }
 }
