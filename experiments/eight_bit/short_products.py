@@ -108,13 +108,13 @@ def timed(tokens: int, rows: tuple[int, ...], width: int, epilogue: Epilogue) ->
     }
     if path != "sm_90a":
         return found | {"alone": us(in_bytes(x, marked, outs, epilogue))}
-    shapes, processors = gemm_bytes_sm90.SHAPES, gemm_bytes_sm90.multiprocessors
+    shapes, processors = gemm_bytes_sm90.SHAPES, gemm_bytes_sm90.multiprocessors_to_fill
     for size, cluster, most in TILES:
         gemm_bytes_sm90.SHAPES = ((size, cluster),)
-        gemm_bytes_sm90.multiprocessors = lambda device, count=cluster * most: count
+        gemm_bytes_sm90.multiprocessors_to_fill = lambda device, count=cluster * most: count
         gemm_bytes_sm90.plan_of.cache_clear()
         found[f"{size} x {cluster} / {most}"] = us(in_bytes(x, marked, outs, epilogue))
-    gemm_bytes_sm90.SHAPES, gemm_bytes_sm90.multiprocessors = shapes, processors
+    gemm_bytes_sm90.SHAPES, gemm_bytes_sm90.multiprocessors_to_fill = shapes, processors
     gemm_bytes_sm90.plan_of.cache_clear()
     return found
 

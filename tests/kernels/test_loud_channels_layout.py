@@ -20,6 +20,7 @@ GIVEN = """
 inline void pdl_launch_dependents() {}
 inline void pdl_wait() {}
 inline float __log2f(float v) { return std::log2(v); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline unsigned __ballot_sync(unsigned, bool value) {
     const Letters& all = meet(warp_place(), 32, {value});
     unsigned bits = 0;

@@ -29,8 +29,8 @@ SP_DEVICE u32 sum_before(u32 value, u32* room, u32& total) {
     __syncthreads();
     u32 before = 0;
     total = 0;
-    #pragma unroll 4
-        for (u32 i = 0; i < 32; ++i) {
+#pragma unroll 4
+    for (u32 i = 0; i < 32; ++i) {
         if (i < warp) before += room[i];
         total += room[i];
     }
@@ -39,7 +39,7 @@ SP_DEVICE u32 sum_before(u32 value, u32* room, u32& total) {
 
 extern "C" __global__ void __launch_bounds__(1024)
     loud_channels(u32* peaks, u32* count, u32* channels, u16* mask) {
-    __shared__ u32 bins[BINS], room[32];
+    __shared__ u32 bins[BINS], room[32], counts[32 * EACH];
     __shared__ f32 sums[32];
     __shared__ u32 last, above;
     const u32 t = threadIdx.x;
@@ -86,19 +86,40 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (inside && louder <= MOST && louder + inside > MOST) last = BINS - 1 - t, above = louder;
     __syncthreads();
     const u32 from = last, left = MOST - min(above, u32(MOST));  // places in the last bin
-    u32 over = 0, equal = 0;  // channels so far over the last bin, and in it
-#pragma unroll 1
+    // How many channels of each 32 are over the last bin (in the high half) and in it; then how many of all those before.
+    const u32 warp = t / 32;
+#pragma unroll
     for (u32 i = 0; i < EACH; ++i) {
-        const u32 channel = 1024 * i + t, own = channel < COLS ? peaks[channel] : 0;
-        if (channel < COLS) peaks[channel] = 0;
-        const bool loud = own > least_bits, is_over = loud && bin_of(own) > from, is_equal = loud && bin_of(own) == from;
-        u32 both;
-        const u32 before = sum_before(is_over ? 1 << 16 : is_equal, room, both);
-        const u32 over_before = over + (before >> 16), equal_before = equal + (before & 0xffff);
+        const bool loud = bits[i] > least_bits;
+        const u32 over = __ballot_sync(0xffffffffu, loud && bin_of(bits[i]) > from);
+        const u32 equal = __ballot_sync(0xffffffffu, loud && bin_of(bits[i]) == from);
+        if (t % 32 == 0) counts[32 * i + warp] = __popc(over) << 16 | __popc(equal);
+        if (1024 * i + t < COLS) peaks[1024 * i + t] = 0;
+    }
+    __syncthreads();
+    u32 own = 0;
+    if (t < 32)
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i) own += counts[EACH * t + i];
+    u32 sum = sum_before(t < 32 ? own : 0, room, unused);
+    if (t < 32)
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i) {
+            const u32 here = counts[EACH * t + i];
+            counts[EACH * t + i] = sum;
+            sum += here;
+        }
+    __syncthreads();
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i) {
+        const u32 channel = 1024 * i + t, lower = (1u << t % 32) - 1, before = counts[32 * i + warp];
+        const bool loud = bits[i] > least_bits;
+        const bool is_over = loud && bin_of(bits[i]) > from, is_equal = loud && bin_of(bits[i]) == from;
+        const u32 over_before = (before >> 16) + __popc(__ballot_sync(0xffffffffu, is_over) & lower);
+        const u32 equal_before = (before & 0xffff) + __popc(__ballot_sync(0xffffffffu, is_equal) & lower);
         const bool taken = is_over || (is_equal && equal_before < left);
         if (taken) channels[over_before + min(equal_before, left)] = channel;
         const u32 word = __ballot_sync(0xffffffffu, taken);
         if (t % 32 == 0 && channel < COLS) reinterpret_cast<u32*>(mask)[channel / 32] = word;
-        over += both >> 16, equal += both & 0xffff;
     }
 }

@@ -12,6 +12,16 @@
 #include "pdl.cuh"
 #include "tile_words.cuh"
 
+// Input `inside` of step S, of two rows. S is no number of a loop: unless it is known when a_fragment is compiled, each thread
+// keeps the table of pieces in local memory, and that took a hundred times as long as the rest.
+template <int S>
+SP_DEVICE u32 column_of(const Quants<FORMAT>& q, u32 inside, u32 word0, u32 word8) {
+    u32 a[4];  // inputs 8 (j / 2) + 2 pair.. of 16, row + 8 (j % 2)
+    a_fragment<FORMAT>(a, q, S, word0, word8);
+    const bool later = inside >= 8;
+    return __byte_perm(later ? a[2] : a[0], later ? a[3] : a[1], inside % 2 ? 0x7632 : 0x5410);
+}
+
 extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     loud_weight(const u8* low0, const u8* high0, const u8* scales0, const u8* deltas0, const u8* low1, const u8* high1,
                 const u8* scales1, const u8* deltas1, const u8* low2, const u8* high2, const u8* scales2, const u8* deltas2,
@@ -37,14 +47,11 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
             const u32 half = place / 32;
             const u32 word0 = row_word(plane_scales, deltas, tile, half, row);
             const u32 word8 = row_word(plane_scales, deltas, tile, half, row + 8);
-#pragma unroll
-            for (u32 s = 0; s < 4; ++s) {
-                if (s != place / 16) continue;
-                u32 a[4];  // inputs 8 (j / 2) + 2 pair.. of 16, row + 8 (j % 2)
-                a_fragment<FORMAT>(a, q, s, word0, word8);
-                const bool later = place % 16 >= 8;
-                both = __byte_perm(later ? a[2] : a[0], later ? a[3] : a[1], place % 2 ? 0x7632 : 0x5410);
-            }
+            const u32 step = place / 16, inside = place % 16;
+            both = step == 0   ? column_of<0>(q, inside, word0, word8)
+                   : step == 1 ? column_of<1>(q, inside, word0, word8)
+                   : step == 2 ? column_of<2>(q, inside, word0, word8)
+                               : column_of<3>(q, inside, word0, word8);
         }
         // Even lanes store two channels of `row`, odd ones of row + 8.
         const u32 beside = __shfl_xor_sync(0xffffffffu, both, 1), odd = c % 2;
