@@ -5,8 +5,8 @@
 A model multiplies fewer than `sp.ops.byte_rows.rows.ROUNDED_TOKENS` in BF16; here it is made to take int8, and prefills
 are timed as `sp bench model` times them, in a CUDA graph. With kernels left out results are wrong, and times are what
 the rest takes; what a kernel costs where it stands, waiting included, is the difference to the line before. A profile
-does not say that: times of kernels that start early hold the time in which they wait. `loud_channels` is never left
-out, for the others read how many channels it found, and without peaks those are none. "no early starts" launches the
+does not say that: times of kernels that start early hold the time in which they wait. What says
+how many channels are loud is never left out, for the others read it. "no early starts" launches the
 kernels of products one behind the other, without programmatic dependent launches, and so do the lines below it: what
 starts early waits for a kernel that is there. The last two are of weights that are rounded anew, and BF16.
 """
@@ -22,9 +22,9 @@ from typing import Any
 from sp.bench.model import Timing, Trial, run_tests
 from sp.kernels.launch import KernelSpec
 from sp.kernels.specs.matmul.gemm_bytes import (
-    CHANNEL_PEAKS,
     GEMM_BYTES_SM90,
     LOUD_CHANNELS,
+    LOUD_INPUTS,
     LOUD_WEIGHT,
     ROUND_INPUTS,
 )
@@ -32,9 +32,9 @@ from sp.models.device.kept import let_go
 from sp.models.synthetic.random_store import random_model
 from sp.ops.matmul import byte_products
 
-LEFT_OUT = (LOUD_WEIGHT, CHANNEL_PEAKS, ROUND_INPUTS, GEMM_BYTES_SM90)
+LEFT_OUT = (LOUD_WEIGHT, ROUND_INPUTS, GEMM_BYTES_SM90)
 """In the order in which they are left out."""
-ALL = (*LEFT_OUT, LOUD_CHANNELS)
+ALL = (*LEFT_OUT, LOUD_CHANNELS, LOUD_INPUTS)
 """The kernels of a product in int8 with kept weights."""
 
 

@@ -75,7 +75,7 @@ def math_lines(
     >>> from sp.scoring import SCORERS
     >>> target, stages = load(embedded("target"), device="cpu", math="int8"), [Stage("target prefill", 3000)]
     >>> math_lines(target, None, SCORERS.build("tail"), stages)
-    ['target: int8 for 56 of 70 matrices of layers, 2,048 of 3,000 tokens; attention of runs from 2,049 tokens on']
+    ['target: int8 for 56 of 70 matrices of layers, 3,000 of 3,000 tokens; attention of runs from 2,049 tokens on']
     """
     counts = {stage.name: stage.tokens for stage in stages}
     together = chunk_tokens(target.model.device, target.model.arithmetic.math)
@@ -98,8 +98,8 @@ def math_lines(
 def rounded_tokens(tokens: int, chunk: int) -> int:
     """How many of the tokens of a prompt go through layers in chunks that are long enough for eight bits.
 
-    >>> rounded_tokens(3000, 1024), rounded_tokens(3000, 2048), rounded_tokens(3100, 2048), rounded_tokens(398, 1024)
-    (2048, 2048, 3100, 0)
+    >>> rounded_tokens(2500, 1024), rounded_tokens(2500, 2048), rounded_tokens(2600, 2048), rounded_tokens(398, 1024)
+    (2048, 2048, 2600, 0)
     """
     whole, rest = tokens - tokens % chunk, tokens % chunk
     return (whole if chunk >= ROUNDED_TOKENS else 0) + (rest if rest >= ROUNDED_TOKENS else 0)

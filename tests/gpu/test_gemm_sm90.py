@@ -19,7 +19,7 @@ from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_sm90 import variant
 from sp.ops.matmul import gemm_sm90
-from sp.ops.matmul.gemm_sm90 import gated, gemm
+from sp.ops.matmul.gemm_sm90 import are_narrow, beside, gated, gemm
 from sp.ops.matmul.packed import PackedWeight, pack
 from sp.quant import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat, format_by_name
 
@@ -210,3 +210,24 @@ def test_refusals(guarded):
         gemm(x, make_weight(Q8_0, 60, 64, 18)[0], guarded((4, 60), np.float32), STORE_F32)
     with pytest.raises(DeviceError, match="alike"):
         gated(x, w, make_weight(BF16, 64, 64, 19)[0], guarded((4, 64), np.uint16))
+
+
+@pytest.mark.parametrize("tokens", [1, 129, 512, 3000, 17000])
+@pytest.mark.parametrize("fmt", [BF16, Q4_K, Q6_K], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("epilogue", [STORE, STORE_F32])
+def test_two_narrow_weights_in_one_kernel_are_those_of_two(guarded, fmt, tokens, epilogue):
+    """To the bit, for both have one plan."""
+    weights = tuple(make_weight(fmt, out, 768, seed)[0] for out, seed in ((48, 1), (64, 2)))
+    x, dtype = make_inputs(tokens, 768, tokens), np.uint16 if epilogue == STORE else np.float32
+    outs = [guarded((tokens, w.shape[0]), dtype) for w in weights]
+    beside(guarded(x.shape, np.uint16, x), weights, outs, epilogue)
+    for out, w in zip(outs, weights, strict=True):
+        np.testing.assert_array_equal(out.get(), product(guarded, x, w, epilogue).get())
+
+
+def test_who_goes_beside_whom():
+    (narrow, _), (other, _), (wide, _) = (make_weight(BF16, out, 256, 1) for out in (8, 64, 72))
+    assert are_narrow((narrow, other))
+    assert not are_narrow((narrow, wide))
+    assert not are_narrow((narrow,))
+    assert not are_narrow((narrow, make_weight(Q4_K, 8, 256, 1)[0]))

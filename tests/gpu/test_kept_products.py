@@ -130,7 +130,7 @@ def ids_of(n: int) -> np.ndarray:
     return np.random.default_rng(n).integers(0, 4096, n)
 
 
-@pytest.mark.parametrize("tokens", [257, 512, 1023, 1024, 1500, 3000])
+@pytest.mark.parametrize("tokens", [257, 511, 512, 1024, 1500, 3000])
 def test_a_model_says_the_same_with_weights_kept_or_not(path: str, tokens: int) -> None:
     model = opened()
     assert model.arithmetic.kept > 0
@@ -144,7 +144,7 @@ def test_a_model_says_the_same_with_weights_kept_or_not(path: str, tokens: int) 
     np.testing.assert_array_equal(found, want)
 
 
-@pytest.mark.parametrize("tokens", [257, 512, ROUNDED_TOKENS - 1, ROUNDED_TOKENS])
+@pytest.mark.parametrize("tokens", [257, ROUNDED_TOKENS - 1, ROUNDED_TOKENS, 1023])
 def test_short_prompts_are_read_in_bf16_with_weights_kept_too(path: str, tokens: int) -> None:
     model, ids, where = opened(), ids_of(tokens), np.arange(tokens)
     reset_launched()
@@ -156,7 +156,7 @@ def test_short_prompts_are_read_in_bf16_with_weights_kept_too(path: str, tokens:
 
 
 @pytest.mark.no_sanitizer  # captures allocate
-@pytest.mark.parametrize("runs", [(1024,), (1100, 1500, 1024), (2048, 100, 1700)])
+@pytest.mark.parametrize("runs", [(512,), (1024,), (1100, 1500, 1024), (2048, 100, 700)])
 def test_graphs_have_products_of_bytes_in_them(path: str, runs: tuple[int, ...]) -> None:
     """Replays are what launches one by one are; which channels are loud, each run finds for itself."""
     model = opened()
@@ -177,7 +177,7 @@ def test_graphs_have_products_of_bytes_in_them(path: str, runs: tuple[int, ...])
         graphs.end()
     assert "loud_weight.cu" in launched_sources()
     for width in (512, 1024, 1536):
-        assert not _peaks(current_device(), width).any(), "zero between launches"
+        assert not any(one.any() for one in _peaks(current_device(), width)), "zero between launches"
     half = len(seen) // 2
     for got, want in zip(seen[half:], seen[:half], strict=True):
         assert np.isfinite(got).all()

@@ -20,6 +20,9 @@ GIVEN = """
 inline void pdl_launch_dependents() {}
 inline void pdl_wait() {}
 inline float __log2f(float v) { return std::log2(v); }
+inline void __threadfence() {}
+template <class T>
+T __ldcg(const T* from) { return *from; }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline unsigned __ballot_sync(unsigned, bool value) {
     const Letters& all = meet(warp_place(), 32, {value});
@@ -28,10 +31,12 @@ inline unsigned __ballot_sync(unsigned, bool value) {
     return bits;
 }
 """
-PEAKS = """
-extern "C" void run(const u16* x, u32* peaks, i32 tokens, i32 each) {
-    for (blockIdx.y = 0; blockIdx.y < unsigned((tokens + each - 1) / each); ++blockIdx.y)
-        run_blocks((COLS + 1023) / 1024, 128, [=] { channel_peaks(x, peaks, tokens, each); });
+INPUTS = """
+extern "C" void run(const u16* x, u32* peaks, u32* done, u32* count, u32* channels, u16* mask, i32 tokens, i32 each) {
+    const unsigned down = (tokens + each - 1) / each, across = (COLS + 1023) / 1024;
+    gridDim = {across, down, 1};
+    for (blockIdx.y = 0; blockIdx.y < down; ++blockIdx.y)
+        run_blocks(across, 1024, [=] { loud_inputs(x, peaks, done, count, channels, mask, tokens, each); });
 }
 """
 LOUDEST = """
@@ -57,16 +62,25 @@ def test_what_is_loud_is_found_and_peaks_are_cleared(width: int, each: int, loud
     x[:, rng.choice(width, loud, replace=False)] *= rng.uniform(50, 1000, loud).astype(np.float32)
     bits = aligned((x.view(np.uint32) >> 16).astype(np.uint16))
     x = (bits.astype(np.uint32) << 16).view(np.float32)
-    peaks = aligned(np.zeros(width, np.uint32))
-    compiled("channel_peaks.cu", PEAKS, width).run(pointer(bits), pointer(peaks), tokens, each)
-    np.testing.assert_array_equal(peaks.view(np.float32), np.abs(x).max(axis=0))
-    want = loudest(peaks.view(np.float32))
-    count, channels = aligned(np.array([9999], np.uint32)), aligned(np.full(LOUD, 9999, np.uint32))
-    mask = aligned(np.full(-(-width // 32) * 2, 0xFFFF, np.uint16))
-    compiled("loud_channels.cu", LOUDEST, width).run(*map(pointer, (peaks, count, channels, mask)))
-    assert count[0] == len(want) >= min(loud, LOUD)
-    assert channels[: len(want)].tolist() == want.tolist()
-    if len(want):
-        marked = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        assert marked.tolist() == want.tolist()
-    assert not peaks.any()
+    done = aligned(np.zeros(1, np.uint32))
+    largest = np.abs(x).max(axis=0)
+    want = loudest(largest)
+    given = {
+        "loud_inputs.cu": (INPUTS, aligned(np.zeros(width, np.uint32))),
+        "loud_channels.cu": (LOUDEST, aligned(largest.view(np.uint32))),
+    }
+    for source, (driver, peaks) in given.items():
+        count, channels = aligned(np.array([9999], np.uint32)), aligned(np.full(LOUD, 9999, np.uint32))
+        mask = aligned(np.full(-(-width // 32) * 2, 0xFFFF, np.uint16))
+        run, found = compiled(source, driver, width).run, [pointer(one) for one in (count, channels, mask)]
+        if source == "loud_inputs.cu":
+            run(pointer(bits), pointer(peaks), pointer(done), *found, tokens, each)
+        else:
+            run(pointer(peaks), *found)
+        assert count[0] == len(want) >= min(loud, LOUD)
+        assert channels[: len(want)].tolist() == want.tolist()
+        if len(want):
+            marked = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            assert marked.tolist() == want.tolist()
+        assert not peaks.any(), "zeros for the next one"
+        assert not done.any()

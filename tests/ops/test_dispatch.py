@@ -12,6 +12,7 @@ import pytest
 from sp.bench.dispatch_times import table as table_of
 from sp.kernels.path import PATHS
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU, Epilogue
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul import dispatch
 from sp.ops.matmul.dispatch import ROWS, SHAPES, kernel_for, rows, shape_class, table, times
 from sp.ops.matmul.registry import MatmulKernel, kernels
@@ -136,7 +137,7 @@ def test_the_table_names_kernels_that_are_registered() -> None:
         (1024, 5120, Math.INT8, STORE, "gemm_bytes_sm90"),
         (8192, 17408, Math.FP8, ADD, "gemm_bytes_sm90"),
         (2048, 5120, Math.INT8, SWIGLU, "gemm_bytes_sm90"),
-        (1023, 5120, Math.INT8, STORE, "gemm_sm90"),
+        (ROUNDED_TOKENS - 1, 5120, Math.INT8, STORE, "gemm_sm90"),
         (8192, 5184, Math.INT8, STORE, "gemm_sm90"),
         (8192, 5120, Math.BF16, STORE, "gemm_sm90"),
     ],

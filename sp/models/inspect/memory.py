@@ -210,8 +210,8 @@ def product_bytes(config: ModelConfig, tokens: int, math: Math) -> int:
 
     >>> from sp.models.synthetic.shapes import find_shape
     >>> config = find_shape("qwen3.6-27b").config
-    >>> [product_bytes(config, tokens, Math.INT8) >> 20 for tokens in (8192, 1024, 1023)]
-    [226, 182, 0]
+    >>> [product_bytes(config, tokens, Math.INT8) >> 20 for tokens in (8192, 512, 511)]
+    [226, 179, 0]
     """
     if math is Math.BF16 or tokens < ROUNDED_TOKENS:
         return 0

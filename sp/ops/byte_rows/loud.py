@@ -12,7 +12,7 @@ from sp.errors import DeviceError
 from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
 from sp.kernels.kept import cache
-from sp.kernels.specs.matmul.gemm_bytes import CHANNEL_PEAKS, LOUD, LOUD_CHANNELS, MOST_LOUD_WIDTH
+from sp.kernels.specs.matmul.gemm_bytes import LOUD, LOUD_CHANNELS, LOUD_INPUTS, MOST_LOUD_WIDTH
 from sp.quant.packing import TILE
 
 OVER = np.float32(4)
@@ -113,23 +113,31 @@ def loudest(peaks: Floats) -> Any:
 
 
 def _on_device(x: Any) -> LoudChannels:
-    width = x.shape[1]
-    peaks = _peaks(current_device(), width)
-    each = 64 if len(x) > FEW_TOKENS else 16
-    CHANNEL_PEAKS.launch((-(-width // 1024), -(-len(x) // each)), x, peaks, len(x), each, defines={"COLS": width})
-    return _among(peaks, width)
+    width, found = x.shape[1], _empty(x.shape[1])
+    each = 64 if len(x) > FEW_TOKENS else 32
+    grid = -(-width // 1024), -(-len(x) // each)
+    peaks, done = _peaks(current_device(), width)
+    LOUD_INPUTS.launch(
+        grid, x, peaks, done, found.count, found.channels, found.mask, len(x), each, defines={"COLS": width}
+    )
+    return found
 
 
 @cache
-def _peaks(device: int, width: int) -> Any:
-    """Largest values by channel, zero between launches."""
-    return import_cupy().zeros(width, np.uint32)
+def _peaks(device: int, width: int) -> tuple[Any, Any]:
+    """Largest values by channel, and how many blocks have raised theirs; zero between launches."""
+    cupy = import_cupy()
+    return cupy.zeros(width, np.uint32), cupy.zeros(1, np.uint32)
 
 
 def _among(peaks: Any, width: int) -> LoudChannels:
-    cupy = import_cupy()
-    found = LoudChannels(
-        cupy.empty(1, np.uint32), cupy.empty(LOUD, np.uint32), cupy.empty(-(-width // 32) * 2, np.uint16)
-    )
+    found = _empty(width)
     LOUD_CHANNELS.launch((1,), peaks, found.count, found.channels, found.mask, defines={"COLS": width})
     return found
+
+
+def _empty(width: int) -> LoudChannels:
+    cupy = import_cupy()
+    return LoudChannels(
+        cupy.empty(1, np.uint32), cupy.empty(LOUD, np.uint32), cupy.empty(-(-width // 32) * 2, np.uint16)
+    )

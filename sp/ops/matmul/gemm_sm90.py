@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.device import current_device, multiprocessors, multiprocessors_to_fill
 from sp.kernels.kept import cache
-from sp.kernels.launch import Defines
-from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_sm90 import GEMM_SM90, WIDE, variant
+from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemm_sm90 import COMMON, GEMM_SM90, GEMM_SM90_BESIDE, WIDE, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
@@ -50,8 +51,42 @@ def gated(x: Any, gate: PackedWeight, up: PackedWeight, out: Any) -> None:
     _launch(x, (gate, up), out, SWIGLU)
 
 
+def beside(x: Any, weights: tuple[PackedWeight, PackedWeight], outs: Sequence[Any], epilogue: Epilogue) -> None:
+    """``out = x Wᵀ`` of two weights of up to 64 rows, in one kernel.
+
+    Parameters
+    ----------
+    x : bf16 as uint16 (tokens, in)
+    weights : two PackedWeights of one format, of `COMMON`; up to 64 rows, multiples of 8
+    outs : two arrays (tokens, rows)
+        bf16 as uint16 for STORE, float32 for STORE_F32.
+    epilogue : STORE or STORE_F32
+    """
+    first, second = weights
+    if not are_narrow(weights) or epilogue not in (STORE, STORE_F32):
+        raise DeviceError(
+            f"gemm: {first.name} {first.shape} and {second.name} {second.shape} are no two narrow weights"
+        )
+    plan = _checked(x, first, outs[0], epilogue)
+    if _checked(x, second, outs[1], epilogue) is None or plan is None:
+        return
+    _run_plan(plan, x, weights, outs, GEMM_SM90_BESIDE, {"BESIDE": 1})
+
+
+def are_narrow(weights: Sequence[PackedWeight]) -> bool:
+    """Whether two weights can be multiplied `beside` one another."""
+    alike = len(weights) == 2 and weights[0].format is weights[1].format
+    return alike and weights[0].format in COMMON and all(w.row_tiles == 1 for w in weights)
+
+
 def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, epilogue: Epilogue) -> None:
-    w = weights[0]
+    plan = _checked(x, weights[0], out, epilogue)
+    if plan is not None:
+        _run_plan(plan, x, weights, (out,), GEMM_SM90, {})
+
+
+def _checked(x: Any, w: PackedWeight, out: Any, epilogue: Epilogue) -> Plan | None:
+    """The plan of a product; None where there are no tokens, DeviceError where operands do not fit."""
     rows, width = w.shape
     wanted = "float32" if epilogue in WIDE else "uint16"
     if x.ndim != 2 or x.shape[1] != width or out.shape != (len(x), rows) or (x.dtype, out.dtype) != ("uint16", wanted):
@@ -63,14 +98,24 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, epilogue: Epilo
     if rows % 8:
         raise DeviceError(f"gemm {w.name}: {rows} outputs are not a multiple of 8")
     if len(x) == 0:
-        return
-    device = current_device()
-    processors = multiprocessors_to_fill(device)
-    plan = plan_of(w.format.ggml_type, epilogue, len(x), w.row_tiles, w.k_tiles, processors)
-    GEMM_SM90.launch(
+        return None
+    processors = multiprocessors_to_fill(current_device())
+    return plan_of(w.format.ggml_type, epilogue, len(x), w.row_tiles, w.k_tiles, processors)
+
+
+def _run_plan(
+    plan: Plan,
+    x: Any,
+    weights: tuple[PackedWeight, ...],
+    outs: Sequence[Any],
+    kernel: KernelSpec,
+    defines: Defines,
+) -> None:
+    w, maps = weights[0], [tensor_map(y, y.shape[::-1], (y.strides[0],), (128 // y.itemsize, 64)) for y in outs]
+    kernel.launch(
         plan.grid,
-        tensor_map(x, (width, len(x)), (2 * width,), plan.x_box),
-        tensor_map(out, (rows, len(x)), (rows * out.itemsize,), (128 // out.itemsize, 64)),
+        tensor_map(x, (w.shape[1], len(x)), (2 * w.shape[1],), plan.x_box),
+        maps[0],
         w.data,
         weights[1].data if len(weights) > 1 else None,
         plan.token_blocks,
@@ -78,8 +123,9 @@ def _launch(x: Any, weights: tuple[PackedWeight, ...], out: Any, epilogue: Epilo
         w.row_tiles,
         w.k_tiles,
         plan.streamed,
-        *(_workspace(device) if plan.streamed else (None, None)),
-        defines=plan.defines,
+        *(_workspace(current_device()) if plan.streamed else (None, None)),
+        *maps[1:],
+        defines={**plan.defines, **defines},
     )
 
 
@@ -155,8 +201,13 @@ def _run(p: Product) -> None:
     if p.epilogue is SWIGLU:
         gate, up = p.weights
         gated(p.x, gate, up, p.outs[0])
-    else:
-        gemm(p.x, p.weights[0], p.outs[0], p.epilogue.typed(p.outs[0].dtype.char == "f"))
+        return
+    kinds = [p.epilogue.typed(out.dtype.char == "f") for out in p.outs]
+    if are_narrow(p.weights) and kinds[0] is kinds[1]:
+        beside(p.x, tuple(p.weights), p.outs, kinds[0])
+        return
+    for w, out, kind in zip(p.weights, p.outs, kinds, strict=True):
+        gemm(p.x, w, out, kind)
 
 
 register_matmul(
@@ -164,6 +215,8 @@ register_matmul(
         name="gemm_sm90",
         run=_run,
         paths=("sm_90a",),
+        max_weights=2,
+        alike=lambda kind: kind,
         multiple=8,
         prefill=True,
         timed=range(16, 129),

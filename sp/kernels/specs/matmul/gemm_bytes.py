@@ -179,11 +179,20 @@ ROUND_INPUTS = KernelSpec(
     pdl=True,
 )
 
-CHANNEL_PEAKS = KernelSpec(
-    source="channel_peaks.cu",
-    entry="channel_peaks",
-    args=("const u16* x", "u32* peaks", "i32 tokens", "i32 each"),
-    threads=128,
+LOUD_INPUTS = KernelSpec(
+    source="loud_inputs.cu",
+    entry="loud_inputs",
+    args=(
+        "const u16* x",
+        "u32* peaks",
+        "u32* done",
+        "u32* count",
+        "u32* channels",
+        "u16* mask",
+        "i32 tokens",
+        "i32 each",
+    ),
+    threads=1024,
     variants=tuple({"COLS": width} for width in WIDTHS),
     pdl=True,
 )

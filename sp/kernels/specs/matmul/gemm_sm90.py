@@ -93,3 +93,18 @@ GEMM_SM90 = KernelSpec(
     arches="90a",
     smem=smem,
 )
+
+GEMM_SM90_BESIDE = KernelSpec(
+    source="gemm_sm90.cu",
+    entry="gemm_sm90_beside",
+    args=(*GEMM_SM90.args, "map beside_map"),
+    threads=384,
+    variants=tuple(
+        variant(fmt.ggml_type, epilogue, tokens, stream) | {"BESIDE": 1}
+        for fmt in COMMON
+        for epilogue in (STORE, STORE_F32)
+        for tokens, stream in ((256, 0), (256, 1), (128, 1))
+    ),
+    arches="90a",
+    smem=smem,
+)

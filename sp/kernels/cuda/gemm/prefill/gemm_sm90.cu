@@ -25,6 +25,8 @@
 // expert's matrix, token_blocks is read from the device, and the tokens of x and y are sorted and padded to blocks of 128. A
 // tile of few tokens is multiplied as one of 64 or 128, by the same code: it is the last of its expert. The box of x_map
 // has 128 tokens. TOKENS = 256, CLUSTER = 1, STREAM = 0.
+// BESIDE = 1 (gemm_sm90_beside): two weights of one row tile each, `weight` of warpgroup 1 and `second` of warpgroup 2, whose
+// results go to y_map and beside_map: alone either would leave the other warpgroup nothing to do. EPILOGUE STORE, STORE_F32.
 // Any tokens >= 1; out a multiple of 8; k = 64 k_tiles; planes 256-byte aligned. Arch 90a.
 // Sources: the warp-specialised persistent kernels of CUTLASS (Thakkar et al.), dequantisation in registers as in
 // Marlin (Frantar et al., 2024), cutting along k as in Stream-K (Osama et al., 2023).
@@ -38,16 +40,27 @@ struct Width {
     static constexpr int value = N;
 };
 
+#ifndef BESIDE
+#define BESIDE 0
+#endif
 #if EXPERTS
 #define ENTRY gemm_sm90_experts
+#elif BESIDE
+#define ENTRY gemm_sm90_beside
 #else
 #define ENTRY gemm_sm90
 #endif
+#if BESIDE
+#define BESIDE_PARAMETERS , const __grid_constant__ TensorMap beside_map
+#else
+#define BESIDE_PARAMETERS
+#endif
+enum { TWO_WEIGHTS = GATED || BESIDE };
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
     ENTRY(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map, const u8* weight,
               const u8* second, u32 token_blocks, u32 out_blocks, u32 row_tiles, u32 k_tiles, u32 streamed,
-              float4* partials, u32* flags EXPERT_PARAMETERS) {
+              float4* partials, u32* flags EXPERT_PARAMETERS BESIDE_PARAMETERS) {
     const ExpertBlocks blocks = EXPERT_BLOCKS;
     const u32 held_tiles = EXPERTS ? blocks.held : row_tiles;
     if constexpr (EXPERTS) token_blocks = *blocks.count;
@@ -72,7 +85,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         Work work = work_of(cluster, clusters, streamed, k_tiles);
         if (threadIdx.x == 0) {
             const Planes first = planes_of<FORMAT>(weight, held_tiles, k_tiles);
-            const Planes other = GATED ? planes_of<FORMAT>(second, held_tiles, k_tiles) : first;
+            const Planes other = TWO_WEIGHTS ? planes_of<FORMAT>(second, held_tiles, k_tiles) : first;
             while (work.next(tiles, clusters, k_tiles)) {
                 Tile tile = tile_of(work.tile, token_blocks, out_blocks, rank);
                 const u32 width = EXPERTS ? blocks.width(tile.token / TOKENS) : 0;
@@ -114,7 +127,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             }
         } else if (!F::plain && threadIdx.x / 32 - 1 < WARPGROUPS) {
             const u32 group = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
-            const Planes planes = planes_of<FORMAT>(GATED && group == 1 ? second : weight, held_tiles, k_tiles);
+            const Planes planes = planes_of<FORMAT>(TWO_WEIGHTS && group == 1 ? second : weight, held_tiles, k_tiles);
             u8* words = shared + W_OFFSET + group * W_BYTES + F::low_bytes + F::high_bytes;
             TileScales<FORMAT> scales;
             while (work.next(tiles, clusters, k_tiles)) {
@@ -206,8 +219,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 else
                     finish_gated<1>(d, areas + STAGING_BYTES, areas, &y_map, 64 * row_tile, token, thread, chunks);
             } else {
-                finish(d, shared + STAGING_OFFSET + group * STAGING_BYTES, &y_map, 64 * (row_tile + i32(group)), token, group,
-                       thread, chunks);
+                const TensorMap* map = &y_map;
+#if BESIDE
+                if (group == 1) map = &beside_map;
+#endif
+                finish(d, shared + STAGING_OFFSET + group * STAGING_BYTES, map, 64 * (row_tile + (BESIDE ? 0 : i32(group))), token,
+                       group, thread, chunks);
             }
         };
 
