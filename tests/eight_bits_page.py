@@ -20,6 +20,8 @@ FOLDER = ROOT / "results" / "intel-r-xeon-r-processor-2core"
 CARD = ROOT / "results" / "nvidia-h200"
 SLOWER = ROOT / "results" / "nvidia-h100-80gb-hbm3"
 """A card that attention was measured on as it is made now."""
+SHORT = 8192
+"""Tokens of the longest prompt among the short ones."""
 LATER = ROOT / "results" / "amd-epyc-2core"
 """Where attention's errors were measured as it is made now; no machine makes others."""
 WAYS = {
@@ -161,6 +163,23 @@ def rates() -> list[str]:
     return table(["tokens", "kernels", "weights", "bf16 (tok/s)", "int8 (tok/s)", "int8 over bf16"], rows)
 
 
+def short_rates() -> list[str]:
+    """The same of short prompts with kept weights, on a card that has them."""
+    found: dict[int, dict[str, float]] = {}
+    for record in newest(SLOWER / "prefill.jsonl"):
+        c = record["config"]
+        wanted = {"shape": "qwen3.6-27b", "type": "q4_k_m", "path": "sm_90a", "cards": 1}
+        if c["prompt_tokens"] <= SHORT and {name: c.get(name) for name in wanted} == wanted:
+            found.setdefault(c["prompt_tokens"], {})[maths_of(c)[0]] = record["metrics"]["tok_s"]
+    ways = "bf16", kept_rounded("int8")
+    rows = [
+        [f"{tokens:,}", *(f"{mine[way]:,.0f}" if way in mine else "" for way in ways)]
+        for tokens, mine in sorted(found.items())
+        if ways[1] in mine
+    ]
+    return table(["tokens", "bf16 (tok/s)", "int8 kept (tok/s)"], rows)
+
+
 def attention_rates() -> list[str]:
     """Milliseconds of a drafter's attention and scoring on a card, by what its attention is made in."""
     layers, times = {}, {}
@@ -194,6 +213,7 @@ def tables() -> dict[str, list[str]]:
     """Every table of the page by its name there."""
     return {
         "rates": rates(),
+        "short": short_rates(),
         "products": products(),
         "model": model(),
         "large": large(),

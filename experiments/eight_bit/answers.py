@@ -2,12 +2,12 @@
 
     python experiments/eight_bit/answers.py --out results        # on the CPU, an hour
 
-Both models of the pair multiply in int8 where they read 1,024 tokens and more, so prompts are little longer, of which
-the first 1,024 tokens go through the target together, and all through the drafter; what is multiplied is counted, and a
-prompt that is too short for it is an error. Each example is answered four times: all of it read, and compressed as
-`sp run` does by default but for a share of KEEP, by either pair (of so short a prompt the default of 0.05 has room for
-little besides the question). Whole prompts are decoded with the embedded draft, which gives the greedy answer and tells
-how much of its guesses was taken.
+Both models of the pair multiply in int8 where they read 512 tokens and more (1,024 when the records were made), so
+prompts have a little over 1,024, of which the first 1,024 go through the target together, and all through the
+drafter; what is multiplied is counted, and a prompt that is too short for it is an error. Each example is answered
+four times: all of it read, and compressed as `sp run` does by default but for a share of KEEP, by either pair (of so
+short a prompt the default of 0.05 has room for little besides the question). Whole prompts are decoded with the
+embedded draft, which gives the greedy answer and tells how much of its guesses was taken.
 
 A row of ``eight_bit_answers.jsonl`` is one task: right answers of both, the difference of int8 with a bootstrap
 interval over examples, answers that are the same word for word; of the compressed ones also the share of kept tokens

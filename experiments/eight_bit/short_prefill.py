@@ -5,10 +5,10 @@
 A model multiplies fewer than `sp.ops.byte_rows.rows.ROUNDED_TOKENS` in BF16; here it is made to take int8, and prefills
 are timed as `sp bench model` times them, in a CUDA graph. With kernels left out results are wrong, and times are what
 the rest takes; what a kernel costs where it stands, waiting included, is the difference to the line before. A profile
-does not say that: times of kernels that start early hold the time in which they wait. What says
-how many channels are loud is never left out, for the others read it. "no early starts" launches the
-kernels of products one behind the other, without programmatic dependent launches, and so do the lines below it: what
-starts early waits for a kernel that is there. The last two are of weights that are rounded anew, and BF16.
+does not say that: times of kernels that start early hold the time in which they wait. What says how many channels are
+loud is never left out, for the others read it. "no early starts" launches the kernels of products one behind the other,
+without programmatic dependent launches, and so do the lines below it: what starts early waits for a kernel that is
+there. The last two are of weights that are rounded anew, and BF16.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def linear(x: Floats, w: Weight) -> Floats:
     x : float32 (tokens, in)
     w : Weight of shape (out, in)
         F32 weights are used in place; packed ones are decoded a slab of rows at a time, on every call. Products of
-        1,024 tokens and more are made in `w.math`.
+        `ROUNDED_TOKENS` and more are made in `w.math`.
 
     Returns
     -------
