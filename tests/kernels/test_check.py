@@ -73,6 +73,11 @@ def test_worse_than_the_baseline():
         "new: 4 bytes of spills, 0 before",
     ]
     assert remarks == ["new: not in the baseline; add it with --update"]
+    rows = {"a": Resources(100, 0, 16, 0), "new": Resources(9, 0, 416, 0)}
+    assert baseline.compare(rows, known)[0] == [
+        "a: 16 bytes of stack frame, of arrays or tables, 0 expected",
+        "new: 416 bytes of stack frame, of arrays or tables, 0 expected",
+    ]
     assert baseline.compare({"a": Resources(200, 0, 0, 0)}, None) == ([], [])
 
 

@@ -31,12 +31,17 @@ class Baseline(NamedTuple):
 
 
 def compare(rows: Rows, known: Rows | None) -> tuple[list[str], list[str]]:
-    """Problems and remarks of needs against a baseline; without one only spills are problems."""
+    """Problems and remarks of needs against a baseline; without one only spills are problems.
+
+    A stack frame beyond the spills holds an array whose places the compiler does not know, in local memory.
+    """
     problems, remarks = [], []
     for name, need in rows.items():
         was = (known or {}).get(name)
         if need.spill > (was.spill if was else 0):
             problems.append(f"{name}: {need.spill} bytes of spills, {was.spill if was else 0} before")
+        if known is not None and need.stack > (most := was.stack if was else need.spill):
+            problems.append(f"{name}: {need.stack} bytes of stack frame, of arrays or tables, {most} expected")
         if was and need.registers > was.registers * GROWTH:
             problems.append(f"{name}: {need.registers} registers, {was.registers} before")
         if known is not None and was is None:

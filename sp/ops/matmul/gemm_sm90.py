@@ -111,8 +111,7 @@ def _run_plan(
     kernel: KernelSpec,
     defines: Defines,
 ) -> None:
-    w = weights[0]
-    maps = [tensor_map(y, y.shape[::-1], (y.shape[1] * y.itemsize,), (128 // y.itemsize, 64)) for y in outs]
+    w, maps = weights[0], [tensor_map(y, y.shape[::-1], (y.strides[0],), (128 // y.itemsize, 64)) for y in outs]
     kernel.launch(
         plan.grid,
         tensor_map(x, (w.shape[1], len(x)), (2 * w.shape[1],), plan.x_box),
