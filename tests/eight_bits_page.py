@@ -20,8 +20,6 @@ FOLDER = ROOT / "results" / "intel-r-xeon-r-processor-2core"
 CARD = ROOT / "results" / "nvidia-h200"
 SLOWER = ROOT / "results" / "nvidia-h100-80gb-hbm3"
 """A card that attention was measured on as it is made now."""
-SHORT = 8192
-"""Tokens of the longest prompt among the short ones."""
 LATER = ROOT / "results" / "amd-epyc-2core"
 """Where attention's errors were measured as it is made now; no machine makes others."""
 WAYS = {
@@ -139,14 +137,19 @@ def by_path(item: tuple[tuple[str, int], Any]) -> tuple[bool, int]:
     return path == "portable", tokens
 
 
-def rates() -> list[str]:
-    """Prefill of the 27B shape in tokens a second, by path and length."""
-    found_rates: dict[tuple[str, int], dict[str, float]] = {}
-    for record in newest(CARD / "prefill.jsonl"):
+def prefills(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
+    """Tokens a second of the 27B shape on one card of a folder, by path and length, and by what is multiplied."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for record in newest(folder / "prefill.jsonl"):
         c = record["config"]
         alone = c["engine"] == "sp" and c.get("cards", 1) == 1
         if alone and (c["shape"], c["type"], c.get("asked_density")) == ("qwen3.6-27b", "q4_k_m", None):
-            found_rates.setdefault((c["path"], c["prompt_tokens"]), {})[maths_of(c)[0]] = record["metrics"]["tok_s"]
+            found.setdefault((c["path"], c["prompt_tokens"]), {})[maths_of(c)[0]] = record["metrics"]["tok_s"]
+    return found
+
+
+def rates() -> list[str]:
+    """Prefill of the 27B shape in tokens a second, by path and length."""
     rows = [
         [
             f"{tokens:,}",
@@ -156,7 +159,7 @@ def rates() -> list[str]:
             f"{found[way]:,.0f}",
             f"{found[way] / found['bf16']:.2f}",
         ]
-        for (path, tokens), found in sorted(found_rates.items(), key=by_path)
+        for (path, tokens), found in sorted(prefills(CARD).items(), key=by_path)
         for way, weights in (("int8", "anew"), (kept_rounded("int8"), "kept"))
         if way in found
     ]
@@ -165,17 +168,11 @@ def rates() -> list[str]:
 
 def short_rates() -> list[str]:
     """The same of short prompts with kept weights, on a card that has them."""
-    found: dict[int, dict[str, float]] = {}
-    for record in newest(SLOWER / "prefill.jsonl"):
-        c = record["config"]
-        wanted = {"shape": "qwen3.6-27b", "type": "q4_k_m", "path": "sm_90a", "cards": 1}
-        if c["prompt_tokens"] <= SHORT and {name: c.get(name) for name in wanted} == wanted:
-            found.setdefault(c["prompt_tokens"], {})[maths_of(c)[0]] = record["metrics"]["tok_s"]
     ways = "bf16", kept_rounded("int8")
     rows = [
-        [f"{tokens:,}", *(f"{mine[way]:,.0f}" if way in mine else "" for way in ways)]
-        for tokens, mine in sorted(found.items())
-        if ways[1] in mine
+        [f"{tokens:,}", *(f"{found[way]:,.0f}" if way in found else "" for way in ways)]
+        for (path, tokens), found in sorted(prefills(SLOWER).items())
+        if path == "sm_90a" and ways[1] in found
     ]
     return table(["tokens", "bf16 (tok/s)", "int8 kept (tok/s)"], rows)
 

@@ -32,9 +32,10 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 """
 INPUTS = """
-extern "C" void run(const u16* x, u32* peaks, u32* done, u32* count, u32* channels, u16* mask, i32 tokens, i32 each) {
+extern "C" void run(const u16* x, u32* peaks, u32* done, u32* count, u32* channels, u16* mask, i32 tokens, i32 each,
+                    int missing) {
     const unsigned down = (tokens + each - 1) / each, across = (COLS + 1023) / 1024;
-    gridDim = {across, down, 1};
+    gridDim = {across, down + missing, 1};
     for (blockIdx.y = 0; blockIdx.y < down; ++blockIdx.y)
         run_blocks(across, 1024, [=] { loud_inputs(x, peaks, done, count, channels, mask, tokens, each); });
 }
@@ -65,6 +66,13 @@ def test_what_is_loud_is_found_and_peaks_are_cleared(width: int, each: int, loud
     done = aligned(np.zeros(1, np.uint32))
     largest = np.abs(x).max(axis=0)
     want = loudest(largest)
+    # One row of blocks less than there are: none is the last, so that peaks are found and not yet looked at.
+    peaks, untouched = aligned(np.zeros(width, np.uint32)), [aligned(np.full(LOUD, 9999, np.uint32)) for _ in range(3)]
+    compiled("loud_inputs.cu", INPUTS, width).run(*map(pointer, (bits, peaks, done, *untouched)), tokens, each, 1)
+    np.testing.assert_array_equal(peaks.view(np.float32), largest)
+    assert all((one == 9999).all() for one in untouched)
+    assert done[0] == -(-width // 1024) * -(-tokens // each)
+    done[0] = 0
     given = {
         "loud_inputs.cu": (INPUTS, aligned(np.zeros(width, np.uint32))),
         "loud_channels.cu": (LOUDEST, aligned(largest.view(np.uint32))),
@@ -74,7 +82,7 @@ def test_what_is_loud_is_found_and_peaks_are_cleared(width: int, each: int, loud
         mask = aligned(np.full(-(-width // 32) * 2, 0xFFFF, np.uint16))
         run, found = compiled(source, driver, width).run, [pointer(one) for one in (count, channels, mask)]
         if source == "loud_inputs.cu":
-            run(pointer(bits), pointer(peaks), pointer(done), *found, tokens, each)
+            run(pointer(bits), pointer(peaks), pointer(done), *found, tokens, each, 0)
         else:
             run(pointer(peaks), *found)
         assert count[0] == len(want) >= min(loud, LOUD)
