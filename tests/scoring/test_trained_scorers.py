@@ -88,7 +88,8 @@ def test_a_trained_head_beats_chance(drafter, tmp_path) -> None:
 
 
 def test_features_are_those_of_the_weights(drafter) -> None:
-    """Against attention taken apart by hand: mean and maximum a head, over the mean of the document's units."""
+    """Against attention taken apart by hand: mean and maximum a head over the mean of the document's units, then the
+    largest of the means over all heads."""
     from sp.ops.attention.attention_rows import attention_rows
     from sp.scoring.attention.tail import TailScorer
 
@@ -102,8 +103,10 @@ def test_features_are_those_of_the_weights(drafter) -> None:
     rows: list[np.ndarray] = []
     TailScorer(queries=5).read(request, lambda layer, q, keys: rows.append(attention_rows(q, keys).copy()))
     want = []
+    means: dict[int, list[np.ndarray]] = {0: [], 2: []}
     for weights in rows:
-        for mine in (weights, weights[:, 2:]):
+        for first, of_heads in means.items():
+            mine = weights[:, first:]
             for pooled in (
                 [[mine[h, :, a:b].mean() for a, b in pairwise(bounds)] for h in range(len(mine))],
                 [[mine[h, :, a:b].max() for a, b in pairwise(bounds)] for h in range(len(mine))],
@@ -111,6 +114,8 @@ def test_features_are_those_of_the_weights(drafter) -> None:
                 values = np.array(pooled)
                 mean = np.maximum(values[:, 1:9].mean(axis=1, keepdims=True), 1e-4 / 203)
                 want += list(np.log(values / mean + 0.01))
+            of_heads += want[-2 * len(mine) : -len(mine)]
+    want += [np.max(of_heads, axis=0) for of_heads in means.values()]
     count, own = len(want), np.array(want).T
     assert got.shape == (11, count)
     got = with_neighbours(got, 1)

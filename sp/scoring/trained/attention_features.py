@@ -3,6 +3,8 @@
 A unit has four numbers a head: the mean and the largest weight that the last tokens, and the question's, give its
 tokens, each as the logarithm of its ratio to the mean over the document's units. So an unread unit is near
 ``log FLOOR`` and an evenly read one near zero at any length, and sinks, which the first unit holds, shift nothing.
+Two more are the largest of the means over all heads, of the question and of the last tokens: no sum of heads says
+that one of them, whichever, looks here.
 
 References
 ----------
@@ -32,6 +34,8 @@ LEAST = 1e-4
 """Share of its attention below which a head looks at nothing in the document, whose ratios would be rounding."""
 NUMBERS = 4
 """Features a head has of a unit, with or without rotary embedding."""
+OVER_HEADS = 2
+"""Features of a unit over all heads, likewise."""
 
 Rotations = Literal["post", "none", "both"]
 
@@ -95,7 +99,7 @@ def document_units(bounds: Ints, asking: Asking) -> slice:
 def feature_count(config: ModelConfig, rotary: Rotations, neighbours: int) -> int:
     """Numbers a unit has, those of its neighbours with them."""
     ways = 2 if rotary == "both" else 1
-    return ways * NUMBERS * len(config.attention_layers) * config.heads * (2 * neighbours + 1)
+    return ways * (NUMBERS * len(config.attention_layers) * config.heads + OVER_HEADS) * (2 * neighbours + 1)
 
 
 def attention_features(
@@ -117,29 +121,36 @@ def attention_features(
     Returns
     -------
     float32 (units, features), and what attended
-        Where the model is. By feature: layer, rotation, question or tail, mean or largest, head.
+        Where the model is. By feature: layer, rotation, question or tail, mean or largest, head; then rotation,
+        question or tail over all heads.
     """
     document, model, positions = document_units(bounds, asking), request.model, request.positions
     turned = replace(reader, rotary="none")
     columns: list[Any] = []
+    over_heads: dict[tuple[bool, int], Any] = {}
     pools: list[Pool] = []
 
     def take(layer: int, q: Floats, keys: PagedKV) -> None:
         if rotary != "none":
-            look(q, keys)
+            look(q, keys, False)
         if rotary != "post":
-            look(turned.rows(q, positions[-len(q) :], model), turned.keys(keys, positions, model))
+            look(turned.rows(q, positions[-len(q) :], model), turned.keys(keys, positions, model), True)
 
-    def look(q: Floats, keys: PagedKV) -> None:
+    def look(q: Floats, keys: PagedKV, bare: bool) -> None:
         weights = attention_rows(q, keys)
         if not pools:
             pools.append(Pool.of(bounds, weights))
-        for rows in (asking.question, asking.tail):
+        for place, rows in enumerate((asking.question, asking.tail)):
             mine = weights[:, rows]
-            columns.append(relative(pools[0].means(mine.mean(axis=1)), document, len(request.ids)))
+            means = relative(pools[0].means(mine.mean(axis=1)), document, len(request.ids))
+            columns.append(means)
             columns.append(relative(pools[0].largest(mine.max(axis=1)), document, len(request.ids)))
+            most = means.max(axis=0, keepdims=True)
+            so_far = over_heads.get((bare, place), most)
+            over_heads[bare, place] = array_module(most).maximum(so_far, most)
 
     attend = reader.read(request, take)
+    columns += [over_heads[key] for key in sorted(over_heads)]
     return array_module(columns[0]).concatenate(columns).T, attend
 
 
