@@ -11,7 +11,7 @@ from sp.errors import ConfigError, known_names
 from sp.kernels.path import current_path
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
-from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, is_faster, rounding_error, sampled_rows
+from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, gains, is_faster, rounding_error, sampled_rows
 from sp.models.recording import layer_of
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight
@@ -168,14 +168,14 @@ def with_math(
     errors: dict[str, float] = {}
 
     def small(leaf: Any) -> bool:
-        if leaf.shape[1] < LEAST_INPUTS:
+        if not gains(leaf.shape[1], current_path()):
             return False
         errors[leaf.name] = rounding_error(sampled(leaf))
         return errors[leaf.name] <= MOST_ERROR
 
     found = _marked(trunk, Math.INT8, small)
     if not errors:
-        return found, f"no matrix has {LEAST_INPUTS:,} inputs"
+        return found, f"no matrix has a number of inputs with which int8 is faster ({LEAST_INPUTS:,} is)"
     over = [error for error in errors.values() if error > MOST_ERROR]
     most = f"rounding costs weights at most {max(errors.values(), default=0):.2%}"
     if over:

@@ -24,8 +24,11 @@ FASTER = {
 (``results/nvidia-h200/notes-int8.md``)."""
 
 LEAST_INPUTS = 4096
-"""Narrower weights gain nothing: with 1,024 to 3,072 inputs products took longer than in BF16 on an H200, with 5,120
+"""Weights of fewer inputs gain nothing: with 1,024 to 3,072 products took longer than in BF16 on an H200, with 5,120
 and more two thirds of the time (``results/nvidia-h200/notes-int8.md``); in between nothing was measured."""
+NARROW_INPUTS = {"sm_90a": 1024}
+"""But so many or fewer do by a path with a kernel that keeps all inputs of a token, `gemm_bytes_narrow_sm90`
+(``results/notes/narrow-products.md``)."""
 
 MOST_ERROR = 0.01
 """Relative error, root mean square, that rounding a weight may cost.
@@ -48,6 +51,17 @@ def is_faster(device: str) -> tuple[bool, str]:
     if (path, found) not in FASTER:
         return False, f"int8 is not known to be faster {where}"
     return True, f"int8 was {FASTER[path, found]} to be faster {where}"
+
+
+def gains(inputs: int, path: str) -> bool:
+    """Whether int8 is faster by a path for weights of so many inputs, where it is faster at all.
+
+    Examples
+    --------
+    >>> [gains(inputs, "sm_90a") for inputs in (1024, 2048, 5120)], gains(1024, "portable")
+    ([True, False, True], False)
+    """
+    return inputs >= LEAST_INPUTS or inputs <= NARROW_INPUTS.get(path, 0)
 
 
 def sampled_rows(weight: Any) -> Floats:

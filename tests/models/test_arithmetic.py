@@ -111,6 +111,7 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
     trunk = load_model(embedded("drafter")).trunk
     monkeypatch.setattr(marking, "is_faster", lambda device: (True, "known"))
     monkeypatch.setattr(marking, "check_math", lambda asked, device: None)
+    monkeypatch.setattr(marking, "current_path", lambda: "portable")
     worst = "blk.2.ffn_up.weight"
 
     def sampled(weight: Any) -> np.ndarray:
@@ -121,8 +122,8 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
 
     nothing, reason = with_math(trunk, AUTO, "cuda", sampled)
     assert set(maths(nothing).values()) == {Math.BF16}
-    assert reason == "no matrix has 4,096 inputs"
-    monkeypatch.setattr(marking, "LEAST_INPUTS", 256)
+    assert reason == "no matrix has a number of inputs with which int8 is faster (4,096 is)"
+    monkeypatch.setattr(marking, "gains", lambda inputs, path: True)
     marked, reason = with_math(trunk, AUTO, "cuda", sampled)
     found = maths(marked)
     assert {name for name, math in found.items() if math is not Math.BF16} == past_the_first(found) - {worst}

@@ -31,8 +31,8 @@ from sp.quant import Math
 
 MOST = 2048
 """Tokens of the longest run in a graph; for more the device takes longer than hosts do to launch it."""
-MOST_SHARED, MANY_SHARERS = 8192, 3
-"""The same where so many cards share the model: one host launches for all of them, while each has less to do."""
+MOST_SHARED = 8192
+"""The same where cards share the model: one host launches for all of them, while each has less to do."""
 FEWEST = 3
 """Tokens of the shortest, as many as a convolution remembers; see `keep_taps`."""
 SMALLEST = 16
@@ -229,12 +229,13 @@ def longest(sharers: int, attention: Math) -> int:
     """Tokens of the longest run in a graph of a model that so many cards share.
 
     Attention in eight bits takes the number of tokens from the host, and is for longer runs than those of one card. Two
-    cards are given the work of a longer run in the time they take for it: on two H200 graphs gained nothing.
+    cards took 0.26 to 0.39 s for 6,532 tokens launched one by one, by how the host shared its time among threads, and
+    0.26 s in a graph (``results/nvidia-h200/notes-cards.md``).
 
-    >>> longest(2, Math.BF16), longest(4, Math.BF16), longest(4, Math.INT8)
+    >>> longest(1, Math.BF16), longest(2, Math.BF16), longest(2, Math.INT8)
     (2048, 8192, 2048)
     """
-    return MOST_SHARED if sharers >= MANY_SHARERS and attention is Math.BF16 else MOST
+    return MOST_SHARED if sharers > 1 and attention is Math.BF16 else MOST
 
 
 def size_class(tokens: int) -> int:

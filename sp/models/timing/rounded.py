@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.models.arithmetic import AUTO, FIRST_LAYERS, AskedMath, is_eligible
-from sp.models.auto_math import FASTER, LEAST_INPUTS
+from sp.models.auto_math import FASTER, LEAST_INPUTS, NARROW_INPUTS
 from sp.models.config import ModelConfig
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.known_cards import Path as KernelPath
@@ -21,8 +21,8 @@ class Rounded:
     Attributes
     ----------
     products, attention : bool
-    least_inputs : int
-        Products with narrower matrices stay in BF16.
+    least_inputs, narrow_inputs : int
+        Products with matrices of fewer inputs than the one and of more than the other stay in BF16.
     left : int
         First layers whose products do.
     """
@@ -30,6 +30,7 @@ class Rounded:
     products: bool = False
     attention: bool = False
     least_inputs: int = 0
+    narrow_inputs: int = 0
     left: int = FIRST_LAYERS
 
     @classmethod
@@ -44,15 +45,16 @@ class Rounded:
         >>> from sp.models.synthetic.shapes import find_shape
         >>> config = find_shape("qwen3-0.6b").config
         >>> Rounded.of("auto", config, find_card("h200"), "sm_90a")
-        Rounded(products=True, attention=True, least_inputs=4096, left=2)
+        Rounded(products=True, attention=True, least_inputs=4096, narrow_inputs=1024, left=2)
         >>> Rounded.of("auto", config, find_card("a100"), "portable")
-        Rounded(products=False, attention=False, least_inputs=4096, left=2)
+        Rounded(products=False, attention=False, least_inputs=4096, narrow_inputs=0, left=2)
         """
         if asked == Math.BF16:
             return NOTHING
         attention = path == "sm_90a" and config.head_dim == HEAD_DIM
         if asked == AUTO:
-            return cls((path, card.capability) in FASTER, attention, LEAST_INPUTS)
+            narrow = NARROW_INPUTS.get(path, 0)
+            return cls((path, card.capability) in FASTER, attention, LEAST_INPUTS, narrow)
         return cls(True, attention)
 
     @property
@@ -72,8 +74,9 @@ class Rounded:
         >>> Rounded(products=True).takes(down), Rounded(products=True, least_inputs=4096).takes(down)
         (True, False)
         """
-        wide = tensor.shape[-1] >= self.least_inputs
-        return self.products and wide and is_eligible(tensor.name, tensor.shape, self.left)
+        inputs = tensor.shape[-1]
+        fits = inputs >= self.least_inputs or inputs <= self.narrow_inputs
+        return self.products and fits and is_eligible(tensor.name, tensor.shape, self.left)
 
 
 NOTHING = Rounded()

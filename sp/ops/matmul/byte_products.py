@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from sp.errors import DeviceError
-from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED, MOST_LOUD_WIDTH, MOST_OUTS, WIDE
 from sp.ops.byte_rows.kept import follow, kept_together
 from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
@@ -21,11 +22,21 @@ STORES = (STORE, STORE_F32)
 """Of several weights at once."""
 
 
-def byte_kernel(name: str, gemm: Gemm, path: str, maths: tuple[Math, ...], *, peaks: bool) -> MatmulKernel:
+def byte_kernel(
+    name: str,
+    gemm: Gemm,
+    path: str,
+    maths: tuple[Math, ...],
+    *,
+    peaks: bool,
+    epilogues: tuple[Epilogue, ...] = (STORE, ADD, SWIGLU),
+    most_inputs: int = MOST_LOUD_WIDTH,
+) -> MatmulKernel:
     """Register a kernel that multiplies `ByteRows`.
 
     Weights that are not kept rounded are rounded again for every product, in room of its own. With `peaks` it finds
-    those of what SWIGLU makes.
+    those of what SWIGLU makes. It takes products of up to `most_inputs` inputs; of two kernels the first registered
+    takes what both can.
     """
 
     def run(p: Product) -> None:
@@ -53,7 +64,8 @@ def byte_kernel(name: str, gemm: Gemm, path: str, maths: tuple[Math, ...], *, pe
             max_weights=8,
             mixed_swiglu=True,
             multiple=8,
-            room=_room,
+            room=partial(_room, most_inputs),
+            epilogues=epilogues,
             maths=maths,
             fusions=frozenset({Fusion.PEAKED} | ({Fusion.PEAKS} if peaks else set())),
         )
@@ -93,6 +105,6 @@ def workspace_bytes(tokens: int, rows: int, width: int) -> int:
     return (tokens + padded) * (width + 4 * -(-width // GROUPED) + 128)
 
 
-def _room(tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
-    fits = tokens >= ROUNDED_TOKENS and width % GROUPED == 0 and width <= MOST_LOUD_WIDTH
+def _room(most: int, tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
+    fits = tokens >= ROUNDED_TOKENS and width % GROUPED == 0 and width <= most
     return tokens if fits else 0
