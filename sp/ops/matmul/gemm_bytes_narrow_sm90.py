@@ -44,7 +44,7 @@ def gemm(
         return
     gated = epilogue == SWIGLU
     tiles = [-(-out.shape[1] // TILE) for out in outs]
-    row_tiles, height = sum(tiles), len(w.codes) - w.first
+    row_tiles = sum(tiles)
     token_blocks, jobs, each = plan_of(
         x.rows, row_tiles * (2 if gated else 1), multiprocessors_to_fill(current_device()) // 2
     )
@@ -52,7 +52,7 @@ def gemm(
     def weight_map(array: Any, row_bytes: int, box: int) -> Any:
         """Half of a tile; of SWIGLU eight rows of gate and of up in turn."""
         if not gated:
-            return tensor_map(array, (array.shape[1], height), (row_bytes,), (box, TILE // 2))
+            return tensor_map(array, (array.shape[1], len(array)), (row_bytes,), (box, TILE // 2))
         strides = (row_bytes, row_tiles * TILE * row_bytes, 8 * row_bytes)
         return tensor_map(array, (array.shape[1], 8, 2, row_tiles * TILE // 8), strides, (box, 8, 2, 2))
 

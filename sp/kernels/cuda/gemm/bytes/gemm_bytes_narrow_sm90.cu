@@ -14,6 +14,7 @@
 // holds both of an output. Launch: 384 threads, one block an SM, clusters of two that share W (each loads half of a piece for
 // both) and have 128 tokens each. A thread of warpgroup 0 loads; 1 and 2 take tiles in turn, each by itself, so that while one
 // scales and stores the other multiplies; within a tile, sums of a group of 256 inputs are scaled while the next is multiplied.
+// The turn is passed on when all pieces of a tile are there: who waits for a piece is then less than a round of the ring ahead.
 // A job is 256 tokens and `each` tiles, of row_tiles in all (SWIGLU: of 32 outputs). Any tokens >= 1; out a multiple of 8.
 // Defines: GROUPS (1 to 4), EPILOGUE, STAGES. Arch 90a.
 // Sources: ping-pong of warpgroups as in CUTLASS (Thakkar et al.); scales and loud channels as gemm_bytes_sm90.cu says.
@@ -97,6 +98,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
         i32 part[2][TOKENS / 2];
         Ring ring;
         u32 x_phase = 0, turn = 0;
+        if (group == 1) named_arrive(TURN, 256);  // the first turn is the other's
 
         auto multiply = [&](auto& sums, u32 stage, u32 piece, auto product) {
             const u64 a = wgmma_descriptor(shared_address(shared + W_OFFSET + stage * W_BYTES));
@@ -128,18 +130,22 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
                     ring.skip(pieces);
                     continue;
                 }
+                named_barrier(TURN + group, 256);
                 const u32 row = GATED ? 32 * tile + 8 * warp + lane / 4 : 64 * tile + 16 * warp + lane / 4;
                 begin(part[0], 0);
 #pragma unroll
                 for (u32 g = 0; g < GROUPS; ++g) {
                     const u32 at = g * w_stride + row;  // scales of this thread's two rows
                     const f32 row_scales[2] = {__ldg(w_scales + at), __ldg(w_scales + at + (GATED ? 64 * second : 8))};
-                    if (g + 1 < GROUPS) {
-                        begin(part[(g + 1) % 2], g + 1);
-                        wgmma_wait<1>();
-                    } else {
-                        wgmma_wait<0>();
+                    if (g + 1 < GROUPS) begin(part[(g + 1) % 2], g + 1);
+                    if (g + 2 == max(GROUPS, 2)) {
+                        if (loud) barrier_wait(full + ring.stage, ring.phase);
+                        named_arrive(TURN + 1 - group, 256);
                     }
+                    if (g + 1 < GROUPS)
+                        wgmma_wait<1>();
+                    else
+                        wgmma_wait<0>();
                     release(g + 1 < GROUPS ? 4 : 2);
                     release(g + 1 < GROUPS ? 3 : 1);
 #pragma unroll
@@ -153,7 +159,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
                     }
                 }
                 if (loud) {
-                    barrier_wait(full + ring.stage, ring.phase);
                     wgmma_fence();
                     multiply(d, ring.stage, PIECES, [](auto& sums, u64 a, u64 b, int) { wgmma_halves(sums, a, b, 1); });
                     wgmma_commit();
@@ -172,6 +177,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
             __syncwarp();
             barrier_arrive_warp(x_empty, lane);
         }
+        if (turn == group) named_barrier(TURN + group, 256);  // the turn that nobody needed
         if (thread == 0) bulk_wait<0>();
     }
     cluster_sync();  // a block must not leave while its neighbour still loads into it

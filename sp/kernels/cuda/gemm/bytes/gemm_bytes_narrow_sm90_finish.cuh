@@ -16,8 +16,14 @@ enum Shape {
     W_OFFSET = (PIECES + 1) * X_BYTES,  // behind the loud channels of the tokens
     STAGING_OFFSET = W_OFFSET + STAGES * W_BYTES,
     SCALES_OFFSET = STAGING_OFFSET + 2 * STAGING_BYTES,
-    BARRIER_OFFSET = SCALES_OFFSET + GROUPS * TOKENS * 4
+    BARRIER_OFFSET = SCALES_OFFSET + GROUPS * TOKENS * 4,
+    TURN = 4                     // and 5: named barriers, whose turn it is to multiply
 };
+
+// Comes to a named barrier without waiting there.
+SP_DEVICE void named_arrive(u32 index, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(index), "r"(threads) : "memory");
+}
 
 // One box of four axes to the same place of both blocks of the cluster, counted on each block's own barrier.
 SP_DEVICE void tensor_load_multicast(void* target, const TensorMap* map, u64* barrier, u16 blocks, i32 x, i32 y, i32 z, i32 w) {
