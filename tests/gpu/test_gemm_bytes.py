@@ -201,10 +201,10 @@ def test_a_layers_products_take_it_and_are_near_those_in_bf16(path: str) -> None
     if path == "sm_90a" and native_path() != path:
         pytest.skip("needs compute capability 9.0")
     rng = np.random.default_rng(5)
-    x = cupy.asarray(rng.standard_normal((1100, 512)).astype(np.float32))
-    norm = (cupy.ones(512, np.float32), 1e-6)
-    gate, up = weight(Q4_K, 1024, 512), weight(Q4_K, 1024, 512, 1)
-    down, narrow = weight(Q6_K, 512, 1024, 2), weight(BF16, 40, 512, 3)
+    x = cupy.asarray(rng.standard_normal((1100, 1280)).astype(np.float32))
+    norm = (cupy.ones(1280, np.float32), 1e-6)
+    gate, up = weight(Q4_K, 1024, 1280), weight(Q4_K, 1024, 1280, 1)
+    down, narrow = weight(Q6_K, 1280, 1024, 2), weight(BF16, 40, 1280, 3)
 
     def layer(math: Math) -> list[np.ndarray]:
         g, u, d, q = (replace(w, math=math) for w in (gate, up, down, gate))

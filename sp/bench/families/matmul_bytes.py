@@ -15,13 +15,16 @@ from sp.kernels import current_path, import_cupy
 from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
 from sp.ops.byte_rows.loud import loud_channels
 from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_weights
-from sp.ops.matmul import gemm_bytes_portable, gemm_bytes_sm90
+from sp.ops.matmul import gemm_bytes_narrow_sm90, gemm_bytes_portable, gemm_bytes_sm90
 from sp.ops.matmul.registry import Product, prefill_kernel
 from sp.quant import Q4_K
 
 TOKENS = 8192
 SHAPES: tuple[tuple[int, int, Epilogue], ...] = ((OUT, IN, STORE), (OUT, IN, SWIGLU), (IN, OUT, STORE_F32))
 """Outputs, inputs and epilogue of the widest products of the 27B shape; of SWIGLU two weights."""
+CHUNK = 16384
+NARROW: tuple[tuple[int, int, Epilogue], ...] = ((4096, 1024, STORE), (3072, 1024, SWIGLU))
+"""The same of a 0.6B drafter that reads a long prompt: queries, keys and values together; gate and up."""
 
 
 @family("matmul_bytes")
@@ -61,3 +64,30 @@ def cases() -> Iterator[Case]:
             ),
         ):
             yield Case({"op": name, "type": "Q4_K"} | sizes, here, run, bytes=traffic, graph=True)
+    if here == "sm_90a":
+        yield from _narrow()
+
+
+def _narrow() -> Iterator[Case]:
+    """Products of few inputs: BF16, the kernel of bytes for any width, and that for few inputs."""
+    cupy = import_cupy()
+    for rows, width, epilogue in NARROW:
+        weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
+        x, out = bf16(CHUNK, width), cupy.empty((CHUNK, rows), np.uint16)
+        loud = loud_channels(x)
+        given, held = (
+            round_inputs(x, ByteKind.INT8, loud),
+            round_weights(weights, ByteKind.INT8, loud),
+        )
+        shape: dict[str, Any] = {"type": "Q4_K", "m": CHUNK, "n": rows, "k": width, "epilogue": epilogue.name.lower()}
+        cost = {
+            "bytes": CHUNK * (width + rows * out.itemsize) + len(weights) * rows * width,
+            "flops": 2 * CHUNK * rows * width * len(weights),
+            "graph": True,
+        }
+        plain = partial(prefill_kernel("sm_90a").launch, Product(x, weights, (out,), epilogue))
+        yield Case(shape | {"math": "bf16"}, "sm_90a", plain, **cost)
+        for module in (gemm_bytes_sm90, gemm_bytes_narrow_sm90):
+            run = partial(module.gemm, given, held, loud, (out,), epilogue)
+            kernel = module.__name__.rpartition(".")[2]
+            yield Case(shape | {"math": "int8", "kernel": kernel}, "sm_90a", run, **cost)

@@ -35,7 +35,7 @@ def byte_kernel(
     """Register a kernel that multiplies `ByteRows`.
 
     Weights that are not kept rounded are rounded again for every product, in room of its own. With `peaks` it finds
-    those of what SWIGLU makes. It takes products of up to `most_inputs` inputs; of two kernels the first registered
+    those of what SWIGLU makes. It takes products of up to `most_inputs` inputs; of two kernels the last registered
     takes what both can.
     """
 

@@ -146,9 +146,9 @@ def choose(tokens: int, weights: tuple[Any, ...], norm: bool, epilogue: Epilogue
 def _in_math(
     tokens: int, weights: tuple[Any, ...], largest: Any, path: str, norm: bool, epilogue: Epilogue
 ) -> MatmulKernel | None:
-    """A kernel that makes the product in what the largest weight asks for, where it is worth it."""
+    """A kernel that makes the product in what the largest weight asks for, where it is worth it; of two the last."""
     kinds = tuple(w.format.ggml_type for w in weights)
-    for kernel in kernels(path):
+    for kernel in reversed(kernels(path)):
         whole = epilogue is Epilogue.STORE or all(kernel.multiplies(w) for w in weights)
         able = largest.math in kernel.maths and kernel.multiplies(largest) and whole
         if able and kernel.takes(tokens, largest.shape[1], kinds, norm, epilogue):

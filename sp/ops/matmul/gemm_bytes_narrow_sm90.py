@@ -56,7 +56,7 @@ def gemm(
         strides = (row_bytes, row_tiles * TILE * row_bytes, 8 * row_bytes)
         return tensor_map(array, (array.shape[1], 8, 2, row_tiles * TILE // 8), strides, (box, 8, 2, 2))
 
-    box, swizzle = ((TILE // 2, TOKENS), 64) if gated else ((TILE, TOKENS), 128)
+    box, swizzle = ((TILE // 2, TOKENS), 64) if gated else ((TILE, TOKENS // 2), 128)
     stored = [tensor_map(y, (y.shape[1], x.rows), (2 * y.shape[1],), box, swizzle) for y in outs]
     ends = [sum(tiles[: i + 1]) for i in range(len(outs) - 1)]
     GEMM_BYTES_NARROW_SM90.launch(

@@ -34,7 +34,10 @@ def _short(tokens: int) -> str:
 
 VIEWS: dict[str, View] = {
     "project": View(lambda c: str(c["type"]), lambda c: _short(c["m"]), joined=True),
-    "matmul_bytes": View(lambda c: str(c["math"]), lambda c: f"{c['epilogue'].replace('_', ' ')}, {c['k']} in"),
+    "matmul_bytes": View(
+        lambda c: f"{c['math']}, few inputs" if "narrow" in c.get("kernel", "") else str(c["math"]),
+        lambda c: f"{c['epilogue'].replace('_', ' ')}, {c['k']} in",
+    ),
     "byte_attention": View(lambda c: f"keys and values in {c['math']}", lambda c: f"{c['read']:.0%}"),
     "experts": View(lambda c: str(c["part"]), lambda c: _short(c["tokens"]), joined=True),
     "paged_attention": View(

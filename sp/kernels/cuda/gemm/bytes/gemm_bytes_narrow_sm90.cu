@@ -5,7 +5,7 @@
 //   W        int8 (rows of whole 64, k) by w_map: box 128 k x 32. SWIGLU: gate's rows, then from row tile `second` on those of
 //            up; w_map has four axes, (k, 8 rows, gate or up, groups of 8 rows), box 128 x 8 x 2 x 2. w_scales f32 [GROUPS][w_stride]
 //   loud     bf16 (tokens, 64) and (rows, 64) by xl_map and wl_map, boxes of as many rows; not read where *loud_count is 0
-//   Y        bf16 (tokens, out) row-major by y_map. STORE: box 64 outputs x 128 tokens, 128-byte swizzle; of up to three weights
+//   Y        bf16 (tokens, out) row-major by y_map. STORE: box 64 outputs x 64 tokens, 128-byte swizzle; of up to three weights
 //            one under the other, row tiles from end0 and from end1 on go to arrays of their own, by y1_map and y2_map. SWIGLU:
 //            silu(X Gᵀ) * (X Uᵀ), box 32 x 128, 64-byte swizzle
 // Maps of bytes and of loud channels have the 128-byte swizzle.
@@ -16,20 +16,21 @@
 // scales and stores the other multiplies; within a tile, sums of a group of 256 inputs are scaled while the next is multiplied.
 // The turn is passed on when all pieces of a tile are there: who waits for a piece is then less than a round of the ring ahead.
 // A job is 256 tokens and `each` tiles, of row_tiles in all (SWIGLU: of 32 outputs). Any tokens >= 1; out a multiple of 8.
+// The ring has STAGES pieces of W; where channels are loud, what tokens have in them stands in the place of the last two.
 // Defines: GROUPS (1 to 4), EPILOGUE, STAGES. Arch 90a.
 // Sources: ping-pong of warpgroups as in CUTLASS (Thakkar et al.); scales and loud channels as gemm_bytes_sm90.cu says.
 #include "gemm_bytes_narrow_sm90_finish.cuh"
 #include "pdl.cuh"
 #include "wgmma_bytes.cuh"
 
-// A place in the ring of pieces of W and the parity of its current round.
+// A place in a ring of so many stages and the parity of its current round.
 struct Ring {
-    u32 stage = 0, phase = 0;
+    u32 stages, stage = 0, phase = 0;
     SP_DEVICE void advance() {  // no branch: the compiler makes products wait for each other around one
-        if (++stage == STAGES) stage = 0, phase ^= 1;
+        if (++stage == stages) stage = 0, phase ^= 1;
     }
     SP_DEVICE void skip(u32 pieces) {
-        for (stage += pieces; stage >= STAGES; stage -= STAGES) phase ^= 1;
+        for (stage += pieces; stage >= stages; stage -= stages) phase ^= 1;
     }
 };
 
@@ -60,9 +61,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
     pdl_wait();
 
     const u32 cluster = blockIdx.x / 2, clusters = gridDim.x / 2, loud = *loud_count > 0, pieces = PIECES + loud;
+    const u32 stages = loud ? STAGES - 2 : STAGES;
     if (threadIdx.x < 128) {
         registers_lower<40>();
-        Ring ring{0, 1};  // so that the first round waits for nobody
+        Ring ring{stages, 0, 1};  // so that the first round waits for nobody
         u32 x_phase = 1;
         if (threadIdx.x == 0) {
             for (u32 job = cluster; job < jobs; job += clusters, x_phase ^= 1) {
@@ -70,7 +72,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
                 barrier_wait(x_empty, x_phase);
                 barrier_expect(x_full, pieces * X_BYTES + 4 * GROUPS * TOKENS);
                 for (u32 p = 0; p < PIECES; ++p) tensor_load(shared + p * X_BYTES, &x_map, x_full, 128 * p, token);
-                if (loud) tensor_load(shared + PIECES * X_BYTES, &xl_map, x_full, 0, token);
+                if (loud) tensor_load(shared + LOUD_OFFSET, &xl_map, x_full, 0, token);
                 for (u32 g = 0; g < GROUPS; ++g)
                     bulk_load(scales + g * TOKENS, x_scales + i64(g) * x_stride + token, 4 * TOKENS, x_full);
                 for (u32 tile = first; tile < min(first + each, row_tiles); ++tile)
@@ -96,13 +98,13 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
         u8* staging = shared + STAGING_OFFSET + group * STAGING_BYTES;
         f32 d[TOKENS / 2];
         i32 part[2][TOKENS / 2];
-        Ring ring;
+        Ring ring{stages};
         u32 x_phase = 0, turn = 0;
         if (group == 1) named_arrive(TURN, 256);  // the first turn is the other's
 
-        auto multiply = [&](auto& sums, u32 stage, u32 piece, auto product) {
+        auto multiply = [&](auto& sums, u32 stage, u32 inputs, auto product) {
             const u64 a = wgmma_descriptor(shared_address(shared + W_OFFSET + stage * W_BYTES));
-            const u64 b = wgmma_descriptor(shared_address(shared + piece * X_BYTES));
+            const u64 b = wgmma_descriptor(shared_address(shared + inputs));
 #pragma unroll
             for (int s = 0; s < 4; ++s) product(sums, a + 2 * s, b + 2 * s, s);
         };
@@ -111,14 +113,14 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
             for (u32 half = 0; half < 2; ++half, ring.advance()) {
                 barrier_wait(full + ring.stage, ring.phase);
                 wgmma_fence();
-                multiply(sums, ring.stage, 2 * g + half,
+                multiply(sums, ring.stage, (2 * g + half) * X_BYTES,
                          [&](auto& of, u64 a, u64 b, int s) { wgmma_bytes(of, a, b, half > 0 || s > 0); });
             }
             wgmma_commit();
         };
         auto release = [&](u32 back) {  // the piece of so many before the next
             __syncwarp();
-            const u32 stage = ring.stage >= back ? ring.stage - back : ring.stage + STAGES - back;
+            const u32 stage = ring.stage >= back ? ring.stage - back : ring.stage + stages - back;
             if (lane < WARP_ARRIVALS) barrier_arrive_at(empty + stage, 0), barrier_arrive_at(empty + stage, 1);
         };
 
@@ -160,7 +162,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
                 }
                 if (loud) {
                     wgmma_fence();
-                    multiply(d, ring.stage, PIECES, [](auto& sums, u64 a, u64 b, int) { wgmma_halves(sums, a, b, 1); });
+                    multiply(d, ring.stage, LOUD_OFFSET, [](auto& sums, u64 a, u64 b, int) { wgmma_halves(sums, a, b, 1); });
                     wgmma_commit();
                     wgmma_wait<0>();
                     ring.advance();

@@ -12,8 +12,9 @@ enum Shape {
     X_BYTES = TOKENS * 128,      // of a piece
     W_BYTES = 64 * 128,
     GATED = EPILOGUE == EPILOGUE_SWIGLU,
-    STAGING_BYTES = TOKENS * (GATED ? 64 : 128),
-    W_OFFSET = (PIECES + 1) * X_BYTES,  // behind the loud channels of the tokens
+    STAGING_BYTES = TOKENS * 64, // all 128 tokens of SWIGLU, 64 of the others
+    W_OFFSET = PIECES * X_BYTES,
+    LOUD_OFFSET = W_OFFSET + (STAGES - 2) * W_BYTES,
     STAGING_OFFSET = W_OFFSET + STAGES * W_BYTES,
     SCALES_OFFSET = STAGING_OFFSET + 2 * STAGING_BYTES,
     BARRIER_OFFSET = SCALES_OFFSET + GROUPS * TOKENS * 4,
@@ -48,19 +49,24 @@ SP_DEVICE void send_staging(const u8* staging, const TensorMap* map, u32 row, u3
     bulk_commit();
 }
 
-// 64 outputs: 128 bytes a token, 128-byte swizzle. Matrix m of a stmatrix: outputs 8 (m % 2).. of the warp's 16, tokens 8 (m / 2)..
+// 64 outputs: 128 bytes a token, 128-byte swizzle; half of the tokens at a time. Matrix m of a stmatrix: outputs 8 (m % 2).. of the
+// warp's 16, tokens 8 (m / 2)..
 SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* map, u32 row, u32 token, u32 group, u32 thread) {
     const u32 lane = thread % 32, m = lane / 8, columns = 2 * (thread / 32) + m % 2;
     const u32 place = shared_address(staging) + (8 * (m / 2) + lane % 8) * 128 + ((columns ^ (lane % 8)) << 4);
-    open_staging(group, thread);
 #pragma unroll
-    for (int j = 0; j < TOKENS / 16; ++j) {
-        u32 r[4];
+    for (int half = 0; half < 2; ++half) {
+        open_staging(group, thread);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) r[i] = pack_bf16(d[8 * j + 2 * i], d[8 * j + 2 * i + 1]);
-        stmatrix_x4_trans(place + j * 2048, r);
+        for (int j = 0; j < TOKENS / 32; ++j) {
+            const f32* at = d + TOKENS / 4 * half + 8 * j;
+            u32 r[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) r[i] = pack_bf16(at[2 * i], at[2 * i + 1]);
+            stmatrix_x4_trans(place + j * 2048, r);
+        }
+        send_staging(staging, map, row, token + TOKENS / 2 * half, group, thread);
     }
-    send_staging(staging, map, row, token, group, thread);
 }
 
 // 32 outputs of gate and of up: d[4 i + 0..1] and d[4 i + 2..3] of one output. 64 bytes a token, 64-byte swizzle. Matrix m of a
