@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import CAPACITY
 
 MOST_GROUPS = 4
 """Groups of 256 inputs that a block has room for."""
 TOKENS = 128
 """Of a block; a cluster is two of them."""
-EPILOGUES = (STORE, SWIGLU)
+EPILOGUES = (SWIGLU,)
 
 
 def smem(defines: Defines) -> int:
