@@ -24,7 +24,8 @@ SHAPES: tuple[tuple[int, int, Epilogue], ...] = ((OUT, IN, STORE), (OUT, IN, SWI
 """Outputs, inputs and epilogue of the widest products of the 27B shape; of SWIGLU two weights."""
 CHUNK = 16384
 NARROW: tuple[tuple[int, int, Epilogue], ...] = ((4096, 1024, STORE), (3072, 1024, SWIGLU))
-"""The same of a 0.6B drafter that reads a long prompt: queries, keys and values together; gate and up."""
+"""The same of a 0.6B drafter that reads a long prompt: queries, keys and values together; gate and up, which have a
+kernel of their own."""
 
 
 @family("matmul_bytes")
@@ -87,7 +88,7 @@ def _narrow() -> Iterator[Case]:
         }
         plain = partial(prefill_kernel("sm_90a").launch, Product(x, weights, (out,), epilogue))
         yield Case(shape | {"math": "bf16"}, "sm_90a", plain, **cost)
-        for module in (gemm_bytes_sm90, gemm_bytes_narrow_sm90):
+        for module in (gemm_bytes_sm90, gemm_bytes_narrow_sm90)[: len(weights)]:
             run = partial(module.gemm, given, held, loud, (out,), epilogue)
             kernel = module.__name__.rpartition(".")[2]
             yield Case(shape | {"math": "int8", "kernel": kernel}, "sm_90a", run, **cost)

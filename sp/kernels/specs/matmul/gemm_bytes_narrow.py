@@ -1,16 +1,14 @@
-"""The prefill matmul of bytes with up to 1,024 inputs. Defines: GROUPS of 256, EPILOGUE, STAGES; see the source."""
+"""Gate and up in bytes with up to 1,024 inputs. Defines: GROUPS of 256 inputs, STAGES; see the source."""
 
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import CAPACITY
 
 MOST_GROUPS = 4
 """Groups of 256 inputs that a block has room for."""
 TOKENS = 128
 """Of a block; a cluster is two of them."""
-EPILOGUES = (SWIGLU,)
 
 
 def smem(defines: Defines) -> int:
@@ -20,9 +18,9 @@ def smem(defines: Defines) -> int:
     return inputs + stages * 8192 + staging + groups * TOKENS * 4 + 16 * stages + 16
 
 
-def variant(groups: int, epilogue: Epilogue) -> dict[str, int]:
+def variant(groups: int) -> dict[str, int]:
     """Defines as they ship, with as many stages as fit, up to twelve."""
-    defines = {"GROUPS": groups, "EPILOGUE": epilogue, "STAGES": 1}
+    defines = {"GROUPS": groups, "STAGES": 1}
     while defines["STAGES"] < 12 and smem(defines | {"STAGES": defines["STAGES"] + 1}) <= CAPACITY:
         defines["STAGES"] += 1
     return defines
@@ -37,23 +35,19 @@ GEMM_BYTES_NARROW_SM90 = KernelSpec(
         "map xl_map",
         "map wl_map",
         "map y_map",
-        "map y1_map",
-        "map y2_map",
         "const f32* x_scales",
         "const f32* w_scales",
         "const u32* loud_count",
         "u32 token_blocks",
         "u32 jobs",
         "u32 each",
-        "u32 row_tiles",
+        "u32 out_tiles",
         "u32 second",
-        "u32 end0",
-        "u32 end1",
         "u32 x_stride",
         "u32 w_stride",
     ),
     threads=384,
-    variants=tuple(variant(groups, epilogue) for groups in range(1, MOST_GROUPS + 1) for epilogue in EPILOGUES),
+    variants=tuple(variant(groups) for groups in range(1, MOST_GROUPS + 1)),
     arches="90a",
     smem=smem,
     pdl=True,

@@ -1,23 +1,21 @@
-// Prefill matmul of bytes with few inputs: Y[n, o] = sum_k X[n, k] W[o, k] as in gemm_bytes_sm90.cu, to the bit, for up to 1,024 k.
-// A block keeps all inputs of its tokens in shared memory, and the weight runs past them once.
+// Gate and up of a feed-forward in bytes with few inputs: Y = silu(X Gᵀ) * (X Uᵀ) as in gemm_bytes_sm90.cu, to the bit, for up to
+// 1,024 inputs k. A block keeps all inputs of its tokens in shared memory, and the weight runs past them once.
 //
 //   X        int8 (tokens, 256 GROUPS) by x_map: box 128 k x 128; x_scales f32 [GROUPS][x_stride], room for whole 256 tokens
-//   W        int8 (rows of whole 64, k) by w_map: box 128 k x 32. SWIGLU: gate's rows, then from row tile `second` on those of
-//            up; w_map has four axes, (k, 8 rows, gate or up, groups of 8 rows), box 128 x 8 x 2 x 2. w_scales f32 [GROUPS][w_stride]
+//   W        int8 (rows of whole 64, k): gate's rows, then from row tile `second` on those of up. By w_map of four axes, (k, 8 rows,
+//            gate or up, groups of 8 rows), box 128 x 8 x 2 x 2. w_scales f32 [GROUPS][w_stride]
 //   loud     bf16 (tokens, 64) and (rows, 64) by xl_map and wl_map, boxes of as many rows; not read where *loud_count is 0
-//   Y        bf16 (tokens, out) row-major by y_map. STORE: box 64 outputs x 64 tokens, 128-byte swizzle; of up to three weights
-//            one under the other, row tiles from end0 and from end1 on go to arrays of their own, by y1_map and y2_map. SWIGLU:
-//            silu(X Gᵀ) * (X Uᵀ), box 32 x 128, 64-byte swizzle
-// Maps of bytes and of loud channels have the 128-byte swizzle.
+//   Y        bf16 (tokens, out) row-major by y_map: box 32 outputs x 128 tokens, 64-byte swizzle
+// All other maps have the 128-byte swizzle.
 //
-// A tile is 64 rows of W x 128 tokens: 64 outputs, or of SWIGLU 32 of gate and of up, eight and eight in turn, so that a thread
-// holds both of an output. Launch: 384 threads, one block an SM, clusters of two that share W (each loads half of a piece for
-// both) and have 128 tokens each. A thread of warpgroup 0 loads; 1 and 2 take tiles in turn, each by itself, so that while one
-// scales and stores the other multiplies; within a tile, sums of a group of 256 inputs are scaled while the next is multiplied.
+// A tile is 32 rows of gate and of up, eight and eight in turn, so that a thread holds both of an output, x 128 tokens. Launch: 384
+// threads, one block an SM, clusters of two that share W (each loads half of a piece for both) and have 128 tokens each. A thread
+// of warpgroup 0 loads; 1 and 2 take tiles in turn, each by itself, so that while one scales and stores the other multiplies;
+// within a tile, sums of a group of 256 inputs are scaled while the next is multiplied.
 // The turn is passed on when all pieces of a tile are there: who waits for a piece is then less than a round of the ring ahead.
-// A job is 256 tokens and `each` tiles, of row_tiles in all (SWIGLU: of 32 outputs). Any tokens >= 1; out a multiple of 8.
+// A job is 256 tokens and `each` tiles, of out_tiles in all. Any tokens >= 1; out a multiple of 8.
 // The ring has STAGES pieces of W; where channels are loud, what tokens have in them stands in the place of the last two.
-// Defines: GROUPS (1 to 4), EPILOGUE, STAGES. Arch 90a.
+// Defines: GROUPS (1 to 4), STAGES. Arch 90a.
 // Sources: ping-pong of warpgroups as in CUTLASS (Thakkar et al.); scales and loud channels as gemm_bytes_sm90.cu says.
 #include "gemm_bytes_narrow_sm90_finish.cuh"
 #include "pdl.cuh"
@@ -37,10 +35,9 @@ struct Ring {
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
     gemm_bytes_narrow_sm90(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
                            const __grid_constant__ TensorMap xl_map, const __grid_constant__ TensorMap wl_map,
-                           const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap y1_map,
-                           const __grid_constant__ TensorMap y2_map, const f32* x_scales, const f32* w_scales,
-                           const u32* loud_count, u32 token_blocks, u32 jobs, u32 each, u32 row_tiles, u32 second, u32 end0,
-                           u32 end1, u32 x_stride, u32 w_stride) {
+                           const __grid_constant__ TensorMap y_map, const f32* x_scales, const f32* w_scales,
+                           const u32* loud_count, u32 token_blocks, u32 jobs, u32 each, u32 out_tiles, u32 second, u32 x_stride,
+                           u32 w_stride) {
     extern __shared__ __align__(1024) u8 shared[];
     u64* full = reinterpret_cast<u64*>(shared + BARRIER_OFFSET);
     u64 *empty = full + STAGES, *x_full = empty + STAGES, *x_empty = x_full + 1;
@@ -75,7 +72,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
                 if (loud) tensor_load(shared + LOUD_OFFSET, &xl_map, x_full, 0, token);
                 for (u32 g = 0; g < GROUPS; ++g)
                     bulk_load(scales + g * TOKENS, x_scales + i64(g) * x_stride + token, 4 * TOKENS, x_full);
-                for (u32 tile = first; tile < min(first + each, row_tiles); ++tile)
+                for (u32 tile = first; tile < min(first + each, out_tiles); ++tile)
                     for (u32 p = 0; p < pieces; ++p, ring.advance()) {
                         u64* barrier = full + ring.stage;
                         u8* w = shared + W_OFFSET + ring.stage * W_BYTES + rank * W_BYTES / 2;
@@ -83,10 +80,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
                         const i32 at = p == PIECES ? 0 : 128 * i32(p);
                         barrier_wait(empty + ring.stage, ring.phase);
                         barrier_expect(barrier, W_BYTES);
-                        if constexpr (GATED)
-                            tensor_load_multicast(w, map, barrier, 3, at, 0, 0, 4 * tile + 2 * rank);
-                        else
-                            tensor_load_multicast(w, map, barrier, 3, at, 64 * tile + 32 * rank);
+                        tensor_load_multicast(w, map, barrier, 3, at, 0, 0, 4 * tile + 2 * rank);
                     }
             }
         }
@@ -127,18 +121,18 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
         for (u32 job = cluster; job < jobs; job += clusters, x_phase ^= 1) {
             const u32 token = job % token_blocks * 256 + rank * TOKENS, first = job / token_blocks * each;
             barrier_wait(x_full, x_phase);
-            for (u32 tile = first; tile < min(first + each, row_tiles); ++tile, turn ^= 1) {
+            for (u32 tile = first; tile < min(first + each, out_tiles); ++tile, turn ^= 1) {
                 if (turn != group) {
                     ring.skip(pieces);
                     continue;
                 }
                 named_barrier(TURN + group, 256);
-                const u32 row = GATED ? 32 * tile + 8 * warp + lane / 4 : 64 * tile + 16 * warp + lane / 4;
+                const u32 row = 32 * tile + 8 * warp + lane / 4;
                 begin(part[0], 0);
 #pragma unroll
                 for (u32 g = 0; g < GROUPS; ++g) {
                     const u32 at = g * w_stride + row;  // scales of this thread's two rows
-                    const f32 row_scales[2] = {__ldg(w_scales + at), __ldg(w_scales + at + (GATED ? 64 * second : 8))};
+                    const f32 row_scales[2] = {__ldg(w_scales + at), __ldg(w_scales + at + 64 * second)};
                     if (g + 1 < GROUPS) begin(part[(g + 1) % 2], g + 1);
                     if (g + 2 == max(GROUPS, 2)) {
                         if (loud) barrier_wait(full + ring.stage, ring.phase);
@@ -168,13 +162,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
                     ring.advance();
                     release(1);
                 }
-                if constexpr (GATED) {
-                    finish_gated(d, staging, &y_map, 32 * tile, token, group, thread);
-                } else {
-                    const u32 from = tile >= end1 ? end1 : tile >= end0 ? end0 : 0;
-                    const TensorMap* map = tile >= end1 ? &y2_map : tile >= end0 ? &y1_map : &y_map;
-                    finish(d, staging, map, 64 * (tile - from), token, group, thread);
-                }
+                finish(d, staging, &y_map, 32 * tile, token, group, thread);
             }
             __syncwarp();
             barrier_arrive_warp(x_empty, lane);
