@@ -10,7 +10,7 @@ from models_page import table
 from sp.studies.board.entries import Board, Entry, read_board
 
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "results" / "nvidia-h100-80gb-hbm3" / "instrument" / "evals"
+RECORDS = [ROOT / "results" / card / "instrument" / "evals" for card in ("nvidia-h200", "nvidia-h100-80gb-hbm3")]
 TASKS = "nolima", "updates", "code", "multi_session", "json", "fact"
 SCORERS = {
     "full": "full prefill", "probe": "`probe`, task left out", "lines": "`lines`, task left out", "tail": "`tail`",
@@ -23,12 +23,12 @@ SCORERS = {
 @cache
 def board() -> Board:
     """All records of the embedded pair."""
-    return read_board([RECORDS])
+    return read_board(RECORDS)
 
 
 def entries(tokens: int) -> dict[tuple[str, str], Entry]:
-    """By scorer, without its weights, and task."""
-    found = [entry for entry in board().entries if entry.tokens == tokens]
+    """By scorer, without its weights, and task, at keep ratio 0.05."""
+    found = [entry for entry in board().entries if entry.tokens == tokens and entry.keep in (None, 0.05)]
     return {("full" if one.kind == "full" else one.scorer.split(" weights=")[0], one.task): one for one in found}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,12 @@ def training_table(results: Path) -> str:
     return markdown(["run", "start", "stages", "steps", "tokens", "seconds"], rows)
 
 
-def eval_rows(folder: Path) -> tuple[list[dict[str, Any]], str]:
-    """Rows of all files of `sp eval` and `sp sweep` in a folder, each example once a way to read it; and on which GPUs.
+def eval_rows(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], str]:
+    """Rows of all files of `sp eval` and `sp sweep` in folders, each example once a way to read it; and on which GPUs.
 
     Trained scorers are named by what their weights never saw. GPUs are those that sweeps tell of.
     """
-    sources = find_sources([folder])
+    sources = find_sources(folders)
     rows, results = [row for path in sources.evals for row in read_jsonl(path)], read_results(sources.results)
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in [*rows, *results.all_rows()]:
@@ -188,12 +189,12 @@ def template(name: str) -> str:
     return (Path(__file__).parent / name).read_text()
 
 
-def main(results: Path, assets: Path, cpu_results: Path, evals: Path) -> None:
+def main(results: Path, assets: Path, cpu_results: Path, *evals: Path) -> None:
     """Fill the template."""
     drafter, target = (file_facts(assets / f"{role}.gguf") for role in ("drafter", "target"))
-    rows, where = eval_rows(evals) if evals.is_dir() else ([], "")
+    rows, where = eval_rows(there) if (there := [folder for folder in evals if folder.is_dir()]) else ([], "")
     if not rows:
-        print(f"nothing is told of accuracy: no rows in {evals}", file=sys.stderr)
+        print(f"nothing is told of accuracy: no rows in {' or '.join(map(str, evals))}", file=sys.stderr)
     ratio = int(target["inside"].replace(" ", "")) / int(drafter["inside"].replace(" ", ""))
     same = tokens_of(assets / "drafter.gguf") == tokens_of(assets / "target.gguf")
     fill = {f"drafter_{key}": value for key, value in drafter.items()}
@@ -212,4 +213,4 @@ def main(results: Path, assets: Path, cpu_results: Path, evals: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:5]))
+    main(*map(Path, sys.argv[1:]))

@@ -11,7 +11,8 @@ from sp.studies.board.markdown import as_markdown
 
 def test_the_page_is_what_the_records_come_to() -> None:
     assert (ROOT / "docs" / "leaderboard.md").read_text() == as_markdown(board(), "tail queries=24"), (
-        "sp eval board results/nvidia-h100-80gb-hbm3/instrument/evals -o docs/leaderboard.md "
+        "sp eval board results/nvidia-h200/instrument/evals results/nvidia-h100-80gb-hbm3/instrument/evals "
+        "-o docs/leaderboard.md "
         "--html docs/leaderboard.html"
     )
 

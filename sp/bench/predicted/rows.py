@@ -9,7 +9,7 @@ from typing import Any
 
 from sp.bench.record import newest
 from sp.errors import ConfigError
-from sp.models.arithmetic import FIRST_LAYERS, in_attention, kept_rounded
+from sp.models.arithmetic import AUTO, FIRST_LAYERS, in_attention, kept_rounded
 from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
@@ -30,12 +30,15 @@ LEFT_SINCE = "2026-11-24T04:22:55+00:00"
 """Since when the first layers stay in BF16 where int8 is asked for (`FIRST_LAYERS`): before, all were in int8.
 
 Older records on Hopper's kernels are no rows. Of the portable ones there are no others, so that they are predicted as
-they were measured. No rows either are drafters with products in int8: no record is of the attention they have now.
+they were measured. Of drafters with products in int8, rows are those for which ``auto`` chose these and keeps them
+rounded.
 """
 
 TURNS_SINCE = "2026-11-25T22:00:00+00:00"
 """Since when cards take turns at queueing their work; older records of several cards, which waited for the host, are no
 rows."""
+GRAPHS_SINCE = "2026-11-27T12:00:00+00:00"
+"""Since when two cards that share a target read prompts in graphs, as more cards do; before, launch by launch."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
         for record in newest(folder / f"{bench}.jsonl"):
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
             config = {"left": left, "card": card, **record["config"]}
+            config["one_by_one"] = cards_of(config)[1] == 2 and record["date"] < GRAPHS_SINCE
             several = max(cards_of(config)) > 1
             if several and record["date"] < TURNS_SINCE:
                 continue
@@ -97,7 +101,7 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
 
 def _predictor(known: Fitted, c: Mapping[str, Any], cards: tuple[int, int] = (1, 1)) -> Predictor:
     """Of a record's card, and so many of them for drafter and target."""
-    return Predictor(find_card(c["card"]), known, c["path"], *cards)
+    return Predictor(find_card(c["card"]), known, c["path"], *cards, one_by_one=c["one_by_one"])
 
 
 def _on(*cards: int) -> str:
@@ -131,10 +135,12 @@ def _target(model: Weights, c: Mapping[str, Any]) -> Weights | None:
     return replace(model, rounded=replace(rounded, left=c["left"]))
 
 
-def _reader(model: Weights, math: str) -> Weights | None:
+def _reader(model: Weights, math: str, c: Mapping[str, Any]) -> Weights | None:
     """A drafter in the arithmetic of its record; None where that is not predicted."""
     if math == Math.BF16:
         return model
+    if math == kept_rounded(Math.INT8) and AUTO in (c.get("asked_math"), c.get("drafter_asked_math")):
+        return replace(model, rounded=Rounded.of(AUTO, model.config, find_card(c["card"]), c["path"]))
     return replace(model, rounded=Rounded(attention=True)) if math == in_attention(Math.INT8) else None
 
 
@@ -189,7 +195,7 @@ def _drafter(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
     model = _weights(shape, rest.partition(" ")[0])
     if model is None:
         return None
-    drafter = _reader(model, maths_of(c)[0])
+    drafter = _reader(model, maths_of(c)[0], c)
     if drafter is None:
         return None
     plain = c["path"] == "sm_90a" and c["density"] == 0.05 and not drafter.rounded.attention
@@ -221,7 +227,7 @@ def _ttft(c: Mapping[str, Any], m: Mapping[str, Any]) -> Row | None:
             _may_fit(shape, n) and in_bf16, ("full", n), max(cards),
         )  # fmt: skip
     small, density = _weights(c["drafter"]), m["density"]
-    drafter = None if small is None else _reader(small, maths_of(c)[1])
+    drafter = None if small is None else _reader(small, maths_of(c)[1], c)
     if drafter is None:
         return None
     if drafter.rounded.attention:

@@ -29,6 +29,9 @@ class Predictor:
     cards, target_cards : int
         That read a prompt together for the drafter, and that share the target, whose `Weights` are then those of
         `share_of`.
+    one_by_one : bool
+        Whether cards that share a target read all but short prompts launch by launch, as in records of two cards from
+        before they had graphs.
     """
 
     card: Card
@@ -36,6 +39,7 @@ class Predictor:
     path: KernelPath
     cards: int = 1
     target_cards: int = 1
+    one_by_one: bool = False
 
     @classmethod
     def of(cls, card: Card, known: Fitted, cards: int = 1, target_cards: int = 1) -> Predictor:
@@ -54,7 +58,7 @@ class Predictor:
         if n == 1:
             return self._queued(work)
         between = sums(model, tokens) * self.known.links.sum_s + self._sent_s(summed(model.config, tokens, n))
-        long = longest(n, model.rounded.attention_math)
+        long = MOST if self.one_by_one else longest(n, model.rounded.attention_math)
         if long > MOST and middle(min(tokens, long)):  # in parts, one of which is added up while the other is computed
             all_of_them = self.card.multiprocessors
             return max(self._queued(work, cards=0) * all_of_them / (all_of_them - BLOCKS), between)
