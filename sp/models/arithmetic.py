@@ -11,7 +11,7 @@ from sp.errors import ConfigError, known_names
 from sp.kernels.path import current_path
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_bytes import GROUPED
-from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, gains, is_faster, rounding_error, sampled_rows
+from sp.models.auto_math import LEAST_INPUTS, MOST_ERROR, NARROW_INPUTS, gains, is_faster, rounding_error, sampled_rows
 from sp.models.recording import layer_of
 from sp.models.trunk import Trunk, mapped
 from sp.ops.matmul.packed import PackedWeight
@@ -166,9 +166,10 @@ def with_math(
     if not faster:
         return trunk, reason
     errors: dict[str, float] = {}
+    narrow = NARROW_INPUTS.get(current_path(), ())
 
     def small(leaf: Any) -> bool:
-        if not gains(leaf.shape[1], current_path()):
+        if not gains(leaf.name, leaf.shape[1], narrow):
             return False
         errors[leaf.name] = rounding_error(sampled(leaf))
         return errors[leaf.name] <= MOST_ERROR

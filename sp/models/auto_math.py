@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,11 @@ FASTER = {
 LEAST_INPUTS = 4096
 """Weights of fewer inputs gain nothing: with 1,024 to 3,072 products took longer than in BF16 on an H200, with 5,120
 and more two thirds of the time (``results/nvidia-h200/notes-int8.md``); in between nothing was measured."""
-NARROW_INPUTS = {"sm_90a": 1024}
-"""But so many or fewer do by this path: with 1,024 queries, keys and values took 0.78 of BF16's time, and gate and up
-have a kernel of their own, `gemm_bytes_narrow_sm90` (``results/notes/narrow-products.md``)."""
+NARROW_INPUTS = {"sm_90a": (1024,)}
+"""But so many do by this path: queries, keys and values took 0.78 of BF16's time on an H200, and gate and up have a
+kernel of their own, `gemm_bytes_narrow_sm90` (``results/notes/narrow-products.md``). Of fewer nothing was measured."""
+ALONE = ("attn_output.weight", "ffn_down.weight", "ssm_out.weight")
+"""Ends of a half block, whose inputs no other product shares: of so few, rounding them takes what int8 gains."""
 
 MOST_ERROR = 0.01
 """Relative error, root mean square, that rounding a weight may cost.
@@ -53,15 +56,26 @@ def is_faster(device: str) -> tuple[bool, str]:
     return True, f"int8 was {FASTER[path, found]} to be faster {where}"
 
 
-def gains(inputs: int, path: str) -> bool:
-    """Whether int8 is faster by a path for weights of so many inputs, where it is faster at all.
+def gains(name: str, inputs: int, narrow: Sequence[int], least: int = LEAST_INPUTS) -> bool:
+    """Whether int8 is faster for a weight of so many inputs, where it is faster at all.
+
+    Parameters
+    ----------
+    name : str
+    inputs : int
+    narrow : sequence of int
+        Of `NARROW_INPUTS`, those of a path.
+    least : int
+        So many gain without these.
 
     Examples
     --------
-    >>> [gains(inputs, "sm_90a") for inputs in (1024, 2048, 5120)], gains(1024, "portable")
-    ([True, False, True], False)
+    >>> [gains("blk.2.ffn_up.weight", inputs, (1024,)) for inputs in (512, 1024, 2048, 5120)]
+    [False, True, False, True]
+    >>> gains("blk.2.ffn_down.weight", 1024, (1024,)), gains("blk.2.ffn_up.weight", 1024, ())
+    (False, False)
     """
-    return inputs >= LEAST_INPUTS or inputs <= NARROW_INPUTS.get(path, 0)
+    return inputs >= least or (inputs in narrow and not name.endswith(ALONE))
 
 
 def sampled_rows(weight: Any) -> Floats:

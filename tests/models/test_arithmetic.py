@@ -123,7 +123,7 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
     nothing, reason = with_math(trunk, AUTO, "cuda", sampled)
     assert set(maths(nothing).values()) == {Math.BF16}
     assert reason == "no matrix has a number of inputs with which int8 is faster (4,096 is)"
-    monkeypatch.setattr(marking, "gains", lambda inputs, path: True)
+    monkeypatch.setattr(marking, "gains", lambda *given: True)
     marked, reason = with_math(trunk, AUTO, "cuda", sampled)
     found = maths(marked)
     assert {name for name, math in found.items() if math is not Math.BF16} == past_the_first(found) - {worst}

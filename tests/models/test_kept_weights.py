@@ -19,7 +19,8 @@ import cupy
 import numpy as np
 from sp.kernels import forced_path
 from sp.models import load_model, prefill
-COUNTED = "gemm_bytes_sm90", "gemm_bytes_portable", "gemm_bytes_portable_f32", "round_weight", "loud_weight"
+COUNTED = ("gemm_bytes_sm90", "gemm_bytes_narrow_sm90", "gemm_bytes_portable", "gemm_bytes_portable_f32",
+           "round_weight", "loud_weight")
 for path in ("sm_90a", "portable"):
     for limit in (0, 1 << 40):
         cupy.get_default_memory_pool().set_limit(limit)
@@ -51,18 +52,18 @@ def test_marks_reach_the_kernels_of_a_device() -> None:
     nbytes = sum(-(-rows // 64) * 64 * (width + width // 64) for rows, width in shapes)
     for limited in (False, True):
         for math in ("bf16", "auto"):  # all of its matrices are narrow
-            assert launches["sm_90a", math, limited, 1100] == [0] * 8
-    for math in ("int8", "fp8"):
+            assert launches["sm_90a", math, limited, 1100] == [0] * 9
+    for math, gated in (("int8", 7), ("fp8", 0)):  # by a kernel of their own, gate and up of 1,024 inputs or fewer
         for n in (512, 1100):
-            assert launches["sm_90a", math, False, n] == [56, nbytes, 56, launched, 0, 0, 0, gathered]
-            assert launches["sm_90a", math, True, n] == [56, 0, 0, products, 0, 0, 7 * 7 + 2, 0]
+            assert launches["sm_90a", math, False, n] == [56, nbytes, 56, launched - gated, gated, 0, 0, 0, gathered]
+            assert launches["sm_90a", math, True, n] == [56, 0, 0, products - gated, gated, 0, 0, 7 * 7 + 2, 0]
     for n in (512, 1100):
-        assert launches["portable", "int8", False, n] == [56, nbytes, 56, 0, 30, 14, 0, gathered]
-        assert launches["portable", "int8", True, n] == [56, 0, 0, 0, 30, 14, 7 * 7 + 2, 0]
+        assert launches["portable", "int8", False, n] == [56, nbytes, 56, 0, 0, 30, 14, 0, gathered]
+        assert launches["portable", "int8", True, n] == [56, 0, 0, 0, 0, 30, 14, 7 * 7 + 2, 0]
     for path, math in (("sm_90a", "int8"), ("sm_90a", "fp8"), ("portable", "int8")):
         for n in (300, 511):  # in BF16, kept or not
-            assert launches[path, math, False, n] == [56, nbytes, 56, 0, 0, 0, 0, 0]
-            assert launches[path, math, True, n] == [56, 0, 0, 0, 0, 0, 0, 0]
+            assert launches[path, math, False, n] == [56, nbytes, 56, 0, 0, 0, 0, 0, 0]
+            assert launches[path, math, True, n] == [56, 0, 0, 0, 0, 0, 0, 0, 0]
 
 
 SHORT = """

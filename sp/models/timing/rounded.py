@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.models.arithmetic import AUTO, FIRST_LAYERS, AskedMath, is_eligible
-from sp.models.auto_math import FASTER, LEAST_INPUTS, NARROW_INPUTS
+from sp.models.auto_math import FASTER, LEAST_INPUTS, NARROW_INPUTS, gains
 from sp.models.config import ModelConfig
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.known_cards import Path as KernelPath
@@ -21,8 +21,10 @@ class Rounded:
     Attributes
     ----------
     products, attention : bool
-    least_inputs, narrow_inputs : int
-        Products with matrices of fewer inputs than the one and of more than the other stay in BF16.
+    least_inputs : int
+        Products with narrower matrices stay in BF16.
+    narrow_inputs : tuple of int
+        But for those of so many inputs, if products share them.
     left : int
         First layers whose products do.
     """
@@ -30,7 +32,7 @@ class Rounded:
     products: bool = False
     attention: bool = False
     least_inputs: int = 0
-    narrow_inputs: int = 0
+    narrow_inputs: tuple[int, ...] = ()
     left: int = FIRST_LAYERS
 
     @classmethod
@@ -45,15 +47,15 @@ class Rounded:
         >>> from sp.models.synthetic.shapes import find_shape
         >>> config = find_shape("qwen3-0.6b").config
         >>> Rounded.of("auto", config, find_card("h200"), "sm_90a")
-        Rounded(products=True, attention=True, least_inputs=4096, narrow_inputs=1024, left=2)
+        Rounded(products=True, attention=True, least_inputs=4096, narrow_inputs=(1024,), left=2)
         >>> Rounded.of("auto", config, find_card("a100"), "portable")
-        Rounded(products=False, attention=False, least_inputs=4096, narrow_inputs=0, left=2)
+        Rounded(products=False, attention=False, least_inputs=4096, narrow_inputs=(), left=2)
         """
         if asked == Math.BF16:
             return NOTHING
         attention = path == "sm_90a" and config.head_dim == HEAD_DIM
         if asked == AUTO:
-            narrow = NARROW_INPUTS.get(path, 0)
+            narrow = NARROW_INPUTS.get(path, ())
             return cls((path, card.capability) in FASTER, attention, LEAST_INPUTS, narrow)
         return cls(True, attention)
 
@@ -74,9 +76,8 @@ class Rounded:
         >>> Rounded(products=True).takes(down), Rounded(products=True, least_inputs=4096).takes(down)
         (True, False)
         """
-        inputs = tensor.shape[-1]
-        fits = inputs >= self.least_inputs or inputs <= self.narrow_inputs
-        return self.products and fits and is_eligible(tensor.name, tensor.shape, self.left)
+        gained = gains(tensor.name, tensor.shape[-1], self.narrow_inputs, self.least_inputs)
+        return self.products and gained and is_eligible(tensor.name, tensor.shape, self.left)
 
 
 NOTHING = Rounded()
