@@ -135,8 +135,9 @@ for way, trunk in large_model.ways(model.trunk):
     dry_device.launches.clear()
     with forced_path(way["path"]):
         shape = large_model.logits(model, np.arange(large_model.TOKENS)).shape
-    kernel = "gemm_bytes_sm90" if way["path"] == "sm_90a" else "gemm_bytes_portable"
-    print(way["path"], way["math"], way.get("left", "rule"), *shape, dry_device.launches.get(kernel, 0))
+    names = ("gemm_bytes_sm90", "gemm_bytes_narrow_sm90") if way["path"] == "sm_90a" else ("gemm_bytes_portable",)
+    count = sum(dry_device.launches.get(name, 0) for name in names)
+    print(way["path"], way["math"], way.get("left", "rule"), *shape, count)
 """
 
 
