@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from sp.errors import DeviceError
 from sp.kernels.device import driver, import_cupy, standing_in
 from sp.kernels.setting import setting
+from sp.kernels.tensor_map import map_at, mapped
 
 Span = tuple[int, int]
 """Where an array begins, and its bytes."""
@@ -185,6 +186,7 @@ class Repeat:
     def __init__(self, made: Sequence[Launch | Zeros], held: Sequence[Any], exchanged: Sequence[Span]) -> None:
         self._held: list[Any] = [*made, *held]  # and below what the driver reads
         self._slots: list[tuple[Any, int, int, int]] = []
+        self._maps: list[tuple[int, Any, int, int]] = []
         stream = ctypes.c_void_p(import_cupy().cuda.get_current_stream().ptr)
         launch, fill = driver().cuLaunchKernel, driver().cuMemsetD8Async
         self._calls = [
@@ -197,7 +199,7 @@ class Repeat:
     @property
     def places(self) -> set[int]:
         """Which of the exchanged arrays are arguments."""
-        return {place for _, _, place, _ in self._slots}
+        return {place for *_, place, _ in (*self._slots, *self._maps)}
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Do it again, with arrays of the same layout that begin at these addresses in the place of those exchanged.
@@ -209,6 +211,9 @@ class Repeat:
         """
         for values, index, place, offset in self._slots:
             values[index] = addresses[place] + offset
+        for at, found, place, offset in self._maps:
+            other = map_at(found, addresses[place] + offset)
+            ctypes.memmove(at, other.ctypes.data, other.nbytes)
         for call, given in self._calls:
             if status := call(*given):
                 raise DeviceError(
@@ -221,11 +226,15 @@ class Repeat:
         values, pointers = packed(one.arguments)
         self._held.append(values)
         for i, value in enumerate(one.arguments):
-            if (address := address_of(value)) is None:
-                continue
+            address, at = address_of(value), mapped(value)
             for place, (start, nbytes) in enumerate(exchanged):
-                if 0 <= address - start < nbytes:
+                if address is not None and 0 <= address - start < nbytes:
                     self._slots.append((values, i, place, address - start))
+                if at is not None and 0 <= at - start < nbytes:
+                    own = value.copy()  # the map itself is everybody's
+                    self._held.append(own)
+                    pointers[i] = own.ctypes.data
+                    self._maps.append((own.ctypes.data, value, place, at - start))
         sides = (*one.grid, *(1,) * (3 - len(one.grid)), *one.block, *(1,) * (3 - len(one.block)))
         numbers = [ctypes.c_uint(each) for each in (*sides, one.shared)]
         return ctypes.c_void_p(one.kernel), *numbers, stream, pointers

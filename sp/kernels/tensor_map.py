@@ -83,7 +83,28 @@ def _encode(
     )
     if status:
         raise DeviceError(f"{what}: cuTensorMapEncodeTiled failed with status {status}")
-    return buffer[start : start + 128].view("V128").copy()  # of a dtype with fields CuPy would ask for each at a launch
+    made = np.dtype("V128", metadata={"made": (address, kind, dims, strides, box, swizzle)})
+    return buffer[start : start + 128].view(made).copy()  # of a dtype with fields CuPy would ask for each at a launch
+
+
+def mapped(value: Any) -> int | None:
+    """Where the tensor of a map lies; None for what is no map."""
+    made = value.dtype.metadata if isinstance(value, np.ndarray) else None
+    return None if made is None else int(made["made"][0])
+
+
+def map_at(found: np.ndarray, address: int) -> np.ndarray:
+    """The same map of a tensor that lies elsewhere.
+
+    Parameters
+    ----------
+    found : numpy.ndarray
+        Of `tensor_map`.
+    address : int
+        On the device; as aligned as before.
+    """
+    assert found.dtype.metadata is not None
+    return _encode(address, *found.dtype.metadata["made"][1:])
 
 
 @cache

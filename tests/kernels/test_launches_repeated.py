@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sp.errors import DeviceError
-from sp.kernels import import_cupy, repeats
+from sp.kernels import import_cupy, repeats, tensor_map
 from sp.kernels.device import standing_in
 from sp.kernels.kept import cache
 from sp.kernels.repeats import Kernel, Recording
@@ -78,6 +78,25 @@ def test_a_repeat_gives_the_driver_the_same_but_for_what_is_exchanged(driver) ->
     assert launch == (5, [3, 2, 1, 64, 1, 1, 9], 77, [2000, 2040, 0xFFFFFFFF, 0, 4096, 0])
     assert other[3][:2] == [3000, 3040]
     assert other[3][2:] == launch[3][2:]
+
+
+def test_maps_of_what_is_exchanged_are_those_of_the_others(driver, monkeypatch) -> None:
+    def encode(address, *given):
+        found = np.full(16, address, np.uint64)
+        return found.view(np.dtype("V128", metadata={"made": (address, *given)}))
+
+    monkeypatch.setattr(tensor_map, "_encode", encode)
+    shared, one = encode(1040, "uint8", (64,)), Recording()
+    kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: None})())
+    with one.going_on():
+        kernel((1,), (32,), (shared, encode(5000, "uint8", (64,))), shared_mem=0)
+    repeat = one.repeat([Array(1000)])
+    assert repeat is not None
+    repeat([2000])
+    repeat([3000])
+    assert [given[3] for given in driver.given] == [[2040, 5000], [3040, 5000]]
+    assert tensor_map.mapped(shared) == 1040
+    assert (shared.view(np.uint64) == 1040).all(), "the map itself is everybody's"
 
 
 def test_what_is_made_meanwhile_is_held_as_long_as_it_may_be_repeated(driver) -> None:

@@ -31,7 +31,7 @@ from sp.quant import Math
 models = []
 for device in range(CARDS):
     with cupy.cuda.Device(device):
-        models.append(load_model(sys.argv[2], device="cuda"))
+        models.append(load_model(sys.argv[2], device="cuda", math=sys.argv[6]))
 if N > 2 * CARDS * 2049 and current_path() == "sm_90a":  # a stripe is long enough
     for model in models:
         model.arithmetic = replace(model.arithmetic, attention=Math.INT8)
@@ -43,6 +43,9 @@ for card, model in enumerate(models):
         vectors = block.attn_norm, block.ffn_norm, mixer.norms.q, mixer.norms.k
         for place, one in enumerate((*(w.data for w in matrices), *vectors)):
             of_weights.append((one.data.ptr, one.data.ptr + one.nbytes, (card, layer, place)))
+        for rows in {id(w.kept.rows): w.kept.rows for w in matrices if w.kept}.values():
+            for one, name in ((rows.codes, "codes"), (rows.scales, "scales")):
+                of_weights.append((one.data.ptr, one.data.ptr + one.nbytes, (card, layer, rows.width, name)))
 log, again, lost, recorded, inside = defaultdict(list), [], [], {}, threading.local()
 def named(address):
     return next(((*name, address - start) for start, end, name in of_weights if start <= address < end), "array")
@@ -73,8 +76,9 @@ def read(attend):
 for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))):
     repeated = read(made())
     assert not lost, f"memory that others may have by now: {lost[:3]}"
-    # turns 0 and 1 are recorded, 2 to 5 repeat them, 6 begins the last layer, of which few rows are wanted
-    assert len(again) == CARDS * 2 * 4, again
+    # turns 0 and 1 are recorded, 2 to 5 repeat them, 6 begins the last layer, of which few rows are wanted; in int8
+    # 2 and 3 are recorded, since the first two layers stay in BF16
+    assert len(again) == CARDS * 2 * (4 if sys.argv[6] == "bf16" else 2), again
     filled = sum(one[0] == "zeros" for calls in log.values() for one in calls)
     assert filled >= len(again) * (current_path() == "sm_90a"), filled
     most, repeated_turns.MOST_VALUES = repeated_turns.MOST_VALUES, 0
@@ -90,13 +94,18 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
 """
 
 
-@pytest.mark.parametrize(("tokens", "major"), [(2100, 9), (12600, 9), (2100, 8)])
+@pytest.mark.parametrize(
+    ("tokens", "major", "math"),
+    [(2100, 9, "bf16"), (12600, 9, "bf16"), (2100, 8, "bf16"), (12600, 9, "int8"), (12600, 8, "int8")],
+)
 @pytest.mark.parametrize("fmt", [BF16, Q8_0, Q4_K])
-def test_repeats_are_the_launches_they_stand_for(fmt, tokens, major, tmp_path) -> None:
+def test_repeats_are_the_launches_they_stand_for(fmt, tokens, major, math, tmp_path) -> None:
     sizes = {"embedding_length": 256, "feed_forward_length": 256, "block_count": 8, "context_length": tokens}
     sizes |= {"attention.key_length": 128, "attention.value_length": 128}
     path = write_tiny(tmp_path / "m.gguf", "qwen3", fmt=fmt, **sizes)
-    printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major)).split()
+    printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), math).split()
     assert int(printed[0]) > 300
-    assert ("attention_bytes" in printed) == (tokens > 6 * 2049)
-    assert ("gemm_sm90" in printed) == (major == 9)
+    assert ("attention_bytes" in printed) == (tokens > 6 * 2049 and major == 9)
+    assert ("gemm_sm90" in printed) == (major == 9)  # of the first two layers in int8, too
+    assert ("gemm_bytes_sm90" in printed) == (major == 9 and math == "int8")
+    assert ("loud_weight" in printed) == (math == "int8")

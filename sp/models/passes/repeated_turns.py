@@ -17,7 +17,6 @@ from sp.models.passes.walk import Walk
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.sparse.block_budget import BlockBudget
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
-from sp.quant import Math
 
 Asked = tuple[Floats, Floats | None]
 """Queries and gates of the layer that is next to attend."""
@@ -45,8 +44,7 @@ class RepeatedTurns:
     A turn is what `sp.models.passes.on_cards` queues at once: attention of a layer, what follows it there, and what
     comes before attention in the next layer. Keys and values of two layers are held, in turn, and so are two arrays of
     queries: so the turns of every other layer differ by the weights they read, and two turns are recorded. Only where
-    all that is done is known to be launches: products in BF16, since those in eight bits reach weights in other ways,
-    and attention of `sp`'s own.
+    all that is done is known to be launches: attention of `sp`'s own.
 
     Parameters
     ----------
@@ -59,10 +57,12 @@ class RepeatedTurns:
 
     def __init__(self, walk: Walk, tokens: int, cards: int) -> None:
         model, c = walk.model, walk.model.config
-        known = not c.gated and model.arithmetic.math is Math.BF16 and _is_known(walk.attend)
+        known = not c.gated and _is_known(walk.attend)
         pays = cards >= FEWEST_CARDS and tokens * c.hidden <= MOST_VALUES
         self.able = model.device == "cuda" and known and pays and not debugging()
         self._walk, self._kept = walk, dict[Any, _Kept]()
+        blocks = model.trunk.blocks
+        self._kinds = [_kind(layer, _weights(*blocks[layer : layer + 2])) for layer in range(c.layers - 2)]
         room = 2 if self.able else 0
         self._queries = [import_cupy().empty((tokens, c.heads, c.head_dim), "float16") for _ in range(room)]
 
@@ -82,15 +82,14 @@ class RepeatedTurns:
         """
         if not self.able:
             return make()
-        blocks = self._walk.model.trunk.blocks
+        blocks, kind = self._walk.model.trunk.blocks, self._kinds[layer]
         weights = _weights(blocks[layer], blocks[layer + 1])
         if weights is None:
             return make()
-        kind = layer % 2, *((w.format.name, w.shape) if isinstance(w, PackedWeight) else w.shape for w in weights)
-        arrays = [one.data if isinstance(one, PackedWeight) else one for one in weights]
+        arrays = _arrays(weights)
         if kind in self._kept:
             return self._again(self._kept[kind], layer, [one.data.ptr for one in arrays])
-        if len(self._kept) == MOST_KINDS:
+        if len(self._kept) == MOST_KINDS or kind not in self._kinds[layer + 1 :]:
             return make()
         recording = Recording()
         with recording.going_on():
@@ -135,3 +134,22 @@ def _weights(block: Block, then: Block) -> list[Any] | None:
         return None
     vectors = block.ffn_norm, then.attn_norm, *(after.biases or ()), after.norms.q, after.norms.k
     return [*matrices, *(one for one in vectors if one is not None)]
+
+
+def _kind(layer: int, weights: list[Any] | None) -> Any:
+    """What turns have in common that can be repeated with each other's arrays."""
+    if weights is None:
+        return None
+    found: list[Any] = [layer % 2]
+    for one in weights:
+        kept = getattr(one, "kept", None)
+        made = (one.format.name, one.math) if isinstance(one, PackedWeight) else ()
+        found.append((*made, one.shape, kept and (kept.first, kept.rows.codes.shape)))
+    return tuple(found)
+
+
+def _arrays(weights: list[Any]) -> list[Any]:
+    """Where weights lie, and once each what several are kept in together."""
+    found = [one.data if isinstance(one, PackedWeight) else one for one in weights]
+    kept = {id(one.kept.rows): one.kept.rows for one in weights if isinstance(one, PackedWeight) and one.kept}
+    return found + [part for rows in kept.values() for part in (rows.codes, rows.scales)]
