@@ -23,6 +23,7 @@ from sp.scoring.reading import attending
 STAGES = {
     "block_means": "mean",
     "block_select": "score_select",
+    "block_select_sm90": "score_select",
     "attention_sm90": "forward",
     "attention_portable": "forward",
     "attention_bytes": "forward",

@@ -9,6 +9,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
+from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.specs.elementwise import RMS_NORM
 from sp.ops.input_tiles import InputTiles, empty_tiles
 from sp.ops.threads import run_parallel, token_slices
@@ -39,7 +40,11 @@ class Ready:
         return cls(norm, replace(empty_tiles(tokens, width, held), squares=squares, eps=norm[1]))
 
 
-def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Floats:
+PEAKED_BLOCKS = 8
+"""Blocks a multiprocessor that find peaks: each raises those of all columns, so there are no more than run at once."""
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks: Any = None) -> Floats:
     """Root-mean-square normalisation over the last axis.
 
     ``y = x / sqrt(mean(x²) + eps) * weight``. GGUF files hold the weight ready to multiply: converters have
@@ -52,6 +57,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Flo
     eps : float
     f32 : bool
         On the device, where d % 4 == 0 and d <= 8192: keep the result in float32, not bf16 (uint16).
+    peaks : uint32 (d,), optional
+        On the device, of a bf16 result: raised to the largest absolute value of each column, as bits of a float32.
 
     Returns
     -------
@@ -73,7 +80,11 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Flo
         assert d <= 8192, f"rows of {d}"
         cupy = import_cupy()
         out: Floats = cupy.empty(x.shape, cupy.float32 if f32 else cupy.uint16)
-        RMS_NORM.launch((x.size // d,), x, weight, *((None, out) if f32 else (out, None)), eps, defines={"COLS": d})
+        rows, defines = x.size // d, {"COLS": d}
+        blocks = rows
+        if peaks is not None:
+            defines, blocks = defines | {"PEAKS": 1}, min(rows, PEAKED_BLOCKS * multiprocessors(current_device()))
+        RMS_NORM.launch((blocks,), x, weight, *((None, out) if f32 else (out, None)), peaks, rows, eps, defines=defines)
         return out
     y = np.empty_like(x)
 

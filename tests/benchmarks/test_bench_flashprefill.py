@@ -98,7 +98,7 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
     config = shape | {"mode": "queued", "variant": type(selector).__name__, "alpha": None, **asdict(selector)}
     benchmark.extra_info.update(config | metrics)
     print(f"{path} d {d} {tokens} {selector}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
-    sources = ["block_means.cu", "block_select.cu", SOURCES[path]]
+    sources = ["block_means.cu", "block_select_sm90.cu" if path == "sm_90a" else "block_select.cu", SOURCES[path]]
     if config.get("mean_correction"):
         sources.append("mean_correction.cu")
     record = make_record("flashprefill_layer", config, metrics, samples["ms"], sources)

@@ -10,13 +10,15 @@ from compare import nmse, to_float64
 from sparse_case import BLOCK, KINDS, Case, selected
 
 from sp.errors import ConfigError, DeviceError
+from sp.ops.attention.key_blocks import BlockLists
 from sp.ops.sparse import sparse_attention as op
 from sp.ops.sparse.block_budget import ConstantBlocks, EnergyBlocks, SqrtBlocks
-from sp.ops.sparse.block_lists import causal, density, lists_of
+from sp.ops.sparse.block_energy import block_energy
+from sp.ops.sparse.block_lists import causal, density, lists_of, mask_of
 from sp.ops.sparse.block_means import block_means, means_of
 from sp.ops.sparse.block_selector import Dense, GivenMask, Streaming
 from sp.ops.sparse.block_sparse import block_sparse
-from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, top_density
+from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity, select_on_device, top_density
 from sp.ops.sparse.sparse_attention import sparse_attention
 from sp.quant import F16, Q4_0
 
@@ -69,7 +71,7 @@ def test_means(guarded, d, fmt):
 @pytest.mark.parametrize("d", [128, 256])
 @pytest.mark.parametrize("group", [1, 2, 6])
 @pytest.mark.parametrize(("tokens", "kind"), [(t, "random") for t in TOKENS] + [(3001, k) for k in KINDS])
-def test_lists_equal_the_oracle(guarded, d, group, tokens, kind):
+def test_lists_equal_the_oracle(path, guarded, d, group, tokens, kind):
     kv_heads = 1 if group == 6 else 2
     for n in {tokens, max(1, tokens - 300)}:
         case = Case(n, tokens, group * kv_heads, kv_heads, d, kind)
@@ -89,7 +91,7 @@ def test_lists_equal_the_oracle(guarded, d, group, tokens, kind):
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])
-def test_long_prompt_lists(guarded, d):
+def test_long_prompt_lists(path, guarded, d):
     """Several tiles of mean keys, and rows of few and many candidates."""
     case = Case(1000, 70 * BLOCK + 17, 4, 2, d, "clusters")
     for options in (FlashPrefill(0.1), FlashPrefill(0.5, share="group"), FlashPrefill(0.9, sink=0, window=1, last_n=0)):
@@ -101,11 +103,33 @@ def test_long_prompt_lists(guarded, d):
         assert (got >= forced).all()
 
 
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("most", [2048, 2049, 9000])
+def test_lists_among_very_many_blocks(path, guarded, d, most):
+    """Of the last rows, since the oracle takes long; from 2,049 blocks on tiles are larger."""
+    rng, n = np.random.default_rng([d, most]), 300
+    q = rng.standard_normal((n, 2, d)).astype(np.float16)
+    means = rng.standard_normal((1, most, d)).astype(np.float16)
+    energy = block_energy(q.astype(np.float32), means.astype(np.float32), most * BLOCK - 5, d**-0.5, 1, "last")
+    given = guarded(q.shape, np.float16, q), guarded(means.shape, np.float16, means)
+    for options in (TopDensity(0.03), ConstantBlocks(64)):
+        want = options.mask(energy, n, most * BLOCK - 5)
+        got = mask_of(_on_host(select_on_device(options, *given, most * BLOCK - 5, d**-0.5)), most)
+        assert (got.sum(axis=2) == want.sum(axis=2)).all()
+        for place in zip(*np.nonzero(got != want), strict=True):
+            assert (np.abs(energy[place[:2]] / energy[place] - 1) < 1e-3).sum() > 1, f"{place}"
+        assert (got != want).mean() < 0.001
+
+
+def _on_host(lists):
+    return BlockLists(lists.counts.get(), lists.indices.get(), lists.long_blocks)
+
+
 V2 = FlashPrefill(0.3, share="group", visibility="first")
 
 
 @pytest.mark.parametrize("share", ["head", "group"])
-def test_budget_and_density(guarded, share):
+def test_budget_and_density(path, guarded, share):
     case = Case(3000, 40 * BLOCK, 4, 2, 128, "random")
     energy = case.energy(2 if share == "group" else 1)
     rules = (ConstantBlocks(7, share=share), SqrtBlocks(12, 4096, share=share), EnergyBlocks(0.6, 1, 30, share=share))

@@ -14,11 +14,12 @@ from sp.errors import DeviceError
 from sp.kernels.path import forced_path, native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import SHAPES
-from sp.ops.byte_rows.loud import PeakedInputs, loud_channels, loudest
+from sp.ops.byte_rows.loud import FEW_TOKENS, PeakedInputs, loud_channels, loudest
 from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_rows, round_weights
 from sp.ops.matmul import gemm_bytes_portable, gemm_bytes_sm90
 from sp.ops.matmul.packed import PackedWeight, pack, unpack_bf16
 from sp.ops.matmul.project import gated_project, project, project_add
+from sp.ops.norms import rms_norm
 from sp.quant import BF16, Q4_K, Q6_K, BlockFormat, Math, kernel_formats
 
 SUMS = {ByteKind.INT8: 2e-13, ByteKind.E4M3: 2e-6}
@@ -219,6 +220,22 @@ def test_a_layers_products_take_it_and_are_near_those_in_bf16(path: str) -> None
     np.testing.assert_array_equal(exact[1], rounded[1])  # not marked, so as ever
     for got, want in ((rounded[0], exact[0]), (rounded[2], exact[2])):
         assert 1e-9 < nmse(got, want) < 6e-4
+
+
+@pytest.mark.parametrize("tokens", [FEW_TOKENS, FEW_TOKENS + 1, 6000])
+def test_a_norm_that_finds_peaks_changes_no_bit(path: str, tokens: int) -> None:
+    import cupy
+
+    rng = np.random.default_rng(tokens)
+    given = rng.standard_normal((tokens, 1024)).astype(np.float32)
+    given[:, [3, 500]] *= 300
+    x, norm = cupy.asarray(given), (cupy.asarray(rng.standard_normal(1024).astype(np.float32)), 1e-6)
+    weights = [replace(weight(Q4_K, 512, 1024, i), math=Math.INT8) for i in range(9)]  # more than one launch takes
+    for some in (weights[:3], weights):
+        for _ in range(2):  # peaks are zeros again
+            normed = [y.get() for y in project(x, some, norm)]
+            plain = [y.get() for y in project(rms_norm(x, *norm), some)]
+            assert all((a == b).all() for a, b in zip(normed, plain, strict=True))
 
 
 def test_bad_shapes_are_told() -> None:

@@ -25,6 +25,7 @@ struct Dim3 { unsigned x, y, z; };
 static Dim3 threadIdx, blockIdx, gridDim;
 using std::max;
 using std::min;
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <class To, class From>
 To bits_as(From from) { To to; static_assert(sizeof to == sizeof from); memcpy(&to, &from, sizeof to); return to; }

@@ -18,6 +18,8 @@ HERE = Path(__file__).parent
 FUNCTION = re.compile(r"(?:template <[^\n]*>\n)?(?<!#define )SP_DEVICE [^;{]*?\b(\w+)\([^;{]*\)(?: const)? \{")
 CONVERSION = re.compile(r'asm\("\{\.reg \.b16 l, h; mov\.b32 \{l, h\}, %2; cvt\.f32\.f16.*?\);', re.DOTALL)
 """Of two f16 in `a_fragment`."""
+GIVEN_HERE = ("wgmma_bytes.cuh", "wgmma_f16.cuh")
+"""Headers of nothing but PTX."""
 
 
 def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path, *, whole: bool = False) -> ctypes.CDLL:
@@ -36,6 +38,19 @@ def compiled(source: str, driver: str, defines: Mapping[str, int], folder: Path,
     text = re.sub(r"__shared__ (?:__align__|alignas)\((\d+)\) ", r"alignas(\1) static ", text)
     text = re.sub(r"#pragma (once|unroll.*)|^#line.*$|^SP_DEVICE u32 shared_address.*$", "", text, flags=re.MULTILINE)
     return library("host_warp.h", text + driver, defines, folder, "-std=c++17", "-O0")
+
+
+def hosted(source: str, driver: str, folder: Path, **defines: int) -> ctypes.CDLL:
+    """The kernels of `source`, made for Hopper, and `driver` for the host, on blocks of several warpgroups."""
+    parts = re.split(r"^#line \d+ \"(.*)\"$", flatten(source), flags=re.MULTILINE)
+    kept = [text for name, text in zip(parts[1::2], parts[2::2], strict=True) if Path(name).name not in GIVEN_HERE]
+    text = "".join(without_ptx("".join(kept)))
+    text = text.replace("extern __shared__ __align__(1024) u8 memory[];", "")
+    text = text.replace("extern __shared__ __align__(1024) u8 shared[];", "static u8* const shared = memory;")
+    text = re.sub(r"__shared__ alignas\((\d+)\) ", r"alignas(\1) static ", text)
+    text = re.sub(r"#pragma (once|unroll.*)", "", text)
+    folder.mkdir()
+    return library("host_hopper.h", text + driver, defines, folder, "-std=c++20", "-O1")
 
 
 def library(

@@ -1,4 +1,4 @@
-// What a Hopper card has beyond a block of threads, for test_byte_attention_layout.py: barriers, copies of boxes into swizzled
+// What a Hopper card has beyond a block of threads, for `hosted` of host_code.py: barriers, copies of boxes into swizzled
 // shared memory and products of a warpgroup, each as the PTX ISA describes it; copies and products are done when they are
 // started.
 #include "host_block.h"
@@ -38,7 +38,35 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     return result;
 }
 
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fsqrt_rn(float v) { return std::sqrt(v); }
+inline int __float_as_int(float v) { return bits_as<int>(v); }
+inline unsigned long long __float2ull_rn(float v) { return (unsigned long long)std::nearbyint(double(v)); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline unsigned __ballot_sync(unsigned, bool value) {
+    const Letters& all = meet(warp_place(), 32, {value});
+    unsigned found = 0;
+    for (int i = 0; i < 32; ++i) found |= unsigned(all[i][0]) << i;
+    return found;
+}
+inline int __reduce_add_sync(unsigned, int value) {
+    const Letters& all = meet(warp_place(), 32, {uint64_t(int64_t(value))});
+    int sum = 0;
+    for (int i = 0; i < 32; ++i) sum += int(int64_t(all[i][0]));
+    return sum;
+}
+inline unsigned long long __shfl_xor_sync(unsigned, unsigned long long value, int mask) {
+    return meet(warp_place(), 32, {value})[now % 32 ^ mask][0];
+}
+
 // ---- barriers and copies
+inline void cp_async_16(unsigned target, const void* source) {
+    if (target % 16 || reinterpret_cast<uintptr_t>(source) % 16) abort();
+    memcpy(memory + target, source, 16);
+}
+inline void cp_async_commit() {}
+template <int>
+void cp_async_wait() {}
 struct Mbarrier { int arrivals, pending, bytes; unsigned phase; };
 static std::map<const void*, Mbarrier> mbarriers;
 inline void settle(Mbarrier& barrier) {
@@ -99,9 +127,11 @@ void tensor_load(void* target, const M* map, unsigned long long* barrier, int x,
     copy_box(target, map, barrier, {x, y, z, w});
 }
 
-// ---- products of a warpgroup: 64 x 128 of 32 bytes each
+// ---- products of a warpgroup: 64 rows, and 32 bytes of each
 template <class Sums>
 void sums_ready(Sums&) {}
+template <class Sums>
+void accumulators_ready(Sums&) {}
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int>
@@ -113,13 +143,13 @@ inline unsigned char at_descriptor(uint64_t descriptor, unsigned row, unsigned b
     return memory[place ^ (place >> 3 & 0x70)];
 }
 template <int Sums, class Sum, class Left, class Right>
-void multiply(Letters& all, Left left, Right right) {
+void multiply(Letters& all, Left left, Right right, int depth = 32) {
     for (int thread = 0; thread < 128; ++thread) {
         Sum* d = reinterpret_cast<Sum*>(all[thread][0]);
         for (int i = 0; i < Sums; ++i) {
             const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
             double sum = all[thread][3] ? double(d[i]) : 0;
-            for (int k = 0; k < 32; ++k) sum += left(row, k) * right(all[thread][2], column, k);
+            for (int k = 0; k < depth; ++k) sum += left(row, k) * right(all[thread][2], column, k);
             d[i] = Sum(sum);
         }
     }
@@ -128,6 +158,15 @@ inline double signed_byte(uint64_t descriptor, unsigned row, unsigned k) { retur
 inline void wgmma_bytes(int (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
     meet(group_place(), 128, {uint64_t(d), a, b, accumulate}, [](Letters& all) {
         multiply<64, int>(all, [&](int row, int k) { return signed_byte(all[0][1], row, k); }, signed_byte);
+    });
+}
+inline double f16_at(uint64_t descriptor, unsigned row, unsigned k) {
+    return half(at_descriptor(descriptor, row, 2 * k) | unsigned(at_descriptor(descriptor, row, 2 * k + 1)) << 8);
+}
+template <int Sums>
+void wgmma_ss(float (&d)[Sums], uint64_t a, uint64_t b, bool accumulate) {
+    meet(group_place(), 128, {uint64_t(d), a, b, accumulate}, [](Letters& all) {
+        multiply<Sums, float>(all, [&](int row, int k) { return f16_at(all[0][1], row, k); }, f16_at, 16);
     });
 }
 inline void wgmma_e4m3(float (&d)[68], const unsigned* a, uint64_t b) {

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_code import aligned, compiled, pointer
+from host_code import aligned, compiled, hosted, pointer
 
 from sp.kernels.specs.flashprefill import threads, variant
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
@@ -20,35 +20,52 @@ from sp.ops.sparse.block_energy import block_energy
 from sp.ops.sparse.block_lists import mask_of
 from sp.ops.sparse.flashprefill import EnergyRule, FlashPrefill, TopDensity
 
-DRIVER = """
+JOB = """
 struct Job {
     const u16 *q, *means;
     i32 *counts, *indices;
     i32 n, tokens, heads, kv_heads, together, width, sink, window, last_n, least, late, unforced, most;
     f32 alpha, share, scale;
 };
+#define CALL(entry) \\
+    entry(j.q, j.means, j.counts, j.indices, j.n, j.tokens, j.heads, j.kv_heads, j.together, j.width, j.sink, \\
+          j.window, j.last_n, j.least, j.late, j.unforced, j.alpha, j.share, j.scale, j.most)
+"""
+PORTABLE = """
 static void thread_of(int lane, void* given) {
     const Job& j = *static_cast<Job*>(given);
     threadIdx.x = lane;
-    block_select(j.q, j.means, j.counts, j.indices, j.n, j.tokens, j.heads, j.kv_heads, j.together, j.width, j.sink,
-                 j.window, j.last_n, j.least, j.late, j.unforced, j.alpha, j.share, j.scale, j.most);
+    CALL(block_select);
 }
 extern "C" void run(Job* job, int blocks) {
     for (blockIdx.x = 0; blockIdx.x < unsigned(blocks); ++blockIdx.x) run_warp(thread_of, job);
 }
 """
-D, SCALE = 64, 0.2
+SM90 = """
+extern "C" void run(Job* job, int blocks) {
+    const Job& j = *job;
+    for (blockIdx.x = 0; blockIdx.x < unsigned(blocks); ++blockIdx.x) {
+        memset(memory, 0xff, sizeof memory);
+        run_block(128, [&] { CALL(block_select_sm90); });
+    }
+}
+"""
+FORMS = [("portable", 64, 1), ("sm_90a", 64, 1), ("sm_90a", 128, 4096), ("sm_90a", 256, 1)]
+"""Path, values of a head, blocks there is room for: from 2,049 on tiles hold 64 mean keys."""
 SMALL: dict[str, Any] = {"sink": 1, "window": 2, "last_n": 1}
 
 
 @cache
-def library(rule: int) -> ctypes.CDLL:
-    defines = variant(D, 1, rule) | {"__CUDA_ARCH__": 800}
-    return compiled("block_select.cu", DRIVER, defines | {"HOST_LANES": threads(defines)}, Path(mkdtemp()), whole=True)
+def library(path: str, d: int, blocks: int, rule: int) -> ctypes.CDLL:
+    defines = variant(d, blocks, rule)
+    if path == "sm_90a":
+        return hosted("block_select_sm90.cu", JOB + SM90, Path(mkdtemp()) / "sm90", **defines)
+    given = defines | {"__CUDA_ARCH__": 800, "HOST_LANES": threads(defines)}
+    return compiled("block_select.cu", JOB + PORTABLE, given, Path(mkdtemp()), whole=True)
 
 
 class Job(ctypes.Structure):
-    """As in DRIVER."""
+    """As in JOB."""
 
     _fields_ = (
         [(name, ctypes.c_void_p) for name in ("q", "means", "counts", "indices")]
@@ -63,9 +80,13 @@ class Job(ctypes.Structure):
     )
 
 
-def on_the_host(rule: EnergyRule, q: np.ndarray, means: np.ndarray, tokens: int) -> np.ndarray:
+def scale_of(d: int) -> float:
+    return 1.6 / d**0.5
+
+
+def on_the_host(path: str, most: int, rule: EnergyRule, q: np.ndarray, means: np.ndarray, tokens: int) -> np.ndarray:
     """The kernel's lists as a mask."""
-    n, heads, _ = q.shape
+    n, heads, d = q.shape
     kv_heads, blocks, _ = means.shape
     together = heads // kv_heads if rule.share == "group" else 1
     rows, told = -(-n // BLOCK), rule.numbers()
@@ -77,9 +98,16 @@ def on_the_host(rule: EnergyRule, q: np.ndarray, means: np.ndarray, tokens: int)
     job = Job(
         *(pointer(array) for array in arrays),
         *(n, tokens, heads, kv_heads, together, blocks, rule.sink, rule.window, rule.last_n, told.least),
-        *(int(rule.visibility == "last"), told.unforced, told.most, told.alpha, told.share, SCALE * np.log2(np.e)),
+        *(
+            int(rule.visibility == "last"),
+            told.unforced,
+            told.most,
+            told.alpha,
+            told.share,
+            scale_of(d) * np.log2(np.e),
+        ),
     )
-    library(told.rule).run(ctypes.byref(job), heads // together * rows)
+    library(path, d, max(most, blocks), told.rule).run(ctypes.byref(job), heads // together * rows)
     for place in np.ndindex(counts.shape):
         assert (np.diff(indices[place][: counts[place]]) > 0).all()
     return mask_of(BlockLists(counts, indices), blocks)
@@ -103,15 +131,18 @@ def on_the_host(rule: EnergyRule, q: np.ndarray, means: np.ndarray, tokens: int)
 @pytest.mark.parametrize(
     ("n", "tokens", "kind"), [(300, 40 * BLOCK + 17, "random"), (200, 200, "random"), (130, 2000, "ties")]
 )
-def test_lists_are_those_of_the_twin(rule: Any, n: int, tokens: int, kind: str) -> None:
+@pytest.mark.parametrize(("path", "d", "most"), FORMS)
+def test_lists_are_those_of_the_twin(path: str, d: int, most: int, rule: Any, n: int, tokens: int, kind: str) -> None:
     rng, blocks = np.random.default_rng(tokens), -(-tokens // BLOCK)
-    q = (2 * rng.standard_normal((n, 2, D))).astype(np.float16)
-    means = rng.standard_normal((1, blocks, D)).astype(np.float16)
+    q = (2 * rng.standard_normal((n, 2, d))).astype(np.float16)
+    means = rng.standard_normal((1, blocks, d)).astype(np.float16)
     if kind == "ties":
         means[:, 1:] = means[:, 1:2]
-    got = on_the_host(rule, q, means, tokens)
+    got = on_the_host(path, most, rule, q, means, tokens)
     together = 2 if rule.share == "group" else 1
-    energy = block_energy(q.astype(np.float32), means.astype(np.float32), tokens, SCALE, together, rule.visibility)
+    energy = block_energy(
+        q.astype(np.float32), means.astype(np.float32), tokens, scale_of(d), together, rule.visibility
+    )
     want = rule.mask(energy, n, tokens).repeat(together, axis=0)
     # Energies that float32 sums in another order move blocks by their bound, or their rank: see how near they are.
     for head, i, j in zip(*np.nonzero(got != want), strict=True):
@@ -130,9 +161,10 @@ def near(rule: Any, energy: np.ndarray, n: int, tokens: int) -> np.ndarray:
     return low != high
 
 
-def test_values_that_are_no_numbers_stay_within_bounds() -> None:
-    means = np.ones((1, 12, D), np.float16)
+@pytest.mark.parametrize(("path", "d", "most"), FORMS[:2])
+def test_values_that_are_no_numbers_stay_within_bounds(path: str, d: int, most: int) -> None:
+    means = np.ones((1, 12, d), np.float16)
     means[0, 5] = np.nan
     for rule in (EnergyBlocks(0.5, **SMALL), SqrtBlocks(3, **SMALL)):
-        mask = on_the_host(rule, np.ones((130, 2, D), np.float16), means, 12 * BLOCK)
+        mask = on_the_host(path, most, rule, np.ones((130, 2, d), np.float16), means, 12 * BLOCK)
         assert mask.sum(axis=2).min() > 0

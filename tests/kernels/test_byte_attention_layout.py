@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from host_code import aligned, library, pointer, without_ptx
+from host_code import aligned, hosted, pointer
 
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.attention.attention_bytes import smem
@@ -19,8 +17,6 @@ from sp.ops.attention.kv_pages import kv_append
 from sp.ops.sparse.block_lists import lists_of
 from sp.quant import F16, Q4_0, BlockFormat
 
-GIVEN_HERE = ("wgmma_bytes.cuh",)
-"""Headers of nothing but PTX."""
 ROUNDING = """
 extern "C" void middle(const u8* k, const i32* table, f32* centre, i32 sampled, i32 step, i32 kv_heads) {
     gridDim = {unsigned(kv_heads), 1, 1};
@@ -57,18 +53,6 @@ extern "C" void attend(const TensorMap* q, const TensorMap* k, const TensorMap* 
     }
 }
 """
-
-
-def hosted(source: str, driver: str, folder: Path, **defines: int) -> ctypes.CDLL:
-    """The kernels of `source` and `driver` for the host."""
-    parts = re.split(r"^#line \d+ \"(.*)\"$", flatten(source), flags=re.MULTILINE)
-    kept = [text for name, text in zip(parts[1::2], parts[2::2], strict=True) if Path(name).name not in GIVEN_HERE]
-    text = "".join(without_ptx("".join(kept)))
-    text = text.replace("extern __shared__ __align__(1024) u8 memory[];", "")
-    text = re.sub(r"__shared__ alignas\((\d+)\) ", r"alignas(\1) static ", text)
-    text = re.sub(r"#pragma (once|unroll.*)", "", text)
-    folder.mkdir()
-    return library("host_hopper.h", text + driver, defines, folder, "-std=c++20", "-O1")
 
 
 @pytest.fixture(scope="module")

@@ -60,5 +60,6 @@ def test_every_launch_fits_its_declaration() -> None:
     printed = walked(WALK)
     assert {
         "attention_heads", "head_norm_rope", "unrotate", "attention_decode", "attention_split", "attention_combine",
-        "attention_sm90", "attention_portable", "block_means", "block_select", "mean_correction", "importance_fold",
+        "attention_sm90", "attention_portable", "block_means", "block_select_sm90", "block_select", "mean_correction",
+        "importance_fold",
     } <= set(printed.split())  # fmt: skip

@@ -7,9 +7,9 @@ from sp.kernels.launch import KernelSpec
 RMS_NORM = KernelSpec(
     source="rms_norm.cu",
     entry="rms_norm",
-    args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "f32 eps"),
+    args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "u32*? peaks", "i32 rows", "f32 eps"),
     threads=lambda defines: min(256, -(-int(defines["COLS"]) // 128) * 32),
-    variants=tuple({"COLS": cols} for cols in (5120, 1024, 256)),
+    variants=(*({"COLS": cols} for cols in (5120, 1024, 256)), *({"COLS": cols, "PEAKS": 1} for cols in (5120, 1024))),
     pdl=True,
 )
 

@@ -18,9 +18,21 @@ def threads(defines: Defines) -> int:
     return 256 if int(defines["HEAD_DIM"]) > 128 else 128
 
 
+def energy_bytes(defines: Defines) -> int:
+    """A float for each block, and two for 32."""
+    blocks = int(defines["MOST_BLOCKS"])
+    return 4 * blocks + blocks // 4
+
+
 def smem(defines: Defines) -> int:
-    """Queries, later tiles of mean keys in their place, and two floats a block."""
-    return 256 * int(defines["HEAD_DIM"]) + 8 * int(defines["MOST_BLOCKS"])
+    """Queries, later tiles of mean keys in their place, and energies."""
+    return 256 * int(defines["HEAD_DIM"]) + energy_bytes(defines)
+
+
+def smem_sm90(defines: Defines) -> int:
+    """Queries, two tiles of 32 mean keys, or 64 of many blocks, and energies."""
+    keys = 64 if int(defines["MOST_BLOCKS"]) > 2048 else 32
+    return (128 + 2 * keys) * 2 * int(defines["HEAD_DIM"]) + energy_bytes(defines)
 
 
 def correction_smem(defines: Defines) -> int:
@@ -48,34 +60,46 @@ BLOCK_MEANS = KernelSpec(
     ),
 )
 
+SELECT_ARGUMENTS = (
+    "const f16* q",
+    "const f16* means",
+    "i32* counts",
+    "i32* indices",
+    "i32 n",
+    "i32 tokens",
+    "i32 heads",
+    "i32 kv_heads",
+    "i32 together",
+    "i32 width",
+    "i32 sink",
+    "i32 window",
+    "i32 last_n",
+    "i32 least",
+    "i32 late",
+    "i32 unforced",
+    "f32 alpha",
+    "f32 share",
+    "f32 scale",
+    "i32 most_blocks",
+)
+
 BLOCK_SELECT = KernelSpec(
     source="block_select.cu",
     entry="block_select",
-    args=(
-        "const f16* q",
-        "const f16* means",
-        "i32* counts",
-        "i32* indices",
-        "i32 n",
-        "i32 tokens",
-        "i32 heads",
-        "i32 kv_heads",
-        "i32 together",
-        "i32 width",
-        "i32 sink",
-        "i32 window",
-        "i32 last_n",
-        "i32 least",
-        "i32 late",
-        "i32 unforced",
-        "f32 alpha",
-        "f32 share",
-        "f32 scale",
-        "i32 most_blocks",
-    ),
+    args=SELECT_ARGUMENTS,
     threads=threads,
     variants=tuple(variant(d, 1, rule) for rule in RULES for d in (64, 128, 256)),
     smem=smem,
+)
+
+BLOCK_SELECT_SM90 = KernelSpec(
+    source="block_select_sm90.cu",
+    entry="block_select_sm90",
+    args=SELECT_ARGUMENTS,
+    threads=128,
+    variants=BLOCK_SELECT.variants,
+    arches="90a",
+    smem=smem_sm90,
 )
 
 MEAN_CORRECTION = KernelSpec(

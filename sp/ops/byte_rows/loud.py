@@ -13,6 +13,7 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.device import current_device
 from sp.kernels.kept import cache
 from sp.kernels.specs.matmul.gemm_bytes import LOUD, LOUD_CHANNELS, LOUD_INPUTS, MOST_LOUD_WIDTH
+from sp.ops.norms import rms_norm
 from sp.quant.packing import TILE
 
 OVER = np.float32(4)
@@ -43,7 +44,7 @@ class LoudChannels:
 
 @dataclass(frozen=True)
 class PeakedInputs:
-    """Inputs on the device whose peaks the product before has found.
+    """Inputs on the device whose peaks the product or the norm before has found; `loud_channels` takes them once.
 
     Attributes
     ----------
@@ -64,6 +65,15 @@ class PeakedInputs:
         """Room on the current device; the peaks are 0."""
         cupy = import_cupy()
         return cls(cupy.empty((tokens, width), np.uint16), cupy.zeros(-(-width // TILE) * TILE, np.uint32))
+
+
+def peaked_norm(x: Any, weight: Any, eps: float) -> PeakedInputs:
+    """`rms_norm` of float32 (tokens, d) on the device, with its peaks, at which `loud_channels` has to look next.
+
+    Of no more than `FEW_TOKENS` finding them with the norm gains nothing.
+    """
+    peaks, _ = _peaks(current_device(), x.shape[1])
+    return PeakedInputs(rms_norm(x, weight, eps, peaks=peaks), peaks)
 
 
 def loud_channels(x: Any) -> Any:

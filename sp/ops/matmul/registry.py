@@ -19,7 +19,7 @@ from sp.errors import ConfigError, DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.path import PATHS, current_path
 from sp.kernels.specs.matmul.epilogue import Epilogue
-from sp.ops.byte_rows.loud import PeakedInputs
+from sp.ops.byte_rows.loud import FEW_TOKENS, PeakedInputs, peaked_norm
 from sp.ops.input_tiles import InputTiles
 from sp.ops.norms import Norm, Ready, rms_norm
 from sp.quant import Math, kernel_formats
@@ -173,11 +173,10 @@ class MatmulKernel:
             return
         kinds = [w.format.ggml_type for w in product.weights]
         mine = [i for i, w in enumerate(product.weights) if self.multiplies(w)]
-        given = self._prepared(product) if mine else product
-        if mine:
-            keys = [None if self.alike is None else self.alike(kinds[i]) for i in mine]
-            for some in grouped(keys, self.max_weights):
-                self._store(given.part([mine[i] for i in some]))
+        groups = grouped([None if self.alike is None else self.alike(kinds[i]) for i in mine], self.max_weights)
+        given = self._prepared(product, len(groups) == 1) if mine else product
+        for some in groups:
+            self._store(given.part([mine[i] for i in some]))
         if len(mine) < len(kinds):
             other = self.otherwise or prefill_kernel(current_path())
             if other is self:
@@ -186,14 +185,15 @@ class MatmulKernel:
             again = Fusion.NORM in other.fusions or isinstance(given.x, InputTiles)
             other.launch((product if again else given).part([i for i in range(len(kinds)) if i not in mine]))
 
-    def _prepared(self, product: Product) -> Product:
-        """With x as this kernel takes it."""
+    def _prepared(self, product: Product, once: bool = True) -> Product:
+        """With x as this kernel takes it; `once`: peaks are looked at by one launch, so they can be handed over."""
         x, norm = product.x, product.norm
+        peaked = once and Fusion.PEAKED in self.fusions
         if isinstance(norm, Ready):
             x, norm = (norm.tiles, None) if Fusion.READY in self.fusions else (x, norm.norm)
         if norm is not None and Fusion.NORM not in self.fusions:
-            x, norm = rms_norm(x, *norm), None
-        if isinstance(x, PeakedInputs) and Fusion.PEAKED not in self.fusions:
+            x, norm = (peaked_norm if peaked and len(x) > FEW_TOKENS else rms_norm)(x, *norm), None
+        if isinstance(x, PeakedInputs) and not peaked:
             x = x.values
         if isinstance(x, InputTiles) and Fusion.TILES not in self.fusions:
             raise DeviceError(f"{self.name} takes no input tiles")

@@ -9,8 +9,8 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.errors import ConfigError
-from sp.kernels import import_cupy, is_device
-from sp.kernels.specs.flashprefill import BLOCK_SELECT, variant
+from sp.kernels import current_path, import_cupy, is_device
+from sp.kernels.specs.flashprefill import BLOCK_SELECT, BLOCK_SELECT_SM90, variant
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.sparse.block_energy import SMALLEST, block_energy
@@ -261,7 +261,8 @@ def select_on_device(options: EnergyRule, q: Any, means: Any, tokens: int, scale
     together = heads // kv_heads if options.share == "group" else 1
     rows, rule = -(-n // BLOCK), options.numbers()
     counts, indices = cupy.empty((heads, rows), np.int32), cupy.empty((heads, rows, blocks), np.int32)
-    BLOCK_SELECT.launch(
+    kernel = BLOCK_SELECT_SM90 if current_path() == "sm_90a" else BLOCK_SELECT
+    kernel.launch(
         (heads // together * rows,),
         q,
         means,

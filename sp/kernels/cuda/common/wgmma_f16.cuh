@@ -14,6 +14,7 @@
 #define SP_D32(d, i) SP_D16(d, i), SP_D16(d, i + 16)
 #define SP_D64(d, i) SP_D32(d, i), SP_D32(d, i + 32)
 
+#define SP_R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SP_R32                                                                                                         \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -27,6 +28,13 @@
            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // D = A B where `accumulate` is false.
+SP_DEVICE void wgmma_ss(f32 (&d)[16], u64 a, u64 b, bool accumulate) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %18, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" SP_R16 "}, %16, %17, p, 1, 1, 0, 0;\n\t}"
+                 : SP_D16(d, 0)
+                 : "l"(a), "l"(b), "r"(i32(accumulate)));
+}
+
 SP_DEVICE void wgmma_ss(f32 (&d)[32], u64 a, u64 b, bool accumulate) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SP_R32 "}, %32, %33, p, 1, 1, 0, 0;\n\t}"

@@ -22,17 +22,24 @@ struct Four {
     f32 x[4];
 };
 
-// Values 4 lane .. 4 lane + 3 of a row.
-SP_DEVICE Four four_of(const u8* row, u32 lane) {
-    if (Q4) {
-        const u16* block = reinterpret_cast<const u16*>(row + lane / 8 * 18);
-        const f32 d = f32_from_f16(block[0]);
-        const u32 pairs = (u32(block[1 + lane % 4 * 2]) | u32(block[2 + lane % 4 * 2]) << 16) >> lane % 8 / 4 * 4;
-        return {{d * f32(i32(pairs & 15) - 8), d * f32(i32(pairs >> 8 & 15) - 8), d * f32(i32(pairs >> 16 & 15) - 8),
-                 d * f32(i32(pairs >> 24 & 15) - 8)}};
-    }
-    const uint2 words = reinterpret_cast<const uint2*>(row)[lane];
-    return {{low_f16(words.x), high_f16(words.x), low_f16(words.y), high_f16(words.y)}};
+// Values 4 lane .. 4 lane + 3 of a row, as they are stored: four codes and a scale, or four f16.
+SP_DEVICE uint2 words_of(const u8* row, u32 lane) {
+    if (!Q4) return reinterpret_cast<const uint2*>(row)[lane];
+    const u16* block = reinterpret_cast<const u16*>(row + lane / 8 * 18);
+    return make_uint2((u32(block[1 + lane % 4 * 2]) | u32(block[2 + lane % 4 * 2]) << 16) >> lane % 8 / 4 * 4, block[0]);
+}
+
+SP_DEVICE Four four_of(uint2 words) {
+    if (!Q4) return {{low_f16(words.x), high_f16(words.x), low_f16(words.y), high_f16(words.y)}};
+    const f32 d = f32_from_f16(u16(words.y));
+    return {{d * f32(i32(words.x & 15) - 8), d * f32(i32(words.x >> 8 & 15) - 8), d * f32(i32(words.x >> 16 & 15) - 8),
+             d * f32(i32(words.x >> 24 & 15) - 8)}};
+}
+
+SP_DEVICE Four four_of(const u8* row, u32 lane) { return four_of(words_of(row, lane)); }
+
+SP_DEVICE Four minus(const Four& a, const Four& b) {
+    return {{a.x[0] - b.x[0], a.x[1] - b.x[1], a.x[2] - b.x[2], a.x[3] - b.x[3]}};
 }
 
 SP_DEVICE f32 peak_of(const Four& four) {
@@ -88,7 +95,7 @@ value_peaks(const u8* pages, const i32* table, u32* peaks, i32 tokens, i32 kv_he
     if (threadIdx.x == 0) atomicMax(peaks + head, __float_as_uint(peak));  // no float here is negative
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 kv_bytes(const u8* k_pages, const u8* v_pages, const i32* table, const f32* centre, const f32* peaks, u8* k_codes,
          f32* key_scales, u8* v_codes, i32 tokens, i32 kv_heads) {
     __shared__ f32 shared[WARPS];
@@ -96,20 +103,19 @@ kv_bytes(const u8* k_pages, const u8* v_pages, const i32* table, const f32* cent
     const i32 head = i32(blockIdx.x), block = i32(blockIdx.y), valid = min(PAGE, tokens - block * PAGE);
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 page = (i64(table[block]) * PAGE * kv_heads + head) * ROW_BYTES, tile = i64(head) * gridDim.y + block;
-    const f32* middle = centre + head * WIDTH + 4 * lane;
-    Four keys[ROWS];
+    const float4 centred = reinterpret_cast<const float4*>(centre + head * WIDTH)[lane];
+    const Four middle = {{centred.x, centred.y, centred.z, centred.w}};
+    uint2 keys[ROWS];  // as stored: in float32 they would take the registers of a block
     f32 peak = 0;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         const int row = int(warp) + WARPS * i;
         Four values = {};
-        keys[i] = Four{};
+        keys[i] = make_uint2(0, 0);
         if (row < valid) {
             const i64 at = page + i64(row) * kv_heads * ROW_BYTES;
-            keys[i] = four_of(k_pages + at, lane), values = four_of(v_pages + at, lane);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) keys[i].x[j] -= middle[j];
-            peak = fmaxf(peak, peak_of(keys[i]));
+            keys[i] = words_of(k_pages + at, lane), values = four_of(v_pages + at, lane);
+            peak = fmaxf(peak, peak_of(minus(four_of(keys[i]), middle)));
         }
         u32* to = pairs + row * (WIDTH / 2) + ((2 * lane) ^ (row / 16 * 4));
         to[0] = pack_f16(values.x[0], values.x[1]), to[1] = pack_f16(values.x[2], values.x[3]);
@@ -119,9 +125,11 @@ kv_bytes(const u8* k_pages, const u8* v_pages, const i32* table, const f32* cent
     if (threadIdx.x == 0) key_scales[tile] = peak * (1.0f / 127.0f);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
+        const Four key = minus(four_of(keys[i]), middle);
         u32 word = 0;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) word |= u32(__float2int_rn(keys[i].x[j] * inverse) & 255) << 8 * j;
+        for (int j = 0; j < 4; ++j) word |= u32(__float2int_rn(key.x[j] * inverse) & 255) << 8 * j;
+        if (int(warp) + WARPS * i >= valid) word = 0;
         reinterpret_cast<u32*>(k_codes)[(tile * PAGE + warp + WARPS * i) * (WIDTH / 4) + lane] = word;
     }
     const f32 largest = peaks[head], rise = largest > 0 ? __fdiv_rn(448.0f, largest) : 0.0f;

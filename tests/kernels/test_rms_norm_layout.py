@@ -1,0 +1,67 @@
+"""rms_norm on emulated blocks: rows against the twin, and with peaks the largest of each column."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from host_code import aligned, library, pointer, without_ptx
+
+from sp.kernels.flatten import flatten
+from sp.kernels.specs.elementwise import RMS_NORM
+from sp.ops.norms import rms_norm
+
+GIVEN = """
+inline void pdl_launch_dependents() {}
+inline void pdl_wait() {}
+inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline unsigned bf16_bits(float value) {
+    const unsigned bits = __float_as_uint(value);
+    return value != value ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline unsigned pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+"""
+RUN = """
+extern "C" void run(const f32* x, const f32* weight, u16* y, f32* y_f32, u32* peaks, i32 rows, int blocks, int count) {
+    gridDim = {unsigned(blocks), 1, 1};
+    run_blocks(blocks, count, [=] { rms_norm(x, weight, y, y_f32, peaks, rows, 1e-6f); });
+}
+"""
+
+
+@cache
+def compiled(width: int, peaks: int) -> ctypes.CDLL:
+    text = re.sub(
+        r"#pragma (once|unroll.*)|^#line.*$", "", "".join(without_ptx(flatten("rms_norm.cu"))), flags=re.MULTILINE
+    )
+    text = re.sub(r"__shared__ alignas\((\d+)\) ", r"alignas(\1) static ", text)
+    defines = {"COLS": width, "PEAKS": peaks}
+    return library("host_block.h", GIVEN + text + RUN, defines, Path(mkdtemp()), "-std=c++20", "-O1")
+
+
+@pytest.mark.parametrize("width", [64, 256, 1280])
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (7, 7), (9, 2), (23, 5)])
+def test_rows_are_normed_and_peaks_raised(width: int, rows: int, blocks: int) -> None:
+    rng = np.random.default_rng([width, rows])
+    x = aligned(rng.standard_normal((rows, width)).astype(np.float32))
+    weight = aligned(rng.standard_normal(width).astype(np.float32))
+    x[:, 5] *= 300
+    x[rows // 2, 9] = np.nan if rows == 23 else 1
+    peaks, y_f32 = aligned(np.zeros(width, np.uint32)), aligned(np.full((rows, width), 7, np.float32))
+    peaks[3] = np.float32(1e9).view(np.uint32)
+    y = aligned(np.full((rows, width), 7, np.uint16))
+    given = [pointer(x), pointer(weight), pointer(y)]
+    compiled(width, 1).run(*given, None, pointer(peaks), rows, blocks, RMS_NORM.block({"COLS": width}))
+    want, got = rms_norm(x, weight, 1e-6), (y.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_allclose(got, want, rtol=2**-8)
+    largest = np.abs(got).max(axis=0).view(np.uint32)
+    largest[3] = peaks[3]
+    assert ((peaks == largest) | (np.isnan(got).any(axis=0) & (peaks > 0x7F800000))).all()
+    compiled(width, 0).run(*given, pointer(y_f32), None, rows, rows, RMS_NORM.block({"COLS": width}))
+    np.testing.assert_allclose(y_f32, want, rtol=1e-6, atol=1e-7)
