@@ -106,7 +106,7 @@ def test_long_prompt_lists(path, guarded, d):
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("most", [2048, 2049, 9000])
 def test_lists_among_very_many_blocks(path, guarded, d, most):
-    """Of the last rows, since the oracle takes long; from 2,049 blocks on tiles are larger."""
+    """Of the last rows, since the oracle takes long."""
     rng, n = np.random.default_rng([d, most]), 300
     q = rng.standard_normal((n, 2, d)).astype(np.float16)
     means = rng.standard_normal((1, most, d)).astype(np.float16)

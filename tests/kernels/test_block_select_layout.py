@@ -50,8 +50,8 @@ extern "C" void run(Job* job, int blocks) {
     }
 }
 """
-FORMS = [("portable", 64, 1), ("sm_90a", 64, 1), ("sm_90a", 128, 4096), ("sm_90a", 256, 1)]
-"""Path, values of a head, blocks there is room for: from 2,049 on tiles hold 64 mean keys."""
+FORMS = [("portable", 64, 1), ("sm_90a", 64, 1), ("sm_90a", 128, 1), ("sm_90a", 256, 1)]
+"""Path, values of a head, blocks there is room for."""
 SMALL: dict[str, Any] = {"sink": 1, "window": 2, "last_n": 1}
 
 
@@ -113,25 +113,30 @@ def on_the_host(path: str, most: int, rule: EnergyRule, q: np.ndarray, means: np
     return mask_of(BlockLists(counts, indices), blocks)
 
 
+RULES = [
+    FlashPrefill(0.3, **SMALL),
+    EnergyBlocks(0.8, least=1, most=99, share="group", visibility="first", **SMALL),
+    TopDensity(0.2, **SMALL),
+    ConstantBlocks(6, **SMALL),
+    ConstantBlocks(1, sink=0, window=1, last_n=0, visibility="first"),
+    SqrtBlocks(12, 4096, **SMALL),
+    EnergyBlocks(0.5, least=2, most=30, **SMALL),
+    EnergyBlocks(0.9, least=0, most=9, sink=0, window=1, last_n=0),
+    EnergyBlocks(1.0, least=0, most=99, sink=0, window=1, last_n=0),
+]
+CASES = [(300, 40 * BLOCK + 17, "random"), (200, 200, "random"), (130, 2000, "ties")]
+
+
 @pytest.mark.parametrize(
-    "rule",
-    [
-        FlashPrefill(0.3, **SMALL),
-        TopDensity(0.2, **SMALL),
-        ConstantBlocks(6, **SMALL),
-        ConstantBlocks(1, sink=0, window=1, last_n=0, visibility="first"),
-        SqrtBlocks(12, 4096, **SMALL),
-        EnergyBlocks(0.5, least=2, most=30, **SMALL),
-        EnergyBlocks(0.9, least=0, most=9, sink=0, window=1, last_n=0),
-        EnergyBlocks(0.8, least=1, most=99, share="group", visibility="first", **SMALL),
-        EnergyBlocks(1.0, least=0, most=99, sink=0, window=1, last_n=0),
+    ("path", "d", "most", "rule", "n", "tokens", "kind"),
+    [  # what follows the scores is the same code: larger heads and tiles with two rules and of more than one tile
+        (*form, rule, *case)
+        for form in FORMS
+        for rule in (RULES if form in FORMS[:2] else RULES[:2])
+        for case in (CASES if form in FORMS[:2] else CASES[:1])
     ],
     ids=str,
 )
-@pytest.mark.parametrize(
-    ("n", "tokens", "kind"), [(300, 40 * BLOCK + 17, "random"), (200, 200, "random"), (130, 2000, "ties")]
-)
-@pytest.mark.parametrize(("path", "d", "most"), FORMS)
 def test_lists_are_those_of_the_twin(path: str, d: int, most: int, rule: Any, n: int, tokens: int, kind: str) -> None:
     rng, blocks = np.random.default_rng(tokens), -(-tokens // BLOCK)
     q = (2 * rng.standard_normal((n, 2, d))).astype(np.float16)

@@ -22,6 +22,8 @@ launches: Counter[str] = Counter()
 """How often each kernel was launched with a grid that is not empty."""
 entries: list[tuple[str, tuple[Any, ...]]] = []
 """Kernels that were recorded and their arguments; the driver is given their places, counted from 1."""
+alone = threading.Lock()
+"""Held by the card that adds to them."""
 told: list[Callable[[str, list[Any]], None]] = []
 """Told of every launch, with addresses of arrays and of what tensor maps are of, and values of scalars; of "zeros"."""
 
@@ -249,9 +251,11 @@ def install() -> None:
             launches[self.entry] += 1
             tell(self.entry, [value.item() if plain(value) else where(value) for value in checked])
             if (recording := _present.get()) is not None:
-                entries.append((self.entry, checked))
+                with alone:  # threads of several cards launch
+                    entries.append((self.entry, checked))
+                    number = len(entries)
                 block = (self.block(given),)
-                recording.made.append(Launch(len(entries), grid, block, checked, self.shared_bytes(given)))
+                recording.made.append(Launch(number, grid, block, checked, self.shared_bytes(given)))
 
     def tell(entry: str, values: list[Any]) -> None:
         for one in told:

@@ -30,9 +30,9 @@ def smem(defines: Defines) -> int:
 
 
 def smem_sm90(defines: Defines) -> int:
-    """Queries, two tiles of 32 mean keys, or 64 of many blocks, and energies."""
-    keys = 64 if int(defines["MOST_BLOCKS"]) > 2048 else 32
-    return (128 + 2 * keys) * 2 * int(defines["HEAD_DIM"]) + energy_bytes(defines)
+    """128 queries, two tiles of 64 mean keys, or 32 of larger heads, and energies."""
+    d = int(defines["HEAD_DIM"])
+    return (128 + 2 * (32 if d > 128 else 64)) * 2 * d + energy_bytes(defines)
 
 
 def correction_smem(defines: Defines) -> int:

@@ -8,10 +8,10 @@
 #ifndef RULE
 #define RULE 0
 #endif
-constexpr bool LONG = MOST_BLOCKS > 2048;
-constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = LONG ? 64 : 32;  // of a tile
+constexpr int D = HEAD_DIM, ROWS = 128, BLOCK = 128, KEYS = D > 128 ? 32 : 64;  // of a tile
 constexpr int WARPS = 4, THREADS = 32 * WARPS, TILE = KEYS * 2 * D;
-constexpr int RESIDENT = D > 128 || LONG ? 2 : 4;  // blocks a multiprocessor
+// Blocks a multiprocessor: as many as there is memory for.
+constexpr int RESIDENT = D > 128 || MOST_BLOCKS > 2048 ? 2 : D > 64 ? 3 : 4;
 #include "block_choice.cuh"
 
 typedef f32 Scores[1][KEYS / 2];  // of a warp's 16 rows
