@@ -13,7 +13,6 @@ from sp.decode.greedy import generate
 from sp.errors import PromptError
 from sp.kernels.device import device_count, nccl_version
 from sp.models import Model, decode_step, load_model, prefill
-from sp.models.passes import prefill_graphs
 from sp.models.passes.prefill_graphs import PrefillGraphs
 from sp.models.passes.tree import TreeReader
 from sp.models.shards.in_parts import PART
@@ -117,8 +116,7 @@ def test_replayed_steps_and_prompts_are_those_launched_one_by_one(name, tmp_path
 
 
 @pytest.mark.parametrize(("name", "kind"), [*((name, "cards") for name in NAMES), FOUR])
-def test_long_runs_go_in_two_parts_and_are_those_of_one_card(name, kind, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(prefill_graphs, "MANY_SHARERS", 2)
+def test_long_runs_go_in_two_parts_and_are_those_of_one_card(name, kind, tmp_path) -> None:
     shape, _, file_type = name.partition(":")
     path = write_synthetic(tmp_path / "m.gguf", shape, file_type) if file_type else embedded(name)
     group, whole, n = group_of(kind), load_model(path, device="cuda"), 2 * PART + 230

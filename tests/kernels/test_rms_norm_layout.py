@@ -19,6 +19,7 @@ from sp.ops.norms import rms_norm
 GIVEN = """
 inline void pdl_launch_dependents() {}
 inline void pdl_wait() {}
+inline float4 __ldcs(const float4* from) { return *from; }
 inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline unsigned bf16_bits(float value) {

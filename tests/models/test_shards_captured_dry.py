@@ -140,11 +140,9 @@ import dry_nccl
 dry_nccl.install(2)
 import numpy as np
 from sp.models import load_shards, prefill
-from sp.models.passes import prefill_graphs
 from sp.models.passes.prefill_graphs import PrefillGraphs
 from sp.parallel.nccl import NcclGroup
 N = 2300
-prefill_graphs.MANY_SHARERS = 2
 shards, ids = load_shards(sys.argv[2], NcclGroup((0, 1)), device="cuda"), np.arange(N) % 50
 hidden, layers = shards.config.hidden, shards.config.layers
 

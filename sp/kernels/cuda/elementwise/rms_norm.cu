@@ -16,11 +16,14 @@
 #define THREADS (VECTORS < 256 ? (VECTORS + 31) / 32 * 32 : 256)
 #define EACH ((VECTORS + THREADS - 1) / THREADS)
 
+// Where peaks are found y is rounded next: x, which is not read again soon, leaves the cache to it.
+SP_DEVICE float4 load_vector(const float4* from) { return PEAKS ? __ldcs(from) : *from; }
+
 SP_DEVICE void load_row(float4 (&own)[EACH], const f32* x, i64 row) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         const i32 at = i * THREADS + threadIdx.x;
-        own[i] = at < VECTORS ? reinterpret_cast<const float4*>(x + row * COLS)[at] : make_float4(0, 0, 0, 0);
+        own[i] = at < VECTORS ? load_vector(reinterpret_cast<const float4*>(x + row * COLS) + at) : make_float4(0, 0, 0, 0);
     }
 }
 
@@ -32,8 +35,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float4 own[EACH];
     load_row(own, x, blockIdx.x);
     u32 most[PEAKS ? EACH : 1][4] = {};
+    i64 row = blockIdx.x;
     i32 side = 0;  // two buffers of sums, so that a barrier a row is enough
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x, side ^= 1) {
+    while (true) {
         f32 squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
@@ -64,8 +68,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 for (int j = 0; j < 4; ++j) most[i][j] = max(most[i][j], bits[j] & 0x7fff0000u);
             }
         }
+        if (!PEAKS || (row += gridDim.x) >= rows) break;
+        side ^= 1;
 #pragma unroll
-        for (int i = 0; PEAKS && i < EACH; ++i) own[i] = next[i];
+        for (int i = 0; i < EACH; ++i) own[i] = next[i];
     }
 #if PEAKS
     __shared__ alignas(16) u32 found[COLS];  // so that a warp raises neighbours
