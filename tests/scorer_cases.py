@@ -13,6 +13,7 @@ from retriever_files import token_task
 from sp.models import Model
 from sp.scoring import SCORERS, ScoreRequest
 from sp.scoring.attention.head_map import HeadMap, model_key
+from sp.scoring.trained.attention_features import OVER_HEADS
 from sp.scoring.trained.base import TrainedScorer
 from sp.scoring.trained.cross_head import start_params
 from sp.scoring.trained.weights_file import ScorerFile
@@ -210,9 +211,10 @@ def weights_of_last_layer(name: str, learning: str, model: Model, folder: Path) 
         arrays = start_params(model.config.hidden, options.rank, 0)
     else:
         [(count,)] = scorer.shapes(model, options).values()
-        weight = np.zeros((2 * options.neighbours + 1, len(model.config.attention_layers), count), np.float32)
-        weight = weight[..., : count // weight[..., 0].size]
-        weight[options.neighbours, -1] = 1 / weight.shape[-1]
+        weight = np.zeros((2 * options.neighbours + 1, count // (2 * options.neighbours + 1)), np.float32)
+        over = OVER_HEADS * (2 if options.rotary == "both" else 1)  # behind those of the heads
+        by_layer = weight[options.neighbours, :-over].reshape(len(model.config.attention_layers), -1)
+        by_layer[-1] = 1 / by_layer.shape[1]
         arrays["weight"] = weight.ravel()
     path = folder / f"{name}.safetensors"
     ScorerFile(name, model_key(model), arrays, vars(options)).save(path)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from statistics import mean
 from typing import Any
+
+import numpy as np
 
 from sp.bench.predicted.rows import Row
 from sp.errors import ConfigError
@@ -24,16 +25,16 @@ from sp.models.timing.work import Weights
 PAIRED = "h100"
 """The cards, two of one machine, that links are fitted to."""
 DRAFTER, TARGET, IN_INT8 = "qwen3-0.6b", ("qwen3.6-27b", "q4_k_m"), Rounded(products=True)
-LONG, LONGER, DENSITY = 1 << 17, 1 << 18, 0.05
-SCORED: tuple[tuple[Any, ...], ...] = (("drafter", LONG, DENSITY), ("drafter", LONGER, DENSITY))
+LONG, LONGER = 1 << 17, 1 << 18
+SCORED: tuple[tuple[Any, ...], ...] = tuple(("drafter", n, density) for n in (LONG, LONGER) for density in (0.05, 0.24))
 STEP, FULL = ("decode", 0), ("full", LONG)
 """What is fitted to: of the pairs of rows these two, of a decoded token two cards alone. Others are held out."""
-ALONE = Links(inf, 0.0, 0.0)
+ALONE = Links(inf, 0.0, 0.0, 0.0)
 """Nothing is waited for."""
 
 
 def fit_links(found: Sequence[Row], known: Fitted) -> Links:
-    """What is waited for, from two scorings, one decoded token and one full prefill of two cards.
+    """What is waited for, from four scorings, one decoded token and one full prefill of two cards.
 
     Parameters
     ----------
@@ -47,11 +48,13 @@ def fit_links(found: Sequence[Row], known: Fitted) -> Links:
         A row is missing.
     """
     drafter, target = find_shape(DRAFTER).config, replace(Weights.of_shape(*TARGET), rounded=IN_INT8)
-    meeting = mean(_waited(found, known, key) for key in SCORED) / drafter.layers
+    waited = np.array([_waited(found, known, key) for key in SCORED])
+    columns = np.array([[drafter.layers, _uneven(found, known, key)] for key in SCORED])
+    (meeting, uneven), *_ = np.linalg.lstsq(columns / waited[:, None], np.ones(len(SCORED)), rcond=None)
     step = _one(found, STEP, 2)
     each = (step.seconds - step.predict(known)) / sums(target, 1)
     whole = _waited(found, known, FULL) - each * sums(target, LONG)
-    return Links(summed(target.config, LONG, 2) / whole / find_card(PAIRED).link, meeting, each)
+    return Links(summed(target.config, LONG, 2) / whole / find_card(PAIRED).link, float(meeting), float(uneven), each)
 
 
 def marked(rows: Iterable[Row]) -> list[Row]:
@@ -70,6 +73,13 @@ def _looked_at(found: Sequence[Row]) -> Iterator[Row]:
 def _waited(found: Sequence[Row], known: Fitted, key: tuple[Any, ...]) -> float:
     alone, both = _one(found, key, 1), _one(found, key, 2)
     return both.seconds - both.predict(known) * alone.seconds / alone.predict(known)
+
+
+def _uneven(found: Sequence[Row], known: Fitted, key: tuple[Any, ...]) -> float:
+    """What two cards would wait for by stripes of unequal length, as slow as one card was."""
+    alone, both = _one(found, key, 1), _one(found, key, 2)
+    more = both.predict(replace(known, links=replace(ALONE, uneven=1.0))) - both.predict(known)
+    return more * alone.seconds / alone.predict(known)
 
 
 def _one(found: Sequence[Row], key: tuple[Any, ...], cards: int) -> Row:

@@ -73,12 +73,15 @@ class Links:
         Of NVLink's speed, at which sums and pages go between cards.
     meeting_s : float
         Seconds of a layer of a drafter's reading, where cards wait for the last of them; pages are gathered beside it.
+    uneven : float
+        Of `sp.models.timing.several.uneven`, how much is waited for there.
     sum_s : float
         Seconds of an all-reduce beside its bytes.
     """
 
     share: float
     meeting_s: float
+    uneven: float
     sum_s: float
 
 

@@ -11,7 +11,7 @@ from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.passes.prefill_graphs import MOST, longest
 from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
-from sp.models.timing.several import gathered, striped, summed, sums
+from sp.models.timing.several import ATTENTION, gathered, striped, summed, sums, uneven
 from sp.models.timing.work import Weights, Work, reading, scoring, step
 from sp.parallel.nccl import BLOCKS
 
@@ -69,9 +69,14 @@ class Predictor:
         work, beside, n = scoring(drafter, tokens, density), self.known.host.score_s, self.cards
         if n == 1 or not Stripes.fits(tokens, n, 1):
             return self._queued(work, beside)
-        beside += drafter.config.layers * self.known.links.meeting_s
+        beside += drafter.config.layers * self.known.links.meeting_s + self.known.links.uneven * self.uneven_s(work)
         pages = self._sent_s(gathered(drafter.config, tokens, n))
         return max(self._queued(striped(work, tokens, n), beside, cards=n), pages + beside)
+
+    def uneven_s(self, work: list[Work]) -> float:
+        """Seconds by which the largest stripes take longer than a card's own, of a scoring that one card would do."""
+        attention = [one for one in work if one.kind in ATTENTION]
+        return uneven(self.cards) * busy(attention, self.card, self.path, self.known.rates[self.path])
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""

@@ -15,7 +15,8 @@ from sp.models.timing.work import Weights, Work
 
 STRIPES = 2
 """Parts of a prompt that each card reads, see `sp.models.cache.striped.Stripes`."""
-OF_PAIRS = ("attention", "sparse", "select", "attention int8")
+ATTENTION = ("attention", "sparse", "attention int8")
+OF_PAIRS = (*ATTENTION, "select")
 """Kinds that are launched once for every stripe of a layer."""
 
 
@@ -46,6 +47,19 @@ def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
             launches = round(one.launches * (STRIPES if one.kind in OF_PAIRS else runs))
             found.append(Work(one.kind, *parts, launches, one.exponentials / cards))
     return found
+
+
+def uneven(cards: int) -> float:
+    """Of a layer's attention, by how much the largest stripes are longer than a card's own two.
+
+    Of the ``2 cards`` stripes of a prompt the i-th has ``2 i + 1`` of ``(2 cards)²`` parts of causal attention. A card
+    has the i-th of the first half and the i-th last, together ``4 cards`` parts. Were all to wait for the last of them
+    after each half, they would take ``2 cards - 1`` and ``4 cards - 1`` parts instead.
+
+    >>> uneven(1), uneven(2), uneven(4)
+    (0.0, 0.125, 0.09375)
+    """
+    return (2 * cards - 2) / (STRIPES * cards) ** 2
 
 
 def gathered(config: ModelConfig, tokens: int, cards: int) -> float:
