@@ -52,7 +52,7 @@ def test_sparse_is_that_of_numpy(options, correct, path) -> None:
     options = replace(options, mean_correction=correct)
     (got, some), (want, same) = read(case("target").gpu, options), on_host(options)
     print(f"densities {some} and {same}, nmse {nmse(got, want):.2e}")
-    assert max(some) < 1
+    assert min(some) < 1  # some layers of the pair look at all blocks
     np.testing.assert_allclose(some, same, atol=0.03)
     assert nmse(got, want) < 1e-2
     assert int(got.argmax()) == int(want.argmax())

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from held_out import NEWER
 from plan_calls import PAIR, call
 
 from sp.bench.predicted.rows import EIGHT_TOKENS, FIT_SHAPES, LEFT_SINCE, Row, rows
@@ -47,7 +46,7 @@ def test_products_in_int8_are_those_of_wide_matrices_past_the_first_two_layers()
     both = rounded["matmul"], rounded["matmul int8"]
     assert sum(one.flops for one in both) == plain["matmul"].flops
     assert sum(one.nbytes for one in both) == pytest.approx(plain["matmul"].nbytes)
-    assert sum(one.launches for one in both) == plain["matmul"].launches
+    assert both[0].launches + both[1].launches / 2 == plain["matmul"].launches  # one more for what surrounds them
     assert {name: rounded[name] for name in plain if name != "matmul"} == {
         k: v for k, v in plain.items() if k != "matmul"
     }
@@ -129,7 +128,7 @@ def test_one_row_for_each_path_is_fitted_to_and_the_others_are_within_a_tenth() 
         assert abs(row.error(fitted())) < 0.001  # rates are told to four digits
     long = [row for row in eight_rows() if not row.fit and row.cards == 1 and row.seconds >= 0.3]
     assert len(long) >= 10
-    assert {row.name for row in long if abs(row.error(fitted())) > 0.1} <= NEWER
+    assert {row.name: row.error(fitted()) for row in long if abs(row.error(fitted())) > 0.1} == {}
 
 
 def test_older_records_of_all_layers_are_rows_of_the_portable_path_alone(tmp_path: Path) -> None:

@@ -48,8 +48,7 @@ def fit(folder: Path, pairs: Path) -> Fitted:
     for path in KERNELS:
         rates[path]["matmul int8"] = _of_a_row(_row(known, "prefill int8", path), "matmul int8", path, rates, host)
     launches = sum(one.launches for one in reading(Weights.of_shape(*TARGET), SHORT))
-    short = [_row(known, "prefill", SHORT).seconds, _row(known, "full", SHORT).seconds]
-    host = replace(host, launch_s=mean(short) / launches)
+    host = replace(host, launch_s=_row(known, "full", SHORT).seconds / launches)  # from before short runs had graphs
     host = replace(host, step_share=1 / (1 + _row(known, "decode", 0).error(idle)))
     host = replace(host, score_s=_left(_row(known, "drafter", LONG, 0.05), rates, host))
     request = _row(known, "ttft", LONG)

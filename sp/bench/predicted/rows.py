@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models.arithmetic import AUTO, FIRST_LAYERS, in_attention, kept_rounded
 from sp.models.inspect.known_cards import find_card
+from sp.models.passes.prefill_graphs import MOST
 from sp.models.timing.fitted import Fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
@@ -37,8 +39,14 @@ rounded.
 TURNS_SINCE = "2026-11-25T22:00:00+00:00"
 """Since when cards take turns at queueing their work; older records of several cards, which waited for the host, are no
 rows."""
-GRAPHS_SINCE = "2026-11-27T12:00:00+00:00"
-"""Since when two cards that share a target read prompts in graphs, as more cards do; before, launch by launch."""
+GRAPHS_SINCE = {1: "2026-11-23T18:26:33+00:00", 2: "2026-11-27T12:00:00+00:00"}
+"""Since when one card reads short runs in graphs, and two that share a target longer ones, as more cards always did;
+before, launch by launch. Of one card such records are no rows, but for those that the host's part is fitted to."""
+RESOLVED = (
+    *("math", "products", "kept_bytes"),
+    *("drafter_math", "drafter_products", "drafter_kept_bytes"),
+)
+"""What ``auto`` came to: of what was asked for with it the newest record is a row, whatever it came to before."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +95,34 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
         Name of the machine's cards.
     """
     for bench, read in _READ.items():
-        for record in newest(folder / f"{bench}.jsonl"):
+        for record in _latest(newest(folder / f"{bench}.jsonl")):
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
             config = {"left": left, "card": card, **record["config"]}
-            config["one_by_one"] = cards_of(config)[1] == 2 and record["date"] < GRAPHS_SINCE
+            config["one_by_one"] = record["date"] < GRAPHS_SINCE.get(cards_of(config)[1], "")
             several = max(cards_of(config)) > 1
             if several and record["date"] < TURNS_SINCE:
                 continue
             found = read(config, record["metrics"])
-            if found is not None:
+            if found is not None and (found.fit or not _waited_for_the_host(config, record["metrics"])):
                 yield found if card == CARD and not several else replace(found, fit=False)
+
+
+def _waited_for_the_host(c: Mapping[str, Any], m: Mapping[str, Any]) -> bool:
+    """Whether a target on one card read a short run launch by launch."""
+    read = m.get("kept_tokens", c.get("prompt_tokens", MOST + 1))
+    return c["one_by_one"] and cards_of(c)[1] == 1 and ("type" in c or "target" in c) and read <= MOST
+
+
+def _latest(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Records but for those of ``auto`` that are older than another of the same."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for record in records:
+        config = record["config"]
+        auto = AUTO in (config.get("asked_math"), config.get("drafter_asked_math"))
+        key = json.dumps({k: v for k, v in config.items() if not auto or k not in RESOLVED}, sort_keys=True)
+        if key not in found or found[key]["date"] < record["date"]:
+            found[key] = record
+    return list(found.values())
 
 
 def _predictor(known: Fitted, c: Mapping[str, Any], cards: tuple[int, int] = (1, 1)) -> Predictor:

@@ -72,7 +72,8 @@ class Links:
     share : float
         Of NVLink's speed, at which sums and pages go between cards.
     meeting_s : float
-        Seconds of a layer of a drafter's reading, where cards wait for the last of them; pages are gathered beside it.
+        Seconds of a layer and card of a drafter's reading, where all wait for the host to come round and for the last
+        of them; pages are gathered beside it.
     uneven : float
         Of `sp.models.timing.several.uneven`, how much is waited for there.
     sum_s : float

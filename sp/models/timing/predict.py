@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from sp.models.cache.striped import Stripes
@@ -11,7 +11,7 @@ from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.passes.prefill_graphs import MOST, longest
 from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
-from sp.models.timing.several import ATTENTION, gathered, striped, summed, sums, uneven
+from sp.models.timing.several import ATTENTION, gathered, planned, striped, summed, sums, uneven
 from sp.models.timing.work import Weights, Work, reading, scoring, step
 from sp.parallel.nccl import BLOCKS
 
@@ -30,8 +30,8 @@ class Predictor:
         That read a prompt together for the drafter, and that share the target, whose `Weights` are then those of
         `share_of`.
     one_by_one : bool
-        Whether cards that share a target read all but short prompts launch by launch, as in records of two cards from
-        before they had graphs.
+        Whether a target reads launch by launch what is in graphs now, as in records from before: short runs of one
+        card, all but short ones of two.
     """
 
     card: Card
@@ -56,12 +56,12 @@ class Predictor:
         n = self.target_cards
         work = reading(model, tokens)
         if n == 1:
-            return self._queued(work)
+            return self._queued(work, cards=int(tokens > MOST or self.one_by_one))
         between = sums(model, tokens) * self.known.links.sum_s + self._sent_s(summed(model.config, tokens, n))
         long = MOST if self.one_by_one else longest(n, model.rounded.attention_math)
         if long > MOST and middle(min(tokens, long)):  # in parts, one of which is added up while the other is computed
-            all_of_them = self.card.multiprocessors
-            return max(self._queued(work, cards=0) * all_of_them / (all_of_them - BLOCKS), between)
+            all_of_them, halves = self.card.multiprocessors, [replace(one, launches=2 * one.launches) for one in work]
+            return max(self._queued(halves, cards=0) * all_of_them / (all_of_them - BLOCKS), between)
         return self._queued(work, between, cards=0 if tokens <= MOST else n)
 
     def score_s(self, drafter: Weights, tokens: int, density: float | None = None) -> float:
@@ -69,9 +69,11 @@ class Predictor:
         work, beside, n = scoring(drafter, tokens, density), self.known.host.score_s, self.cards
         if n == 1 or not Stripes.fits(tokens, n, 1):
             return self._queued(work, beside)
-        beside += drafter.config.layers * self.known.links.meeting_s + self.known.links.uneven * self.uneven_s(work)
+        beside += n * drafter.config.layers * self.known.links.meeting_s + self.known.links.uneven * self.uneven_s(work)
         pages = self._sent_s(gathered(drafter.config, tokens, n))
-        return max(self._queued(striped(work, tokens, n), beside, cards=n), pages + beside)
+        return max(
+            self._queued(striped(work, tokens, n), beside, n * planned(drafter.config.layers, n)), pages + beside
+        )
 
     def uneven_s(self, work: list[Work]) -> float:
         """Seconds by which the largest stripes take longer than a card's own, of a scoring that one card would do."""
@@ -116,7 +118,7 @@ class Predictor:
         """Seconds in which a card receives so much from the others."""
         return nbytes / (self.card.link * self.known.links.share)
 
-    def _queued(self, work: list[Work], beside: float = 0.0, cards: int = 1) -> float:
+    def _queued(self, work: list[Work], beside: float = 0.0, cards: float = 1) -> float:
         """Seconds of a card and what is beside it, or of the host that queues the launches of all if these are more."""
         queued = cards * self.known.host.launch_s * sum(one.launches for one in work)
         return max(busy(work, self.card, self.path, self.known.rates[self.path]) + beside, queued)

@@ -11,6 +11,7 @@ from sp.models.layers.share import Share
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.passes.on_cards import MOST_TOGETHER
+from sp.models.passes.repeated_turns import FEWEST_CARDS
 from sp.models.timing.work import Weights, Work
 
 STRIPES = 2
@@ -18,6 +19,11 @@ STRIPES = 2
 ATTENTION = ("attention", "sparse", "attention int8")
 OF_PAIRS = (*ATTENTION, "select")
 """Kinds that are launched once for every stripe of a layer."""
+
+
+PLANNED, REPEATED = 6, 0.1
+"""Layers whose launches are planned where those of the others are repeated, and a repeated launch's share of a planned
+one's time."""
 
 
 def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
@@ -47,6 +53,19 @@ def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
             launches = round(one.launches * (STRIPES if one.kind in OF_PAIRS else runs))
             found.append(Work(one.kind, *parts, launches, one.exponentials / cards))
     return found
+
+
+def planned(layers: int, cards: int) -> float:
+    """Share of a scoring's launches that the host plans; three cards and more repeat those of most layers.
+
+    Not repeated are the first two layers, which stay in BF16, two that are recorded, and two at the end.
+
+    >>> planned(28, 2), round(planned(28, 4), 2)
+    (1.0, 0.29)
+    """
+    if cards < FEWEST_CARDS or layers <= PLANNED:
+        return 1.0
+    return (PLANNED + REPEATED * (layers - PLANNED)) / layers
 
 
 def uneven(cards: int) -> float:

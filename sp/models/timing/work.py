@@ -25,6 +25,9 @@ NORMED, ADDED, STORED, GATED = 2 * 6, 2 * 8, 4, 6
 float32; q, k and v are read and stored in 16 bits; a gate is read beside the output, which is read and written."""
 ROUNDING = 4
 """Bytes a key or value that is rounded for attention in eight bits, as records of that count them."""
+AROUND = 2
+"""Launches of a product in int8, with what finds loud channels, rounds its inputs and gathers what meets these: of
+three that share inputs there are four, and as many of gate and up."""
 IN_BYTES = ("matmul int8", "attention int8")
 """Kinds whose operations are those of int8 (of attention the second half e4m3, at the same rate). The kernel of such
 attention reads all blocks or those of lists; what it is fitted to are lists."""
@@ -158,7 +161,7 @@ def _products(model: Weights, tokens: int, chunk: int) -> Iterator[Work]:
         chunks * _launches(matrices) - len(long) * launches,
     )  # fmt: skip
     if long:
-        yield Work("matmul int8", flops, nbytes, len(long) * launches)
+        yield Work("matmul int8", flops, nbytes, AROUND * len(long) * launches)
 
 
 def _launches(matrices: list[Tensor]) -> int:
