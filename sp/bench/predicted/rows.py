@@ -42,10 +42,7 @@ rows."""
 GRAPHS_SINCE = {1: "2026-11-23T18:26:33+00:00", 2: "2026-11-27T12:00:00+00:00"}
 """Since when one card reads short runs in graphs, and two that share a target longer ones, as more cards always did;
 before, launch by launch. Of one card such records are no rows, but for those that the host's part is fitted to."""
-RESOLVED = (
-    *("math", "products", "kept_bytes"),
-    *("drafter_math", "drafter_products", "drafter_kept_bytes"),
-)
+RESOLVED = ("math", "products", "kept_bytes", "drafter_math", "drafter_products", "drafter_kept_bytes")
 """What ``auto`` came to: of what was asked for with it the newest record is a row, whatever it came to before."""
 
 

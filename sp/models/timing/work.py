@@ -49,7 +49,7 @@ class Work:
         Read from and written to the card's memory.
     launches : int
     exponentials : float
-        Of attention, one a pair and head.
+        Of attention in 16 bits, one a pair and head; that in eight asks for none.
     """
 
     kind: str
@@ -179,7 +179,7 @@ def _attention(model: Weights, tokens: int, kind: str, share: float, chunk: int)
         yield Work(kind, 4.0 * c.head_dim * others, 0.0, (len(runs) - len(long)) * layers, others)
     if long:
         read = sum(start + n for start, n in long) * 2.0 * c.kv_heads * c.head_dim
-        yield Work("attention int8", 4.0 * c.head_dim * in_bytes, 0.0, len(long) * layers, in_bytes)
+        yield Work("attention int8", 4.0 * c.head_dim * in_bytes, 0.0, len(long) * layers)
         yield Work("rounding", 0.0, ROUNDING * layers * read, len(long) * layers)
 
 
