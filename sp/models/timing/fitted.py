@@ -77,7 +77,7 @@ class Links:
     uneven : float
         Of `sp.models.timing.several.uneven`, how much is waited for there.
     sum_s : float
-        Seconds of an all-reduce beside its bytes.
+        Seconds of an all-reduce between two cards beside its bytes; among more see `sp.models.timing.several.sum_time`.
     """
 
     share: float

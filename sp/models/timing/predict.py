@@ -11,7 +11,7 @@ from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.passes.prefill_graphs import MOST, longest
 from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
-from sp.models.timing.several import ATTENTION, gathered, planned, striped, summed, sums, uneven
+from sp.models.timing.several import ATTENTION, gathered, planned, striped, sum_time, summed, sums, uneven
 from sp.models.timing.work import Weights, Work, reading, scoring, step
 from sp.parallel.nccl import BLOCKS
 
@@ -57,7 +57,7 @@ class Predictor:
         work = reading(model, tokens)
         if n == 1:
             return self._queued(work, cards=int(tokens > MOST or self.one_by_one))
-        between = sums(model, tokens) * self.known.links.sum_s + self._sent_s(summed(model.config, tokens, n))
+        between = self._sums_s(model, tokens) + self._sent_s(summed(model.config, tokens, n))
         long = MOST if self.one_by_one else longest(n, model.rounded.attention_math)
         if long > MOST and middle(min(tokens, long)):  # in parts, one of which is added up while the other is computed
             all_of_them, halves = self.card.multiprocessors, [replace(one, launches=2 * one.launches) for one in work]
@@ -83,7 +83,7 @@ class Predictor:
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""
         work = step(model, context, kv)
-        between = sums(model, 1) * self.known.links.sum_s if self.target_cards > 1 else 0.0
+        between = self._sums_s(model, 1) if self.target_cards > 1 else 0.0
         return self.known.host.step_share * busy(work, self.card, self.path, self.known.rates[self.path]) + between
 
     def copy_s(self, nbytes: float) -> float:
@@ -113,6 +113,10 @@ class Predictor:
         read = max(self.prefill_s(target, ceil(keep_ratio * tokens)), self.copy_s(moved))
         around = self.known.host.request_s + self.known.host.token_s * tokens
         return Compressed(self.score_s(drafter, tokens, density), read, around)
+
+    def _sums_s(self, model: Weights, tokens: int) -> float:
+        """Seconds of the all-reduces of a pass beside their bytes."""
+        return sums(model, tokens) * self.known.links.sum_s * sum_time(self.target_cards)
 
     def _sent_s(self, nbytes: float) -> float:
         """Seconds in which a card receives so much from the others."""

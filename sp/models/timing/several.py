@@ -21,6 +21,7 @@ OF_PAIRS = (*ATTENTION, "select")
 """Kinds that are launched once for every stripe of a layer."""
 
 
+RING_S, STEP_S = 6.6e-6, 0.6e-6
 PLANNED, REPEATED = 6, 0.1
 """Layers whose launches are planned where those of the others are repeated, and a repeated launch's share of a planned
 one's time."""
@@ -109,6 +110,18 @@ def sums(model: Weights, tokens: int) -> int:
     256
     """
     return 2 * model.config.layers * ceil(tokens / chunk_tokens("cuda", model.rounded.math))
+
+
+def sum_time(cards: int) -> float:
+    """What an all-reduce takes beside its bytes, over what it takes between two cards.
+
+    NCCL reckons with 6.6 us and 0.6 us for each of the ``2 (cards - 1)`` steps of its ring over NVLink
+    (``src/graph/tuning.cc``, protocol LL).
+
+    >>> sum_time(2), round(sum_time(4), 2)
+    (1.0, 1.31)
+    """
+    return (RING_S + 2 * (cards - 1) * STEP_S) / (RING_S + 2 * STEP_S)
 
 
 def summed(config: ModelConfig, tokens: int, cards: int) -> float:
