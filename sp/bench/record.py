@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,9 @@ def append(record: Mapping[str, Any], folder: Path = Path("results")) -> Path:
     return path
 
 
-def newest(path: Path) -> list[dict[str, Any]]:
-    """The last record of every configuration in a file."""
-    return list({key_of(record): record for record in read(path)}.values())
+def newest(path: Path, key: Callable[[Mapping[str, Any]], str] = key_of) -> list[dict[str, Any]]:
+    """The last record of every configuration in a file, or of all that have one `key`."""
+    return list({key(record): record for record in read(path)}.values())
 
 
 def is_current(record: Mapping[str, Any]) -> bool:

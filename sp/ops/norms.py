@@ -41,7 +41,8 @@ class Ready:
 
 
 PEAKED_BLOCKS = 8
-"""Blocks a multiprocessor that find peaks: each raises those of all columns, so there are no more than run at once."""
+"""Blocks a multiprocessor that find peaks, as many as run at once of rows of 1,024: each raises those of all
+columns."""
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks: Any = None) -> Floats:

@@ -26,6 +26,7 @@ static Dim3 threadIdx, blockIdx, gridDim;
 using std::max;
 using std::min;
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <class To, class From>
 To bits_as(From from) { To to; static_assert(sizeof to == sizeof from); memcpy(&to, &from, sizeof to); return to; }
@@ -34,6 +35,11 @@ inline float __int_as_float(int v) { return bits_as<float>(v); }
 inline unsigned __float_as_uint(float v) { return bits_as<unsigned>(v); }
 inline int __float2int_rn(float v) { return int(std::nearbyint(v)); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
+template <class T>
+T __ldcs(const T* from) { return *from; }
+inline void pdl_launch_dependents() {}
+inline void pdl_wait() {}
 
 // ---- threads of a block: who waits lets the others go on
 constexpr int MOST = 1024, STACK = 1 << 16;
@@ -115,6 +121,13 @@ inline bool __any_sync(unsigned, bool value) {
     return std::any_of(all, all + 32, [](const uint64_t (&words)[4]) { return words[0]; });
 }
 inline bool __all_sync(unsigned, bool value) { return !__any_sync(~0u, !value); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline unsigned __ballot_sync(unsigned, bool value) {
+    const Letters& all = meet(warp_place(), 32, {value});
+    unsigned bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= unsigned(all[i][0]) << i;
+    return bits;
+}
 inline void __syncwarp() { meet(warp_place(), 32); }
 inline void __syncthreads() { meet(0, threads); }
 inline void named_barrier(unsigned index, unsigned count) {

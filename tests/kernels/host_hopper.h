@@ -42,13 +42,6 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fsqrt_rn(float v) { return std::sqrt(v); }
 inline int __float_as_int(float v) { return bits_as<int>(v); }
 inline unsigned long long __float2ull_rn(float v) { return (unsigned long long)std::nearbyint(double(v)); }
-inline int __popc(unsigned v) { return __builtin_popcount(v); }
-inline unsigned __ballot_sync(unsigned, bool value) {
-    const Letters& all = meet(warp_place(), 32, {value});
-    unsigned found = 0;
-    for (int i = 0; i < 32; ++i) found |= unsigned(all[i][0]) << i;
-    return found;
-}
 inline int __reduce_add_sync(unsigned, int value) {
     const Letters& all = meet(warp_place(), 32, {uint64_t(int64_t(value))});
     int sum = 0;

@@ -17,19 +17,10 @@ from sp.kernels.specs.matmul.gemm_bytes import LOUD
 from sp.ops.byte_rows.loud import loudest
 
 GIVEN = """
-inline void pdl_launch_dependents() {}
-inline void pdl_wait() {}
 inline float __log2f(float v) { return std::log2(v); }
 inline void __threadfence() {}
 template <class T>
 T __ldcg(const T* from) { return *from; }
-inline int __popc(unsigned v) { return __builtin_popcount(v); }
-inline unsigned __ballot_sync(unsigned, bool value) {
-    const Letters& all = meet(warp_place(), 32, {value});
-    unsigned bits = 0;
-    for (int i = 0; i < 32; ++i) bits |= unsigned(all[i][0]) << i;
-    return bits;
-}
 """
 INPUTS = """
 extern "C" void run(const u16* x, u32* peaks, u32* done, u32* count, u32* channels, u16* mask, i32 tokens, i32 each,

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from host_code import aligned, library, pointer, without_ptx
+from host_code import aligned, hosted, pointer
 
-from sp.kernels.flatten import flatten
 from sp.kernels.specs.elementwise import RMS_NORM
 from sp.ops.norms import rms_norm
 
-GIVEN = """
-inline void pdl_launch_dependents() {}
-inline void pdl_wait() {}
-inline float4 __ldcs(const float4* from) { return *from; }
-inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline unsigned bf16_bits(float value) {
-    const unsigned bits = __float_as_uint(value);
-    return value != value ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-inline unsigned pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
-"""
 RUN = """
 extern "C" void run(const f32* x, const f32* weight, u16* y, f32* y_f32, u32* peaks, i32 rows, int blocks, int count) {
     gridDim = {unsigned(blocks), 1, 1};
@@ -38,12 +24,7 @@ extern "C" void run(const f32* x, const f32* weight, u16* y, f32* y_f32, u32* pe
 
 @cache
 def compiled(width: int, peaks: int) -> ctypes.CDLL:
-    text = re.sub(
-        r"#pragma (once|unroll.*)|^#line.*$", "", "".join(without_ptx(flatten("rms_norm.cu"))), flags=re.MULTILINE
-    )
-    text = re.sub(r"__shared__ alignas\((\d+)\) ", r"alignas(\1) static ", text)
-    defines = {"COLS": width, "PEAKS": peaks}
-    return library("host_block.h", GIVEN + text + RUN, defines, Path(mkdtemp()), "-std=c++20", "-O1")
+    return hosted("rms_norm.cu", RUN, Path(mkdtemp()) / "norm", COLS=width, PEAKS=peaks)
 
 
 @pytest.mark.parametrize("width", [64, 256, 1280])

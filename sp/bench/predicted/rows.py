@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sp.bench.record import newest
+from sp.bench.record import key_of, newest
 from sp.errors import ConfigError
 from sp.models.arithmetic import AUTO, FIRST_LAYERS, in_attention, kept_rounded
 from sp.models.inspect.known_cards import find_card
@@ -92,7 +91,7 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
         Name of the machine's cards.
     """
     for bench, read in _READ.items():
-        for record in _latest(newest(folder / f"{bench}.jsonl")):
+        for record in newest(folder / f"{bench}.jsonl", _asked):
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
             config = {"left": left, "card": card, **record["config"]}
             config["one_by_one"] = record["date"] < GRAPHS_SINCE.get(cards_of(config)[1], "")
@@ -100,26 +99,26 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
             if several and record["date"] < TURNS_SINCE:
                 continue
             found = read(config, record["metrics"])
-            if found is not None and (found.fit or not _waited_for_the_host(config, record["metrics"])):
+            if found is not None and (found.fit or not _waited_for_the_host(bench, config, record["metrics"])):
                 yield found if card == CARD and not several else replace(found, fit=False)
 
 
-def _waited_for_the_host(c: Mapping[str, Any], m: Mapping[str, Any]) -> bool:
+def _by_auto(c: Mapping[str, Any]) -> bool:
+    return AUTO in (c.get("asked_math"), c.get("drafter_asked_math"))
+
+
+def _asked(record: Mapping[str, Any]) -> str:
+    """What a record is known by, of ``auto`` without what that came to."""
+    config = record["config"]
+    left_out = RESOLVED if _by_auto(config) else ()
+    return key_of({**record, "config": {name: value for name, value in config.items() if name not in left_out}})
+
+
+def _waited_for_the_host(bench: str, c: Mapping[str, Any], m: Mapping[str, Any]) -> bool:
     """Whether a target on one card read a short run launch by launch."""
-    read = m.get("kept_tokens", c.get("prompt_tokens", MOST + 1))
-    return c["one_by_one"] and cards_of(c)[1] == 1 and ("type" in c or "target" in c) and read <= MOST
-
-
-def _latest(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Records but for those of ``auto`` that are older than another of the same."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for record in records:
-        config = record["config"]
-        auto = AUTO in (config.get("asked_math"), config.get("drafter_asked_math"))
-        key = json.dumps({k: v for k, v in config.items() if not auto or k not in RESOLVED}, sort_keys=True)
-        if key not in found or found[key]["date"] < record["date"]:
-            found[key] = record
-    return list(found.values())
+    if bench not in ("prefill", "ttft") or cards_of(c)[1] > 1 or not c["one_by_one"]:
+        return False
+    return bool(m.get("kept_tokens", c["prompt_tokens"]) <= MOST)
 
 
 def _predictor(known: Fitted, c: Mapping[str, Any], cards: tuple[int, int] = (1, 1)) -> Predictor:
@@ -162,7 +161,7 @@ def _reader(model: Weights, math: str, c: Mapping[str, Any]) -> Weights | None:
     """A drafter in the arithmetic of its record; None where that is not predicted."""
     if math == Math.BF16:
         return model
-    if math == kept_rounded(Math.INT8) and AUTO in (c.get("asked_math"), c.get("drafter_asked_math")):
+    if math == kept_rounded(Math.INT8) and _by_auto(c):
         return replace(model, rounded=Rounded.of(AUTO, model.config, find_card(c["card"]), c["path"]))
     return replace(model, rounded=Rounded(attention=True)) if math == in_attention(Math.INT8) else None
 

@@ -61,8 +61,9 @@ class RepeatedTurns:
         pays = cards >= FEWEST_CARDS and tokens * c.hidden <= MOST_VALUES
         self.able = model.device == "cuda" and known and pays and not debugging()
         self._walk, self._kept = walk, dict[Any, _Kept]()
-        blocks = model.trunk.blocks
-        self._kinds = [_kind(layer, _weights(*blocks[layer : layer + 2])) for layer in range(c.layers - 2)]
+        blocks, turns = model.trunk.blocks, range(c.layers - 2 if self.able else 0)
+        self._weights = [_weights(*blocks[layer : layer + 2]) for layer in turns]
+        self._kinds = [_kind(layer, weights) for layer, weights in enumerate(self._weights)]
         room = 2 if self.able else 0
         self._queries = [import_cupy().empty((tokens, c.heads, c.head_dim), "float16") for _ in range(room)]
 
@@ -82,8 +83,7 @@ class RepeatedTurns:
         """
         if not self.able:
             return make()
-        blocks, kind = self._walk.model.trunk.blocks, self._kinds[layer]
-        weights = _weights(blocks[layer], blocks[layer + 1])
+        kind, weights = self._kinds[layer], self._weights[layer]
         if weights is None:
             return make()
         arrays = _arrays(weights)

@@ -69,16 +69,12 @@ class Predictor:
         work, beside, n = scoring(drafter, tokens, density), self.known.host.score_s, self.cards
         if n == 1 or not Stripes.fits(tokens, n, 1):
             return self._queued(work, beside)
-        beside += n * drafter.config.layers * self.known.links.meeting_s + self.known.links.uneven * self.uneven_s(work)
-        pages = self._sent_s(gathered(drafter.config, tokens, n))
-        return max(
-            self._queued(striped(work, tokens, n), beside, n * planned(drafter.config.layers, n)), pages + beside
+        beside += n * drafter.config.layers * self.known.links.meeting_s + self.known.links.uneven * self._uneven_s(
+            work
         )
-
-    def uneven_s(self, work: list[Work]) -> float:
-        """Seconds by which the largest stripes take longer than a card's own, of a scoring that one card would do."""
-        attention = [one for one in work if one.kind in ATTENTION]
-        return uneven(self.cards) * busy(attention, self.card, self.path, self.known.rates[self.path])
+        pages = self._sent_s(gathered(drafter.config, tokens, n))
+        queueing = n * planned(drafter.config.layers, n)
+        return max(self._queued(striped(work, tokens, n), beside, queueing), pages + beside)
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""
@@ -113,6 +109,11 @@ class Predictor:
         read = max(self.prefill_s(target, ceil(keep_ratio * tokens)), self.copy_s(moved))
         around = self.known.host.request_s + self.known.host.token_s * tokens
         return Compressed(self.score_s(drafter, tokens, density), read, around)
+
+    def _uneven_s(self, work: list[Work]) -> float:
+        """Seconds by which the largest stripes take longer than a card's own, of a scoring that one card would do."""
+        attention = [one for one in work if one.kind in ATTENTION]
+        return uneven(self.cards) * busy(attention, self.card, self.path, self.known.rates[self.path])
 
     def _sums_s(self, model: Weights, tokens: int) -> float:
         """Seconds of the all-reduces of a pass beside their bytes."""

@@ -1,4 +1,4 @@
-// Maxima and sums over the WARPS warps of block_select.cu; all threads get them.
+// Maxima and sums over the WARPS warps of a block that selects (block_choice.cuh); all threads get them.
 #pragma once
 
 SP_DEVICE f32 block_max(f32 value, f32* scratch) {
