@@ -67,7 +67,7 @@ def counted(self, addresses):
 repeats.Repeat.__call__ = counted
 group, ids = NcclGroup(tuple(range(CARDS))), np.arange(N) % VOCAB
 def read(attend):
-    log.clear(), again.clear()
+    log.clear(), again.clear(), recorded.clear()  # what another reading recorded is gone
     queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))
     read_by_layer_on(group, models, ids, np.arange(N), watch, attend=attend, rows=8, depth=DEPTH)
     sparse = isinstance(attend, SparseAttention)
