@@ -10,11 +10,15 @@ Unlike a CUDA graph this needs no capture, and what is exchanged costs one store
 from __future__ import annotations
 
 import ctypes
+import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sp.errors import DeviceError
 from sp.kernels.device import driver, import_cupy, standing_in
@@ -117,11 +121,6 @@ class Recording:
         return repeat if repeat.places == set(range(len(spans))) and not cleared & {at for at, _ in spans} else None
 
 
-def address_of(value: Any) -> int | None:
-    """Where a device array lies; None for the other arguments of kernels."""
-    return value.data.ptr if hasattr(value, "data") and hasattr(value.data, "ptr") else None
-
-
 def packed(arguments: Sequence[Any]) -> tuple[Any, Any]:
     """Arguments as the driver reads them: their values, 8 bytes each, and where each of them lies.
 
@@ -132,14 +131,15 @@ def packed(arguments: Sequence[Any]) -> tuple[Any, Any]:
         are; they and the values must stay until the launch was given to the driver.
     """
     values, pointers = (ctypes.c_uint64 * len(arguments))(), (ctypes.c_void_p * len(arguments))()
+    here = ctypes.addressof(values)
     for i, value in enumerate(arguments):
-        pointers[i] = here = ctypes.addressof(values) + 8 * i
-        if (address := address_of(value)) is not None:
-            values[i] = address
-        elif value.nbytes > 8:
+        pointers[i] = here + 8 * i
+        if isinstance(value, np.generic):
+            values[i] = int.from_bytes(value.tobytes(), sys.byteorder)
+        elif isinstance(value, np.ndarray):
             pointers[i] = value.ctypes.data
         else:
-            ctypes.memmove(here, value.tobytes(), value.nbytes)
+            values[i] = value.data.ptr
     return values, pointers
 
 
@@ -187,12 +187,22 @@ class Repeat:
         self._held: list[Any] = [*made, *held]  # and below what the driver reads
         self._slots: list[tuple[Any, int, int, int]] = []
         self._maps: list[tuple[int, Any, int, int]] = []
+        ordered = sorted((start, nbytes, place) for place, (start, nbytes) in enumerate(exchanged))
+        starts = [start for start, *_ in ordered]
+
+        def found(address: int) -> tuple[int, int] | None:
+            """Which of them an address is of, and how far behind its start."""
+            if not (after := bisect_right(starts, address)):
+                return None
+            start, nbytes, place = ordered[after - 1]
+            return (place, address - start) if address - start < nbytes else None
+
         stream = ctypes.c_void_p(import_cupy().cuda.get_current_stream().ptr)
         launch, fill = driver().cuLaunchKernel, driver().cuMemsetD8Async
         self._calls = [
             (fill, (ctypes.c_void_p(one.array.data.ptr), ctypes.c_ubyte(0), ctypes.c_size_t(one.array.nbytes), stream))
             if isinstance(one, Zeros)
-            else (launch, (*self._packed(one, exchanged, stream), None))
+            else (launch, (*self._packed(one, found, stream), None))
             for one in made
         ]
 
@@ -221,20 +231,22 @@ class Repeat:
                     "none and names the kernel"
                 )
 
-    def _packed(self, one: Launch, exchanged: Sequence[Span], stream: Any) -> tuple[Any, ...]:
+    def _packed(self, one: Launch, found: Callable[[int], tuple[int, int] | None], stream: Any) -> tuple[Any, ...]:
         """The driver's arguments: kernel, grid, block, shared memory, stream, and where each of the kernel's own is."""
         values, pointers = packed(one.arguments)
         self._held.append(values)
         for i, value in enumerate(one.arguments):
-            address, at = address_of(value), mapped(value)
-            for place, (start, nbytes) in enumerate(exchanged):
-                if address is not None and 0 <= address - start < nbytes:
-                    self._slots.append((values, i, place, address - start))
-                if at is not None and 0 <= at - start < nbytes:
-                    own = value.copy()  # the map itself is everybody's
-                    self._held.append(own)
-                    pointers[i] = own.ctypes.data
-                    self._maps.append((own.ctypes.data, value, place, at - start))
+            if isinstance(value, np.generic):
+                continue
+            at = mapped(value)
+            if at is None:
+                if place := found(values[i]):
+                    self._slots.append((values, i, *place))
+            elif place := found(at):
+                own = value.copy()  # the map itself is everybody's
+                self._held.append(own)
+                pointers[i] = own.ctypes.data
+                self._maps.append((own.ctypes.data, value, *place))
         sides = (*one.grid, *(1,) * (3 - len(one.grid)), *one.block, *(1,) * (3 - len(one.block)))
         numbers = [ctypes.c_uint(each) for each in (*sides, one.shared)]
         return ctypes.c_void_p(one.kernel), *numbers, stream, pointers

@@ -66,6 +66,8 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     shown = source[:, 0] < source[:, 1]
     if not shown.all():
         scores, source = scores[shown], source[shown]
+    elif np.array_equal(source, target):
+        return scores.astype(np.float32)
     owner = np.repeat(np.arange(len(source), dtype=np.int32), source[:, 1] - source[:, 0])  # of each byte
     begins = np.minimum(target[:, 0], len(owner) - 1)
     first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)]

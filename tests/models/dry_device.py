@@ -237,7 +237,7 @@ def install() -> None:
     import sp.kernels.launch
     import sp.kernels.repeats
     import sp.kernels.tensor_map
-    from sp.kernels.repeats import Launch, _present, address_of
+    from sp.kernels.repeats import Launch, _present
 
     def launch(self: Any, grid: tuple[int, ...], *values: Any, defines: Any = None, **options: Any) -> None:
         assert len(values) == len(self._checkers), f"{self.entry}: {len(values)} values"
@@ -265,8 +265,7 @@ def install() -> None:
         return isinstance(value, np.generic) and value.nbytes <= 8
 
     def where(value: Any) -> int:
-        at = address_of(value)
-        return int(value.view(np.uint64)[0]) if at is None else at
+        return int(value.view(np.uint64)[0] if isinstance(value, np.ndarray) else value.data.ptr)
 
     def again(kernel: Any, *given: Any) -> int:
         """What ``cuLaunchKernel`` is called with: the last but one says where each argument lies."""

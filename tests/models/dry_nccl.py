@@ -216,14 +216,10 @@ def install(count: int) -> None:
     nccl.NCCL_UINT8, nccl.NCCL_FLOAT32 = 1, 7
     sys.modules["cupy.cuda.nccl"] = nccl
     import sp.parallel.nccl_card
-    from sp.kernels.launch import KernelSpec
 
     sp.parallel.nccl_card.event_done = lambda event: event.done  # there is no driver to ask
 
-    launch = KernelSpec.launch
+    def counted(entry: str, values: list[Any]) -> None:
+        launches[cuda.runtime.getDevice()][entry] += entry != "zeros"
 
-    def counted(self: Any, grid: tuple[int, ...], *values: Any, **options: Any) -> None:
-        launch(self, grid, *values, **options)
-        launches[cuda.runtime.getDevice()][self.entry] += min(grid) > 0
-
-    KernelSpec.launch = counted  # type: ignore[method-assign]
+    dry_device.told.append(counted)

@@ -33,13 +33,15 @@ def watch(layer, q, cache):
 for path in ("sm_90a", "portable"):
     with forced_path(path):
         for kv, rotate in (("f16", False), ("q4_0", True)):
+            # Where turns are repeated, the last layer is asked for as many queries as the others.
+            last = 8 if models[0].config.gated or kv != "f16" else 308
             for attend in (dense_attention, SparseAttention(FlashPrefill(0.1))):
                 seen.clear(), told.clear(), dry_nccl.launches.clear()
                 read_by_layer_on(
                     group, models, ids, np.arange(N), watch, attend=attend, rows=8, kv=kv, rotate=rotate,
                     progress=told.append,
                 )
-                assert seen == [(0, 308, N, 17), (1, 308, N, 17), (2, 8, N, 17)], seen
+                assert seen == [(0, 308, N, 17), (1, 308, N, 17), (2, last, N, 17)], seen
                 assert sum(told) == 3 * N, told
                 mean = "block_means", "block_select_sm90" if path == "sm_90a" else "block_select"
                 for card, count in sorted(dry_nccl.launches.items()):
@@ -47,7 +49,7 @@ for path in ("sm_90a", "portable"):
                     assert attended == 2 * 2, count
                     assert [count[name] > 0 for name in mean] == [attend is not dense_attention] * 2, count
                     assert count["gather_rows"] == 2, count
-                    assert count["attention_heads"] == 4, count  # a stripe at once
+                    assert count["attention_heads"] == (4 if last == 8 else 6), count  # a stripe at once
                     assert count["advance_counts"] == 0, count  # only the host counts
 for card, count in sorted(dry_nccl.launches.items()):
     print(card, sum(count.values()))

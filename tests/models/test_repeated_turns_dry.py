@@ -23,6 +23,7 @@ from dry_memory import number_of
 import numpy as np
 from sp.kernels import current_path, repeats
 from sp.models import Cards, SparseAttention, dense_attention, load_model
+from sp.models.cache.striped import StripedCache
 from sp.models.passes import repeated_turns
 from sp.models.passes.on_cards import read_by_layer_on
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -46,9 +47,18 @@ for card, model in enumerate(models):
         for rows in {id(w.kept.rows): w.kept.rows for w in matrices if w.kept}.values():
             for one, name in ((rows.codes, "codes"), (rows.scales, "scales")):
                 of_weights.append((one.data.ptr, one.data.ptr + one.nbytes, (card, layer, rows.width, name)))
-log, again, lost, recorded, inside = defaultdict(list), [], [], {}, threading.local()
+log, again, lost, recorded, inside, placed = defaultdict(list), [], [], {}, threading.local(), {}
 def named(address):
-    return next(((*name, address - start) for start, end, name in of_weights if start <= address < end), "array")
+    other = placed.get(address, "array")
+    return next(((*name, address - start) for start, end, name in of_weights if start <= address < end), other)
+def placing(kind, *lists):
+    init = kind.__init__
+    def once(self, *given, **more):
+        init(self, *given, **more)
+        placed.update((one.data.ptr, (name, i)) for name in lists for i, one in enumerate(getattr(self, name)))
+    kind.__init__ = once
+placing(StripedCache, "_own", "_all")
+placing(repeated_turns.RepeatedTurns, "_queries")
 def tell(entry, values):
     arrays = [value for value in values if value > 1 << 32]
     if repeats._present.get() is not None:
@@ -67,7 +77,7 @@ def counted(self, addresses):
 repeats.Repeat.__call__ = counted
 group, ids = NcclGroup(tuple(range(CARDS))), np.arange(N) % VOCAB
 def read(attend):
-    log.clear(), again.clear(), recorded.clear()  # what another reading recorded is gone
+    log.clear(), again.clear(), recorded.clear(), placed.clear()  # what another reading recorded is gone
     queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))
     read_by_layer_on(group, models, ids, np.arange(N), watch, attend=attend, rows=8, depth=DEPTH)
     sparse = isinstance(attend, SparseAttention)
@@ -76,20 +86,23 @@ def read(attend):
 for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))):
     repeated = read(made())
     assert not lost, f"memory that others may have by now: {lost[:3]}"
-    # turns 0 and 1 are recorded, 2 to 5 repeat them, 6 begins the last layer, of which few rows are wanted; in int8
-    # 2 and 3 are recorded, since the first two layers stay in BF16
-    assert len(again) == CARDS * 2 * (4 if sys.argv[6] == "bf16" else 2), again
+    # turn 0 is recorded, 1 to 6 repeat it; in int8 2 is, since the first two layers stay in BF16
+    assert len(again) == CARDS * 2 * (6 if sys.argv[6] == "bf16" else 4), again
     filled = sum(one[0] == "zeros" for calls in log.values() for one in calls)
     assert filled >= len(again) * (current_path() == "sm_90a"), filled
-    most, repeated_turns.MOST_VALUES = repeated_turns.MOST_VALUES, 0
+    turn = repeated_turns.RepeatedTurns.turn
+    repeated_turns.RepeatedTurns.turn = lambda self, layer, make: make()
     plain = read(made())
-    repeated_turns.MOST_VALUES = most
+    repeated_turns.RepeatedTurns.turn = turn
     assert not again
     assert repeated[1:] == plain[1:], (repeated[1:], plain[1:])
     for who, calls in plain[0].items():
         assert calls == repeated[0][who], [both for both in zip(calls, repeated[0][who]) if both[0] != both[1]][:2]
 read(lambda cache, layer, q, gate: dense_attention(cache, layer, q, gate))
 assert not again, "attention of somebody else's, which may do anything"
+for which in ("_own", "_all", "_queries"):
+    for i in range(2):
+        assert any((which, i) in seen for calls in plain[0].values() for _, seen in calls), (which, i)
 print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() for name, _ in calls})
 """
 

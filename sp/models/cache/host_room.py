@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -82,6 +83,20 @@ def copy_in(to: Any, source: Any) -> None:
         return
     runtime, stream = import_cupy().cuda.runtime, import_cupy().cuda.get_current_stream()
     runtime.memcpyAsync(to.data.ptr, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice, stream.ptr)
+
+
+def on_host(arrays: Sequence[Any]) -> list[Any]:
+    """Arrays of one place as they are by then, on the host; of those on the device all are waited for at once."""
+    if not arrays or not is_device(arrays[0]):
+        return list(arrays)
+    ends = np.cumsum([-(-one.nbytes // 8) * 8 for one in arrays])
+    pinned = np.frombuffer(import_cupy().cuda.alloc_pinned_memory(int(ends[-1])), np.uint8, int(ends[-1]))
+    found = []
+    for one, start in zip(arrays, (0, *ends), strict=False):
+        found.append(pinned[start : start + one.nbytes].view(one.dtype).reshape(one.shape))
+        copy_out(one, found[-1])
+    wait()
+    return [one.copy() for one in found]
 
 
 def wait() -> None:

@@ -156,6 +156,14 @@ class StripedCache(Cache):
         """Where keys and values up to the end of the stripe in view lie, once they are gathered."""
         return self._pool.view(self._all[self._place(layer)], self._seen)
 
+    def all_pages(self, layer: int) -> Ints:
+        """Where a layer's pages lie, on the device if the cache is there; those of every other layer are the same."""
+        return self._all[self._place(layer)]  # type: ignore[no-any-return]
+
+    def own_pages(self, layer: int) -> Ints:
+        """Those that the card writes itself."""
+        return self._own[self._place(layer)]  # type: ignore[no-any-return]
+
     def begin_stripe(self, layer: int, which: int, begin: Callable[..., Callable[[], None]]) -> Callable[[], None]:
         """Fetch the first (0) or second (1) stripes of all cards, in place: keys (cards, pages, ...), and as values.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.kernels import is_device
+from sp.models.cache.host_room import on_host
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.config import ModelConfig
 from sp.models.layers.attention import Attention
@@ -17,7 +17,7 @@ from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_layer
-from sp.models.passes.repeated_turns import Asked, RepeatedTurns
+from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Turn, turns_of
 from sp.models.passes.walk import Walk, Watch
 from sp.ops.attention.key_blocks import BLOCK
 from sp.parallel.group import Card, Group
@@ -175,7 +175,9 @@ class _Reading:
         model = self.models[card.rank]
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
-        halves = [self._half(model, cache, which, stripe) for which, stripe in enumerate(self.stripes.of(card.rank))]
+        stripes = self.stripes.of(card.rank)
+        turns = turns_of(model, card.size)
+        halves = [self._half(model, cache, which, stripe, turns) for which, stripe in enumerate(stripes)]
         pace = Pace(model, self.progress)  # waits for the device, which nobody does whose turn it is
         for half in halves:
             with card.turn():
@@ -190,19 +192,20 @@ class _Reading:
         pace.finish()
         return _counted([half.walk.attend for half in halves])
 
-    def _half(self, model: Model, cache: StripedCache, which: int, stripe: Stripe) -> _Half:
+    def _half(self, model: Model, cache: StripedCache, which: int, stripe: Stripe, turns: list[Turn]) -> _Half:
         places = slice(*stripe)
         attend = _before_end(self.attend, self.stripes.tokens - stripe.stop)
         walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
-        turns = RepeatedTurns(walk, len(walk.positions), self.stripes.cards)
-        return _Half(which, stripe, walk, turns, cache, model.embed(self.ids[places]))
+        repeated = RepeatedTurns(walk, len(walk.positions), turns)
+        return _Half(which, stripe, walk, repeated, cache, model.embed(self.ids[places]))
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""
         walk, wanted = half.walk, self.rows if half.which == 1 and card.rank == 0 else 0
         block = walk.model.trunk.blocks[layer]
         assert isinstance(block.mixer, Attention)
-        rows, into = (len(half.x), half.turns.queries(layer)) if layer < self.depth - 1 else (wanted, None)
+        rows = len(half.x) if layer < self.depth - 1 or half.turns.able else wanted
+        into = half.turns.queries(layer) if rows == len(half.x) else None
         half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False, into=into)
 
     def _pass(self, half: _Half, card: Card, layer: int) -> None:
@@ -214,10 +217,7 @@ class _Reading:
         if layer == self.depth - 1:
             return
         with card.turn():
-            if layer + 1 < self.depth - 1:
-                half.asked = half.turns.turn(layer, lambda: self._turn(half, card, layer))
-            else:
-                self._turn(half, card, layer)
+            half.asked = half.turns.turn(layer, lambda: self._turn(half, card, layer))
         half.gathered = half.cache.begin_stripe(layer + 1, half.which, card.begin_gather)
 
     def _turn(self, half: _Half, card: Card, layer: int) -> Asked:
@@ -290,10 +290,9 @@ def _before_end(attend: LayerAttention, tokens: int) -> LayerAttention:
 
 def _counted(attends: Sequence[LayerAttention]) -> dict[int, list[Read]]:
     """All that was counted, on the host: another card may not read it where it is."""
+    sparse = [attend for attend in attends if isinstance(attend, SparseAttention)]
+    reads = [(layer, read) for attend in sparse for layer, some in attend.reads.items() for read in some]
     found: dict[int, list[Read]] = {}
-    for attend in attends:
-        for layer, reads in attend.reads.items() if isinstance(attend, SparseAttention) else ():
-            for counts, possible in reads:
-                held = counts.get() if is_device(counts) else counts
-                found.setdefault(layer, []).append(Read(held, possible))
+    for (layer, read), counts in zip(reads, on_host([read.counts for _, read in reads]), strict=True):
+        found.setdefault(layer, []).append(read._replace(counts=counts))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sp.arrays import Floats
 from sp.kernels import debugging, import_cupy
@@ -12,6 +12,7 @@ from sp.kernels.repeats import Recording, Repeat
 from sp.models.layers.attention import Attention
 from sp.models.layers.block import Block
 from sp.models.layers.feed_forward import SwiGLU
+from sp.models.model import Model
 from sp.models.passes.layer_attention import Read, SparseAttention, dense_attention
 from sp.models.passes.walk import Walk
 from sp.ops.matmul.packed import PackedWeight
@@ -38,32 +39,49 @@ class _Kept:
     read: Read | None
 
 
+class Turn(NamedTuple):
+    """What a turn reads of its two layers.
+
+    Attributes
+    ----------
+    kind : tuple
+        What turns have in common that can be repeated with each other's arrays; None of one that cannot.
+    arrays : list of arrays
+        Where its weights lie.
+    """
+
+    kind: Any
+    arrays: list[Any]
+
+
 class RepeatedTurns:
     """The turns of one stripe, layer by layer.
 
     A turn is what `sp.models.passes.on_cards` queues at once: attention of a layer, what follows it there, and what
     comes before attention in the next layer. Keys and values of two layers are held, in turn, and so are two arrays of
-    queries: so the turns of every other layer differ by the weights they read, and two turns are recorded. Only where
-    all that is done is known to be launches: attention of `sp`'s own.
+    queries: so turns differ by where these and their weights lie, and one of a kind is recorded. Only where all that is
+    done is known to be launches: attention of `sp`'s own.
 
     Parameters
     ----------
     walk : Walk
+        With the cache of a reading in stripes.
     tokens : int
         Of the stripe.
-    cards : int
-        That read together.
+    turns : list of Turn
+        Of the model, for as many cards as read together; see `turns_of`.
+
+    Attributes
+    ----------
+    able : bool
+        Whether turns are repeated. Then the last layer is asked for as many queries as the others.
     """
 
-    def __init__(self, walk: Walk, tokens: int, cards: int) -> None:
-        model, c = walk.model, walk.model.config
-        known = not c.gated and _is_known(walk.attend)
-        pays = cards >= FEWEST_CARDS and tokens * c.hidden <= MOST_VALUES
-        self.able = model.device == "cuda" and known and pays and not debugging()
-        self._walk, self._kept = walk, dict[Any, _Kept]()
-        blocks, turns = model.trunk.blocks, range(c.layers - 2 if self.able else 0)
-        self._weights = [_weights(*blocks[layer : layer + 2]) for layer in turns]
-        self._kinds = [_kind(layer, weights) for layer, weights in enumerate(self._weights)]
+    def __init__(self, walk: Walk, tokens: int, turns: list[Turn]) -> None:
+        c = walk.model.config
+        pays = bool(turns) and tokens * c.hidden <= MOST_VALUES
+        self.able = pays and not c.gated and _is_known(walk.attend)
+        self._walk, self._turns, self._kept = walk, turns, dict[Any, _Kept]()
         room = 2 if self.able else 0
         self._queries = [import_cupy().empty((tokens, c.heads, c.head_dim), "float16") for _ in range(room)]
 
@@ -81,15 +99,13 @@ class RepeatedTurns:
         make : callable
             Queues it launch by launch; called if it cannot be repeated.
         """
-        if not self.able:
+        kind, weights = self._turns[layer] if self.able else (None, [])
+        if kind is None:
             return make()
-        kind, weights = self._kinds[layer], self._weights[layer]
-        if weights is None:
-            return make()
-        arrays = _arrays(weights)
+        arrays = [*weights, *self._places(layer)]
         if kind in self._kept:
             return self._again(self._kept[kind], layer, [one.data.ptr for one in arrays])
-        if len(self._kept) == MOST_KINDS or kind not in self._kinds[layer + 1 :]:
+        if len(self._kept) == MOST_KINDS or all(kind != later.kind for later in self._turns[layer + 1 :]):
             return make()
         recording = Recording()
         with recording.going_on():
@@ -102,12 +118,17 @@ class RepeatedTurns:
             self._kept[kind] = _Kept(repeat, read)
         return asked
 
-    def _again(self, kept: _Kept, layer: int, weights: list[int]) -> Asked:
+    def _places(self, layer: int) -> list[Any]:
+        """Queries of a layer and the next, and which pages are theirs."""
+        cache: Any = self._walk.cache
+        return [self.queries(layer), self.queries(layer + 1), cache.all_pages(layer), cache.own_pages(layer + 1)]
+
+    def _again(self, kept: _Kept, layer: int, addresses: list[int]) -> Asked:
         if kept.read is None:
-            kept.repeat(weights)
+            kept.repeat(addresses)
         else:
             read = kept.read._replace(counts=import_cupy().empty_like(kept.read.counts))
-            kept.repeat([*weights, read.counts.data.ptr])
+            kept.repeat([*addresses, read.counts.data.ptr])
             self._walk.attend.reads.setdefault(layer, []).append(read)  # type: ignore[attr-defined]
         queries = self._queries[(layer + 1) % 2]
         self._walk.cache.appended(layer + 1, len(queries))  # type: ignore[attr-defined]
@@ -116,6 +137,14 @@ class RepeatedTurns:
     def _read(self, layer: int) -> Read | None:
         attend = self._walk.attend
         return attend.reads[layer][-1] if isinstance(attend, SparseAttention) and attend.reads.get(layer) else None
+
+
+def turns_of(model: Model, cards: int) -> list[Turn]:
+    """All turns of a model, by the layer that they begin in; none where nothing is to be repeated."""
+    if cards < FEWEST_CARDS or model.device != "cuda" or debugging():
+        return []
+    blocks = model.trunk.blocks
+    return [Turn(_kind(weights), _arrays(weights)) for weights in map(_weights, blocks, blocks[1:])]
 
 
 def _is_known(attend: Any) -> bool:
@@ -136,11 +165,11 @@ def _weights(block: Block, then: Block) -> list[Any] | None:
     return [*matrices, *(one for one in vectors if one is not None)]
 
 
-def _kind(layer: int, weights: list[Any] | None) -> Any:
+def _kind(weights: list[Any] | None) -> Any:
     """What turns have in common that can be repeated with each other's arrays."""
     if weights is None:
         return None
-    found: list[Any] = [layer % 2]
+    found: list[Any] = []
     for one in weights:
         kept = getattr(one, "kept", None)
         made = (one.format.name, one.math) if isinstance(one, PackedWeight) else ()
@@ -148,8 +177,10 @@ def _kind(layer: int, weights: list[Any] | None) -> Any:
     return tuple(found)
 
 
-def _arrays(weights: list[Any]) -> list[Any]:
+def _arrays(weights: list[Any] | None) -> list[Any]:
     """Where weights lie, and once each what several are kept in together."""
+    if weights is None:
+        return []
     found = [one.data if isinstance(one, PackedWeight) else one for one in weights]
     kept = {id(one.kept.rows): one.kept.rows for one in weights if isinstance(one, PackedWeight) and one.kept}
     return found + [part for rows in kept.values() for part in (rows.codes, rows.scales)]
