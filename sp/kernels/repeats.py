@@ -248,5 +248,4 @@ class Repeat:
                 pointers[i] = own.ctypes.data
                 self._maps.append((own.ctypes.data, value, *place))
         sides = (*one.grid, *(1,) * (3 - len(one.grid)), *one.block, *(1,) * (3 - len(one.block)))
-        numbers = [ctypes.c_uint(each) for each in (*sides, one.shared)]
-        return ctypes.c_void_p(one.kernel), *numbers, stream, pointers
+        return ctypes.c_void_p(one.kernel), *map(int, sides), one.shared, stream, pointers

@@ -31,7 +31,7 @@ def driver(monkeypatch):
     def launch(kernel, *rest):
         sizes, stream, pointers, extra = rest[:7], rest[7], rest[8], rest[9]
         values = [int.from_bytes(ctypes.string_at(at, 8), "little") for at in pointers]
-        given.append((kernel.value, [one.value for one in sizes], stream.value, values))
+        given.append((kernel.value, list(sizes), stream.value, values))
         assert extra is None
         return status[0]
 
