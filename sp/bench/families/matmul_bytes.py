@@ -28,45 +28,64 @@ NARROW: tuple[tuple[int, int, Epilogue], ...] = ((4096, 1024, STORE), (3072, 102
 kernel of their own."""
 
 
+FEW: tuple[tuple[int, int, int, Epilogue], ...] = (
+    (512, OUT, IN, SWIGLU),
+    (512, IN, OUT, STORE_F32),
+    (512, OUT // 4, IN, SWIGLU),
+    (512, IN, OUT // 4, STORE_F32),
+    (3328, OUT // 4, IN, SWIGLU),
+    (3328, IN, OUT // 4, STORE_F32),
+)
+"""Tokens before these: of short prompts, and of one of four cards that share a target."""
+
+
 @family("matmul_bytes")
 def cases() -> Iterator[Case]:
     """Products without their rounding, roundings apart: of inputs, weights, and what finds loud channels."""
-    cupy, here = import_cupy(), current_path()
-    kinds = {"sm_90a": (gemm_bytes_sm90, tuple(ByteKind)), "portable": (gemm_bytes_portable, (ByteKind.INT8,))}
+    here = current_path()
     for rows, width, epilogue in SHAPES:
-        weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
-        x = bf16(TOKENS, width)
-        out = cupy.empty((TOKENS, rows), np.float32 if epilogue is STORE_F32 else np.uint16)
-        loud = loud_channels(x)
-        shape: dict[str, Any] = {"type": "Q4_K", "m": TOKENS, "n": rows, "k": width, "epilogue": epilogue.name.lower()}
-        flops = 2 * TOKENS * rows * width * len(weights)
-        moved = TOKENS * (width + rows * out.itemsize) + len(weights) * rows * width
-        for path in dict.fromkeys((here, "portable")):
-            product = Product(x, weights, (out,), STORE if epilogue is STORE_F32 else epilogue)
-            plain = partial(prefill_kernel(path).launch, product)
-            yield Case(shape | {"math": "bf16"}, path, plain, bytes=moved + TOKENS * width, flops=flops, graph=True)
-            module, these = kinds[path]
-            for kind in these:
-                given, held = round_inputs(x, kind, loud), round_weights(weights, kind, loud)
-                run = partial(module.gemm, given, held, loud, (out,), epilogue)
-                config = shape | {"math": "int8" if kind is ByteKind.INT8 else "fp8"}
-                yield Case(config, path, run, bytes=moved, flops=flops, graph=True)
-        if epilogue is STORE:
-            continue
-        both = rows * len(weights)
-        sizes = {"m": TOKENS, "n": both, "k": width}
-        for name, run, traffic in (
-            ("loud channels", partial(loud_channels, x), 2 * TOKENS * width),
-            ("round inputs", partial(round_inputs, x, ByteKind.INT8, loud), 3 * TOKENS * width),
-            (
-                "round weights",
-                partial(round_weights, weights, ByteKind.INT8, loud),
-                1.5625 * len(weights) * rows * width,
-            ),
-        ):
-            yield Case({"op": name, "type": "Q4_K"} | sizes, here, run, bytes=traffic, graph=True)
+        yield from _products(TOKENS, rows, width, epilogue, tuple(dict.fromkeys((here, "portable"))))
+        if epilogue is not STORE:
+            yield from _roundings(rows, width, 1 + (epilogue is SWIGLU))
+    for shape in FEW:
+        yield from _products(*shape, (here,))
     if here == "sm_90a":
         yield from _narrow()
+
+
+def _products(tokens: int, rows: int, width: int, epilogue: Epilogue, paths: tuple[str, ...]) -> Iterator[Case]:
+    """Of one shape, in BF16 and in eight bits."""
+    kinds = {"sm_90a": (gemm_bytes_sm90, tuple(ByteKind)), "portable": (gemm_bytes_portable, (ByteKind.INT8,))}
+    weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
+    x = bf16(tokens, width)
+    out = import_cupy().empty((tokens, rows), np.float32 if epilogue is STORE_F32 else np.uint16)
+    loud = loud_channels(x)
+    shape: dict[str, Any] = {"type": "Q4_K", "m": tokens, "n": rows, "k": width, "epilogue": epilogue.name.lower()}
+    flops = 2 * tokens * rows * width * len(weights)
+    moved = tokens * (width + rows * out.itemsize) + len(weights) * rows * width
+    for path in paths:
+        product = Product(x, weights, (out,), STORE if epilogue is STORE_F32 else epilogue)
+        plain = partial(prefill_kernel(path).launch, product)
+        yield Case(shape | {"math": "bf16"}, path, plain, bytes=moved + tokens * width, flops=flops, graph=True)
+        module, these = kinds[path]
+        for kind in these:
+            given, held = round_inputs(x, kind, loud), round_weights(weights, kind, loud)
+            run = partial(module.gemm, given, held, loud, (out,), epilogue)
+            config = shape | {"math": "int8" if kind is ByteKind.INT8 else "fp8"}
+            yield Case(config, path, run, bytes=moved, flops=flops, graph=True)
+
+
+def _roundings(rows: int, width: int, count: int) -> Iterator[Case]:
+    """What comes before a product with `count` weights."""
+    weights, x = tuple(random_weight(Q4_K, rows, width) for _ in range(count)), bf16(TOKENS, width)
+    loud = loud_channels(x)
+    for name, run, traffic in (
+        ("loud channels", partial(loud_channels, x), 2 * TOKENS * width),
+        ("round inputs", partial(round_inputs, x, ByteKind.INT8, loud), 3 * TOKENS * width),
+        ("round weights", partial(round_weights, weights, ByteKind.INT8, loud), 1.5625 * count * rows * width),
+    ):
+        sizes = {"m": TOKENS, "n": rows * count, "k": width}
+        yield Case({"op": name, "type": "Q4_K"} | sizes, current_path(), run, bytes=traffic, graph=True)
 
 
 def _narrow() -> Iterator[Case]:

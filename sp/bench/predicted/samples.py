@@ -11,6 +11,7 @@ from sp.bench.record import newest
 from sp.models.cost import prefill_cost
 from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.synthetic.shapes import find_shape
+from sp.models.timing.tiles import Product
 from sp.models.timing.work import Work
 
 Facts = Mapping[str, Any]
@@ -59,7 +60,11 @@ def _matmul(c: Facts, m: Facts) -> Sample | None:
     """Back to back, as in a prefill, where the card is as warm."""
     mine = c["path"] != "cublas" and c["mode"] == "burst" and c["math"] == "bf16" and c["m"] >= FEWEST
     fits = mine and c.get("epilogue") != "gated in three"  # which no model asks for
-    return _flops("matmul", c["path"], m["tflops"], m["ms"]) if fits else None
+    if not fits:
+        return None
+    found = _flops("matmul", c["path"], m["tflops"], m["ms"])
+    product = Product(c["m"], c["n"], c["k"], c.get("epilogue") == "gated")
+    return replace(found, work=replace(found.work, products=((product, 1),)))
 
 
 def _attention(c: Facts, m: Facts) -> Sample | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sp.models.inspect.known_cards import Card
 from sp.models.inspect.known_cards import Path as KernelPath
+from sp.models.timing.tiles import in_tiles
 from sp.models.timing.work import IN_BYTES, Work
 
 FILE = Path(__file__).with_name("fitted.json")
@@ -104,8 +105,14 @@ def fitted() -> Fitted:
 
 
 def bound(work: Work, card: Card, path: KernelPath) -> float:
-    """Seconds below which no kernel does the work: its operations or its bytes, whichever take longer."""
-    return max(work.flops / card.peak(path, work.kind in IN_BYTES), work.nbytes / card.bandwidth)
+    """Seconds below which no kernel does the work: its operations or its bytes, whichever take longer.
+
+    On Hopper's kernels the operations are those of `sp.models.timing.tiles.in_tiles`.
+    """
+    in_bytes, flops = work.kind in IN_BYTES, work.flops
+    if path == "sm_90a" and work.products:
+        flops = sum(count * in_tiles(one, card.multiprocessors, in_bytes) for one, count in work.products)
+    return max(flops / card.peak(path, in_bytes), work.nbytes / card.bandwidth)
 
 
 def busy(work: Iterable[Work], card: Card, path: KernelPath, rates: Mapping[str, Rate]) -> float:

@@ -11,7 +11,7 @@ from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.passes.prefill_graphs import MOST, longest
 from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
-from sp.models.timing.several import ATTENTION, gathered, planned, striped, sum_time, summed, sums, uneven
+from sp.models.timing.several import ATTENTION, gathered, halved, planned, striped, sum_time, summed, sums, uneven
 from sp.models.timing.work import Weights, Work, reading, scoring, step
 from sp.parallel.nccl import BLOCKS
 
@@ -60,8 +60,9 @@ class Predictor:
         between = self._sums_s(model, tokens) + self._sent_s(summed(model.config, tokens, n))
         long = MOST if self.one_by_one else longest(n, model.rounded.attention_math)
         if long > MOST and middle(min(tokens, long)):  # in parts, one of which is added up while the other is computed
-            all_of_them, halves = self.card.multiprocessors, [replace(one, launches=2 * one.launches) for one in work]
-            return max(self._queued(halves, cards=0) * all_of_them / (all_of_them - BLOCKS), between)
+            all_of_them = self.card.multiprocessors
+            left = replace(self, card=replace(self.card, multiprocessors=all_of_them - BLOCKS))
+            return max(left._queued(halved(work), cards=0) * all_of_them / (all_of_them - BLOCKS), between)
         return self._queued(work, between, cards=0 if tokens <= MOST else n)
 
     def score_s(self, drafter: Weights, tokens: int, density: float | None = None) -> float:

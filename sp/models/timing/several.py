@@ -37,7 +37,7 @@ def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
     --------
     >>> whole = [Work("sparse", 8e12, 0.0, 27, 1e9), Work("importance", 0.0, 7e9, 112)]
     >>> striped(whole, 131072, 4)[0]
-    Work(kind='sparse', flops=2000000000000.0, nbytes=0.0, launches=54, exponentials=250000000.0)
+    Work(kind='sparse', flops=2000000000000.0, nbytes=0.0, launches=54, exponentials=250000000.0, products=())
     >>> striped(whole, 131072, 4)[1] == whole[1]
     True
     """
@@ -53,6 +53,15 @@ def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
             parts = one.flops / cards, one.nbytes / cards
             launches = round(one.launches * (STRIPES if one.kind in OF_PAIRS else runs))
             found.append(Work(one.kind, *parts, launches, one.exponentials / cards))
+    return found
+
+
+def halved(work: Iterable[Work]) -> list[Work]:
+    """What is read in two parts, each of which is added up while the other is computed: twice as many launches."""
+    found = []
+    for one in work:
+        parts = [(each._replace(tokens=-(-each.tokens // 2)), 2 * count) for each, count in one.products]
+        found.append(replace(one, launches=2 * one.launches, products=tuple(parts)))
     return found
 
 

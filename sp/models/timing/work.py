@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -16,6 +17,7 @@ from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.recording import RecordingStore, Tensor
 from sp.models.synthetic.shapes import find_shape
 from sp.models.timing.rounded import NOTHING, Rounded
+from sp.models.timing.tiles import Product
 from sp.ops.attention.byte_attention.attend import BYTE_QUERIES
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
@@ -50,6 +52,8 @@ class Work:
     launches : int
     exponentials : float
         Of attention in 16 bits, one a pair and head; that in eight asks for none.
+    products : tuple of (Product, int)
+        What `flops` are of, and how often, where that is known: see `sp.models.timing.tiles`.
     """
 
     kind: str
@@ -57,6 +61,7 @@ class Work:
     nbytes: float
     launches: int
     exponentials: float = 0.0
+    products: tuple[tuple[Product, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,16 +157,31 @@ def _products(model: Weights, tokens: int, chunk: int) -> Iterator[Work]:
     """Products with the matrices of all layers but the last, those in int8 apart; short runs have none of these."""
     matrices = [one for layer in _matrices(model.config)[:-1] for one in layer]
     marked = [one for one in matrices if model.rounded.takes(one)]
-    long = [n for _, n in _runs(tokens, chunk) if n >= ROUNDED_TOKENS] if marked else []
+    runs = [n for _, n in _runs(tokens, chunk)]
+    long = [n for n in runs if n >= ROUNDED_TOKENS] if marked else []
+    others = [one for one in matrices if not model.rounded.takes(one)]
     size, chunks = sum(one.size for one in matrices), ceil(tokens / chunk)
     rounded = sum(one.size for one in marked)
     flops, nbytes, launches = 2.0 * sum(long) * rounded, len(long) * model.nbytes * rounded / size, _launches(marked)
     yield Work(
         "matmul", 2.0 * tokens * size - flops, chunks * model.nbytes - nbytes,
         chunks * _launches(matrices) - len(long) * launches,
+        products=_made([(long, others), ([n for n in runs if n not in long], matrices)]),
     )  # fmt: skip
     if long:
-        yield Work("matmul int8", flops, nbytes, AROUND * len(long) * launches)
+        yield Work("matmul int8", flops, nbytes, AROUND * len(long) * launches, products=_made([(long, marked)]))
+
+
+def _made(all_of_them: Iterable[tuple[list[int], list[Tensor]]]) -> tuple[tuple[Product, int], ...]:
+    """Runs of so many tokens times matrices, each with how often it comes; gate and up go together."""
+    found: Counter[Product] = Counter()
+    for runs, matrices in all_of_them:
+        shapes = Counter((one.shape, one.name.endswith("ffn_up.weight")) for one in matrices)
+        shapes -= Counter((one.shape, False) for one in matrices if one.name.endswith("ffn_gate.weight"))
+        for tokens, often in Counter(runs).items():
+            for (shape, gated), count in shapes.items():
+                found[Product(tokens, shape[0], shape[1], gated)] += often * count
+    return tuple(found.items())
 
 
 def _launches(matrices: list[Tensor]) -> int:
