@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,7 +93,17 @@ def open_pair(
     if where == "cuda":
         compile_kernels()
     pair = Pipeline.open(target, drafter, device=where, vram=budget, **(asked or {})).with_break_evens(break_even)
-    return pair if draft is None else pair.with_draft(draft)
+    return settled(pair if draft is None else pair.with_draft(draft))
+
+
+def settled(pair: Pipeline) -> Pipeline:
+    """The same pair. On a device, where that takes a good part of a request, what was loaded by now is no more looked
+    through for cycles.
+    """
+    if pair.target.model.device == "cuda":
+        gc.collect()
+        gc.freeze()
+    return pair
 
 
 def compile_kernels() -> None:

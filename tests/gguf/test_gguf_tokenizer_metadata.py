@@ -52,6 +52,21 @@ def test_vocabulary_that_lacks_a_byte() -> None:
             tokenizer.encode(text)
 
 
+def test_vocabulary_of_all_bytes_one_of_which_is_a_control_token() -> None:
+    alphabet = [chr(code) for code in byte_alphabet()]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": alphabet,
+        "tokenizer.ggml.token_type": [3 if token == "Ġ" else 1 for token in alphabet],
+        "tokenizer.ggml.merges": [],
+    }
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.encode("a狐").ids.tolist() == [97, *"狐".encode()]
+    with pytest.raises(GGUFError, match="cannot spell byte 0x20, at byte 1 of the text"):
+        tokenizer.encode("a b")
+
+
 TYPES = METADATA["tokenizer.ggml.token_type"]
 
 

@@ -33,6 +33,8 @@ FEW: tuple[tuple[int, int, int, Epilogue], ...] = (
     (512, IN, OUT, STORE_F32),
     (512, OUT // 4, IN, SWIGLU),
     (512, IN, OUT // 4, STORE_F32),
+    (512, IN // 2, IN, STORE),
+    (512, IN, 1536, STORE_F32),
     (3328, OUT // 4, IN, SWIGLU),
     (3328, IN, OUT // 4, STORE_F32),
 )

@@ -15,7 +15,7 @@ import typer
 from sp.commands.bench.asked import asked_output, kernels_of
 from sp.commands.bench.bench import lengths_of
 from sp.commands.bench.settings import budgets_of, settings_of
-from sp.commands.open_pair import asked_maths, asked_ropes
+from sp.commands.open_pair import asked_maths, asked_ropes, settled
 from sp.commands.options import (
     Cache,
     Drafter,
@@ -215,7 +215,7 @@ def open_timed_pair(
     pair = replace(pair, target=without_ends(pair.target))
     for budget in budgets:
         pair.within(budget)  # one that cannot be is refused before anything is timed
-    return pair
+    return settled(pair)
 
 
 def open_model(

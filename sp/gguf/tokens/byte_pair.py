@@ -30,6 +30,8 @@ class BytePairs:
         Of each token.
     space_prefix : bool
         Nothing is written in front of a text.
+    complete : bool
+        Every byte has a token. Then all of a text is spelled, and tokens that are as long as it together spell it.
     """
 
     space_prefix = False
@@ -37,6 +39,7 @@ class BytePairs:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.bytes = self.spelled = token_bytes(vocabulary.tokens, vocabulary.types)
         self._backend = _backend(vocabulary)
+        self.complete = all(self._backend.token_to_id(chr(point)) is not None for point in byte_alphabet())
 
     def write(self, fragments: Sequence[Fragment], raw: bytes, *, begins: bool) -> Written:
         """The text as it stands."""

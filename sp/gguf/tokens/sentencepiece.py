@@ -44,7 +44,11 @@ class Pieces:
         What it spells, spaces as U+2581.
     space_prefix : bool
         Whether a space is written in front.
+    complete : bool
+        Not known, see `BytePairs`.
     """
+
+    complete = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.space_prefix = vocabulary.add_space_prefix
