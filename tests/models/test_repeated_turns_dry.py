@@ -12,7 +12,8 @@ WALK = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import dry_device, dry_nccl
-CARDS, N, VOCAB, DEPTH = 3, int(sys.argv[4]), int(sys.argv[3]), 8
+CARDS, N, VOCAB, DEPTH = int(sys.argv[7]), int(sys.argv[4]), int(sys.argv[3]), 8
+STRIPES = 2 * CARDS if CARDS > 1 else 1
 dry_device.H200["major"] = int(sys.argv[5])
 dry_nccl.install(CARDS)
 import threading
@@ -26,6 +27,7 @@ from sp.models import Cards, SparseAttention, dense_attention, load_model
 from sp.models.cache.striped import StripedCache
 from sp.models.passes import repeated_turns
 from sp.models.passes.on_cards import read_by_layer_on
+from sp.models.passes.repeated_reading import read_repeated
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.nccl import NcclGroup
 from sp.quant import Math
@@ -33,7 +35,7 @@ models = []
 for device in range(CARDS):
     with cupy.cuda.Device(device):
         models.append(load_model(sys.argv[2], device="cuda", math=sys.argv[6]))
-if N > 2 * CARDS * 2049 and current_path() == "sm_90a":  # a stripe is long enough
+if N > STRIPES * 2049 and current_path() == "sm_90a":  # a stripe is long enough
     for model in models:
         model.arithmetic = replace(model.arithmetic, attention=Math.INT8)
 of_weights = []
@@ -75,11 +77,14 @@ def counted(self, addresses):
     repeat(self, addresses)
     inside.repeat = False
 repeats.Repeat.__call__ = counted
-group, ids = NcclGroup(tuple(range(CARDS))), np.arange(N) % VOCAB
+ids = np.arange(N) % VOCAB
+group = NcclGroup(tuple(range(CARDS))) if CARDS > 1 else None
+def read_on(*given, **how):
+    return read_repeated(models[0], *given, **how) if group is None else read_by_layer_on(group, models, *given, **how)
 def read(attend):
     log.clear(), again.clear(), recorded.clear(), placed.clear()  # what another reading recorded is gone
     queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))
-    read_by_layer_on(group, models, ids, np.arange(N), watch, attend=attend, rows=8, depth=DEPTH)
+    read_on(ids, np.arange(N), watch, attend=attend, rows=8, depth=DEPTH)
     sparse = isinstance(attend, SparseAttention)
     listed = sparse and {layer: len(reads) for layer, reads in attend.reads.items()}
     return {who: [one for one in calls if one[0] != "zeros"] for who, calls in log.items()}, queries, listed
@@ -87,7 +92,7 @@ for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))
     repeated = read(made())
     assert not lost, f"memory that others may have by now: {lost[:3]}"
     # turn 0 is recorded, 1 to 6 repeat it; in int8 2 is, since the first two layers stay in BF16
-    assert len(again) == CARDS * 2 * (6 if sys.argv[6] == "bf16" else 4), again
+    assert len(again) == STRIPES * (6 if sys.argv[6] == "bf16" else 4), again
     filled = sum(one[0] == "zeros" for calls in log.values() for one in calls)
     assert filled >= len(again) * (current_path() == "sm_90a"), filled
     turn = repeated_turns.RepeatedTurns.turn
@@ -108,17 +113,27 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
 
 
 @pytest.mark.parametrize(
-    ("tokens", "major", "math"),
-    [(2100, 9, "bf16"), (12600, 9, "bf16"), (2100, 8, "bf16"), (12600, 9, "int8"), (12600, 8, "int8")],
+    ("tokens", "major", "math", "cards"),
+    [
+        (2100, 9, "bf16", 3),
+        (12600, 9, "bf16", 3),
+        (2100, 8, "bf16", 3),
+        (12600, 9, "int8", 3),
+        (12600, 8, "int8", 3),
+        (300, 9, "bf16", 1),
+        (2100, 8, "bf16", 1),
+        (2100, 9, "int8", 1),
+        (17000, 9, "int8", 1),  # in two chunks
+    ],
 )
 @pytest.mark.parametrize("fmt", [BF16, Q8_0, Q4_K])
-def test_repeats_are_the_launches_they_stand_for(fmt, tokens, major, math, tmp_path) -> None:
+def test_repeats_are_the_launches_they_stand_for(fmt, tokens, major, math, cards, tmp_path) -> None:
     sizes = {"embedding_length": 256, "feed_forward_length": 256, "block_count": 8, "context_length": tokens}
     sizes |= {"attention.key_length": 128, "attention.value_length": 128}
     path = write_tiny(tmp_path / "m.gguf", "qwen3", fmt=fmt, **sizes)
-    printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), math).split()
-    assert int(printed[0]) > 300
-    assert ("attention_bytes" in printed) == (tokens > 6 * 2049 and major == 9)
+    printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), math, str(cards)).split()
+    assert int(printed[0]) > 80 * cards
+    assert ("attention_bytes" in printed) == (tokens > 2049 * (1 if cards == 1 else 2 * cards) and major == 9)
     assert ("gemm_sm90" in printed) == (major == 9)  # of the first two layers in int8, too
     assert ("gemm_bytes_sm90" in printed) == (major == 9 and math == "int8")
     assert ("loud_weight" in printed) == (math == "int8")

@@ -176,7 +176,7 @@ class _Reading:
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
         stripes = self.stripes.of(card.rank)
-        turns = turns_of(model, card.size)
+        turns = turns_of(model)
         halves = [self._half(model, cache, which, stripe, turns) for which, stripe in enumerate(stripes)]
         pace = Pace(model, self.progress)  # waits for the device, which nobody does whose turn it is
         for half in halves:

@@ -1,4 +1,4 @@
-"""RepeatedTurns: what a stripe queues from one layer's attention to the next one's, recorded once and queued again."""
+"""RepeatedTurns: what is queued from one layer's attention to the next one's, recorded once and queued again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from sp.arrays import Floats
 from sp.kernels import debugging, import_cupy
 from sp.kernels.repeats import Recording, Repeat
+from sp.models.config import ModelConfig
 from sp.models.layers.attention import Attention
 from sp.models.layers.block import Block
 from sp.models.layers.feed_forward import SwiGLU
 from sp.models.model import Model
-from sp.models.passes.layer_attention import Read, SparseAttention, dense_attention
+from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
 from sp.models.passes.walk import Walk
 from sp.ops.matmul.packed import PackedWeight
 from sp.ops.sparse.block_budget import BlockBudget
@@ -27,8 +28,6 @@ MOST_VALUES = 32768 * 1024
 larger ones the device takes longer than the host."""
 MOST_KINDS = 2
 """Of turns that are recorded, for the same reason; where layers have other formats the others are not."""
-FEWEST_CARDS = 3
-"""One host launches for all of them; on two H200 repeated turns gained nothing."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,9 @@ class Turn(NamedTuple):
 class RepeatedTurns:
     """The turns of one stripe, layer by layer.
 
-    A turn is what `sp.models.passes.on_cards` queues at once: attention of a layer, what follows it there, and what
-    comes before attention in the next layer. Keys and values of two layers are held, in turn, and so are two arrays of
-    queries: so turns differ by where these and their weights lie, and one of a kind is recorded. Only where all that is
-    done is known to be launches: attention of `sp`'s own.
+    A turn is attention of a layer, what follows it there, and what comes before attention in the next layer. Keys and
+    values of two layers are held, in turn, and so are two arrays of queries: so turns differ by where these and their
+    weights lie, and one of a kind is recorded.
 
     Parameters
     ----------
@@ -69,7 +67,7 @@ class RepeatedTurns:
     tokens : int
         Of the stripe.
     turns : list of Turn
-        Of the model, for as many cards as read together; see `turns_of`.
+        Of the model; see `turns_of`.
 
     Attributes
     ----------
@@ -79,8 +77,7 @@ class RepeatedTurns:
 
     def __init__(self, walk: Walk, tokens: int, turns: list[Turn]) -> None:
         c = walk.model.config
-        pays = bool(turns) and tokens * c.hidden <= MOST_VALUES
-        self.able = pays and not c.gated and _is_known(walk.attend)
+        self.able = bool(turns) and may_repeat(c, walk.attend, tokens)
         self._walk, self._turns, self._kept = walk, turns, dict[Any, _Kept]()
         room = 2 if self.able else 0
         self._queries = [import_cupy().empty((tokens, c.heads, c.head_dim), "float16") for _ in range(room)]
@@ -139,9 +136,15 @@ class RepeatedTurns:
         return attend.reads[layer][-1] if isinstance(attend, SparseAttention) and attend.reads.get(layer) else None
 
 
-def turns_of(model: Model, cards: int) -> list[Turn]:
-    """All turns of a model, by the layer that they begin in; none where nothing is to be repeated."""
-    if cards < FEWEST_CARDS or model.device != "cuda" or debugging():
+def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int) -> bool:
+    """Whether it pays to repeat turns of so many tokens, and all that is done is known to be launches."""
+    return tokens * config.hidden <= MOST_VALUES and not config.gated and _is_known(attend)
+
+
+def turns_of(model: Model) -> list[Turn]:
+    """All turns of a model, by the layer that they begin in; none where nothing can be repeated."""
+    recurrent = len(model.config.attention_layers) < model.config.layers
+    if model.device != "cuda" or recurrent or model.cold is not None or debugging():
         return []
     blocks = model.trunk.blocks
     return [Turn(_kind(weights), _arrays(weights)) for weights in map(_weights, blocks, blocks[1:])]

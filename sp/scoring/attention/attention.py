@@ -12,6 +12,7 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
 from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on
+from sp.models.passes.repeated_reading import read_repeated
 from sp.ops.attention.kv_pages import unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Edges, Pooling
@@ -164,6 +165,8 @@ def read_on(request: ScoreRequest, watch: Watch, *, attend: LayerAttention, rows
     how: dict[str, Any] = {"attend": attend, "depth": depth, "progress": request.progress}
     if keys is None and request.cards is not None:
         read_by_layer_on(*request.cards, request.ids, request.positions, watch, rows=rows, **how)
+        return
+    if keys is None and read_repeated(model, request.ids, request.positions, watch, rows=rows, **how):
         return
     if keys is None:
         cache = model.new_cache(n, layers=1)
