@@ -21,7 +21,7 @@ import numpy as np
 launches: Counter[str] = Counter()
 """How often each kernel was launched with a grid that is not empty."""
 entries: list[tuple[str, tuple[Any, ...]]] = []
-"""Kernels that were recorded and their arguments; the driver is given their places, counted from 1."""
+"""Kernels that were recorded and their scalars; the driver is given their places, counted from 1."""
 alone = threading.Lock()
 """Held by the card that adds to them."""
 told: list[Callable[[str, list[Any]], None]] = []
@@ -252,7 +252,7 @@ def install() -> None:
             tell(self.entry, [value.item() if plain(value) else where(value) for value in checked])
             if (recording := _present.get()) is not None:
                 with alone:  # threads of several cards launch
-                    entries.append((self.entry, checked))
+                    entries.append((self.entry, tuple(value if plain(value) else None for value in checked)))
                     number = len(entries)
                 block = (self.block(given),)
                 recording.made.append(Launch(number, grid, block, checked, self.shared_bytes(given)))

@@ -11,7 +11,19 @@ from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.passes.prefill_graphs import MOST, longest
 from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
-from sp.models.timing.several import ATTENTION, gathered, halved, planned, striped, sum_time, summed, sums, uneven
+from sp.models.timing.several import (
+    ATTENTION,
+    RECORDED,
+    REPEATED,
+    gathered,
+    halved,
+    repeats,
+    striped,
+    sum_time,
+    summed,
+    sums,
+    uneven,
+)
 from sp.models.timing.work import Weights, Work, reading, scoring, step
 from sp.parallel.nccl import BLOCKS
 
@@ -69,13 +81,24 @@ class Predictor:
         """Seconds in which a drafter scores a prompt; `density` of its attention as for `scoring`."""
         work, beside, n = scoring(drafter, tokens, density), self.known.host.score_s, self.cards
         if n == 1 or not Stripes.fits(tokens, n, 1):
-            return self._queued(work, beside)
+            return self._by_layers(drafter, work, beside, tokens, 1)
         beside += n * drafter.config.layers * self.known.links.meeting_s + self.known.links.uneven * self._uneven_s(
             work
         )
         pages = self._sent_s(gathered(drafter.config, tokens, n))
-        queueing = n * planned(drafter.config.layers, n)
-        return max(self._queued(striped(work, tokens, n), beside, queueing), pages + beside)
+        return max(self._by_layers(drafter, striped(work, tokens, n), beside, tokens, n), pages + beside)
+
+    def _by_layers(self, drafter: Weights, work: list[Work], beside: float, tokens: int, cards: int) -> float:
+        """Seconds of a reading layer by layer: the card waits for the host while launches of the first are planned."""
+        layers, rates = drafter.config.layers, self.known.rates[self.path]
+        device = busy(work, self.card, self.path, rates) + beside
+        queued = cards * self.known.host.launch_s * sum(one.launches for one in work)
+        if not repeats(drafter.config, tokens, cards):
+            return max(device, queued)
+        alone = drafter.rounded.left if drafter.rounded.products else 0  # layers of another kind
+        first, rest = (alone + 1) / layers, (layers - alone - 1) / layers
+        begun = max(queued * (alone + RECORDED) / layers, device * first)
+        return begun + rest * max(device, REPEATED * queued)
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""

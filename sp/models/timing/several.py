@@ -11,7 +11,7 @@ from sp.models.layers.share import Share
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.passes.on_cards import MOST_TOGETHER
-from sp.models.passes.repeated_turns import FEWEST_CARDS
+from sp.models.passes.repeated_turns import MOST_VALUES
 from sp.models.timing.work import Weights, Work
 
 STRIPES = 2
@@ -22,9 +22,9 @@ OF_PAIRS = (*ATTENTION, "select")
 
 
 RING_S, STEP_S = 6.6e-6, 0.6e-6
-PLANNED, REPEATED = 6, 0.1
-"""Layers whose launches are planned where those of the others are repeated, and a repeated launch's share of a planned
-one's time."""
+RECORDED, REPEATED = 2.0, 0.2
+"""What the host takes for a layer whose launches it records, and for one whose launches it repeats, over what it takes
+where it plans them alone; measured on hosts of H200s (``results/nvidia-h200/notes-cards.md``)."""
 
 
 def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
@@ -65,17 +65,16 @@ def halved(work: Iterable[Work]) -> list[Work]:
     return found
 
 
-def planned(layers: int, cards: int) -> float:
-    """Share of a scoring's launches that the host plans; three cards and more repeat those of most layers.
+def repeats(config: ModelConfig, tokens: int, cards: int) -> bool:
+    """Whether the launches of a drafter's layer are planned once and repeated in others; of short stripes alone.
 
-    Not repeated are the first two layers, which stay in BF16, two that are recorded, and two at the end.
-
-    >>> planned(28, 2), round(planned(28, 4), 2)
-    (1.0, 0.29)
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> config = find_shape("qwen3-0.6b").config
+    >>> repeats(config, 131072, 1), repeats(config, 131072, 4), repeats(config, 8192, 1)
+    (False, True, True)
     """
-    if cards < FEWEST_CARDS or layers <= PLANNED:
-        return 1.0
-    return (PLANNED + REPEATED * (layers - PLANNED)) / layers
+    stripe = tokens if cards == 1 else tokens / (STRIPES * cards)
+    return stripe * config.hidden <= MOST_VALUES and not config.gated and config.delta is None
 
 
 def uneven(cards: int) -> float:
