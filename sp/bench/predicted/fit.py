@@ -18,7 +18,7 @@ from sp.errors import ConfigError
 from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import Fitted, Host, Rate, bound
-from sp.models.timing.work import Weights, reading
+from sp.models.timing.work import AROUND, Weights, reading
 
 Rates = Mapping[str, Mapping[str, Rate]]
 LONG, SHORT = 32768, 512
@@ -97,16 +97,17 @@ def fit_rate(samples: Iterable[Sample], path: KernelPath) -> Rate:
 
 
 def _of_a_row(row: Row, kind: str, path: KernelPath, rates: Rates, host: Host) -> Rate:
-    """Share of the bound with which a kind takes what the other kinds leave of a row.
+    """Share of the bound with which a kind takes what the other kinds and its own launches leave of a row.
 
-    Of products in int8 kernels were not timed by themselves on this machine.
+    Products in int8 are slower in a long pass, for which power is short, than by themselves.
     """
+    launch = rates[path][kind].launch_s / AROUND if kind in rates[path] else 0.0
 
-    def without(rate: Rate) -> float:
-        return _left(row, {**rates, path: {**rates[path], kind: rate}}, host)
+    def without(share: float) -> float:
+        return _left(row, {**rates, path: {**rates[path], kind: Rate(share, launch)}}, host)
 
-    others, bounded = without(Rate(float("inf"))), without(Rate(1.0))
-    return Rate((others - bounded) / others)
+    others, bounded = without(float("inf")), without(1.0)
+    return Rate((others - bounded) / others, launch)
 
 
 def _row(known: dict[tuple[Any, ...], Row], *key: Any) -> Row:

@@ -12,11 +12,14 @@ from sp.models.cost import prefill_cost
 from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.synthetic.shapes import find_shape
 from sp.models.timing.tiles import Product
-from sp.models.timing.work import Work
+from sp.models.timing.work import Work, scan_blocks
 
 Facts = Mapping[str, Any]
 FEWEST = 128
 """Rows of the smallest products that count as a prefill's."""
+MANY = 8192
+"""Rows of products in bytes that are long: these are timed here as cool as a card seldom is, see `sp.bench.timing`."""
+PRODUCTS = {"bf16": "matmul", "int8": "matmul int8"}
 DELTA_SHAPE = "qwen3.6-27b"
 """Whose recurrence is timed by itself."""
 
@@ -67,6 +70,16 @@ def _matmul(c: Facts, m: Facts) -> Sample | None:
     return replace(found, work=replace(found.work, products=((product, 1),)))
 
 
+def _short(c: Facts, m: Facts) -> Sample | None:
+    """Of few tokens or few rows, for what a launch takes besides."""
+    kind = PRODUCTS.get(c.get("math", ""))
+    if kind is None or c["path"] != "sm_90a" or "kernel" in c or c["m"] >= MANY:
+        return None
+    found = _flops(kind, c["path"], m["tflops"], m["ms"])
+    product = Product(c["m"], c["n"], c["k"], c["epilogue"] == "swiglu")
+    return replace(found, work=replace(found.work, products=((product, 1),)))
+
+
 def _attention(c: Facts, m: Facts) -> Sample | None:
     own = c["path"] in ("sm_90a", "portable") and c["kv"] == "f16"
     return _flops("attention", c["path"], m["tflops"], m["ms"], c["head_dim"]) if own else None
@@ -110,7 +123,7 @@ def _delta(c: Facts, m: Facts) -> Sample | None:
     if c["part"] == "prompt":
         config = find_shape(DELTA_SHAPE).config
         flops = prefill_cost(config, c["tokens"]).delta / len(config.delta_layers)
-        return Sample(Work("delta", flops, 0.0, 4), c["path"], m["us"] / 1e6)
+        return Sample(Work("delta", flops, 0.0, 4, blocks=scan_blocks(config)), c["path"], m["us"] / 1e6)
     return _bytes("delta step", 1e9 * m["gb_s"], m["us"] / 1e6) if c["tokens"] == 1 else None
 
 
@@ -124,6 +137,7 @@ def _traffic(c: Facts, m: Facts) -> Sample | None:
 
 _READ: tuple[tuple[str, Callable[[Facts, Facts], Sample | None]], ...] = (
     ("matmul", _matmul),
+    ("matmul_bytes", _short),
     ("attention", _attention),
     ("attention_lists", _lists),
     ("flashprefill_layer", _sparse_portable),

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 from sp.models.inspect.known_cards import Card
@@ -107,11 +108,14 @@ def fitted() -> Fitted:
 def bound(work: Work, card: Card, path: KernelPath) -> float:
     """Seconds below which no kernel does the work: its operations or its bytes, whichever take longer.
 
-    On Hopper's kernels the operations are those of `sp.models.timing.tiles.in_tiles`.
+    On Hopper's kernels the operations of products are those of `sp.models.timing.tiles.in_tiles`, and all others' those
+    that a card could do while some of its multiprocessors have nothing to do.
     """
     in_bytes, flops = work.kind in IN_BYTES, work.flops
     if path == "sm_90a" and work.products:
         flops = sum(count * in_tiles(one, card.multiprocessors, in_bytes) for one, count in work.products)
+    if work.blocks:
+        flops *= ceil(work.blocks / card.multiprocessors) * card.multiprocessors / work.blocks
     return max(flops / card.peak(path, in_bytes), work.nbytes / card.bandwidth)
 
 

@@ -11,6 +11,7 @@ from sp.models.layers.share import Share
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.passes.on_cards import MOST_TOGETHER
+from sp.models.passes.repeated_reading import MOST_ALONE
 from sp.models.passes.repeated_turns import MOST_VALUES
 from sp.models.timing.work import Weights, Work
 
@@ -37,7 +38,7 @@ def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
     --------
     >>> whole = [Work("sparse", 8e12, 0.0, 27, 1e9), Work("importance", 0.0, 7e9, 112)]
     >>> striped(whole, 131072, 4)[0]
-    Work(kind='sparse', flops=2000000000000.0, nbytes=0.0, launches=54, exponentials=250000000.0, products=())
+    Work(kind='sparse', flops=2000000000000.0, nbytes=0.0, launches=54, exponentials=250000000.0, products=(), blocks=0)
     >>> striped(whole, 131072, 4)[1] == whole[1]
     True
     """
@@ -73,8 +74,8 @@ def repeats(config: ModelConfig, tokens: int, cards: int) -> bool:
     >>> repeats(config, 131072, 1), repeats(config, 131072, 4), repeats(config, 8192, 1)
     (False, True, True)
     """
-    stripe = tokens if cards == 1 else tokens / (STRIPES * cards)
-    return stripe * config.hidden <= MOST_VALUES and not config.gated and config.delta is None
+    stripe, most = (tokens, MOST_ALONE) if cards == 1 else (tokens / (STRIPES * cards), MOST_VALUES)
+    return stripe * config.hidden <= most and not config.gated and config.delta is None
 
 
 def uneven(cards: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import NamedTuple
 
 from sp.kernels.specs.matmul.epilogue import STORE, SWIGLU
@@ -49,7 +48,7 @@ def in_tiles(product: Product, processors: int, in_bytes: bool) -> float:
     epilogue, row_tiles = SWIGLU if product.gated else STORE, -(-product.rows // TILE)
     if in_bytes:
         defines, *blocks, _ = gemm_bytes_sm90.plan_of(0, epilogue, product.tokens, row_tiles, processors)
-        rounds = ceil(blocks[0] * blocks[1] / (processors // int(defines["CLUSTER"])))
+        rounds = max(1.0, blocks[0] * blocks[1] / (processors // int(defines["CLUSTER"])))
         step = (int(defines["TOKENS"]) + gemm_bytes_sm90.FIXED) / (BYTE_TOKENS + gemm_bytes_sm90.FIXED)
         return 2.0 * rounds * step * processors * ROWS * BYTE_TOKENS * product.width
     k_tiles = -(-product.width // TILE)

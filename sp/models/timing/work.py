@@ -54,6 +54,8 @@ class Work:
         Of attention in 16 bits, one a pair and head; that in eight asks for none.
     products : tuple of (Product, int)
         What `flops` are of, and how often, where that is known: see `sp.models.timing.tiles`.
+    blocks : int
+        Of threads that do it side by side, where that may be fewer than a card has multiprocessors; 0 if it never is.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Work:
     launches: int
     exponentials: float = 0.0
     products: tuple[tuple[Product, int], ...] = ()
+    blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,10 +150,15 @@ def _common(model: Weights, tokens: int, chunk: int) -> Iterator[Work]:
     c, chunks = model.config, ceil(tokens / chunk)
     attending, recurrent = len(c.attention_layers), len(c.delta_layers)
     yield from _products(model, tokens, chunk)
-    yield Work("delta", prefill_cost(c, tokens).delta, 0.0, 4 * chunks * recurrent)
+    yield Work("delta", prefill_cost(c, tokens).delta, 0.0, 4 * chunks * recurrent, blocks=scan_blocks(c))
     q, kv = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
     around = c.layers * (NORMED + ADDED) * c.hidden + attending * (STORED * (q + kv) + (GATED * q if c.gated else 0))
     yield Work("traffic", 0.0, float(tokens * around), chunks * (2 * c.layers + attending * (2 if c.gated else 1)))
+
+
+def scan_blocks(config: ModelConfig) -> int:
+    """Blocks that go through a recurrent layer's tokens one after the other: for every head one a half of its values."""
+    return 0 if config.delta is None else 2 * config.delta.value_heads
 
 
 def _products(model: Weights, tokens: int, chunk: int) -> Iterator[Work]:
