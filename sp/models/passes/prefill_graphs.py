@@ -116,12 +116,10 @@ class PrefillGraphs:
         n, start = len(ids), self._cache.tokens
         size = self._size_of(n, start)
         if size is None:
-            self._model.done_before(False)
             self._read["eager"] += n
             return None
         graph, error = self._graph(size), None
         replayed, capturing = graph.ready, graph.capturing
-        self._model.done_before(replayed)
         with self._lane.working():
             self._cache.reserve(size)
             self._send(ids, positions, size)

@@ -157,7 +157,7 @@ def _common(model: Weights, tokens: int, chunk: int) -> Iterator[Work]:
 
 
 def scan_blocks(config: ModelConfig) -> int:
-    """Blocks that go through a recurrent layer's tokens one after the other: for every head one a half of its values."""
+    """Blocks that go through a recurrent layer's tokens one after the other: two a head, each with half its values."""
     return 0 if config.delta is None else 2 * config.delta.value_heads
 
 
