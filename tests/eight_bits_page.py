@@ -161,7 +161,7 @@ def rates() -> list[str]:
         ]
         for (path, tokens), found in sorted(prefills(CARD).items(), key=by_path)
         for way, weights in (("int8", "anew"), (kept_rounded("int8"), "kept"))
-        if way in found
+        if way in found and "bf16" in found
     ]
     return table(["tokens", "kernels", "weights", "bf16 (tok/s)", "int8 (tok/s)", "int8 over bf16"], rows)
 

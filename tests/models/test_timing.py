@@ -130,16 +130,12 @@ def test_work_is_that_of_the_cost_model() -> None:
 @pytest.mark.parametrize("in_bytes", [False, True])
 def test_tiles_hold_at_least_what_a_product_asks_for(in_bytes: bool) -> None:
     """Nearly as much where it is large; the last tokens and rows of a product may fill a tile in part."""
-    for tokens, rows, width, gated in (
-        (8192, 17408, 5120, True),
-        (16384, 5120, 17408, False),
-        (8192, 12288, 5120, False),
-    ):
-        asked = 2 * tokens * rows * width * (1 + gated)
-        assert 0.99 * asked < in_tiles(Product(tokens, rows, width, gated), 132, in_bytes) < 1.15 * asked
+    for large in (Product(8192, 17408, 5120, True), Product(16384, 5120, 17408), Product(8192, 12288, 5120)):
+        asked = 2 * large.tokens * large.rows * large.width * (1 + large.gated)
+        assert 0.99 * asked < in_tiles(large, 132, in_bytes) < 1.15 * asked
     for tokens in (1, 100, 512, 3328):
-        for rows in (48, 1024, 4352):
-            assert in_tiles(Product(tokens, rows, 5120), 132, in_bytes) > 2 * tokens * rows * 5120
+        for out in (48, 1024, 4352):
+            assert in_tiles(Product(tokens, out, 5120), 132, in_bytes) > 2 * tokens * out * 5120
 
 
 def test_products_are_those_of_the_operations() -> None:
