@@ -113,24 +113,29 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
 
 
 @pytest.mark.parametrize(
-    ("tokens", "major", "math", "cards"),
+    ("tokens", "major", "math", "cards", "formats"),
     [
-        (2100, 9, "bf16", 3),
-        (12600, 9, "bf16", 3),
-        (2100, 8, "bf16", 3),
-        (12600, 9, "int8", 3),
-        (12600, 8, "int8", 3),
-        (300, 9, "bf16", 1),
-        (2100, 8, "bf16", 1),
-        (2100, 9, "int8", 1),
-        (17000, 9, "int8", 1),  # in two chunks
+        (2100, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
+        (12600, 9, "bf16", 3, (BF16,)),
+        (2100, 8, "bf16", 3, (BF16, Q8_0, Q4_K)),
+        (12600, 9, "int8", 3, (BF16, Q8_0, Q4_K)),
+        (12600, 8, "int8", 3, (Q4_K,)),
+        (300, 9, "bf16", 1, (Q8_0,)),
+        (2100, 8, "bf16", 1, (Q4_K,)),
+        (2100, 9, "int8", 1, (BF16, Q4_K)),
+        (17000, 9, "int8", 1, (BF16,)),  # in two chunks
     ],
 )
-@pytest.mark.parametrize("fmt", [BF16, Q8_0, Q4_K])
-def test_repeats_are_the_launches_they_stand_for(fmt, tokens, major, math, cards, tmp_path) -> None:
+def test_repeats_are_the_launches_they_stand_for(tokens, major, math, cards, formats, tmp_path) -> None:
+    for fmt in formats:
+        compared(fmt, tokens, major, math, cards, tmp_path / f"{fmt.name}.gguf")
+
+
+def compared(fmt, tokens, major, math, cards, path) -> None:
+    """A prompt read with turns repeated, and with all of them planned."""
     sizes = {"embedding_length": 256, "feed_forward_length": 256, "block_count": 8, "context_length": tokens}
     sizes |= {"attention.key_length": 128, "attention.value_length": 128}
-    path = write_tiny(tmp_path / "m.gguf", "qwen3", fmt=fmt, **sizes)
+    write_tiny(path, "qwen3", fmt=fmt, **sizes)
     printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), math, str(cards)).split()
     assert int(printed[0]) > 80 * cards
     assert ("attention_bytes" in printed) == (tokens > 2049 * (1 if cards == 1 else 2 * cards) and major == 9)

@@ -40,10 +40,10 @@ def in_tiles(product: Product, processors: int, in_bytes: bool) -> float:
     --------
     >>> product = Product(8192, 17408, 5120)
     >>> round(in_tiles(product, 132, False) / (2 * 8192 * 17408 * 5120), 2)
-    1.01
+    1.0
     >>> product = Product(512, 4352, 5120, gated=True)  # of four cards that share a target
     >>> round(in_tiles(product, 132, False) / (2 * 512 * 2 * 4352 * 5120), 2)
-    1.21
+    1.27
     """
     epilogue, row_tiles = SWIGLU if product.gated else STORE, -(-product.rows // TILE)
     if in_bytes:
