@@ -21,6 +21,7 @@ from sp.models.passes.gaps import Gaps
 from sp.models.passes.layer_attention import LayerAttention, SparseAttention, dense_attention
 from sp.models.passes.layerwise import prefill_by_layer, read_by_layer, stream_by_layer
 from sp.models.passes.on_cards import Cards, read_by_layer_on
+from sp.models.passes.repeated_reading import read_repeated
 from sp.models.passes.sparse_prefill import prefill_sparse
 from sp.models.passes.walk import Watch
 from sp.models.shards.load_shards import load_shards
@@ -63,6 +64,7 @@ __all__ = [
     "read_by_layer_on",
     "read_config",
     "read_math",
+    "read_repeated",
     "register_architecture",
     "stream_by_layer",
 ]

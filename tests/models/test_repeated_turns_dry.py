@@ -116,10 +116,10 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
     ("tokens", "major", "math", "cards", "formats"),
     [
         (2100, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
-        (12600, 9, "bf16", 3, (BF16,)),
+        (12600, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
         (2100, 8, "bf16", 3, (BF16, Q8_0, Q4_K)),
         (12600, 9, "int8", 3, (BF16, Q8_0, Q4_K)),
-        (12600, 8, "int8", 3, (Q4_K,)),
+        (12600, 8, "int8", 3, (BF16, Q8_0, Q4_K)),
         (300, 9, "bf16", 1, (Q8_0,)),
         (2100, 8, "bf16", 1, (Q4_K,)),
         (2100, 9, "int8", 1, (BF16, Q4_K)),
@@ -137,7 +137,7 @@ def compared(fmt, tokens, major, math, cards, path) -> None:
     sizes |= {"attention.key_length": 128, "attention.value_length": 128}
     write_tiny(path, "qwen3", fmt=fmt, **sizes)
     printed = walked(WALK, str(path), str(VOCAB), str(tokens), str(major), math, str(cards)).split()
-    assert int(printed[0]) > 80 * cards
+    assert int(printed[0]) > (80 if cards == 1 else 300)
     assert ("attention_bytes" in printed) == (tokens > 2049 * (1 if cards == 1 else 2 * cards) and major == 9)
     assert ("gemm_sm90" in printed) == (major == 9)  # of the first two layers in int8, too
     assert ("gemm_bytes_sm90" in printed) == (major == 9 and math == "int8")

@@ -65,9 +65,7 @@ def _matmul(c: Facts, m: Facts) -> Sample | None:
     fits = mine and c.get("epilogue") != "gated in three"  # which no model asks for
     if not fits:
         return None
-    found = _flops("matmul", c["path"], m["tflops"], m["ms"])
-    product = Product(c["m"], c["n"], c["k"], c.get("epilogue") == "gated")
-    return replace(found, work=replace(found.work, products=((product, 1),)))
+    return _product("matmul", c, m, c.get("epilogue") == "gated")
 
 
 def _short(c: Facts, m: Facts) -> Sample | None:
@@ -75,9 +73,12 @@ def _short(c: Facts, m: Facts) -> Sample | None:
     kind = PRODUCTS.get(c.get("math", ""))
     if kind is None or c["path"] != "sm_90a" or "kernel" in c or c["m"] >= MANY:
         return None
+    return _product(kind, c, m, c["epilogue"] == "swiglu")
+
+
+def _product(kind: str, c: Facts, m: Facts, gated: bool) -> Sample:
     found = _flops(kind, c["path"], m["tflops"], m["ms"])
-    product = Product(c["m"], c["n"], c["k"], c["epilogue"] == "swiglu")
-    return replace(found, work=replace(found.work, products=((product, 1),)))
+    return replace(found, work=replace(found.work, products=((Product(c["m"], c["n"], c["k"], gated), 1),)))
 
 
 def _attention(c: Facts, m: Facts) -> Sample | None:

@@ -12,7 +12,6 @@ from sp.errors import ConfigError
 from sp.models.cache.host_room import on_host
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.config import ModelConfig
-from sp.models.layers.attention import Attention
 from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
@@ -202,11 +201,9 @@ class _Reading:
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""
         walk, wanted = half.walk, self.rows if half.which == 1 and card.rank == 0 else 0
-        block = walk.model.trunk.blocks[layer]
-        assert isinstance(block.mixer, Attention)
         rows = len(half.x) if layer < self.depth - 1 or half.turns.able else wanted
         into = half.turns.queries(layer) if rows == len(half.x) else None
-        half.asked = walk.enter(block.mixer, block, half.x, rows, tell=False, into=into)
+        half.asked = walk.enter(layer, half.x, rows, tell=False, into=into)
 
     def _pass(self, half: _Half, card: Card, layer: int) -> None:
         """Attention and what comes after it in a layer, and what comes before it in the next one, with its gather."""
@@ -222,11 +219,9 @@ class _Reading:
 
     def _turn(self, half: _Half, card: Card, layer: int) -> Asked:
         """What `_pass` queues, launch by launch; what is asked next."""
-        block = half.walk.model.trunk.blocks[layer]
-        assert isinstance(block.mixer, Attention)
         attended = half.walk.attend(half.cache, layer, *half.asked)
         del half.asked  # as large as the stripe: gone before the feed-forward needs room
-        half.walk.leave(block.mixer, block, half.x, attended)
+        half.walk.leave(layer, half.x, attended)
         del attended
         self._enter(half, card, layer + 1)
         return half.asked

@@ -7,7 +7,6 @@ from functools import partial
 from sp.arrays import Ints
 from sp.kernels import import_cupy
 from sp.models.cache.striped import StripedCache, Stripes
-from sp.models.layers.attention import Attention
 from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, dense_attention
@@ -56,30 +55,23 @@ def read_repeated(
     >>> read_repeated(load_model(embedded("drafter")), np.arange(600), np.arange(600), print)  # on the CPU
     False
     """
-    turns, depth = turns_of(model), checked_depth(model, depth)
-    ids, positions = checked_prompt(model, ids, positions, CHUNK_BY_LAYER[model.device], rows)
-    n = len(ids)
-    if n * model.config.hidden > MOST_ALONE or not Stripes.fits(n, 1, 1):
-        return False
-    if not turns or not may_repeat(model.config, attend, n):
+    n, depth = len(ids), checked_depth(model, depth)
+    if not (may_repeat(model.config, attend, n, MOST_ALONE) and Stripes.fits(n, 1, 1) and (turns := turns_of(model))):
         return False
     if import_cupy().get_default_memory_pool().get_limit():
         return False
+    ids, positions = checked_prompt(model, ids, positions, CHUNK_BY_LAYER[model.device], rows)
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, device=model.device, math=model.arithmetic.attention)
     walk = Walk(model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device], Pace(model, None))
-    repeated, blocks = RepeatedTurns(walk, n, turns), model.trunk.blocks
-    x, pace = model.embed(ids), Pace(model, progress)
+    x, repeated, pace = model.embed(ids), RepeatedTurns(walk, n, turns), Pace(model, progress)
 
     def enter(layer: int) -> Asked:
-        mixer, last = blocks[layer].mixer, layer == depth - 1
-        assert isinstance(mixer, Attention)
-        into = None if last else repeated.queries(layer)
-        return walk.enter(mixer, blocks[layer], x, min(rows, n) if last else n, tell=False, into=into)
+        if layer == depth - 1:
+            return walk.enter(layer, x, min(rows, n), tell=False)
+        return walk.enter(layer, x, n, tell=False, into=repeated.queries(layer))
 
     def turn(layer: int, asked: Asked) -> Asked:
-        mixer = blocks[layer].mixer
-        assert isinstance(mixer, Attention)
-        walk.leave(mixer, blocks[layer], x, attend(cache, layer, *asked))
+        walk.leave(layer, x, attend(cache, layer, *asked))
         return enter(layer + 1)
 
     asked = enter(0)

@@ -72,7 +72,7 @@ class RepeatedTurns:
     Attributes
     ----------
     able : bool
-        Whether turns are repeated. Then the last layer is asked for as many queries as the others.
+        Whether turns are repeated. Among cards the last layer is then asked for as many queries as the others.
     """
 
     def __init__(self, walk: Walk, tokens: int, turns: list[Turn]) -> None:
@@ -136,15 +136,20 @@ class RepeatedTurns:
         return attend.reads[layer][-1] if isinstance(attend, SparseAttention) and attend.reads.get(layer) else None
 
 
-def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int) -> bool:
+def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:
     """Whether it pays to repeat turns of so many tokens, and all that is done is known to be launches."""
-    return tokens * config.hidden <= MOST_VALUES and not config.gated and _is_known(attend)
+    return pays(config, tokens, most) and _is_known(attend)
+
+
+def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
+    """Whether all layers attend, without gates, and the stream of so many tokens has no more values than `most`."""
+    attends = len(config.attention_layers) == config.layers and not config.gated
+    return attends and tokens * config.hidden <= most
 
 
 def turns_of(model: Model) -> list[Turn]:
     """All turns of a model, by the layer that they begin in; none where nothing can be repeated."""
-    recurrent = len(model.config.attention_layers) < model.config.layers
-    if model.device != "cuda" or recurrent or model.cold is not None or debugging():
+    if model.device != "cuda" or model.cold is not None or debugging():
         return []
     blocks = model.trunk.blocks
     return [Turn(_kind(weights), _arrays(weights)) for weights in map(_weights, blocks, blocks[1:])]

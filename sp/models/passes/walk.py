@@ -39,9 +39,9 @@ class Walk:
 
         Without `finish` an attention layer stops once its keys, its values and the last queries are known and seen.
         """
-        block, rows = self.model.trunk.blocks[index], min(rows, len(x))
-        if isinstance(block.mixer, Attention):
-            return self._attention(index, block, block.mixer, x, rows, finish)
+        rows = min(rows, len(x))
+        if isinstance(self.model.trunk.blocks[index].mixer, Attention):
+            return self._attention(index, x, rows, finish)
         if finish:
             for part, wanted in slices(len(x), self.chunk, rows):
                 done = self.model.layer(index, x[part], self.positions[part], self.cache, rows=wanted)
@@ -52,8 +52,8 @@ class Walk:
             self.pace.done(len(x))
         return x[len(x) - rows :]
 
-    def _attention(self, index: int, block: Block, mixer: Attention, x: Floats, rows: int, finish: bool) -> Floats:
-        q, gate = self.enter(mixer, block, x, rows, tell=not finish)
+    def _attention(self, index: int, x: Floats, rows: int, finish: bool) -> Floats:
+        q, gate = self.enter(index, x, rows, tell=not finish)
         if self.watch is not None:
             self.watch(index, q, self.cache)
         if not finish:
@@ -61,14 +61,15 @@ class Walk:
         attended = self.attend(self.cache, index, q, gate)
         del q, gate  # as large as the prompt: gone before the feed-forward needs room
         first = len(x) - rows
-        self.leave(mixer, block, x[first:], attended)
+        self.leave(index, x[first:], attended)
         self.pace.done(first)
         return x[first:]
 
     def enter(
-        self, mixer: Attention, block: Block, x: Floats, rows: int, tell: bool, into: Floats | None = None
+        self, index: int, x: Floats, rows: int, tell: bool, into: Floats | None = None
     ) -> tuple[Floats, Floats | None]:
         """All that comes before attention, chunk by chunk: queries, `into` there, and gates of the last `rows`."""
+        block, mixer = self._attending(index)
         c, norm = self.model.config, (block.attn_norm, block.eps)
         on_device = is_device(x)
         xp = import_cupy() if on_device else np
@@ -90,13 +91,20 @@ class Walk:
                 self.pace.done(part.stop - part.start)
         return q, gates
 
-    def leave(self, mixer: Attention, block: Block, x: Floats, attended: Floats) -> None:
+    def leave(self, index: int, x: Floats, attended: Floats) -> None:
         """All that comes after attention, chunk by chunk: the stream (n, hidden) is moved on in place."""
+        block, mixer = self._attending(index)
         for part, _ in slices(len(x), self.chunk, len(x)):
             done = block.feed_forward(block.joined(mixer.leave(_cut(x, part), _cut(attended, part))))
             if not is_device(done):
                 x[part] = done
             self.pace.done(part.stop - part.start)
+
+    def _attending(self, index: int) -> tuple[Block, Attention]:
+        """A layer with attention, and that."""
+        block = self.model.trunk.blocks[index]
+        assert isinstance(block.mixer, Attention)
+        return block, block.mixer
 
 
 def _cut(values: Any, part: slice) -> Any:

@@ -90,11 +90,9 @@ class Predictor:
 
     def _by_layers(self, drafter: Weights, work: list[Work], beside: float, tokens: int, cards: int) -> float:
         """Seconds of a reading layer by layer: the card waits for the host while launches of the first are planned."""
-        layers, rates = drafter.config.layers, self.known.rates[self.path]
-        device = busy(work, self.card, self.path, rates) + beside
-        queued = cards * self.known.host.launch_s * sum(one.launches for one in work)
         if not repeats(drafter.config, tokens, cards):
-            return max(device, queued)
+            return self._queued(work, beside, cards)
+        layers, device, queued = drafter.config.layers, self._busy_s(work) + beside, self._host_s(work, cards)
         alone = drafter.rounded.left if drafter.rounded.products else 0  # layers of another kind
         first, rest = (alone + 1) / layers, (layers - alone - 1) / layers
         begun = max(queued * (alone + RECORDED) / layers, device * first)
@@ -104,7 +102,7 @@ class Predictor:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""
         work = step(model, context, kv)
         between = self._sums_s(model, 1) if self.target_cards > 1 else 0.0
-        return self.known.host.step_share * busy(work, self.card, self.path, self.known.rates[self.path]) + between
+        return self.known.host.step_share * self._busy_s(work) + between
 
     def copy_s(self, nbytes: float) -> float:
         """Seconds to bring bytes from the host."""
@@ -137,7 +135,7 @@ class Predictor:
     def _uneven_s(self, work: list[Work]) -> float:
         """Seconds by which the largest stripes take longer than a card's own, of a scoring that one card would do."""
         attention = [one for one in work if one.kind in ATTENTION]
-        return uneven(self.cards) * busy(attention, self.card, self.path, self.known.rates[self.path])
+        return uneven(self.cards) * self._busy_s(attention)
 
     def _sums_s(self, model: Weights, tokens: int) -> float:
         """Seconds of the all-reduces of a pass beside their bytes."""
@@ -149,8 +147,15 @@ class Predictor:
 
     def _queued(self, work: list[Work], beside: float = 0.0, cards: float = 1) -> float:
         """Seconds of a card and what is beside it, or of the host that queues the launches of all if these are more."""
-        queued = cards * self.known.host.launch_s * sum(one.launches for one in work)
-        return max(busy(work, self.card, self.path, self.known.rates[self.path]) + beside, queued)
+        return max(self._busy_s(work) + beside, self._host_s(work, cards))
+
+    def _busy_s(self, work: list[Work]) -> float:
+        """Seconds that a card is at work."""
+        return busy(work, self.card, self.path, self.known.rates[self.path])
+
+    def _host_s(self, work: list[Work], cards: float) -> float:
+        """Seconds in which the host plans and queues the launches of so many cards."""
+        return cards * self.known.host.launch_s * sum(one.launches for one in work)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.passes.on_cards import MOST_TOGETHER
 from sp.models.passes.repeated_reading import MOST_ALONE
-from sp.models.passes.repeated_turns import MOST_VALUES
+from sp.models.passes.repeated_turns import MOST_VALUES, pays
 from sp.models.timing.work import Weights, Work
 
 STRIPES = 2
@@ -75,7 +75,7 @@ def repeats(config: ModelConfig, tokens: int, cards: int) -> bool:
     (False, True, True)
     """
     stripe, most = (tokens, MOST_ALONE) if cards == 1 else (tokens / (STRIPES * cards), MOST_VALUES)
-    return stripe * config.hidden <= most and not config.gated and config.delta is None
+    return pays(config, stripe, most)
 
 
 def uneven(cards: int) -> float:

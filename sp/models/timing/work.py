@@ -164,10 +164,12 @@ def scan_blocks(config: ModelConfig) -> int:
 def _products(model: Weights, tokens: int, chunk: int) -> Iterator[Work]:
     """Products with the matrices of all layers but the last, those in int8 apart; short runs have none of these."""
     matrices = [one for layer in _matrices(model.config)[:-1] for one in layer]
-    marked = [one for one in matrices if model.rounded.takes(one)]
+    marked: list[Tensor] = []
+    others: list[Tensor] = []
+    for one in matrices:
+        (marked if model.rounded.takes(one) else others).append(one)
     runs = [n for _, n in _runs(tokens, chunk)]
     long = [n for n in runs if n >= ROUNDED_TOKENS] if marked else []
-    others = [one for one in matrices if not model.rounded.takes(one)]
     size, chunks = sum(one.size for one in matrices), ceil(tokens / chunk)
     rounded = sum(one.size for one in marked)
     flops, nbytes, launches = 2.0 * sum(long) * rounded, len(long) * model.nbytes * rounded / size, _launches(marked)

@@ -11,8 +11,7 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels import is_device
-from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on
-from sp.models.passes.repeated_reading import read_repeated
+from sp.models import Cache, LayerAttention, Model, ModelConfig, Watch, read_by_layer, read_by_layer_on, read_repeated
 from sp.ops.attention.kv_pages import unpacked_pages
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import Edges, Pooling
