@@ -2,7 +2,9 @@
 
 Planning a launch takes the host several times as long as giving it to the driver: shapes are checked, a form of the
 kernel is chosen, arrays are made. Layers of a model are alike but for their weights. So what one of them launched is
-kept, with its arguments and all arrays that were made for it, and for another the addresses of weights are exchanged.
+kept, with its arguments, and for another the addresses of weights are exchanged. What it made on its way lies in
+memory that nobody else is given (`sp.kernels.scratch`), where one array took the place of another as it does launch
+by launch: held apart, they would fill caches with what is needed no more.
 
 Unlike a CUDA graph this needs no capture, and what is exchanged costs one store an address.
 """
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +26,9 @@ from sp.errors import DeviceError
 from sp.kernels.device import driver, import_cupy, standing_in
 from sp.kernels.setting import setting
 from sp.kernels.tensor_map import map_at, mapped
+
+if TYPE_CHECKING:
+    from sp.kernels.scratch import Scratch
 
 Span = tuple[int, int]
 """Where an array begins, and its bytes."""
@@ -60,12 +65,23 @@ class Kernel:
     ) -> None:
         recording = _present.get()
         if recording is not None:
-            recording.made.append(Launch(self.ptr, grid, block, arguments, shared_mem))
+            recording.launched(self.ptr, grid, block, arguments, shared_mem)
         self.function(grid, block, arguments, shared_mem=shared_mem)
 
 
+class Address(NamedTuple):
+    """Stands for an array that is made anew in every repeat, where it was."""
+
+    ptr: int
+
+    @property
+    def data(self) -> Address:
+        """As an array has it."""
+        return self
+
+
 class Launch(NamedTuple):
-    """A kernel and what it was given, as `sp.kernels.signature` leaves it."""
+    """A kernel and what it was given, as `sp.kernels.signature` leaves it, but for what is made anew."""
 
     kernel: int
     grid: tuple[int, ...]
@@ -77,48 +93,70 @@ class Launch(NamedTuple):
 class Zeros(NamedTuple):
     """An array that was made, and has to be made zero again."""
 
-    array: Any
+    ptr: int
+    nbytes: int
 
 
 class Recording:
     """What is done on the device inside of `going_on`, by one thread on one stream.
 
+    Parameters
+    ----------
+    scratch : Scratch
+        Where arrays lie that are made meanwhile. It may be lent to other recordings whose repeats go to the same
+        stream, and to nothing else before the last repeat is done.
+
     Attributes
     ----------
     made : list of Launch and Zeros
-        In their order.
-    held : list of arrays
-        Made meanwhile. Launches may know them by a tensor map alone, which holds no array.
+        In their order. Arrays from outside are held.
     foreign : str
         What else CuPy was asked for, which is not recorded; empty if nothing was. Methods of arrays are not seen.
     cupy : module
         CuPy itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch) -> None:
         self.made: list[Launch | Zeros] = []
-        self.held: list[Any] = []
         self.foreign = ""
         self.cupy = import_cupy()
+        self._scratch, self._inside = scratch, list[Span]()
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
         """Inside, kernels and zeros are done, and recorded."""
-        with setting(_present, self), standing_in(_SeenCuPy(self)):
+        with self._scratch.lent(), setting(_present, self), standing_in(_SeenCuPy(self)):
             yield
+
+    def launched(
+        self, kernel: int, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[Any], shared: int
+    ) -> None:
+        """Note a launch, as `Launch` has it."""
+        self.made.append(Launch(kernel, grid, block, tuple(map(self._light, arguments)), shared))
+
+    def inside(self, array: Any) -> Any:
+        """An array that was made meanwhile, noted as such."""
+        self._inside.append((array.data.ptr, array.nbytes))
+        return array
+
+    def _light(self, argument: Any) -> Any:
+        """An argument; of an array that was made meanwhile its address alone, so that its memory may be used again."""
+        if isinstance(argument, np.generic | np.ndarray):
+            return argument
+        at = argument.data.ptr
+        return Address(at) if any(start <= at < start + nbytes for start, nbytes in self._inside) else argument
 
     def repeat(self, exchanged: Sequence[Any]) -> Repeat | None:
         """What does the same again with other arrays in the place of those `exchanged`, which lie apart.
 
-        None where that cannot be: something foreign was done, one of the arrays was made zero, or none of it is an
-        argument of any launch, so it reached the device in another way.
+        None where that cannot be: something foreign was done, or one of the arrays was made meanwhile or is no argument
+        of any launch, so it reached the device in another way.
         """
         if self.foreign:
             return None
         spans = [(one.data.ptr, one.nbytes) for one in exchanged]
-        cleared = {one.array.data.ptr for one in self.made if isinstance(one, Zeros)}
-        repeat = Repeat(self.made, self.held, spans)
-        return repeat if repeat.places == set(range(len(spans))) and not cleared & {at for at, _ in spans} else None
+        repeat = Repeat(self.made, spans)
+        return repeat if repeat.places == set(range(len(spans))) else None
 
 
 def packed(arguments: Sequence[Any]) -> tuple[Any, Any]:
@@ -154,8 +192,8 @@ class _SeenCuPy:
 
     def zeros(self, shape: Any, dtype: Any = float) -> Any:
         """As CuPy's, to be repeated."""
-        array = self._recording.cupy.zeros(shape, dtype)
-        self._recording.made.append(Zeros(array))
+        array = self._recording.inside(self._recording.cupy.zeros(shape, dtype))
+        self._recording.made.append(Zeros(array.data.ptr, array.nbytes))
         return array
 
     def __getattr__(self, name: str) -> Any:
@@ -167,9 +205,7 @@ class _SeenCuPy:
         return found
 
     def _make(self, make: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        array = make(*given, **named)
-        self._recording.held.append(array)
-        return array
+        return self._recording.inside(make(*given, **named))
 
 
 class Repeat:
@@ -177,14 +213,14 @@ class Repeat:
 
     Parameters
     ----------
-    made, held
+    made
         See `Recording`.
     exchanged : sequence of Span
         Kernels may be given any part of them.
     """
 
-    def __init__(self, made: Sequence[Launch | Zeros], held: Sequence[Any], exchanged: Sequence[Span]) -> None:
-        self._held: list[Any] = [*made, *held]  # and below what the driver reads
+    def __init__(self, made: Sequence[Launch | Zeros], exchanged: Sequence[Span]) -> None:
+        self._held: list[Any] = [*made]  # and below what the driver reads
         self._slots: list[tuple[Any, int, int, int]] = []
         self._maps: list[tuple[int, Any, int, int]] = []
         ordered = sorted((start, nbytes, place) for place, (start, nbytes) in enumerate(exchanged))
@@ -200,7 +236,7 @@ class Repeat:
         stream = ctypes.c_void_p(import_cupy().cuda.get_current_stream().ptr)
         launch, fill = driver().cuLaunchKernel, driver().cuMemsetD8Async
         self._calls = [
-            (fill, (ctypes.c_void_p(one.array.data.ptr), ctypes.c_ubyte(0), ctypes.c_size_t(one.array.nbytes), stream))
+            (fill, (ctypes.c_void_p(one.ptr), ctypes.c_ubyte(0), ctypes.c_size_t(one.nbytes), stream))
             if isinstance(one, Zeros)
             else (launch, (*self._packed(one, found, stream), None))
             for one in made
@@ -236,7 +272,7 @@ class Repeat:
         values, pointers = packed(one.arguments)
         self._held.append(values)
         for i, value in enumerate(one.arguments):
-            if isinstance(value, np.generic):
+            if isinstance(value, np.generic | Address):
                 continue
             at = mapped(value)
             if at is None:

@@ -166,6 +166,9 @@ class Model:
         """Around a pass of many tokens; where cards share the model, they queue it side by side."""
         return nullcontext()
 
+    def done_before(self, known: bool) -> None:
+        """Say whether what is queued next was done before, as after a graph that was replayed; see `Card`."""
+
     def settled(self) -> None:
         """Wait until what was queued is done, where cards share the model: one that hangs is found out."""
 

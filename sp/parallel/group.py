@@ -123,6 +123,13 @@ class Card(ABC):
             When another card does not come in time.
         """
 
+    def done_before(self, known: bool) -> None:
+        """Say whether all cards have done before what is queued next, so that it loads nothing.
+
+        If so, none waits for its device after the first steps of a run, as is done to be safe.
+        """
+        return
+
     def arrived(self, event: Any) -> None:
         """Until an event of this card's device has happened; errors are those of `all_gather`."""
         event.synchronize()

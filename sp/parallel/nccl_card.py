@@ -135,6 +135,10 @@ class NcclCard(Card):
         self._first = step.number + FIRST_STEPS  # these are taken as the first of a run are
         return all(votes)
 
+    def done_before(self, known: bool) -> None:
+        """See `Card`."""
+        self._first = 0 if known else FIRST_STEPS
+
     def one_core(self) -> AbstractContextManager[None]:
         """See `Card`."""
         return self._core.inside()

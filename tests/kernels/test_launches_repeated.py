@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,18 @@ class Array:
 
     def __init__(self, ptr: int, nbytes: int = 64) -> None:
         self.data, self.nbytes = SimpleNamespace(ptr=ptr), nbytes
+
+
+class Lender:
+    """Scratch memory, of which only whether it is lent is told."""
+
+    inside = False
+
+    @contextmanager
+    def lent(self):
+        self.inside = True
+        yield
+        self.inside = False
 
 
 @pytest.fixture
@@ -49,11 +62,16 @@ def driver(monkeypatch):
         yield SimpleNamespace(given=given, status=status)
 
 
+def recording() -> Recording:
+    """One whose memory is anybody's."""
+    return Recording(SimpleNamespace(lent=nullcontext))
+
+
 def made(*, foreign: bool = False) -> tuple[Recording, list[tuple]]:
     """A recording of one launch between two fills, and how CuPy was called for it."""
     called: list[tuple] = []
     kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: called.append((a, k))})())
-    one = Recording()
+    one = recording()
     kernel((1,), (32,), (Array(16),), shared_mem=0)  # before it: not recorded
     with one.going_on():
         cupy = import_cupy()
@@ -86,7 +104,7 @@ def test_maps_of_what_is_exchanged_are_those_of_the_others(driver, monkeypatch) 
         return found.view(np.dtype("V128", metadata={"made": (address, *given)}))
 
     monkeypatch.setattr(tensor_map, "_encode", encode)
-    shared, one = encode(1040, "uint8", (64,)), Recording()
+    shared, one = encode(1040, "uint8", (64,)), recording()
     kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: None})())
     with one.going_on():
         kernel((1,), (32,), (shared, encode(5000, "uint8", (64,))), shared_mem=0)
@@ -99,18 +117,35 @@ def test_maps_of_what_is_exchanged_are_those_of_the_others(driver, monkeypatch) 
     assert (shared.view(np.uint64) == 1040).all(), "the map itself is everybody's"
 
 
-def test_what_is_made_meanwhile_is_held_as_long_as_it_may_be_repeated(driver) -> None:
-    one = Recording()
+def test_arrays_from_outside_are_held_and_those_made_meanwhile_are_not(driver) -> None:
+    one, lending = Recording(scratch := Lender()), []
+    kernel = Kernel(
+        type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: lending.append(scratch.inside)})()
+    )
+    outside, exchanged = Array(7000), Array(1000)
+    with one.going_on():
+        array = import_cupy().empty(3000)
+        kernel((1,), (32,), (exchanged, array, Array(3032), outside), shared_mem=0)
+    assert lending == [True]
+    assert not scratch.inside
+    looked = [weakref.ref(array), weakref.ref(outside)]
+    repeat = one.repeat([exchanged])
+    del one, array, outside
+    assert [one() is None for one in looked] == [True, False]
+    repeat([2000])
+    assert driver.given[0][3] == [2000, 3000, 3032, 7000]
+    del repeat
+    assert looked[1]() is None
+
+
+def test_memory_used_again_is_not_taken_for_what_is_exchanged(driver) -> None:
+    """An array that was made meanwhile stays where it was, whatever is exchanged."""
+    one = recording()
     kernel = Kernel(type("Function", (), {"ptr": 5, "__call__": lambda self, *a, **k: None})())
     with one.going_on():
-        array = import_cupy().empty(3000)  # of which the kernel knows by a map alone
-        kernel((1,), (32,), (Array(1000), np.zeros(16, np.uint64).view("V128")), shared_mem=0)
-    looked = weakref.ref(array)
-    repeat = one.repeat([Array(1000)])
-    del one, array
-    assert looked() is not None
-    del repeat
-    assert looked() is None
+        made = import_cupy().empty(3000)
+        kernel((1,), (32,), (Array(1000), made), shared_mem=0)
+    assert one.repeat([Array(1000), made]) is None
 
 
 def test_what_is_not_seen_is_not_repeated(driver) -> None:
@@ -133,10 +168,10 @@ def test_what_kernels_keep_is_no_part_of_it_and_an_error_ends_it(driver) -> None
             kept()
             raise ZeroDivisionError
 
-    one = Recording()
+    one = recording()
     with pytest.raises(ZeroDivisionError):
         fails()
-    assert (one.made, one.held, one.foreign) == ([], [], "")
+    assert (one.made, one.foreign) == ([], "")
     import_cupy().zeros(1, np.float32)
     assert not one.made
 

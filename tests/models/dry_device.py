@@ -237,7 +237,7 @@ def install() -> None:
     import sp.kernels.launch
     import sp.kernels.repeats
     import sp.kernels.tensor_map
-    from sp.kernels.repeats import Launch, _present
+    from sp.kernels.repeats import _present
 
     def launch(self: Any, grid: tuple[int, ...], *values: Any, defines: Any = None, **options: Any) -> None:
         assert len(values) == len(self._checkers), f"{self.entry}: {len(values)} values"
@@ -255,7 +255,7 @@ def install() -> None:
                     entries.append((self.entry, tuple(value if plain(value) else None for value in checked)))
                     number = len(entries)
                 block = (self.block(given),)
-                recording.made.append(Launch(number, grid, block, checked, self.shared_bytes(given)))
+                recording.launched(number, grid, block, checked, self.shared_bytes(given))
 
     def tell(entry: str, values: list[Any]) -> None:
         for one in told:

@@ -147,11 +147,20 @@ def using_allocator(allocator: Callable[[int], Any]) -> Iterator[None]:
 
 
 def lend(nbytes: int) -> np.ndarray:
-    """Zeros of host memory that stand for so many bytes of the device, as long as anything looks at them."""
-    room = np.zeros(nbytes + 256, np.uint8)
-    memory, start = allocators.stack[-1](nbytes), room.ctypes.data
+    """Zeros of host memory that stand for so many bytes of the device, as long as anything looks at them.
+
+    What a pool made for work that is done again lends stays as long as the pool, as it would on a device.
+    """
+    malloc = allocators.stack[-1]
+    own: Any = getattr(malloc, "__self__", pool)
+    room = np.frombuffer((ctypes.c_ubyte * (nbytes + 256))(), np.uint8)
+    memory, start = malloc(nbytes), room.ctypes.data
     lent[start] = start + room.nbytes, next(numbers)
-    weakref.finalize(room, lambda held: lent.pop(start), memory)
+    if own is pool:
+        weakref.finalize(room, lambda held: lent.pop(start), memory)
+    else:
+        weakref.finalize(room, lambda held: None, memory)
+        weakref.finalize(own, lambda held: lent.pop(start), room.base)
     return room
 
 

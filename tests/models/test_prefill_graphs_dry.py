@@ -155,7 +155,7 @@ KEPT = (
     + """
 import gc
 from sp.kernels import forced_path
-from sp.models.passes.captured_graph import Scratch
+from sp.kernels.scratch import Scratch
 
 cache = model.new_cache(4000)
 for path in ("sm_90a", "portable"):

@@ -20,9 +20,11 @@ import threading
 from collections import defaultdict
 from dataclasses import replace
 import cupy
+import dry_memory
 from dry_memory import number_of
 import numpy as np
 from sp.kernels import current_path, repeats
+from sp.kernels.scratch import Scratch
 from sp.models import Cards, SparseAttention, dense_attention, load_model
 from sp.models.cache.striped import StripedCache
 from sp.models.passes import repeated_turns
@@ -86,6 +88,9 @@ def read(attend):
     queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))
     read_on(ids, np.arange(N), watch, attend=attend, rows=8, depth=DEPTH)
     sparse = isinstance(attend, SparseAttention)
+    assert not dry_memory.lost and not Scratch._lending, "memory lent to turns that nobody gets any more"
+    for one in (one for reads in attend.reads.values() for one in reads) if sparse else ():
+        assert isinstance(one.counts, np.ndarray) or number_of(one.counts.data.ptr) is not None, "memory that is gone"
     listed = sparse and {layer: len(reads) for layer, reads in attend.reads.items()}
     return {who: [one for one in calls if one[0] != "zeros"] for who, calls in log.items()}, queries, listed
 for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))):

@@ -68,6 +68,19 @@ for meet in (lambda card: card.all_reduce(dry_device.empty(3, np.float32)),
              lambda card: card.all_gather(dry_device.empty((4, 3), np.uint8))):
     before = dict(dry_nccl.asked)
     group.run(lambda card: loads_late(card, meet))
+def ahead(card, known, queued):
+    card.done_before(known)
+    card.all_reduce(dry_device.empty(3, np.float32))
+    queued.append(card.rank)
+for known in (False, True):  # whether the first step of a run is waited for, here for ever
+    dry_nccl.hung.add(2)
+    queued = []
+    try:
+        group.run(lambda card: ahead(card, known, queued))
+    except DeviceError as error:
+        assert "what was queued did not end within 0.2 s" in str(error), error
+    assert sorted(queued) == ([0, 1, 2, 3] if known else []), queued
+    dry_nccl.hung.clear()
 for devices, kind in (((0, 0), ConfigError), ((1, 2), ConfigError), (tuple(range(5)), DeviceError)):
     try:
         NcclGroup(devices)

@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, ClassVar, Generic, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.kept import lent
+from sp.kernels.scratch import Scratch
 from sp.models.cache.cache import Cache
 
 Made = TypeVar("Made")
-
-
-class Scratch:
-    """Memory that no work but that inside `lent` is ever given, from the present allocator."""
-
-    _lending: ClassVar[list[Any]] = []
-    """Pools that outlive their owners, for others still use memory of theirs."""
-
-    def __init__(self) -> None:
-        cuda = import_cupy().cuda
-        self._pool = cuda.MemoryPool(_from_here(cuda))
-
-    def lent(self) -> AbstractContextManager[None]:
-        """Inside, arrays take their memory from here, but for what kernels keep (`sp.kernels.kept`)."""
-        return lent(self._pool.malloc)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it has taken from that allocator."""
-        return int(self._pool.total_bytes())
-
-    def end(self) -> None:
-        """Give all memory back: pieces of one block hold one another, and a pool that ends with some loses the block.
-
-        Arrays that somebody still holds, such as what a graph made last, stay, and so must the pool.
-        """
-        self._pool.free_all_blocks()
-        if self._pool.used_bytes() and self._pool not in self._lending:
-            self._lending.append(self._pool)
 
 
 class CaptureStream:
@@ -189,17 +160,3 @@ def why(error: Exception) -> str:
     'ValueError: no room'
     """
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _from_here(cuda: Any) -> Callable[[int], Any]:
-    """The present allocator, on the present stream whatever stream asks.
-
-    A pool keeps what each stream gave back apart, and that of a lane goes with the lane.
-    """
-    source, home = cuda.get_allocator(), cuda.get_current_stream()
-
-    def malloc(size: int) -> Any:
-        with home:
-            return source(size)
-
-    return malloc

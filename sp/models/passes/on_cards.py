@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
+from sp.kernels.scratch import Scratch
 from sp.models.cache.host_room import on_host
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.config import ModelConfig
@@ -167,16 +169,21 @@ class _Reading:
         While one stripe passes what is left of a layer and begins the next, the other stripe's keys and values of the
         next layer are on their way.
         """
-        with card.one_core():
-            return self._read(card)
+        turns = turns_of(self.models[card.rank])
+        with card.one_core(), Scratch() if turns else nullcontext() as scratch:
+            return self._read(card, turns, scratch)
 
-    def _read(self, card: Card) -> dict[int, list[Read]]:
+    def _read(self, card: Card, turns: list[Turn], scratch: Scratch | None) -> dict[int, list[Read]]:
+        """See `on`; nothing is left in the scratch memory."""
         model = self.models[card.rank]
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
         stripes = self.stripes.of(card.rank)
-        turns = turns_of(model)
-        halves = [self._half(model, cache, which, stripe, turns) for which, stripe in enumerate(stripes)]
+        halves = []
+        for which, stripe in enumerate(stripes):
+            walk = self._walk(model, cache, stripe)
+            repeated = RepeatedTurns(walk, len(walk.positions), turns, scratch)
+            halves.append(_Half(which, stripe, walk, repeated, cache, model.embed(self.ids[slice(*stripe)])))
         pace = Pace(model, self.progress)  # waits for the device, which nobody does whose turn it is
         for half in halves:
             with card.turn():
@@ -191,12 +198,9 @@ class _Reading:
         pace.finish()
         return _counted([half.walk.attend for half in halves])
 
-    def _half(self, model: Model, cache: StripedCache, which: int, stripe: Stripe, turns: list[Turn]) -> _Half:
-        places = slice(*stripe)
+    def _walk(self, model: Model, cache: StripedCache, stripe: Stripe) -> Walk:
         attend = _before_end(self.attend, self.stripes.tokens - stripe.stop)
-        walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
-        repeated = RepeatedTurns(walk, len(walk.positions), turns)
-        return _Half(which, stripe, walk, repeated, cache, model.embed(self.ids[places]))
+        return Walk(model, model.place(self.positions[slice(*stripe)]), cache, attend, self.chunk, Pace(model, None))
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""

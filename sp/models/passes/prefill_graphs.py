@@ -18,12 +18,13 @@ from typing import Any, Literal
 import numpy as np
 
 from sp.arrays import Floats, Ints
+from sp.kernels.scratch import Scratch
 from sp.models.cache.cache import Cache
 from sp.models.cache.delta_state import padded
 from sp.models.layers.attention import Attention
 from sp.models.layers.delta import GatedDelta
 from sp.models.model import Model
-from sp.models.passes.captured_graph import CapturedGraph, CaptureStream, Scratch, why
+from sp.models.passes.captured_graph import CapturedGraph, CaptureStream, why
 from sp.models.passes.pinned_staging import PinnedStaging
 from sp.models.shards.in_parts import middle
 from sp.ops.attention.paged_attention import FEW_QUERIES
@@ -116,10 +117,12 @@ class PrefillGraphs:
         n, start = len(ids), self._cache.tokens
         size = self._size_of(n, start)
         if size is None:
+            self._model.done_before(False)
             self._read["eager"] += n
             return None
         graph, error = self._graph(size), None
         replayed, capturing = graph.ready, graph.capturing
+        self._model.done_before(replayed)
         with self._lane.working():
             self._cache.reserve(size)
             self._send(ids, positions, size)

@@ -6,12 +6,13 @@ from functools import partial
 
 from sp.arrays import Ints
 from sp.kernels import import_cupy
+from sp.kernels.scratch import Scratch
 from sp.models.cache.striped import StripedCache, Stripes
 from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, dense_attention
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth
-from sp.models.passes.repeated_turns import Asked, RepeatedTurns, may_repeat, turns_of
+from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Turn, may_repeat, turns_of
 from sp.models.passes.walk import Walk, Watch
 
 MOST_ALONE = 8192 * 1024
@@ -61,9 +62,28 @@ def read_repeated(
     if import_cupy().get_default_memory_pool().get_limit():
         return False
     ids, positions = checked_prompt(model, ids, positions, CHUNK_BY_LAYER[model.device], rows)
+    with Scratch() as scratch:
+        _read(model, ids, positions, watch, attend, rows, depth, progress, turns, scratch)
+    return True
+
+
+def _read(
+    model: Model,
+    ids: Ints,
+    positions: Ints,
+    watch: Watch,
+    attend: LayerAttention,
+    rows: int,
+    depth: int,
+    progress: Progress | None,
+    turns: list[Turn],
+    scratch: Scratch,
+) -> None:
+    """See `read_repeated`; nothing is left in the scratch memory."""
+    n = len(ids)
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, device=model.device, math=model.arithmetic.attention)
     walk = Walk(model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device], Pace(model, None))
-    x, repeated, pace = model.embed(ids), RepeatedTurns(walk, n, turns), Pace(model, progress)
+    x, repeated, pace = model.embed(ids), RepeatedTurns(walk, n, turns, scratch), Pace(model, progress)
 
     def enter(layer: int) -> Asked:
         if layer == depth - 1:
@@ -86,4 +106,3 @@ def read_repeated(
         pace.done(n)
     pace.done(n * (model.config.layers - depth))
     pace.finish()
-    return True

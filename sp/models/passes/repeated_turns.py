@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sp.arrays import Floats
 from sp.kernels import debugging, import_cupy
 from sp.kernels.repeats import Recording, Repeat
+from sp.kernels.scratch import Scratch
 from sp.models.config import ModelConfig
 from sp.models.layers.attention import Attention
 from sp.models.layers.block import Block
@@ -24,15 +25,15 @@ Asked = tuple[Floats, Floats | None]
 """Queries and gates of the layer that is next to attend."""
 
 MOST_VALUES = 32768 * 1024
-"""Of the residual stream of the largest stripe whose turns are recorded: what they leave in memory is held, and for
-larger ones the device takes longer than the host."""
+"""Of the residual stream of the largest stripe whose turns are recorded: for larger ones the device takes longer than
+the host."""
 MOST_KINDS = 2
-"""Of turns that are recorded, for the same reason; where layers have other formats the others are not."""
+"""Of turns that are recorded, which takes longer than planning one; where layers have other formats others are not."""
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A recorded turn, and the blocks that its attention listed, if it did."""
+    """A recorded turn, and the blocks that its attention lists, if it does: where they lie when it was repeated."""
 
     repeat: Repeat
     read: Read | None
@@ -68,6 +69,9 @@ class RepeatedTurns:
         Of the stripe.
     turns : list of Turn
         Of the model; see `turns_of`.
+    scratch : Scratch or None
+        Memory for what turns make; None only without `turns`. Stripes on one stream may share it, and whoever made it
+        ends it when they are gone.
 
     Attributes
     ----------
@@ -75,10 +79,10 @@ class RepeatedTurns:
         Whether turns are repeated. Among cards the last layer is then asked for as many queries as the others.
     """
 
-    def __init__(self, walk: Walk, tokens: int, turns: list[Turn]) -> None:
+    def __init__(self, walk: Walk, tokens: int, turns: list[Turn], scratch: Scratch | None) -> None:
         c = walk.model.config
         self.able = bool(turns) and may_repeat(c, walk.attend, tokens)
-        self._walk, self._turns, self._kept = walk, turns, dict[Any, _Kept]()
+        self._walk, self._turns, self._scratch, self._kept = walk, turns, scratch, dict[Any, _Kept]()
         room = 2 if self.able else 0
         self._queries = [import_cupy().empty((tokens, c.heads, c.head_dim), "float16") for _ in range(room)]
 
@@ -104,11 +108,14 @@ class RepeatedTurns:
             return self._again(self._kept[kind], layer, [one.data.ptr for one in arrays])
         if len(self._kept) == MOST_KINDS or all(kind != later.kind for later in self._turns[layer + 1 :]):
             return make()
-        recording = Recording()
+        assert self._scratch is not None
+        recording = Recording(self._scratch)
         with recording.going_on():
             asked = make()
         read = self._read(layer)
-        repeat = recording.repeat(arrays if read is None else [*arrays, read.counts])
+        if read is not None:
+            self._walk.attend.reads[layer][-1] = _apart(read)  # type: ignore[attr-defined]
+        repeat = recording.repeat(arrays)
         if repeat is None:
             self.able = False
         else:
@@ -121,12 +128,9 @@ class RepeatedTurns:
         return [self.queries(layer), self.queries(layer + 1), cache.all_pages(layer), cache.own_pages(layer + 1)]
 
     def _again(self, kept: _Kept, layer: int, addresses: list[int]) -> Asked:
-        if kept.read is None:
-            kept.repeat(addresses)
-        else:
-            read = kept.read._replace(counts=import_cupy().empty_like(kept.read.counts))
-            kept.repeat([*addresses, read.counts.data.ptr])
-            self._walk.attend.reads.setdefault(layer, []).append(read)  # type: ignore[attr-defined]
+        kept.repeat(addresses)
+        if kept.read is not None:
+            self._walk.attend.reads.setdefault(layer, []).append(_apart(kept.read))  # type: ignore[attr-defined]
         queries = self._queries[(layer + 1) % 2]
         self._walk.cache.appended(layer + 1, len(queries))  # type: ignore[attr-defined]
         return queries, None
@@ -134,6 +138,11 @@ class RepeatedTurns:
     def _read(self, layer: int) -> Read | None:
         attend = self._walk.attend
         return attend.reads[layer][-1] if isinstance(attend, SparseAttention) and attend.reads.get(layer) else None
+
+
+def _apart(read: Read) -> Read:
+    """What was listed, for later: the next turn lists its own in the same place."""
+    return read._replace(counts=read.counts.copy())
 
 
 def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:

@@ -96,6 +96,10 @@ class ShardModel(Model):
         """See `Model`."""
         return this_card().one_core()
 
+    def done_before(self, known: bool) -> None:
+        """See `Model`."""
+        this_card().done_before(known)
+
     def settled(self) -> None:
         """See `Model`."""
         this_card().wait()
