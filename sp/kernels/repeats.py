@@ -120,7 +120,7 @@ class Recording:
         self.made: list[Launch | Zeros] = []
         self.foreign = ""
         self.cupy = import_cupy()
-        self._scratch, self._inside = scratch, list[Span]()
+        self._scratch, self._inside, self._places = scratch, list[Span](), dict[int, bool]()
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -144,7 +144,10 @@ class Recording:
         if isinstance(argument, np.generic | np.ndarray):
             return argument
         at = argument.data.ptr
-        return Address(at) if any(start <= at < start + nbytes for start, nbytes in self._inside) else argument
+        inside = self._places.get(at)  # which it stays: nobody else is given this memory, and most come again
+        if inside is None:
+            inside = self._places[at] = any(start <= at < start + nbytes for start, nbytes in self._inside)
+        return Address(at) if inside else argument
 
     def repeat(self, exchanged: Sequence[Any]) -> Repeat | None:
         """What does the same again with other arrays in the place of those `exchanged`, which lie apart.

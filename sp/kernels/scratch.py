@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any, ClassVar, Self
 
 from sp.kernels.device import import_cupy
 from sp.kernels.kept import lent
+from sp.kernels.setting import setting
+
+_asking: ContextVar[bool] = ContextVar("scratch_asking", default=False)
+
+
+def from_a_pool() -> bool:
+    """Whether a pool that takes memory takes it from another one, which may have some, and not from the driver.
+
+    CuPy's hooks are told of both alike.
+    """
+    return _asking.get()
 
 
 class Scratch:
@@ -28,7 +40,7 @@ class Scratch:
 
     def lent(self) -> AbstractContextManager[None]:
         """Inside, arrays take their memory from here, but for what kernels keep (`sp.kernels.kept`)."""
-        return lent(self._pool.malloc)
+        return lent(self._malloc)
 
     @property
     def nbytes(self) -> int:
@@ -44,6 +56,10 @@ class Scratch:
         if self._pool.used_bytes() and self._pool not in self._lending:
             self._lending.append(self._pool)
 
+    def _malloc(self, size: int) -> Any:
+        with setting(_asking, True):
+            return self._pool.malloc(size)
+
 
 def _from_here(cuda: Any) -> Callable[[int], Any]:
     """The present allocator, on the present stream whatever stream asks.
@@ -53,7 +69,7 @@ def _from_here(cuda: Any) -> Callable[[int], Any]:
     source, home = cuda.get_allocator(), cuda.get_current_stream()
 
     def malloc(size: int) -> Any:
-        with home:
+        with home, setting(_asking, False):
             return source(size)
 
     return malloc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
@@ -157,6 +157,9 @@ class Group(ABC):
         Whether what cards do, all-gathers and all-reduces with it, may become CUDA graphs.
     busy : int
         Multiprocessors that a gather or sum under way keeps busy.
+    done : set
+        Kinds of work that all cards have done to its end since one of them failed; kept by who has them done, see
+        `Card.done_before`.
     """
 
     captures = False
@@ -165,6 +168,7 @@ class Group(ABC):
     def __init__(self, size: int, wait_seconds: float = WAIT_SECONDS, leave_seconds: float = LEAVE_SECONDS) -> None:
         self.size, self.wait_seconds, self.leave_seconds = size, wait_seconds, leave_seconds
         self.runs = 0
+        self.done = set[Hashable]()
 
     def run(self, work: Callable[[Card], T]) -> list[T]:
         """Do `work` on every card at once; what it returns, by card.
@@ -216,12 +220,14 @@ class Group(ABC):
             try:
                 left = self._await(meeting, ended)
             except BaseException:  # Ctrl-C
+                self.done.clear()
                 meeting.stop()
                 self._await(meeting, ended)
                 raise
         for rank in set(range(self.size)) - left:
             threads[rank].join()
         if meeting.causes:
+            self.done.clear()
             raise self._told(*meeting.causes[0]) from meeting.causes[0][1]
         return [done[rank] for rank in range(self.size)]
 

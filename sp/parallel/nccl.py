@@ -15,6 +15,7 @@ from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
 from sp.kernels.device import current_device, device_count, import_nccl, nccl_version
 from sp.kernels.jit import before_loading
+from sp.kernels.scratch import from_a_pool
 from sp.parallel.group import LEAVE_PART, LEAVE_SECONDS, WAIT_SECONDS, Card, Group
 from sp.parallel.meeting import Meeting, StoppedError
 from sp.parallel.nccl_card import NcclCard
@@ -145,7 +146,8 @@ def _before_memory(wait: Callable[[], None]) -> AbstractContextManager[Any]:
         malloc_preprocess = malloc_postprocess = free_preprocess = free_postprocess = alloc_postprocess = dict
 
         def alloc_preprocess(self, **_: Any) -> None:
-            wait()
+            if not from_a_pool():
+                wait()
 
     hook: AbstractContextManager[Any] = Hook()
     return hook

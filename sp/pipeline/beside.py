@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from threading import Event
 
+from sp.pipeline.result import Reporter
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.trace import Trace
 
@@ -25,3 +28,58 @@ def awaited(waiting: Waiting, trace: Trace, name: str = "tokenise") -> Tokenised
         tokenised, took = waiting.result()
     stage.tokens, stage.beside = len(tokenised), max(0.0, took - stage.seconds)
     return tokenised
+
+
+@contextmanager
+def once_reading(
+    pool: Executor, work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt, reporter: Reporter
+) -> Iterator[tuple[Callable[[], Waiting], Reporter]]:
+    """`timed` work that begins once a drafter on several cards has read a layer; at the latest at the end.
+
+    Until then the host has no time for it: it plans launches, one card's after the other's, and all wait for them.
+
+    Yields
+    ------
+    callable, Reporter
+        The first begins it, if nothing has, and gives what `awaited` takes. The second shows what `reporter` does and
+        begins it with the first progress.
+
+    Examples
+    --------
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from sp.pipeline.load import embedded, load
+    >>> from sp.pipeline.result import silent
+    >>> tokenizer = load(embedded("target")).tokenizer
+    >>> work = lambda prompt: prompt.tokenise(tokenizer)
+    >>> with ThreadPoolExecutor(1) as pool, once_reading(pool, work, Prompt("a b", ()), silent) as (begun, telling):
+    ...     with telling("scoring", 28) as progress:
+    ...         progress(1)
+    ...     print(len(awaited(begun(), Trace())))
+    2
+    """
+    begin = Event()
+
+    def waited(prompt: Prompt) -> tuple[TokenisedPrompt, float]:
+        begin.wait()
+        return timed(work, prompt)
+
+    @contextmanager
+    def telling(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        with reporter(what, total) as progress:
+
+            def told(amount: int) -> None:
+                begin.set()
+                if progress is not None:
+                    progress(amount)
+
+            yield told
+
+    def begun() -> Waiting:
+        begin.set()
+        return waiting
+
+    waiting = pool.submit(waited, prompt)
+    try:
+        yield begun, telling
+    finally:
+        begin.set()

@@ -150,7 +150,6 @@ class CachePool:
         """An empty cache for `tokens` tokens."""
         pooled = self._shelf.pop() if self._shelf else None
         if pooled is not None and pooled.fits(model, tokens, kv, rotate):
-            pooled.cache.reset()
             return pooled
         if pooled is not None:
             pooled.end()
@@ -158,8 +157,9 @@ class CachePool:
         return PooledCache(model, self._roomy(model, tokens), kv, rotate, kept=self._keep)
 
     def give_back(self, pooled: PooledCache) -> None:
-        """Take a cache back that is used no more."""
+        """Take a cache back that is used no more; it is emptied at once, not while the next answer waits for it."""
         if self._keep and pooled.cache.device == "cuda":
+            pooled.cache.reset()
             self.drop()
             self._shelf.append(pooled)
         else:

@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Bools, Floats
 from sp.pipeline import stages
 from sp.pipeline.answer import check_draft
-from sp.pipeline.beside import awaited, timed
+from sp.pipeline.beside import awaited, once_reading
 from sp.pipeline.measured import find_break_even
 from sp.pipeline.opened import Opened
 from sp.pipeline.options import Compress, RunOptions
@@ -87,15 +87,18 @@ class Pipeline(Opened):
             role, reader = self._reader(options)
             tokenizers = reader.tokenizer, self.target.tokenizer
             drafted = stages.tokenise_for_drafter(prompt, *tokenizers, trace)  # by itself: all wait for it
-            waiting = self.beside.submit(timed, self.tokenise, prompt)
-            if early := may_be_over(self.target, drafted, options, self.residency.budget, full):
-                tokenised = awaited(waiting, trace)
-                self._settle(tokenised, options, full)
-            how = options, trace, reporter, by_head
-            importance = stages.score(role, reader, self.residency, drafted, *how, cards=self._cards(role))
-            scored = Scored(drafted, importance, trace)
-            if not early:
-                tokenised = awaited(waiting, trace)
+            group, early = self._cards(role), may_be_over(self.target, drafted, options, self.residency.budget, full)
+            with once_reading(self.beside, self.tokenise, prompt, reporter) as (begun, telling):
+                if group is None:
+                    begun()
+                if early:
+                    tokenised = awaited(begun(), trace)
+                    self._settle(tokenised, options, full)
+                how = options, trace, reporter if group is None else telling, by_head
+                importance = stages.score(role, reader, self.residency, drafted, *how, cards=group)
+                scored = Scored(drafted, importance, trace)
+                if not early:
+                    tokenised = awaited(begun(), trace)
         else:
             tokenised = stages.tokenise(prompt, self.target.tokenizer, trace)
         text = next(stage for stage in trace.stages if stage.name == "tokenise")

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
+from weakref import ref
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
@@ -105,15 +106,16 @@ def read_by_layer_on(
     tail = max(rows, BLOCK)  # of a block of queries no part is left to attend densely where the whole would not
     if group.size == 1 or not Stripes.fits(len(ids), group.size, tail):
         cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
-        how = {"attend": attend, "rows": rows, "depth": depth, "chunk": alone, "progress": progress}
-        return read_by_layer(model, ids, positions, cache, watch, **how)  # type: ignore[arg-type]
+        so = {"attend": attend, "rows": rows, "depth": depth, "chunk": alone, "progress": progress}
+        return read_by_layer(model, ids, positions, cache, watch, **so)  # type: ignore[arg-type]
     stripes, chunk = Stripes(len(ids), group.size, tail), tokens_together(model) if chunk is None else chunk
-    reading = _Reading(
-        models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, _in_turn(progress)
-    )
-    for counted in group.run(reading.on):
+    # Of lengths alike, for another may take other kernels, and NCCL another way.
+    kind = ref(model), type(attend), type(getattr(attend, "selector", None)), len(ids).bit_length()
+    how = models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, _in_turn(progress)
+    for counted in group.run(_Reading(*how, known=kind in group.done).on):
         for layer, reads in counted.items():
             attend.reads.setdefault(layer, []).extend(reads)  # type: ignore[attr-defined]
+    group.done.add(kind)
     if progress is not None and depth < model.config.layers:
         progress(len(ids) * (model.config.layers - depth))
     return None
@@ -162,6 +164,7 @@ class _Reading:
     rotate: bool
     chunk: int
     progress: Progress | None
+    known: bool
 
     def on(self, card: Card) -> dict[int, list[Read]]:
         """One card's part; what its attention counted, on the host.
@@ -169,6 +172,7 @@ class _Reading:
         While one stripe passes what is left of a layer and begins the next, the other stripe's keys and values of the
         next layer are on their way.
         """
+        card.done_before(self.known)
         turns = turns_of(self.models[card.rank])
         with card.one_core(), Scratch() if turns else nullcontext() as scratch:
             return self._read(card, turns, scratch)
@@ -178,9 +182,8 @@ class _Reading:
         model = self.models[card.rank]
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
-        stripes = self.stripes.of(card.rank)
         halves = []
-        for which, stripe in enumerate(stripes):
+        for which, stripe in enumerate(self.stripes.of(card.rank)):
             walk = self._walk(model, cache, stripe)
             repeated = RepeatedTurns(walk, len(walk.positions), turns, scratch)
             halves.append(_Half(which, stripe, walk, repeated, cache, model.embed(self.ids[slice(*stripe)])))
