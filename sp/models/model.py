@@ -166,6 +166,10 @@ class Model:
         """Around a pass of many tokens; where cards share the model, they queue it side by side."""
         return nullcontext()
 
+    def turn(self) -> AbstractContextManager[Any]:
+        """Around what is queued at once, and nothing waits for; where cards share the model, one after the other."""
+        return nullcontext()
+
     def done_before(self, known: bool) -> None:
         """Say whether what is queued next was done before, as after a graph that was replayed; see `Card`."""
 

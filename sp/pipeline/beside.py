@@ -12,6 +12,8 @@ from sp.pipeline.result import Reporter
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.trace import Trace
 
+PART = 1 / 4
+"""Of a drafter's layers; launches of the first few are planned, those of the others repeated."""
 Waiting = Future[tuple[TokenisedPrompt, float]]
 
 
@@ -34,15 +36,15 @@ def awaited(waiting: Waiting, trace: Trace, name: str = "tokenise") -> Tokenised
 def once_reading(
     pool: Executor, work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt, reporter: Reporter
 ) -> Iterator[tuple[Callable[[], Waiting], Reporter]]:
-    """`timed` work that begins once a drafter on several cards has read a layer; at the latest at the end.
+    """`timed` work that begins once a drafter on several cards has read a `PART`; at the latest at the end.
 
-    Until then the host has no time for it: it plans launches, one card's after the other's, and all wait for them.
+    Before that the host has no time for it: it plans launches, one card's after the other's, and all wait for them.
 
     Yields
     ------
     callable, Reporter
-        The first begins it, if nothing has, and gives what `awaited` takes. The second shows what `reporter` does and
-        begins it with the first progress.
+        The first begins it, if nothing has, and gives what `awaited` takes. The second shows what `reporter` does, and
+        begins it.
 
     Examples
     --------
@@ -53,7 +55,7 @@ def once_reading(
     >>> work = lambda prompt: prompt.tokenise(tokenizer)
     >>> with ThreadPoolExecutor(1) as pool, once_reading(pool, work, Prompt("a b", ()), silent) as (begun, telling):
     ...     with telling("scoring", 28) as progress:
-    ...         progress(1)
+    ...         progress(7)
     ...     print(len(awaited(begun(), Trace())))
     2
     """
@@ -65,10 +67,14 @@ def once_reading(
 
     @contextmanager
     def telling(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        left = PART * total
         with reporter(what, total) as progress:
 
             def told(amount: int) -> None:
-                begin.set()
+                nonlocal left
+                left -= amount
+                if left <= 0:
+                    begin.set()
                 if progress is not None:
                     progress(amount)
 

@@ -15,8 +15,9 @@ from tiny_models import VOCAB, write_tiny
 from sp.errors import ConfigError, PromptError
 from sp.models import LayerAttention, Model, SparseAttention, dense_attention, load_model, read_by_layer
 from sp.models.cache.striped import Stripes
+from sp.models.passes.chunk_on_cards import MOST_TOGETHER, tokens_together
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
-from sp.models.passes.on_cards import MOST_TOGETHER, read_by_layer_on, tokens_together
+from sp.models.passes.on_cards import read_by_layer_on
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import Dense, Streaming

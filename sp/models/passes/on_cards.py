@@ -14,8 +14,8 @@ from sp.errors import ConfigError
 from sp.kernels.scratch import Scratch
 from sp.models.cache.host_room import on_host
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
-from sp.models.config import ModelConfig
 from sp.models.model import Model
+from sp.models.passes.chunk_on_cards import tokens_together
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_layer
@@ -23,11 +23,6 @@ from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Turn, turns_of
 from sp.models.passes.walk import Walk, Watch
 from sp.ops.attention.key_blocks import BLOCK
 from sp.parallel.group import Card, Group
-
-MOST_TOGETHER = 65536
-"""Most tokens that a card of several projects together."""
-TOGETHER_BYTES = 1 << 30
-"""What the widest product of that many may take."""
 
 
 class Cards(NamedTuple):
@@ -121,33 +116,6 @@ def read_by_layer_on(
     return None
 
 
-def tokens_together(model: Model) -> int:
-    """Tokens that each of several cards projects together.
-
-    The threads of all cards take turns at Python for every launch, so there are as few launches as memory allows: on
-    the device twice as many tokens as one card takes and twice as many again, while the widest product fits
-    `TOGETHER_BYTES`. Experts sort tokens, which takes more.
-
-    Examples
-    --------
-    >>> from sp.models import load_model
-    >>> from sp.pipeline.load import embedded
-    >>> tokens_together(load_model(embedded("drafter")))
-    2048
-    """
-    config, found = model.config, CHUNK_BY_LAYER[model.device]
-    if model.device == "cuda" and config.experts is None:
-        while found < MOST_TOGETHER and 2 * found * _widest(config) <= TOGETHER_BYTES:
-            found *= 2
-    return found
-
-
-def _widest(config: ModelConfig) -> int:
-    """Bytes of a token in 16 bits: normed, and as queries, gates, keys and values or in a feed-forward."""
-    heads = config.heads * (2 if config.gated else 1) + 2 * config.kv_heads
-    return 2 * (config.hidden + max(*config.ffn, heads * config.head_dim))
-
-
 @dataclass(frozen=True)
 class _Reading:
     """What the cards of one reading share; see `read_by_layer_on`."""
@@ -179,15 +147,9 @@ class _Reading:
 
     def _read(self, card: Card, turns: list[Turn], scratch: Scratch | None) -> dict[int, list[Read]]:
         """See `on`; nothing is left in the scratch memory."""
-        model = self.models[card.rank]
-        made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
-        cache = StripedCache(model.config, self.stripes, card.rank, self.kv, **made)  # type: ignore[arg-type]
-        halves = []
-        for which, stripe in enumerate(self.stripes.of(card.rank)):
-            walk = self._walk(model, cache, stripe)
-            repeated = RepeatedTurns(walk, len(walk.positions), turns, scratch)
-            halves.append(_Half(which, stripe, walk, repeated, cache, model.embed(self.ids[slice(*stripe)])))
-        pace = Pace(model, self.progress)  # waits for the device, which nobody does whose turn it is
+        with card.turn():
+            cache, halves = self._begun(card.rank, turns, scratch)
+        pace = Pace(self.models[card.rank], self.progress)  # waits for the device, which nobody does whose turn it is
         for half in halves:
             with card.turn():
                 self._enter(half, card, 0)
@@ -201,9 +163,17 @@ class _Reading:
         pace.finish()
         return _counted([half.walk.attend for half in halves])
 
-    def _walk(self, model: Model, cache: StripedCache, stripe: Stripe) -> Walk:
-        attend = _before_end(self.attend, self.stripes.tokens - stripe.stop)
-        return Walk(model, model.place(self.positions[slice(*stripe)]), cache, attend, self.chunk, Pace(model, None))
+    def _begun(self, rank: int, turns: list[Turn], scratch: Scratch | None) -> tuple[StripedCache, list[_Half]]:
+        """A card's cache, and both of its stripes before the first layer."""
+        model, halves = self.models[rank], []
+        made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
+        cache = StripedCache(model.config, self.stripes, rank, self.kv, **made)  # type: ignore[arg-type]
+        for which, stripe in enumerate(self.stripes.of(rank)):
+            places, attend = slice(*stripe), _before_end(self.attend, self.stripes.tokens - stripe.stop)
+            walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
+            repeated = RepeatedTurns(walk, len(walk.positions), turns, scratch)
+            halves.append(_Half(which, stripe, walk, repeated, cache, model.embed(self.ids[places])))
+        return cache, halves
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""

@@ -11,6 +11,7 @@ of which little is wanted, comes after the graph.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -123,7 +124,7 @@ class PrefillGraphs:
         graph, error = self._graph(size), None
         replayed, capturing = graph.ready, graph.capturing
         self._model.done_before(replayed)
-        with self._lane.working():
+        with self._model.turn() if replayed else nullcontext(), self._lane.working():
             self._cache.reserve(size)
             self._send(ids, positions, size)
             try:

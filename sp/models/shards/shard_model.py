@@ -96,6 +96,10 @@ class ShardModel(Model):
         """See `Model`."""
         return this_card().one_core()
 
+    def turn(self) -> AbstractContextManager[Any]:
+        """See `Model`."""
+        return this_card().turn()
+
     def done_before(self, known: bool) -> None:
         """See `Model`."""
         this_card().done_before(known)

@@ -8,9 +8,9 @@ from math import ceil
 
 from sp.models.config import ModelConfig
 from sp.models.layers.share import Share
+from sp.models.passes.chunk_on_cards import MOST_TOGETHER
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
-from sp.models.passes.on_cards import MOST_TOGETHER
 from sp.models.passes.repeated_reading import MOST_ALONE
 from sp.models.passes.repeated_turns import MOST_VALUES, pays
 from sp.models.timing.work import Weights, Work
