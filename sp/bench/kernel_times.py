@@ -8,6 +8,8 @@ from typing import Any
 
 from sp.kernels import import_cupy
 from sp.kernels.launch import Defines, KernelSpec
+from sp.kernels.repeats import watched
+from sp.kernels.setting import setting
 
 QUIET = 1 << 30  # bytes written to keep the device busy while the host queues the work
 
@@ -67,7 +69,8 @@ def kernel_times(work: Callable[[], object], hold_ms: float = 20.0) -> list[Kern
         busy.data.memset_async(0, QUIET)
     KernelSpec.launch = timed  # type: ignore[method-assign]
     try:
-        work()
+        with setting(watched, True):
+            work()
     finally:
         KernelSpec.launch = plain  # type: ignore[method-assign]
     stream.synchronize()

@@ -34,6 +34,8 @@ Span = tuple[int, int]
 """Where an array begins, and its bytes."""
 
 _present: ContextVar[Recording | None] = ContextVar("recording", default=None)
+watched: ContextVar[bool] = ContextVar("watched", default=False)
+"""Set where every launch is looked at when it is made; nobody repeats any then."""
 
 
 @contextmanager

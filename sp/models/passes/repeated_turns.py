@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sp.arrays import Floats
 from sp.kernels import debugging, import_cupy
-from sp.kernels.repeats import Recording, Repeat
+from sp.kernels.repeats import Recording, Repeat, watched
 from sp.kernels.scratch import Scratch
 from sp.models.config import ModelConfig
 from sp.models.layers.attention import Attention
@@ -158,7 +158,7 @@ def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
 
 def turns_of(model: Model) -> list[Turn]:
     """All turns of a model, by the layer that they begin in; none where nothing can be repeated."""
-    if model.device != "cuda" or model.cold is not None or debugging():
+    if model.device != "cuda" or model.cold is not None or debugging() or watched.get():
         return []
     blocks = model.trunk.blocks
     return [Turn(_kind(weights), _arrays(weights)) for weights in map(_weights, blocks, blocks[1:])]
