@@ -14,11 +14,13 @@ from sp.models.passes.layer_attention import LayerAttention, dense_attention
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth
 from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Turn, may_repeat, turns_of
 from sp.models.passes.walk import Walk, Watch
+from sp.quant import Math
 
-MOST_ALONE = 8192 * 1024
-"""Values of the residual stream of the longest prompt that is read so. An H200 took 23 ms for 2,048 tokens and takes 15
-(drafter of 0.6B), and 26 and 24 for 8,192, with a fast host; for 16,384 it took 39 and would take 43, since what is
-held lies in no cache."""
+MOST_ALONE = {Math.BF16: 8192 * 1024, Math.FP8: 8192 * 1024, Math.INT8: 16384 * 1024}
+"""Values of the residual stream of the longest prompt that is read so, by what products are made in: what is recorded is
+planned before the device begins, which otherwise goes on beside. By a drafter of 0.6B on a host that plans a launch in
+60 us an H100 took 34, 49 and 60 ms for 2,048, 8,192 and 16,384 tokens in int8, and so takes 21, 27 and 43; in BF16 27, 40
+and 43, and so 16, 26 and 45."""
 
 
 def read_repeated(
@@ -57,7 +59,8 @@ def read_repeated(
     False
     """
     n, depth = len(ids), checked_depth(model, depth)
-    if not (may_repeat(model.config, attend, n, MOST_ALONE) and Stripes.fits(n, 1, 1) and (turns := turns_of(model))):
+    most = MOST_ALONE[model.arithmetic.math]
+    if not (may_repeat(model.config, attend, n, most) and Stripes.fits(n, 1, 1) and (turns := turns_of(model))):
         return False
     if import_cupy().get_default_memory_pool().get_limit():
         return False

@@ -90,7 +90,7 @@ class Predictor:
 
     def _by_layers(self, drafter: Weights, work: list[Work], beside: float, tokens: int, cards: int) -> float:
         """Seconds of a reading layer by layer: the card waits for the host while launches of the first are planned."""
-        if not repeats(drafter.config, tokens, cards):
+        if not repeats(drafter, tokens, cards):
             return self._queued(work, beside, cards)
         layers, device, queued = drafter.config.layers, self._busy_s(work) + beside, self._host_s(work, cards)
         alone = drafter.rounded.left if drafter.rounded.products else 0  # layers of another kind

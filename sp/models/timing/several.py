@@ -66,16 +66,16 @@ def halved(work: Iterable[Work]) -> list[Work]:
     return found
 
 
-def repeats(config: ModelConfig, tokens: int, cards: int) -> bool:
+def repeats(drafter: Weights, tokens: int, cards: int) -> bool:
     """Whether the launches of a drafter's layer are planned once and repeated in others; of short stripes alone.
 
-    >>> from sp.models.synthetic.shapes import find_shape
-    >>> config = find_shape("qwen3-0.6b").config
-    >>> repeats(config, 131072, 1), repeats(config, 131072, 4), repeats(config, 8192, 1)
+    >>> drafter = Weights.of_shape("qwen3-0.6b", "bf16")
+    >>> repeats(drafter, 131072, 1), repeats(drafter, 131072, 4), repeats(drafter, 8192, 1)
     (False, True, True)
     """
-    stripe, most = (tokens, MOST_ALONE) if cards == 1 else (tokens / (STRIPES * cards), MOST_VALUES)
-    return pays(config, stripe, most)
+    if cards == 1:
+        return pays(drafter.config, tokens, MOST_ALONE[drafter.rounded.math])
+    return pays(drafter.config, tokens / (STRIPES * cards), MOST_VALUES)
 
 
 def uneven(cards: int) -> float:
