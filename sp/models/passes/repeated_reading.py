@@ -17,10 +17,10 @@ from sp.models.passes.walk import Walk, Watch
 from sp.quant import Math
 
 MOST_ALONE = {Math.BF16: 8192 * 1024, Math.FP8: 8192 * 1024, Math.INT8: 16384 * 1024}
-"""Values of the residual stream of the longest prompt that is read so, by what products are made in: what is recorded is
-planned before the device begins, which otherwise goes on beside. By a drafter of 0.6B on a host that plans a launch in
-60 us an H100 took 34, 49 and 60 ms for 2,048, 8,192 and 16,384 tokens in int8, and so takes 21, 27 and 43; in BF16 27, 40
-and 43, and so 16, 26 and 45."""
+"""Values of the residual stream of the longest prompt that is read so, by what products are made in: what is recorded
+is planned before the device begins, which otherwise goes on beside. By a drafter of 0.6B an H100 with a slow host took
+34, 49 and 60 ms for 2,048, 8,192 and 16,384 tokens in int8, and so takes 21, 27 and 43; in BF16 27, 40 and 43, and so
+16, 26 and 45."""
 
 
 def read_repeated(
