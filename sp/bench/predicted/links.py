@@ -49,7 +49,7 @@ def fit_links(found: Sequence[Row], known: Fitted) -> Links:
     """
     drafter, target = find_shape(DRAFTER).config, replace(Weights.of_shape(*TARGET), rounded=IN_INT8)
     waited = np.array([_waited(found, known, key) for key in SCORED])
-    columns = np.array([[2 * drafter.layers, _uneven(found, known, key)] for key in SCORED])
+    columns = np.array([[drafter.layers, _uneven(found, known, key)] for key in SCORED])
     (meeting, uneven), *_ = np.linalg.lstsq(columns / waited[:, None], np.ones(len(SCORED)), rcond=None)
     step = _one(found, STEP, 2)
     each = (step.seconds - step.predict(known)) / sums(target, 1)

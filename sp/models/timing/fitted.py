@@ -46,7 +46,7 @@ class Host:
     launch_s : float
         Seconds to queue a launch of a prefill: short ones end no sooner than they are queued.
     score_s : float
-        Seconds of a scoring beside its kernels.
+        Seconds of a scoring beside its kernels, where launches are planned for every layer.
     request_s : float
         Seconds of a request that is compressed, whatever its length.
     token_s : float
@@ -74,8 +74,7 @@ class Links:
     share : float
         Of NVLink's speed, at which sums and pages go between cards.
     meeting_s : float
-        Seconds of a layer and card of a drafter's reading, where all wait for the host to come round and for the last
-        of them; pages are gathered beside it.
+        Seconds of a layer of a drafter's reading, where all wait for the last of them; pages are gathered beside it.
     uneven : float
         Of `sp.models.timing.several.uneven`, how much is waited for there.
     sum_s : float

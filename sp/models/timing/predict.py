@@ -16,6 +16,7 @@ from sp.models.timing.several import (
     RECORDED,
     REPEATED,
     gathered,
+    graphs_begun,
     halved,
     repeats,
     striped,
@@ -71,31 +72,36 @@ class Predictor:
             return self._queued(work, cards=int(tokens > MOST or self.one_by_one))
         between = self._sums_s(model, tokens) + self._sent_s(summed(model.config, tokens, n))
         long = MOST if self.one_by_one else longest(n, model.rounded.attention_math)
-        if long > MOST and middle(min(tokens, long)):  # in parts, one of which is added up while the other is computed
-            all_of_them = self.card.multiprocessors
-            left = replace(self, card=replace(self.card, multiprocessors=all_of_them - BLOCKS))
-            return max(left._queued(halved(work), cards=0) * all_of_them / (all_of_them - BLOCKS), between)
-        return self._queued(work, between, cards=0 if tokens <= MOST else n)
+        if tokens > MOST >= long:
+            return self._queued(work, between, cards=n)
+        in_parts = long > MOST and middle(min(tokens, long))  # one is added up while the other is computed
+        work = halved(work) if in_parts else work
+        first = graphs_begun(model, min(tokens, long), sum(one.launches for one in work) / ceil(tokens / long), n)
+        if not in_parts:
+            return first + self._queued(work, between, cards=0)
+        all_of_them = self.card.multiprocessors
+        left = replace(self, card=replace(self.card, multiprocessors=all_of_them - BLOCKS))
+        return first + max(left._queued(work, cards=0) * all_of_them / (all_of_them - BLOCKS), between)
 
     def score_s(self, drafter: Weights, tokens: int, density: float | None = None) -> float:
         """Seconds in which a drafter scores a prompt; `density` of its attention as for `scoring`."""
-        work, beside, n = scoring(drafter, tokens, density), self.known.host.score_s, self.cards
+        work, n = scoring(drafter, tokens, density), self.cards
         if n == 1 or not Stripes.fits(tokens, n, 1):
-            return self._by_layers(drafter, work, beside, tokens, 1)
-        beside += n * drafter.config.layers * self.known.links.meeting_s + self.known.links.uneven * self._uneven_s(
-            work
-        )
+            return self._by_layers(drafter, work, 0.0, tokens, 1)
+        links = self.known.links
+        beside = drafter.config.layers * links.meeting_s + links.uneven * self._uneven_s(work)
         pages = self._sent_s(gathered(drafter.config, tokens, n))
         return max(self._by_layers(drafter, striped(work, tokens, n), beside, tokens, n), pages + beside)
 
     def _by_layers(self, drafter: Weights, work: list[Work], beside: float, tokens: int, cards: int) -> float:
         """Seconds of a reading layer by layer: the card waits for the host while launches of the first are planned."""
         if not repeats(drafter, tokens, cards):
-            return self._queued(work, beside, cards)
+            return self._queued(work, beside + self.known.host.score_s, cards)
         layers, device, queued = drafter.config.layers, self._busy_s(work) + beside, self._host_s(work, cards)
         alone = drafter.rounded.left if drafter.rounded.products else 0  # layers of another kind
         first, rest = (alone + 1) / layers, (layers - alone - 1) / layers
-        begun = max(queued * (alone + RECORDED) / layers, device * first)
+        last = int(cards == 1)  # whose last turn is planned, too
+        begun = max(queued * (alone + RECORDED + last) / layers, device * first)
         return begun + rest * max(device, REPEATED * queued)
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:

@@ -27,6 +27,10 @@ RECORDED, REPEATED = 2.0, 0.2
 """What the host takes for a layer whose launches it records, and for one whose launches it repeats, over what it takes
 where it plans them alone; measured on hosts of H200s (``results/nvidia-h200/notes-cards.md``)."""
 
+NODE_S = 1.2e-6
+"""Seconds in which a host begins one of a graph's launches, one card's graph after the other's: 2.9 ms for the 2,354 of
+6,532 tokens on four cards, as above."""
+
 
 def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
     """One card's part of a scoring that `cards` of them do together; the first card's, which looks at all keys.
@@ -119,6 +123,11 @@ def sums(model: Weights, tokens: int) -> int:
     256
     """
     return 2 * model.config.layers * ceil(tokens / chunk_tokens("cuda", model.rounded.math))
+
+
+def graphs_begun(model: Weights, tokens: int, launches: float, cards: int) -> float:
+    """Seconds for which the first of several cards waits at its first sum: until the others' graphs have begun, too."""
+    return (cards - 1) * (launches + sums(model, tokens)) * NODE_S
 
 
 def sum_time(cards: int) -> float:
