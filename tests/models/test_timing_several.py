@@ -17,10 +17,20 @@ from sp.bench.predicted.rows import Row, rows
 from sp.errors import ConfigError
 from sp.models.cost import prefill_cost
 from sp.models.inspect.known_cards import find_card
-from sp.models.timing.fitted import bound, fitted
+from sp.models.timing.fitted import bound, busy, fitted
 from sp.models.timing.predict import Predictor
 from sp.models.timing.rounded import Rounded
-from sp.models.timing.several import gathered, halved, share_of, striped, summed, sums, uneven
+from sp.models.timing.several import (
+    NODE_S,
+    gathered,
+    graphs_begun,
+    halved,
+    share_of,
+    striped,
+    summed,
+    sums,
+    uneven,
+)
 from sp.models.timing.work import Weights, Work, reading, scoring, step
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h100-80gb-hbm3"
@@ -89,7 +99,9 @@ def test_what_goes_between_cards() -> None:
 
 
 def test_links_are_found_again(pairs: list[Row]) -> None:
-    """Rows that take what the model says with some links are fitted by the same links."""
+    """Rows that take what the model says with some links are fitted by the same links, as near as two layers in 28 let
+    them: of the first ones the longer of host and card counts.
+    """
     links = replace(fitted().links, share=0.25, meeting_s=2e-3, uneven=0.3, sum_s=3e-5)
     known = replace(fitted(), links=links)
     made = [replace(row, seconds=1.07 * row.predict(replace(known, links=ALONE))) for row in pairs if row.cards == 1]
@@ -101,8 +113,29 @@ def test_links_are_found_again(pairs: list[Row]) -> None:
             made.append(replace(row, seconds=row.predict(known) + 0.07 * longest))
     found = fit_links(made, replace(known, links=ALONE))
     assert (found.share, found.meeting_s, found.uneven, found.sum_s) == (
-        pytest.approx(0.25), pytest.approx(2e-3, rel=1e-3), pytest.approx(0.3, rel=1e-3), pytest.approx(3e-5),
+        pytest.approx(0.25), pytest.approx(2e-3, rel=5e-3), pytest.approx(0.3, rel=5e-3), pytest.approx(3e-5),
     )  # fmt: skip
+
+
+def test_graphs_of_cards_begin_one_after_the_other() -> None:
+    """The launches of 512 tokens on four cards, and their sums, of three cards more than one."""
+    share = share_of(TARGET, 4)
+    launches = sum(one.launches for one in reading(share, 512))
+    assert graphs_begun(share, 512, launches, 4) == pytest.approx(3 * (launches + 128) * NODE_S)
+    assert graphs_begun(share, 512, launches, 1) == 0.0
+
+
+def test_a_card_alone_waits_for_what_it_plans_and_for_nothing_else_where_launches_are_repeated() -> None:
+    """Of 28 layers in BF16 the first is recorded, which is twice as much to do, and the last turn is planned."""
+    known = fitted()
+    predictor = Predictor.of(find_card("h200"), known)
+    work = scoring(DRAFTER, 8192, 0.25)
+    device = busy(work, find_card("h200"), "sm_90a", known.rates["sm_90a"])
+    planned = known.host.launch_s * sum(one.launches for one in work) / 28
+    assert predictor.score_s(DRAFTER, 8192, 0.25) == pytest.approx(3 * planned + 27 / 28 * device)
+    longer = scoring(DRAFTER, 16384, 0.25)
+    device = busy(longer, find_card("h200"), "sm_90a", known.rates["sm_90a"])
+    assert predictor.score_s(DRAFTER, 16384, 0.25) == pytest.approx(known.host.score_s + device)
 
 
 def test_scans_of_few_heads_take_as_long_as_those_of_many() -> None:
