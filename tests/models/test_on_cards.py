@@ -161,6 +161,42 @@ def test_progress_counts_all_of_it_and_depth_stops(model) -> None:
     assert sum(told) == MOST * model.config.layers
 
 
+class TellingGroup(HostGroup):
+    """Whose cards are told whether something was done before."""
+
+    told: tuple[bool, ...] = ()
+
+    @contextmanager
+    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
+        with super()._card(rank, meeting) as card:
+            card.done_before = self._note  # type: ignore[method-assign]
+            yield card
+
+    def _note(self, known: bool) -> None:
+        self.told += (known,)
+
+
+def test_what_all_cards_have_done_to_its_end_they_have_done_before(model, deep) -> None:
+    group = TellingGroup(2)
+
+    def read(model: Model, n: int, attend: LayerAttention = dense_attention, watch: Any = lambda *_: None) -> bool:
+        group.told = ()
+        read_by_layer_on(group, [model] * 2, IDS[:n], np.arange(n), watch, attend=attend)
+        assert len(set(group.told)) == 1
+        return group.told[0]
+
+    def fails(*_: object) -> None:
+        raise PromptError("seen enough")
+
+    assert [read(model, n) for n in (1100, 1100, 1200)] == [False, True, True]
+    assert not read(model, 1000), "of another length"
+    assert not read(deep, 1100), "of another model"
+    assert [read(model, 1100, SparseAttention(Dense())) for _ in range(2)] == [False, True]
+    with pytest.raises(PromptError, match="seen enough"):
+        read(model, 1100, watch=fails)
+    assert [read(model, 1100) for _ in range(2)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"), [("qwen3-0.6b", MOST_TOGETHER), ("llama-3.1-8b", 16384), ("qwen3-30b-a3b", 16384)]
 )

@@ -25,6 +25,7 @@ from dry_memory import number_of
 import numpy as np
 from sp.kernels import current_path, repeats
 from sp.kernels.scratch import Scratch
+from sp.kernels.setting import setting
 from sp.models import Cards, SparseAttention, dense_attention, load_model
 from sp.models.cache.striped import StripedCache
 from sp.models.passes import repeated_turns
@@ -121,6 +122,9 @@ for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))
         assert calls == repeated[0][who], [both for both in zip(calls, repeated[0][who]) if both[0] != both[1]][:2]
 read(lambda cache, layer, q, gate: dense_attention(cache, layer, q, gate))
 assert not again, "attention of somebody else's, which may do anything"
+with setting(repeats.watched, True):
+    read(SparseAttention(FlashPrefill(0.1)))
+assert not again, "launches that somebody looks at when they are made"
 for which in ("_own", "_all", "_queries"):
     for i in range(2):
         assert any((which, i) in seen for calls in plain[0].values() for _, seen in calls), (which, i)

@@ -36,6 +36,7 @@ def run(pair, decode, characters, **changes):
     pooled = pair.residency.cache_pool.idle
     found = {"launches": sum(dry_device.launches.values()), "used": dry_memory.pool.used_bytes()}
     found |= {"pooled": id(pooled), "capacity": pooled.cache.capacity if pooled else 0}
+    found["empty"] = pooled is None or (pooled.cache.tokens, pooled.cache.pages_in_use) == (0, 0)
     found |= {"passes": len(result.answer.passes)}
     return found | {"driver": result.answer.trace.facts["residency"]["driver_requests"]}
 
@@ -76,6 +77,7 @@ def test_the_next_answer_is_decoded_in_what_is_there(found, way) -> None:
     assert fourth["launches"] == third["launches"]
     assert fourth["used"] == third["used"] == second["used"]
     assert third["driver"] == fourth["driver"] == 0
+    assert all(one["empty"] for one in found[way]), "the next answer would wait for that"
     assert (first["passes"] > 0) == (way != "greedy")
 
 
