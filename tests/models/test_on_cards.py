@@ -179,9 +179,11 @@ class TellingGroup(HostGroup):
 def test_what_all_cards_have_done_to_its_end_they_have_done_before(model, deep) -> None:
     group = TellingGroup(2)
 
-    def read(model: Model, n: int, attend: LayerAttention = dense_attention, watch: Any = lambda *_: None) -> bool:
+    def read(
+        model: Model, n: int, attend: LayerAttention = dense_attention, watch: Any = lambda *_: None, like: Any = "look"
+    ) -> bool:
         group.told = ()
-        read_by_layer_on(group, [model] * 2, IDS[:n], np.arange(n), watch, attend=attend)
+        read_by_layer_on(group, [model] * 2, IDS[:n], np.arange(n), watch, attend=attend, like=like)
         assert len(set(group.told)) == 1
         return group.told[0]
 
@@ -192,6 +194,8 @@ def test_what_all_cards_have_done_to_its_end_they_have_done_before(model, deep) 
     assert not read(model, 1000), "of another length"
     assert not read(deep, 1100), "of another model"
     assert [read(model, 1100, SparseAttention(Dense())) for _ in range(2)] == [False, True]
+    assert [read(model, 1100, like=None) for _ in range(2)] == [False, False], "a watch that may load anything"
+    assert not read(model, 1100, like="another")
     with pytest.raises(PromptError, match="seen enough"):
         read(model, 1100, watch=fails)
     assert [read(model, 1100) for _ in range(2)] == [False, True]

@@ -89,7 +89,9 @@ NcclCard._drain = drained
 ids = np.arange(N) % VOCAB
 group = NcclGroup(tuple(range(CARDS))) if CARDS > 1 else None
 def read_on(*given, **how):
-    return read_repeated(models[0], *given, **how) if group is None else read_by_layer_on(group, models, *given, **how)
+    if group is None:
+        return read_repeated(models[0], *given, **how)
+    return read_by_layer_on(group, models, *given, like="looks at shapes", **how)
 def read(attend):
     log.clear(), again.clear(), recorded.clear(), placed.clear()  # what another reading recorded is gone
     queries, watch = [], lambda layer, q, cache: queries.append((layer, q.shape))

@@ -50,3 +50,19 @@ def test_the_first_card_holds_the_model_that_reads(request_alone) -> None:
     other = load_model(embedded("drafter"))
     with pytest.raises(ConfigError, match="first of the cards"):
         replace(request_alone, cards=Cards(HostGroup(2), [other] * 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "known"),
+    [
+        ("tail", {}, True),
+        ("tail", {"rotary": "none"}, False),
+        ("tail", {"pooling": "max", "order": "pool,heads,queries"}, False),
+        ("entropy_weight", {}, False),
+    ],
+)
+def test_only_what_loads_no_kernels_of_others_is_done_before(request_alone, name, options, known) -> None:
+    """The second reading of a kind; a kernel of CuPy's that one card loads would hold up the others for ever."""
+    group = HostGroup(2)
+    SCORERS.build(name, options).score(replace(request_alone, cards=Cards(group, [request_alone.model] * 2)))
+    assert (len(group.done) == 1) == known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
@@ -46,6 +46,7 @@ def read_by_layer_on(
     rotate: bool = False,
     chunk: int | None = None,
     progress: Progress | None = None,
+    like: Hashable | None = None,
 ) -> None:
     """Read a prompt as `read_by_layer` does, on all cards of a group.
 
@@ -68,6 +69,10 @@ def read_by_layer_on(
         Called in the thread of card 0, with the queries of the last stripe or of `rows`, and all keys.
     kv, rotate
         See `Cache`.
+    like : hashable, optional
+        Names what `watch` does, if on the device it launches kernels of `sp` alone. A reading of the same kind that all
+        cards have done to its end before waits for nothing at its first steps, see `Card.done_before`; by default each
+        is the first of its kind.
 
     Raises
     ------
@@ -105,12 +110,14 @@ def read_by_layer_on(
         return read_by_layer(model, ids, positions, cache, watch, **so)  # type: ignore[arg-type]
     stripes, chunk = Stripes(len(ids), group.size, tail), tokens_together(model) if chunk is None else chunk
     # Of lengths alike, for another may take other kernels, and NCCL another way.
-    kind = ref(model), type(attend), type(getattr(attend, "selector", None)), len(ids).bit_length()
+    of_attention = type(attend), type(getattr(attend, "selector", None)), kv, rotate
+    kind = None if like is None else (ref(model), *of_attention, len(ids).bit_length(), rows, like)
     how = models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, _in_turn(progress)
     for counted in group.run(_Reading(*how, known=kind in group.done).on):
         for layer, reads in counted.items():
             attend.reads.setdefault(layer, []).extend(reads)  # type: ignore[attr-defined]
-    group.done.add(kind)
+    if kind is not None:
+        group.done.add(kind)
     if progress is not None and depth < model.config.layers:
         progress(len(ids) * (model.config.layers - depth))
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -117,11 +117,12 @@ class AttentionScorer(ReadingScorer):
             return min(self.queries, n)
         return min(n - question_start(request), MOST_QUESTION_TOKENS)
 
-    def read(self, request: ScoreRequest, take: Take) -> LayerAttention:
+    def read(self, request: ScoreRequest, take: Take, like: Hashable | None = None) -> LayerAttention:
         """Let the drafter read the prompt once, and show every scored layer with the last tokens' queries.
 
         The memory held is the stream and one layer's queries, keys and values, at any depth. Layers behind the last
-        that counts are not run, and that one does not attend.
+        that counts are not run, and that one does not attend. `like` names what `take` does on the device, for
+        `read_by_layer_on`.
         """
         model, queries = request.model, self.query_count(request)
         scored, attend = self.scored_layers(model.config), self.attend(request)
@@ -131,7 +132,8 @@ class AttentionScorer(ReadingScorer):
                 rows = self.rows(q[-queries:], request.positions[-queries:], model)
                 take(layer, rows, self.keys(cache.stored(layer), request.positions, model))
 
-        read_on(request, watch, attend=attend, rows=queries, depth=scored[-1] + 1)
+        like = None if like is None or self.rotary != "post" else (scored, like)
+        read_on(request, watch, attend=attend, rows=queries, depth=scored[-1] + 1, like=like)
         return attend
 
     def rows(self, q: Floats, positions: Ints, model: Model) -> Floats:
@@ -153,17 +155,25 @@ def importance_of(fold: Fold, attend: LayerAttention, generated: tuple[int, ...]
     return Importance(*found, weighing=fold.laps.seconds())
 
 
-def read_on(request: ScoreRequest, watch: Watch, *, attend: LayerAttention, rows: int, depth: int) -> None:
+def read_on(
+    request: ScoreRequest,
+    watch: Watch,
+    *,
+    attend: LayerAttention,
+    rows: int,
+    depth: int,
+    like: Hashable | None = None,
+) -> None:
     """Read a prompt as `read_by_layer` does: with the keys of one layer at a time, or what a trail lacks into it.
 
-    Where several cards are given and no keys are kept, they read it together.
+    Where several cards are given and no keys are kept, they read it together; see there for `like`.
 
     The last `rows` tokens are read in any case, since their queries are wanted.
     """
     model, n, keys = request.model, len(request.ids), request.keys
     how: dict[str, Any] = {"attend": attend, "depth": depth, "progress": request.progress}
     if keys is None and request.cards is not None:
-        read_by_layer_on(*request.cards, request.ids, request.positions, watch, rows=rows, **how)
+        read_by_layer_on(*request.cards, request.ids, request.positions, watch, rows=rows, like=like, **how)
         return
     if keys is None and read_repeated(model, request.ids, request.positions, watch, rows=rows, **how):
         return
