@@ -4,7 +4,7 @@ Planning a launch takes the host several times as long as giving it to the drive
 kernel is chosen, arrays are made. Layers of a model are alike but for their weights. So what one of them launched is
 kept, with its arguments, and for another the addresses of weights are exchanged. What it made on its way lies in
 memory that nobody else is given (`sp.kernels.scratch`), where one array took the place of another as it does launch
-by launch: held apart, they would fill caches with what is needed no more.
+by launch: held apart, they would take the room of all of them.
 
 Unlike a CUDA graph this needs no capture, and what is exchanged costs one store an address.
 """
