@@ -121,7 +121,7 @@ def summary() -> list[str]:
         for name in (row.bench, "all"):
             found.setdefault(name, []).append(abs(row.error(fitted())))
     for row in others():
-        name = f"{PAIRED}, {'two cards' if row.cards > 1 else 'one card'}"
+        name = f"{PAIRED}, {'several cards' if row.cards > 1 else 'one card'}"
         found.setdefault(name, []).append(abs(row.error(fitted())))
     order = sorted(found, key=lambda name: (name.startswith(PAIRED), name == "all"))
     return table(
