@@ -34,17 +34,18 @@ def awaited(waiting: Waiting, trace: Trace, name: str = "tokenise") -> Tokenised
 
 @contextmanager
 def once_reading(
-    pool: Executor, work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt, reporter: Reporter
+    pool: Executor, work: Callable[[Prompt], TokenisedPrompt], prompt: Prompt, reporter: Reporter, *, later: bool
 ) -> Iterator[tuple[Callable[[], Waiting], Reporter]]:
-    """`timed` work that begins once a drafter on several cards has read a `PART`; at the latest at the end.
+    """`timed` work that begins once a drafter on several cards has read a `PART`, and at the latest at the end.
 
     Before that the host has no time for it: it plans launches, one card's after the other's, and all wait for them.
+    Without `later`, as beside one card, it begins at once.
 
     Yields
     ------
     callable, Reporter
         The first begins it, if nothing has, and gives what `awaited` takes. The second shows what `reporter` does, and
-        begins it.
+        begins it where that is waited for.
 
     Examples
     --------
@@ -53,10 +54,11 @@ def once_reading(
     >>> from sp.pipeline.result import silent
     >>> tokenizer = load(embedded("target")).tokenizer
     >>> work = lambda prompt: prompt.tokenise(tokenizer)
-    >>> with ThreadPoolExecutor(1) as pool, once_reading(pool, work, Prompt("a b", ()), silent) as (begun, telling):
-    ...     with telling("scoring", 28) as progress:
-    ...         progress(7)
-    ...     print(len(awaited(begun(), Trace())))
+    >>> with ThreadPoolExecutor(1) as pool:
+    ...     with once_reading(pool, work, Prompt("a b", ()), silent, later=True) as (begun, telling):
+    ...         with telling("scoring", 28) as progress:
+    ...             progress(7)
+    ...         print(len(awaited(begun(), Trace())))
     2
     """
     begin = Event()
@@ -85,7 +87,9 @@ def once_reading(
         return waiting
 
     waiting = pool.submit(waited, prompt)
+    if not later:
+        begin.set()
     try:
-        yield begun, telling
+        yield begun, telling if later else reporter
     finally:
         begin.set()

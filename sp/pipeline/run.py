@@ -88,14 +88,13 @@ class Pipeline(Opened):
             tokenizers = reader.tokenizer, self.target.tokenizer
             drafted = stages.tokenise_for_drafter(prompt, *tokenizers, trace)  # by itself: all wait for it
             group, early = self._cards(role), may_be_over(self.target, drafted, options, self.residency.budget, full)
-            with once_reading(self.beside, self.tokenise, prompt, reporter) as (begun, telling):
-                if group is None:
-                    begun()
+            beside = self.beside, self.tokenise, prompt, reporter
+            with once_reading(*beside, later=group is not None) as (begun, telling):
                 if early:
                     tokenised = awaited(begun(), trace)
                     self._settle(tokenised, options, full)
-                how = options, trace, reporter if group is None else telling, by_head
-                importance = stages.score(role, reader, self.residency, drafted, *how, cards=group)
+                asked = drafted, options, trace, telling, by_head
+                importance = stages.score(role, reader, self.residency, *asked, cards=group)
                 scored = Scored(drafted, importance, trace)
                 if not early:
                     tokenised = awaited(begun(), trace)

@@ -106,14 +106,15 @@ def read_by_layer_on(
     tail = max(rows, BLOCK)  # of a block of queries no part is left to attend densely where the whole would not
     if group.size == 1 or not Stripes.fits(len(ids), group.size, tail):
         cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
-        so = {"attend": attend, "rows": rows, "depth": depth, "chunk": alone, "progress": progress}
-        return read_by_layer(model, ids, positions, cache, watch, **so)  # type: ignore[arg-type]
+        how = {"attend": attend, "rows": rows, "depth": depth, "chunk": alone, "progress": progress}
+        return read_by_layer(model, ids, positions, cache, watch, **how)  # type: ignore[arg-type]
     stripes, chunk = Stripes(len(ids), group.size, tail), tokens_together(model) if chunk is None else chunk
     # Of lengths alike, for another may take other kernels, and NCCL another way.
     of_attention = type(attend), type(getattr(attend, "selector", None)), kv, rotate
     kind = None if like is None else (ref(model), *of_attention, len(ids).bit_length(), rows, like)
-    how = models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, _in_turn(progress)
-    for counted in group.run(_Reading(*how, known=kind in group.done).on):
+    known, tell = kind in group.done, _in_turn(progress)
+    reading = _Reading(models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, tell, known)
+    for counted in group.run(reading.on):
         for layer, reads in counted.items():
             attend.reads.setdefault(layer, []).extend(reads)  # type: ignore[attr-defined]
     if kind is not None:

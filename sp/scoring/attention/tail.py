@@ -8,7 +8,6 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.ops.attention.importance import in_kernel
-from sp.ops.attention.paged_kv import PagedKV
 from sp.scoring.attention.attention import AttentionScorer, importance_of
 from sp.scoring.attention.reduction import Fold
 from sp.scoring.base import HEATMAP_CHUNK, Importance, ScoreRequest, register_scorer
@@ -32,12 +31,8 @@ class TailScorer(AttentionScorer):
         """Run the drafter once over the prompt and reduce the tail's attention."""
         fold = Fold(self.reduction(), request.by_head)
         asking = request if self.queries == "question" else without_markup(request)
-
-        def take(layer: int, q: Floats, keys: PagedKV) -> None:
-            fold.add_layer(q, keys, causal=True)
-
         like = (fold.reduction, fold.by_head) if in_kernel(fold.reduction) else None
-        found = importance_of(fold, self.read(asking, take, like))
+        found = importance_of(fold, self.read(asking, lambda _, q, keys: fold.add_layer(q, keys, causal=True), like))
         return found if asking is request else padded(found, len(request.ids))
 
 
