@@ -17,6 +17,7 @@ STRIPES = 2 * CARDS if CARDS > 1 else 1
 dry_device.H200["major"] = int(sys.argv[5])
 dry_nccl.install(CARDS)
 import threading
+from bisect import bisect
 from collections import defaultdict
 from dataclasses import replace
 import cupy
@@ -54,9 +55,11 @@ for card, model in enumerate(models):
             for one, name in ((rows.codes, "codes"), (rows.scales, "scales")):
                 of_weights.append((one.data.ptr, one.data.ptr + one.nbytes, (card, layer, rows.width, name)))
 log, again, lost, recorded, inside, placed = defaultdict(list), [], [], {}, threading.local(), {}
+of_weights.sort()
+begins = [start for start, _, _ in of_weights]
 def named(address):
-    other = placed.get(address, "array")
-    return next(((*name, address - start) for start, end, name in of_weights if start <= address < end), other)
+    start, end, name = of_weights[bisect(begins, address) - 1]
+    return (*name, address - start) if start <= address < end else placed.get(address, "array")
 def placing(kind, *lists):
     init = kind.__init__
     def once(self, *given, **more):
