@@ -12,6 +12,7 @@ from dataclasses import replace
 import cupy
 import numpy as np
 import pytest
+from repeated_parts import repeated_parts
 
 from sp.errors import DeviceError, PromptError
 from sp.kernels import forced_path
@@ -19,7 +20,7 @@ from sp.kernels.device import device_count, event_done, nccl_version
 from sp.kernels.repeats import Repeat
 from sp.models import Cards
 from sp.models.arithmetic import scoring
-from sp.models.passes.repeated_turns import RepeatedTurns
+from sp.models.passes import repeated_turns
 from sp.models.synthetic.random_store import random_model
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
@@ -115,13 +116,11 @@ def test_repeated_turns_change_nothing(file_type, math, path, tokens, attention,
     request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, cards=cards)
     with forced_path(path) if path != "auto" else nullcontext():
         repeated = SCORERS.build("tail", options).score(request)
-        # A turn less than layers, of which one is recorded; two at the start come once where other layers are in int8.
-        # One card plans the last.
-        left = (2 if models[0].arithmetic.math is Math.BF16 else 4) + (count == 1)
-        most = (1 if count == 1 else 2 * count) * (models[0].config.layers - left)
+        eight_bits = models[0].arithmetic.math is Math.INT8
+        most = repeated_parts(tokens, count, models[0].config.layers, eight_bits)
         assert 0 < len(repeats) <= most
         assert len(repeats) == most or file_type == "q4_k_m"  # whose layers are of several kinds
-        monkeypatch.setattr(RepeatedTurns, "turn", lambda self, layer, make: make())
+        monkeypatch.setattr(repeated_turns, "WORTH", 1000)  # nothing comes so often
         plain = SCORERS.build("tail", options).score(request)
     np.testing.assert_array_equal(repeated.scores, plain.scores)
     assert repeated.densities == plain.densities

@@ -10,8 +10,9 @@ from sp.quant import BF16, Q4_K, Q8_0
 
 WALK = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1], sys.argv[1] + "/.."
 import dry_device, dry_nccl
+from repeated_parts import repeated_parts
 CARDS, N, VOCAB, DEPTH = int(sys.argv[7]), int(sys.argv[4]), int(sys.argv[3]), 8
 STRIPES = 2 * CARDS if CARDS > 1 else 1
 dry_device.H200["major"] = int(sys.argv[5])
@@ -24,6 +25,7 @@ import cupy
 import dry_memory
 from dry_memory import number_of
 import numpy as np
+import pytest
 from sp.kernels import current_path, repeats
 from sp.kernels.scratch import Scratch
 from sp.kernels.setting import setting
@@ -64,7 +66,9 @@ def placing(kind, *lists):
     init = kind.__init__
     def once(self, *given, **more):
         init(self, *given, **more)
-        placed.update((one.data.ptr, (name, i)) for name in lists for i, one in enumerate(getattr(self, name)))
+        every = [(name, i, one) for name in lists for i, one in enumerate(getattr(self, name))]
+        for name, i, one in every:
+            placed.update((part.data.ptr, (name, i)) for part in (one if isinstance(one, list) else [one]))
     kind.__init__ = once
 placing(StripedCache, "_own", "_all")
 placing(repeated_turns.RepeatedTurns, "_queries")
@@ -90,6 +94,7 @@ def drained(self, left):
     return drain(self, left)
 NcclCard._drain = drained
 ids = np.arange(N) % VOCAB
+monkeypatch = pytest.MonkeyPatch()
 group = NcclGroup(tuple(range(CARDS))) if CARDS > 1 else None
 def read_on(*given, **how):
     if group is None:
@@ -113,14 +118,13 @@ for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))
     if group is not None:  # a card waits for its device at the end alone, not for memory that a pool has
         assert 2 * CARDS <= waits.count(0) <= 3 * CARDS < first, (waits.count(0), first)
     assert not lost, f"memory that others may have by now: {lost[:3]}"
-    # Turn 0 is recorded, 1 to 6 repeat it; in int8 2 is, since the first two layers stay in BF16. One card plans 6.
-    assert len(again) == STRIPES * ((6 if sys.argv[6] == "bf16" else 4) - (CARDS == 1)), again
+    expected = repeated_parts(N, CARDS, DEPTH, sys.argv[6] == "int8")
+    assert len(again) == expected, (len(again), expected)
     filled = sum(one[0] == "zeros" for calls in log.values() for one in calls)
-    assert filled >= len(again) * (current_path() == "sm_90a"), filled
-    turn = repeated_turns.RepeatedTurns.turn
-    repeated_turns.RepeatedTurns.turn = lambda self, layer, make: make()
-    plain = read(made())
-    repeated_turns.RepeatedTurns.turn = turn
+    assert filled >= STRIPES * (DEPTH - 2) * (current_path() == "sm_90a"), filled
+    with monkeypatch.context() as patched:
+        patched.setattr(repeated_turns, "WORTH", 1000)  # nothing comes so often
+        plain = read(made())
     assert not again
     assert repeated[1:] == plain[1:], (repeated[1:], plain[1:])
     for who, calls in plain[0].items():

@@ -27,7 +27,9 @@ class Stripes:
     """A prompt cut into twice as many stripes of whole pages as there are cards.
 
     Card r has the stripes r and ``2 cards - 1 - r``. The first has few tokens before it where the second has many, so
-    that all cards have the same pairs of queries and keys, within a page; the end of the prompt is card 0's.
+    that all cards have the same pairs of queries and keys, within a page a stripe; the end of the prompt is card 0's.
+    Where the last one gets a page of its own besides its tail, all others are equally long, and launches of one are
+    those of another.
 
     Parameters
     ----------
@@ -48,7 +50,11 @@ class Stripes:
         assert self.fits(tokens, cards, tail), f"{tokens} tokens on {cards} cards"
         self.tokens, self.cards = tokens, cards
         parts, blocks = 2 * cards, -(-tokens // PAGE_TOKENS)
-        last = min(blocks * (parts - 1) // parts, (tokens - tail) // PAGE_TOKENS)
+        most = (tokens - tail) // PAGE_TOKENS  # pages before the last stripe
+        alike = -(-blocks // parts)
+        last = alike * (parts - 1)
+        if last > most:
+            last = min(blocks * (parts - 1) // parts, most)
         edges = [last * i // (parts - 1) for i in range(parts)]
         starts = [edge * PAGE_TOKENS for edge in edges]
         self.all = [Stripe(*ends) for ends in zip(starts, [*starts[1:], tokens], strict=True)]
@@ -125,11 +131,12 @@ class StripedCache(Cache):
         room = stripes.cards * sum(stripes.pages)
         super().__init__(config, room * PAGE_TOKENS, kv, rotate=rotate, layers=2, device=device, math=math)
         table, self._stripes, self._seen = stripes.table(), stripes, stripes.tokens
-        own = np.concatenate(
-            [table[first // PAGE_TOKENS : -(-stop // PAGE_TOKENS)] for first, stop in stripes.of(card)]
-        )
+        own = [table[first // PAGE_TOKENS : -(-stop // PAGE_TOKENS)] for first, stop in stripes.of(card)]
+        if stripes.cards == 1:  # one follows the other, and tokens of both are written together
+            own = [table]
         self._starts = range(0, room * min(2, config.layers), room)  # of the layers that are held at once
-        self._own = [self._placed(own + start) for start in self._starts]
+        self._own = [[self._placed(part + start) for part in own] for start in self._starts]
+        self._first = PAGE_TOKENS * len(own[0])  # tokens of the first, which is of whole pages
         self._all = [self._placed(table + start) for start in self._starts]
         self._filled = [0 for _ in self._starts]
 
@@ -146,7 +153,8 @@ class StripedCache(Cache):
         """Count tokens whose keys and values are stored, by `append` or by launches of another layer, repeated."""
         place = self._place(layer)
         self._filled[place] += tokens
-        assert self._filled[place] <= len(self._own[place]) * PAGE_TOKENS, f"{self._filled[place]} tokens"
+        most = PAGE_TOKENS * sum(map(len, self._own[place]))
+        assert self._filled[place] <= most, f"{self._filled[place]} tokens"
 
     def look(self, stripe: Stripe) -> None:
         """Show tokens up to the end of a stripe."""
@@ -160,9 +168,9 @@ class StripedCache(Cache):
         """Where a layer's pages lie, on the device if the cache is there; those of every other layer are the same."""
         return self._all[self._place(layer)]  # type: ignore[no-any-return]
 
-    def own_pages(self, layer: int) -> Ints:
-        """Those that the card writes itself."""
-        return self._own[self._place(layer)]  # type: ignore[no-any-return]
+    def own_pages(self, layer: int, which: int) -> Ints:
+        """Those of the card's first (0) or second (1) stripe, which a card alone has all in the first."""
+        return self._own[self._place(layer)][which]  # type: ignore[no-any-return]
 
     def begin_stripe(self, layer: int, which: int, begin: Callable[..., Callable[[], None]]) -> Callable[[], None]:
         """Fetch the first (0) or second (1) stripes of all cards, in place: keys (cards, pages, ...), and as values.
@@ -175,8 +183,10 @@ class StripedCache(Cache):
         return begin(*(one[part].reshape(self._stripes.cards, pages[which], *one.shape[1:]) for one in (at.k, at.v)))
 
     def _room(self, layer: int, tokens: int) -> PagedKV:
-        place = self._place(layer)
-        at = self._pool.view(self._own[place], self._filled[place])
+        filled, second = self._filled[self._place(layer)], 0
+        if filled >= self._first:
+            filled, second = filled - self._first, 1
+        at = self._pool.view(self.own_pages(layer, second), filled)
         self.appended(layer, tokens)
         return at
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 from weakref import ref
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.kernels.scratch import Scratch
 from sp.models.cache.host_room import on_host
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.model import Model
@@ -19,7 +18,7 @@ from sp.models.passes.chunk_on_cards import tokens_together
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_layer
-from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Turn, turns_of
+from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Room, Turn, room_for, turns_of
 from sp.models.passes.walk import Walk, Watch
 from sp.ops.attention.key_blocks import BLOCK
 from sp.parallel.group import Card, Group
@@ -150,13 +149,13 @@ class _Reading:
         """
         card.done_before(self.known)
         turns = turns_of(self.models[card.rank])
-        with card.one_core(), Scratch() if turns else nullcontext() as scratch:
-            return self._read(card, turns, scratch)
+        with card.one_core(), room_for(turns) as room:
+            return self._read(card, turns, room)
 
-    def _read(self, card: Card, turns: list[Turn], scratch: Scratch | None) -> dict[int, list[Read]]:
-        """See `on`; nothing is left in the scratch memory."""
+    def _read(self, card: Card, turns: list[Turn], room: Room | None) -> dict[int, list[Read]]:
+        """See `on`; nothing is left in the room."""
         with card.turn():
-            cache, halves = self._begun(card.rank, turns, scratch)
+            cache, halves = self._begun(card.rank, turns, room)
         pace = Pace(self.models[card.rank], self.progress)  # waits for the device, which nobody does whose turn it is
         for half in halves:
             with card.turn():
@@ -171,24 +170,28 @@ class _Reading:
         pace.finish()
         return _counted([half.walk.attend for half in halves])
 
-    def _begun(self, rank: int, turns: list[Turn], scratch: Scratch | None) -> tuple[StripedCache, list[_Half]]:
+    def _begun(self, rank: int, turns: list[Turn], room: Room | None) -> tuple[StripedCache, list[_Half]]:
         """A card's cache, and both of its stripes before the first layer."""
-        model, halves = self.models[rank], []
+        model, halves, repeated = self.models[rank], list[_Half](), None
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
         cache = StripedCache(model.config, self.stripes, rank, self.kv, **made)  # type: ignore[arg-type]
         for which, stripe in enumerate(self.stripes.of(rank)):
             places, attend = slice(*stripe), _before_end(self.attend, self.stripes.tokens - stripe.stop)
             walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
-            repeated = RepeatedTurns(walk, len(walk.positions), turns, scratch)
-            halves.append(_Half(which, stripe, walk, repeated, cache, model.embed(self.ids[places])))
+            x = model.embed(self.ids[places])
+            repeated = RepeatedTurns(walk, x, which, turns, room, repeated)
+            halves.append(_Half(which, stripe, walk, repeated, cache, x))
         return cache, halves
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""
         walk, wanted = half.walk, self.rows if half.which == 1 and card.rank == 0 else 0
         rows = len(half.x) if layer < self.depth - 1 or half.turns.able else wanted
-        into = half.turns.queries(layer) if rows == len(half.x) else None
-        half.asked = walk.enter(layer, half.x, rows, tell=False, into=into)
+        if rows == len(half.x):
+            into = half.turns.queries(layer)
+            half.asked = half.turns.enter(layer, lambda: walk.enter(layer, half.x, rows, tell=False, into=into))
+        else:
+            half.asked = walk.enter(layer, half.x, rows, tell=False)
 
     def _pass(self, half: _Half, card: Card, layer: int) -> None:
         """Attention and what comes after it in a layer, and what comes before it in the next one, with its gather."""
@@ -199,17 +202,10 @@ class _Reading:
         if layer == self.depth - 1:
             return
         with card.turn():
-            half.asked = half.turns.turn(layer, lambda: self._turn(half, card, layer))
+            attended = half.turns.attend(layer, partial(half.attend, layer))
+            half.turns.leave(layer, attended, partial(half.leave, layer))
+            self._enter(half, card, layer + 1)
         half.gathered = half.cache.begin_stripe(layer + 1, half.which, card.begin_gather)
-
-    def _turn(self, half: _Half, card: Card, layer: int) -> Asked:
-        """What `_pass` queues, launch by launch; what is asked next."""
-        attended = half.walk.attend(half.cache, layer, *half.asked)
-        del half.asked  # as large as the stripe: gone before the feed-forward needs room
-        half.walk.leave(layer, half.x, attended)
-        del attended
-        self._enter(half, card, layer + 1)
-        return half.asked
 
 
 @dataclass
@@ -236,6 +232,16 @@ class _Half:
     x: Floats
     asked: Asked = field(init=False)
     gathered: Callable[[], None] = field(init=False)
+
+    def attend(self, layer: int) -> Floats:
+        """What is asked; the queries, as large as the stripe, are gone before the feed-forward needs room."""
+        asked = self.asked
+        del self.asked
+        return self.walk.attend(self.cache, layer, *asked)
+
+    def leave(self, layer: int, attended: list[Floats]) -> None:
+        """What comes after it."""
+        self.walk.leave(layer, self.x, attended.pop())
 
 
 def _checked(group: Group, models: Sequence[Model]) -> Model:

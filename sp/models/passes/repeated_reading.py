@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from sp.arrays import Ints
+from sp.arrays import Floats, Ints
 from sp.kernels import import_cupy
-from sp.kernels.scratch import Scratch
 from sp.models.cache.striped import StripedCache, Stripes
 from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, dense_attention
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth
-from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Turn, may_repeat, turns_of
+from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Room, Turn, may_repeat, room_for, turns_of
 from sp.models.passes.walk import Walk, Watch
 from sp.quant import Math
 
@@ -65,8 +64,8 @@ def read_repeated(
     if import_cupy().get_default_memory_pool().get_limit():
         return False
     ids, positions = checked_prompt(model, ids, positions, CHUNK_BY_LAYER[model.device], rows)
-    with Scratch() as scratch:
-        _read(model, ids, positions, watch, attend, rows, depth, progress, turns, scratch)
+    with room_for(turns) as room:
+        _read(model, ids, positions, watch, attend, rows, depth, progress, turns, room)
     return True
 
 
@@ -80,31 +79,31 @@ def _read(
     depth: int,
     progress: Progress | None,
     turns: list[Turn],
-    scratch: Scratch,
+    room: Room | None,
 ) -> None:
-    """See `read_repeated`; nothing is left in the scratch memory."""
+    """See `read_repeated`; nothing is left in the room."""
     n = len(ids)
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, device=model.device, math=model.arithmetic.attention)
     walk = Walk(model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device], Pace(model, None))
-    x, repeated, pace = model.embed(ids), RepeatedTurns(walk, n, turns, scratch), Pace(model, progress)
+    x, pace = model.embed(ids), Pace(model, progress)
+    repeated = RepeatedTurns(walk, x, 0, turns, room)
 
     def enter(layer: int) -> Asked:
         if layer == depth - 1:
             return walk.enter(layer, x, min(rows, n), tell=False)
-        return walk.enter(layer, x, n, tell=False, into=repeated.queries(layer))
+        into = repeated.queries(layer)
+        return repeated.enter(layer, partial(walk.enter, layer, x, n, tell=False, into=into))
 
-    def turn(layer: int, asked: Asked) -> Asked:
-        walk.leave(layer, x, attend(cache, layer, *asked))
-        return enter(layer + 1)
+    def leave(layer: int, attended: list[Floats]) -> None:
+        walk.leave(layer, x, attended.pop())
 
     asked = enter(0)
     for layer in range(depth):
         watch(layer, asked[0], cache)
-        make = partial(turn, layer, asked)
-        if layer < depth - 2:
-            asked = repeated.turn(layer, make)
-        elif layer < depth - 1:
-            asked = make()
+        if layer < depth - 1:
+            attended = repeated.attend(layer, partial(attend, cache, layer, *asked))
+            repeated.leave(layer, attended, partial(leave, layer))
+            asked = enter(layer + 1)
         cache.release(layer)
         pace.done(n)
     pace.done(n * (model.config.layers - depth))

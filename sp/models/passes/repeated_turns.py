@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,25 +28,26 @@ Asked = tuple[Floats, Floats | None]
 MOST_VALUES = 32768 * 1024
 """Of the residual stream of the largest stripe whose turns are recorded: for larger ones the device takes longer than
 the host."""
-MOST_KINDS = 2
-"""Of turns that are recorded, which takes longer than planning one; where layers have other formats others are not."""
+WORTH = 3
+"""Times that something must come to be recorded: that takes as long as planning it twice, and a repeat a fifth."""
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A recorded turn, and the blocks that its attention lists, if it does: where they lie when it was repeated."""
+class _Attention:
+    """Recorded attention: what it wrote, and the blocks that it lists, if it does: where they lie when repeated."""
 
     repeat: Repeat
+    output: Floats
     read: Read | None
 
 
-class Turn(NamedTuple):
-    """What a turn reads of its two layers.
+class Part(NamedTuple):
+    """What comes before attention in a layer, or what comes after it.
 
     Attributes
     ----------
     kind : tuple
-        What turns have in common that can be repeated with each other's arrays; None of one that cannot.
+        What parts have in common that can be repeated with each other's arrays; None of one that cannot.
     arrays : list of arrays
         Where its weights lie.
     """
@@ -54,90 +56,164 @@ class Turn(NamedTuple):
     arrays: list[Any]
 
 
-class RepeatedTurns:
-    """The turns of one stripe, layer by layer.
+class Turn(NamedTuple):
+    """What a layer reads of its weights, before attention and after it."""
 
-    A turn is attention of a layer, what follows it there, and what comes before attention in the next layer. Keys and
-    values of two layers are held, in turn, and so are two arrays of queries: so turns differ by where these and their
-    weights lie, and one of a kind is recorded.
+    enter: Part
+    leave: Part
+
+
+class Room(NamedTuple):
+    """Memory for recorded attention, and for the rest of turns.
+
+    Apart, since a stripe's attention is recorded when the rest of another's is: what it wrote must not lie where that
+    has its own arrays when it reads it.
+    """
+
+    attention: Scratch
+    rest: Scratch
+
+
+@contextmanager
+def room_for(turns: list[Turn]) -> Iterator[Room | None]:
+    """Room on the present stream, given back in the end, when `RepeatedTurns` are gone; none without turns."""
+    if not turns:
+        yield None
+        return
+    with Scratch() as attention, Scratch() as rest:
+        yield Room(attention, rest)
+
+
+class RepeatedTurns:
+    """The launches of one stripe, layer by layer, each part of a layer recorded once and repeated in the others.
+
+    Keys and values of two layers are held, in turn, and so are two arrays of queries. So attention is the same in every
+    layer but for where these lie. What comes before it and what comes after it are so but for the weights, and also
+    the same for every stripe of as many tokens but for where its stream, its queries and its pages lie.
 
     Parameters
     ----------
     walk : Walk
         With the cache of a reading in stripes.
-    tokens : int
+    stream : float32 (tokens, hidden)
         Of the stripe.
+    which : int
+        Of the cache's stripes.
     turns : list of Turn
         Of the model; see `turns_of`.
-    scratch : Scratch or None
-        Memory for what turns make; None only without `turns`. Stripes on one stream may share it, and whoever made it
-        ends it when they are gone.
+    room : Room or None
+        Memory for what turns make, see `room_for`; None only without `turns`. Stripes on one stream share it.
+    before : RepeatedTurns, optional
+        Of a stripe on the same stream that passes every layer before this one.
 
     Attributes
     ----------
     able : bool
-        Whether turns are repeated. Among cards the last layer is then asked for as many queries as the others.
+        Whether launches are repeated. Among cards the last layer is then asked for as many queries as the others.
     """
 
-    def __init__(self, walk: Walk, tokens: int, turns: list[Turn], scratch: Scratch | None) -> None:
-        c = walk.model.config
-        self.able = bool(turns) and may_repeat(c, walk.attend, tokens)
-        self._walk, self._turns, self._scratch, self._kept = walk, turns, scratch, dict[Any, _Kept]()
-        room = 2 if self.able else 0
-        self._queries = [import_cupy().empty((tokens, c.heads, c.head_dim), "float16") for _ in range(room)]
+    def __init__(
+        self,
+        walk: Walk,
+        stream: Floats,
+        which: int,
+        turns: list[Turn],
+        room: Room | None,
+        before: RepeatedTurns | None = None,
+    ) -> None:
+        c, tokens = walk.model.config, len(stream)
+        self.able = room is not None and may_repeat(c, walk.attend, tokens)
+        self._walk, self._stream, self._which, self._turns, self._room = walk, stream, which, turns, room
+        self._attention: _Attention | None = None
+        self._parts, self._stripes = dict[Any, Repeat](), 1
+        if before is not None and len(before._stream) == tokens:
+            before._stripes = 2  # who find all that was recorded
+            self._parts = before._parts
+        shape = tokens, c.heads, c.head_dim
+        self._queries = [import_cupy().empty(shape, "float16") for _ in range(2 if self.able else 0)]
 
     def queries(self, layer: int) -> Floats | None:
-        """Where the queries of a layer go, if all turns are to find them there."""
+        """Where the queries of a layer go, if all layers are to find them there."""
         return self._queries[layer % 2] if self._queries else None
 
-    def turn(self, layer: int, make: Callable[[], Asked]) -> Asked:
-        """Queue the turn that begins with attention in a layer.
+    def enter(self, layer: int, make: Callable[[], Asked]) -> Asked:
+        """What comes before attention in a layer, for all tokens of the stripe; `make` queues it launch by launch."""
+        if not self.able:
+            return make()
+        cache: Any = self._walk.cache
+        places = [self.queries(layer), cache.own_pages(layer, self._which), self._walk.positions]
+        part, coming = self._turns[layer].enter, [one.enter.kind for one in self._turns[layer:]]
+        repeated, made = self._part(part, coming, places, make)
+        if not repeated:
+            return made  # type: ignore[no-any-return]
+        cache.appended(layer, len(self._stream))
+        return self._queries[layer % 2], None
+
+    def attend(self, layer: int, make: Callable[[], Floats]) -> list[Floats]:
+        """Attention of a layer, alone in a list; `make` queues it launch by launch."""
+        cache: Any = self._walk.cache
+        known = self._attention
+        if not self.able or self._room is None or (known is None and len(self._turns) - layer <= WORTH):
+            return [make()]
+        arrays = [self.queries(layer), cache.all_pages(layer)]
+        if known is not None:
+            known.repeat([one.data.ptr for one in arrays])
+            if known.read is not None:
+                self._reads.setdefault(layer, []).append(_apart(known.read))
+            return [known.output]
+        output, repeat = self._recorded(self._room.attention, arrays, make)
+        if repeat is not None:
+            read = self._reads[layer][-1] if self._reads.get(layer) else None
+            self._attention = _Attention(repeat, output, read)
+            if read is not None:
+                self._reads[layer][-1] = _apart(read)
+        return [output]
+
+    def leave(self, layer: int, attended: list[Floats], make: Callable[[list[Floats]], None]) -> None:
+        """What comes after attention in a layer.
 
         Parameters
         ----------
         layer : int
-            All of the stripe's tokens are asked for in the next one, too.
+        attended : list
+            Of `attend`.
         make : callable
-            Queues it launch by launch; called if it cannot be repeated.
+            Queues it launch by launch. It takes what was attended out of the list, so that nobody holds it for longer.
         """
-        kind, weights = self._turns[layer] if self.able else (None, [])
-        if kind is None:
-            return make()
-        arrays = [*weights, *self._places(layer)]
-        if kind in self._kept:
-            return self._again(self._kept[kind], layer, [one.data.ptr for one in arrays])
-        if len(self._kept) == MOST_KINDS or all(kind != later.kind for later in self._turns[layer + 1 :]):
-            return make()
-        assert self._scratch is not None
-        recording = Recording(self._scratch)
+        if not self.able:
+            return make(attended)
+        part, coming = self._turns[layer].leave, [one.leave.kind for one in self._turns[layer:-1]]
+        self._part(part, coming, attended, lambda: make(attended))
+        return None
+
+    def _part(self, part: Part, coming: list[Any], places: list[Any], make: Callable[[], Any]) -> tuple[bool, Any]:
+        """Whether a part of a layer was repeated, and if not, what was made."""
+        assert self._room is not None
+        arrays = [*part.arrays, self._stream, *places]
+        if part.kind in self._parts:
+            self._parts[part.kind]([one.data.ptr for one in arrays])
+            return True, None
+        if part.kind is None or coming.count(part.kind) * self._stripes < WORTH:
+            return False, make()
+        made, repeat = self._recorded(self._room.rest, arrays, make)
+        if repeat is not None:
+            self._parts[part.kind] = repeat
+        return False, made
+
+    def _recorded(self, scratch: Scratch, arrays: list[Any], make: Callable[[], Any]) -> tuple[Any, Repeat | None]:
+        """What is made, and what makes it again with other arrays; where that cannot be, nothing more is repeated."""
+        recording = Recording(scratch)
         with recording.going_on():
-            asked = make()
-        read = self._read(layer)
-        if read is not None:
-            self._walk.attend.reads[layer][-1] = _apart(read)  # type: ignore[attr-defined]
+            made = make()
         repeat = recording.repeat(arrays)
-        if repeat is None:
-            self.able = False
-        else:
-            self._kept[kind] = _Kept(repeat, read)
-        return asked
+        self.able = repeat is not None
+        return made, repeat
 
-    def _places(self, layer: int) -> list[Any]:
-        """Queries of a layer and the next, and which pages are theirs."""
-        cache: Any = self._walk.cache
-        return [self.queries(layer), self.queries(layer + 1), cache.all_pages(layer), cache.own_pages(layer + 1)]
-
-    def _again(self, kept: _Kept, layer: int, addresses: list[int]) -> Asked:
-        kept.repeat(addresses)
-        if kept.read is not None:
-            self._walk.attend.reads.setdefault(layer, []).append(_apart(kept.read))  # type: ignore[attr-defined]
-        queries = self._queries[(layer + 1) % 2]
-        self._walk.cache.appended(layer + 1, len(queries))  # type: ignore[attr-defined]
-        return queries, None
-
-    def _read(self, layer: int) -> Read | None:
+    @property
+    def _reads(self) -> dict[int, list[Read]]:
+        """What attention listed, layer by layer."""
         attend = self._walk.attend
-        return attend.reads[layer][-1] if isinstance(attend, SparseAttention) and attend.reads.get(layer) else None
+        return attend.reads if isinstance(attend, SparseAttention) else {}
 
 
 def _apart(read: Read) -> Read:
@@ -157,11 +233,10 @@ def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
 
 
 def turns_of(model: Model) -> list[Turn]:
-    """All turns of a model, by the layer that they begin in; none where nothing can be repeated."""
+    """All layers of a model; none where nothing can be repeated."""
     if model.device != "cuda" or model.cold is not None or debugging() or watched.get():
         return []
-    blocks = model.trunk.blocks
-    return [Turn(_kind(weights), _arrays(weights)) for weights in map(_weights, blocks, blocks[1:])]
+    return [Turn(_part(_entered(block), "enter"), _part(_left(block), "leave")) for block in model.trunk.blocks]
 
 
 def _is_known(attend: Any) -> bool:
@@ -170,16 +245,33 @@ def _is_known(attend: Any) -> bool:
     return attend is dense_attention or (type(attend) is SparseAttention and isinstance(attend.selector, known))
 
 
-def _weights(block: Block, then: Block) -> list[Any] | None:
-    """All that a turn reads of two layers, and nothing else; None where it is not known."""
-    ffn, before, after = block.ffn, block.mixer, then.mixer
-    if not (type(block) is Block and type(before) is type(after) is Attention and type(ffn) is SwiGLU):
+def _entered(block: Block) -> list[Any] | None:
+    """All that a layer reads before attention, and nothing else; None where it is not known."""
+    mixer = block.mixer
+    if not (type(block) is Block and type(mixer) is Attention):
         return None
-    matrices = before.out, ffn.gate, ffn.up, ffn.down, after.q, after.k, after.v
+    return _known([mixer.q, mixer.k, mixer.v], [block.attn_norm, *(mixer.biases or ()), mixer.norms.q, mixer.norms.k])
+
+
+def _left(block: Block) -> list[Any] | None:
+    """All that a layer reads after attention, and nothing else; None where it is not known."""
+    mixer, ffn = block.mixer, block.ffn
+    if not (type(block) is Block and type(mixer) is Attention and type(ffn) is SwiGLU):
+        return None
+    return _known([mixer.out, ffn.gate, ffn.up, ffn.down], [block.ffn_norm])
+
+
+def _known(matrices: list[Any], vectors: list[Any]) -> list[Any] | None:
+    """Both, without vectors that a model has not; None where a matrix is of a kind that is not known."""
     if not all(isinstance(one, PackedWeight) for one in matrices):
         return None
-    vectors = block.ffn_norm, then.attn_norm, *(after.biases or ()), after.norms.q, after.norms.k
     return [*matrices, *(one for one in vectors if one is not None)]
+
+
+def _part(weights: list[Any] | None, side: str) -> Part:
+    """A part that reads these, on that side of attention."""
+    kind = _kind(weights)
+    return Part(kind and (side, *kind), _arrays(weights))
 
 
 def _kind(weights: list[Any] | None) -> Any:

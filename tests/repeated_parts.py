@@ -1,0 +1,34 @@
+"""How many parts of layers `sp.models.passes.repeated_turns.RepeatedTurns` repeats, reckoned apart from it."""
+
+from __future__ import annotations
+
+from sp.models.cache.striped import Stripes
+
+TAIL = 128
+"""Fewest tokens of a prompt's last stripe, where no more rows are asked for."""
+
+
+def repeated_parts(tokens: int, cards: int, layers: int, eight_bits: bool) -> int:
+    """Parts that are neither planned nor recorded, of all cards, where layers are of one format.
+
+    All layers but the last attend and leave, and all are entered, by one card the last one for few queries. Attention
+    is recorded once a stripe; what comes before it and what comes after it once for all stripes of a card that are
+    equally long. In eight bits the first two layers stay in BF16: two of a part are recorded where two stripes share
+    it, and planned otherwise.
+    """
+    if cards == 1:
+        lengths = [(tokens,)]
+    else:
+        stripes = Stripes(tokens, cards, TAIL)
+        lengths = [tuple(stop - start for start, stop in stripes.of(card)) for card in range(cards)]
+    found = 0
+    for own in lengths:
+        found += len(own) * (layers - 2)  # attention
+        for times in (layers - (cards == 1), layers - 1):
+            for length in set(own):
+                sharing = own.count(length)
+                if not eight_bits:
+                    found += sharing * times - 1
+                else:
+                    found += sharing * (times - 2) - 1 + (2 * sharing - 1 if sharing > 1 else 0)
+    return found
