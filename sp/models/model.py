@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from sp.ops.norms import Norm, Ready
 from sp.quant.repack import Repacked
 
 Device = Literal["cpu", "cuda"]
+Found = TypeVar("Found")
 
 
 class Model:
@@ -35,6 +36,7 @@ class Model:
     ----------
     config : ModelConfig
     trunk : Trunk
+        Another one where weights are put elsewhere.
     device : {"cpu", "cuda"}
     nbytes : int
         Bytes of all weights as they are held: on the CPU float32 where decoded and packed (a view of the file)
@@ -73,6 +75,7 @@ class Model:
         arithmetic: Arithmetic | None = None,
     ) -> None:
         self.config = config
+        self._found: dict[Any, Any] = {}
         self.trunk = trunk
         self.device: Device = device
         self.nbytes = nbytes
@@ -83,6 +86,22 @@ class Model:
     def __repr__(self) -> str:
         of = self.config
         return f"Model({of.architecture}: {of.layers} layers of {of.hidden:,}, context {of.context:,}, {self.device})"
+
+    @property
+    def trunk(self) -> Trunk:
+        """See `Model`."""
+        return self._trunk
+
+    @trunk.setter
+    def trunk(self, trunk: Trunk) -> None:
+        self._trunk, self._found = trunk, {}
+
+    def of_trunk(self, find: Callable[[Trunk], Found]) -> Found:
+        """What is found in the weights, looked for once as long as they lie where they lie."""
+        if find not in self._found:
+            self._found[find] = find(self._trunk)
+        found: Found = self._found[find]
+        return found
 
     def new_cache(self, tokens: int, kv: str = "f16", *, rotate: bool = False, layers: int | None = None) -> Cache:
         """An empty cache for `tokens` tokens; see `Cache` for the options."""

@@ -10,7 +10,7 @@ from sp.arrays import Floats
 from sp.errors import plain
 from sp.pipeline.options import RunOptions
 from sp.pipeline.plan import Decision
-from sp.prompt import TokenisedPrompt
+from sp.prompt import TokenisedPrompt, Transfer
 from sp.prompt.heat import as_heat
 from sp.scoring import Importance
 from sp.selection import Selection
@@ -54,11 +54,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the drafter found in a prompt, in its own vocabulary, and the stages that took."""
+    """What the drafter found in a prompt, in its own vocabulary, the stages that took, and the way to the target's."""
 
     drafted: TokenisedPrompt
     importance: Importance
     trace: Trace
+    transfer: Transfer | None = None
 
     def __repr__(self) -> str:
         return f"Scored({len(self.drafted):,} tokens of the drafter in {self.trace.seconds:.3g} s)"

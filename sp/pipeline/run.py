@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from sp.pipeline.plan import Decision, decide
 from sp.pipeline.result import Answer, Reporter, RunResult, Scored, silent
 from sp.pipeline.told import told
 from sp.pipeline.window import Fit, check_memory, check_scoring, fit, may_be_over
-from sp.prompt import Prompt, Span, TokenisedPrompt
+from sp.prompt import Prompt, Span, TokenisedPrompt, Transfer
 from sp.prompt.messages import Message, as_prompt
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import Selection, check_budget, token_budget
@@ -88,16 +89,17 @@ class Pipeline(Opened):
             tokenizers = reader.tokenizer, self.target.tokenizer
             drafted = stages.tokenise_for_drafter(prompt, *tokenizers, trace)  # by itself: all wait for it
             group, early = self._cards(role), may_be_over(self.target, drafted, options, self.residency.budget, full)
-            beside = self.beside, self.tokenise, prompt, reporter
+            transfers: list[Transfer] = []
+            beside = self.beside, partial(self._carried, drafted, transfers), prompt, reporter
             with once_reading(*beside, later=group is not None) as (begun, telling):
                 if early:
                     tokenised = awaited(begun(), trace)
                     self._settle(tokenised, options, full)
                 asked = drafted, options, trace, telling, by_head
                 importance = stages.score(role, reader, self.residency, *asked, cards=group)
-                scored = Scored(drafted, importance, trace)
                 if not early:
                     tokenised = awaited(begun(), trace)
+            scored = Scored(drafted, importance, trace, *transfers)
         else:
             tokenised = stages.tokenise(prompt, self.target.tokenizer, trace)
         text = next(stage for stage in trace.stages if stage.name == "tokenise")
@@ -190,6 +192,12 @@ class Pipeline(Opened):
     def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
         """The prompt in the target's vocabulary."""
         return prompt.tokenise(self.target.tokenizer)
+
+    def _carried(self, drafted: TokenisedPrompt, transfers: list[Transfer], prompt: Prompt) -> TokenisedPrompt:
+        """The prompt in the target's vocabulary; how scores get there is added to `transfers`."""
+        tokenised = self.tokenise(prompt)
+        transfers.append(Transfer.between(drafted.bytes, tokenised.bytes))
+        return tokenised
 
     def score(
         self,

@@ -24,7 +24,7 @@ from sp.pipeline.pair import cards_line
 from sp.pipeline.residency import Residency
 from sp.pipeline.result import Answer, Reporter, Scored, silent
 from sp.pipeline.window import check_scoring
-from sp.prompt import Prompt, TokenisedPrompt, transfer_scores
+from sp.prompt import Prompt, TokenisedPrompt, Transfer
 from sp.scoring import Importance, KeptKeys, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import Selection, SelectionRequest
@@ -158,7 +158,8 @@ def score_request(
 def select(scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trace: Trace) -> tuple[Floats, Selection]:
     """Scores carried to the target's tokens, and the target tokens to keep."""
     with trace.stage("select", len(tokenised)):
-        scores = transfer_scores(scored.importance.scores, scored.drafted.bytes, tokenised.bytes)
+        transfer = scored.transfer or Transfer.between(scored.drafted.bytes, tokenised.bytes)
+        scores = transfer(scored.importance.scores)
         request = SelectionRequest(
             *(scores, tokenised.mask("protected"), options.keep_ratio),
             *(tokenised.prompt.text.encode(), tokenised.bytes, tokenised.prompt.free),

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from sp.arrays import Floats, Ints
+from sp.arrays import Bools, Floats, Ints
 
 SpanKind = Literal["protected", "question", "answer", "needle", "plain"]
 
@@ -36,6 +36,57 @@ def in_bytes(text: str, spans: Sequence[Span]) -> Iterator[Span]:
         places[place] = size
         at = place
     yield from (Span(span.kind, places[span.start], places[span.end]) for span in spans)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How token scores go from one tokenisation of a text to another; see `transfer_scores`.
+
+    What takes the time is known before any score is.
+
+    Attributes
+    ----------
+    shown : bool array (n,) or None
+        Source tokens that give their score, if not all do.
+    first : int array (m,) or None
+        Of those, the one at the first byte of each target token; None where both tokenisations are the same.
+    wide : int array (w,)
+        Target tokens that cover more than one.
+    ends : int array (2 w,)
+        The first of these, and the one behind the last, in turn.
+    """
+
+    shown: Bools | None
+    first: Any
+    wide: Any
+    ends: Any
+
+    @classmethod
+    def between(cls, source: Ints, target: Ints) -> Transfer:
+        """Of byte ranges as `transfer_scores` takes them."""
+        none, shown = np.empty(0, np.int64), source[:, 0] < source[:, 1]
+        if shown.all() and np.array_equal(source, target):
+            return cls(None, None, none, none)
+        some = None if shown.all() else shown
+        source = source if some is None else source[some]
+        owner = np.repeat(np.arange(len(source), dtype=np.int32), source[:, 1] - source[:, 0])  # of each byte
+        begins = np.minimum(target[:, 0], len(owner) - 1)
+        first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)]
+        wide = np.flatnonzero(last > first)  # few of them: vocabularies mostly cut alike
+        return cls(some, first, wide, np.stack([first[wide], last[wide] + 1], axis=1).ravel())
+
+    def __call__(self, scores: Floats) -> Floats:
+        """Scores of the source tokens (n,) -> of the target tokens (m,)."""
+        if self.shown is not None:
+            scores = scores[self.shown]
+        if self.first is None:
+            return scores.astype(np.float32)
+        found: Floats = scores[self.first].astype(np.float32)
+        if len(self.wide):
+            # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
+            padded = np.append(scores, -np.inf).astype(np.float32)
+            found[self.wide] = np.maximum.reduceat(padded, self.ends)[::2]
+        return found
 
 
 def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
@@ -63,22 +114,7 @@ def transfer_scores(scores: Floats, source: Ints, target: Ints) -> Floats:
     >>> transfer_scores(np.array([1, 5], np.float32), source, np.array([[0, 1], [1, 3], [3, 4]])).tolist()
     [1.0, 5.0, 5.0]
     """
-    shown = source[:, 0] < source[:, 1]
-    if not shown.all():
-        scores, source = scores[shown], source[shown]
-    elif np.array_equal(source, target):
-        return scores.astype(np.float32)
-    owner = np.repeat(np.arange(len(source), dtype=np.int32), source[:, 1] - source[:, 0])  # of each byte
-    begins = np.minimum(target[:, 0], len(owner) - 1)
-    first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)]
-    found = scores[first].astype(np.float32)
-    wide = np.flatnonzero(last > first)  # few of them: vocabularies mostly cut alike
-    if len(wide):
-        # reduceat takes the maximum over [first, last); a sentinel makes an end index of n legal.
-        padded = np.append(scores, -np.inf).astype(np.float32)
-        ends = np.stack([first[wide], last[wide] + 1], axis=1).ravel()
-        found[wide] = np.maximum.reduceat(padded, ends)[::2]
-    return found
+    return Transfer.between(source, target)(scores)
 
 
 def merge_spans(spans: Ints) -> Ints:

@@ -20,7 +20,7 @@ from sp.kernels.device import device_count, event_done, nccl_version
 from sp.kernels.repeats import Repeat
 from sp.models import Cards
 from sp.models.arithmetic import scoring
-from sp.models.passes import repeated_turns
+from sp.models.passes import repeated_layers
 from sp.models.synthetic.random_store import random_model
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
@@ -100,7 +100,7 @@ def test_kept_sets_are_those_of_one_card(count, options) -> None:
         ("q4_k_m", "bf16", "portable", 6001),
     ],
 )
-def test_repeated_turns_change_nothing(file_type, math, path, tokens, attention, count, monkeypatch) -> None:
+def test_repeated_layers_change_nothing(file_type, math, path, tokens, attention, count, monkeypatch) -> None:
     group, models, repeats = None if count == 1 else group_of(count), [], []
     tokens = min(tokens, 8000) if count == 1 else tokens
     for device in range(count):
@@ -120,7 +120,7 @@ def test_repeated_turns_change_nothing(file_type, math, path, tokens, attention,
         most = repeated_parts(tokens, count, models[0].config.layers, eight_bits)
         assert 0 < len(repeats) <= most
         assert len(repeats) == most or file_type == "q4_k_m"  # whose layers are of several kinds
-        monkeypatch.setattr(repeated_turns, "WORTH", 1000)  # nothing comes so often
+        monkeypatch.setattr(repeated_layers, "WORTH", 1000)  # nothing comes so often
         plain = SCORERS.build("tail", options).score(request)
     np.testing.assert_array_equal(repeated.scores, plain.scores)
     assert repeated.densities == plain.densities

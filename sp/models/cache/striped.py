@@ -135,9 +135,12 @@ class StripedCache(Cache):
         if stripes.cards == 1:  # one follows the other, and tokens of both are written together
             own = [table]
         self._starts = range(0, room * min(2, config.layers), room)  # of the layers that are held at once
-        self._own = [[self._placed(part + start) for part in own] for start in self._starts]
         self._first = PAGE_TOKENS * len(own[0])  # tokens of the first, which is of whole pages
-        self._all = [self._placed(table + start) for start in self._starts]
+        tables = [part + start for start in self._starts for part in (table, *own)]
+        placed, ends = self._placed(np.concatenate(tables)), np.cumsum([len(one) for one in tables]).tolist()
+        parts = [placed[end - len(one) : end] for one, end in zip(tables, ends, strict=True)]
+        each = 1 + len(own)
+        self._all, self._own = parts[::each], [parts[i + 1 : i + each] for i in range(0, len(parts), each)]
         self._filled = [0 for _ in self._starts]
 
     def reset(self) -> None:

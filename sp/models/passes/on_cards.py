@@ -11,14 +11,15 @@ from weakref import ref
 
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
-from sp.models.cache.host_room import on_host
+from sp.models.cache.host_room import looked_at
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.model import Model
 from sp.models.passes.chunk_on_cards import tokens_together
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
+from sp.models.passes.layer_parts import LayerParts, parts_of
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_layer
-from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Room, Turn, room_for, turns_of
+from sp.models.passes.repeated_layers import Asked, RepeatedLayers, Room, room_for
 from sp.models.passes.walk import Walk, Watch
 from sp.ops.attention.key_blocks import BLOCK
 from sp.parallel.group import Card, Group
@@ -148,14 +149,14 @@ class _Reading:
         next layer are on their way.
         """
         card.done_before(self.known)
-        turns = turns_of(self.models[card.rank])
-        with card.one_core(), room_for(turns) as room:
-            return self._read(card, turns, room)
+        parts = parts_of(self.models[card.rank])
+        with card.one_core(), room_for(parts) as room:
+            return self._read(card, parts, room)
 
-    def _read(self, card: Card, turns: list[Turn], room: Room | None) -> dict[int, list[Read]]:
+    def _read(self, card: Card, parts: list[LayerParts], room: Room | None) -> dict[int, list[Read]]:
         """See `on`; nothing is left in the room."""
         with card.turn():
-            cache, halves = self._begun(card.rank, turns, room)
+            cache, halves = self._begun(card.rank, parts, room)
         pace = Pace(self.models[card.rank], self.progress)  # waits for the device, which nobody does whose turn it is
         for half in halves:
             with card.turn():
@@ -170,7 +171,7 @@ class _Reading:
         pace.finish()
         return _counted([half.walk.attend for half in halves])
 
-    def _begun(self, rank: int, turns: list[Turn], room: Room | None) -> tuple[StripedCache, list[_Half]]:
+    def _begun(self, rank: int, parts: list[LayerParts], room: Room | None) -> tuple[StripedCache, list[_Half]]:
         """A card's cache, and both of its stripes before the first layer."""
         model, halves, repeated = self.models[rank], list[_Half](), None
         made = {"rotate": self.rotate, "device": model.device, "math": model.arithmetic.attention}
@@ -179,17 +180,17 @@ class _Reading:
             places, attend = slice(*stripe), _before_end(self.attend, self.stripes.tokens - stripe.stop)
             walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
             x = model.embed(self.ids[places])
-            repeated = RepeatedTurns(walk, x, which, turns, room, repeated)
+            repeated = RepeatedLayers(walk, x, which, parts, room, repeated)
             halves.append(_Half(which, stripe, walk, repeated, cache, x))
         return cache, halves
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""
         walk, wanted = half.walk, self.rows if half.which == 1 and card.rank == 0 else 0
-        rows = len(half.x) if layer < self.depth - 1 or half.turns.able else wanted
+        rows = len(half.x) if layer < self.depth - 1 or half.repeated.able else wanted
         if rows == len(half.x):
-            into = half.turns.queries(layer)
-            half.asked = half.turns.enter(layer, lambda: walk.enter(layer, half.x, rows, tell=False, into=into))
+            into = half.repeated.queries(layer)
+            half.asked = half.repeated.enter(layer, lambda: walk.enter(layer, half.x, rows, tell=False, into=into))
         else:
             half.asked = walk.enter(layer, half.x, rows, tell=False)
 
@@ -202,8 +203,8 @@ class _Reading:
         if layer == self.depth - 1:
             return
         with card.turn():
-            attended = half.turns.attend(layer, partial(half.attend, layer))
-            half.turns.leave(layer, attended, partial(half.leave, layer))
+            attended = half.repeated.attend(layer, partial(half.attend, layer))
+            half.repeated.leave(layer, attended, partial(half.leave, layer))
             self._enter(half, card, layer + 1)
         half.gathered = half.cache.begin_stripe(layer + 1, half.which, card.begin_gather)
 
@@ -216,7 +217,7 @@ class _Half:
     ----------
     which : int
         0 for the first, 1 for the second.
-    stripe, walk, turns, cache
+    stripe, walk, repeated, cache
     x : float32 (tokens, hidden)
     asked : tuple
         Queries and gates of the layer that is next to attend.
@@ -227,7 +228,7 @@ class _Half:
     which: int
     stripe: Stripe
     walk: Walk
-    turns: RepeatedTurns
+    repeated: RepeatedLayers
     cache: StripedCache
     x: Floats
     asked: Asked = field(init=False)
@@ -279,6 +280,6 @@ def _counted(attends: Sequence[LayerAttention]) -> dict[int, list[Read]]:
     sparse = [attend for attend in attends if isinstance(attend, SparseAttention)]
     reads = [(layer, read) for attend in sparse for layer, some in attend.reads.items() for read in some]
     found: dict[int, list[Read]] = {}
-    for (layer, read), counts in zip(reads, on_host([read.counts for _, read in reads]), strict=True):
-        found.setdefault(layer, []).append(read._replace(counts=counts))
+    for (layer, read), counts in zip(reads, looked_at([read.counts for _, read in reads]), strict=True):
+        found.setdefault(layer, []).append(read._replace(counts=counts.copy()))
     return found

@@ -10,8 +10,9 @@ from sp.models.cache.striped import StripedCache, Stripes
 from sp.models.model import Model
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.layer_attention import LayerAttention, dense_attention
+from sp.models.passes.layer_parts import LayerParts, parts_of
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth
-from sp.models.passes.repeated_turns import Asked, RepeatedTurns, Room, Turn, may_repeat, room_for, turns_of
+from sp.models.passes.repeated_layers import Asked, RepeatedLayers, Room, may_repeat, room_for
 from sp.models.passes.walk import Walk, Watch
 from sp.quant import Math
 
@@ -59,13 +60,13 @@ def read_repeated(
     """
     n, depth = len(ids), checked_depth(model, depth)
     most = MOST_ALONE[model.arithmetic.math]
-    if not (may_repeat(model.config, attend, n, most) and Stripes.fits(n, 1, 1) and (turns := turns_of(model))):
+    if not (may_repeat(model.config, attend, n, most) and Stripes.fits(n, 1, 1) and (parts := parts_of(model))):
         return False
     if import_cupy().get_default_memory_pool().get_limit():
         return False
     ids, positions = checked_prompt(model, ids, positions, CHUNK_BY_LAYER[model.device], rows)
-    with room_for(turns) as room:
-        _read(model, ids, positions, watch, attend, rows, depth, progress, turns, room)
+    with room_for(parts) as room:
+        _read(model, ids, positions, watch, attend, rows, depth, progress, parts, room)
     return True
 
 
@@ -78,7 +79,7 @@ def _read(
     rows: int,
     depth: int,
     progress: Progress | None,
-    turns: list[Turn],
+    parts: list[LayerParts],
     room: Room | None,
 ) -> None:
     """See `read_repeated`; nothing is left in the room."""
@@ -86,7 +87,7 @@ def _read(
     cache = StripedCache(model.config, Stripes(n, 1, 1), 0, device=model.device, math=model.arithmetic.attention)
     walk = Walk(model, model.place(positions), cache, attend, CHUNK_BY_LAYER[model.device], Pace(model, None))
     x, pace = model.embed(ids), Pace(model, progress)
-    repeated = RepeatedTurns(walk, x, 0, turns, room)
+    repeated = RepeatedLayers(walk, x, 0, parts, room)
 
     def enter(layer: int) -> Asked:
         if layer == depth - 1:

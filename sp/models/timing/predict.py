@@ -13,8 +13,8 @@ from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
 from sp.models.timing.several import (
     ATTENTION,
-    RECORDED,
     REPEATED,
+    begun,
     gathered,
     graphs_begun,
     halved,
@@ -97,12 +97,11 @@ class Predictor:
         """Seconds of a reading layer by layer: the card waits for the host while launches of the first are planned."""
         if not repeats(drafter, tokens, cards):
             return self._queued(work, beside + self.known.host.score_s, cards)
-        layers, device, queued = drafter.config.layers, self._busy_s(work) + beside, self._host_s(work, cards)
+        layers, device = drafter.config.layers, self._busy_s(work) + beside
         alone = drafter.rounded.left if drafter.rounded.products else 0  # layers of another kind
         first, rest = (alone + 1) / layers, (layers - alone - 1) / layers
-        last = int(cards == 1)  # whose last turn is planned, too
-        begun = max(queued * (alone + RECORDED + last) / layers, device * first)
-        return begun + rest * max(device, REPEATED * queued)
+        at_first = cards * self.known.host.launch_s * begun(work, drafter.config, alone, cards)
+        return max(at_first, device * first) + rest * max(device, REPEATED * self._host_s(work, cards))
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""

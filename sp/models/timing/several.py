@@ -11,8 +11,8 @@ from sp.models.layers.share import Share
 from sp.models.passes.chunk_on_cards import MOST_TOGETHER
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.models.passes.repeated_layers import MOST_VALUES, pays
 from sp.models.passes.repeated_reading import MOST_ALONE
-from sp.models.passes.repeated_turns import MOST_VALUES, pays
 from sp.models.timing.work import Weights, Work
 
 STRIPES = 2
@@ -24,8 +24,8 @@ OF_PAIRS = (*ATTENTION, "select")
 
 RING_S, STEP_S = 6.6e-6, 0.6e-6
 RECORDED, REPEATED = 2.0, 0.2
-"""What the host takes for a layer whose launches it records, and for one whose launches it repeats, over what it takes
-where it plans them alone; measured on hosts of H200s (``results/nvidia-h200/notes-cards.md``)."""
+"""What the host takes for launches that it records, and for those that it repeats, over what it takes where it plans
+them alone; measured on hosts of H200s (``results/nvidia-h200/notes-cards.md``)."""
 
 NODE_S = 1.2e-6
 """Seconds in which a host begins one of a graph's launches, one card's graph after the other's: 2.9 ms for the 2,354 of
@@ -80,6 +80,39 @@ def repeats(drafter: Weights, tokens: int, cards: int) -> bool:
     if cards == 1:
         return pays(drafter.config, tokens, MOST_ALONE[drafter.rounded.math])
     return pays(drafter.config, tokens / (STRIPES * cards), MOST_VALUES)
+
+
+def begun(work: Iterable[Work], config: ModelConfig, alone: int, cards: int) -> float:
+    """Launches that would take the host, were they planned alone, as long as all of the layers that it records in.
+
+    Attention is recorded in the first layer, for each stripe; what is before and after it in the first layer of its
+    kind, and once for all stripes of a card, which the first `alone` layers are of another kind than the others. One
+    card plans these, and what comes before its last attention.
+
+    Parameters
+    ----------
+    work : iterable of Work
+        Of one card, see `striped`.
+    config : ModelConfig
+    alone, cards : int
+
+    Examples
+    --------
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> work = [Work("sparse", 0.0, 0.0, 27 * 2), Work("traffic", 0.0, 0.0, 27 * 20)]
+    >>> [round(begun(work, find_shape("qwen3-0.6b").config, alone, 4), 1) for alone in (0, 2)]  # 2 and 20 a layer
+    [26.0, 50.0]
+    """
+    layers = config.layers - 1
+    of_attention = sum(one.launches for one in work if one.kind in (*OF_PAIRS, "rounding")) / layers
+    others = sum(one.launches for one in work if one.kind not in (*OF_PAIRS, "rounding", "importance")) / layers
+    kinds, planned = 1 + (alone > 0), 0.0
+    if cards > 1:
+        recorded = of_attention + kinds * others / STRIPES
+    else:
+        recorded, planned = of_attention + others, (alone + 1 / 2) * others
+    repeated = (alone + 1) * (of_attention + others) - recorded - alone * others * (cards == 1)
+    return RECORDED * recorded + planned + REPEATED * max(repeated, 0.0)
 
 
 def uneven(cards: int) -> float:

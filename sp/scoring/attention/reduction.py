@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sp.arrays import Floats
-from sp.kernels import is_device
+from sp.models.cache.host_room import looked_at
 from sp.ops.array_module import array_module
 from sp.ops.attention.importance import Folded, fold_weights, importance
 from sp.ops.attention.paged_kv import PagedKV
@@ -66,15 +66,15 @@ class Fold:
     def result(self) -> Floats:
         """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
         assert self.running is not None, "no layer was folded in"
-        return self.reduction.finish(_on_host(self.running), self.count)
+        return self.reduction.finish(looked_at([self.running])[0], self.count)
 
     def heatmap(self) -> Floats:
         """Importance by layer, (layers, chunks)."""
-        return np.stack([_on_host(layer) for layer in self.layers])
+        return np.stack(looked_at(self.layers))
 
     def head_maps(self) -> Floats | None:
         """Importance by layer and head, (layers, heads, chunks), if it was asked for."""
-        return np.stack([_on_host(layer) for layer in self.heads]) if self.heads else None
+        return np.stack(looked_at(self.heads)) if self.heads else None
 
 
 @dataclass
@@ -112,9 +112,4 @@ class FoldByLayer(Fold):
         """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
         assert self.running is not None, "no layer was folded in"
         layers = len(self.layers) if self.over_layers == "mean" else 1
-        return self.reduction.finish(_on_host(self.running) / np.float32(layers), 1)
-
-
-def _on_host(values: Any) -> Floats:
-    host: Floats = values.get() if is_device(values) else values
-    return host
+        return self.reduction.finish(looked_at([self.running])[0] / np.float32(layers), 1)

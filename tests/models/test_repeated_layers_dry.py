@@ -31,7 +31,7 @@ from sp.kernels.scratch import Scratch
 from sp.kernels.setting import setting
 from sp.models import Cards, SparseAttention, dense_attention, load_model
 from sp.models.cache.striped import StripedCache
-from sp.models.passes import repeated_turns
+from sp.models.passes import repeated_layers
 from sp.models.passes.on_cards import read_by_layer_on
 from sp.models.passes.repeated_reading import read_repeated
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -71,7 +71,7 @@ def placing(kind, *lists):
             placed.update((part.data.ptr, (name, i)) for part in (one if isinstance(one, list) else [one]))
     kind.__init__ = once
 placing(StripedCache, "_own", "_all")
-placing(repeated_turns.RepeatedTurns, "_queries")
+placing(repeated_layers.RepeatedLayers, "_queries")
 def tell(entry, values):
     arrays = [value for value in values if value > 1 << 32]
     if repeats._present.get() is not None:
@@ -123,7 +123,7 @@ for made in (lambda: dense_attention, lambda: SparseAttention(FlashPrefill(0.1))
     filled = sum(one[0] == "zeros" for calls in log.values() for one in calls)
     assert filled >= STRIPES * (DEPTH - 2) * (current_path() == "sm_90a"), filled
     with monkeypatch.context() as patched:
-        patched.setattr(repeated_turns, "WORTH", 1000)  # nothing comes so often
+        patched.setattr(repeated_layers, "WORTH", 1000)  # nothing comes so often
         plain = read(made())
     assert not again
     assert repeated[1:] == plain[1:], (repeated[1:], plain[1:])

@@ -1,4 +1,4 @@
-"""RepeatedTurns: what is queued from one layer's attention to the next one's, recorded once and queued again."""
+"""RepeatedLayers: launches of a layer, recorded once in three parts and queued again for the others."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sp.arrays import Floats
-from sp.kernels import debugging, import_cupy
-from sp.kernels.repeats import Recording, Repeat, watched
+from sp.kernels import import_cupy
+from sp.kernels.repeats import Recording, Repeat
 from sp.kernels.scratch import Scratch
 from sp.models.config import ModelConfig
-from sp.models.layers.attention import Attention
-from sp.models.layers.block import Block
-from sp.models.layers.feed_forward import SwiGLU
-from sp.models.model import Model
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
+from sp.models.passes.layer_parts import LayerParts, Part
 from sp.models.passes.walk import Walk
-from sp.ops.matmul.packed import PackedWeight
 from sp.ops.sparse.block_budget import BlockBudget
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 
@@ -26,45 +22,34 @@ Asked = tuple[Floats, Floats | None]
 """Queries and gates of the layer that is next to attend."""
 
 MOST_VALUES = 32768 * 1024
-"""Of the residual stream of the largest stripe whose turns are recorded: for larger ones the device takes longer than
-the host."""
+"""Of the residual stream of the largest stripe whose launches are recorded: for larger ones the device takes longer
+than the host."""
 WORTH = 3
 """Times that something must come to be recorded: that takes as long as planning it twice, and a repeat a fifth."""
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """Recorded attention: what it wrote, and the blocks that it lists, if it does: where they lie when repeated."""
+    """Recorded attention: what it wrote, and the blocks that it lists, if it does: where they lie when repeated.
+
+    The next layer's are listed in the same place, so they are put into `listed`, (layers, ...), to be fetched at once.
+    """
 
     repeat: Repeat
     output: Floats
     read: Read | None
+    listed: Any
 
-
-class Part(NamedTuple):
-    """What comes before attention in a layer, or what comes after it.
-
-    Attributes
-    ----------
-    kind : tuple
-        What parts have in common that can be repeated with each other's arrays; None of one that cannot.
-    arrays : list of arrays
-        Where its weights lie.
-    """
-
-    kind: Any
-    arrays: list[Any]
-
-
-class Turn(NamedTuple):
-    """What a layer reads of its weights, before attention and after it."""
-
-    enter: Part
-    leave: Part
+    def read_of(self, layer: int) -> list[Read]:
+        """What a layer listed, if anything."""
+        if self.read is None:
+            return []
+        self.listed[layer][...] = self.read.counts
+        return [self.read._replace(counts=self.listed[layer])]
 
 
 class Room(NamedTuple):
-    """Memory for recorded attention, and for the rest of turns.
+    """Memory for recorded attention, and for the rest of a layer.
 
     Apart, since a stripe's attention is recorded when the rest of another's is: what it wrote must not lie where that
     has its own arrays when it reads it.
@@ -75,16 +60,16 @@ class Room(NamedTuple):
 
 
 @contextmanager
-def room_for(turns: list[Turn]) -> Iterator[Room | None]:
-    """Room on the present stream, given back in the end, when `RepeatedTurns` are gone; none without turns."""
-    if not turns:
+def room_for(layers: list[LayerParts]) -> Iterator[Room | None]:
+    """Room on the present stream, given back in the end, when its users are gone; none without layers."""
+    if not layers:
         yield None
         return
     with Scratch() as attention, Scratch() as rest:
         yield Room(attention, rest)
 
 
-class RepeatedTurns:
+class RepeatedLayers:
     """The launches of one stripe, layer by layer, each part of a layer recorded once and repeated in the others.
 
     Keys and values of two layers are held, in turn, and so are two arrays of queries. So attention is the same in every
@@ -99,11 +84,11 @@ class RepeatedTurns:
         Of the stripe.
     which : int
         Of the cache's stripes.
-    turns : list of Turn
-        Of the model; see `turns_of`.
+    layers : list of LayerParts
+        Of the model; see `parts_of`.
     room : Room or None
-        Memory for what turns make, see `room_for`; None only without `turns`. Stripes on one stream share it.
-    before : RepeatedTurns, optional
+        Memory for what launches make, see `room_for`; None only without `layers`. Stripes on one stream share it.
+    before : RepeatedLayers, optional
         Of a stripe on the same stream that passes every layer before this one.
 
     Attributes
@@ -117,13 +102,13 @@ class RepeatedTurns:
         walk: Walk,
         stream: Floats,
         which: int,
-        turns: list[Turn],
+        layers: list[LayerParts],
         room: Room | None,
-        before: RepeatedTurns | None = None,
+        before: RepeatedLayers | None = None,
     ) -> None:
         c, tokens = walk.model.config, len(stream)
         self.able = room is not None and may_repeat(c, walk.attend, tokens)
-        self._walk, self._stream, self._which, self._turns, self._room = walk, stream, which, turns, room
+        self._walk, self._stream, self._which, self._layers, self._room = walk, stream, which, layers, room
         self._attention: _Attention | None = None
         self._parts, self._stripes = dict[Any, Repeat](), 1
         if before is not None and len(before._stream) == tokens:
@@ -142,7 +127,7 @@ class RepeatedTurns:
             return make()
         cache: Any = self._walk.cache
         places = [self.queries(layer), cache.own_pages(layer, self._which), self._walk.positions]
-        part, coming = self._turns[layer].enter, [one.enter.kind for one in self._turns[layer:]]
+        part, coming = self._layers[layer].enter, [one.enter.kind for one in self._layers[layer:]]
         repeated, made = self._part(part, coming, places, make)
         if not repeated:
             return made  # type: ignore[no-any-return]
@@ -153,20 +138,21 @@ class RepeatedTurns:
         """Attention of a layer, alone in a list; `make` queues it launch by launch."""
         cache: Any = self._walk.cache
         known = self._attention
-        if not self.able or self._room is None or (known is None and len(self._turns) - layer <= WORTH):
+        if not self.able or self._room is None or (known is None and len(self._layers) - layer <= WORTH):
             return [make()]
         arrays = [self.queries(layer), cache.all_pages(layer)]
         if known is not None:
             known.repeat([one.data.ptr for one in arrays])
-            if known.read is not None:
-                self._reads.setdefault(layer, []).append(_apart(known.read))
+            for read in known.read_of(layer):
+                self._reads.setdefault(layer, []).append(read)
             return [known.output]
         output, repeat = self._recorded(self._room.attention, arrays, make)
         if repeat is not None:
-            read = self._reads[layer][-1] if self._reads.get(layer) else None
-            self._attention = _Attention(repeat, output, read)
-            if read is not None:
-                self._reads[layer][-1] = _apart(read)
+            own = self._reads.get(layer, [])
+            found = own.pop() if own else None
+            listed = found and import_cupy().empty((len(self._layers), *found.counts.shape), found.counts.dtype)
+            self._attention = _Attention(repeat, output, found, listed)
+            own.extend(self._attention.read_of(layer))
         return [output]
 
     def leave(self, layer: int, attended: list[Floats], make: Callable[[list[Floats]], None]) -> None:
@@ -182,7 +168,7 @@ class RepeatedTurns:
         """
         if not self.able:
             return make(attended)
-        part, coming = self._turns[layer].leave, [one.leave.kind for one in self._turns[layer:-1]]
+        part, coming = self._layers[layer].leave, [one.leave.kind for one in self._layers[layer:-1]]
         self._part(part, coming, attended, lambda: make(attended))
         return None
 
@@ -216,13 +202,8 @@ class RepeatedTurns:
         return attend.reads if isinstance(attend, SparseAttention) else {}
 
 
-def _apart(read: Read) -> Read:
-    """What was listed, for later: the next turn lists its own in the same place."""
-    return read._replace(counts=read.counts.copy())
-
-
 def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:
-    """Whether it pays to repeat turns of so many tokens, and all that is done is known to be launches."""
+    """Whether it pays to repeat launches for so many tokens, and all that is done is known to be launches."""
     return pays(config, tokens, most) and _is_known(attend)
 
 
@@ -232,64 +213,7 @@ def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
     return attends and tokens * config.hidden <= most
 
 
-def turns_of(model: Model) -> list[Turn]:
-    """All layers of a model; none where nothing can be repeated."""
-    if model.device != "cuda" or model.cold is not None or debugging() or watched.get():
-        return []
-    return [Turn(_part(_entered(block), "enter"), _part(_left(block), "leave")) for block in model.trunk.blocks]
-
-
 def _is_known(attend: Any) -> bool:
     """Whether it launches kernels of `sp` and does nothing else on the device, and the same in every layer."""
     known = FlashPrefill | TopDensity | BlockBudget
     return attend is dense_attention or (type(attend) is SparseAttention and isinstance(attend.selector, known))
-
-
-def _entered(block: Block) -> list[Any] | None:
-    """All that a layer reads before attention, and nothing else; None where it is not known."""
-    mixer = block.mixer
-    if not (type(block) is Block and type(mixer) is Attention):
-        return None
-    return _known([mixer.q, mixer.k, mixer.v], [block.attn_norm, *(mixer.biases or ()), mixer.norms.q, mixer.norms.k])
-
-
-def _left(block: Block) -> list[Any] | None:
-    """All that a layer reads after attention, and nothing else; None where it is not known."""
-    mixer, ffn = block.mixer, block.ffn
-    if not (type(block) is Block and type(mixer) is Attention and type(ffn) is SwiGLU):
-        return None
-    return _known([mixer.out, ffn.gate, ffn.up, ffn.down], [block.ffn_norm])
-
-
-def _known(matrices: list[Any], vectors: list[Any]) -> list[Any] | None:
-    """Both, without vectors that a model has not; None where a matrix is of a kind that is not known."""
-    if not all(isinstance(one, PackedWeight) for one in matrices):
-        return None
-    return [*matrices, *(one for one in vectors if one is not None)]
-
-
-def _part(weights: list[Any] | None, side: str) -> Part:
-    """A part that reads these, on that side of attention."""
-    kind = _kind(weights)
-    return Part(kind and (side, *kind), _arrays(weights))
-
-
-def _kind(weights: list[Any] | None) -> Any:
-    """What turns have in common that can be repeated with each other's arrays."""
-    if weights is None:
-        return None
-    found: list[Any] = []
-    for one in weights:
-        kept = getattr(one, "kept", None)
-        made = (one.format.name, one.math) if isinstance(one, PackedWeight) else ()
-        found.append((*made, one.shape, kept and (kept.first, kept.rows.codes.shape)))
-    return tuple(found)
-
-
-def _arrays(weights: list[Any] | None) -> list[Any]:
-    """Where weights lie, and once each what several are kept in together."""
-    if weights is None:
-        return []
-    found = [one.data if isinstance(one, PackedWeight) else one for one in weights]
-    kept = {id(one.kept.rows): one.kept.rows for one in weights if isinstance(one, PackedWeight) and one.kept}
-    return found + [part for rows in kept.values() for part in (rows.codes, rows.scales)]
