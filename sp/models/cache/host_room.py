@@ -72,13 +72,8 @@ def copy_out(source: Any, to: Any) -> None:
     if not is_device(source):
         to[...] = source
         return
-    copy_out_of(source.data.ptr, to)
-
-
-def copy_out_of(address: int, to: Any) -> None:
-    """As many bytes as an array of the host has, from an address of the device, as `copy_out` does."""
     runtime, stream = import_cupy().cuda.runtime, import_cupy().cuda.get_current_stream()
-    runtime.memcpyAsync(to.ctypes.data, address, to.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
+    runtime.memcpyAsync(to.ctypes.data, source.data.ptr, to.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
 
 
 def copy_in(to: Any, source: Any) -> None:
@@ -93,23 +88,18 @@ def copy_in(to: Any, source: Any) -> None:
 def looked_at(arrays: Sequence[Any]) -> list[Any]:
     """Arrays of one place, on the host, to be looked at and not kept: pinned memory is scarce.
 
-    Those of the device are contiguous there, as they are by then; all are waited for at once, and those that follow
-    one another are copied as one.
+    Those of the device are as they are by then, and all are waited for at once.
     """
     if not arrays or not is_device(arrays[0]):
         return list(arrays)
-    ends = np.cumsum([-(-one.nbytes // 8) * 8 for one in arrays]).tolist()
-    pinned = np.frombuffer(import_cupy().cuda.alloc_pinned_memory(ends[-1]), np.uint8, ends[-1])
-    starts, places = [0, *ends[:-1]], [one.data.ptr for one in arrays]
-    first = 0
-    for i in range(1, len(arrays) + 1):
-        if i == len(arrays) or places[i] - places[first] != starts[i] - starts[first]:
-            end = starts[i - 1] + arrays[i - 1].nbytes
-            copy_out_of(places[first], pinned[starts[first] : end])
-            first = i
+    ends = np.cumsum([-(-one.nbytes // 8) * 8 for one in arrays])
+    pinned = np.frombuffer(import_cupy().cuda.alloc_pinned_memory(int(ends[-1])), np.uint8, int(ends[-1]))
+    found = []
+    for one, start in zip(arrays, (0, *ends), strict=False):
+        found.append(pinned[start : start + one.nbytes].view(one.dtype).reshape(one.shape))
+        copy_out(one, found[-1])
     wait()
-    parts = zip(arrays, starts, strict=True)
-    return [pinned[start : start + one.nbytes].view(one.dtype).reshape(one.shape) for one, start in parts]
+    return found
 
 
 def wait() -> None:

@@ -30,22 +30,11 @@ WORTH = 3
 
 @dataclass(frozen=True)
 class _Attention:
-    """Recorded attention: what it wrote, and the blocks that it lists, if it does: where they lie when repeated.
-
-    The next layer's are listed in the same place, so they are put into `listed`, (layers, ...), to be fetched at once.
-    """
+    """Recorded attention: what it wrote, and the blocks that it lists, if it does: where they lie when repeated."""
 
     repeat: Repeat
     output: Floats
     read: Read | None
-    listed: Any
-
-    def read_of(self, layer: int) -> list[Read]:
-        """What a layer listed, if anything."""
-        if self.read is None:
-            return []
-        self.listed[layer][...] = self.read.counts
-        return [self.read._replace(counts=self.listed[layer])]
 
 
 class Room(NamedTuple):
@@ -143,16 +132,15 @@ class RepeatedLayers:
         arrays = [self.queries(layer), cache.all_pages(layer)]
         if known is not None:
             known.repeat([one.data.ptr for one in arrays])
-            for read in known.read_of(layer):
-                self._reads.setdefault(layer, []).append(read)
+            if known.read is not None:
+                self._reads.setdefault(layer, []).append(_apart(known.read))
             return [known.output]
         output, repeat = self._recorded(self._room.attention, arrays, make)
         if repeat is not None:
-            own = self._reads.get(layer, [])
-            found = own.pop() if own else None
-            listed = found and import_cupy().empty((len(self._layers), *found.counts.shape), found.counts.dtype)
-            self._attention = _Attention(repeat, output, found, listed)
-            own.extend(self._attention.read_of(layer))
+            read = self._reads[layer][-1] if self._reads.get(layer) else None
+            self._attention = _Attention(repeat, output, read)
+            if read is not None:
+                self._reads[layer][-1] = _apart(read)
         return [output]
 
     def leave(self, layer: int, attended: list[Floats], make: Callable[[list[Floats]], None]) -> None:
@@ -200,6 +188,11 @@ class RepeatedLayers:
         """What attention listed, layer by layer."""
         attend = self._walk.attend
         return attend.reads if isinstance(attend, SparseAttention) else {}
+
+
+def _apart(read: Read) -> Read:
+    """What was listed, for later: the next layer's is listed in the same place."""
+    return read._replace(counts=read.counts.copy())
 
 
 def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:
