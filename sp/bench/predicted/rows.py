@@ -41,6 +41,9 @@ rows."""
 GRAPHS_SINCE = {1: "2026-11-23T18:26:33+00:00", 2: "2026-11-27T12:00:00+00:00"}
 """Since when one card reads short runs in graphs, and two that share a target longer ones, as more cards always did;
 before, launch by launch. Of one card such records are no rows, but for those that the host's part is fitted to."""
+PARTS_SINCE = "2026-11-28T00:28:00+00:00"
+"""Since when launches that a scoring repeats are recorded in parts, which stripes of a length share; before, of every
+stripe from one attention to the next."""
 RESOLVED = ("math", "products", "kept_bytes", "drafter_math", "drafter_products", "drafter_kept_bytes")
 """What ``auto`` came to: of what was asked for with it the newest record is a row, whatever it came to before."""
 
@@ -95,6 +98,7 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
             config = {"left": left, "card": card, **record["config"]}
             config["one_by_one"] = record["date"] < GRAPHS_SINCE.get(cards_of(config)[1], "")
+            config["one_part"] = record["date"] < PARTS_SINCE
             several = max(cards_of(config)) > 1
             if several and record["date"] < TURNS_SINCE:
                 continue
@@ -123,7 +127,8 @@ def _waited_for_the_host(bench: str, c: Mapping[str, Any], m: Mapping[str, Any])
 
 def _predictor(known: Fitted, c: Mapping[str, Any], cards: tuple[int, int] = (1, 1)) -> Predictor:
     """Of a record's card, and so many of them for drafter and target."""
-    return Predictor(find_card(c["card"]), known, c["path"], *cards, one_by_one=c["one_by_one"])
+    before = {"one_by_one": c["one_by_one"], "one_part": c["one_part"]}
+    return Predictor(find_card(c["card"]), known, c["path"], *cards, **before)
 
 
 def _on(*cards: int) -> str:

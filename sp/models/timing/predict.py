@@ -13,6 +13,7 @@ from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
 from sp.models.timing.several import (
     ATTENTION,
+    RECORDED,
     REPEATED,
     begun,
     gathered,
@@ -45,6 +46,9 @@ class Predictor:
     one_by_one : bool
         Whether a target reads launch by launch what is in graphs now, as in records from before: short runs of one
         card, all but short ones of two.
+    one_part : bool
+        Whether what is repeated of a scoring is recorded for every stripe from one attention to the next, as in records
+        from before it was recorded in parts.
     """
 
     card: Card
@@ -53,6 +57,7 @@ class Predictor:
     cards: int = 1
     target_cards: int = 1
     one_by_one: bool = False
+    one_part: bool = False
 
     @classmethod
     def of(cls, card: Card, known: Fitted, cards: int = 1, target_cards: int = 1) -> Predictor:
@@ -97,11 +102,14 @@ class Predictor:
         """Seconds of a reading layer by layer: the card waits for the host while launches of the first are planned."""
         if not repeats(drafter, tokens, cards):
             return self._queued(work, beside + self.known.host.score_s, cards)
-        layers, device = drafter.config.layers, self._busy_s(work) + beside
+        layers, device, queued = drafter.config.layers, self._busy_s(work) + beside, self._host_s(work, cards)
         alone = drafter.rounded.left if drafter.rounded.products else 0  # layers of another kind
         first, rest = (alone + 1) / layers, (layers - alone - 1) / layers
-        at_first = cards * self.known.host.launch_s * begun(work, drafter.config, alone, cards)
-        return max(at_first, device * first) + rest * max(device, REPEATED * self._host_s(work, cards))
+        if self.one_part:
+            at_first = queued * (alone + RECORDED + (cards == 1)) / layers
+        else:
+            at_first = cards * self.known.host.launch_s * begun(work, drafter.config, alone, cards)
+        return max(at_first, device * first) + rest * max(device, REPEATED * queued)
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""
