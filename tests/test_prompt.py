@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sp.chat import Turn, render_located
 from sp.errors import PromptError
 from sp.gguf import ChatTemplate
-from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans, transfer_scores
+from sp.prompt import Prompt, Span, TokenisedPrompt, Transfer, merge_spans, transfer_scores
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -89,6 +89,16 @@ def test_transfer_equals_the_brute_force_maximum(data: st.DataObject, length: in
     scores = np.random.default_rng(length).standard_normal(len(source)).astype(np.float32)
     want = [max(s for s, (a, b) in zip(scores, source, strict=True) if a < end and b > start) for start, end in target]
     np.testing.assert_array_equal(transfer_scores(scores, source, target), np.array(want, np.float32))
+
+
+def test_one_transfer_carries_many_scores() -> None:
+    """Of a tokenisation whose second token is of no byte."""
+    source, target = np.array([[0, 2], [2, 2], [2, 4]]), np.array([[0, 1], [1, 3], [3, 4]])
+    transfer = Transfer.between(source, target)
+    for scores in ([1, 9, 5], [5, 9, 1]):
+        found = np.array(scores, np.float32)
+        assert transfer(found).tolist() == [scores[0], 5, scores[2]]
+        np.testing.assert_array_equal(transfer(found), transfer_scores(found, source, target))
 
 
 def test_transfer_to_the_same_tokens_is_the_identity() -> None:

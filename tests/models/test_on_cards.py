@@ -19,6 +19,7 @@ from sp.models.passes.chunk_on_cards import MOST_TOGETHER, tokens_together
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.passes.on_cards import read_by_layer_on
 from sp.models.synthetic.shapes import find_shape
+from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import Dense, Streaming
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
@@ -226,3 +227,17 @@ def test_refusals_and_a_watch_that_fails(model, gated, tmp_path) -> None:
     hybrid = load_model(write_tiny(tmp_path / "hybrid.gguf", "qwen35"))
     with pytest.raises(ConfigError, match="attention layers alone"):
         read_by_layer_on(group, [hybrid] * 2, IDS, WHERE, fails)
+
+
+@pytest.mark.parametrize("cards", [2, 3, 4, 8])
+def test_stripes_are_equally_long_but_for_the_last(cards) -> None:
+    """Where each has a page more than there are stripes, and of fewer pages within one."""
+    parts, draw = 2 * cards, np.random.default_rng(cards)
+    for tokens in (131072, 130981, *draw.integers(PAGE_TOKENS * parts, 150_000, 300).tolist()):
+        found = [stop - start for start, stop in Stripes(tokens, cards, PAGE_TOKENS).all]
+        pages = -(-tokens // PAGE_TOKENS)
+        assert sum(found) == tokens
+        assert min(found) >= PAGE_TOKENS
+        assert max(found) <= PAGE_TOKENS * (-(-pages // parts) + 1)
+        alike = set(found[:-1])
+        assert len(alike) == 1 or (pages < parts**2 and max(alike) - min(alike) == PAGE_TOKENS), (tokens, found)

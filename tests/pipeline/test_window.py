@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from sp.pipeline import Pipeline, RunOptions, RunResult, load, stages
 from sp.pipeline.plan import decide
 from sp.pipeline.residency import Residency
 from sp.pipeline.window import FRAME, Fit, fit, may_be_over
-from sp.prompt import Prompt, Span, TokenisedPrompt
+from sp.prompt import Prompt, Span, TokenisedPrompt, Transfer
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
 from sp.serve.usage import Told, usage
@@ -146,6 +147,24 @@ def test_drafting_ahead_goes_on_where_the_prompt_surely_fits(pair: Pipeline, tas
     names = [stage.name for stage in result.answer.trace.stages]
     assert names.index("tokenise") < names.index("score")
     assert result.answer.text == task.answer
+
+
+def test_the_way_of_scores_is_found_beside_where_drafting_goes_ahead(
+    pair: Pipeline, task: TextTask, monkeypatch: Any
+) -> None:
+    threads, between = [], Transfer.between
+
+    def noted(source: Any, target: Any) -> Transfer:
+        threads.append(threading.current_thread().name)
+        return between(source, target)
+
+    monkeypatch.setattr(Transfer, "between", noted)
+    want = run(pair, task, compress="always")
+    assert threads == ["MainThread"]
+    monkeypatch.setattr(Pipeline, "_drafts_ahead", lambda self, options: True)
+    result = run(pair, task, compress="always")
+    assert threads[1:] == ["sp-tokenise_0"]
+    np.testing.assert_array_equal(result.scores, want.scores)
 
 
 def test_the_edges(pair: Pipeline) -> None:

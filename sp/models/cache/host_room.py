@@ -92,6 +92,7 @@ def looked_at(arrays: Sequence[Any]) -> list[Any]:
     """
     if not arrays or not is_device(arrays[0]):
         return list(arrays)
+    arrays = [one if one.flags.c_contiguous else import_cupy().ascontiguousarray(one) for one in arrays]
     ends = np.cumsum([-(-one.nbytes // 8) * 8 for one in arrays])
     pinned = np.frombuffer(import_cupy().cuda.alloc_pinned_memory(int(ends[-1])), np.uint8, int(ends[-1]))
     found = []
