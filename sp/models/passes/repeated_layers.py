@@ -116,8 +116,7 @@ class RepeatedLayers:
             return make()
         cache: Any = self._walk.cache
         places = [self.queries(layer), cache.own_pages(layer, self._which), self._walk.positions]
-        part, coming = self._layers[layer].enter, [one.enter.kind for one in self._layers[layer:]]
-        repeated, made = self._part(part, coming, places, make)
+        repeated, made = self._part(self._layers[layer].enter, layer, places, make)
         if not repeated:
             return made  # type: ignore[no-any-return]
         cache.appended(layer, len(self._stream))
@@ -156,18 +155,18 @@ class RepeatedLayers:
         """
         if not self.able:
             return make(attended)
-        part, coming = self._layers[layer].leave, [one.leave.kind for one in self._layers[layer:-1]]
-        self._part(part, coming, attended, lambda: make(attended))
+        self._part(self._layers[layer].leave, layer, attended, lambda: make(attended))
         return None
 
-    def _part(self, part: Part, coming: list[Any], places: list[Any], make: Callable[[], Any]) -> tuple[bool, Any]:
+    def _part(self, part: Part, layer: int, places: list[Any], make: Callable[[], Any]) -> tuple[bool, Any]:
         """Whether a part of a layer was repeated, and if not, what was made."""
         assert self._room is not None
         arrays = [*part.arrays, self._stream, *places]
         if part.kind in self._parts:
             self._parts[part.kind]([one.data.ptr for one in arrays])
             return True, None
-        if part.kind is None or coming.count(part.kind) * self._stripes < WORTH:
+        coming = sum(part.kind in (one.enter.kind, one.leave.kind) for one in self._layers[layer:])
+        if part.kind is None or coming * self._stripes < WORTH:
             return False, make()
         made, repeat = self._recorded(self._room.rest, arrays, make)
         if repeat is not None:
