@@ -64,7 +64,8 @@ def legend(
     together = read, "by what two H100 wait for"
     plain = math == drafter_math == Math.BF16
     return (
-        f"predicted from {card.name}'s data sheet, for {kernels}, by rates of an H200;",
+        f"predicted from {card.name}'s data sheet, for {kernels}, by rates of an H200",
+        "and its host: a slower one takes longer for short prompts and several cards;",
         f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
         *(() if plain else (f"predicted with --math {math} and --drafter-math {drafter_math}",)),
         *(together if max(cards, target_cards) > 1 else ()),
