@@ -75,7 +75,7 @@ def used():
     return dry_memory.pool.used_bytes()
 
 cache = model.new_cache(4000)
-for n in (2048, *range(16, 2048, 48)):  # what kernels keep for themselves
+for n in (2048, *range(16, 2048, 16)):  # what kernels keep for themselves
     read(n, cache, None)
     cache.reset()
 before = used()
@@ -84,7 +84,7 @@ for n in (2048, 2048):
     read(n, cache, graphs)
     cache.reset()
 largest = used() - before
-for n in (*range(16, 2048, 48),) * 2:
+for n in (*range(16, 2048, 16),) * 2:
     read(n, cache, graphs)
     cache.reset()
 assert used() - before <= 1.2 * largest, (used() - before, largest)

@@ -136,6 +136,7 @@ class StripedCache(Cache):
             own = [table]
         self._starts = range(0, room * min(2, config.layers), room)  # of the layers that are held at once
         self._first = PAGE_TOKENS * len(own[0])  # tokens of the first, which is of whole pages
+        self._most = PAGE_TOKENS * sum(map(len, own))
         tables = [part + start for start in self._starts for part in (table, *own)]
         placed, ends = self._placed(np.concatenate(tables)), np.cumsum([len(one) for one in tables]).tolist()
         parts = [placed[end - len(one) : end] for one, end in zip(tables, ends, strict=True)]
@@ -156,8 +157,7 @@ class StripedCache(Cache):
         """Count tokens whose keys and values are stored, by `append` or by launches of another layer, repeated."""
         place = self._place(layer)
         self._filled[place] += tokens
-        most = PAGE_TOKENS * sum(map(len, self._own[place]))
-        assert self._filled[place] <= most, f"{self._filled[place]} tokens"
+        assert self._filled[place] <= self._most, f"{self._filled[place]} tokens"
 
     def look(self, stripe: Stripe) -> None:
         """Show tokens up to the end of a stripe."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Lock
 from typing import NamedTuple
 from weakref import ref
@@ -186,13 +185,12 @@ class _Reading:
 
     def _enter(self, half: _Half, card: Card, layer: int) -> None:
         """What comes before attention in a layer."""
-        walk, wanted = half.walk, self.rows if half.which == 1 and card.rank == 0 else 0
+        wanted = self.rows if half.which == 1 and card.rank == 0 else 0
         rows = len(half.x) if layer < self.depth - 1 or half.repeated.able else wanted
         if rows == len(half.x):
-            into = half.repeated.queries(layer)
-            half.asked = half.repeated.enter(layer, lambda: walk.enter(layer, half.x, rows, tell=False, into=into))
+            half.asked = half.repeated.enter(layer)
         else:
-            half.asked = walk.enter(layer, half.x, rows, tell=False)
+            half.asked = half.walk.enter(layer, half.x, rows, tell=False)
 
     def _pass(self, half: _Half, card: Card, layer: int) -> None:
         """Attention and what comes after it in a layer, and what comes before it in the next one, with its gather."""
@@ -203,8 +201,9 @@ class _Reading:
         if layer == self.depth - 1:
             return
         with card.turn():
-            attended = half.repeated.attend(layer, partial(half.attend, layer))
-            half.repeated.leave(layer, attended, partial(half.leave, layer))
+            attended = half.repeated.attend(layer, half.asked)
+            del half.asked  # queries, as large as the stripe, are gone before the feed-forward needs room
+            half.repeated.leave(layer, attended)
             self._enter(half, card, layer + 1)
         half.gathered = half.cache.begin_stripe(layer + 1, half.which, card.begin_gather)
 
@@ -233,16 +232,6 @@ class _Half:
     x: Floats
     asked: Asked = field(init=False)
     gathered: Callable[[], None] = field(init=False)
-
-    def attend(self, layer: int) -> Floats:
-        """What is asked; the queries, as large as the stripe, are gone before the feed-forward needs room."""
-        asked = self.asked
-        del self.asked
-        return self.walk.attend(self.cache, layer, *asked)
-
-    def leave(self, layer: int, attended: list[Floats]) -> None:
-        """What comes after it."""
-        self.walk.leave(layer, self.x, attended.pop())
 
 
 def _checked(group: Group, models: Sequence[Model]) -> Model:

@@ -110,31 +110,36 @@ class RepeatedLayers:
         """Where the queries of a layer go, if all layers are to find them there."""
         return self._queries[layer % 2] if self._queries else None
 
-    def enter(self, layer: int, make: Callable[[], Asked]) -> Asked:
-        """What comes before attention in a layer, for all tokens of the stripe; `make` queues it launch by launch."""
+    def enter(self, layer: int) -> Asked:
+        """What comes before attention in a layer, for all tokens of the stripe."""
+
+        def make() -> Asked:
+            return self._walk.enter(layer, self._stream, len(self._stream), tell=False, into=self.queries(layer))
+
         if not self.able:
             return make()
         cache: Any = self._walk.cache
         places = [self.queries(layer), cache.own_pages(layer, self._which), self._walk.positions]
-        repeated, made = self._part(self._layers[layer].enter, layer, places, make)
-        if not repeated:
-            return made  # type: ignore[no-any-return]
+        made: Asked | None = self._part(self._layers[layer].enter, layer, places, make)
+        if made is not None:
+            return made
         cache.appended(layer, len(self._stream))
         return self._queries[layer % 2], None
 
-    def attend(self, layer: int, make: Callable[[], Floats]) -> list[Floats]:
-        """Attention of a layer, alone in a list; `make` queues it launch by launch."""
+    def attend(self, layer: int, asked: Asked) -> list[Floats]:
+        """Attention of a layer, alone in a list."""
         cache: Any = self._walk.cache
         known = self._attention
-        if not self.able or self._room is None or (known is None and len(self._layers) - layer <= WORTH):
-            return [make()]
+        if not self.able or (known is None and len(self._layers) - layer <= WORTH):
+            return [self._walk.attend(cache, layer, *asked)]
+        assert self._room is not None
         arrays = [self.queries(layer), cache.all_pages(layer)]
         if known is not None:
             known.repeat([one.data.ptr for one in arrays])
             if known.read is not None:
                 self._reads.setdefault(layer, []).append(_apart(known.read))
             return [known.output]
-        output, repeat = self._recorded(self._room.attention, arrays, make)
+        output, repeat = self._recorded(self._room.attention, arrays, lambda: self._walk.attend(cache, layer, *asked))
         if repeat is not None:
             read = self._reads[layer][-1] if self._reads.get(layer) else None
             self._attention = _Attention(repeat, output, read)
@@ -142,36 +147,43 @@ class RepeatedLayers:
                 self._reads[layer][-1] = _apart(read)
         return [output]
 
-    def leave(self, layer: int, attended: list[Floats], make: Callable[[list[Floats]], None]) -> None:
+    def leave(self, layer: int, attended: list[Floats]) -> None:
         """What comes after attention in a layer.
 
         Parameters
         ----------
         layer : int
         attended : list
-            Of `attend`.
-        make : callable
-            Queues it launch by launch. It takes what was attended out of the list, so that nobody holds it for longer.
+            Of `attend`; it is taken out where launches are made, so that nobody holds it for longer.
         """
-        if not self.able:
-            return make(attended)
-        self._part(self._layers[layer].leave, layer, attended, lambda: make(attended))
-        return None
 
-    def _part(self, part: Part, layer: int, places: list[Any], make: Callable[[], Any]) -> tuple[bool, Any]:
-        """Whether a part of a layer was repeated, and if not, what was made."""
-        assert self._room is not None
+        def make() -> None:
+            self._walk.leave(layer, self._stream, attended.pop())
+
+        if self.able:
+            self._part(self._layers[layer].leave, layer, attended, make)
+        else:
+            make()
+
+    def _part(self, part: Part, layer: int, places: list[Any], make: Callable[[], Any]) -> Any:
+        """What was made of a part of a layer; None where it was repeated."""
+        known = self._parts.get(part.kind)
+        if known is None and not self._comes_often(part.kind, layer):
+            return make()
         arrays = [*part.arrays, self._stream, *places]
-        if part.kind in self._parts:
-            self._parts[part.kind]([one.data.ptr for one in arrays])
-            return True, None
-        coming = sum(part.kind in (one.enter.kind, one.leave.kind) for one in self._layers[layer:])
-        if part.kind is None or coming * self._stripes < WORTH:
-            return False, make()
+        if known is not None:
+            known([one.data.ptr for one in arrays])
+            return None
+        assert self._room is not None
         made, repeat = self._recorded(self._room.rest, arrays, make)
         if repeat is not None:
             self._parts[part.kind] = repeat
-        return False, made
+        return made
+
+    def _comes_often(self, kind: Any, layer: int) -> bool:
+        """Whether it pays to record a part of such a kind in a layer."""
+        coming = sum(kind in (one.enter.kind, one.leave.kind) for one in self._layers[layer:])
+        return kind is not None and coming * self._stripes >= WORTH
 
     def _recorded(self, scratch: Scratch, arrays: list[Any], make: Callable[[], Any]) -> tuple[Any, Repeat | None]:
         """What is made, and what makes it again with other arrays; where that cannot be, nothing more is repeated."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from sp.arrays import Floats, Ints
+from sp.arrays import Ints
 from sp.kernels import import_cupy
 from sp.models.cache.striped import StripedCache, Stripes
 from sp.models.model import Model
@@ -92,18 +90,13 @@ def _read(
     def enter(layer: int) -> Asked:
         if layer == depth - 1:
             return walk.enter(layer, x, min(rows, n), tell=False)
-        into = repeated.queries(layer)
-        return repeated.enter(layer, partial(walk.enter, layer, x, n, tell=False, into=into))
-
-    def leave(layer: int, attended: list[Floats]) -> None:
-        walk.leave(layer, x, attended.pop())
+        return repeated.enter(layer)
 
     asked = enter(0)
     for layer in range(depth):
         watch(layer, asked[0], cache)
         if layer < depth - 1:
-            attended = repeated.attend(layer, partial(attend, cache, layer, *asked))
-            repeated.leave(layer, attended, partial(leave, layer))
+            repeated.leave(layer, repeated.attend(layer, asked))
             asked = enter(layer + 1)
         cache.release(layer)
         pace.done(n)

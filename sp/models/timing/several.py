@@ -103,16 +103,14 @@ def begun(work: Iterable[Work], config: ModelConfig, alone: int, cards: int) -> 
     >>> [round(begun(work, find_shape("qwen3-0.6b").config, alone, 4), 1) for alone in (0, 2)]  # 2 and 20 a layer
     [26.0, 52.8]
     """
-    layers = config.layers - 1
-    of_attention = sum(one.launches for one in work if one.kind in (*OF_PAIRS, "rounding")) / layers
-    others = sum(one.launches for one in work if one.kind not in (*OF_PAIRS, "rounding", "importance")) / layers
-    kinds, planned = 1 + (alone > 0), 0.0
+    layers, in_attention = config.layers - 1, (*OF_PAIRS, "rounding")
+    attention = sum(one.launches for one in work if one.kind in in_attention) / layers
+    others = sum(one.launches for one in work if one.kind not in (*in_attention, "importance")) / layers
+    recorded, planned, last = attention + others, alone * others, others / 2
     if cards > 1:
-        recorded = of_attention + kinds * others / STRIPES
-    else:
-        recorded, planned = of_attention + others, (alone + 1 / 2) * others
-    repeated = (alone + 1) * (of_attention + others) - recorded - alone * others * (cards == 1)
-    return RECORDED * recorded + planned + REPEATED * max(repeated, 0.0)
+        recorded, planned, last = attention + (1 + (alone > 0)) * others / STRIPES, 0.0, 0.0
+    repeated = (alone + 1) * (attention + others) - recorded - planned
+    return RECORDED * recorded + planned + last + REPEATED * repeated
 
 
 def uneven(cards: int) -> float:
