@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean, median
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
+from sp.bench.host_time import HostTime
 from sp.bench.kernel_times import kernel_times
 from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
@@ -36,6 +37,9 @@ STAGES = {
 }
 """Stage that a kernel's time counts for; the others are projections and what surrounds them."""
 STAGE_NAMES = ("mean", "score_select", "forward", "importance", "projections")
+HOLD_MS = 200.0
+"""For which the device is kept busy before kernels are timed: longer than a host takes for the launches of a scoring,
+each between two events."""
 LIMIT_TFLOPS = 700.0
 """About what the best bf16 matmuls and attention reach on an H200; a limit is the work at that rate and no more."""
 
@@ -82,6 +86,8 @@ class DraftTiming:
         Kernels that were launched.
     cards : int
         How many read together; memory is that of the first, and there are no stages of more than one.
+    host : dict of str to float
+        Of `HostTime`.
     """
 
     draft: Draft
@@ -93,6 +99,7 @@ class DraftTiming:
     limit_s: float
     sources: tuple[str, ...] = ()
     cards: int = 1
+    host: dict[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
         """Median time, density, memory, limit and stages."""
@@ -103,6 +110,7 @@ class DraftTiming:
             "weight_bytes": self.weight_bytes,
             "limit_s": self.limit_s,
             "stages_ms": self.stages,
+            **self.host,
         }
 
 
@@ -135,12 +143,13 @@ def run_drafts(
         reset_launched()
         score(scorer, draft.tokens)
         free_pool(model)
-        seconds = []
+        seconds, host = [], HostTime(model.device)
         found = Importance(np.zeros(0, np.float32))
         for _ in range(repeats):
             start = time.perf_counter()
             found = score(scorer, draft.tokens)
             seconds.append(time.perf_counter() - start)
+            host.look()
             if progress is not None:
                 progress()
         peak, sources = pool_bytes(model), launched_sources()
@@ -149,7 +158,8 @@ def run_drafts(
         limit, weights = 0.0, 0
         if model.device == "cuda":
             limit, weights = work(model.config, draft.tokens, density) / LIMIT_TFLOPS / 1e12 / count, model.nbytes
-        yield DraftTiming(draft, tuple(seconds), density, stages, peak, weights, limit, sources, count)
+        times = tuple(seconds)
+        yield DraftTiming(draft, times, density, stages, peak, weights, limit, sources, count, host.metrics())
 
 
 def work(config: ModelConfig, tokens: int, density: float) -> float:
@@ -187,6 +197,6 @@ def describe(
 def _stages(work: Callable[[], object]) -> dict[str, float]:
     """Milliseconds by stage of one more run, each kernel timed by itself."""
     found = dict.fromkeys(STAGE_NAMES, 0.0)
-    for item in kernel_times(work, hold_ms=60.0):
+    for item in kernel_times(work, hold_ms=HOLD_MS):
         found[STAGES.get(item.entry, "projections")] += item.ms
     return found

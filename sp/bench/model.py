@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
+from sp.bench.host_time import HostTime
 from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
 from sp.decode.graph import GraphDecoder
@@ -79,6 +80,8 @@ class Timing:
         How many share the model; memory is that of the one that held most.
     refused : str or None
         Why no CUDA graph could be captured of work that otherwise is one, and which was launched kernel by kernel.
+    host : dict of str to float
+        Of `HostTime`.
     """
 
     test: Trial
@@ -90,6 +93,7 @@ class Timing:
     read: Mapping[str, int] = field(default_factory=dict)
     cards: int = 1
     refused: str | None = None
+    host: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def rates(self) -> list[float]:
@@ -101,16 +105,8 @@ class Timing:
         rates = self.rates
         spread = {} if self.imbalance is None else {"imbalance": self.imbalance}
         replayed = {"replayed_tokens": self.read.get("replayed", 0)} if self.read else {}
-        return (
-            spread
-            | replayed
-            | {
-                "tok_s": median(rates),
-                "tok_s_mean": mean(rates),
-                "tok_s_sd": stdev(rates) if len(rates) > 1 else 0.0,
-                "peak_bytes": self.peak_bytes,
-            }
-        )
+        found = {"tok_s": median(rates), "tok_s_mean": mean(rates), "tok_s_sd": stdev(rates) if len(rates) > 1 else 0.0}
+        return {**spread, **replayed, **self.host, **found, "peak_bytes": self.peak_bytes}
 
 
 def run_tests(
@@ -155,16 +151,19 @@ def run_tests(
         _each(run, made, _Run.warm)
         seconds: list[float] = []
         densities: tuple[float, ...] = ()
+        host = HostTime(model.device)
         for _ in range(repeats):
             took = _each(run, made, _Run.once)
             seconds.append(max(found for found, _ in took))
             densities = took[0][1]
+            host.look()
             if progress is not None:
                 progress(test.name)
         peak, sources = max(run(pool_bytes)), launched_sources()
         told, refused = _each(run, made, _Run.end)[0]
         spread = None if test.new or together else spread_of(min(test.prompt, MOST_SPREAD))
-        yield Timing(test, tuple(seconds), peak, sources, densities, spread, told, len(made), refused)
+        times = tuple(seconds)
+        yield Timing(test, times, peak, sources, densities, spread, told, len(made), refused, host.metrics())
 
 
 def _each(run: Together, made: Mapping[int, _Run], what: Callable[[_Run], Any]) -> list[Any]:

@@ -10,23 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sp.bench.host_time import launch_us
 from sp.json_lines import read_jsonl as read
 from sp.kernels.hashing import kernel_hash
 from sp.kernels.host_code import forget_host_code
 from sp.kernels.launch import launched_sources
-from sp.kernels.machine import cpu_facts, gpu_facts, machine_slug
+from sp.kernels.machine import cpu_facts, machine_slug
+from sp.kernels.machine import gpu_facts as environment
 from sp.models.arithmetic import AUTO, Arithmetic
 from sp.quant import Math
 
 MATH = {"sm_90a": "bf16", "portable": "bf16", "numpy": "f32"}
 """What matrix products multiply if nothing else is asked for, by the path of a model's kernels."""
 FIELDS = ("bench", "config", "metrics", "samples", "gpu", "driver", "nvrtc", "cupy", "commit", "kernel_hash", "date")
-
-
-def environment() -> dict[str, Any]:
-    """Facts of the card, and of its host at present; DeviceError without a device."""
-    return {**gpu_facts(), "launch_us": launch_us()}
 
 
 def make_record(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import mean, median
 from typing import Any
 
+from sp.bench.host_time import HostTime
 from sp.bench.memory import thinned, watched
 from sp.bench.prompts import PromptMaker
 from sp.bench.record import make_record
@@ -63,6 +64,8 @@ class CellTiming:
         Why there are no requests.
     sources : tuple of str
         Kernels that were launched.
+    host : dict of str to float
+        Of `HostTime`.
     """
 
     cell: Cell
@@ -74,6 +77,7 @@ class CellTiming:
     full: tuple[Request, ...] = ()
     error: str | None = None
     sources: tuple[str, ...] = ()
+    host: dict[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
         """Medians over the requests, and what they have in common."""
@@ -96,6 +100,7 @@ class CellTiming:
             "decode_tok_s": median(rates) if rates else None,
             "peak_bytes": self.peak_bytes,
             "process": PROCESS,
+            **self.host,
         }
 
 
@@ -196,7 +201,7 @@ class Bench:
 
     def _timed(self, pipeline: Pipeline, cell: Cell, repeats: int, warm: bool) -> CellTiming:
         """Requests of one cell after one that does not count; before a full prefill that is a shorter one."""
-        first = None
+        first, host = None, HostTime(pipeline.target.model.device)
         reset_launched()
         done: list[Request] = []
         try:
@@ -208,6 +213,7 @@ class Bench:
                     if cell.full and sum(request.ttft_s for request in done) > self.full_seconds:
                         break
                     done.append(self._request(pipeline, cell, 1 + number))
+                    host.look()
                     self.progress()
                 seen = done[-1] if self.timelines and not cell.full else None
                 if seen is not None and not seen.timeline:
@@ -217,7 +223,7 @@ class Bench:
         except (SpError, MemoryError) as error:
             return CellTiming(cell, error=str(error) or "out of memory")
         peak = max(request.peak_bytes for request in done)
-        return CellTiming(cell, tuple(done), first, None, peak, seen, sources=launched_sources())
+        return CellTiming(cell, tuple(done), first, None, peak, seen, sources=launched_sources(), host=host.metrics())
 
     def _request(self, pipeline: Pipeline, cell: Cell, number: int) -> Request:
         return measure(pipeline, self.maker.make(cell.tokens, number), cell.options)
