@@ -18,13 +18,11 @@ from device_models import case
 
 from sp.bench.drafter import Draft, describe, run_drafts
 from sp.bench.record import make_record
-from sp.kernels import repeats
 from sp.models import SparseAttention, dense_attention, prefill_by_layer, read_by_layer
 from sp.models.synthetic.random_store import random_model
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.pipeline.load import embedded, load
 from sp.scoring import SCORERS, Importance, ScoreRequest
-from sp.scoring.attention import repeated_importance
 from sp.scoring.attention.reduction import Fold, Reduction
 from sp.studies.sample import sample
 
@@ -75,22 +73,6 @@ def test_lookahead_is_that_of_numpy() -> None:
     assert got.generated[0] == want.generated[0]
     if got.generated == want.generated:  # two tokens of nearly one probability may change places
         assert nmse(got.scores, want.scores) < BOUND
-
-
-@pytest.mark.parametrize("by_head", [False, True])
-@pytest.mark.parametrize("rotary", ["post", "none"])
-@pytest.mark.parametrize("scorer", ["tail", "lookahead"])
-def test_importance_is_the_same_where_it_is_repeated(scorer, rotary, by_head, path, monkeypatch) -> None:
-    done, repeat = [], repeats.Repeat.__call__
-    monkeypatch.setattr(repeats.Repeat, "__call__", lambda self, one: (done.append(len(one)), repeat(self, one)))
-    again = score("cuda", scorer, by_head, rotary=rotary)
-    assert done.count(3) == len(case("drafter").gpu.config.attention_layers) - 2, "queries, keys and their pages"
-    monkeypatch.setattr(repeated_importance, "MOST_TOKENS", 0)
-    done.clear()
-    plain = score("cuda", scorer, by_head, rotary=rotary)
-    assert done.count(3) == 0
-    for name in ("scores", "by_layer", *(["by_head"] if by_head else [])):
-        assert getattr(again, name).tobytes() == getattr(plain, name).tobytes(), name
 
 
 def test_alpha_zero_reads_every_block(path) -> None:

@@ -99,6 +99,7 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
             config = {"left": left, "card": card, **record["config"]}
             config["one_by_one"] = record["date"] < GRAPHS_SINCE.get(cards_of(config)[1], "")
             config["one_part"] = record["date"] < PARTS_SINCE
+            config["launch_us"] = record["metrics"].get("launch_us")
             several = max(cards_of(config)) > 1
             if several and record["date"] < TURNS_SINCE:
                 continue
@@ -128,7 +129,7 @@ def _waited_for_the_host(bench: str, c: Mapping[str, Any], m: Mapping[str, Any])
 def _predictor(known: Fitted, c: Mapping[str, Any], cards: tuple[int, int] = (1, 1)) -> Predictor:
     """Of a record's card, and so many of them for drafter and target."""
     before = {"one_by_one": c["one_by_one"], "one_part": c["one_part"]}
-    return Predictor(find_card(c["card"]), known, c["path"], *cards, **before)
+    return Predictor(find_card(c["card"]), known.by_host(c["launch_us"]), c["path"], *cards, **before)
 
 
 def _on(*cards: int) -> str:

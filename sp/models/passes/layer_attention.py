@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sp.arrays import Floats
 from sp.models.cache.cache import Cache
+from sp.models.cache.host_room import looked_at
 from sp.ops.attention.byte_attention.attend import attend, takes_bytes
 from sp.ops.attention.gate_output import gate_output
 from sp.ops.attention.key_blocks import BLOCK
@@ -90,9 +91,10 @@ class SparseAttention:
 
     def densities(self) -> tuple[float, ...]:
         """Share of the causal blocks that was read, layer by layer; waits for the device."""
+        listed = [reads for _, reads in sorted(self.reads.items())]
+        counts = iter(looked_at([read.counts for reads in listed for read in reads]))
         return tuple(
-            sum(int(read.counts.sum()) for read in reads) / sum(read.possible for read in reads)
-            for _, reads in sorted(self.reads.items())
+            sum(int(next(counts).sum()) for _ in reads) / sum(read.possible for read in reads) for reads in listed
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -44,7 +44,9 @@ class Host:
     Attributes
     ----------
     launch_s : float
-        Seconds to queue a launch of a prefill: short ones end no sooner than they are queued.
+        Seconds to plan and queue a launch of a prefill: short ones end no sooner than they are queued.
+    launch_us : float
+        What a host that takes so long takes for a small launch: microseconds of `sp.bench.host_time.HostTime`.
     score_s : float
         Seconds of a scoring beside its kernels, where launches are planned for every layer.
     request_s : float
@@ -58,6 +60,7 @@ class Host:
     """
 
     launch_s: float
+    launch_us: float
     score_s: float
     request_s: float
     token_s: float
@@ -94,6 +97,13 @@ class Fitted:
     rates: Mapping[str, Mapping[str, Rate]]
     host: Host
     links: Links
+
+    def by_host(self, launch_us: float | None) -> Fitted:
+        """With a host that takes so long for a small launch; the same where that is not known."""
+        if launch_us is None:
+            return self
+        launch_s = self.host.launch_s * launch_us / self.host.launch_us
+        return replace(self, host=replace(self.host, launch_s=launch_s, launch_us=launch_us))
 
 
 @cache

@@ -23,7 +23,7 @@ OF_PAIRS = (*ATTENTION, "select")
 
 
 RING_S, STEP_S = 6.6e-6, 0.6e-6
-RECORDED, REPEATED = 2.0, 0.2
+RECORDED, REPEATED = 3.5, 0.2
 """What the host takes for launches that it records, and for those that it repeats, over what it takes where it plans
 them alone; measured on hosts of H200s (``results/nvidia-h200/notes-cards.md``)."""
 

@@ -13,11 +13,10 @@ import numpy as np
 from sp.arrays import Floats
 from sp.models.cache.host_room import looked_at
 from sp.ops.array_module import array_module
-from sp.ops.attention.importance import Folded, fold_weights
+from sp.ops.attention.importance import Folded, fold_weights, importance
 from sp.ops.attention.paged_kv import PagedKV
 from sp.ops.attention.reduction import STEPS, Reduction, average_pool
 from sp.scoring.attention.laps import Laps
-from sp.scoring.attention.repeated_importance import RepeatedImportance
 
 __all__ = ["STEPS", "Fold", "FoldByLayer", "Reduction", "average_pool"]
 
@@ -43,9 +42,6 @@ class Fold:
     laps: Laps = field(default_factory=Laps)
     """What `add_layer` takes."""
 
-    def __post_init__(self) -> None:
-        self._importance = RepeatedImportance(self.reduction, self.by_head)
-
     def add(self, probs: Floats) -> None:
         """Fold in one layer's weights (heads, queries, tokens)."""
         self._take(fold_weights(probs, self.reduction, self._so_far(), by_head=self.by_head), len(probs))
@@ -53,7 +49,8 @@ class Fold:
     def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
         """Fold in the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
         with self.laps.lap(q):
-            self._take(self._importance.fold(q, keys, self._so_far(), causal=causal), q.shape[1])
+            found = importance(q, keys, self.reduction, self._so_far(), causal=causal, by_head=self.by_head)
+            self._take(found, q.shape[1])
 
     def _so_far(self) -> Any:
         """What the heads of the next layer are folded into."""
@@ -68,14 +65,8 @@ class Fold:
 
     def result(self) -> Floats:
         """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
-        return self.reduction.finish(self._waited_for(), self.count)
-
-    def _waited_for(self) -> Floats:
-        """The running result, on the host."""
         assert self.running is not None, "no layer was folded in"
-        self._importance.end()
-        found: Floats = looked_at([self.running])[0]
-        return found
+        return self.reduction.finish(looked_at([self.running])[0], self.count)
 
     def heatmap(self) -> Floats:
         """Importance by layer, (layers, chunks)."""
@@ -119,5 +110,6 @@ class FoldByLayer(Fold):
 
     def result(self) -> Floats:
         """Importance (tokens,) after the steps that come behind the heads; waits for the device."""
+        assert self.running is not None, "no layer was folded in"
         layers = len(self.layers) if self.over_layers == "mean" else 1
-        return self.reduction.finish(self._waited_for() / np.float32(layers), 1)
+        return self.reduction.finish(looked_at([self.running])[0] / np.float32(layers), 1)
