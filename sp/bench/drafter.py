@@ -37,9 +37,6 @@ STAGES = {
 }
 """Stage that a kernel's time counts for; the others are projections and what surrounds them."""
 STAGE_NAMES = ("mean", "score_select", "forward", "importance", "projections")
-HOLD_MS = 200.0
-"""For which the device is kept busy before kernels are timed: longer than a host takes for the launches of a scoring,
-each between two events."""
 LIMIT_TFLOPS = 700.0
 """About what the best bf16 matmuls and attention reach on an H200; a limit is the work at that rate and no more."""
 
@@ -197,6 +194,6 @@ def describe(
 def _stages(work: Callable[[], object]) -> dict[str, float]:
     """Milliseconds by stage of one more run, each kernel timed by itself."""
     found = dict.fromkeys(STAGE_NAMES, 0.0)
-    for item in kernel_times(work, hold_ms=HOLD_MS):
+    for item in kernel_times(work, hold_ms=60.0):
         found[STAGES.get(item.entry, "projections")] += item.ms
     return found

@@ -65,10 +65,22 @@ def test_rows_of_several_cards_that_waited_for_the_host_are_left_out(tmp_path: P
     assert not list(rows_of({**several, "date": TURNS_SINCE[:10]}, tmp_path))
 
 
+def test_a_row_is_predicted_for_the_host_that_it_was_measured_on(tmp_path: Path) -> None:
+    record = next(r for r in newest(RECORDS / "drafter.jsonl") if r["config"]["prompt_tokens"] == 2048)
+    told = fitted().host.launch_us
+    times = []
+    for launch_us in (None, told, 2 * told):
+        metrics = {**record["metrics"], "launch_us": launch_us}
+        (row,) = rows_of({**record, "metrics": metrics}, tmp_path)
+        times.append(row.predict(fitted()))
+    assert times[0] == times[1]
+    assert times[2] == pytest.approx(2 * times[1])  # the card waits for all of so short a scoring
+
+
 def rows_of(record: Any, folder: Path) -> Any:
     for bench in ("prefill", "decode", "drafter", "ttft"):
         (folder / f"{bench}.jsonl").write_text("")
-    (folder / "prefill.jsonl").write_text(json.dumps(record) + "\n")
+    (folder / f"{record['bench']}.jsonl").write_text(json.dumps(record) + "\n")
     return rows(folder)
 
 

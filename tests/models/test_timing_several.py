@@ -127,7 +127,7 @@ def test_graphs_of_cards_begin_one_after_the_other() -> None:
 
 
 def test_a_card_alone_waits_for_what_it_plans_and_for_nothing_else_where_launches_are_repeated() -> None:
-    """Of 28 layers in BF16 the first is recorded, which is twice as much to do; the last is entered for few queries."""
+    """Of 28 layers in BF16 the first is recorded, which is thrice as much work; the last is entered for few queries."""
     known = fitted()
     predictor = Predictor.of(find_card("h200"), known)
     work = scoring(DRAFTER, 8192, 0.25)
@@ -135,7 +135,7 @@ def test_a_card_alone_waits_for_what_it_plans_and_for_nothing_else_where_launche
     launches = {one.kind: one.launches / 27 for one in work if one.kind != "importance"}
     attention = launches["sparse"] + launches["select"]
     others = sum(launches.values()) - attention
-    planned = known.host.launch_s * (2 * attention + 2.5 * others)
+    planned = known.host.launch_s * (3 * attention + 3.5 * others)
     assert predictor.score_s(DRAFTER, 8192, 0.25) == pytest.approx(planned + 27 / 28 * device)
     longer = scoring(DRAFTER, 16384, 0.25)
     device = busy(longer, find_card("h200"), "sm_90a", known.rates["sm_90a"])
@@ -149,15 +149,31 @@ def test_records_from_before_launches_were_recorded_in_parts_are_predicted_as_th
     work = scoring(DRAFTER, 8192, 0.25)
     device = busy(work, find_card("h200"), "sm_90a", known.rates["sm_90a"])
     planned = known.host.launch_s * sum(one.launches for one in work) / 28
-    assert predictor.score_s(DRAFTER, 8192, 0.25) == pytest.approx(3 * planned + 27 / 28 * device)
+    assert predictor.score_s(DRAFTER, 8192, 0.25) == pytest.approx(4 * planned + 27 / 28 * device)
 
 
 def test_cards_record_once_what_their_stripes_share() -> None:
     """Of a layer two launches of attention and 20 others a card, in two stripes; with layers of two kinds the others
     are recorded twice, in the first three layers."""
     work = [Work("sparse", 0.0, 0.0, 27 * 2), Work("traffic", 0.0, 0.0, 27 * 20), Work("importance", 0.0, 0.0, 99)]
-    assert begun(work, DRAFTER.config, 0, 4) == pytest.approx(2 * (2 + 10) + 0.2 * 10)
-    assert begun(work, DRAFTER.config, 2, 4) == pytest.approx(2 * (2 + 20) + 0.2 * (3 * 22 - 22))
+    assert begun(work, DRAFTER.config, 0, 4) == pytest.approx(3 * (2 + 10) + 0.1 * 10)
+    assert begun(work, DRAFTER.config, 2, 4) == pytest.approx(3 * (2 + 20) + 0.1 * (3 * 22 - 22))
+
+
+def test_a_slower_host_is_waited_for_where_the_card_has_less_to_do() -> None:
+    """Of 2K tokens importance takes the host longer than the card: its four launches are planned in every layer."""
+    known = fitted()
+    usual, slow = (Predictor.of(find_card("h200"), known.by_host(known.host.launch_us * times)) for times in (1.0, 2.0))
+    work = scoring(DRAFTER, 2048, 0.5)
+    launches = {one.kind: one.launches for one in work}
+    looking = launches.pop("importance")
+    found = slow.score_s(DRAFTER, 2048, 0.5)
+    planned = 2 * known.host.launch_s * (begun(work, DRAFTER.config, 0, 1))
+    rest = 2 * known.host.launch_s * (looking + 0.1 * sum(launches.values()))
+    assert found == pytest.approx(planned + 27 / 28 * rest)
+    assert usual.score_s(DRAFTER, 2048, 0.5) < found
+    assert usual.score_s(DRAFTER, 131072, 0.5) == slow.score_s(DRAFTER, 131072, 0.5)  # the card has more to do
+    assert known.by_host(None) is known
 
 
 def test_scans_of_few_heads_take_as_long_as_those_of_many() -> None:

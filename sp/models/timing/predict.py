@@ -109,7 +109,9 @@ class Predictor:
             at_first = queued * (alone + RECORDED + (cards == 1)) / layers
         else:
             at_first = cards * self.known.host.launch_s * begun(work, drafter.config, alone, cards)
-        return max(at_first, device * first) + rest * max(device, REPEATED * queued)
+        looking = [one for one in work if one.kind == "importance"]  # planned in every layer, for the first card
+        repeated = REPEATED * self._host_s([one for one in work if one not in looking], cards)
+        return max(at_first, device * first) + rest * max(device, repeated + self._host_s(looking, 1))
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
         """Seconds of a token that is decoded after `context` others; graphs take the host out of it."""

@@ -23,9 +23,9 @@ OF_PAIRS = (*ATTENTION, "select")
 
 
 RING_S, STEP_S = 6.6e-6, 0.6e-6
-RECORDED, REPEATED = 3.5, 0.2
+RECORDED, REPEATED = 3.0, 0.1
 """What the host takes for launches that it records, and for those that it repeats, over what it takes where it plans
-them alone; measured on hosts of H200s (``results/nvidia-h200/notes-cards.md``)."""
+them alone; chosen with `sp.bench.predicted.fit.LAUNCH_US`."""
 
 NODE_S = 1.2e-6
 """Seconds in which a host begins one of a graph's launches, one card's graph after the other's: 2.9 ms for the 2,354 of
