@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
-from sp.bench.host_time import HostTime
 from sp.bench.kernel_times import kernel_times
 from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
+from sp.bench.timing import HostTime
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cards, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
-from sp.bench.host_time import HostTime
 from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
+from sp.bench.timing import HostTime
 from sp.decode.graph import GraphDecoder
 from sp.decode.greedy import generate
 from sp.kernels import import_cupy

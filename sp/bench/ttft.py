@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from statistics import mean, median
 from typing import Any
 
-from sp.bench.host_time import HostTime
 from sp.bench.memory import thinned, watched
 from sp.bench.prompts import PromptMaker
 from sp.bench.record import make_record
 from sp.bench.request import Request, measure, pair_config
+from sp.bench.timing import HostTime
 from sp.errors import SpError
 from sp.kernels.device import cache_folder, device_errors
 from sp.kernels.launch import launched_sources, reset_launched

@@ -46,7 +46,7 @@ class Host:
     launch_s : float
         Seconds to plan and queue a launch of a prefill: short ones end no sooner than they are queued.
     launch_us : float
-        What a host that takes so long takes for a small launch: microseconds of `sp.bench.host_time.HostTime`.
+        What a host that takes so long takes for a small launch: microseconds of `sp.bench.timing.HostTime`.
     score_s : float
         Seconds of a scoring beside its kernels, where launches are planned for every layer.
     request_s : float

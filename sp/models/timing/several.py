@@ -101,7 +101,7 @@ def begun(work: Iterable[Work], config: ModelConfig, alone: int, cards: int) -> 
     >>> from sp.models.synthetic.shapes import find_shape
     >>> work = [Work("sparse", 0.0, 0.0, 27 * 2), Work("traffic", 0.0, 0.0, 27 * 20)]
     >>> [round(begun(work, find_shape("qwen3-0.6b").config, alone, 4), 1) for alone in (0, 2)]  # 2 and 20 a layer
-    [26.0, 52.8]
+    [37.0, 70.4]
     """
     layers, in_attention = config.layers - 1, (*OF_PAIRS, "rounding")
     attention = sum(one.launches for one in work if one.kind in in_attention) / layers
