@@ -30,4 +30,4 @@ def test_warm_is_cold(names: tuple[str, str], keys: str, bound: float, least: fl
 
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
 def test_caches_may_leave_between_turns(names: tuple[str, str]) -> None:
-    parked_turns(pair(*names, "cpu"), 2)
+    parked_turns(pair(*names, "cpu"), 3)

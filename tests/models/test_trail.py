@@ -122,6 +122,18 @@ def test_parked_it_holds_host_memory_alone_and_comes_back(model: Model) -> None:
     assert trail.nbytes == trail.host_nbytes == trail.tokens == 0
 
 
+def test_what_is_parked_is_a_place_to_go_back_to_once_it_is_marked(model: Model) -> None:
+    """The memory that it waits in is used again."""
+    trail = Trail(model.config)
+    read(trail, model, 150)
+    trail.park()
+    trail.mark()
+    read(trail, model, 290)
+    trail.park()
+    assert trail.back_to(200) == (150 if trail.recurrent else 200)
+    close(read(trail, model, 301), whole(model, IDS[:301]))
+
+
 def test_nothing_may_be_parked_too(model: Model) -> None:
     trail = Trail(model.config)
     read(trail, model, 40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def _on(*cards: int) -> str:
     return f", {max(cards)} cards" if max(cards) > 1 else ""
 
 
+@cache
 def _weights(name: str, file_type: str | None = None) -> Weights | None:
     """Of ``qwen3.6-27b-q4_k_m.synthetic`` or, with the type apart, ``qwen3.6-27b``; None of other models."""
     if file_type is None:

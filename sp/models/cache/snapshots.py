@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sp.kernels import is_device
-from sp.models.cache.cache import Cache
-from sp.models.cache.carry import States, states_nbytes, states_on_host, take_states
+from sp.models.cache.carry import States, states_nbytes, states_on_host
 
 NEAR = 2
 """Snapshots that stay on the device between turns: a turn goes back to one of the last two, or to an old one."""
@@ -29,11 +28,13 @@ class Snapshots:
     --------
     >>> import numpy as np
     >>> from sp.models import ModelConfig
+    >>> from sp.models.cache.cache import Cache
+    >>> from sp.models.cache.carry import take_states
     >>> from sp.ops.rope import Rope
     >>> config = ModelConfig("qwen3", 8, 9, 512, (8,), ("attention",), 1, 1, 64, Rope(1e6, 64), 1e-6)
     >>> snapshots, cache = Snapshots(4), Cache(config, 9)
     >>> for tokens in range(100, 1000, 100):
-    ...     snapshots.take(tokens, cache)
+    ...     snapshots.take(tokens, take_states(cache))
     >>> snapshots.places
     (400, 700, 800, 900)
     """
@@ -51,9 +52,9 @@ class Snapshots:
         """The states after so many tokens."""
         return dict(self._states).get(tokens)
 
-    def take(self, tokens: int, cache: Cache) -> None:
-        """Copy the states of a cache as they are now, behind all that were taken."""
-        self._states.append((tokens, take_states(cache)))
+    def take(self, tokens: int, states: States) -> None:
+        """Hold copies of states, which nobody else has, behind all that were taken."""
+        self._states.append((tokens, states))
         if len(self._states) > self._most:
             places = (0, *self.places)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from sp.models.cache.cache import Cache
-from sp.models.cache.carry import Parked, carry, clear_states, put_states
+from sp.models.cache.carry import Parked, carry, clear_states, put_states, states_on_host, take_states
 from sp.models.cache.host_room import HostRoom
 from sp.models.cache.snapshots import Snapshots
 from sp.models.config import ModelConfig
@@ -114,9 +114,12 @@ class Trail:
 
     def mark(self) -> None:
         """Take a snapshot here, if there is any state to take."""
-        if not self.recurrent or not self.tokens or self.tokens in self.places or self._cache is None:
+        if not self.recurrent or not self.tokens or self.tokens in self.places:
             return
-        self._snapshots.take(self.tokens, self._cache)
+        if self._cache is not None:
+            self._snapshots.take(self.tokens, take_states(self._cache))
+        elif self._away is not None:  # or a turn after a next one that parts before this place would read it again
+            self._snapshots.take(self.tokens, states_on_host(self._away.states))
 
     def settle(self) -> None:
         """Bring to host memory what snapshots need not have on the device; for when nobody waits."""
