@@ -77,7 +77,8 @@ class Links:
     share : float
         Of NVLink's speed, at which sums and pages go between cards.
     meeting_s : float
-        Seconds of a layer of a drafter's reading, where all wait for the last of them; pages are gathered beside it.
+        Seconds of a layer of a drafter's reading by two, where one waits for the other; pages are gathered beside it.
+        Among more see `sp.models.timing.several.last_of`.
     uneven : float
         Of `sp.models.timing.several.uneven`, how much is waited for there.
     sum_s : float

@@ -19,6 +19,7 @@ from sp.models.timing.several import (
     gathered,
     graphs_begun,
     halved,
+    last_of,
     repeats,
     striped,
     sum_time,
@@ -94,7 +95,7 @@ class Predictor:
         if n == 1 or not Stripes.fits(tokens, n, 1):
             return self._by_layers(drafter, work, 0.0, tokens, 1)
         links = self.known.links
-        beside = drafter.config.layers * links.meeting_s + links.uneven * self._uneven_s(work)
+        beside = drafter.config.layers * links.meeting_s * last_of(n) + links.uneven * self._uneven_s(work)
         pages = self._sent_s(gathered(drafter.config, tokens, n))
         return max(self._by_layers(drafter, striped(work, tokens, n), beside, tokens, n), pages + beside)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil
+from statistics import NormalDist
 
 from sp.models.config import ModelConfig
 from sp.models.layers.share import Share
@@ -124,6 +125,22 @@ def uneven(cards: int) -> float:
     (0.0, 0.125, 0.09375)
     """
     return (2 * cards - 2) / (STRIPES * cards) ** 2
+
+
+def last_of(cards: int) -> float:
+    """How long cards wait for the last of so many, over how long they wait for the later of two.
+
+    As the largest of so many normal deviations lies above their mean: Blom, "Statistical Estimates and Transformed
+    Beta-Variables", 1958.
+
+    >>> last_of(2), round(last_of(4), 2), round(last_of(8), 2)
+    (1.0, 1.78, 2.43)
+    """
+
+    def largest(count: int) -> float:
+        return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+    return largest(cards) / largest(2)
 
 
 def gathered(config: ModelConfig, tokens: int, cards: int) -> float:
