@@ -1,0 +1,34 @@
+"""How fast a host plans launches, looked at without a device; and that records of whole passes say it."""
+
+from __future__ import annotations
+
+from dry_walk import walked
+
+from sp.bench.drafter import Draft, DraftTiming
+from sp.bench.model import Timing, Trial
+
+LOOK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dry_device
+dry_device.install()
+from sp.bench.timing import TOGETHER, HostTime
+host = HostTime("cuda")
+assert host.metrics() == {}
+for _ in range(3):
+    host.look()
+assert dry_device.launches == {"rms_norm": 3 * (TOGETHER + 1)}, dry_device.launches
+print(host.metrics()["launch_us"])
+"""
+
+
+def test_a_look_is_a_hundred_launches() -> None:
+    assert 0 < float(walked(LOOK)) < 1e5
+
+
+def test_records_say_it_and_those_of_the_cpu_do_not() -> None:
+    told = {"launch_us": 17.5}
+    drafted = DraftTiming(Draft(9, {}), (1.0,), 1.0, {}, 0, 0, 0.0, host=told).metrics()
+    read = Timing(Trial(9), (1.0,), 0, host=told).metrics()
+    assert drafted["launch_us"] == read["launch_us"] == 17.5
+    assert "launch_us" not in Timing(Trial(9), (1.0,), 0).metrics()
