@@ -14,6 +14,7 @@ sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 import sp.models.cache.snapshots as snapshots
+import sp.models.cache.trail as trail
 from sp.bench.turns import turn
 from sp.bench.request import without_ends
 from sp.bench.turns.transcripts import TranscriptMaker
@@ -45,7 +46,7 @@ def told(module, name, what):
 
 
 told(snapshots, "states_on_host", "to host")
-told(snapshots, "take_states", "copy")
+told(trail, "take_states", "copy")
 told(Trail, "settle", "settle")
 real = turn.measure_turn
 
