@@ -156,7 +156,8 @@ def run_tests(
             took = _each(run, made, _Run.once)
             seconds.append(max(found for found, _ in took))
             densities = took[0][1]
-            host.look()
+            if not test.new:  # decoding replays graphs: no record of it rests on what a look launches
+                host.look()
             if progress is not None:
                 progress(test.name)
         peak, sources = max(run(pool_bytes)), launched_sources()

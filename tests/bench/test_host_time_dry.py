@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from dry_walk import walked
 
 from sp.bench.drafter import Draft, DraftTiming
-from sp.bench.model import Timing, Trial
+from sp.bench.model import Timing, Trial, run_tests
+from sp.bench.timing import HostTime
+from sp.models import load_model
+from sp.pipeline.load import embedded
 
 LOOK = """
 import sys
@@ -32,3 +36,12 @@ def test_records_say_it_and_those_of_the_cpu_do_not() -> None:
     read = Timing(Trial(9), (1.0,), 0, host=told).metrics()
     assert drafted["launch_us"] == read["launch_us"] == 17.5
     assert "launch_us" not in Timing(Trial(9), (1.0,), 0).metrics()
+
+
+def test_decoding_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It launches no norm by itself, and its records name the kernels that they rest on."""
+    looks: list[HostTime] = []
+    monkeypatch.setattr(HostTime, "look", lambda self: looks.append(self))
+    model = load_model(embedded("drafter"))
+    assert len(list(run_tests(model, [Trial(9), Trial(9, 3)], 2))) == 2
+    assert len(looks) == 2

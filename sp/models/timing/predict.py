@@ -103,15 +103,15 @@ class Predictor:
         """Seconds of a reading layer by layer: the card waits for the host while launches of the first are planned."""
         if not repeats(drafter, tokens, cards):
             return self._queued(work, beside + self.known.host.score_s, cards)
-        layers, device, queued = drafter.config.layers, self._busy_s(work) + beside, self._host_s(work, cards)
+        layers, device = drafter.config.layers, self._busy_s(work) + beside
         alone = drafter.rounded.left if drafter.rounded.products else 0  # layers of another kind
         first, rest = (alone + 1) / layers, (layers - alone - 1) / layers
         if self.one_part:
-            at_first = queued * (alone + RECORDED + (cards == 1)) / layers
+            at_first = self._host_s(work, cards) * (alone + RECORDED + (cards == 1)) / layers
         else:
             at_first = cards * self.known.host.launch_s * begun(work, drafter.config, alone, cards)
         looking = [one for one in work if one.kind == "importance"]  # planned in every layer, for the first card
-        repeated = REPEATED * self._host_s([one for one in work if one not in looking], cards)
+        repeated = REPEATED * self._host_s([one for one in work if one.kind != "importance"], cards)
         return max(at_first, device * first) + rest * max(device, repeated + self._host_s(looking, 1))
 
     def step_s(self, model: Weights, context: int, kv: str = "f16") -> float:
