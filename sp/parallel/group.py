@@ -52,7 +52,8 @@ class Card(ABC):
         ----------
         *wholes : array (size, ...)
             Contiguous, where the card is, of the same shape on every card. Part `rank` of it is this card's, and part i
-            becomes that of card i.
+            becomes that of card i. The others may fetch this card's part for longer than it fetches theirs: it stays
+            until a gather has ended that every card begins after the end of this one.
 
         Returns
         -------

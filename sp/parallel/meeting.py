@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 
@@ -20,6 +20,13 @@ class Step(NamedTuple):
     kind: str
 
 
+class Shown(NamedTuple):
+    """What a card lets others fetch: the event after which it is made, and where each array of it begins."""
+
+    ready: Any
+    places: tuple[int, ...]
+
+
 class Meeting:
     """What the threads of one `Group.run` know of each other.
 
@@ -31,6 +38,8 @@ class Meeting:
         Cards that failed and why, the first one first.
     votes : dict of int to list of bool
         What cards said at a step at which they agree.
+    parts : dict of int to dict of int to Shown
+        What cards let the others fetch at a step, by rank, until all have queued that.
     stopped : bool
         Whether the work is given up.
     """
@@ -39,6 +48,8 @@ class Meeting:
         self.came = [0] * size
         self.causes: list[tuple[int, BaseException]] = []
         self.votes: dict[int, list[bool]] = {}
+        self.parts: dict[int, dict[int, Shown]] = {}
+        self._fetched: dict[int, int] = {}
         self._last: list[tuple[Step, float] | None] = [None] * size
         self._waiting: list[tuple[Step, float] | None] = [None] * size
         self.stopped = False
@@ -66,6 +77,10 @@ class Meeting:
                 self._changed.notify_all()
         return step
 
+    def have_come(self, step: Step) -> bool:
+        """Whether all cards have come to a step."""
+        return min(self.came) >= step.number
+
     def all_came(self, step: Step, seconds: float) -> bool:
         """Wait until all cards have come to a step, or the work is given up; whether that was in time.
 
@@ -75,7 +90,14 @@ class Meeting:
         (False, True, True)
         """
         with self._changed:
-            return self._changed.wait_for(lambda: self.stopped or min(self.came) >= step.number, seconds)
+            return self._changed.wait_for(lambda: self.stopped or self.have_come(step), seconds)
+
+    def fetched(self, number: int) -> None:
+        """Note that a card has queued all that was shown at a step, which nobody needs once all have."""
+        with self._changed:
+            self._fetched[number] = self._fetched.get(number, 0) + 1
+            if self._fetched[number] == len(self.came):
+                del self._fetched[number], self.parts[number]
 
     def wait(self, rank: int, step: Step | None) -> None:
         """Note that a card waits for a step to end, or with None that it no longer does."""

@@ -1,4 +1,4 @@
-"""NcclGroup: the GPUs of one machine, each with a thread and a stream, over NCCL."""
+"""NcclGroup: the GPUs of one machine, each with a thread and a stream, over NCCL and their copy engines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sp.parallel.group import LEAVE_PART, LEAVE_SECONDS, WAIT_SECONDS, Card, Gro
 from sp.parallel.meeting import Meeting, StoppedError
 from sp.parallel.nccl_card import NcclCard
 from sp.parallel.one_core import OneCore
+from sp.parallel.peer_gathers import PeerGathers, reachable
 from sp.parallel.turns import Turns
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class NcclGroup(Group):
         self.devices = devices
         self._communicators: dict[int, Any] = {}
         self._streams: list[tuple[Any, Any]] = []
+        self._reachable = False
         asked = os.environ.get(MOST_BLOCKS, "")
         self.busy = int(asked) if asked.isdecimal() else BLOCKS
         self._turns = Turns()
@@ -98,12 +100,14 @@ class NcclGroup(Group):
                 with cupy.cuda.Device(device):
                     work = cupy.cuda.Stream(non_blocking=True)
                     self._streams.append((work, cupy.cuda.Stream(non_blocking=True, priority=FIRST_SERVED)))
+            self._reachable = reachable(self.devices)
             self._communicators = dict(enumerate(import_nccl().NcclCommunicator.initAll(list(self.devices))))
 
     @contextmanager
     def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
         device, streams = import_cupy().cuda.Device(self.devices[rank]), self._streams[rank]
-        made = meeting, self._turns, self.wait_seconds, self.size, self._core
+        peers = PeerGathers(rank, self.devices, streams[1], meeting) if self._reachable else None
+        made = meeting, self._turns, self.wait_seconds, self.size, self._core, peers
         try:
             with device, device_errors(), nccl_errors():
                 device.synchronize()  # weights were queued on other streams

@@ -1,4 +1,8 @@
-"""NcclCard: one GPU of several, whose thread queues all-gathers and all-reduces over NCCL and waits for them."""
+"""NcclCard: one GPU of several, whose thread queues all-gathers and all-reduces and waits for them.
+
+NCCL does both. Gathers that are begun, to run beside other work, are copied by copy engines where cards reach each
+other's memory (`PeerGathers`): NCCL's blocks keep multiprocessors from that work, also while they wait for a card.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from sp.kernels.device import event_done, import_nccl
 from sp.parallel.group import Card
 from sp.parallel.meeting import Meeting, Step, StoppedError
 from sp.parallel.one_core import OneCore
+from sp.parallel.peer_gathers import PeerGathers
 from sp.parallel.turns import Turns
 
 POLL_SECONDS = 0.0005
@@ -50,11 +55,12 @@ class NcclCard(Card):
         seconds: float,
         size: int,
         core: OneCore,
+        peers: PeerGathers | None = None,
     ) -> None:
         super().__init__(rank, size)
         self._core = core
         self._communicator, self._meeting, self._turns, self._seconds = communicator, meeting, turns, seconds
-        self._beside, self._first = beside, FIRST_STEPS
+        self._beside, self._first, self._peers = beside, FIRST_STEPS, peers
         self._ahead: deque[tuple[Step, Any]] = deque()  # steps that were under way when last looked at, and their ends
 
     def all_gather(self, *wholes: Any) -> None:
@@ -63,16 +69,31 @@ class NcclCard(Card):
 
     def begin_gather(self, *wholes: Any) -> Callable[[], None]:
         """See `Card`."""
-        return self._gather(wholes, False)
+        stream, peers = import_cupy().cuda.get_current_stream(), self._peers
+        if peers is None or stream.is_capturing():
+            return self._gather(wholes, False)
+        self._may_come(GATHERS_AHEAD)
+        self._checked(wholes)
+        peers.show(stream, wholes)
+        step = self._meeting.come(self.rank, "all-gather")
+        peers.begin(step, wholes)
+        self._ahead.extend(peers.fetch(self._meeting.have_come))
+
+        def gathered() -> None:
+            if not self._meeting.have_come(step):
+                self._until(partial(self._meeting.all_came, step), step)
+            self._ahead.extend(peers.fetch(self._meeting.have_come))
+            stream.wait_event(peers.end(step))
+
+        return gathered
 
     def _gather(self, wholes: tuple[Any, ...], together: bool) -> Callable[[], None]:
         stream, step, nccl = *self._come("all-gather", GATHERS_AHEAD, together), import_nccl()
         beside = stream if stream.is_capturing() else self._beside  # a graph knows one order
         if beside is not stream:
             beside.wait_event(stream.record())
+        self._checked(wholes)
         for whole in wholes:
-            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
-            assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
             part, start = whole.nbytes // self.size, whole.data.ptr
             mine = start + self.rank * part  # NCCL takes this as all-gather in place
             self._communicator.allGather(mine, start, part, nccl.NCCL_UINT8, beside.ptr)
@@ -81,6 +102,11 @@ class NcclCard(Card):
         ended = beside.record()
         self._queued(step, ended)
         return lambda: stream.wait_event(ended)
+
+    def _checked(self, wholes: tuple[Any, ...]) -> None:
+        for whole in wholes:
+            assert whole.shape[0] == self.size, f"{whole.shape} for {self.size} cards"
+            assert whole.flags.c_contiguous, f"{whole.shape} is not contiguous"
 
     def all_reduce(self, *arrays: Any) -> None:
         """See `Card`; queued once all cards have come."""
@@ -160,16 +186,22 @@ class NcclCard(Card):
         would hang it, where that one is about to load a kernel or to ask for memory: see `wait`.
         """
         stream = import_cupy().cuda.get_current_stream()
-        if self._meeting.stopped:
-            raise StoppedError
         if stream.is_capturing():
+            if self._meeting.stopped:
+                raise StoppedError
             return stream, Step(self._meeting.came[self.rank], kind)
-        self._drain(ahead - 1)
+        self._may_come(ahead)
         step = self._meeting.come(self.rank, kind)
         if together or step.number <= self._first:
             # Who waits is woken by the last one, and takes Python's lock from nobody before.
             self._until(partial(self._meeting.all_came, step), step)
         return stream, step
+
+    def _may_come(self, ahead: int) -> None:
+        """Once less than so many of this card's steps are under way; StoppedError if the work is given up."""
+        if self._meeting.stopped:
+            raise StoppedError
+        self._drain(ahead - 1)
 
     def _queued(self, step: Step, ended: Any) -> None:
         self._ahead.append((step, ended))

@@ -22,8 +22,10 @@ from sp.models import Cards
 from sp.models.arithmetic import scoring
 from sp.models.passes import repeated_layers
 from sp.models.synthetic.random_store import random_model
+from sp.parallel import nccl
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
+from sp.parallel.peer_gathers import PeerGathers, reachable
 from sp.pipeline.load import embedded, load
 from sp.quant import Math
 from sp.scoring import SCORERS, ScoreRequest
@@ -68,6 +70,51 @@ def test_gathers(count) -> None:
     group = group_of(count)
     for _ in range(2):
         assert group.run(gather) == [[20 + rank for rank in range(count)]] * count
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_gathers_that_are_begun_run_beside_others(count) -> None:
+    group = group_of(count)
+
+    def begun(card: Card) -> list[list[int]]:
+        arrays = [cupy.zeros((2, card.size, 1 << 22), np.uint32) for _ in range(4)]
+        ends, seen = [], []
+        for step in range(12):
+            pair = arrays[step % 4]  # four in turn: nobody fetches what is written over any more
+            pair[:, card.rank] = 100 * step + card.rank + cupy.arange(2, dtype=np.uint32)[:, None]
+            ends.append((card.begin_gather(*pair), pair))
+            if len(ends) == 2:
+                ended, whole = ends.pop(0)
+                ended()
+                seen.append((whole.min(axis=2), whole.max(axis=2)))
+        card.wait()
+        assert all((least == most).all() for least, most in seen)
+        return [most.get().ravel().tolist() for _, most in seen]
+
+    for _ in range(2):
+        each = [[100 * step + rank + i for i in range(2) for rank in range(count)] for step in range(11)]
+        assert group.run(begun) == [each] * count
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_what_copy_engines_fetch_is_what_nccl_gathers(count, monkeypatch) -> None:
+    tokens, found, models = 40_000, [], []
+    for device in range(group_of(count).size):
+        with cupy.cuda.Device(device):
+            models.append(random_model("qwen3-0.6b", "bf16", math="auto"))
+            models[-1].arithmetic = scoring(models[-1].arithmetic, "cuda", models[-1].config.head_dim)
+    nothing, ids = np.zeros(tokens, bool), np.random.default_rng(2).integers(0, models[0].config.vocab, tokens)
+    scorer, shown, show = SCORERS.build("tail", {"attention": "flashprefill", "density": 0.1}), [], PeerGathers.show
+    monkeypatch.setattr(PeerGathers, "show", lambda self, *given: shown.append(show(self, *given)))
+    for reach in (reachable, lambda devices: False):
+        monkeypatch.setattr(nccl, "reachable", reach)
+        group = group_of(count)
+        request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, cards=Cards(group, models))
+        found += [scorer.score(request).scores for _ in range(2)]
+        assert bool(shown) == reach(group.devices)
+        shown.clear()
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
 
 
 @pytest.mark.parametrize("options", [{}, {"attention": "flashprefill", "alpha": 0.5}])

@@ -127,6 +127,22 @@ class Device:
     def synchronize(self) -> None: ...
 
 
+class CUDARuntimeError(RuntimeError):
+    """What CUDA raises."""
+
+
+def enabled(other: int) -> None:
+    """As CUDA does it: once."""
+    pair = getattr(here, "device", 0), other
+    if pair in reached:
+        raise CUDARuntimeError("cudaErrorPeerAccessAlreadyEnabled: peer access is already enabled")
+    reached.add(pair)
+
+
+reached: set[tuple[int, int]] = set()
+"""Devices, and others whose memory they read."""
+
+
 class NcclError(RuntimeError):
     """What NCCL raises."""
 
@@ -195,13 +211,25 @@ class Communicator:
         self._barrier.abort()
 
 
+fetched: list[tuple[int, int]] = []
+"""Of every copy from one device to another, these two."""
+
+
+def copy_peer(to: int, device: int, source: int, other: int, count: int, stream: int) -> None:
+    """Copies at once: who asks for it has seen that the other one has it."""
+    assert here.device == device != other, f"{here.device} current, from {other} to {device}"
+    ctypes.memmove(to, source, count)
+    fetched.append((other, device))
+    streams[stream].hangs = streams[stream].hangs or bool(hung & {device, other})
+
+
 pointers: dict[int, int] = {}
 reduced: dict[int, list[int]] = defaultdict(list)
 """Numbers in every all-reduce of each card."""
 
 
-def install(count: int) -> None:
-    """Make `sp` see `count` devices, with NCCL."""
+def install(count: int, reachable: bool = False) -> None:
+    """Make `sp` see `count` devices, with NCCL; `reachable`: whose memory the others can read."""
     dry_device.install()
     import cupy
 
@@ -210,6 +238,10 @@ def install(count: int) -> None:
     cuda.get_elapsed_time = lambda before, after: 1.0
     cuda.runtime.getDeviceCount = lambda: count
     cuda.runtime.getDevice = lambda: getattr(here, "device", 0)
+    cuda.runtime.deviceCanAccessPeer = lambda one, other: int(reachable)
+    cuda.runtime.deviceEnablePeerAccess = enabled
+    cuda.runtime.CUDARuntimeError = CUDARuntimeError
+    cuda.runtime.memcpyPeerAsync = copy_peer
     nccl: Any = ModuleType("cupy.cuda.nccl")  # no attribute of cupy.cuda until it is imported, as CuPy has it
     nccl.available, nccl.get_version = True, lambda: 22809
     nccl.NcclCommunicator, nccl.NcclError = Communicator, NcclError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -67,6 +68,30 @@ class LateGroup(HostGroup):
             yield card
 
 
+class FetchingGroup(HostGroup):
+    """Fetches parts while those whose they are go on, the last card last, as copy engines may."""
+
+    @contextmanager
+    def _card(self, rank: int, meeting: Meeting) -> Iterator[Card]:
+        with super()._card(rank, meeting) as card:
+
+            def begin(*wholes: np.ndarray) -> Callable[[], None]:
+                meeting.parts.setdefault(meeting.came[rank] + 1, {})[rank] = wholes  # type: ignore[assignment]
+                step = meeting.come(rank, "all-gather")
+
+                def fetched() -> None:
+                    assert meeting.all_came(step, 20)
+                    for other, shown in sorted(meeting.parts[step.number].items()):
+                        time.sleep(1e-3 * rank)
+                        for whole, theirs in zip(wholes, shown, strict=True):
+                            whole[other] = theirs[other]
+
+                return fetched
+
+            card.begin_gather = begin  # type: ignore[method-assign]
+            yield card
+
+
 def both(
     model: Model,
     n: int,
@@ -98,7 +123,7 @@ def test_lengths_of_all_kinds(model, n, cards) -> None:
     both(model, n, cards, lambda: dense_attention, "f16", rotate=False)
 
 
-@pytest.mark.parametrize("kind", [HostGroup, LateGroup])
+@pytest.mark.parametrize("kind", [HostGroup, LateGroup, FetchingGroup])
 @pytest.mark.parametrize("cards", [2, 3, 4])
 def test_gathers_may_come_early_or_late(deep, cards, kind) -> None:
     for n in (1100, 1499):

@@ -185,6 +185,66 @@ for rank in range(2):
 """
 
 
+PEERS = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import dry_device, dry_nccl
+dry_nccl.install(3, reachable=True)
+import numpy as np
+from sp.errors import DeviceError
+from sp.parallel.nccl import NcclGroup
+held = []
+def in_turn(card):
+    # two gathers under way at a time, ended in order, as a reading in stripes has them
+    kept, wholes, seen = [], [dry_device.empty((card.size, 2), np.int32) for _ in range(8)], []
+    held.extend(wholes)
+    for step, whole in enumerate(wholes):
+        whole.host[card.rank] = 100 * step + card.rank
+        kept.append((card.begin_gather(whole), whole))
+        if len(kept) == 2:
+            ended, first = kept.pop(0)
+            ended(), seen.append(first.host[:, 1].tolist())
+    ended, first = kept.pop()
+    ended(), seen.append(first.host[:, 1].tolist())
+    return seen, card._meeting
+group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
+for _ in range(2):
+    found = group.run(in_turn)
+    assert all(seen == [[100 * step + rank for rank in range(3)] for step in range(8)] for seen, _ in found), found
+    assert not found[0][1].parts and not found[0][1]._fetched
+assert not dry_nccl.asked and sorted(set(dry_nccl.fetched)) == sorted(dry_nccl.reached) and len(dry_nccl.reached) == 6
+assert len(dry_nccl.fetched) == 2 * 8 * 6, len(dry_nccl.fetched)
+own = [(other, to) for other, to in dry_nccl.fetched if to == 1]
+assert own[:4] == [(2, 1), (0, 1)] * 2, own[:4]
+let_go = threading.Event()
+def late(card):
+    for step in range(7):
+        if card.rank == 1 and step == 5:
+            let_go.wait()
+        held.append(dry_device.empty((card.size, 3), np.uint16))  # others may read it when this card is on its way
+        card.begin_gather(held[-1])()
+def told(text, work):
+    start = time.monotonic()
+    try:
+        group.run(work)
+    except DeviceError as error:
+        assert text in str(error) and "\\n" not in str(error), error
+    else:
+        raise AssertionError(text)
+    assert time.monotonic() - start < 2.5
+    let_go.set()
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(2)
+    let_go.clear()
+told("all-gather 6: card 1 did not come within 0.3 s", late)
+dry_nccl.hung.add(2)
+told("what was queued did not end within 0.3 s", in_turn)
+dry_nccl.hung.clear()
+assert [seen for seen, _ in group.run(in_turn)] == [seen for seen, _ in found]
+"""
+
+
 def test_first_steps_are_taken_together_and_loading_waits() -> None:
     walked(FIRST)
 
@@ -199,3 +259,7 @@ def test_gathers_hangs_and_refusals() -> None:
     assert first.startswith("cards (1, 2): each once, and first the one in use, 0")
     assert few == "5 cards were asked for, and this machine shows 4; ask for fewer"
     assert library.startswith("several cards need NCCL; `pip install nvidia-nccl-cu13`")
+
+
+def test_cards_that_reach_each_other_fetch_what_they_gather() -> None:
+    walked(PEERS)
