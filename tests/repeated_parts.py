@@ -8,18 +8,18 @@ TAIL = 128
 """Fewest tokens of a prompt's last stripe, where no more rows are asked for."""
 
 
-def repeated_parts(tokens: int, cards: int, layers: int, eight_bits: bool) -> int:
+def repeated_parts(tokens: int, cards: int, layers: int, eight_bits: bool, less: int) -> int:
     """Parts that are neither planned nor recorded, of all cards, where layers are of one format.
 
     All layers but the last attend and leave, and all are entered, by one card the last one for few queries. Attention
     is recorded once a stripe; what comes before it and what comes after it once for all stripes of a card that are
     equally long. In eight bits the first two layers stay in BF16: two of a part are recorded where two stripes share
-    it, and planned otherwise.
+    it, and planned otherwise. The last stripe has so many pages `less` than others.
     """
     if cards == 1:
         lengths = [(tokens,)]
     else:
-        stripes = Stripes(tokens, cards, TAIL)
+        stripes = Stripes(tokens, cards, TAIL, less)
         lengths = [tuple(stop - start for start, stop in stripes.of(card)) for card in range(cards)]
     found = 0
     for own in lengths:

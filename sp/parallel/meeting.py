@@ -92,6 +92,10 @@ class Meeting:
         with self._changed:
             return self._changed.wait_for(lambda: self.stopped or self.have_come(step), seconds)
 
+    def show(self, rank: int, shown: Shown) -> None:
+        """Let the others fetch something at the step that a card comes to next."""
+        self.parts.setdefault(self.came[rank] + 1, {})[rank] = shown
+
     def fetched(self, number: int) -> None:
         """Note that a card has queued all that was shown at a step, which nobody needs once all have."""
         with self._changed:

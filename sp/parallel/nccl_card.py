@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -74,18 +74,16 @@ class NcclCard(Card):
             return self._gather(wholes, False)
         self._may_come(GATHERS_AHEAD)
         self._checked(wholes)
-        peers.show(stream, wholes)
-        step = self._meeting.come(self.rank, "all-gather")
-        peers.begin(step, wholes)
-        self._ahead.extend(peers.fetch(self._meeting.have_come))
+        step = peers.show(stream, wholes)
+        return partial(self._gathered, peers, step, stream)
 
-        def gathered() -> None:
+    def _gathered(self, peers: PeerGathers, step: Step, stream: Any) -> None:
+        """Make a stream wait for what is fetched; that was queued at the card's last turn, if all had come by then."""
+        if not peers.queued(step):
             if not self._meeting.have_come(step):
                 self._until(partial(self._meeting.all_came, step), step)
-            self._ahead.extend(peers.fetch(self._meeting.have_come))
-            stream.wait_event(peers.end(step))
-
-        return gathered
+            self._ahead.extend(peers.fetch())
+        stream.wait_event(peers.end(step))
 
     def _gather(self, wholes: tuple[Any, ...], together: bool) -> Callable[[], None]:
         stream, step, nccl = *self._come("all-gather", GATHERS_AHEAD, together), import_nccl()
@@ -169,9 +167,13 @@ class NcclCard(Card):
         """See `Card`."""
         return self._core.inside()
 
-    def turn(self) -> AbstractContextManager[bool]:
-        """See `Card`."""
-        return self._turns.turn()
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
+        """See `Card`; copies of what all have come to are queued first, when nobody else wants Python's lock."""
+        with self._turns.turn() as mine:
+            if self._peers is not None:
+                self._ahead.extend(self._peers.fetch())
+            yield mine
 
     def _drain(self, left: int) -> None:
         """Until no more than so many steps are under way."""

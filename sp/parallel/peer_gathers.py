@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
@@ -41,24 +41,26 @@ class PeerGathers:
         self._begun: deque[_Begun] = deque()
         self._ended: dict[int, Any] = {}
 
-    def show(self, stream: Any, wholes: tuple[Any, ...]) -> None:
-        """Let the others have this card's parts of the step it comes to next, once what is queued now is done."""
-        number = self._meeting.came[self._rank] + 1
+    def show(self, stream: Any, wholes: tuple[Any, ...]) -> Step:
+        """Come to the next step, where the others have this card's parts once what is queued now is done."""
         places = tuple(whole.data.ptr for whole in wholes)
-        self._meeting.parts.setdefault(number, {})[self._rank] = Shown(stream.record(), places)
-
-    def begin(self, step: Step, wholes: tuple[Any, ...]) -> None:
-        """Note what is to be fetched in a step that this card has come to."""
+        self._meeting.show(self._rank, Shown(stream.record(), places))
+        step = self._meeting.come(self._rank, "all-gather")
         self._begun.append(_Begun(step, wholes))
+        return step
 
-    def fetch(self, came: Callable[[Step], bool]) -> list[tuple[Step, Any]]:
+    def fetch(self) -> list[tuple[Step, Any]]:
         """Queue the copies of gathers to which all cards have come, in order; steps, and the ends of copies."""
-        queued = []
-        while self._begun and came(self._begun[0].step):
+        found = []
+        while self._begun and self._meeting.have_come(self._begun[0].step):
             step, wholes = self._begun.popleft()
             ended = self._ended[step.number] = self._copies(step.number, wholes)
-            queued.append((step, ended))
-        return queued
+            found.append((step, ended))
+        return found
+
+    def queued(self, step: Step) -> bool:
+        """Whether the copies of a step are."""
+        return step.number in self._ended
 
     def end(self, step: Step) -> Any:
         """The event after which all that a step fetched is there; asked for once."""

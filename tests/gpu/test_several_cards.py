@@ -21,6 +21,7 @@ from sp.kernels.repeats import Repeat
 from sp.models import Cards
 from sp.models.arithmetic import scoring
 from sp.models.passes import repeated_layers
+from sp.models.passes.last_stripe import pages_less
 from sp.models.synthetic.random_store import random_model
 from sp.parallel import nccl
 from sp.parallel.group import Card
@@ -162,9 +163,11 @@ def test_repeated_layers_change_nothing(file_type, math, path, tokens, attention
     cards = None if group is None else Cards(group, models)
     request = ScoreRequest(models[0], ids, np.arange(tokens), nothing, nothing, cards=cards)
     with forced_path(path) if path != "auto" else nullcontext():
-        repeated = SCORERS.build("tail", options).score(request)
+        scorer = SCORERS.build("tail", options)
+        repeated = scorer.score(request)
         eight_bits = models[0].arithmetic.math is Math.INT8
-        most = repeated_parts(tokens, count, models[0].config.layers, eight_bits)
+        less = pages_less(models[0].config, scorer.attend(request), tokens)
+        most = repeated_parts(tokens, count, models[0].config.layers, eight_bits, less)
         assert 0 < len(repeats) <= most
         assert len(repeats) == most or file_type == "q4_k_m"  # whose layers are of several kinds
         monkeypatch.setattr(repeated_layers, "WORTH", 1000)  # nothing comes so often

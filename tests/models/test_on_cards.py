@@ -17,12 +17,14 @@ from sp.errors import ConfigError, PromptError
 from sp.models import LayerAttention, Model, SparseAttention, dense_attention, load_model, read_by_layer
 from sp.models.cache.striped import Stripes
 from sp.models.passes.chunk_on_cards import MOST_TOGETHER, tokens_together
+from sp.models.passes.last_stripe import LOOKED, pages_less
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.passes.on_cards import read_by_layer_on
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.block_budget import ConstantBlocks
 from sp.ops.sparse.block_selector import Dense, Streaming
+from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.parallel.group import Card
 from sp.parallel.host import HostGroup
@@ -76,7 +78,7 @@ class FetchingGroup(HostGroup):
         with super()._card(rank, meeting) as card:
 
             def begin(*wholes: np.ndarray) -> Callable[[], None]:
-                meeting.parts.setdefault(meeting.came[rank] + 1, {})[rank] = wholes  # type: ignore[assignment]
+                meeting.show(rank, wholes)  # type: ignore[arg-type]
                 step = meeting.come(rank, "all-gather")
 
                 def fetched() -> None:
@@ -266,3 +268,34 @@ def test_stripes_are_equally_long_but_for_the_last(cards) -> None:
         assert max(found) <= PAGE_TOKENS * (-(-pages // parts) + 1)
         alike = set(found[:-1])
         assert len(alike) == 1 or (pages < parts**2 and max(alike) - min(alike) == PAGE_TOKENS), (tokens, found)
+
+
+@pytest.mark.parametrize("cards", [2, 3, 4])
+def test_a_last_stripe_is_shorter_where_the_end_takes_longer(cards) -> None:
+    parts, draw = 2 * cards, np.random.default_rng(cards)
+    for tokens in (131072, 262143, *draw.integers(20_000, 150_000, 100).tolist()):
+        for less in (1, 9, 40, 10**6):
+            plain, found = Stripes(tokens, cards, 300), Stripes(tokens, cards, 300, less)
+            sizes = [stop - start for start, stop in found.all]
+            assert sum(sizes) == tokens
+            assert len(set(sizes[:-1])) == 1
+            assert sizes[-1] >= 300
+            shorter = sizes[0] // PAGE_TOKENS - -(-sizes[-1] // PAGE_TOKENS)
+            assert found.all == plain.all or less - parts < shorter <= less, (tokens, less, sizes)
+            assert sorted(found.table().tolist()) == sorted(set(found.table().tolist()))
+
+
+def test_how_much_shorter_depends_on_what_the_end_takes() -> None:
+    config = find_shape("qwen3-0.6b").config
+
+    def less(tokens: int, **options: Any) -> int:
+        return pages_less(config, SparseAttention(TopDensity(0.05, **options)), tokens)
+
+    assert less(131072, last_n=0) < less(131072) < less(131072, last_n=4)
+    assert pages_less(config, dense_attention, 131072) < less(131072, last_n=0), "what a token takes there"
+    assert pages_less(config, SparseAttention(Streaming(2, 4)), 131072) == pages_less(config, dense_attention, 131072)
+    whole = 131072 * 4 * 16 * 128 * 28  # of a row at the end, all layers
+    share = expected_density(TopDensity(0.05), 131072)
+    token = 2 * 15728640 * 28 + share * whole + whole / 256
+    extra = 256 * (1 - share) * whole + LOOKED * 2 * 28 * 8 * 128 * 131072
+    assert less(131072) == int(extra / token / 128)

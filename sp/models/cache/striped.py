@@ -36,6 +36,8 @@ class Stripes:
     tokens, cards : int
     tail : int
         Fewest tokens of the last stripe.
+    less : int
+        Pages that it is to have less than others, about, if it then has its tail.
 
     Examples
     --------
@@ -44,14 +46,19 @@ class Stripes:
     ([(0, 256), (768, 1000)], [(256, 512), (512, 768)])
     >>> stripes.pages, stripes.table().tolist()  # where each block of the prompt lies
     ((2, 2), [0, 1, 2, 3, 6, 7, 4, 5])
+    >>> [stop - start for start, stop in Stripes(8192, 2, 8, less=5).all]
+    [2176, 2176, 2176, 1664]
     """
 
-    def __init__(self, tokens: int, cards: int, tail: int) -> None:
+    def __init__(self, tokens: int, cards: int, tail: int, less: int = 0) -> None:
         assert self.fits(tokens, cards, tail), f"{tokens} tokens on {cards} cards"
         self.tokens, self.cards = tokens, cards
         parts, blocks = 2 * cards, -(-tokens // PAGE_TOKENS)
         most = (tokens - tail) // PAGE_TOKENS  # pages before the last stripe
         alike = -(-blocks // parts)
+        more = (blocks + less) // parts
+        if more > alike and more * (parts - 1) <= most:
+            alike = more
         last = alike * (parts - 1)
         if last > most:
             last = min(blocks * (parts - 1) // parts, most)

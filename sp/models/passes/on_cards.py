@@ -15,6 +15,7 @@ from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.model import Model
 from sp.models.passes.chunk_on_cards import tokens_together
 from sp.models.passes.forward import Pace, Progress, checked_prompt
+from sp.models.passes.last_stripe import pages_less
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
 from sp.models.passes.layer_parts import LayerParts, parts_of
 from sp.models.passes.layerwise import CHUNK_BY_LAYER, checked_depth, read_by_layer
@@ -107,7 +108,8 @@ def read_by_layer_on(
         cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
         how = {"attend": attend, "rows": rows, "depth": depth, "chunk": alone, "progress": progress}
         return read_by_layer(model, ids, positions, cache, watch, **how)  # type: ignore[arg-type]
-    stripes, chunk = Stripes(len(ids), group.size, tail), tokens_together(model) if chunk is None else chunk
+    stripes = Stripes(len(ids), group.size, tail, pages_less(model.config, attend, len(ids)))
+    chunk = tokens_together(model) if chunk is None else chunk
     # Of lengths alike, for another may take other kernels, and NCCL another way.
     of_attention = type(attend), type(getattr(attend, "selector", None)), kv, rotate
     kind = None if like is None else (ref(model), *of_attention, len(ids).bit_length(), rows, like)
