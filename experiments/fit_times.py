@@ -1,6 +1,6 @@
 """Fit what `sp plan` predicts times by, and print how far off the rows held out are.
 
-Rates are fitted to records of an H200, what several cards wait for to records of two H100.
+Rates are fitted to records of an H200, what several cards wait for to records of two of them and of two H100.
 
     python experiments/fit_times.py            # prints
     python experiments/fit_times.py --write    # and writes sp/models/timing/fitted.json
@@ -17,7 +17,7 @@ from statistics import median
 
 from sp.bench.predicted.fit import fit, told
 from sp.bench.predicted.links import PAIRED, marked
-from sp.bench.predicted.rows import rows
+from sp.bench.predicted.rows import CARD, rows
 from sp.models.timing.fitted import FILE
 from sp.trace import write_atomic
 
@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table that predictions are made by")
     write = parser.parse_args().write
     known = fit(RECORDS, PAIRS)
-    for found in (list(rows(RECORDS)), marked(rows(PAIRS, PAIRED))):
+    for card, folder in ((CARD, RECORDS), (PAIRED, PAIRS)):
+        found = marked(rows(folder, card), card)
         for row in found:
             mark = "fit" if row.fit else "held out"
             print(f"{row.bench:<8} {mark:<9} {row.error(known):+7.1%}  {1e3 * row.seconds:9.1f} ms  {row.name}")

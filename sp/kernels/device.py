@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -136,6 +136,13 @@ def device_count() -> int:
     """Devices that CUDA shows this process."""
     with device_errors():
         return int(import_cupy().cuda.runtime.getDeviceCount())
+
+
+def reach_each_other(devices: Sequence[int]) -> bool:
+    """Whether each of these devices can be let read the memory of all others."""
+    pairs = [(one, other) for one in devices for other in devices if one != other]
+    with device_errors():
+        return all(import_cupy().cuda.runtime.deviceCanAccessPeer(*pair) for pair in pairs)
 
 
 def event_done(event: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sp.errors import DeviceError
 from sp.kernels import import_cupy
-from sp.kernels.device import explain
+from sp.kernels.device import explain, reach_each_other
 from sp.parallel.meeting import Meeting, Shown, Step
 
 
@@ -84,15 +84,16 @@ class PeerGathers:
 
 def reachable(devices: Sequence[int]) -> bool:
     """Let all cards read the memory of all others, and say whether they can."""
-    cupy = import_cupy()
-    pairs = [(one, other) for one in devices for other in devices if one != other]
-    if not all(cupy.cuda.runtime.deviceCanAccessPeer(*pair) for pair in pairs):
+    if not reach_each_other(devices):
         return False
-    for one, other in pairs:
-        with cupy.cuda.Device(one):
-            try:
-                cupy.cuda.runtime.deviceEnablePeerAccess(other)
-            except cupy.cuda.runtime.CUDARuntimeError as error:
-                if "PeerAccessAlreadyEnabled" not in str(error):  # by CuPy itself, for example
-                    raise DeviceError(explain(error) or str(error)) from error
+    runtime = import_cupy().cuda.runtime
+    for one in devices:
+        with import_cupy().cuda.Device(one):
+            for other in devices:
+                try:
+                    if other != one:
+                        runtime.deviceEnablePeerAccess(other)
+                except runtime.CUDARuntimeError as error:
+                    if "PeerAccessAlreadyEnabled" not in str(error):  # by CuPy itself, for example
+                        raise DeviceError(explain(error) or str(error)) from error
     return True

@@ -20,7 +20,7 @@ class Machine:
         self.wheels = {"cupy-cuda13x": "14.2.0"}
         self.driver, self.built, self.nvrtc, self.headers = 13000, 13020, (13, 5), 13020
         self.free, self.compute = 70, (9, 0)
-        self.count, self.nccl = 1, 0
+        self.count, self.nccl, self.reach = 1, 0, True
         runtime = SimpleNamespace(
             runtimeGetVersion=lambda: self.built,
             driverGetVersion=lambda: self.driver,
@@ -31,6 +31,7 @@ class Machine:
         monkeypatch.setattr(doctor, "current_device", lambda: 0)
         monkeypatch.setattr(doctor, "device_count", lambda: self.count)
         monkeypatch.setattr(doctor, "nccl_version", lambda: self.nccl)
+        monkeypatch.setattr(doctor, "reach_each_other", lambda devices: self.reach and len(devices) == 2)
         monkeypatch.setattr(doctor, "device_name", lambda device: "NVIDIA H200")
         monkeypatch.setattr(doctor, "multiprocessors", lambda device: 132)
         monkeypatch.setattr(doctor, "require_device", lambda: self.compute)
@@ -75,7 +76,9 @@ def test_several_cards_and_what_joins_them(machine):
     assert found("cards").mend.startswith("pip install nvidia-nccl-cu13")
     machine.nccl = 22809
     assert found("cards").state == "ok"
-    assert found("cards").detail.endswith("; NCCL 2.28.9")
+    assert found("cards").detail.endswith("; NCCL 2.28.9; each reads the others' memory")
+    machine.reach = False
+    assert found("cards").detail.endswith("; NCCL 2.28.9; NCCL alone joins them")
 
 
 def test_two_wheels_clash(machine):

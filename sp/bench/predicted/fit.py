@@ -37,14 +37,15 @@ def fit(folder: Path, pairs: Path) -> Fitted:
     folder : Path
         ``results/nvidia-h200``.
     pairs : Path
-        Of two linked cards: ``results/nvidia-h100-80gb-hbm3``.
+        Of two linked cards that share a target: ``results/nvidia-h100-80gb-hbm3``.
 
     Raises
     ------
     ConfigError
         There are no records of some kind.
     """
-    samples, known = list(kernel_samples(folder)), {row.key: row for row in rows(folder) if row.fit}
+    found = list(rows(folder))
+    samples, known = list(kernel_samples(folder)), {row.key: row for row in found if row.fit}
     rates: dict[str, dict[str, Rate]] = {path: _rates(samples, path) for path in KERNELS}
     idle = Fitted(rates, Host(0.0, LAUNCH_US, 0.0, 0.0, 0.0, 1.0, 1.0), ALONE)
     host = idle.host
@@ -58,14 +59,20 @@ def fit(folder: Path, pairs: Path) -> Fitted:
     host = replace(host, token_s=request.host_s / LONG)
     host = replace(host, request_s=_left(request, rates, host))
     alone = Fitted(rates, replace(host, copy_share=_copy_share(folder)), ALONE)
-    return replace(alone, links=fit_links(list(rows(pairs, PAIRED)), alone))
+    return replace(alone, links=fit_links(found, list(rows(pairs, PAIRED)), alone))
 
 
 def told(known: Fitted) -> dict[str, Any]:
     """What `sp.models.timing.fitted` reads, to so many digits as say something."""
     rates = {path: {kind: asdict(one) for kind, one in kinds.items()} for path, kinds in known.rates.items()}
     rounded: dict[str, Any] = _rounded(
-        {"card": CARD, "rates": rates, "host": asdict(known.host), "linked": PAIRED, "links": asdict(known.links)}
+        {
+            "card": CARD,
+            "rates": rates,
+            "host": asdict(known.host),
+            "linked": {"scoring": CARD, "target": PAIRED},
+            "links": asdict(known.links),
+        }
     )
     return rounded
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sp.bench.predicted.rows import Row
+from sp.bench.predicted.rows import CARD, Row
 from sp.errors import ConfigError
 from sp.models.inspect.known_cards import find_card
 from sp.models.synthetic.shapes import find_shape
@@ -23,7 +23,7 @@ from sp.models.timing.several import summed, sums
 from sp.models.timing.work import Weights
 
 PAIRED = "h100"
-"""The cards, two of one machine, that links are fitted to."""
+"""The cards, two of one machine, that sums of a target are fitted to; scorings are fitted to two of `CARD`."""
 DRAFTER, TARGET, IN_INT8 = "qwen3-0.6b", ("qwen3.6-27b", "q4_k_m"), Rounded(products=True)
 LONG, LONGER = 1 << 17, 1 << 18
 SCORED: tuple[tuple[Any, ...], ...] = tuple(("drafter", n, density) for n in (LONG, LONGER) for density in (0.05, 0.24))
@@ -33,12 +33,15 @@ ALONE = Links(inf, 0.0, 0.0, 0.0)
 """Nothing is waited for."""
 
 
-def fit_links(found: Sequence[Row], known: Fitted) -> Links:
+def fit_links(found: Sequence[Row], pairs: Sequence[Row], known: Fitted) -> Links:
     """What is waited for, from four scorings, one decoded token and one full prefill of two cards.
 
     Parameters
     ----------
     found : sequence of Row
+        Of `CARD`, the scorings among them.
+    pairs : sequence of Row
+        Of `PAIRED`, the others among them.
     known : Fitted
         All else, with links that wait for nothing.
 
@@ -51,22 +54,23 @@ def fit_links(found: Sequence[Row], known: Fitted) -> Links:
     waited = np.array([_waited(found, known, key) for key in SCORED])
     columns = np.array([[drafter.layers, _uneven(found, known, key)] for key in SCORED])
     (meeting, uneven), *_ = np.linalg.lstsq(columns / waited[:, None], np.ones(len(SCORED)), rcond=None)
-    step = _one(found, STEP, 2)
+    step = _one(pairs, STEP, 2)
     each = (step.seconds - step.predict(known)) / sums(target, 1)
-    whole = _waited(found, known, FULL) - each * sums(target, LONG)
+    whole = _waited(pairs, known, FULL) - each * sums(target, LONG)
     return Links(summed(target.config, LONG, 2) / whole / find_card(PAIRED).link, float(meeting), float(uneven), each)
 
 
-def marked(rows: Iterable[Row]) -> list[Row]:
-    """Rows of `PAIRED`, those marked that `fit_links` looks at."""
+def marked(rows: Iterable[Row], card: str) -> list[Row]:
+    """Rows of `CARD` or `PAIRED`, those marked as well that `fit_links` looks at."""
     found = list(rows)
-    looked_at = {id(row) for row in _looked_at(found)}
-    return [replace(row, fit=id(row) in looked_at) for row in found]
+    looked_at = {id(row) for row in _looked_at(found, card)}
+    return [replace(row, fit=row.fit or id(row) in looked_at) for row in found]
 
 
-def _looked_at(found: Sequence[Row]) -> Iterator[Row]:
-    yield _one(found, STEP, 2)
-    for key in (*SCORED, FULL):
+def _looked_at(found: Sequence[Row], card: str) -> Iterator[Row]:
+    if card == PAIRED:
+        yield _one(found, STEP, 2)
+    for key in SCORED if card == CARD else (FULL,):
         yield from (_one(found, key, cards) for cards in (1, 2))
 
 

@@ -45,6 +45,9 @@ before, launch by launch. Of one card such records are no rows, but for those th
 PARTS_SINCE = "2026-11-28T00:28:00+00:00"
 """Since when launches that a scoring repeats are recorded in parts, which stripes of a length share; before, of every
 stripe from one attention to the next."""
+FETCHED_SINCE = "2026-11-28T07:20:00+00:00"
+"""Since when several cards that read for a drafter fetch keys and values by copy engines; before, NCCL's blocks kept
+multiprocessors from products, and older records are no rows."""
 RESOLVED = ("math", "products", "kept_bytes", "drafter_math", "drafter_products", "drafter_kept_bytes")
 """What ``auto`` came to: of what was asked for with it the newest record is a row, whatever it came to before."""
 
@@ -102,7 +105,7 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
             config["one_part"] = record["date"] < PARTS_SINCE
             config["launch_us"] = record["metrics"].get("launch_us")
             several = max(cards_of(config)) > 1
-            if several and record["date"] < TURNS_SINCE:
+            if several and record["date"] < (FETCHED_SINCE if _draft_together(bench, config) else TURNS_SINCE):
                 continue
             found = read(config, record["metrics"])
             if found is not None and (found.fit or not _waited_for_the_host(bench, config, record["metrics"])):
@@ -118,6 +121,11 @@ def _asked(record: Mapping[str, Any]) -> str:
     config = record["config"]
     left_out = RESOLVED if _by_auto(config) else ()
     return key_of({**record, "config": {name: value for name, value in config.items() if name not in left_out}})
+
+
+def _draft_together(bench: str, c: Mapping[str, Any]) -> bool:
+    """Whether several cards read for a drafter."""
+    return bench in ("drafter", "ttft") and cards_of(c)[0] > 1
 
 
 def _waited_for_the_host(bench: str, c: Mapping[str, Any], m: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from sp.kernels.device import (
     import_cupy,
     multiprocessors,
     nccl_version,
+    reach_each_other,
     require_device,
 )
 from sp.kernels.path import native_path
@@ -149,7 +150,10 @@ def _cards() -> Finding:
         mend = f"pip install nvidia-nccl-cu{_built_for()}, without which a prompt is read by one card alone"
         return Finding("cards", "warn", f"{count}: {detail}; no NCCL", mend)
     library = f"; NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}" if nccl else ""
-    return Finding("cards", "ok", f"{count}: {detail}{library}")
+    reach = ""
+    if count > 1:
+        reach = "; each reads the others' memory" if reach_each_other(range(count)) else "; NCCL alone joins them"
+    return Finding("cards", "ok", f"{count}: {detail}{library}{reach}")
 
 
 def _memory() -> Finding:

@@ -1,10 +1,11 @@
-"""tokens_together: how many tokens of a prompt each of several cards projects at once."""
+"""tokens_together, alike: how many tokens of a prompt each of several cards projects at once."""
 
 from __future__ import annotations
 
 from sp.models.config import ModelConfig
 from sp.models.model import Model
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
+from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 MOST_TOGETHER = 65536
 """Most tokens that a card of several projects together."""
@@ -31,6 +32,20 @@ def tokens_together(model: Model) -> int:
         while found < MOST_TOGETHER and 2 * found * _widest(config) <= TOGETHER_BYTES:
             found *= 2
     return found
+
+
+def alike(tokens: int, most: int) -> int:
+    """Of how many tokens chunks of a stripe are, equally long ones of `most` or an eighth more.
+
+    A few tokens that are left over would take all launches of a layer.
+
+    Examples
+    --------
+    >>> alike(67_584, 65_536), alike(133_000, 65_536), alike(150_000, 65_536), alike(1000, 65_536)
+    (67584, 66560, 50048, 1024)
+    """
+    parts = -(-8 * tokens // (9 * most))
+    return -(-tokens // (parts * PAGE_TOKENS)) * PAGE_TOKENS
 
 
 def _widest(config: ModelConfig) -> int:

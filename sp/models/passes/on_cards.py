@@ -13,7 +13,7 @@ from sp.errors import ConfigError
 from sp.models.cache.host_room import looked_at
 from sp.models.cache.striped import Stripe, StripedCache, Stripes
 from sp.models.model import Model
-from sp.models.passes.chunk_on_cards import tokens_together
+from sp.models.passes.chunk_on_cards import alike, tokens_together
 from sp.models.passes.forward import Pace, Progress, checked_prompt
 from sp.models.passes.last_stripe import pages_less
 from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
@@ -179,7 +179,8 @@ class _Reading:
         cache = StripedCache(model.config, self.stripes, rank, self.kv, **made)  # type: ignore[arg-type]
         for which, stripe in enumerate(self.stripes.of(rank)):
             places, attend = slice(*stripe), _before_end(self.attend, self.stripes.tokens - stripe.stop)
-            walk = Walk(model, model.place(self.positions[places]), cache, attend, self.chunk, Pace(model, None))
+            chunk, positions = alike(stripe.stop - stripe.start, self.chunk), model.place(self.positions[places])
+            walk = Walk(model, positions, cache, attend, chunk, Pace(model, None))
             x = model.embed(self.ids[places])
             repeated = RepeatedLayers(walk, x, which, parts, room, repeated)
             halves.append(_Half(which, stripe, walk, repeated, cache, x))

@@ -34,25 +34,26 @@ NODE_S = 1.2e-6
 
 
 def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
-    """One card's part of a scoring that `cards` of them do together; the first card's, which looks at all keys.
+    """One card's part of a scoring that `cards` of them do together.
 
-    Each card rounds for itself all keys and values that its two stripes see: those up to their ends, which are together
-    the prompt and one stripe.
+    The first card looks at all keys, and has that much less of all else: see `sp.models.passes.last_stripe`. Each card
+    rounds for itself all keys and values that its two stripes see: those up to their ends, which are together the
+    prompt and one stripe.
 
     Examples
     --------
     >>> whole = [Work("sparse", 8e12, 0.0, 27, 1e9), Work("importance", 0.0, 7e9, 112)]
     >>> striped(whole, 131072, 4)[0]
     Work(kind='sparse', flops=2000000000000.0, nbytes=0.0, launches=54, exponentials=250000000.0, products=(), blocks=0)
-    >>> striped(whole, 131072, 4)[1] == whole[1]
-    True
+    >>> striped(whole, 131072, 4)[1]
+    Work(kind='importance', flops=0.0, nbytes=1750000000.0, launches=112, exponentials=0.0, products=(), blocks=0)
     """
     stripe = tokens / (STRIPES * cards)
     runs = STRIPES * ceil(stripe / MOST_TOGETHER) / ceil(tokens / CHUNK_BY_LAYER["cuda"])
     found = []
     for one in work:
         if one.kind == "importance":
-            found.append(one)
+            found.append(replace(one, nbytes=one.nbytes / cards))
         elif one.kind == "rounding":
             found.append(replace(one, nbytes=one.nbytes * (1 + stripe / tokens), launches=STRIPES * one.launches))
         else:
