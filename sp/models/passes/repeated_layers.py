@@ -21,9 +21,9 @@ from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 Asked = tuple[Floats, Floats | None]
 """Queries and gates of the layer that is next to attend."""
 
-MOST_VALUES = 32768 * 1024
+MOST_VALUES = 36864 * 1024
 """Of the residual stream of the largest stripe whose launches are recorded: for larger ones the device takes longer
-than the host."""
+than the host. Of 32,768 tokens an eighth more: by so much stripes may be longer than equal parts of a prompt."""
 WORTH = 3
 """Times that something must come to be recorded: that takes as long as planning it twice, and a repeat a fifth."""
 
