@@ -10,10 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from times_page import PAIR
 
+from sp.models import SparseAttention
 from sp.models.cache.striped import Stripes
 from sp.models.layers.share import Share
+from sp.models.passes.last_stripe import pages_less
 from sp.models.recording import layer_of
 from sp.models.synthetic.shapes import find_shape
+from sp.ops.sparse.flashprefill import TopDensity
 from sp.studies.figures import INK, save_png
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "who-holds-what.png"
@@ -48,7 +51,7 @@ def held(size: int) -> dict[str, float]:
 
 
 def figure() -> Figure:
-    """Stripes of a prompt with the pairs that each card attends to, and what each card holds."""
+    """Stripes of a prompt at density 5 %, with the pairs that each card may attend to, and what each card holds."""
     drawn = Figure(figsize=(7.2, 3.2), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(1.1, 1))
     _stripes(left)
@@ -59,7 +62,8 @@ def figure() -> Figure:
 
 
 def _stripes(axes: Axes) -> None:
-    stripes = Stripes(LONG, CARDS, TAIL)
+    attend = SparseAttention(TopDensity(0.05))
+    stripes = Stripes(LONG, CARDS, TAIL, pages_less(find_shape(PAIR[1][0]).config, attend, LONG))
     for card in range(CARDS):
         for start, stop in stripes.of(card):
             span = [start / 1024, stop / 1024]
