@@ -12,6 +12,7 @@ from typing import Any
 import cost_curves
 from models_page import table, write
 
+from sp.bench.predicted.warm import newest_warm
 from sp.bench.record import newest
 from sp.errors import ConfigError
 from sp.models import ModelConfig
@@ -153,7 +154,7 @@ def first_tokens() -> list[str]:
     """Seconds to the first token of long prompts, by cards that hold both models."""
     rows = []
     for card, machine in MACHINES.items():
-        for row in newest(machine / "ttft.jsonl"):
+        for row in newest_warm(machine / "ttft.jsonl"):
             config, metrics = row["config"], row["metrics"]
             sizes = config["cards"], config.get("target_cards", 1)
             pair = config["target"].startswith(MODELS[0]) and config["prompt_tokens"] >= LONG and row["samples"]

@@ -17,6 +17,7 @@ from sp.bench.timing import HostTime
 from sp.errors import SpError
 from sp.kernels.device import cache_folder, device_errors
 from sp.kernels.launch import launched_sources, reset_launched
+from sp.models.shards.shared_model import SharedModel
 from sp.pipeline import Pipeline, RunOptions
 
 PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"
@@ -181,7 +182,8 @@ class Bench:
                 if number == 0 and self.full_repeats:
                     whole = Cell(tokens, replace(settings[0], keep_ratio=1.0, compress="off"), vram)
                     if (full := known(whole)) is None:
-                        timing = self._timed(pipeline, whole, self.full_repeats, warm=not any(wholes.values()))
+                        warm = _shared(pipeline) or not any(wholes.values())
+                        timing = self._timed(pipeline, whole, self.full_repeats, warm)
                         full = timing.requests
                         yield replace(timing, full=full)
                     wholes[tokens] = full
@@ -200,14 +202,18 @@ class Bench:
             return None
 
     def _timed(self, pipeline: Pipeline, cell: Cell, repeats: int, warm: bool) -> CellTiming:
-        """Requests of one cell after one that does not count; before a full prefill that is a shorter one."""
+        """Requests of one cell after one that does not count.
+
+        Before a full prefill that is a shorter one, but where cards share the target: they capture graphs of a length.
+        """
         first, host = None, HostTime(pipeline.target.model.device)
         reset_launched()
         done: list[Request] = []
         try:
             with device_errors():
                 if warm:
-                    tokens = min(cell.tokens, WARM_TOKENS) if cell.full else cell.tokens
+                    shorter = cell.full and not _shared(pipeline)
+                    tokens = min(cell.tokens, WARM_TOKENS) if shorter else cell.tokens
                     first = self._request(pipeline, replace(cell, tokens=tokens), 0)
                 for number in range(repeats):
                     if cell.full and sum(request.ttft_s for request in done) > self.full_seconds:
@@ -227,6 +233,11 @@ class Bench:
 
     def _request(self, pipeline: Pipeline, cell: Cell, number: int) -> Request:
         return measure(pipeline, self.maker.make(cell.tokens, number), cell.options)
+
+
+def _shared(pipeline: Pipeline) -> bool:
+    """Whether several cards share the target."""
+    return isinstance(pipeline.target.model, SharedModel)
 
 
 def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:

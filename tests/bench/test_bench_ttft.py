@@ -26,6 +26,7 @@ from sp.errors import ConfigError, DeviceError
 from sp.models import Arithmetic, AskedScaling
 from sp.models.synthetic.shapes import find_shape
 from sp.pipeline import Loaded, Pipeline, RunOptions
+from sp.prompt import Prompt
 from sp.quant import Math
 from sp.scoring import SCORERS
 from sp.scoring.reading import attending, drafting
@@ -124,6 +125,27 @@ def test_full_prefills_end_when_they_have_taken_long_enough(maker: PromptMaker, 
         for limit in (0.0, 60.0)
     ]
     assert counts == [[1, 1], [3, 1]]
+
+
+def test_before_a_full_prefill_by_several_cards_comes_one_as_long(maker, pair, monkeypatch) -> None:
+    settings = [RunOptions(keep_ratio=0.5, max_new_tokens=1)]
+    monkeypatch.setattr(bench, "WARM_TOKENS", 100)
+
+    def asked() -> list[int]:
+        made: list[int] = []
+
+        class Maker:
+            def make(self, tokens: int, seed: int | None = None) -> Prompt:
+                if seed is not None:  # asked for to be timed
+                    made.append(tokens)
+                return maker.make(tokens, seed or 0)
+
+        list(Bench(pair, Maker(), 1, 1).run([120, 240], settings, fresh=False))  # type: ignore[arg-type]
+        return made
+
+    assert asked() == [100, 120, 120, 120, 240, 240, 240]
+    monkeypatch.setattr(bench, "SharedModel", type(pair.target.model))
+    assert asked() == [120, 120, 120, 120, 240, 240, 240, 240]
 
 
 def test_without_full_prefills_the_compressed_requests_stand_alone(maker: PromptMaker, pair: Pipeline) -> None:

@@ -23,7 +23,7 @@ from sp.models.arithmetic import scoring
 from sp.models.passes import repeated_layers
 from sp.models.passes.last_stripe import pages_less
 from sp.models.synthetic.random_store import random_model
-from sp.parallel import nccl
+from sp.parallel import nccl, nccl_card
 from sp.parallel.group import Card
 from sp.parallel.nccl import NcclGroup
 from sp.parallel.peer_gathers import PeerGathers, reachable
@@ -73,8 +73,10 @@ def test_gathers(count) -> None:
         assert group.run(gather) == [[20 + rank for rank in range(count)]] * count
 
 
+@pytest.mark.parametrize("fetched", [0, 1 << 40])
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_gathers_that_are_begun_run_beside_others(count) -> None:
+def test_gathers_that_are_begun_run_beside_others(count, fetched, monkeypatch) -> None:
+    monkeypatch.setattr(nccl_card, "FETCHED_BYTES", fetched)
     group = group_of(count)
 
     def begun(card: Card) -> list[list[int]]:
@@ -99,6 +101,7 @@ def test_gathers_that_are_begun_run_beside_others(count) -> None:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_copy_engines_fetch_is_what_nccl_gathers(count, monkeypatch) -> None:
+    monkeypatch.setattr(nccl_card, "FETCHED_BYTES", 0)
     tokens, found, models = 40_000, [], []
     for device in range(group_of(count).size):
         with cupy.cuda.Device(device):

@@ -192,7 +192,9 @@ import dry_device, dry_nccl
 dry_nccl.install(3, reachable=True)
 import numpy as np
 from sp.errors import DeviceError
+from sp.parallel import nccl_card
 from sp.parallel.nccl import NcclGroup
+nccl_card.FETCHED_BYTES = 8  # a card's part below
 held = []
 def in_turn(card):
     # two gathers under way at a time, ended in order, as a reading in stripes has them
@@ -221,7 +223,7 @@ def late(card):
     for step in range(7):
         if card.rank == 1 and step == 5:
             let_go.wait()
-        held.append(dry_device.empty((card.size, 3), np.uint16))  # others may read it when this card is on its way
+        held.append(dry_device.empty((card.size, 4), np.uint16))  # others may read it when this card is on its way
         card.begin_gather(held[-1])()
 def told(text, work):
     start = time.monotonic()
@@ -242,6 +244,11 @@ dry_nccl.hung.add(2)
 told("what was queued did not end within 0.3 s", in_turn)
 dry_nccl.hung.clear()
 assert [seen for seen, _ in group.run(in_turn)] == [seen for seen, _ in found]
+assert not dry_nccl.asked
+nccl_card.FETCHED_BYTES = 9
+copies = len(dry_nccl.fetched)
+assert [seen for seen, _ in group.run(in_turn)] == [seen for seen, _ in found]
+assert len(dry_nccl.fetched) == copies and sum(dry_nccl.asked.values()) == 3 * 8
 """
 
 

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sp.bench.record import key_of, newest
+from sp.bench.predicted.warm import newest_warm
+from sp.bench.record import key_of
 from sp.errors import ConfigError
 from sp.models.arithmetic import AUTO, FIRST_LAYERS, in_attention, kept_rounded
 from sp.models.inspect.known_cards import find_card
@@ -98,7 +99,7 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
         Name of the machine's cards.
     """
     for bench, read in _READ.items():
-        for record in newest(folder / f"{bench}.jsonl", _asked):
+        for record in newest_warm(folder / f"{bench}.jsonl", _asked):
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
             config = {"left": left, "card": card, **record["config"]}
             config["one_by_one"] = record["date"] < GRAPHS_SINCE.get(cards_of(config)[1], "")
