@@ -37,7 +37,7 @@ def several(cards: int) -> list[Item]:
                 *("bench", "ttft", *PAIR, "-p", "128k", "--density", "0.05,0.24"),
                 *(*EIGHT, "--full-repeats", "1", *on, *RECORD),
             ),
-            45,
+            60,
             Want("ttft", 2, {**shared, "cards": cards, "keep_ratio": 0.05}),
             Want("ttft", 1, {**shared, "keep_ratio": 1.0}),
         ),
