@@ -17,7 +17,7 @@ from statistics import median
 
 from sp.bench.predicted.fit import fit, told
 from sp.bench.predicted.links import PAIRED, marked
-from sp.bench.predicted.rows import CARD, rows
+from sp.bench.predicted.rows import CARD
 from sp.models.timing.fitted import FILE
 from sp.trace import write_atomic
 
@@ -32,7 +32,7 @@ def main() -> None:
     write = parser.parse_args().write
     known = fit(RECORDS, PAIRS)
     for card, folder in ((CARD, RECORDS), (PAIRED, PAIRS)):
-        found = marked(rows(folder, card), card)
+        found = marked(folder, card)
         for row in found:
             mark = "fit" if row.fit else "held out"
             print(f"{row.bench:<8} {mark:<9} {row.error(known):+7.1%}  {1e3 * row.seconds:9.1f} ms  {row.name}")

@@ -9,7 +9,7 @@ from statistics import median
 from models_page import table, write
 
 from sp.bench.predicted.links import PAIRED, marked
-from sp.bench.predicted.rows import CARD, Row, rows
+from sp.bench.predicted.rows import Row
 from sp.commands.plan import expected
 from sp.models.arithmetic import AUTO, AskedMath
 from sp.models.inspect.known_cards import KNOWN, Card
@@ -95,12 +95,12 @@ def weights(card: Card, math: AskedMath, shape: str, file_type: str) -> Weights:
 
 def held() -> list[Row]:
     """Rows that nothing was fitted to, of the card that rates are fitted to."""
-    return [row for row in marked(rows(RECORDS), CARD) if not row.fit]
+    return [row for row in marked(RECORDS) if not row.fit]
 
 
 def others() -> list[Row]:
     """The same of the other card, which was run alone and as a pair."""
-    return [row for row in marked(rows(PAIRS, PAIRED), PAIRED) if not row.fit]
+    return [row for row in marked(PAIRS, PAIRED) if not row.fit]
 
 
 def errors(found: list[Row]) -> list[str]:

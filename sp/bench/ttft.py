@@ -182,13 +182,15 @@ class Bench:
                 if number == 0 and self.full_repeats:
                     whole = Cell(tokens, replace(settings[0], keep_ratio=1.0, compress="off"), vram)
                     if (full := known(whole)) is None:
-                        warm = _shared(pipeline) or not any(wholes.values())
+                        warm = 0 if any(wholes.values()) else min(tokens, WARM_TOKENS)
+                        if isinstance(pipeline.target.model, SharedModel):
+                            warm = tokens  # its cards capture graphs behind a cache so long
                         timing = self._timed(pipeline, whole, self.full_repeats, warm)
                         full = timing.requests
                         yield replace(timing, full=full)
                     wholes[tokens] = full
                 for cell in cells:
-                    timing = self._timed(pipeline, cell, self.repeats, warm=True)
+                    timing = self._timed(pipeline, cell, self.repeats, tokens)
                     yield replace(timing, full=wholes[tokens], cold=cold)
                     cold = None
 
@@ -201,20 +203,15 @@ class Bench:
         except (SpError, MemoryError):
             return None
 
-    def _timed(self, pipeline: Pipeline, cell: Cell, repeats: int, warm: bool) -> CellTiming:
-        """Requests of one cell after one that does not count.
-
-        Before a full prefill that is a shorter one, but where cards share the target: they capture graphs of a length.
-        """
+    def _timed(self, pipeline: Pipeline, cell: Cell, repeats: int, warm: int) -> CellTiming:
+        """Requests of one cell after one of `warm` tokens that does not count; 0 for none."""
         first, host = None, HostTime(pipeline.target.model.device)
         reset_launched()
         done: list[Request] = []
         try:
             with device_errors():
                 if warm:
-                    shorter = cell.full and not _shared(pipeline)
-                    tokens = min(cell.tokens, WARM_TOKENS) if shorter else cell.tokens
-                    first = self._request(pipeline, replace(cell, tokens=tokens), 0)
+                    first = self._request(pipeline, replace(cell, tokens=warm), 0)
                 for number in range(repeats):
                     if cell.full and sum(request.ttft_s for request in done) > self.full_seconds:
                         break
@@ -233,11 +230,6 @@ class Bench:
 
     def _request(self, pipeline: Pipeline, cell: Cell, number: int) -> Request:
         return measure(pipeline, self.maker.make(cell.tokens, number), cell.options)
-
-
-def _shared(pipeline: Pipeline) -> bool:
-    """Whether several cards share the target."""
-    return isinstance(pipeline.target.model, SharedModel)
 
 
 def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:

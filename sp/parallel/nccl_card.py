@@ -76,7 +76,8 @@ class NcclCard(Card):
         part = max(whole.nbytes for whole in wholes) // self.size
         if peers is None or part < FETCHED_BYTES or stream.is_capturing():
             return self._gather(wholes, False)
-        self._may_come(GATHERS_AHEAD)
+        self._go_on()
+        self._drain(GATHERS_AHEAD - 1)
         self._checked(wholes)
         step = peers.show(stream, wholes)
         return partial(self._gathered, peers, step, stream)
@@ -192,22 +193,20 @@ class NcclCard(Card):
         would hang it, where that one is about to load a kernel or to ask for memory: see `wait`.
         """
         stream = import_cupy().cuda.get_current_stream()
+        self._go_on()
         if stream.is_capturing():
-            if self._meeting.stopped:
-                raise StoppedError
             return stream, Step(self._meeting.came[self.rank], kind)
-        self._may_come(ahead)
+        self._drain(ahead - 1)
         step = self._meeting.come(self.rank, kind)
         if together or step.number <= self._first:
             # Who waits is woken by the last one, and takes Python's lock from nobody before.
             self._until(partial(self._meeting.all_came, step), step)
         return stream, step
 
-    def _may_come(self, ahead: int) -> None:
-        """Once less than so many of this card's steps are under way; StoppedError if the work is given up."""
+    def _go_on(self) -> None:
+        """StoppedError if the work is given up."""
         if self._meeting.stopped:
             raise StoppedError
-        self._drain(ahead - 1)
 
     def _queued(self, step: Step, ended: Any) -> None:
         self._ahead.append((step, ended))
@@ -232,6 +231,5 @@ class NcclCard(Card):
         self._meeting.wait(self.rank, step)
         if not waited(self._seconds):
             raise self._meeting.late(step, self._seconds)
-        if self._meeting.stopped:
-            raise StoppedError
+        self._go_on()
         self._meeting.wait(self.rank, None)

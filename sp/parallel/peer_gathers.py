@@ -86,14 +86,14 @@ def reachable(devices: Sequence[int]) -> bool:
     """Let all cards read the memory of all others, and say whether they can."""
     if not reach_each_other(devices):
         return False
-    runtime = import_cupy().cuda.runtime
+    cuda = import_cupy().cuda
     for one in devices:
-        with import_cupy().cuda.Device(one):
+        with cuda.Device(one):
             for other in devices:
                 try:
                     if other != one:
-                        runtime.deviceEnablePeerAccess(other)
-                except runtime.CUDARuntimeError as error:
+                        cuda.runtime.deviceEnablePeerAccess(other)
+                except cuda.runtime.CUDARuntimeError as error:
                     if "PeerAccessAlreadyEnabled" not in str(error):  # by CuPy itself, for example
                         raise DeviceError(explain(error) or str(error)) from error
     return True

@@ -12,7 +12,7 @@ import pytest
 from plan_calls import PAIR, call
 
 from sp.bench.predicted.links import ALONE, PAIRED, fit_links, marked
-from sp.bench.predicted.rows import CARD, Row, rows
+from sp.bench.predicted.rows import Row
 from sp.errors import ConfigError
 from sp.models.cost import prefill_cost
 from sp.models.inspect.known_cards import find_card
@@ -44,12 +44,12 @@ def kinds(work: list[Work]) -> dict[str, Work]:
 
 @pytest.fixture(scope="module")
 def pairs() -> list[Row]:
-    return marked(rows(PAIRS, PAIRED), PAIRED)
+    return marked(PAIRS, PAIRED)
 
 
 @pytest.fixture(scope="module")
 def ours() -> list[Row]:
-    return marked(rows(RECORDS), CARD)
+    return marked(RECORDS)
 
 
 @pytest.mark.parametrize("cards", [2, 4])
@@ -148,16 +148,6 @@ def test_a_card_alone_waits_for_what_it_plans_and_for_nothing_else_where_launche
     longer = scoring(DRAFTER, 16384, 0.25)
     device = busy(longer, find_card("h200"), "sm_90a", known.rates["sm_90a"])
     assert predictor.score_s(DRAFTER, 16384, 0.25) == pytest.approx(known.host.score_s + device)
-
-
-def test_records_from_before_launches_were_recorded_in_parts_are_predicted_as_they_were_made() -> None:
-    """Of 28 layers in BF16 one was recorded whole, and the last turn planned."""
-    known = fitted()
-    predictor = replace(Predictor.of(find_card("h200"), known), one_part=True)
-    work = scoring(DRAFTER, 8192, 0.25)
-    device = busy(work, find_card("h200"), "sm_90a", known.rates["sm_90a"])
-    planned = known.host.launch_s * sum(one.launches for one in work) / 28
-    assert predictor.score_s(DRAFTER, 8192, 0.25) == pytest.approx(4 * planned + 27 / 28 * device)
 
 
 def test_cards_record_once_what_their_stripes_share() -> None:

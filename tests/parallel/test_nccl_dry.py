@@ -4,6 +4,24 @@ from __future__ import annotations
 
 from dry_walk import walked
 
+ENDED = """
+def ended(group, work, text, seconds):
+    start = time.monotonic()
+    try:
+        group.run(work)
+    except DeviceError as error:
+        assert text in str(error) and "\\n" not in str(error), error
+    else:
+        raise AssertionError(text)
+    took = time.monotonic() - start
+    assert took < seconds, took
+def join():
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(2)
+"""
+"""A group whose work ends in one line and in time, and the end of threads that were left; for scripts to begin with."""
+
 WALK = """
 import sys, threading, time
 sys.path.insert(0, sys.argv[1])
@@ -110,21 +128,11 @@ def work(card):
         card.begin_gather(whole)()
     return card.rank
 def told(text, names):
-    start = time.monotonic()
-    try:
-        group.run(work)
-    except DeviceError as error:
-        assert text in str(error) and "\\n" not in str(error), error
-    else:
-        raise AssertionError(text)
-    took = time.monotonic() - start
-    assert took < 3.5, took
+    ended(group, work, text, 3.5)
     left = sorted({thread.name for thread in threading.enumerate()} - {"MainThread"})
     assert left == names, left
     let_go.set(), [event.set() for event in dry_nccl.stuck.values()]
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread():
-            thread.join(2)
+    join()
     assert threading.active_count() == 1
     let_go.clear(), dry_nccl.stuck.clear()
 group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
@@ -204,10 +212,10 @@ def in_turn(card):
         whole.host[card.rank] = 100 * step + card.rank
         kept.append((card.begin_gather(whole), whole))
         if len(kept) == 2:
-            ended, first = kept.pop(0)
-            ended(), seen.append(first.host[:, 1].tolist())
-    ended, first = kept.pop()
-    ended(), seen.append(first.host[:, 1].tolist())
+            gathered, first = kept.pop(0)
+            gathered(), seen.append(first.host[:, 1].tolist())
+    gathered, first = kept.pop()
+    gathered(), seen.append(first.host[:, 1].tolist())
     return seen, card._meeting
 group = NcclGroup((0, 1, 2), wait_seconds=0.3, leave_seconds=0.8)
 for _ in range(2):
@@ -225,23 +233,11 @@ def late(card):
             let_go.wait()
         held.append(dry_device.empty((card.size, 4), np.uint16))  # others may read it when this card is on its way
         card.begin_gather(held[-1])()
-def told(text, work):
-    start = time.monotonic()
-    try:
-        group.run(work)
-    except DeviceError as error:
-        assert text in str(error) and "\\n" not in str(error), error
-    else:
-        raise AssertionError(text)
-    assert time.monotonic() - start < 2.5
-    let_go.set()
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread():
-            thread.join(2)
-    let_go.clear()
-told("all-gather 6: card 1 did not come within 0.3 s", late)
+ended(group, late, "all-gather 6: card 1 did not come within 0.3 s", 2.5)
+let_go.set(), join()
 dry_nccl.hung.add(2)
-told("what was queued did not end within 0.3 s", in_turn)
+ended(group, in_turn, "what was queued did not end within 0.3 s", 2.5)
+join()
 dry_nccl.hung.clear()
 assert [seen for seen, _ in group.run(in_turn)] == [seen for seen, _ in found]
 assert not dry_nccl.asked
@@ -257,7 +253,7 @@ def test_first_steps_are_taken_together_and_loading_waits() -> None:
 
 
 def test_cards_stuck_in_calls_of_the_driver_are_left_behind() -> None:
-    walked(STUCK)
+    walked(ENDED + STUCK)
 
 
 def test_gathers_hangs_and_refusals() -> None:
@@ -269,4 +265,4 @@ def test_gathers_hangs_and_refusals() -> None:
 
 
 def test_cards_that_reach_each_other_fetch_what_they_gather() -> None:
-    walked(PEERS)
+    walked(ENDED + PEERS)

@@ -6,14 +6,15 @@ is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sp.bench.predicted.rows import CARD, Row
+from sp.bench.predicted.rows import CARD, Row, rows
 from sp.errors import ConfigError
 from sp.models.inspect.known_cards import find_card
 from sp.models.synthetic.shapes import find_shape
@@ -60,9 +61,9 @@ def fit_links(found: Sequence[Row], pairs: Sequence[Row], known: Fitted) -> Link
     return Links(summed(target.config, LONG, 2) / whole / find_card(PAIRED).link, float(meeting), float(uneven), each)
 
 
-def marked(rows: Iterable[Row], card: str) -> list[Row]:
-    """Rows of `CARD` or `PAIRED`, those marked as well that `fit_links` looks at."""
-    found = list(rows)
+def marked(folder: Path, card: str = CARD) -> list[Row]:
+    """Rows of a machine of `CARD` or `PAIRED`, those marked as well that `fit_links` looks at."""
+    found = list(rows(folder, card))
     looked_at = {id(row) for row in _looked_at(found, card)}
     return [replace(row, fit=row.fit or id(row) in looked_at) for row in found]
 

@@ -43,9 +43,6 @@ rows."""
 GRAPHS_SINCE = {1: "2026-11-23T18:26:33+00:00", 2: "2026-11-27T12:00:00+00:00"}
 """Since when one card reads short runs in graphs, and two that share a target longer ones, as more cards always did;
 before, launch by launch. Of one card such records are no rows, but for those that the host's part is fitted to."""
-PARTS_SINCE = "2026-11-28T00:28:00+00:00"
-"""Since when launches that a scoring repeats are recorded in parts, which stripes of a length share; before, of every
-stripe from one attention to the next."""
 FETCHED_SINCE = "2026-11-28T07:20:00+00:00"
 """Since when several cards that read for a drafter fetch keys and values by copy engines; before, NCCL's blocks kept
 multiprocessors from products, and older records are no rows."""
@@ -103,7 +100,6 @@ def rows(folder: Path, card: str = CARD) -> Iterator[Row]:
             left = 0 if record["date"] < LEFT_SINCE else FIRST_LAYERS
             config = {"left": left, "card": card, **record["config"]}
             config["one_by_one"] = record["date"] < GRAPHS_SINCE.get(cards_of(config)[1], "")
-            config["one_part"] = record["date"] < PARTS_SINCE
             config["launch_us"] = record["metrics"].get("launch_us")
             several = max(cards_of(config)) > 1
             if several and record["date"] < (FETCHED_SINCE if _draft_together(bench, config) else TURNS_SINCE):
@@ -138,8 +134,7 @@ def _waited_for_the_host(bench: str, c: Mapping[str, Any], m: Mapping[str, Any])
 
 def _predictor(known: Fitted, c: Mapping[str, Any], cards: tuple[int, int] = (1, 1)) -> Predictor:
     """Of a record's card, and so many of them for drafter and target."""
-    before = {"one_by_one": c["one_by_one"], "one_part": c["one_part"]}
-    return Predictor(find_card(c["card"]), known.by_host(c["launch_us"]), c["path"], *cards, **before)
+    return Predictor(find_card(c["card"]), known.by_host(c["launch_us"]), c["path"], *cards, c["one_by_one"])
 
 
 def _on(*cards: int) -> str:

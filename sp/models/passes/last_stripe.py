@@ -6,11 +6,9 @@ from functools import lru_cache
 
 from sp.models.config import ModelConfig
 from sp.models.cost import prefill_cost
-from sp.models.passes.layer_attention import LayerAttention, SparseAttention
+from sp.models.passes.layer_attention import ByEnergy, LayerAttention, SparseAttention
 from sp.ops.attention.key_blocks import BLOCK
-from sp.ops.sparse.block_budget import BlockBudget
 from sp.ops.sparse.expected_density import expected_density
-from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 
 LOOKED = 700
 """Operations for which a card has time while it looks at a byte of keys for the last queries: of 256K tokens 0.44 ms a
@@ -34,6 +32,7 @@ def pages_less(config: ModelConfig, attend: LayerAttention, tokens: int) -> int:
     Examples
     --------
     >>> from sp.models.synthetic.shapes import find_shape
+    >>> from sp.ops.sparse.flashprefill import TopDensity
     >>> drafter, density = find_shape("qwen3-0.6b").config, lambda share: SparseAttention(TopDensity(share))
     >>> [pages_less(drafter, density(share), n) for n in (131072, 262144) for share in (0.05, 0.24)]
     [36, 10, 45, 11]
@@ -41,12 +40,12 @@ def pages_less(config: ModelConfig, attend: LayerAttention, tokens: int) -> int:
     0
     """
     selector = attend.selector if isinstance(attend, SparseAttention) else None
-    known = selector if isinstance(selector, FlashPrefill | TopDensity | BlockBudget) else None
+    known = selector if isinstance(selector, ByEnergy) else None
     return _pages_less(config, known, tokens)
 
 
 @lru_cache(64)
-def _pages_less(config: ModelConfig, selector: FlashPrefill | TopDensity | BlockBudget | None, tokens: int) -> int:
+def _pages_less(config: ModelConfig, selector: ByEnergy | None, tokens: int) -> int:
     share = 1.0 if selector is None else expected_density(selector, tokens)
     cost, whole = prefill_cost(config, tokens, share), prefill_cost(config, tokens).attention
     at_end = (cost.weights + 2 * cost.attention) / tokens  # of a token there; a token in the middle sees half as much

@@ -19,6 +19,9 @@ from sp.ops.sparse.block_selector import BlockSelector
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.ops.sparse.sparse_attention import sparse_attention
 
+ByEnergy = FlashPrefill | TopDensity | BlockBudget
+"""Selectors that go by energies of blocks."""
+
 
 class LayerAttention(Protocol):
     """Attention of a whole prompt in one layer, gated: the same call as `Cache.attend`."""
@@ -69,7 +72,7 @@ class SparseAttention:
         if n < min(BLOCK, at.tokens):
             return cache.attend(layer, q, gate)
         selector = self.selector
-        if not self.ends and isinstance(selector, FlashPrefill | TopDensity | BlockBudget):
+        if not self.ends and isinstance(selector, ByEnergy):
             selector = _without_ends(selector)
         if at.rotated:
             q = hadamard(q, at.key_block)

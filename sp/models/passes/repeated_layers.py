@@ -12,11 +12,9 @@ from sp.kernels import import_cupy
 from sp.kernels.repeats import Recording, Repeat
 from sp.kernels.scratch import Scratch
 from sp.models.config import ModelConfig
-from sp.models.passes.layer_attention import LayerAttention, Read, SparseAttention, dense_attention
+from sp.models.passes.layer_attention import ByEnergy, LayerAttention, Read, SparseAttention, dense_attention
 from sp.models.passes.layer_parts import LayerParts, Part
 from sp.models.passes.walk import Walk
-from sp.ops.sparse.block_budget import BlockBudget
-from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 
 Asked = tuple[Floats, Floats | None]
 """Queries and gates of the layer that is next to attend."""
@@ -219,5 +217,4 @@ def pays(config: ModelConfig, tokens: float, most: int = MOST_VALUES) -> bool:
 
 def _is_known(attend: Any) -> bool:
     """Whether it launches kernels of `sp` and does nothing else on the device, and the same in every layer."""
-    known = FlashPrefill | TopDensity | BlockBudget
-    return attend is dense_attention or (type(attend) is SparseAttention and isinstance(attend.selector, known))
+    return attend is dense_attention or (type(attend) is SparseAttention and isinstance(attend.selector, ByEnergy))

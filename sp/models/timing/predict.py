@@ -13,7 +13,6 @@ from sp.models.shards.in_parts import middle
 from sp.models.timing.fitted import Fitted, busy
 from sp.models.timing.several import (
     ATTENTION,
-    RECORDED,
     REPEATED,
     begun,
     gathered,
@@ -47,9 +46,6 @@ class Predictor:
     one_by_one : bool
         Whether a target reads launch by launch what is in graphs now, as in records from before: short runs of one
         card, all but short ones of two.
-    one_part : bool
-        Whether what is repeated of a scoring is recorded for every stripe from one attention to the next, as in records
-        from before it was recorded in parts.
     """
 
     card: Card
@@ -58,7 +54,6 @@ class Predictor:
     cards: int = 1
     target_cards: int = 1
     one_by_one: bool = False
-    one_part: bool = False
 
     @classmethod
     def of(cls, card: Card, known: Fitted, cards: int = 1, target_cards: int = 1) -> Predictor:
@@ -106,10 +101,7 @@ class Predictor:
         layers, device = drafter.config.layers, self._busy_s(work) + beside
         alone = drafter.rounded.left if drafter.rounded.products else 0  # layers of another kind
         first, rest = (alone + 1) / layers, (layers - alone - 1) / layers
-        if self.one_part:
-            at_first = self._host_s(work, cards) * (alone + RECORDED + (cards == 1)) / layers
-        else:
-            at_first = cards * self.known.host.launch_s * begun(work, drafter.config, alone, cards)
+        at_first = cards * self.known.host.launch_s * begun(work, drafter.config, alone, cards)
         looking = [one for one in work if one.kind == "importance"]  # planned in every layer, for the first card
         repeated = REPEATED * self._host_s([one for one in work if one.kind != "importance"], cards)
         return max(at_first, device * first) + rest * max(device, repeated + self._host_s(looking, 1))

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 from sp.models.config import ModelConfig
 from sp.models.layers.share import Share
-from sp.models.passes.chunk_on_cards import MOST_TOGETHER
+from sp.models.passes.chunk_on_cards import MOST_TOGETHER, alike
 from sp.models.passes.forward import chunk_tokens
 from sp.models.passes.layerwise import CHUNK_BY_LAYER
 from sp.models.passes.repeated_layers import MOST_VALUES, pays
@@ -49,7 +49,7 @@ def striped(work: Iterable[Work], tokens: int, cards: int) -> list[Work]:
     Work(kind='importance', flops=0.0, nbytes=1750000000.0, launches=112, exponentials=0.0, products=(), blocks=0)
     """
     stripe = tokens / (STRIPES * cards)
-    runs = STRIPES * ceil(stripe / MOST_TOGETHER) / ceil(tokens / CHUNK_BY_LAYER["cuda"])
+    runs = STRIPES * ceil(stripe / alike(ceil(stripe), MOST_TOGETHER)) / ceil(tokens / CHUNK_BY_LAYER["cuda"])
     found = []
     for one in work:
         if one.kind == "importance":
