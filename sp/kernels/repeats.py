@@ -227,7 +227,7 @@ class Repeat:
     def __init__(self, made: Sequence[Launch | Zeros], exchanged: Sequence[Span]) -> None:
         self._held: list[Any] = [*made]  # and below what the driver reads
         self._slots: list[tuple[Any, int, int, int]] = []
-        self._maps: list[tuple[int, Any, int, int]] = []
+        self._maps: list[tuple[Any, Any, int, int]] = []
         ordered = sorted((start, nbytes, place) for place, (start, nbytes) in enumerate(exchanged))
         starts = [start for start, *_ in ordered]
 
@@ -262,9 +262,8 @@ class Repeat:
         """
         for values, index, place, offset in self._slots:
             values[index] = addresses[place] + offset
-        for at, found, place, offset in self._maps:
-            other = map_at(found, addresses[place] + offset)
-            ctypes.memmove(at, other.ctypes.data, other.nbytes)
+        for own, found, place, offset in self._maps:
+            own[...] = map_at(found, addresses[place] + offset)
         for call, given in self._calls:
             if status := call(*given):
                 raise DeviceError(
@@ -285,8 +284,7 @@ class Repeat:
                     self._slots.append((values, i, *place))
             elif place := found(at):
                 own = value.copy()  # the map itself is everybody's
-                self._held.append(own)
                 pointers[i] = own.ctypes.data
-                self._maps.append((own.ctypes.data, value, *place))
+                self._maps.append((own, value, *place))
         sides = (*one.grid, *(1,) * (3 - len(one.grid)), *one.block, *(1,) * (3 - len(one.block)))
         return ctypes.c_void_p(one.kernel), *map(int, sides), one.shared, stream, pointers

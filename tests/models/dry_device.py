@@ -206,6 +206,7 @@ def install() -> None:
         memcpyAsync=lambda target, source, nbytes, kind, stream: ctypes.memmove(target, source, nbytes),
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
+        memcpyDeviceToDevice=3,
     )
     cupy = ModuleType("cupy")
     vars(cupy).update(

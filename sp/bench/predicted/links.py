@@ -20,7 +20,7 @@ from sp.models.inspect.known_cards import find_card
 from sp.models.synthetic.shapes import find_shape
 from sp.models.timing.fitted import Fitted, Links
 from sp.models.timing.rounded import Rounded
-from sp.models.timing.several import summed, sums
+from sp.models.timing.several import longer, summed, sums
 from sp.models.timing.work import Weights
 
 PAIRED = "h100"
@@ -55,10 +55,12 @@ def fit_links(found: Sequence[Row], pairs: Sequence[Row], known: Fitted) -> Link
     waited = np.array([_waited(found, known, key) for key in SCORED])
     columns = np.array([[drafter.layers, _uneven(found, known, key)] for key in SCORED])
     (meeting, uneven), *_ = np.linalg.lstsq(columns / waited[:, None], np.ones(len(SCORED)), rcond=None)
-    step = _one(pairs, STEP, 2)
-    each = (step.seconds - step.predict(known)) / sums(target, 1)
-    whole = _waited(pairs, known, FULL) - each * sums(target, LONG)
-    return Links(summed(target.config, LONG, 2) / whole / find_card(PAIRED).link, float(meeting), float(uneven), each)
+    step, speed = _one(pairs, STEP, 2), find_card(PAIRED).link
+    sent = [summed(target.config, tokens, 2) / speed for tokens in (1, LONG)]
+    left = [step.seconds - step.predict(known), _waited(pairs, known, FULL) - sums(target, LONG) * longer(2, inf)]
+    # Of a short sum the bytes go twice.
+    each, slower = np.linalg.solve([[sums(target, 1), 2 * sent[0]], [sums(target, LONG), sent[1]]], left)
+    return Links(float(1 / slower), float(meeting), float(uneven), float(each))
 
 
 def marked(folder: Path, card: str = CARD) -> list[Row]:

@@ -150,6 +150,7 @@ class StripedCache(Cache):
         each = 1 + len(own)
         self._all, self._own = parts[::each], [parts[i + 1 : i + each] for i in range(0, len(parts), each)]
         self._filled = [0 for _ in self._starts]
+        self._wholes: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def reset(self) -> None:
         """See `Cache`."""
@@ -187,10 +188,18 @@ class StripedCache(Cache):
 
         `begin` is `Card.begin_gather`, whose result is returned.
         """
-        pages, at = self._stripes.pages, self.stored(layer)
-        start = self._starts[self._place(layer)] + which * self._stripes.cards * pages[0]
-        part = slice(start, start + self._stripes.cards * pages[which])
-        return begin(*(one[part].reshape(self._stripes.cards, pages[which], *one.shape[1:]) for one in (at.k, at.v)))
+        return begin(*self._whole(self._place(layer), which))
+
+    def _whole(self, place: int, which: int) -> tuple[Any, Any]:
+        """What is gathered in one of the places for a layer; slices take the host long enough to be kept."""
+        found = self._wholes.get((place, which))
+        if found is None:
+            cards, pages, at = self._stripes.cards, self._stripes.pages, self.stored(place)
+            start = self._starts[place] + which * cards * pages[0]
+            part = slice(start, start + cards * pages[which])
+            k, v = (one[part].reshape(cards, pages[which], *one.shape[1:]) for one in (at.k, at.v))
+            found = self._wholes[place, which] = k, v
+        return found
 
     def _room(self, layer: int, tokens: int) -> PagedKV:
         filled, second = self._filled[self._place(layer)], 0

@@ -114,7 +114,8 @@ def read_by_layer_on(
     of_attention = type(attend), type(getattr(attend, "selector", None)), kv, rotate
     kind = None if like is None else (ref(model), *of_attention, len(ids).bit_length(), rows, like)
     known, tell = kind in group.done, _in_turn(progress)
-    reading = _Reading(models, ids, positions, stripes, watch, attend, rows, depth, kv, rotate, chunk, tell, known)
+    said = rows, depth, kv, rotate, chunk, tell, known, like is not None
+    reading = _Reading(models, ids, positions, stripes, watch, attend, *said)
     for counted in group.run(reading.on):
         for layer, reads in counted.items():
             attend.reads.setdefault(layer, []).extend(reads)  # type: ignore[attr-defined]
@@ -142,6 +143,8 @@ class _Reading:
     chunk: int
     progress: Progress | None
     known: bool
+    queues: bool
+    """Whether to watch is to queue launches, and to wait for nothing."""
 
     def on(self, card: Card) -> dict[int, list[Read]]:
         """One card's part; what its attention counted, on the host.
@@ -199,11 +202,14 @@ class _Reading:
         """Attention and what comes after it in a layer, and what comes before it in the next one, with its gather."""
         half.gathered()
         half.cache.look(half.stripe)
-        if half.which == 1 and card.rank == 0:
+        watched = half.which == 1 and card.rank == 0
+        if watched and not self.queues:
             self.watch(layer, half.asked[0], half.cache)
-        if layer == self.depth - 1:
-            return
         with card.turn():
+            if watched and self.queues:
+                self.watch(layer, half.asked[0], half.cache)
+            if layer == self.depth - 1:
+                return
             attended = half.repeated.attend(layer, half.asked)
             del half.asked  # queries, as large as the stripe, are gone before the feed-forward needs room
             half.repeated.leave(layer, attended)

@@ -34,6 +34,10 @@ class _Attention:
     output: Floats
     read: Read | None
 
+    def listed(self) -> list[Read]:
+        """What was listed last, kept for later: the next layer's takes its place."""
+        return [] if self.read is None else [self.read._replace(counts=_apart(self.read.counts))]
+
 
 class Room(NamedTuple):
     """Memory for recorded attention, and for the rest of a layer.
@@ -134,15 +138,13 @@ class RepeatedLayers:
         arrays = [self.queries(layer), cache.all_pages(layer)]
         if known is not None:
             known.repeat([one.data.ptr for one in arrays])
-            if known.read is not None:
-                self._reads.setdefault(layer, []).append(_apart(known.read))
+            self._reads.setdefault(layer, []).extend(known.listed())
             return [known.output]
         output, repeat = self._recorded(self._room.attention, arrays, lambda: self._walk.attend(cache, layer, *asked))
         if repeat is not None:
-            read = self._reads[layer][-1] if self._reads.get(layer) else None
-            self._attention = _Attention(repeat, output, read)
-            if read is not None:
-                self._reads[layer][-1] = _apart(read)
+            reads = self._reads.get(layer, [])
+            self._attention = _Attention(repeat, output, reads.pop() if reads else None)
+            reads.extend(self._attention.listed())
         return [output]
 
     def leave(self, layer: int, attended: list[Floats]) -> None:
@@ -199,9 +201,13 @@ class RepeatedLayers:
         return attend.reads if isinstance(attend, SparseAttention) else {}
 
 
-def _apart(read: Read) -> Read:
-    """What was listed, for later: the next layer's is listed in the same place."""
-    return read._replace(counts=read.counts.copy())
+def _apart(array: Any) -> Any:
+    """A copy by the present stream; CuPy's `copy` launches a kernel for it, which takes the host longer."""
+    cupy = import_cupy()
+    copy, runtime = cupy.empty(array.shape, array.dtype), cupy.cuda.runtime
+    stream = cupy.cuda.get_current_stream().ptr
+    runtime.memcpyAsync(copy.data.ptr, array.data.ptr, array.nbytes, runtime.memcpyDeviceToDevice, stream)
+    return copy
 
 
 def may_repeat(config: ModelConfig, attend: LayerAttention, tokens: int, most: int = MOST_VALUES) -> bool:

@@ -82,7 +82,8 @@ class Links:
     uneven : float
         Of `sp.models.timing.several.uneven`, how much is waited for there.
     sum_s : float
-        Seconds of an all-reduce between two cards beside its bytes; among more see `sp.models.timing.several.sum_time`.
+        Seconds of a short all-reduce between two cards beside its bytes; of others see `sum_time` and `longer` in
+        `sp.models.timing.several`.
     """
 
     share: float

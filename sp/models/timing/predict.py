@@ -19,6 +19,7 @@ from sp.models.timing.several import (
     graphs_begun,
     halved,
     last_of,
+    longer,
     repeats,
     striped,
     sum_time,
@@ -71,7 +72,7 @@ class Predictor:
         work = reading(model, tokens)
         if n == 1:
             return self._queued(work, cards=int(tokens > MOST or self.one_by_one))
-        between = self._sums_s(model, tokens) + self._sent_s(summed(model.config, tokens, n))
+        between = self._sums_s(model, tokens)
         long = MOST if self.one_by_one else longest(n, model.rounded.attention_math)
         if tokens > MOST >= long:
             return self._queued(work, between, cards=n)
@@ -146,8 +147,10 @@ class Predictor:
         return uneven(self.cards) * self._busy_s(attention)
 
     def _sums_s(self, model: Weights, tokens: int) -> float:
-        """Seconds of the all-reduces of a pass beside their bytes."""
-        return sums(model, tokens) * self.known.links.sum_s * sum_time(self.target_cards)
+        """Seconds of the all-reduces of a pass."""
+        count, sent = sums(model, tokens), self._sent_s(summed(model.config, tokens, self.target_cards))
+        each = self.known.links.sum_s * sum_time(self.target_cards) + longer(self.target_cards, sent / count)
+        return count * each + sent
 
     def _sent_s(self, nbytes: float) -> float:
         """Seconds in which a card receives so much from the others."""

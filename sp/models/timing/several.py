@@ -23,7 +23,9 @@ OF_PAIRS = (*ATTENTION, "select")
 """Kinds that are launched once for every stripe of a layer."""
 
 
-RING_S, STEP_S = 6.6e-6, 0.6e-6
+SHORT_S, LONG_S = (6.6e-6, 0.6e-6), (8.4e-6, 3.4e-6)
+"""Of an all-reduce, and of each step round its ring, as NCCL 2.28 reckons over NVLink (``src/graph/tuning.cc``): by
+protocol LL, half of whose bytes are flags, and by Simple."""
 RECORDED, REPEATED = 3.0, 0.1
 """What the host takes for launches that it records, and for those that it repeats, over what it takes where it plans
 them alone; chosen with `sp.bench.predicted.fit.LAUNCH_US`."""
@@ -180,15 +182,29 @@ def graphs_begun(model: Weights, tokens: int, launches: float, cards: int) -> fl
 
 
 def sum_time(cards: int) -> float:
-    """What an all-reduce takes beside its bytes, over what it takes between two cards.
-
-    NCCL reckons with 6.6 us and 0.6 us for each of the ``2 (cards - 1)`` steps of its ring over NVLink
-    (``src/graph/tuning.cc``, protocol LL).
+    """What an all-reduce takes beside its bytes, over what it takes between two cards, where it is short.
 
     >>> sum_time(2), round(sum_time(4), 2)
     (1.0, 1.31)
     """
-    return (RING_S + 2 * (cards - 1) * STEP_S) / (RING_S + 2 * STEP_S)
+    return _round(SHORT_S, cards) / _round(SHORT_S, 2)
+
+
+def longer(cards: int, bytes_s: float) -> float:
+    """Seconds by which an all-reduce takes longer than a short one and its bytes, which take `bytes_s`.
+
+    NCCL takes the protocol that is done sooner: twice the bytes, or more for each step.
+
+    >>> longer(4, 1e-6), round(longer(2, 1e-3) * 1e6, 1), round(longer(4, 1e-3) * 1e6, 1)
+    (1e-06, 7.4, 18.6)
+    """
+    return min(bytes_s, _round(LONG_S, cards) - _round(SHORT_S, cards))
+
+
+def _round(protocol: tuple[float, float], cards: int) -> float:
+    """Seconds for the ``2 (cards - 1)`` steps of a ring."""
+    start, step = protocol
+    return start + 2 * (cards - 1) * step
 
 
 def summed(config: ModelConfig, tokens: int, cards: int) -> float:
