@@ -15,7 +15,7 @@ from sp.arrays import Ints
 from sp.bench.kernel_times import kernel_times
 from sp.bench.memory import free_pool, pool_bytes
 from sp.bench.record import running
-from sp.bench.timing import HostTime
+from sp.bench.timing import HostTime, enough
 from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cards, Model, ModelConfig, prefill_cost
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
@@ -37,6 +37,9 @@ STAGES = {
 }
 """Stage that a kernel's time counts for; the others are projections and what surrounds them."""
 STAGE_NAMES = ("mean", "score_select", "forward", "importance", "projections")
+EACH_SECONDS = 0.2
+"""Samples on a device are together at least so long for each that is asked for: a host may be half as fast from one
+short sample to the next."""
 LIMIT_TFLOPS = 700.0
 """About what the best bf16 matmuls and attention reach on an H200; a limit is the work at that rate and no more."""
 
@@ -119,7 +122,7 @@ def run_drafts(
     text: Ints | None = None,
     cards: Cards | None = None,
 ) -> Iterator[DraftTiming]:
-    """Time a drafter; each test is warmed up, then repeated with other tokens.
+    """Time a drafter; each test is warmed up, then repeated with other tokens, on a device short ones more often.
 
     Those are random or, with the tokens of a `text`, that text over and over, begun at a random place: what a trained
     drafter's attention is sparse on. With `cards` these read together; `model` is then the first of theirs.
@@ -140,14 +143,14 @@ def run_drafts(
         reset_launched()
         score(scorer, draft.tokens)
         free_pool(model)
-        seconds, host = [], HostTime(model.device)
+        seconds, host = list[float](), HostTime(model.device)
         found = Importance(np.zeros(0, np.float32))
-        for _ in range(repeats):
+        while not enough(seconds, repeats, EACH_SECONDS if model.device == "cuda" else 0.0):
             start = time.perf_counter()
             found = score(scorer, draft.tokens)
             seconds.append(time.perf_counter() - start)
             host.look()
-            if progress is not None:
+            if progress is not None and len(seconds) <= repeats:
                 progress()
         peak, sources = pool_bytes(model), launched_sources()
         stages = _stages(partial(score, scorer, draft.tokens)) if model.device == "cuda" and count == 1 else {}

@@ -113,6 +113,17 @@ def _scratch(device: int) -> Any:
     return cupy.empty(4 * l2_bytes(device), cupy.uint8)
 
 
+def enough(seconds: Sequence[float], repeats: int, each: float) -> bool:
+    """Whether so many samples were taken, and they are together as long as so many of `each` seconds.
+
+    Examples
+    --------
+    >>> enough([0.5, 0.5], 2, 0.2), enough([0.1, 0.1], 2, 0.2), enough([0.1] * 4, 2, 0.2), enough([9.0], 2, 0.2)
+    (True, False, True, False)
+    """
+    return len(seconds) >= repeats and sum(seconds) >= repeats * each
+
+
 class HostTime:
     """Looks at the host between samples: a core may be half as fast a second later, where machines share processors.
 

@@ -16,7 +16,7 @@ import pytest
 from compare import nmse
 from device_models import case
 
-from sp.bench.drafter import Draft, describe, run_drafts
+from sp.bench.drafter import EACH_SECONDS, Draft, describe, run_drafts
 from sp.bench.record import make_record
 from sp.models import SparseAttention, dense_attention, prefill_by_layer, read_by_layer
 from sp.models.synthetic.random_store import random_model
@@ -120,7 +120,8 @@ def test_streaming_equals_scoring_what_was_stored(sparse) -> None:
 def test_timings_name_their_stages(path) -> None:
     drafts = [Draft(1500, {}), Draft(1500, {"attention": "flashprefill", "alpha": 0.1})]
     for timing, draft in zip(run_drafts(case("drafter").gpu, drafts, 2), drafts, strict=True):
-        assert len(timing.seconds) == 2
+        assert len(timing.seconds) >= 2
+        assert sum(timing.seconds) >= 2 * EACH_SECONDS
         assert timing.peak_bytes > timing.weight_bytes > 0
         assert timing.limit_s < min(timing.seconds)
         sparse = bool(draft.options)

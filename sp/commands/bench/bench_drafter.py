@@ -39,7 +39,7 @@ def bench_drafter(
     ] = "",
     layers: Annotated[int | None, typer.Option(min=1, help="Run only so many layers.")] = None,
     cards: DraftingCards = 1,
-    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test.")] = 5,
+    repeats: Annotated[int, typer.Option("-r", "--repeats", min=1, help="Samples a test; of short ones more.")] = 5,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cuda or cpu.")] = "auto",
     path: KernelPath = "auto",
     math: ModelMath = "bf16",
