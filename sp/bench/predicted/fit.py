@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
@@ -20,7 +20,6 @@ from sp.models.inspect.known_cards import find_card
 from sp.models.timing.fitted import Fitted, Host, Rate, bound
 from sp.models.timing.work import AROUND, Weights, reading
 
-Rates = Mapping[str, Mapping[str, Rate]]
 LONG, SHORT = 32768, 512
 KERNELS: tuple[KernelPath, ...] = ("sm_90a", "portable")
 TARGET = ("qwen3.6-27b", "q4_k_m")
@@ -45,21 +44,24 @@ def fit(folder: Path, pairs: Path) -> Fitted:
         There are no records of some kind.
     """
     found = list(rows(folder))
-    samples, known = list(kernel_samples(folder)), {row.key: row for row in found if row.fit}
+    samples, fitting = list(kernel_samples(folder)), {row.key: row for row in found if row.fit}
     rates: dict[str, dict[str, Rate]] = {path: _rates(samples, path) for path in KERNELS}
-    idle = Fitted(rates, Host(0.0, LAUNCH_US, 0.0, 0.0, 0.0, 1.0, 1.0), ALONE)
-    host = idle.host
+    known = Fitted(rates, Host(0.0, LAUNCH_US, 0.0, 0.0, 0.0, 1.0, 1.0), ALONE, 1.0)
+    known = replace(known, slower=_slower(_row(fitting, "prefill", LONG), known))
     for path in KERNELS:
-        rates[path]["matmul int8"] = _of_a_row(_row(known, "prefill int8", path), "matmul int8", path, rates, host)
+        rates[path]["matmul int8"] = _of_a_row(_row(fitting, "prefill int8", path), "matmul int8", path, known)
+
+    def with_host(**one: float) -> Fitted:
+        return replace(known, host=replace(known.host, **one))
+
     launches = sum(one.launches for one in reading(Weights.of_shape(*TARGET), SHORT))
-    host = replace(host, launch_s=_row(known, "full", SHORT).seconds / launches)  # from before short runs had graphs
-    host = replace(host, step_share=1 / (1 + _row(known, "decode", 0).error(idle)))
-    host = replace(host, score_s=_left(_row(known, "drafter", LONG, 0.05), rates, host))
-    request = _row(known, "ttft", LONG)
-    host = replace(host, token_s=request.host_s / LONG)
-    host = replace(host, request_s=_left(request, rates, host))
-    alone = Fitted(rates, replace(host, copy_share=_copy_share(folder)), ALONE)
-    return replace(alone, links=fit_links(found, list(rows(pairs, PAIRED)), alone))
+    known = with_host(launch_s=_row(fitting, "full", SHORT).seconds / launches)  # from before short runs had graphs
+    known = with_host(step_share=1 / (1 + _row(fitting, "decode", 0).error(known)))
+    known = with_host(score_s=_left(_row(fitting, "drafter", LONG, 0.05), known))
+    request = _row(fitting, "ttft", LONG)
+    known = with_host(token_s=request.host_s / LONG)
+    known = with_host(request_s=_left(request, known), copy_share=_copy_share(folder))
+    return replace(known, links=fit_links(found, list(rows(pairs, PAIRED)), known))
 
 
 def told(known: Fitted) -> dict[str, Any]:
@@ -72,6 +74,7 @@ def told(known: Fitted) -> dict[str, Any]:
             "host": asdict(known.host),
             "linked": {"scoring": CARD, "target": PAIRED},
             "links": asdict(known.links),
+            "slower": known.slower,
         }
     )
     return rounded
@@ -106,15 +109,21 @@ def fit_rate(samples: Iterable[Sample], path: KernelPath) -> Rate:
     return Rate(float(1 / inverse), float(launch))
 
 
-def _of_a_row(row: Row, kind: str, path: KernelPath, rates: Rates, host: Host) -> Rate:
+def _slower(row: Row, known: Fitted) -> float:
+    """How much longer products take in a long pass than by themselves, from what the prediction for one lacks."""
+    return 1 + _left(row, known) / (row.predict(replace(known, slower=2.0)) - row.predict(known))
+
+
+def _of_a_row(row: Row, kind: str, path: KernelPath, known: Fitted) -> Rate:
     """Share of the bound with which a kind takes what the other kinds and its own launches leave of a row.
 
     Products in int8 are slower in a long pass, for which power is short, than by themselves.
     """
+    rates = known.rates
     launch = rates[path][kind].launch_s / AROUND if kind in rates[path] else 0.0
 
     def without(share: float) -> float:
-        return _left(row, {**rates, path: {**rates[path], kind: Rate(share, launch)}}, host)
+        return _left(row, replace(known, rates={**rates, path: {**rates[path], kind: Rate(share, launch)}}))
 
     others, bounded = without(float("inf")), without(1.0)
     return Rate((others - bounded) / others, launch)
@@ -126,9 +135,9 @@ def _row(known: dict[tuple[Any, ...], Row], *key: Any) -> Row:
     return known[key]
 
 
-def _left(row: Row, rates: Rates, host: Host) -> float:
+def _left(row: Row, known: Fitted) -> float:
     """Measured seconds that the prediction so far does not have."""
-    return row.seconds - row.predict(Fitted(rates, host, ALONE))
+    return row.seconds - row.predict(known)
 
 
 def _copy_share(folder: Path) -> float:

@@ -7,7 +7,7 @@ what several cards wait for, to records of two.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
@@ -19,6 +19,10 @@ from sp.models.timing.tiles import in_tiles
 from sp.models.timing.work import IN_BYTES, Work
 
 FILE = Path(__file__).with_name("fitted.json")
+LONG_S = 0.06
+"""Passes that keep a card busy for longer find its products slower, see `Fitted.slower`: of 43 ms (512 tokens) an H200
+takes no longer than its kernels by themselves, of 78 ms and more some per cent."""
+PRODUCTS = ("matmul", "matmul int8")
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,22 @@ class Links:
 
 @dataclass(frozen=True)
 class Fitted:
-    """All that is fitted: rates by path of kernels and kind of `Work`, the host's part, and what cards wait for."""
+    """All that is fitted.
+
+    Attributes
+    ----------
+    rates : mapping
+        By path of kernels and kind of `Work`.
+    host, links
+        The host's part, and what cards wait for.
+    slower : float
+        How long products of Hopper's kernels take in long passes over what they take in short ones: power is short.
+    """
 
     rates: Mapping[str, Mapping[str, Rate]]
     host: Host
     links: Links
+    slower: float
 
     def by_host(self, launch_us: float | None) -> Fitted:
         """With a host that takes so long for a small launch; the same where that is not known."""
@@ -113,7 +128,7 @@ def fitted() -> Fitted:
     """What the file beside this one says."""
     told = json.loads(FILE.read_text(encoding="utf-8"))
     rates = {path: {kind: Rate(**one) for kind, one in kinds.items()} for path, kinds in told["rates"].items()}
-    return Fitted(rates, Host(**told["host"]), Links(**told["links"]))
+    return Fitted(rates, Host(**told["host"]), Links(**told["links"]), told["slower"])
 
 
 def bound(work: Work, card: Card, path: KernelPath) -> float:
@@ -130,8 +145,18 @@ def bound(work: Work, card: Card, path: KernelPath) -> float:
     return max(flops / card.peak(path, in_bytes), work.nbytes / card.bandwidth)
 
 
+def busy_pass(work: Sequence[Work], card: Card, path: KernelPath, known: Fitted) -> float:
+    """Seconds that a card is at work in a pass, whose products are slower if it is long."""
+    alone = busy(work, card, path, known.rates[path])
+    if path != "sm_90a" or alone <= LONG_S:
+        return alone
+    return alone + (known.slower - 1) * busy(
+        [one for one in work if one.kind in PRODUCTS], card, path, known.rates[path]
+    )
+
+
 def busy(work: Iterable[Work], card: Card, path: KernelPath, rates: Mapping[str, Rate]) -> float:
-    """Seconds that a card is at work: every kind at its share of the bound, its exponentials, and its launches.
+    """Seconds of work: every kind at its share of the bound, its exponentials, and its launches.
 
     Examples
     --------

@@ -10,7 +10,7 @@ from sp.models.inspect.known_cards import Card
 from sp.models.inspect.known_cards import Path as KernelPath
 from sp.models.passes.prefill_graphs import MOST, longest
 from sp.models.shards.in_parts import middle
-from sp.models.timing.fitted import Fitted, busy
+from sp.models.timing.fitted import Fitted, busy_pass
 from sp.models.timing.several import (
     ATTENTION,
     REPEATED,
@@ -162,7 +162,7 @@ class Predictor:
 
     def _busy_s(self, work: list[Work]) -> float:
         """Seconds that a card is at work."""
-        return busy(work, self.card, self.path, self.known.rates[self.path])
+        return busy_pass(work, self.card, self.path, self.known)
 
     def _host_s(self, work: list[Work], cards: float) -> float:
         """Seconds in which the host plans and queues the launches of so many cards."""
