@@ -32,6 +32,8 @@ pytestmark = [pytest.mark.skipif(not NATIVE, reason="needs a GPU"), pytest.mark.
 HEADS = {128: (16, 8), 256: (24, 4)}
 V2 = FlashPrefill(0.1, share="group", visibility="first")
 CASES = [
+    (128, 2048, FlashPrefill(0.1)),
+    (128, 8192, FlashPrefill(0.1)),
     (128, 32768, FlashPrefill(0.1)),
     (128, 131072, FlashPrefill(0.1)),
     (128, 131072, FlashPrefill(0.85)),

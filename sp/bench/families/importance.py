@@ -19,9 +19,9 @@ QUERIES = 8
 
 @family("importance")
 def cases() -> Iterator[Case]:
-    """Eight queries over 32K and 128K keys, folded into the result of another layer. Bytes: the keys, once."""
+    """Eight queries over 2K, 32K and 128K keys, folded into the result of another layer. Bytes: the keys, once."""
     for head_dim, heads, kv_heads in SHAPES:
-        for tokens in (32768, 131072):
+        for tokens in (2048, 32768, 131072):
             at = pages(tokens, kv_heads, head_dim)
             q = normal(QUERIES, heads, head_dim).astype(np.float16)
             running = import_cupy().zeros((QUERIES, tokens), np.float32)
