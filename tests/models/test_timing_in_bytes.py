@@ -171,10 +171,12 @@ def test_drafters_with_products_in_int8_are_no_rows(tmp_path: Path) -> None:
 
 
 def test_samples_of_attention_in_bytes_take_the_work_that_a_layer_is_counted_to_have() -> None:
-    """Rounding of a layer's keys and values: 131,072 tokens, 8 heads of 128."""
-    found = {one.work.kind: one for one in kernel_samples(RECORDS) if one.work.kind in ("rounding", "attention int8")}
-    assert found["rounding"].work.nbytes == pytest.approx(131072 * 2 * 8 * 128 * 4)
-    assert found["rounding"].path == found["attention int8"].path == "sm_90a"
+    """Rounding of a layer's keys and values: 8,192 and 131,072 tokens, 8 heads of 128."""
+    found = [one for one in kernel_samples(RECORDS) if one.work.kind in ("rounding", "attention int8")]
+    rounded = sorted(one.work.nbytes for one in found if one.work.kind == "rounding")
+    assert rounded == [pytest.approx(tokens * 2 * 8 * 128 * 4) for tokens in (8192, 131072)]
+    assert {(one.path, one.work.launches) for one in found} == {("sm_90a", 1)}
+    assert len(found) == 2 + 2 * 2
 
 
 @pytest.mark.parametrize("card", KNOWN, ids=lambda card: card.name)

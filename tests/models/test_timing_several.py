@@ -137,7 +137,7 @@ def test_links_are_found_again(pairs: list[Row], ours: list[Row]) -> None:
 
     found = fit_links(list(map(made, ours)), list(map(made, pairs)), replace(known, links=ALONE))
     assert (found.share, found.meeting_s, found.uneven, found.sum_s) == (
-        pytest.approx(0.25), pytest.approx(2e-3, rel=5e-3), pytest.approx(0.3, rel=5e-3), pytest.approx(3e-5),
+        pytest.approx(0.25), pytest.approx(2e-3, rel=1e-2), pytest.approx(0.3, rel=1e-2), pytest.approx(3e-5),
     )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_graphs_of_cards_begin_one_after_the_other() -> None:
 
 
 def test_a_card_alone_waits_for_what_it_plans_and_for_nothing_else_where_launches_are_repeated() -> None:
-    """Of 28 layers in BF16 the first is recorded, which is thrice as much work; the last is entered for few queries."""
+    """Of 28 layers in BF16 the first is recorded, which is 3.25 times as much work; the last is entered for few queries."""
     known = fitted()
     predictor = Predictor.of(find_card("h200"), known)
     work = scoring(DRAFTER, 8192, 0.25)
@@ -158,7 +158,7 @@ def test_a_card_alone_waits_for_what_it_plans_and_for_nothing_else_where_launche
     launches = {one.kind: one.launches / 27 for one in work if one.kind != "importance"}
     attention = launches["sparse"] + launches["select"]
     others = sum(launches.values()) - attention
-    planned = known.host.launch_s * (3 * attention + 3.5 * others)
+    planned = known.host.launch_s * (3.25 * attention + 3.75 * others)
     assert predictor.score_s(DRAFTER, 8192, 0.25) == pytest.approx(planned + 27 / 28 * device)
     longer = scoring(DRAFTER, 16384, 0.25)
     device = busy(longer, find_card("h200"), "sm_90a", known.rates["sm_90a"])
@@ -169,8 +169,8 @@ def test_cards_record_once_what_their_stripes_share() -> None:
     """Of a layer two launches of attention and 20 others a card, in two stripes; with layers of two kinds the others
     are recorded twice, in the first three layers."""
     work = [Work("sparse", 0.0, 0.0, 27 * 2), Work("traffic", 0.0, 0.0, 27 * 20), Work("importance", 0.0, 0.0, 99)]
-    assert begun(work, DRAFTER.config, 0, 4) == pytest.approx(3 * (2 + 10) + 0.1 * 10)
-    assert begun(work, DRAFTER.config, 2, 4) == pytest.approx(3 * (2 + 20) + 0.1 * (3 * 22 - 22))
+    assert begun(work, DRAFTER.config, 0, 4) == pytest.approx(3.25 * (2 + 10) + 0.08 * 10)
+    assert begun(work, DRAFTER.config, 2, 4) == pytest.approx(3.25 * (2 + 20) + 0.08 * (3 * 22 - 22))
 
 
 def test_a_slower_host_is_waited_for_where_the_card_has_less_to_do() -> None:
@@ -182,7 +182,7 @@ def test_a_slower_host_is_waited_for_where_the_card_has_less_to_do() -> None:
     looking = launches.pop("importance")
     found = slow.score_s(DRAFTER, 2048, 0.5)
     planned = 2 * known.host.launch_s * (begun(work, DRAFTER.config, 0, 1))
-    rest = 2 * known.host.launch_s * (looking + 0.1 * sum(launches.values()))
+    rest = 2 * known.host.launch_s * (looking + 0.08 * sum(launches.values()))
     assert found == pytest.approx(planned + 27 / 28 * rest)
     assert usual.score_s(DRAFTER, 2048, 0.5) < found
     assert usual.score_s(DRAFTER, 131072, 0.5) == slow.score_s(DRAFTER, 131072, 0.5)  # the card has more to do

@@ -107,8 +107,7 @@ def _bytes_attention(c: Facts, m: Facts) -> Sample | None:
     if c["stage"] == "round":
         return replace(_bytes("rounding", 1e9 * m["gb_s"], m["ms"] / 1e3), path=c["path"])
     found = _flops("attention int8", c["path"], m["tflops"], m["ms"], c["head_dim"])
-    # What it takes besides grows with the queries; all records are of as many, so that no launch is told apart.
-    return replace(found, work=replace(found.work, launches=0, exponentials=0.0)) if c["math"] == "int8" else None
+    return replace(found, work=replace(found.work, exponentials=0.0)) if c["math"] == "int8" else None  # beside products
 
 
 def _few(c: Facts, m: Facts) -> Sample | None:

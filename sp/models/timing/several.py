@@ -26,7 +26,7 @@ OF_PAIRS = (*ATTENTION, "select")
 SHORT_S, LONG_S = (6.6e-6, 0.6e-6), (8.4e-6, 3.4e-6)
 """Of an all-reduce, and of each step round its ring, as NCCL 2.28 reckons over NVLink (``src/graph/tuning.cc``): by
 protocol LL, half of whose bytes are flags, and by Simple."""
-RECORDED, REPEATED = 3.0, 0.1
+RECORDED, REPEATED = 3.25, 0.08
 """What the host takes for launches that it records, and for those that it repeats, over what it takes where it plans
 them alone; chosen with `sp.bench.predicted.fit.LAUNCH_US`."""
 
@@ -105,7 +105,7 @@ def begun(work: Iterable[Work], config: ModelConfig, alone: int, cards: int) -> 
     >>> from sp.models.synthetic.shapes import find_shape
     >>> work = [Work("sparse", 0.0, 0.0, 27 * 2), Work("traffic", 0.0, 0.0, 27 * 20)]
     >>> [round(begun(work, find_shape("qwen3-0.6b").config, alone, 4), 1) for alone in (0, 2)]  # 2 and 20 a layer
-    [37.0, 70.4]
+    [39.8, 75.0]
     """
     layers, in_attention = config.layers - 1, (*OF_PAIRS, "rounding")
     attention = sum(one.launches for one in work if one.kind in in_attention) / layers
