@@ -25,8 +25,9 @@ POLL_SECONDS = 0.0005
 """Longest pause between two looks at an event; the device has work queued meanwhile, but for the last one of a run."""
 FIRST_POLL = 0.0001
 """The first pause; each is twice the one before. Every look takes Python's lock from a thread that queues work."""
-GATHERS_AHEAD = 2
-"""Most steps under way once an all-gather is queued: a card that hangs is found out one layer later."""
+GATHERS_AHEAD = 4
+"""Most steps under way once an all-gather is queued: a card that hangs is found out two layers later. With two, cards
+of which one was late went on waiting for each other's hosts by turns, for some layers."""
 FETCHED_BYTES = 48 << 20
 """Smallest part of an array that cards fetch from each other: so many copies cost the host more than one gather, and
 short stripes wait for the host. Four H200 gained by it with parts of 67 MB, not with 34."""

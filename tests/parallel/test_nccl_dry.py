@@ -168,7 +168,7 @@ came = {0: 0, 1: 0}
 def work(card):
     whole = dry_device.empty((card.size, 3), np.uint16)
     asked.append((card.rank, -1))
-    for step in range(1, 8):
+    for step in range(1, 10):
         if card.rank == 1:
             time.sleep(0.05)
         came[card.rank] = step
@@ -176,20 +176,20 @@ def work(card):
         asked.append((card.rank, step))
     before = asked.count((card.rank, 0))
     kept.append(dry_device.empty((1 << 24) + card.rank, np.uint8))  # memory of the driver
-    assert asked.count((card.rank, 0)) == before + 3  # two gathers, and all else that is queued
+    assert asked.count((card.rank, 0)) == before + 5  # four gathers, and all else that is queued
     card.begin_gather(whole)()
     jit._before_loading.get()()  # what loading a kernel begins with
-    assert asked.count((card.rank, 0)) == before + 5
+    assert asked.count((card.rank, 0)) == before + 7
     return step
-assert NcclGroup((0, 1)).run(work) == [7, 7]
+assert NcclGroup((0, 1)).run(work) == [9, 9]
 assert jit._before_loading.get() is None
 first = [seen[1] for rank, seen in queued if rank == 0]
-assert first[:7] == [1, 2, 3, 4, 4, 5, 6], first  # the first four only when both had come
+assert first[:9] == [1, 2, 3, 4, 4, 5, 6, 7, 8], first  # the first four only when both had come
 for rank in range(2):
     mine = [step for one, step in asked if one == rank]  # 0 where an event was asked for
     mine = mine[mine.index(-1) + 1 :]
-    looks = [mine[: mine.index(step)].count(0) for step in range(1, 8)]
-    assert looks == [1, 2, 3, 3, 3, 4, 5], mine  # three are waited for, the others two steps later
+    looks = [mine[: mine.index(step)].count(0) for step in range(1, 10)]
+    assert looks == [1, 2, 3, 3, 3, 3, 3, 4, 5], mine  # three are waited for, the others four steps later
 """
 
 
