@@ -150,7 +150,7 @@ def test_graphs_of_cards_begin_one_after_the_other() -> None:
 
 
 def test_a_card_alone_waits_for_what_it_plans_and_for_nothing_else_where_launches_are_repeated() -> None:
-    """Of 28 layers in BF16 the first is recorded, which is 3.25 times as much work; the last is entered for few queries."""
+    """Of 28 layers in BF16 the first is recorded, 3.25 times as much work; the last is entered for few queries."""
     known = fitted()
     predictor = Predictor.of(find_card("h200"), known)
     work = scoring(DRAFTER, 8192, 0.25)

@@ -107,7 +107,8 @@ def _bytes_attention(c: Facts, m: Facts) -> Sample | None:
     if c["stage"] == "round":
         return replace(_bytes("rounding", 1e9 * m["gb_s"], m["ms"] / 1e3), path=c["path"])
     found = _flops("attention int8", c["path"], m["tflops"], m["ms"], c["head_dim"])
-    return replace(found, work=replace(found.work, exponentials=0.0)) if c["math"] == "int8" else None  # beside products
+    # Exponentials are made beside products.
+    return replace(found, work=replace(found.work, exponentials=0.0)) if c["math"] == "int8" else None
 
 
 def _few(c: Facts, m: Facts) -> Sample | None:
